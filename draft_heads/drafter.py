@@ -1,0 +1,92 @@
+"""What the engine asks of whoever proposes draft trees."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from specdec.verify.sampling import Sampling
+from specdec.verify.tree import DraftTree
+
+
+@dataclass(frozen=True)
+class DraftShape:
+    """Bounds of a draft tree, in the terms of EAGLE-2 (Li et al. 2024).
+
+    Attributes:
+        depth: most draft tokens in a row.
+        branching: nodes expanded per depth, and children tried per node ("top-k").
+        nodes: nodes kept for verification.
+
+    Raises:
+        ValueError: a number below 1, or more nodes than one step can have.
+    """
+
+    depth: int
+    branching: int
+    nodes: int
+
+    def __post_init__(self) -> None:
+        for name in ("depth", "branching", "nodes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        for name, most in (("depth", 64), ("branching", 64), ("nodes", 1024)):
+            if getattr(self, name) > most:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at most {most}")
+
+    @property
+    def slots(self) -> int:
+        """Cache entries that a row needs behind its known tokens, while drafting or while verifying."""
+        return max(self.nodes, (self.depth - 1) * self.branching)
+
+
+class DraftRow(NamedTuple):
+    """A row of the coming step, as a drafter sees it.
+
+    Attributes:
+        request_id: key of what the drafter remembers.
+        token_ids: all known tokens; the last one is the tree's root.
+        block_table: enough blocks for `len(token_ids) + DraftShape.slots` entries where nodes are asked.
+        num_nodes: most nodes wanted, 0 for none.
+        max_depth: no node deeper than this can be emitted any more.
+        sampling: how the request samples; at temperature > 0 drafts follow its noise.
+        position: output position of the token after the root.
+    """
+
+    request_id: str
+    token_ids: Sequence[int]
+    block_table: Sequence[int]
+    num_nodes: int
+    max_depth: int
+    sampling: Sampling
+    position: int
+
+
+class Drafter(Protocol):
+    """Proposes trees, and learns from each step what came of them."""
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[DraftTree]:
+        """One tree per row, of at most `num_nodes` nodes and `max_depth` levels."""
+        ...
+
+    def observe(self, request_id: str, start: int, features: Tensor) -> None:
+        """The target's features `[tokens, hidden_size]` of known tokens `start, start + 1, ...`, now cached."""
+        ...
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended or lost its cache."""
+        ...
+
+
+class NoDrafter:
+    """Plain decoding."""
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[DraftTree]:
+        return [DraftTree()] * len(rows)
+
+    def observe(self, request_id: str, start: int, features: Tensor) -> None:
+        pass
+
+    def forget(self, request_id: str) -> None:
+        pass

@@ -1,0 +1,205 @@
+"""Drafts trees with an EAGLE head whose keys and values live in the paged cache under the target's block tables."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from specdec.draft_heads.drafter import DraftRow, DraftShape
+from specdec.draft_heads.eagle import EagleHead
+from specdec.draft_heads.llama_layer import PagedAttention
+from specdec.draft_heads.tree_search import Frontier, TreeSearch
+from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
+from specdec.verify.noise import GumbelNoise
+from specdec.verify.sampling import processed_log_probs
+from specdec.verify.tree import DraftTree
+from specdec.verify.tree_batch import pad_block_tables, slots_of, split_words
+
+
+@dataclass
+class _Unread:
+    """Target features that the head has not seen yet: of tokens `start, start + 1, ...`."""
+
+    start: int
+    features: list[Tensor]
+
+
+class EagleDrafter:
+    """EAGLE-2 drafting for a batch of rows.
+
+    The head's row of token i takes embedding(x_i) and the target's feature f_{i-1}, is stored at entry i of
+    the request's cache, and predicts x_{i+1}. Entry 0 stays empty. Rows written while drafting lie behind
+    the known tokens and are scratch: the entries of accepted tokens are rewritten from true features.
+
+    Args:
+        head: the draft head.
+        lm_head: the target's `[vocab_size, hidden_size]` output weights.
+        kv: `[layers, num_blocks, block_size, 2, kv_heads, head_dim]`, the head's cache.
+        shape: bounds of a tree.
+        noise: the noise that the verifier uses, so that drafts at temperature > 0 follow the same draw.
+    """
+
+    def __init__(self, head: EagleHead, lm_head: Tensor, kv: Tensor, shape: DraftShape, noise: GumbelNoise) -> None:
+        llama = head.config.llama
+        self.head, self.lm_head, self.kv, self.shape, self.noise = head, lm_head, kv, shape, noise
+        self.block_size = kv.shape[2]
+        self.rope = llama.rope.table(llama.head_dim, llama.max_position, kv.dtype).to(kv.device)
+        self._unread: dict[str, _Unread] = {}
+
+    def observe(self, request_id: str, start: int, features: Tensor) -> None:
+        unread = self._unread.get(request_id)
+        if unread is None:
+            self._unread[request_id] = _Unread(start, [features])
+            return
+        unread.features.append(features)
+
+    def forget(self, request_id: str) -> None:
+        self._unread.pop(request_id, None)
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[DraftTree]:
+        """One tree per row. Rows of no budget cost nothing: the head catches up when they get one."""
+        last = self.rope.shape[0] - self.shape.depth
+        active = [
+            i
+            for i, row in enumerate(rows)
+            if row.num_nodes > 0 and row.max_depth > 0 and len(row.token_ids) < last and row.request_id in self._unread
+        ]
+        trees = [DraftTree()] * len(rows)
+        if active:
+            for i, tree in zip(active, self._draft([rows[i] for i in active]), strict=True):
+                trees[i] = tree
+        return trees
+
+    def _draft(self, rows: Sequence[DraftRow]) -> list[DraftTree]:
+        depth = min(self.shape.depth, max(row.max_depth for row in rows))
+        branching = min(self.shape.branching, self.lm_head.shape[0])
+        search = TreeSearch(len(rows), branching)
+        tables = pad_block_tables([row.block_table for row in rows], self.kv.device)
+        hidden = self._read_features(rows, tables)
+        levels = _Levels.start(rows, self.block_size, depth, branching, self.kv.device)
+        for level in range(1, depth + 1):
+            log_probs = self._log_probs(hidden, rows, level)
+            frontier = search.expand(log_probs.view(len(rows), -1, log_probs.shape[-1]))
+            if level < depth:
+                hidden = self._expand(levels, frontier, hidden, tables, level)
+        return search.trees([row.num_nodes for row in rows], [row.max_depth for row in rows])
+
+    def _read_features(self, rows: Sequence[DraftRow], tables: Tensor) -> Tensor:
+        """Run the head over the tokens whose true features have come in; its prediction at each root."""
+        tokens: list[int] = []
+        slots: list[int] = []
+        starts: list[int] = []
+        features: list[Tensor] = []
+        for row in rows:
+            unread = self._unread.pop(row.request_id)
+            end = len(row.token_ids)
+            starts.append(unread.start)
+            features += unread.features
+            tokens += row.token_ids[unread.start + 1 : end]
+            slots += slots_of(row.block_table, unread.start + 1, end, self.block_size)
+        device = self.kv.device
+        counts = [len(row.token_ids) - 1 - start for row, start in zip(rows, starts, strict=True)]
+        positions = torch.tensor(
+            [p for start, count in zip(starts, counts, strict=True) for p in range(start, start + count)], device=device
+        )
+        lengths = [len(row.token_ids) for row in rows]
+        ragged = RaggedRows(
+            query_lens=counts,
+            lengths=lengths,
+            tree_starts=lengths,
+            block_tables=tables,
+            visible=positions + 2,
+            ancestors=positions.new_zeros(len(positions), 1),
+            block_size=self.block_size,
+            first=1,
+        )
+        hidden = self._forward(tokens, torch.cat(features), positions, torch.tensor(slots, device=device), ragged)
+        if len(rows) == hidden.shape[0]:
+            return hidden
+        roots = torch.tensor(counts, device=device).cumsum(0) - 1
+        return hidden.index_select(0, roots)
+
+    def _expand(self, levels: "_Levels", frontier: Frontier, hidden: Tensor, tables: Tensor, level: int) -> Tensor:
+        """Run the head over the frontier; its predictions after each frontier node, `[rows * width, hidden]`."""
+        num_rows, width = frontier.tokens.shape
+        before = hidden.view(num_rows, -1, hidden.shape[-1])
+        size = before.shape[-1]
+        features = before.gather(1, frontier.parents[:, :, None].expand(-1, -1, size)).view(-1, size)
+        ragged = levels.ragged(frontier, tables, level, self.block_size)
+        positions = levels.root_positions.add(level - 1).repeat_interleave(width)
+        tokens = frontier.tokens.flatten()
+        return self._forward(tokens, features, positions, levels.slots[level - 1], ragged)
+
+    def _forward(
+        self, tokens: list[int] | Tensor, features: Tensor, positions: Tensor, slots: Tensor, rows: RaggedRows
+    ) -> Tensor:
+        ids = tokens if isinstance(tokens, Tensor) else torch.tensor(tokens, device=self.kv.device)
+        attentions = [PagedAttention(kv, slots, rows) for kv in self.kv]
+        hidden: Tensor = self.head(ids, features, self.rope.index_select(0, positions), attentions)
+        return hidden
+
+    def _log_probs(self, hidden: Tensor, rows: Sequence[DraftRow], level: int) -> Tensor:
+        """Values of all children, `[rows * width, vocab]`: log q, perturbed by the position's own noise if sampled."""
+        logits = F.linear(hidden, self.lm_head)
+        width = logits.shape[0] // len(rows)
+        log_q = processed_log_probs(logits, [row.sampling for row in rows for _ in range(width)])
+        if all(row.sampling.is_greedy for row in rows):
+            return log_q
+        for i, row in enumerate(rows):
+            if not row.sampling.is_greedy:
+                position = row.position + level - 1
+                log_q[i * width : (i + 1) * width] += self.noise.at(
+                    row.sampling.seed, row.sampling.sample_index, position
+                )
+        # The chance that a child is the argmax of the target's perturbed scores, as the head guesses them.
+        return torch.log_softmax(log_q, -1)
+
+
+@dataclass
+class _Levels:
+    """Scratch entries of the nodes expanded at each level, and who is whose ancestor among them."""
+
+    root_positions: Tensor
+    base: list[int]
+    slots: list[Tensor]
+    own_bits: list[Tensor]
+    bits: Tensor | None = None
+
+    @staticmethod
+    def start(rows: Sequence[DraftRow], block_size: int, depth: int, branching: int, device: torch.device) -> "_Levels":
+        base = [len(row.token_ids) for row in rows]
+        count = max(depth - 1, 0) * branching
+        table = [
+            slots_of(row.block_table, start, start + count, block_size) for row, start in zip(rows, base, strict=True)
+        ]
+        words = -(-max(count, 1) // WORD_BITS)
+        slots, own_bits = [], []
+        for level in range(depth - 1):
+            part = slice(level * branching, (level + 1) * branching)
+            slots.append(torch.tensor([slot for row in table for slot in row[part]], device=device))
+            nodes = range(part.start, part.stop)
+            own_bits.append(torch.tensor([split_words(1 << node, words) for node in nodes], device=device))
+        # Rotary position of the node at depth 1: one less than its own.
+        roots = torch.tensor([start - 1 for start in base], device=device)
+        return _Levels(roots, base, slots, own_bits)
+
+    def ragged(self, frontier: Frontier, tables: Tensor, level: int, block_size: int) -> RaggedRows:
+        num_rows, width = frontier.tokens.shape
+        own = self.own_bits[level - 1][None].expand(num_rows, -1, -1)
+        if self.bits is None:
+            self.bits = own
+        else:
+            words = own.shape[-1]
+            self.bits = self.bits.gather(1, frontier.parents[:, :, None].expand(-1, -1, words)) | own
+        return RaggedRows(
+            query_lens=[width] * num_rows,
+            lengths=[start + level * width for start in self.base],
+            tree_starts=self.base,
+            block_tables=tables,
+            visible=(self.root_positions + 1).repeat_interleave(width),
+            ancestors=self.bits.reshape(num_rows * width, -1),
+            block_size=block_size,
+            first=1,
+        )

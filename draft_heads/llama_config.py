@@ -1,0 +1,88 @@
+"""The numbers of a Llama-family config.json that this engine honours, and a refusal of the rest."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from specdec.draft_heads.checkpoint_files import CheckpointError
+from specdec.draft_heads.rope import RopeConfig
+
+# Keys that change what the model computes, with the only values under which ours computes the same.
+REQUIRED_VALUES: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu", None),
+    "sliding_window": (None, False),
+    "quantization_config": (None,),
+    "attention_chunk_size": (None,),
+    "use_qk_norm": (None, False),
+}
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    """Shape of a Llama, or of a draft head made of Llama layers."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+
+    @classmethod
+    def from_json(cls, config: Mapping[str, Any]) -> "LlamaConfig":
+        """Read a config.json.
+
+        Raises:
+            CheckpointError: a missing number, one that does not fit the others, or a setting that this
+                model would not honour (sliding window, quantisation, another activation, ...).
+        """
+        for key, allowed in REQUIRED_VALUES.items():
+            if config.get(key) not in allowed:
+                raise CheckpointError(f"config.json: {key} = {config[key]!r} is not supported")
+        layer_types = set(config.get("layer_types") or ()) - {"full_attention"}
+        if layer_types:
+            raise CheckpointError(f"config.json: layer_types {sorted(layer_types)} are not supported")
+
+        def count(name: str, default: int | None = None) -> int:
+            value = config.get(name)
+            value = default if value is None else value
+            if value is None:
+                raise CheckpointError(f"config.json: {name!r} is missing")
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise CheckpointError(f"config.json: {name} = {value!r} must be a positive whole number")
+            return value
+
+        hidden, heads = count("hidden_size"), count("num_attention_heads")
+        kv_heads = count("num_key_value_heads", heads)
+        if heads % kv_heads:
+            raise CheckpointError(f"config.json: {heads} attention heads are no multiple of {kv_heads} key-value heads")
+        if config.get("head_dim") is None and hidden % heads:
+            raise CheckpointError(f"config.json: hidden_size {hidden} is no multiple of {heads} attention heads")
+        head_dim = count("head_dim", hidden // heads)
+        if head_dim % 2:
+            raise CheckpointError(f"config.json: head_dim {head_dim} must be even for rotary embeddings")
+        bias = bool(config.get("attention_bias", False))
+        return cls(
+            vocab_size=count("vocab_size"),
+            hidden_size=hidden,
+            intermediate_size=count("intermediate_size"),
+            num_layers=count("num_hidden_layers"),
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            max_position=count("max_position_embeddings", 2048),
+            rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+            rope=RopeConfig.from_json(config),
+            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+            attention_bias=bias,
+            output_bias=bias,
+            mlp_bias=bool(config.get("mlp_bias", False)),
+        )

@@ -1,0 +1,103 @@
+"""The Llama decoder layer over packed rows: targets and heads, serving and training, are made of it."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from specdec.draft_heads.checkpoint_files import fuse
+from specdec.draft_heads.llama_config import LlamaConfig
+from specdec.kernels.ragged_rows import RaggedRows
+from specdec.kernels.reference import rms_norm, rotate, silu_and_mul, store_kv, tree_attention
+
+
+class Attention(Protocol):
+    """How packed rows attend to each other and to the past."""
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """`query` `[rows, heads, head_dim]`, `key` and `value` `[rows, kv_heads, head_dim]` -> like `query`."""
+        ...
+
+
+class PagedAttention:
+    """Stores a step's keys and values in one layer's paged cache, then attends over it.
+
+    Args:
+        kv: `[num_blocks, block_size, 2, kv_heads, head_dim]`.
+        slots: int64 `[rows]`, where the rows' own keys and values go.
+        rows: what each row sees.
+    """
+
+    def __init__(self, kv: Tensor, slots: Tensor, rows: RaggedRows) -> None:
+        self.kv, self.slots, self.rows = kv, slots, rows
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        store_kv(self.kv, self.slots, key, value)
+        return tree_attention(query, self.kv, self.rows, query.shape[-1] ** -0.5)
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+
+class LlamaLayer(nn.Module):
+    """Attention and MLP with residuals; `input_norm=False` is the first layer of an EAGLE-1/2 head."""
+
+    def __init__(self, config: LlamaConfig, input_norm: bool = True) -> None:
+        super().__init__()
+        self.config = config
+        hidden, dim = config.hidden_size, config.head_dim
+        self.qk_heads = config.num_heads + config.num_kv_heads
+        self.input_layernorm = RMSNorm(hidden, config.rms_norm_eps) if input_norm else None
+        qkv_size = (self.qk_heads + config.num_kv_heads) * dim
+        self.qkv_proj = nn.Linear(hidden, qkv_size, bias=config.attention_bias)
+        self.o_proj = nn.Linear(config.num_heads * dim, hidden, bias=config.output_bias)
+        self.post_attention_layernorm = RMSNorm(hidden, config.rms_norm_eps)
+        self.gate_up_proj = nn.Linear(hidden, 2 * config.intermediate_size, bias=config.mlp_bias)
+        self.down_proj = nn.Linear(config.intermediate_size, hidden, bias=config.mlp_bias)
+
+    def forward(self, hidden: Tensor, cos_sin: Tensor, attention: Attention) -> Tensor:
+        """`hidden` `[rows, hidden_size]`, `cos_sin` `[rows, 2, 1, head_dim]` -> `[rows, hidden_size]`."""
+        config = self.config
+        x = hidden if self.input_layernorm is None else self.input_layernorm(hidden)
+        qkv = self.qkv_proj(x).view(x.shape[0], -1, config.head_dim)
+        query_key = rotate(qkv[:, : self.qk_heads], cos_sin)
+        mixed = attention(query_key[:, : config.num_heads], query_key[:, config.num_heads :], qkv[:, self.qk_heads :])
+        hidden = hidden + self.o_proj(mixed.flatten(1))
+        x = self.post_attention_layernorm(hidden)
+        update: Tensor = self.down_proj(silu_and_mul(self.gate_up_proj(x)))
+        return hidden + update
+
+
+def fuse_layer(tensors: dict[str, Tensor], prefix: str) -> None:
+    """Rename a layer's tensors from the Hugging Face layout to `LlamaLayer`'s, fusing QKV and gate-up."""
+    for kind in ("weight", "bias"):
+        parts = [f"{prefix}self_attn.{name}_proj.{kind}" for name in "qkv"]
+        fuse(tensors, f"{prefix}qkv_proj.{kind}", parts)
+        fuse(tensors, f"{prefix}gate_up_proj.{kind}", [f"{prefix}mlp.{name}_proj.{kind}" for name in ("gate", "up")])
+        for old, new in (("self_attn.o_proj", "o_proj"), ("mlp.down_proj", "down_proj")):
+            if f"{prefix}{old}.{kind}" in tensors:
+                tensors[f"{prefix}{new}.{kind}"] = tensors.pop(f"{prefix}{old}.{kind}")
+    # Old Llama conversions carry the rotary frequencies as a buffer; they follow from the config.
+    tensors.pop(f"{prefix}self_attn.rotary_emb.inv_freq", None)
+
+
+def split_layer(tensors: dict[str, Tensor], prefix: str, config: LlamaConfig) -> None:
+    """The inverse of `fuse_layer`, for saving in the Hugging Face layout."""
+    sizes = [heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
+    for kind in ("weight", "bias"):
+        if (qkv := tensors.pop(f"{prefix}qkv_proj.{kind}", None)) is not None:
+            for name, part in zip("qkv", torch.split(qkv, sizes), strict=True):
+                tensors[f"{prefix}self_attn.{name}_proj.{kind}"] = part.contiguous()
+        if (gate_up := tensors.pop(f"{prefix}gate_up_proj.{kind}", None)) is not None:
+            for name, part in zip(("gate", "up"), gate_up.chunk(2), strict=True):
+                tensors[f"{prefix}mlp.{name}_proj.{kind}"] = part.contiguous()
+        for old, new in (("self_attn.o_proj", "o_proj"), ("mlp.down_proj", "down_proj")):
+            if (tensor := tensors.pop(f"{prefix}{new}.{kind}", None)) is not None:
+                tensors[f"{prefix}{old}.{kind}"] = tensor

@@ -1,0 +1,105 @@
+"""What a step asks of a device, in plain torch: the CPU path, and the reference of the Triton kernels."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from specdec.kernels.ragged_rows import RaggedRows
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`weight * x / sqrt(mean(x^2) + eps)` over the last dimension (Zhang & Sennrich 2019).
+
+    In float64 the normalisation itself runs in float32, as in transformers, so that a float64 run can be
+    compared with it digit for digit.
+    """
+    if x.dtype != torch.float64:
+        return F.rms_norm(x, (x.shape[-1],), weight, eps)
+    single = x.float()
+    single = single * torch.rsqrt(single.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * single.to(x.dtype)
+
+
+def rotate(x: Tensor, cos_sin: Tensor) -> Tensor:
+    """Rotary position embedding (Su et al. 2021), halves convention.
+
+    Args:
+        x: `[rows, heads, head_dim]`.
+        cos_sin: `[rows, 2, 1, head_dim]`; the sine's first half carries the minus sign of "rotate half",
+            so that the rotation needs no negated copy.
+    """
+    cos, sin = cos_sin.unbind(1)
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    """`silu(gate) * up` for `gate_up = [rows, 2 * intermediate]`."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def store_kv(kv: Tensor, slots: Tensor, key: Tensor, value: Tensor) -> None:
+    """Write `key` and `value` (`[rows, kv_heads, head_dim]`) into `slots` (`[rows]`) of one layer's cache.
+
+    Args:
+        kv: `[num_blocks, block_size, 2, kv_heads, head_dim]`, keys at 0 and values at 1 of the third dimension.
+    """
+    flat = kv.flatten(0, 1)
+    flat[:, 0].index_copy_(0, slots, key)
+    flat[:, 1].index_copy_(0, slots, value)
+
+
+def move_kv(kv: Tensor, source: Tensor, target: Tensor) -> None:
+    """Copy slots `source` to slots `target` (int64 `[moves]`) in all layers; the two may overlap.
+
+    Args:
+        kv: `[layers, num_blocks, block_size, 2, kv_heads, head_dim]`.
+    """
+    flat = kv.flatten(1, 2)
+    flat.index_copy_(1, target, flat.index_select(1, source))
+
+
+def tree_attention(query: Tensor, kv: Tensor, rows: RaggedRows, scale: float) -> Tensor:
+    """Attention of ragged query rows over a paged cache, causal along chains and by ancestors in trees.
+
+    Scores and sums are float32 (float64 for float64 input). Query heads of a group share one copy of their
+    keys, and only the columns that some row does not see are masked.
+
+    Args:
+        query: `[rows, heads, head_dim]`.
+        kv: `[num_blocks, block_size, 2, kv_heads, head_dim]`, this step's keys and values already stored.
+        rows: what each query row sees.
+        scale: factor of the scores.
+
+    Returns:
+        `[rows, heads, head_dim]` in the query's dtype.
+    """
+    _, heads, dim = query.shape
+    kv_heads = kv.shape[3]
+    group = heads // kv_heads
+    exact = torch.float64 if query.dtype == torch.float64 else torch.float32
+    flat = kv.flatten(0, 1)
+    output = None
+    for part in rows.row_groups:
+        tiles, num_rows, num_keys = part.shape
+        q = query if part.queries is None else query.index_select(0, part.queries)
+        q = q.view(tiles, num_rows, kv_heads, group, dim).permute(0, 2, 3, 1, 4).to(exact)
+        q = q.reshape(tiles, kv_heads, group * num_rows, dim) * scale
+        entries = flat.index_select(0, part.slots).view(tiles, num_keys, 2, kv_heads, dim)
+        k, v = entries.to(exact).permute(2, 0, 3, 1, 4).unbind(0)
+        scores = torch.matmul(q, k.transpose(-1, -2)).view(tiles, kv_heads, group, num_rows, num_keys)
+        if part.hidden is not None:
+            scores[..., num_keys - part.width :].masked_fill_(part.hidden, float("-inf"))
+        if part.padding is not None:
+            scores.masked_fill_(part.padding, float("-inf"))
+        weights = torch.softmax(scores, -1).view(tiles, kv_heads, group * num_rows, num_keys)
+        mixed = torch.matmul(weights, v).view(tiles, kv_heads, group, num_rows, dim)
+        mixed = mixed.permute(0, 3, 1, 2, 4).reshape(tiles * num_rows, heads, dim).to(query.dtype)
+        if part.scatter is None:
+            return mixed
+        if output is None:
+            output = torch.empty_like(query)
+        padded, packed = part.scatter
+        output.index_copy_(0, packed, mixed.index_select(0, padded))
+    assert output is not None, "a step has at least one query row"
+    return output

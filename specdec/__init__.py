@@ -1,0 +1,33 @@
+"""specdec: an inference engine for Llama-family models in which speculation is the normal case."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from specdec.draft_heads.drafter import DraftShape
+    from specdec.llm import LLM
+    from specdec.outputs import CompletionOutput, RequestOutput
+    from specdec.sampling_params import SamplingParams
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "CompletionOutput", "DraftShape", "RequestOutput", "SamplingParams", "__version__"]
+
+_HOMES = {
+    "LLM": "specdec.llm",
+    "CompletionOutput": "specdec.outputs",
+    "DraftShape": "specdec.draft_heads.drafter",
+    "RequestOutput": "specdec.outputs",
+    "SamplingParams": "specdec.sampling_params",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name when it is asked for, so that a kernel can be imported without transformers."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'specdec' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

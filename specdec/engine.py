@@ -1,0 +1,153 @@
+"""The step: schedule, draft, one forward pass, verify, commit."""
+
+import torch
+
+from specdec.draft_heads.drafter import Drafter, DraftRow
+from specdec.kv_cache import KVCache
+from specdec.model_runner import ModelRunner, StepOutput
+from specdec.request import Request
+from specdec.scheduler import PlannedRow, Scheduler
+from specdec.verify.tree import DraftTree
+from specdec.verify.tree_batch import TreeBatch, TreeRow, slots_of
+from specdec.verify.verifier import Acceptance, CoupledVerifier, SampledRow
+
+
+class LLMEngine:
+    """Runs requests to their end, many at a time, by repeated steps.
+
+    Every row of a step is a chain of known tokens with a draft tree under its last one: a part of a prompt
+    is a chain without a tree, plain decoding a chain of one token without a tree.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: ModelRunner,
+        cache: KVCache,
+        drafter: Drafter,
+        verifier: CoupledVerifier,
+    ) -> None:
+        self.scheduler, self.runner, self.cache = scheduler, runner, cache
+        self.drafter, self.verifier = drafter, verifier
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            ValueError: it can never run.
+        """
+        self.scheduler.add(request)
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self.scheduler.running or self.scheduler.waiting)
+
+    def abort(self, request: Request) -> None:
+        """End a request now, between steps; what it has produced stays."""
+        if not request.finished:
+            request.finish_reason = "abort"
+            self._end(request)
+
+    @torch.inference_mode()
+    def step(self) -> list[Request]:
+        """One forward pass of the target; the requests that got tokens."""
+        plan = self.scheduler.schedule()
+        if not plan:
+            return []
+        trees = self.drafter.propose([_draft_row(row) for row in plan])
+        parts = [_tree_row(row, tree) for row, tree in zip(plan, trees, strict=True)]
+        batch = TreeBatch.pack(parts, self.cache.block_size, self.cache.target.device)
+        output = self.runner.forward(batch)
+        sampled = [
+            SampledRow(tree, row.request.sampling, row.request.num_output)
+            for row, tree in zip(plan, trees, strict=True)
+            if row.sampled
+        ]
+        acceptances = iter(self.verifier.verify(sampled, output.logits) if sampled else ())
+        per_row = [next(acceptances) if row.sampled else None for row in plan]
+        self._commit(plan, per_row)
+        self._observe(plan, batch, output, per_row)
+        return self._update(plan, trees, per_row)
+
+    def _commit(self, plan: list[PlannedRow], acceptances: list[Acceptance | None]) -> None:
+        """Move the accepted nodes' keys and values behind their chain; count what is cached."""
+        source: list[int] = []
+        target: list[int] = []
+        for row, acceptance in zip(plan, acceptances, strict=True):
+            request = row.request
+            end = request.num_cached + row.num_known
+            request.num_cached = end
+            if acceptance is None:
+                continue
+            path = acceptance.path
+            request.num_cached += len(path)
+            if path != tuple(range(len(path))):
+                slots = slots_of(request.block_table, end, end + path[-1] + 1, self.cache.block_size)
+                source += [slots[node] for node in path]
+                target += slots[: len(path)]
+        if source:
+            self.cache.move(source, target)
+
+    def _observe(
+        self, plan: list[PlannedRow], batch: TreeBatch, output: StepOutput, acceptances: list[Acceptance | None]
+    ) -> None:
+        """Hand the drafter the features of the chain and of the accepted nodes."""
+        for row, start, acceptance in zip(plan, batch.row_starts, acceptances, strict=True):
+            chain = start + row.num_known
+            path = acceptance.path if acceptance else ()
+            features = output.features[start:chain]
+            if path:
+                rows = torch.tensor([*range(start, chain), *(chain + node for node in path)], device=features.device)
+                features = output.features.index_select(0, rows)
+            first = row.request.num_cached - row.num_known - len(path)
+            self.drafter.observe(row.request.request_id, first, features)
+
+    def _update(
+        self, plan: list[PlannedRow], trees: list[DraftTree], acceptances: list[Acceptance | None]
+    ) -> list[Request]:
+        """Append the new tokens one by one, up to where the output ends."""
+        changed = []
+        for row, tree, acceptance in zip(plan, trees, acceptances, strict=True):
+            if acceptance is None:
+                continue
+            request, path = row.request, acceptance.path
+            first = request.num_output == 0
+            before = request.num_output
+            for token, accepted in [*((tree.tokens[node], True) for node in path), (acceptance.next_token, False)]:
+                request.append(token, accepted)
+                if request.finished:
+                    break
+            if not first:
+                request.stats.count(len(path), request.num_output - before, len(tree))
+            if request.finished:
+                self._end(request)
+            changed.append(request)
+        return changed
+
+    def _end(self, request: Request) -> None:
+        self.scheduler.release(request)
+        self.drafter.forget(request.request_id)
+
+
+def _draft_row(row: PlannedRow) -> DraftRow:
+    request = row.request
+    return DraftRow(
+        request_id=request.request_id,
+        token_ids=request.token_ids,
+        block_table=request.block_table,
+        num_nodes=row.num_nodes,
+        max_depth=row.max_depth,
+        sampling=request.sampling,
+        position=request.num_output,
+    )
+
+
+def _tree_row(row: PlannedRow, tree: DraftTree) -> TreeRow:
+    request = row.request
+    return TreeRow(
+        tokens=request.token_ids[request.num_cached : request.num_cached + row.num_known],
+        tree=tree,
+        num_cached=request.num_cached,
+        block_table=request.block_table,
+        sampled=row.sampled,
+    )

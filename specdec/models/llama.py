@@ -1,0 +1,96 @@
+"""The target: Llama over the packed rows of a step."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from specdec.draft_heads.checkpoint_files import CheckpointError, load_strictly, read_config, read_tensors
+from specdec.draft_heads.llama_config import LlamaConfig
+from specdec.draft_heads.llama_layer import Attention, LlamaLayer, RMSNorm, fuse_layer
+
+
+class TargetOutput(NamedTuple):
+    """What a forward pass yields per packed row.
+
+    Attributes:
+        features: `[rows, hidden_size]` hidden states after the final norm: what lm_head and EAGLE heads read.
+        taps: `[rows, hidden_size]` each: the residual stream before the layers asked for.
+    """
+
+    features: Tensor
+    taps: list[Tensor]
+
+
+class LlamaModel(nn.Module):
+    """Decoder and lm_head; `lm_head` is the embedding itself where the checkpoint ties them."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(LlamaLayer(config) for _ in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.lm_head = None if config.tie_word_embeddings else nn.Linear(config.hidden_size, config.vocab_size, False)
+
+    @property
+    def lm_head_weight(self) -> Tensor:
+        """`[vocab_size, hidden_size]`."""
+        return self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+
+    def forward(
+        self, tokens: Tensor, cos_sin: Tensor, attentions: Sequence[Attention], tap_layers: Sequence[int] = ()
+    ) -> TargetOutput:
+        """Run the decoder.
+
+        Args:
+            tokens: int64 `[rows]`.
+            cos_sin: `[rows, 2, 1, head_dim]`, rotary table at the rows' positions.
+            attentions: one per layer.
+            tap_layers: layers whose input is wanted as well (k is transformers' `hidden_states[k]`).
+        """
+        hidden = F.embedding(tokens, self.embed_tokens.weight)
+        taps: dict[int, Tensor] = {}
+        for index, (layer, attention) in enumerate(zip(self.layers, attentions, strict=True)):
+            if index in tap_layers:
+                taps[index] = hidden
+            hidden = layer(hidden, cos_sin, attention)
+        return TargetOutput(self.norm(hidden), [taps[index] for index in tap_layers])
+
+    def logits(self, features: Tensor) -> Tensor:
+        """`[rows, vocab_size]`."""
+        return F.linear(features, self.lm_head_weight)
+
+
+def load_llama(folder: Path, dtype: torch.dtype, device: torch.device) -> LlamaModel:
+    """Load a Llama from a Hugging Face checkpoint folder, strictly.
+
+    Raises:
+        CheckpointError: no checkpoint, another model family, a setting that this model would not honour, or
+            tensors that are missing, unexpected or of another shape than config.json says.
+    """
+    settings = read_config(folder)
+    model_type = settings.get("model_type")
+    if model_type != "llama":
+        raise CheckpointError(f"{folder}: model_type {model_type!r} is not supported; this engine serves 'llama'")
+    try:
+        config = LlamaConfig.from_json(settings)
+    except CheckpointError as error:
+        raise CheckpointError(f"{folder}: {error}") from None
+    tensors = read_tensors(folder)
+    tensors = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    if config.tie_word_embeddings:
+        # Some checkpoints store the tied matrix twice.
+        head = tensors.pop("lm_head.weight", None)
+        if head is not None and not torch.equal(head, tensors.get("embed_tokens.weight", head)):
+            raise CheckpointError(f"{folder}: tie_word_embeddings is true, but lm_head.weight is another matrix")
+    for layer in range(config.num_layers):
+        fuse_layer(tensors, f"layers.{layer}.")
+    with torch.device("meta"):
+        model = LlamaModel(config)
+    model = model.to(dtype).to_empty(device=device)
+    load_strictly(model, tensors, folder)
+    return model.requires_grad_(False).eval()

@@ -1,0 +1,106 @@
+"""What the engine hands back."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+@dataclass
+class SpeculationStats:
+    """How speculation went for one request.
+
+    A step here is a forward pass of the target that followed a known token; the pass over the prompt, which
+    yields the first token and can carry no draft, is none.
+
+    Attributes:
+        steps: target passes after the prompt's.
+        tokens: tokens they yielded, as kept in the output.
+        accepted_per_depth: steps in which the draft token at depth 1, 2, ... was accepted and kept.
+        drafted: draft nodes verified.
+    """
+
+    steps: int = 0
+    tokens: int = 0
+    accepted_per_depth: list[int] = field(default_factory=list)
+    drafted: int = 0
+
+    @property
+    def tau(self) -> float:
+        """Mean tokens a step: accepted ones and the target's own."""
+        return self.tokens / self.steps if self.steps else 0.0
+
+    @property
+    def accepted_per_step(self) -> float:
+        return sum(self.accepted_per_depth) / self.steps if self.steps else 0.0
+
+    def count(self, accepted: int, kept: int, drafted: int) -> None:
+        """A step that accepted `accepted` drafts, of whose tokens the output kept `kept`."""
+        self.steps += 1
+        self.tokens += kept
+        self.drafted += drafted
+        depths = min(accepted, kept)
+        self.accepted_per_depth += [0] * (depths - len(self.accepted_per_depth))
+        for depth in range(depths):
+            self.accepted_per_depth[depth] += 1
+
+
+class Segment(NamedTuple):
+    """A piece of new text, and whether its tokens came from an accepted draft."""
+
+    text: str
+    accepted: bool
+
+
+@dataclass(frozen=True)
+class CompletionOutput:
+    """One generated sequence.
+
+    Attributes:
+        index: which of the request's samples.
+        text: decoded text, without special tokens and cut before a stop string.
+        token_ids: all generated tokens.
+        accepted: per token, whether it came from an accepted draft.
+        finish_reason: "stop", "length", "abort", or None while it goes on.
+        stop_reason: the stop string or stop token id that ended it, None for the end token or another reason.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    accepted: list[bool]
+    finish_reason: str | None
+    stop_reason: str | int | None = None
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """State of a request after a step.
+
+    Attributes:
+        request_id: as given or drawn.
+        prompt: the prompt's text, None where token ids were given.
+        prompt_token_ids: the prompt's tokens.
+        outputs: the generated sequences; today always one.
+        finished: whether this is the last state.
+        stats: speculation figures so far.
+        segments: text that is new since the state before.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    stats: SpeculationStats
+    segments: list[Segment] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return self.outputs[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.outputs[0].token_ids
+
+    @property
+    def finish_reason(self) -> str | None:
+        return self.outputs[0].finish_reason

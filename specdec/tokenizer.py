@@ -1,0 +1,35 @@
+"""Text to tokens and back, and the chat template of a checkpoint."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer as FastTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from specdec.draft_heads.checkpoint_files import CheckpointError
+
+
+class Tokenizer:
+    """A checkpoint folder's tokenizer."""
+
+    def __init__(self, folder: Path) -> None:
+        if not (folder / "tokenizer.json").is_file():
+            raise CheckpointError(f"{folder}: no tokenizer.json; give prompts as token ids, or add the tokenizer")
+        self._hf: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        self.backend: FastTokenizer = self._hf.backend_tokenizer
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._hf.chat_template is not None
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens with the special ones that the tokenizer puts around plain text."""
+        return list(self._hf(text)["input_ids"])
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Tokens of a conversation, up to where the assistant's answer begins."""
+        text = self._hf.apply_chat_template([dict(m) for m in messages], tokenize=False, add_generation_prompt=True)
+        return list(self._hf(text, add_special_tokens=False)["input_ids"])
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return str(self._hf.decode(list(token_ids), skip_special_tokens=True))

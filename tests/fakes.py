@@ -1,0 +1,92 @@
+"""Small stand-ins: random Llamas and heads on disk, and drafters that do not help."""
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig as HFLlamaConfig
+from transformers import LlamaForCausalLM
+
+from specdec.draft_heads.checkpoint import save_eagle_head
+from specdec.draft_heads.drafter import DraftRow
+from specdec.draft_heads.eagle import EagleConfig, EagleHead
+from specdec.draft_heads.llama_config import LlamaConfig
+from specdec.verify.tree import ROOT, DraftTree
+
+TINY = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def save_random_llama(folder: Path, seed: int = 0, **overrides: Any) -> LlamaForCausalLM:
+    """A random float64 Llama, written as a checkpoint; its logits are far enough apart to tell tokens."""
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(HFLlamaConfig(**{**TINY, "initializer_range": 0.3, **overrides})).to(torch.float64)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(folder)
+    return model.eval()
+
+
+def save_random_head(folder: Path, seed: int = 0, fc_bias: bool = True, **overrides: Any) -> EagleHead:
+    """A random head for `save_random_llama`'s model."""
+    torch.manual_seed(seed)
+    config = LlamaConfig.from_json({**TINY, "num_hidden_layers": 1, **overrides})
+    head = EagleHead(EagleConfig(config, fc_bias))
+    for parameter in head.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+    save_eagle_head(head, folder, {})
+    return head
+
+
+def edit_json(file: Path, **changes: Any) -> None:
+    """Set keys of a JSON object on disk; None removes one."""
+    values = {**json.loads(file.read_text()), **changes}
+    file.write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
+
+
+class RandomDrafter:
+    """Random trees of random tokens."""
+
+    def __init__(self, vocab_size: int, seed: int) -> None:
+        self.vocab_size = vocab_size
+        self.random = random.Random(seed)
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[DraftTree]:
+        return [self.tree(row) if row.num_nodes else DraftTree() for row in rows]
+
+    def tree(self, row: DraftRow) -> DraftTree:
+        tokens: list[int] = []
+        parents: list[int] = []
+        depths: list[int] = []
+        taken = set()
+        for _ in range(self.random.randint(0, row.num_nodes)):
+            parent = self.random.randint(ROOT, len(tokens) - 1)
+            depth = 1 if parent == ROOT else depths[parent] + 1
+            token = self.random.randrange(self.vocab_size)
+            if depth <= row.max_depth and (parent, token) not in taken:
+                taken.add((parent, token))
+                tokens.append(token)
+                parents.append(parent)
+                depths.append(depth)
+        return DraftTree(tuple(tokens), tuple(parents))
+
+    def observe(self, request_id: str, start: int, features: Tensor) -> None:
+        pass
+
+    def forget(self, request_id: str) -> None:
+        pass

@@ -1,0 +1,111 @@
+"""Chains of known tokens and their draft trees, packed into the ragged rows of one forward pass."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
+from specdec.verify.tree import DraftTree
+
+
+class TreeRow(NamedTuple):
+    """One request's part of a step.
+
+    Attributes:
+        tokens: the chain, `token_ids[num_cached : num_cached + k]`, k >= 1.
+        tree: draft nodes under the chain's last token.
+        num_cached: tokens whose keys and values are in the cache already.
+        block_table: the request's blocks, enough for `num_cached + k + len(tree)` entries.
+        sampled: whether a token is to be sampled at the chain's end.
+    """
+
+    tokens: Sequence[int]
+    tree: DraftTree
+    num_cached: int
+    block_table: Sequence[int]
+    sampled: bool
+
+
+@dataclass(frozen=True)
+class TreeBatch:
+    """Device tensors of a step; `rows` says what each token sees.
+
+    Attributes:
+        tokens: int64 `[rows]`.
+        positions: int64 `[rows]`; a node's is its root's plus its depth, wherever it is stored.
+        slots: int64 `[rows]`, where each token's keys and values go.
+        rows: visibility and block tables.
+        sample_rows: int64: per sampled request its chain's last row, then its nodes' rows.
+        row_starts: first packed row of each request.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    slots: Tensor
+    rows: RaggedRows
+    sample_rows: Tensor
+    row_starts: tuple[int, ...]
+
+    @staticmethod
+    def pack(parts: Sequence[TreeRow], block_size: int, device: torch.device) -> "TreeBatch":
+        words = max(1, max(-(-len(part.tree) // WORD_BITS) for part in parts))
+        tokens: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        visible: list[int] = []
+        ancestors: list[list[int]] = []
+        sample_rows: list[int] = []
+        starts: list[int] = []
+        for part in parts:
+            start, known, nodes = len(tokens), len(part.tokens), len(part.tree)
+            end = part.num_cached + known
+            starts.append(start)
+            tokens += part.tokens
+            tokens += part.tree.tokens
+            positions += range(part.num_cached, end)
+            positions += [end - 1 + depth for depth in part.tree.depths]
+            slots += slots_of(part.block_table, part.num_cached, end + nodes, block_size)
+            visible += range(part.num_cached + 1, end + 1)
+            visible += [end] * nodes
+            ancestors += [[0] * words] * known
+            ancestors += [split_words(bits, words) for bits in part.tree.ancestors]
+            if part.sampled:
+                sample_rows += range(start + known - 1, start + known + nodes)
+        rows = RaggedRows(
+            query_lens=[len(part.tokens) + len(part.tree) for part in parts],
+            lengths=[part.num_cached + len(part.tokens) + len(part.tree) for part in parts],
+            tree_starts=[part.num_cached + len(part.tokens) for part in parts],
+            block_tables=pad_block_tables([part.block_table for part in parts], device),
+            visible=torch.tensor(visible, device=device),
+            ancestors=torch.tensor(ancestors, device=device),
+            block_size=block_size,
+        )
+        return TreeBatch(
+            tokens=torch.tensor(tokens, device=device),
+            positions=torch.tensor(positions, device=device),
+            slots=torch.tensor(slots, device=device),
+            rows=rows,
+            sample_rows=torch.tensor(sample_rows, dtype=torch.int64, device=device),
+            row_starts=tuple(starts),
+        )
+
+
+def slots_of(block_table: Sequence[int], start: int, end: int, block_size: int) -> list[int]:
+    """Cache slots of entries `start .. end - 1`."""
+    return [block_table[entry // block_size] * block_size + entry % block_size for entry in range(start, end)]
+
+
+def pad_block_tables(tables: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """int64 `[requests, longest]`, padded with block 0, which is never looked up there."""
+    longest = max(len(table) for table in tables)
+    return torch.tensor([[*table, *[0] * (longest - len(table))] for table in tables], device=device)
+
+
+def split_words(bits: int, words: int) -> list[int]:
+    """A bit set of any size as signed 64-bit words, lowest first."""
+    mask = (1 << WORD_BITS) - 1
+    parts = [(bits >> (WORD_BITS * word)) & mask for word in range(words)]
+    return [part - (1 << WORD_BITS) if part >> (WORD_BITS - 1) else part for part in parts]
