@@ -1,0 +1,145 @@
+"""The command line."""
+
+import secrets
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from specdec import __version__
+from specdec.prompts import read_prompts
+from specdec.sampling_params import SamplingParams
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+# Which click typer stands on depends on its version; its errors are reached through one that typer exports.
+_UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[1]
+WARM_UP_TOKENS = 8
+
+
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    """The console script: exit code 2 and one line on standard error for bad input, 130 after Ctrl-C."""
+    try:
+        code = app(args=args, prog_name="specdec", standalone_mode=False)
+    except _UsageError as error:
+        code = _complain(error.format_message())
+    except (ValueError, OSError) as error:
+        code = _complain(str(error))
+    except (typer.Abort, KeyboardInterrupt):
+        code = 130
+    sys.exit(code or 0)
+
+
+def _complain(message: str) -> int:
+    print("specdec:", " ".join(message.split()), file=sys.stderr)
+    return 2
+
+
+@app.callback(invoke_without_command=True)
+def specdec(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    """An inference engine for Llama-family models in which speculation is the normal case."""
+    if version:
+        typer.echo(f"specdec {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command()
+def generate(
+    prompt: Annotated[
+        str | None, typer.Argument(help="The prompt; '-', or none where standard input is piped, to read it there.")
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="JSONL file, run as one batch: prompt, messages or turns (its first) in each line."),
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(envvar="SPECDEC_MODEL", help="Checkpoint folder of the target; default: demo model.")
+    ] = None,
+    draft: Annotated[
+        str,
+        typer.Option(envvar="SPECDEC_DRAFT", help="eagle (the demo model's head), none, or the folder of a head."),
+    ] = "eagle",
+    chat: Annotated[
+        bool | None,
+        typer.Option("--chat/--raw", help="Use the chat template, or the prompt as it is; default: chat if it can."),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens to generate per prompt.")] = 256,
+    temperature: Annotated[float, typer.Option(help="0 for greedy decoding, higher for more variety.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Probability mass to sample from, above 0 and at most 1.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Likeliest tokens to sample from; 0 or -1 for all.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="Seed of the sampling; default: drawn anew.")] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="End the text before this; repeatable.")
+    ] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the model's end token.")] = False,
+    depth: Annotated[
+        int | None, typer.Option(help="Most draft tokens in a row; default, as for the next two: by device.")
+    ] = None,
+    branching: Annotated[int | None, typer.Option(help="Draft nodes expanded per depth.")] = None,
+    nodes: Annotated[int | None, typer.Option(help="Draft nodes verified per step.")] = None,
+    dtype: Annotated[str, typer.Option(help="auto, float64, float32, bfloat16 or float16.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per prompt and line, nothing else.")] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="Run again without drafts and compare the two.")] = False,
+) -> None:
+    """Generate text, and tell how much the drafts helped.
+
+    \b
+    Examples:
+      specdec generate "I would like to find a restaurant."
+      echo "Book me a train to Cambridge." | specdec generate --temperature 0.8 --seed 1
+      specdec generate "I need a taxi." --draft none
+      specdec generate "I need a taxi." --compare --json
+      specdec generate --prompts prompts.jsonl --max-tokens 64
+      specdec generate --model path/to/llama --draft path/to/head "Hello"
+    """
+    params = SamplingParams(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        seed=seed,
+        max_tokens=max_tokens,
+        stop=stop,
+        ignore_eos=ignore_eos,
+    )
+    if compare and draft == "none":
+        raise ValueError("--compare with --draft none has nothing to compare; leave out one of them")
+    given = read_prompts(prompt, prompts, raw=chat is False)
+
+    # Late, because torch takes seconds to import, and --help and mistakes should not wait for it.
+    from specdec.config import default_shape, resolve_device
+    from specdec.llm import LLM
+    from specdec.render import JsonView, TextView, progress_bar
+    from specdec.timed_batch import run_batch
+
+    asked = {"depth": depth, "branching": branching, "nodes": nodes}
+    shape = replace(default_shape(resolve_device(device)), **{k: v for k, v in asked.items() if v is not None})
+    load = partial(LLM, model, dtype=dtype, device=device, shape=shape)
+    llm, plain_llm = load(draft), load(None) if compare else None
+    inputs = [one.for_engine(llm, chat) for one in given]
+    each = [params] * len(given)
+    if plain_llm:
+        # Both runs must draw the same noise.
+        each = [replace(params, seed=secrets.randbits(63) if seed is None else seed) for _ in given]
+        few = replace(params, max_tokens=min(WARM_UP_TOKENS, max_tokens))
+        for warmed in (llm, plain_llm):
+            warmed.generate(inputs[:1], few, use_tqdm=False)
+
+    view = JsonView(given, compare) if as_json else TextView(given, drafting=draft != "none")
+    with progress_bar(len(given), "generating") as advance:
+        batch = run_batch(llm, inputs, each, view.show, advance)
+    plain = None
+    if plain_llm and not batch.interrupted:
+        with progress_bar(len(given), "without drafts") as advance:
+            plain = run_batch(plain_llm, inputs, each, advance)
+    view.end(batch, plain)
+    if batch.interrupted or (plain and plain.interrupted):
+        raise typer.Exit(130)

@@ -1,0 +1,40 @@
+"""Hypothesis profiles, a silent transformers, and caches that show every read of what was never written."""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from torch import Tensor
+
+# Before anything imports transformers.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
+settings.register_profile(
+    "ci", derandomize=True, deadline=None, max_examples=25, print_blob=True, suppress_health_check=SLOW
+)
+settings.register_profile("dev", deadline=None, max_examples=25, suppress_health_check=SLOW)
+settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+class _PoisonedTorch:
+    """Torch, but `empty` is full of NaN."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    @staticmethod
+    def empty(*args: Any, **kwargs: Any) -> Tensor:
+        return torch.empty(*args, **kwargs).fill_(float("nan"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def nan_cache() -> Iterator[None]:
+    """Every `KVCache` starts as NaN, so that a slot read before it was written spoils the result."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("specdec.kv_cache.torch", _PoisonedTorch())
+        yield

@@ -1,0 +1,219 @@
+"""The plain-torch kernels against loops over rows and visible entries in float64."""
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
+
+from specdec.kernels.ragged_rows import TILE_ROWS, WORD_BITS, RaggedRows
+from specdec.kernels.reference import move_kv, rms_norm, rotate, silu_and_mul, store_kv, tree_attention
+from specdec.verify.tree import ROOT, DraftTree
+from tests.strategies import draft_trees, seeds, shuffled_tables
+
+KV_HEADS, DIM = 2, 4
+NOT_A_BLOCK = 10**9
+
+
+class Part(NamedTuple):
+    """One request: entries before its rows, known tokens, and tree nodes of which the last `asked` are rows."""
+
+    cached: int
+    chain: int
+    tree: DraftTree
+    asked: int
+
+
+class Case(NamedTuple):
+    parts: list[Part]
+    group: int
+    block_size: int
+    first: int
+    seed: int
+
+
+@st.composite
+def parts(draw: st.DrawFn, first: int) -> Part:
+    cached = draw(st.integers(first, 40))
+    tree = draw(draft_trees(max_nodes=130, vocab_size=50))
+    if tree and cached > first and draw(st.booleans()):
+        # A level of a tree that is being drafted: what lies above it is in the cache already.
+        return Part(cached, 0, tree, draw(st.integers(1, len(tree))))
+    return Part(cached, draw(st.one_of(st.integers(1, 8), st.integers(120, 300))), tree, len(tree))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    first = draw(st.integers(0, 1))
+    return Case(
+        draw(st.lists(parts(first), min_size=1, max_size=4)),
+        draw(st.sampled_from([1, 2, 4])),
+        draw(st.sampled_from([8, 16])),
+        first,
+        draw(seeds),
+    )
+
+
+class Built(NamedTuple):
+    """A case as tensors, and per row which slots it sees."""
+
+    query: Tensor
+    kv: Tensor
+    rows: RaggedRows
+    slots_seen: list[list[int]]
+
+
+def climb(tree: DraftTree, node: int) -> list[int]:
+    return [] if node == ROOT else [*climb(tree, tree.parents[node]), node]
+
+
+def build(case: Case) -> Built:
+    size = case.block_size
+    lengths = [part.cached + part.chain + len(part.tree) for part in case.parts]
+    plan = shuffled_tables(lengths, size, case.seed)
+    longest = max(len(table) for table in plan.tables)
+    words = max(1, -(-max(len(part.tree) for part in case.parts) // WORD_BITS))
+    visible, ancestors, slots_seen, stored = [], [], [], []
+    for part, table, length in zip(case.parts, plan.tables, lengths, strict=True):
+        slots = [table[s // size] * size + s % size for s in range(length)]
+        stored += slots[case.first :]
+        root_end = part.cached + part.chain
+        for i in range(part.chain):
+            visible.append(part.cached + i + 1)
+            ancestors.append([0] * words)
+            slots_seen.append(slots[case.first : part.cached + i + 1])
+        for node in range(len(part.tree) - part.asked, len(part.tree)):
+            path = climb(part.tree, node)
+            row = [0] * words
+            for above in path:
+                bit = above % WORD_BITS
+                row[above // WORD_BITS] += -(1 << 63) if bit == 63 else 1 << bit
+            visible.append(root_end)
+            ancestors.append(row)
+            slots_seen.append(slots[case.first : root_end] + [slots[root_end + above] for above in path])
+    generator = torch.Generator().manual_seed(case.seed)
+    kv = torch.full((plan.num_blocks, size, 2, KV_HEADS, DIM), float("nan"), dtype=torch.float64)
+    flat = kv.flatten(0, 1)
+    flat[stored] = torch.randn(len(stored), 2, KV_HEADS, DIM, dtype=torch.float64, generator=generator)
+    rows = RaggedRows(
+        query_lens=[part.chain + part.asked for part in case.parts],
+        lengths=lengths,
+        tree_starts=[part.cached + part.chain for part in case.parts],
+        block_tables=torch.tensor([[*t, *[NOT_A_BLOCK] * (longest - len(t))] for t in plan.tables]),
+        visible=torch.tensor(visible),
+        ancestors=torch.tensor(ancestors),
+        block_size=size,
+        first=case.first,
+    )
+    query = torch.randn(len(visible), KV_HEADS * case.group, DIM, dtype=torch.float64, generator=generator)
+    return Built(query, kv, rows, slots_seen)
+
+
+def naive_attention(built: Built, scale: float) -> Tensor:
+    """One row at a time: softmax over the keys that it sees, in float64."""
+    flat = built.kv.double().flatten(0, 1)
+    group = built.query.shape[1] // KV_HEADS
+    output = []
+    for query, slots in zip(built.query.double(), built.slots_seen, strict=True):
+        keys, values = flat[slots].repeat_interleave(group, dim=2).unbind(1)
+        weights = torch.softmax(torch.einsum("hd,khd->kh", query, keys) * scale, 0)
+        output.append(torch.einsum("kh,khd->hd", weights, values))
+    return torch.stack(output)
+
+
+def star(nodes: int) -> DraftTree:
+    return DraftTree(tuple(range(nodes)), (ROOT,) * nodes)
+
+
+@given(cases())
+@example(Case([Part(5, 1, star(TILE_ROWS), TILE_ROWS)], 2, 8, 0, 0))
+@example(Case([Part(5, 0, star(4), 1)], 2, 8, 1, 0))
+@example(Case([Part(3, TILE_ROWS, star(1), 1), Part(0, 1, DraftTree(), 0)], 1, 16, 0, 0))
+@example(Case([Part(0, 1, DraftTree(), 0)], 1, 8, 0, 0))
+def test_tree_attention_equals_loop_over_rows(case: Case) -> None:
+    built = build(case)
+    actual = tree_attention(built.query, built.kv, built.rows, 0.7)
+    torch.testing.assert_close(actual, naive_attention(built, 0.7), rtol=1e-12, atol=1e-13)
+
+
+@given(cases(), st.sampled_from([(torch.float32, 1e-5), (torch.bfloat16, 2**-8), (torch.float16, 2**-11)]))
+def test_tree_attention_in_low_precision_rounds_once(case: Case, precision: tuple[torch.dtype, float]) -> None:
+    dtype, eps = precision
+    built = build(case)
+    built = built._replace(query=built.query.to(dtype), kv=built.kv.to(dtype))
+    actual = tree_attention(built.query, built.kv, built.rows, 0.7)
+    assert actual.dtype == dtype
+    torch.testing.assert_close(actual.double(), naive_attention(built, 0.7), rtol=eps, atol=1e-5)
+
+
+@given(cases())
+def test_tree_attention_twice_over_the_same_rows_is_the_same(case: Case) -> None:
+    built = build(case)
+    once = tree_attention(built.query, built.kv, built.rows, 1.0)
+    assert torch.equal(once, tree_attention(built.query, built.kv, built.rows, 1.0))
+
+
+@given(seeds, st.integers(1, 20))
+def test_store_kv_writes_its_slots_and_no_others(seed: int, count: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    kv = torch.randn(4, 8, 2, KV_HEADS, DIM, generator=generator)
+    slots = torch.randperm(32, generator=generator)[:count]
+    key, value = torch.randn(2, count, KV_HEADS, DIM, generator=generator)
+    expected = kv.clone()
+    for i, slot in enumerate(slots.tolist()):
+        expected[slot // 8, slot % 8, 0] = key[i]
+        expected[slot // 8, slot % 8, 1] = value[i]
+    store_kv(kv, slots, key, value)
+    assert torch.equal(kv, expected)
+
+
+@given(seeds, st.integers(0, 12))
+def test_overlapping_moves_equal_copying_all_before_writing_any(seed: int, count: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    kv = torch.randn(3, 2, 8, 2, KV_HEADS, DIM, generator=generator)
+    source = torch.randint(0, 16, (count,), generator=generator)
+    target = torch.randperm(16, generator=generator)[:count]
+    before, expected = kv.clone(), kv.clone()
+    for old, new in zip(source.tolist(), target.tolist(), strict=True):
+        expected[:, new // 8, new % 8] = before[:, old // 8, old % 8]
+    move_kv(kv, source, target)
+    assert torch.equal(kv, expected)
+
+
+@given(seeds, st.integers(1, 5), st.sampled_from([8, 33]))
+def test_rms_norm_in_float64_equals_transformers_exactly(seed: int, rows: int, size: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    norm = LlamaRMSNorm(size, eps=1e-5).double()
+    norm.weight.data.normal_(generator=generator)
+    x = torch.randn(rows, size, dtype=torch.float64, generator=generator)
+    assert torch.equal(rms_norm(x, norm.weight, 1e-5), norm(x))
+
+
+@pytest.mark.parametrize(("dtype", "eps"), [(torch.float32, 1e-6), (torch.bfloat16, 2**-7), (torch.float16, 2**-10)])
+def test_rms_norm_in_low_precision_is_within_two_roundings_of_its_formula(dtype: torch.dtype, eps: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = (3 * torch.randn(50, 32, generator=generator)).to(dtype)
+    weight = torch.randn(32, generator=generator).to(dtype)
+    exact = weight.double() * x.double() / (x.double().pow(2).mean(-1, keepdim=True) + 1e-3).sqrt()
+    torch.testing.assert_close(rms_norm(x, weight, 1e-3).double(), exact, rtol=eps, atol=1e-7)
+
+
+@given(seeds, st.integers(1, 6), st.sampled_from([2, 8, 16]))
+def test_rotate_equals_transformers(seed: int, rows: int, dim: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, 3, dim, dtype=torch.float64, generator=generator)
+    angles = 100 * torch.randn(rows, dim // 2, dtype=torch.float64, generator=generator)
+    cos, sin = angles.cos(), angles.sin()
+    table = torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)], 1)[:, :, None]
+    both = (torch.cat([part, part], -1)[None] for part in (cos, sin))
+    expected, _ = apply_rotary_pos_emb(x.transpose(0, 1)[None], x.transpose(0, 1)[None], *both)
+    torch.testing.assert_close(rotate(x, table), expected[0].transpose(0, 1), rtol=1e-14, atol=1e-14)
+
+
+def test_silu_and_mul_equals_its_formula() -> None:
+    gate, up = torch.randn(2, 5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    expected = gate / (1 + (-gate).exp()) * up
+    torch.testing.assert_close(silu_and_mul(torch.cat([gate, up], -1)), expected, rtol=1e-14, atol=1e-14)

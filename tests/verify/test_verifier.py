@@ -1,0 +1,53 @@
+"""The walk down a tree against the rule said plainly."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdec.verify.noise import GumbelNoise, gumbel
+from specdec.verify.sampling import Sampling, processed_log_probs
+from specdec.verify.tree import ROOT, DraftTree
+from specdec.verify.verifier import Acceptance, CoupledVerifier, SampledRow, walk
+
+TREE = DraftTree(tokens=(4, 7, 4, 9, 1), parents=(ROOT, ROOT, 0, 1, 2))
+
+
+def test_follows_the_emitted_token_to_a_leaf() -> None:
+    assert walk(TREE, [4, 4, 0, 1, 0, 8]) == Acceptance((0, 2, 4), 8)
+
+
+def test_ends_where_no_child_carries_the_token() -> None:
+    assert walk(TREE, [7, 4, 3, 1, 0, 8]) == Acceptance((1,), 3)
+    assert walk(TREE, [5, 4, 9, 1, 0, 8]) == Acceptance((), 5)
+
+
+def test_no_drafts_is_plain_decoding() -> None:
+    assert walk(DraftTree(), [6]) == Acceptance((), 6)
+
+
+def test_greedy_ties_go_to_the_lowest_id() -> None:
+    verifier = CoupledVerifier(GumbelNoise(4, torch.device("cpu")))
+    logits = torch.tensor([[0.0, 2.0, 2.0, 1.0]])
+    assert verifier.verify([SampledRow(DraftTree(), Sampling(), 0)], logits) == [Acceptance((), 1)]
+
+
+@given(seed=st.integers(0, 1000), mixed=st.booleans())
+def test_each_node_draws_with_its_own_position(seed: int, mixed: bool) -> None:
+    """A node's token is what plain decoding draws there: argmax of log p + the noise of that output position."""
+    torch.manual_seed(seed)
+    vocab = 6
+    verifier = CoupledVerifier(GumbelNoise(vocab, torch.device("cpu")))
+    tree = DraftTree(tokens=(1, 2, 3, 1), parents=(ROOT, 0, 1, 0))
+    sampling = Sampling(temperature=0.8, top_k=4, seed=seed)
+    rows = [SampledRow(tree, sampling, 5)]
+    if mixed:
+        rows = [SampledRow(DraftTree(), Sampling(), 2), *rows, SampledRow(DraftTree(), Sampling(1.0, seed=3), 9)]
+    logits = torch.randn(sum(1 + len(row.tree) for row in rows), vocab)
+    emitted = verifier.emitted_tokens(rows, logits).tolist()
+    start = 1 if mixed else 0
+    for index, depth in enumerate([0, 1, 2, 3, 2]):
+        log_p = processed_log_probs(logits[start + index : start + index + 1], [sampling])[0]
+        assert emitted[start + index] == int((log_p + gumbel(seed, 0, 5 + depth, vocab)).argmax())
+    if mixed:
+        assert emitted[0] == int(logits[0].argmax())
+        assert emitted[-1] == int((logits[-1].log_softmax(-1) + gumbel(3, 0, 9, vocab)).argmax())
