@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specdec.draft_heads.checkpoint_files import CheckpointError, load_strictly, read_config, read_tensors
+from specdec.draft_heads.checkpoint_files import CheckpointError, load_strictly, naming, read_config, read_tensors
 from specdec.draft_heads.eagle import EagleConfig, EagleHead
 from specdec.draft_heads.llama_config import LlamaConfig
 from specdec.draft_heads.llama_layer import fuse_layer, split_layer
@@ -30,7 +30,8 @@ def load_eagle_head(folder: Path, target_embedding: Tensor, dtype: torch.dtype, 
     tensors = read_tensors(folder)
     if "fc.weight" not in tensors:
         raise CheckpointError(f"{folder}: not an EAGLE head: it has no tensor 'fc.weight'")
-    llama = LlamaConfig.from_json({**settings, "num_hidden_layers": settings.get("num_hidden_layers", 1)})
+    with naming(folder):
+        llama = LlamaConfig.from_json({**settings, "num_hidden_layers": settings.get("num_hidden_layers", 1)})
     vocab_size, hidden_size = target_embedding.shape
     if llama.hidden_size != hidden_size:
         raise CheckpointError(
@@ -44,8 +45,9 @@ def load_eagle_head(folder: Path, target_embedding: Tensor, dtype: torch.dtype, 
     qkv_bias = bool(settings.get("qkv_bias", False)) or "layers.0.self_attn.q_proj.bias" in tensors
     fc_bias = bool(settings.get("bias", False)) or "fc.bias" in tensors
     llama = replace(llama, attention_bias=qkv_bias, output_bias="layers.0.self_attn.o_proj.bias" in tensors)
-    for layer in range(llama.num_layers):
-        fuse_layer(tensors, f"layers.{layer}.")
+    with naming(folder):
+        for layer in range(llama.num_layers):
+            fuse_layer(tensors, f"layers.{layer}.")
     tensors.setdefault("embed_tokens.weight", target_embedding)
     with torch.device("meta"):
         head = EagleHead(EagleConfig(llama, fc_bias))

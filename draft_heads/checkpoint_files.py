@@ -1,6 +1,8 @@
 """Reading a Hugging Face checkpoint folder: config.json and its tensors."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,15 @@ from torch import Tensor, nn
 
 class CheckpointError(ValueError):
     """A folder that cannot be loaded as it stands; the message is one line that names what is wrong."""
+
+
+@contextmanager
+def naming(folder: Path) -> Iterator[None]:
+    """Put the folder in front of a `CheckpointError` about a part of it."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{folder}: {error}") from None
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -42,8 +53,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     files = sorted(folder.glob("*.safetensors"))
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        files = [folder / name for name in sorted(shards)]
+        files = [folder / name for name in _shards(index)]
     if not files:
         files = sorted(folder.glob("pytorch_model*.bin"))
     if not files:
@@ -68,14 +78,19 @@ def fuse(tensors: dict[str, Tensor], fused: str, parts: list[str]) -> None:
     """Replace the tensors named by `parts` by their concatenation `fused`, where any of them is present.
 
     Raises:
-        CheckpointError: some parts are present and others are not.
+        CheckpointError: some parts are present and others are not, or their shapes do not go together.
     """
     missing = [name for name in parts if name not in tensors]
     if len(missing) == len(parts):
         return
     if missing:
         raise CheckpointError(f"missing tensor {missing[0]!r}, though others of {', '.join(parts)} are there")
-    tensors[fused] = torch.cat([tensors.pop(name) for name in parts])
+    values = [tensors.pop(name) for name in parts]
+    # Of query, key and value only the query may have another number of rows; gate and up are alike.
+    if values[-2].shape != values[-1].shape or values[0].shape[1:] != values[-1].shape[1:]:
+        shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in zip(parts, values, strict=True))
+        raise CheckpointError(f"tensors of shapes that do not go together: {shapes}")
+    tensors[fused] = torch.cat(values)
 
 
 def load_strictly(module: nn.Module, tensors: dict[str, Tensor], where: Path) -> None:
@@ -99,6 +114,13 @@ def load_strictly(module: nn.Module, tensors: dict[str, Tensor], where: Path) ->
     with torch.no_grad():
         for name, parameter in expected.items():
             parameter.copy_(tensors[name])
+
+
+def _shards(index: Path) -> list[str]:
+    try:
+        return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, LookupError, TypeError, AttributeError):
+        raise CheckpointError(f"{index}: not a JSON object with a 'weight_map'") from None
 
 
 def _names(names: list[str]) -> str:

@@ -69,6 +69,9 @@ class LlamaConfig:
         head_dim = count("head_dim", hidden // heads)
         if head_dim % 2:
             raise CheckpointError(f"config.json: head_dim {head_dim} must be even for rotary embeddings")
+        epsilon = config.get("rms_norm_eps", 1e-6)
+        if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not epsilon > 0:
+            raise CheckpointError(f"config.json: rms_norm_eps = {epsilon!r} must be a positive number")
         bias = bool(config.get("attention_bias", False))
         return cls(
             vocab_size=count("vocab_size"),
@@ -79,7 +82,7 @@ class LlamaConfig:
             num_kv_heads=kv_heads,
             head_dim=head_dim,
             max_position=count("max_position_embeddings", 2048),
-            rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+            rms_norm_eps=float(epsilon),
             rope=RopeConfig.from_json(config),
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
             attention_bias=bias,

@@ -56,7 +56,9 @@ class RopeConfig:
             return float(value)
 
         limit = config.get("max_position_embeddings", 2048)
-        original = values.get("original_max_position_embeddings") or limit
+        # Beside the rope's own settings it has priority, as in transformers.
+        name = "original_max_position_embeddings"
+        original = config.get(name) or values.get(name) or limit
         factor_default = limit / original if kind == "yarn" and "factor" in values else None
         return cls(
             rope_type=kind,

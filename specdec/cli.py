@@ -34,7 +34,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
 
 
 def _complain(message: str) -> int:
-    print("specdec:", " ".join(message.split()), file=sys.stderr)
+    print("specdec:", " ".join(line.strip() for line in message.splitlines()), file=sys.stderr)
     return 2
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from specdec.draft_heads.checkpoint_files import CheckpointError, load_strictly, read_config, read_tensors
+from specdec.draft_heads.checkpoint_files import CheckpointError, load_strictly, naming, read_config, read_tensors
 from specdec.draft_heads.llama_config import LlamaConfig
 from specdec.draft_heads.llama_layer import Attention, LlamaLayer, RMSNorm, fuse_layer
 
@@ -76,10 +76,8 @@ def load_llama(folder: Path, dtype: torch.dtype, device: torch.device) -> LlamaM
     model_type = settings.get("model_type")
     if model_type != "llama":
         raise CheckpointError(f"{folder}: model_type {model_type!r} is not supported; this engine serves 'llama'")
-    try:
+    with naming(folder):
         config = LlamaConfig.from_json(settings)
-    except CheckpointError as error:
-        raise CheckpointError(f"{folder}: {error}") from None
     tensors = read_tensors(folder)
     tensors = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
     if config.tie_word_embeddings:
@@ -87,8 +85,9 @@ def load_llama(folder: Path, dtype: torch.dtype, device: torch.device) -> LlamaM
         head = tensors.pop("lm_head.weight", None)
         if head is not None and not torch.equal(head, tensors.get("embed_tokens.weight", head)):
             raise CheckpointError(f"{folder}: tie_word_embeddings is true, but lm_head.weight is another matrix")
-    for layer in range(config.num_layers):
-        fuse_layer(tensors, f"layers.{layer}.")
+    with naming(folder):
+        for layer in range(config.num_layers):
+            fuse_layer(tensors, f"layers.{layer}.")
     with torch.device("meta"):
         model = LlamaModel(config)
     model = model.to(dtype).to_empty(device=device)

@@ -2,6 +2,8 @@
 
 import io
 import json
+import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +19,7 @@ from tests.specdec.conftest import Tiny
 
 KEYS = ["prompt", "text", "token_ids", "finish_reason", "steps", "tau", "accepted_per_depth", "seconds", "tok_per_s"]
 COMPARE_KEYS = [*KEYS, "plain_tok_per_s", "speedup", "equal"]
-GREEN, PLAIN = "\x1b[32m", "\x1b[0m"
+GREEN = re.compile("\x1b\\[32m(.*?)\x1b\\[0m", re.DOTALL)
 
 
 class Result(NamedTuple):
@@ -47,7 +49,7 @@ def run(tiny: Tiny, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
     def call(*args: object, stdin: io.StringIO | None = None) -> Result:
         monkeypatch.setattr(sys, "stdin", stdin or Terminal())
         fixed = ["--model", tiny.target, "--draft", tiny.head, "--dtype", "float64", "--device", "cpu"]
-        tree = ["--depth", 3, "--branching", 16, "--nodes", 32, "--max-tokens", 24, "--ignore-eos"]
+        tree = ["--depth", 2, "--branching", 48, "--nodes", 64, "--max-tokens", 24, "--ignore-eos"]
         with pytest.raises(SystemExit) as exited:
             main(["generate", *map(str, [*fixed, *tree, *args])])
         assert isinstance(exited.value.code, int)
@@ -113,16 +115,242 @@ def test_a_terminal_shows_where_text_came_from(run: Run, monkeypatch: pytest.Mon
     (answer,) = run("Hello", "--json").objects
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
-    legend, answered = run("Hello").out.split("\n\n", 1)
-    assert f"{GREEN}accepted from the draft{PLAIN}" in legend
-    colours = {}
-    green = False
-    shown = ""
-    for part in answered.rpartition("\n\n")[0].replace(GREEN, "\0G").replace(PLAIN, "\0P").split("\0"):
-        green = part[:1] == "G" if part[:1] in "GP" and shown + part != answered else green
-        text = part[1:] if shown or part[:1] in "GP" else part
-        colours[green] = colours.get(green, "") + text
-        shown += text
-    assert colours[True]
-    assert colours[False]
-    assert answer["text"] in shown
+    legend, coloured = run("Hello").out.split("\n\n", 1)
+    coloured = coloured.rpartition("\n\n")[0].removesuffix("\x1b[2m")
+    assert GREEN.findall(legend) == ["accepted from the draft"]
+    assert GREEN.sub(r"\1", coloured) == answer["text"]
+    assert len("".join(GREEN.findall(coloured))) == sum(answer["accepted_per_depth"])  # type: ignore[call-overload]
+    assert GREEN.sub("", coloured)
+
+
+def test_plain_decoding_accepts_nothing(run: Run) -> None:
+    (answer,) = run("Hello", "--draft", "none", "--json").objects
+    assert (answer["steps"], answer["tau"], answer["accepted_per_depth"]) == (23, 1.0, [])
+    assert answer["token_ids"] == run("Hello", "--json").objects[0]["token_ids"]
+
+
+@pytest.mark.parametrize("sampling", [(), ("--temperature", 0.8), ("--temperature", 0.8, "--seed", 3)])
+def test_comparison_finds_equal_tokens(run: Run, jsonl: Callable[..., Path], sampling: tuple[object, ...]) -> None:
+    result = run("--prompts", jsonl({"prompt": "Hi"}, {"prompt": "Bye"}), "--compare", "--json", *sampling)
+    assert (result.code, result.err) == (0, "")
+    for answer in result.objects:
+        assert list(answer) == COMPARE_KEYS
+        assert answer["equal"] is True
+        assert answer["speedup"] == answer["tok_per_s"] / answer["plain_tok_per_s"]  # type: ignore[operator]
+
+
+def test_comparison_for_people(run: Run) -> None:
+    result = run("Hello", "--compare")
+    assert re.search(r"; without drafts [\d.]+ tok/s, speed-up [\d.]+x, tokens equal\n$", result.out)
+
+
+def test_comparison_tells_unequal_tokens(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Request.append
+    # Spoils the run without drafts only: a request is told by whether its drafts were ever accepted.
+    monkeypatch.setattr(
+        Request,
+        "append",
+        lambda request, token, accepted: real(
+            request, token if any(request.accepted) or request.num_output < 20 else 5, accepted
+        ),
+    )
+    (answer,) = run("Hello", "--compare", "--json").objects
+    assert answer["equal"] is False
+    assert run("Hello", "--compare").out.endswith("tokens differ in 1 of 1\n")
+
+
+@pytest.mark.parametrize("argument", [(), ("-",)])
+def test_prompt_from_standard_input(run: Run, argument: tuple[str, ...]) -> None:
+    (answer,) = run(*argument, "--json", stdin=io.StringIO("Hello\n")).objects
+    assert answer["prompt"] == "Hello"
+    assert answer["text"] == run("Hello", "--json").objects[0]["text"]
+
+
+def test_every_kind_of_line_in_a_prompts_file(run: Run, jsonl: Callable[..., Path]) -> None:
+    long = "The first is longer than the others, so that it ends its prompt last. " * 2
+    conversation = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}]
+    file = jsonl({"prompt": long}, "", {"turns": ["Hello", "and more"]}, {"messages": conversation})
+    result = run("--prompts", file, "--json")
+    assert [answer["prompt"] for answer in result.objects] == [long, "Hello", "Yes?"]
+    texts = [answer["text"] for answer in result.objects]
+    assert texts[:2] == [run(prompt, "--json").objects[0]["text"] for prompt in (long, "Hello")]
+
+    blocks = re.split(r"(?:^|\n\n)\[\d/3\] .*\n", run("--prompts", file).out.rpartition("\n\n")[0])
+    assert blocks[1:] == texts
+
+
+def test_raw_leaves_the_chat_template_out(run: Run, tiny: Tiny) -> None:
+    llm = LLM(tiny.target, dtype="float64", device="cpu")
+    (plain,) = llm.generate("Hello", SamplingParams(temperature=0, max_tokens=24, ignore_eos=True))
+    (raw,) = run("Hello", "--raw", "--json").objects
+    (chat,) = run("Hello", "--json").objects
+    assert raw["token_ids"] == plain.token_ids
+    assert raw["token_ids"] != chat["token_ids"]
+
+
+def test_text_ends_before_a_stop_string(run: Run) -> None:
+    text = str(run("Hello", "--json").objects[0]["text"])
+    stop, other = text[7:9], "never comes"
+    (answer,) = run("Hello", "--json", "--stop", stop, "--stop", other).objects
+    assert answer["text"] == text[: text.index(stop)]
+    assert answer["finish_reason"] == "stop"
+    assert run("Hello", "--stop", stop).out.startswith(f"{answer['text']}\n\n")
+
+
+def test_seed_decides_the_text(run: Run) -> None:
+    texts = [run("Hello", "--json", "--temperature", 1, "--seed", seed).objects[0]["text"] for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_interrupted_text_stays(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = str(run("Hello", "--json").objects[0]["text"])
+    interrupt_after(monkeypatch, 5)
+    result = run("Hello")
+    shown, _, summary = result.out.rpartition("\n\n")
+    assert (result.code, result.err) == (130, "")
+    assert 5 <= len(shown) < len(text)
+    assert text.startswith(shown)
+    assert summary.startswith(f"{len(shown)} tokens, ")
+    assert summary.endswith(", interrupted\n")
+
+
+def test_interrupted_json_tells_what_was_aborted(
+    run: Run, jsonl: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt_after(monkeypatch, 5)
+    result = run("--prompts", jsonl({"prompt": "Hi"}, {"prompt": "Bye"}), "--json")
+    assert (result.code, result.err) == (130, "")
+    assert [list(answer) for answer in result.objects] == [KEYS, KEYS]
+    assert [answer["finish_reason"] for answer in result.objects] == ["abort", "abort"]
+    assert all(answer["token_ids"] for answer in result.objects)
+
+
+def test_interrupted_comparison_keeps_the_first_run(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    (answer,) = run("Hello", "--json").objects
+    warm_up = 8 + 8
+    interrupt_after(monkeypatch, warm_up + int(str(answer["steps"])) + 1)
+    result = run("Hello", "--compare", "--json")
+    (compared,) = result.objects
+    assert result.code == 130
+    assert (list(compared), compared["text"]) == (COMPARE_KEYS, answer["text"])
+    assert [compared[key] for key in COMPARE_KEYS[len(KEYS) :]] == [None, None, None]
+
+
+def test_interrupted_before_any_output(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupt_after(monkeypatch, 0)
+    (answer,) = run("Hello", "--json").objects
+    assert (answer["text"], answer["token_ids"], answer["finish_reason"]) == ("", [], "abort")
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (["hi", "--model", "/no/such"], "/no/such: no such folder"),
+        (["hi", "--model", "{tmp}"], "{tmp}: not a checkpoint"),
+        (["hi", "--draft", "/no/such"], "/no/such: no such folder"),
+        (["hi", "--draft", "{tiny.wide_head}"], "{tiny.wide_head}"),
+        (["hi", "--draft", "{tiny.target}"], "{tiny.target}: not an EAGLE head"),
+        (["hi", "--draft", "eagle"], "draft 'eagle'"),
+        (["hi", "--model", "{tiny.bare}"], "{tiny.bare}: no tokenizer.json"),
+        (["hi " * 200], "the context is 256"),
+        (["hi", "--temperature", "-1"], "temperature is -1.0"),
+        (["hi", "--top-p", "0"], "top_p is 0.0"),
+        (["hi", "--top-p", "1.5"], "top_p is 1.5"),
+        (["hi", "--top-k", "-2"], "top_k is -2"),
+        (["hi", "--max-tokens", "0"], "max_tokens is 0"),
+        (["hi", "--seed", "-1"], "seed is -1"),
+        (["hi", "--stop", ""], "stop holds an empty string"),
+        (["hi", "--depth", "0"], "depth is 0"),
+        (["hi", "--nodes", "9999"], "nodes is 9999"),
+        (["hi", "--dtype", "int3"], "dtype 'int3'"),
+        (["hi", "--device", "abacus"], "device 'abacus'"),
+        (["hi", "--colour"], "--colour"),
+        (["hi", "--max-tokens", "many"], "--max-tokens"),
+        (["hi", "there"], "there"),
+        (["hi", "--compare", "--draft", "none"], "--compare with --draft none"),
+        (["  "], "the prompt '  ' is empty"),
+        ([], "no prompt"),
+        (["hi", "--prompts", "/no/file"], "the prompt 'hi' and --prompts /no/file"),
+        (["--prompts", "/no/file"], "/no/file: no such file"),
+        (["--prompts", "{tmp}"], "{tmp}: cannot be read"),
+    ],
+)
+def test_bad_input_is_one_line(run: Run, tiny: Tiny, tmp_path: Path, args: list[str], named: str) -> None:
+    result = run(*(arg.format(tmp=tmp_path, tiny=tiny) for arg in args))
+    assert (result.code, result.out) == (2, "")
+    assert re.fullmatch("specdec: .*\n", result.err)
+    assert named.format(tmp=tmp_path, tiny=tiny) in result.err
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("{'prompt': 1}", "line 2: not valid JSON"),
+        ([1], "line 2: not a JSON object"),
+        ({"text": "Hi"}, "line 2: neither prompt nor messages nor turns"),
+        ({"prompt": ""}, "line 2: the prompt is empty"),
+        ({"prompt": 7}, "line 2: prompt is 7"),
+        ({"turns": []}, "line 2: turns is []"),
+        ({"messages": []}, "line 2: messages is []"),
+        ({"messages": [{"role": "user"}]}, "line 2: message {'role': 'user'}"),
+    ],
+)
+def test_bad_line_is_named(run: Run, jsonl: Callable[..., Path], line: object, named: str) -> None:
+    file = jsonl({"prompt": "fine"}, line)
+    # The model is not looked at before the file is in order.
+    result = run("--prompts", file, "--model", "/no/such")
+    assert (result.code, result.out) == (2, "")
+    assert re.fullmatch("specdec: .*\n", result.err)
+    assert f"{file}, {named}" in result.err
+
+
+def test_empty_prompts_file(run: Run, jsonl: Callable[..., Path]) -> None:
+    file = jsonl("", "")
+    result = run("--prompts", file)
+    assert (result.code, result.err) == (
+        2,
+        f"specdec: --prompts {file}: the file is empty; give one JSON object a line\n",
+    )
+
+
+def test_raw_refuses_a_conversation(run: Run, jsonl: Callable[..., Path]) -> None:
+    result = run("--raw", "--prompts", jsonl({"messages": [{"role": "user", "content": "Hi"}]}))
+    assert result.code == 2
+    assert "line 1: messages need the chat template" in result.err
+
+
+def test_empty_standard_input(run: Run) -> None:
+    result = run(stdin=io.StringIO("\n"))
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("specdec: standard input is empty")
+
+
+def test_environment_names_the_checkpoints(
+    tiny: Tiny, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECDEC_MODEL", str(tiny.target))
+    monkeypatch.setenv("SPECDEC_DRAFT", str(tiny.head))
+    with pytest.raises(SystemExit) as exited:
+        main(["generate", "Hello", "--max-tokens", "3", "--json"])
+    assert exited.value.code == 0
+    assert json.loads(capsys.readouterr().out)["prompt"] == "Hello"
+
+
+def test_help_and_mistakes_do_not_wait_for_torch() -> None:
+    code = """
+import sys
+from specdec.cli import main
+for args, expected in ((["generate", "--help"], 0), (["--version"], 0), (["generate", "x", "--top-p", "2"], 2)):
+    try:
+        main(args)
+    except SystemExit as exited:
+        assert exited.code == expected, exited.code
+    assert "torch" not in sys.modules, args
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_module_runs_as_the_console_script_does() -> None:
+    done = subprocess.run([sys.executable, "-m", "specdec", "--version"], capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"specdec \d+\.\d+\.\d+\n", done.stdout)

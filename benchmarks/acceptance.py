@@ -1,0 +1,78 @@
+"""Tau and acceptance per depth of the demo head, on 100 prompts each of two kinds of text.
+
+    python -m benchmarks.acceptance
+
+Prompts: `benchmarks/prompts/`. Tau is a property of head and tree, not of the machine.
+"""
+
+import argparse
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.report import read_prompts, write
+from specdec import LLM, DraftShape, SamplingParams
+from specdec.outputs import SpeculationStats
+
+
+def measure(llm: LLM, name: str, temperature: float, max_tokens: int) -> dict[str, Any]:
+    prompts = [llm.chat_prompt(messages) for messages in read_prompts(name)]
+    params = [SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens) for seed in range(len(prompts))]
+    total = SpeculationStats()
+    outputs = llm.generate(prompts, params)
+    for output in outputs:
+        stats = output.stats
+        total.steps += stats.steps
+        total.tokens += stats.tokens
+        total.drafted += stats.drafted
+        depth = max(len(total.accepted_per_depth), len(stats.accepted_per_depth))
+        pairs = (
+            counts + [0] * (depth - len(counts)) for counts in (total.accepted_per_depth, stats.accepted_per_depth)
+        )
+        total.accepted_per_depth = [a + b for a, b in zip(*pairs, strict=True)]
+    return {
+        "prompts": name,
+        "temperature": temperature,
+        "requests": len(outputs),
+        "output_tokens": sum(len(output.token_ids) for output in outputs),
+        "steps": total.steps,
+        "tau": round(total.tau, 3),
+        "accepted_share_per_depth": [round(count / total.steps, 3) for count in total.accepted_per_depth],
+        "nodes_per_step": round(total.drafted / total.steps, 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="target folder; default: the demo model")
+    parser.add_argument("--draft", default="eagle", help="head folder; default: the demo head")
+    parser.add_argument("--shapes", nargs="+", default=["6,10,60"], help="depth,branching,nodes of each tree")
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--name", default="acceptance", help="of the JSON file under benchmarks/results/")
+    args = parser.parse_args()
+    rows = []
+    for text in args.shapes:
+        depth, branching, nodes = map(int, text.split(","))
+        llm = LLM(args.model, args.draft, shape=DraftShape(depth, branching, nodes))
+        for name in ("sgd-eval", "gsm8k-eval"):
+            for temperature in args.temperatures:
+                rows.append({"shape": text, **measure(llm, name, temperature, args.max_tokens)})
+    table = Table("prompts", "tree", "temperature", "tau", "accepted at depth 1, 2, …", "tokens")
+    for row in rows:
+        shares = " ".join(f"{share:.2f}" for share in row["accepted_share_per_depth"])
+        table.add_row(
+            row["prompts"],
+            row["shape"],
+            str(row["temperature"]),
+            f"{row['tau']:.2f}",
+            shares,
+            str(row["output_tokens"]),
+        )
+    Console().print(table)
+    write(args.name, {"dtype": str(llm.config.dtype), "max_tokens": args.max_tokens, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()

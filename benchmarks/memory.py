@@ -1,0 +1,47 @@
+"""Resident size over 500 consecutive requests: the cache is allocated once, and nothing grows.
+
+python -m benchmarks.memory
+"""
+
+import argparse
+from pathlib import Path
+
+from benchmarks.report import read_prompts, write
+from specdec import LLM, SamplingParams
+
+
+def resident_mib() -> float:
+    """Resident size of this process, MiB."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * 4096 / 2**20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=500)
+    parser.add_argument("--max-tokens", type=int, default=32)
+    args = parser.parse_args()
+    llm = LLM(draft="eagle")
+    caches = [llm.engine.cache.target, llm.engine.cache.draft]
+    places = [tensor.data_ptr() for tensor in caches if tensor is not None]
+    # Pages of the cache become resident when first written, so all of it is written before the count begins.
+    for tensor in caches:
+        if tensor is not None:
+            tensor.zero_()
+    prompts = [llm.chat_prompt(messages) for name in ("sgd-eval", "gsm8k-eval") for messages in read_prompts(name)]
+    samples = []
+    for number in range(args.requests):
+        params = SamplingParams(temperature=float(number % 2), seed=number, max_tokens=args.max_tokens, ignore_eos=True)
+        llm.generate([prompts[number % len(prompts)]], params)
+        if (number + 1) % 50 == 0:
+            samples.append({"requests": number + 1, "resident_mib": round(resident_mib(), 1)})
+            print(samples[-1], flush=True)
+    assert places == [tensor.data_ptr() for tensor in caches if tensor is not None]
+    growth = samples[-1]["resident_mib"] - samples[1]["resident_mib"]
+    pool = llm.engine.scheduler.pool
+    assert pool.num_free == pool.num_blocks
+    write("memory", {"samples": samples, "growth_from_100_requests_mib": round(growth, 1)})
+
+
+if __name__ == "__main__":
+    main()

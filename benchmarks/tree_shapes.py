@@ -1,0 +1,66 @@
+"""Which tree pays on this machine: speed-up over plain decoding at batch 1, for several shapes in one run.
+
+    python -m benchmarks.tree_shapes
+
+The default of `specdec.config.default_shape` is chosen by this table.
+"""
+
+import argparse
+import statistics
+import time
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.report import read_prompts, write
+from specdec import LLM, DraftShape, SamplingParams
+
+SHAPES = ["2,2,4", "3,2,6", "3,4,8", "4,2,8", "4,4,12", "5,2,8", "5,3,12", "5,4,16", "6,4,20", "7,2,12", "6,10,60"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="target folder; default: the demo model")
+    parser.add_argument("--draft", default="eagle", help="head folder; default: the demo head")
+    parser.add_argument("--shapes", nargs="+", default=SHAPES, help="depth,branching,nodes of each tree")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--prompts", type=int, default=4, help="of each kind of text")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--max-tokens", type=int, default=64)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    engines = {"plain": LLM(args.model, None)}
+    for shape in args.shapes:
+        engines[shape] = LLM(args.model, args.draft, shape=DraftShape(*map(int, shape.split(","))))
+    params = SamplingParams(temperature=0, max_tokens=args.max_tokens, ignore_eos=True)
+    prompts = [
+        engines["plain"].chat_prompt(messages)
+        for name in ("sgd-eval", "gsm8k-eval")
+        for messages in read_prompts(name)[: args.prompts]
+    ]
+    seconds: dict[str, list[float]] = {name: [] for name in engines}
+    taus: dict[str, list[float]] = {name: [] for name in engines}
+    for round_number in range(args.rounds + 1):
+        for prompt in prompts:
+            for name, llm in engines.items():
+                start = time.perf_counter()
+                output = llm.generate([prompt], params)[0]
+                if round_number:  # the first round warms up
+                    seconds[name].append(time.perf_counter() - start)
+                    taus[name].append(output.stats.tau)
+    rows = []
+    for name in engines:
+        speedup = statistics.median(p / s for p, s in zip(seconds["plain"], seconds[name], strict=True))
+        tau = statistics.mean(taus[name])
+        rows.append({"shape": name, "tau": round(tau, 3), "speedup": round(speedup, 3), "c": round(tau / speedup, 3)})
+    rows.sort(key=lambda row: -float(row["speedup"]))
+    table = Table("depth,branching,nodes", "tau", "c", "speed-up")
+    for row in rows:
+        table.add_row(str(row["shape"]), f"{row['tau']:.2f}", f"{row['c']:.2f}", f"{row['speedup']:.2f}")
+    Console().print(table)
+    write("tree_shapes", {"dtype": str(engines["plain"].config.dtype), "rows": rows})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""The paged, batched EagleDrafter against EAGLE-2 with dense passes and no cache."""
+
+import random
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import LlamaConfig as HFLlamaConfig
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
+
+from specdec.draft_heads.checkpoint import load_eagle_head
+from specdec.draft_heads.drafter import DraftRow, DraftShape
+from specdec.draft_heads.eagle import EagleHead
+from specdec.draft_heads.eagle_drafter import EagleDrafter
+from specdec.verify.noise import GumbelNoise, gumbel
+from specdec.verify.sampling import Sampling
+from specdec.verify.tree import DraftTree
+from tests.fakes import TINY, save_random_head
+from tests.strategies import draft_shapes, seeds, shuffled_tables
+
+CPU = torch.device("cpu")
+VOCAB, HIDDEN = TINY["vocab_size"], TINY["hidden_size"]
+MOST_TOKENS = 70
+TokenPath = tuple[int, ...]
+LM_HEAD = 0.3 * torch.randn(VOCAB, HIDDEN, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+
+
+class DenseHead:
+    """The head of a folder, made of transformers' decoder layer; a whole sequence each time."""
+
+    def __init__(self, folder: Path) -> None:
+        config = HFLlamaConfig(**TINY)
+        config._attn_implementation = "sdpa"
+        tensors = {name: tensor.double() for name, tensor in load_file(folder / "model.safetensors").items()}
+        self.embedding, self.weight, self.bias = (
+            tensors.pop(name) for name in ("embed_tokens.weight", "fc.weight", "fc.bias")
+        )
+        self.layer = LlamaDecoderLayer(config, 0).double().eval()
+        self.layer.input_layernorm = nn.Identity()
+        self.layer.load_state_dict({name.removeprefix("layers.0."): tensor for name, tensor in tensors.items()})
+        self.rotary = LlamaRotaryEmbedding(config)
+
+    def last(self, tokens: list[int], features: Tensor) -> Tensor:
+        """Prediction at the last of `tokens` x_1 .. x_n, with features f_0 .. f_{n-1}."""
+        rows = torch.cat([self.embedding[tokens], features], -1) @ self.weight.T + self.bias
+        positions = torch.arange(len(tokens))[None]
+        out: Tensor = self.layer(rows[None], position_embeddings=self.rotary(rows[None], positions))
+        return out[0, -1]
+
+
+class Heads(NamedTuple):
+    dense: DenseHead
+    ours: EagleHead
+
+
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory: pytest.TempPathFactory) -> Heads:
+    folder = tmp_path_factory.mktemp("head")
+    save_random_head(folder)
+    return Heads(DenseHead(folder), load_eagle_head(folder, torch.zeros(VOCAB, HIDDEN), torch.float64, CPU))
+
+
+def naive_tree(head: DenseHead, row: DraftRow, features: Tensor, shape: DraftShape) -> set[TokenPath]:
+    """EAGLE-2 for one row by its definition: a node's input feature is the prediction at its parent."""
+    known = list(row.token_ids)
+
+    @cache
+    def predict(path: TokenPath) -> Tensor:
+        drafted = [predict(path[:depth])[None] for depth in range(len(path))]
+        return head.last(known[1:] + list(path), torch.cat([features[: len(known) - 1], *drafted]))
+
+    def log_probs(path: TokenPath) -> list[float]:
+        logits = LM_HEAD @ predict(path)
+        sampling = row.sampling
+        if not sampling.is_greedy:
+            noise = gumbel(sampling.seed, sampling.sample_index, row.position + len(path), VOCAB)
+            logits = torch.log_softmax(logits / sampling.temperature, -1) + noise
+        return torch.log_softmax(logits, -1).tolist()
+
+    values: dict[TokenPath, float] = {(): 0.0}
+    frontier: list[TokenPath] = [()]
+    for _ in range(min(shape.depth, row.max_depth)):
+        level: dict[TokenPath, float] = {}
+        for path in frontier:
+            log_q = log_probs(path)
+            for token in sorted(range(VOCAB), key=lambda token, log_q=log_q: -log_q[token])[: shape.branching]:
+                level[*path, token] = values[path] + log_q[token]
+        values |= level
+        frontier = sorted(level, key=lambda path: -level[path])[: shape.branching]
+    del values[()]
+    return set(sorted(values, key=lambda path: (-values[path], len(path)))[: row.num_nodes])
+
+
+def paths_of(tree: DraftTree) -> set[TokenPath]:
+    return {tuple(tree.tokens[above] for above in tree.path(node)) for node in range(len(tree))}
+
+
+class Request:
+    """Stands in for the engine: tokens grow, and their true features come in chunk by chunk."""
+
+    def __init__(self, request_id: str, seed: int, table: list[int], temperature: float, prompt: int) -> None:
+        self.random = random.Random(seed)
+        generator = torch.Generator().manual_seed(seed)
+        self.request_id, self.table, self.prompt = request_id, table, prompt
+        self.features = torch.randn(MOST_TOKENS, HIDDEN, dtype=torch.float64, generator=generator)
+        self.sampling = Sampling(temperature=temperature, seed=seed)
+        self.tokens = [self.random.randrange(VOCAB) for _ in range(prompt)]
+        self.observed = 0
+
+    def observe(self, drafter: EagleDrafter) -> None:
+        """The step that caches all known tokens, in one pass or two."""
+        end = len(self.tokens)
+        middle = self.random.randint(self.observed, end)
+        for start, stop in ((self.observed, middle), (middle, end)):
+            if start < stop:
+                drafter.observe(self.request_id, start, self.features[start:stop])
+        self.observed = end
+
+    def grow(self, drafter: EagleDrafter) -> None:
+        """A step accepts some drafts: their features come in, and the target's own token follows."""
+        self.tokens += [self.random.randrange(VOCAB) for _ in range(self.random.randint(0, 4))]
+        if self.observed < len(self.tokens):
+            self.observe(drafter)
+        self.tokens.append(self.random.randrange(VOCAB))
+
+    def row(self, shape: DraftShape) -> DraftRow:
+        return DraftRow(
+            request_id=self.request_id,
+            token_ids=self.tokens,
+            block_table=self.table,
+            num_nodes=self.random.choice([0, shape.nodes, shape.nodes, max(1, shape.nodes // 2)]),
+            max_depth=self.random.choice([1, 2, 9, 9]),
+            sampling=self.sampling,
+            position=len(self.tokens) - self.prompt,
+        )
+
+
+@settings(max_examples=12)
+@given(
+    shape=draft_shapes(max_depth=4, max_branching=5),
+    seed=seeds,
+    temperatures=st.tuples(*[st.sampled_from([0.0, 0.0, 0.7])] * 3),
+    sizes=st.tuples(*[st.integers(1, 30)] * 3),
+    restarted=st.integers(0, 5),
+)
+@torch.no_grad()
+def test_trees_equal_eagle2_with_dense_passes_over_many_rounds(
+    heads: Heads,
+    shape: DraftShape,
+    seed: int,
+    temperatures: tuple[float, ...],
+    sizes: tuple[int, ...],
+    restarted: int,
+) -> None:
+    plan = shuffled_tables([MOST_TOKENS + shape.slots] * 3, 8, seed)
+    llama = heads.ours.config.llama
+    kv = torch.full((1, plan.num_blocks, 8, 2, llama.num_kv_heads, llama.head_dim), float("nan"), dtype=torch.float64)
+    drafter = EagleDrafter(heads.ours, LM_HEAD, kv, shape, GumbelNoise(VOCAB, CPU))
+    requests = [
+        Request(str(i), seed + i, table, temperature, size)
+        for i, (table, temperature, size) in enumerate(zip(plan.tables, temperatures, sizes, strict=True))
+    ]
+    for request in requests:
+        request.observe(drafter)
+        request.tokens.append(request.random.randrange(VOCAB))
+    for number in range(4):
+        rows = [request.row(shape) for request in requests]
+        trees = drafter.propose(rows)
+        assert len(trees) == len(rows)
+        for request, row, tree in zip(requests, rows, trees, strict=True):
+            assert paths_of(tree) == naive_tree(heads.dense, row, request.features, shape)
+        for request in requests:
+            if number == 1 and request.request_id == str(restarted):
+                # Its cache is gone: every known token but the last is run, and observed, again.
+                drafter.forget(request.request_id)
+                last = request.tokens.pop()
+                request.observed = 0
+                request.observe(drafter)
+                request.tokens.append(last)
+            else:
+                request.grow(drafter)
+
+
+def test_unknown_requests_and_rows_without_budget_get_empty_trees(heads: Heads) -> None:
+    shape = DraftShape(2, 2, 3)
+    llama = heads.ours.config.llama
+    kv = torch.full((1, 4, 8, 2, llama.num_kv_heads, llama.head_dim), float("nan"), dtype=torch.float64)
+    drafter = EagleDrafter(heads.ours, LM_HEAD, kv, shape, GumbelNoise(VOCAB, CPU))
+    drafter.observe("known", 0, torch.zeros(1, HIDDEN, dtype=torch.float64))
+
+    def row(request_id: str, num_nodes: int, max_depth: int) -> DraftRow:
+        return DraftRow(request_id, [3, 4], [2, 1], num_nodes, max_depth, Sampling(), 1)
+
+    assert drafter.propose([row("unknown", 3, 2), row("known", 0, 2), row("known", 3, 0)]) == [DraftTree()] * 3
+    assert len(drafter.propose([row("known", 3, 2)])[0]) == 3
+    drafter.observe("known", 1, torch.zeros(1, HIDDEN, dtype=torch.float64))
+    drafter.forget("known")
+    assert drafter.propose([row("known", 3, 2)]) == [DraftTree()]

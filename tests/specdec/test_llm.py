@@ -1,0 +1,153 @@
+"""The Python API as vLLM's users would try it, and what it refuses."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from specdec import LLM, DraftShape, SamplingParams
+from specdec.draft_heads.checkpoint_files import CheckpointError
+from tests.fakes import save_random_head, save_random_llama
+
+FREE = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("llm")
+    save_random_llama(path / "target")
+    save_random_head(path / "head")
+    return path
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> LLM:
+    return LLM(folder / "target", folder / "head", dtype="float32", shape=DraftShape(3, 2, 6), max_model_len=64)
+
+
+def test_outputs_read_like_vllms(llm: LLM) -> None:
+    outputs = llm.generate([[3, 4, 5], [6]], FREE)
+    assert [output.prompt_token_ids for output in outputs] == [[3, 4, 5], [6]]
+    first = outputs[0].outputs[0]
+    assert outputs[0].token_ids == first.token_ids
+    assert len(first.token_ids) == len(first.accepted) == 12
+    assert first.finish_reason == "length"
+    assert outputs[0].finished
+    assert outputs[0].text == first.text == ""
+    assert outputs[0].stats.steps >= 1
+    assert outputs[0].stats.tokens == 11
+
+
+def test_one_prompt_of_token_ids_needs_no_list_around_it(llm: LLM) -> None:
+    assert llm.generate([3, 4, 5], FREE)[0].token_ids == llm.generate([[3, 4, 5]], FREE)[0].token_ids
+
+
+def test_each_prompt_may_have_its_own_parameters(llm: LLM) -> None:
+    params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (2, 7)]
+    outputs = llm.generate([[3, 4], [3, 4]], params)
+    assert [len(output.token_ids) for output in outputs] == [2, 7]
+    assert outputs[1].token_ids[:2] == outputs[0].token_ids
+
+
+def test_stream_grows_to_what_generate_gives(llm: LLM) -> None:
+    states = list(llm.stream([[3, 4, 5]], FREE))
+    assert states[-1].token_ids == llm.generate([[3, 4, 5]], FREE)[0].token_ids
+    for before, after in itertools.pairwise(states):
+        assert after.token_ids[: len(before.token_ids)] == before.token_ids
+        assert len(after.token_ids) > len(before.token_ids)
+    assert [state.finished for state in states] == [False] * (len(states) - 1) + [True]
+
+
+def test_closing_a_stream_leaves_nothing_behind(llm: LLM) -> None:
+    stream = llm.stream([[3, 4, 5], [9]], FREE)
+    next(stream)
+    stream.close()
+    scheduler = llm.engine.scheduler
+    assert not llm.engine.has_unfinished
+    assert scheduler.pool.num_free == scheduler.pool.num_blocks
+    assert not llm.engine.drafter._unread  # type: ignore[attr-defined]
+
+
+def test_a_seed_is_drawn_where_none_is_given(llm: LLM) -> None:
+    params = SamplingParams(temperature=1.5, max_tokens=30, ignore_eos=True)
+    assert llm.generate([3], params)[0].token_ids != llm.generate([3], params)[0].token_ids
+
+
+def test_output_ends_with_the_context(llm: LLM) -> None:
+    output = llm.generate([list(range(60))], SamplingParams(temperature=0, max_tokens=None, ignore_eos=True))[0]
+    assert len(output.token_ids) == 4
+    assert output.finish_reason == "length"
+
+
+def test_end_and_stop_tokens_end_the_output_where_they_fall(llm: LLM) -> None:
+    """A stop token inside an accepted run cuts the run there."""
+    free = llm.generate([[7, 8]], SamplingParams(temperature=0, max_tokens=40, ignore_eos=True))[0].token_ids
+    for token in set(free):
+        params = SamplingParams(temperature=0, max_tokens=40, stop_token_ids=[token], ignore_eos=True)
+        output = llm.generate([[7, 8]], params)[0]
+        assert output.token_ids == free[: free.index(token) + 1]
+        assert output.finish_reason == "stop"
+        assert output.outputs[0].stop_reason == token
+
+
+def test_a_bad_prompt_is_refused_before_any_runs(llm: LLM) -> None:
+    for prompt, message in [
+        ([], "the prompt is empty"),
+        ([1, 97], "prompt token 97 is outside the vocabulary of 97"),
+        (list(range(64)), "64 tokens, and the context is 64"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            llm.generate([[1], prompt], FREE)
+    with pytest.raises(ValueError, match=r"no tokenizer\.json"):
+        llm.generate(["text"], FREE)
+    with pytest.raises(ValueError, match="2 sampling_params for 1 prompts"):
+        llm.generate([[1]], [FREE, FREE])
+    assert not llm.engine.has_unfinished
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"temperature": -0.5}, "temperature is -0.5"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"top_p": 0.0}, "top_p is 0.0"),
+        ({"top_p": 1.1}, "top_p is 1.1"),
+        ({"top_k": -2}, "top_k is -2"),
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"seed": -1}, "seed is -1"),
+        ({"stop": ["a", ""]}, "stop holds an empty string"),
+    ],
+)
+def test_parameters_outside_their_range_are_named(values: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SamplingParams(**values)  # type: ignore[arg-type]
+
+
+def test_settings_outside_their_range_are_named(folder: Path) -> None:
+    target = folder / "target"
+    for settings, message in [
+        ({"dtype": "int8"}, "dtype 'int8' is unknown"),
+        ({"device": "abacus"}, "device 'abacus' is unknown"),
+        ({"max_model_len": 1000}, "max_model_len 1000 is more than the model's max_position_embeddings 256"),
+        ({"kv_cache_memory": 10}, "kv_cache_memory 10 is less than one block"),
+        ({"max_num_seqs": 0}, "max_num_seqs is 0"),
+        ({"max_num_batched_tokens": 8}, "max_num_batched_tokens 8 is below max_num_seqs 64"),
+        ({"draft": "eagle"}, "draft 'eagle' is the demo model's own head"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            LLM(target, **settings)  # type: ignore[arg-type]
+
+
+def test_a_head_of_another_size_is_refused(folder: Path, tmp_path: Path) -> None:
+    save_random_head(tmp_path / "wide", hidden_size=64)
+    save_random_head(tmp_path / "words", vocab_size=50)
+    with pytest.raises(CheckpointError, match="hidden_size 64 does not fit the target's 32"):
+        LLM(folder / "target", tmp_path / "wide")
+    with pytest.raises(CheckpointError, match="vocab_size 50 does not fit the target's 97"):
+        LLM(folder / "target", tmp_path / "words")
+
+
+@pytest.mark.parametrize("values", [{"depth": 0}, {"branching": 65}, {"nodes": 0}, {"nodes": 2000}])
+def test_tree_shapes_are_bounded(values: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=next(iter(values))):
+        DraftShape(**{"depth": 2, "branching": 2, "nodes": 4, **values})

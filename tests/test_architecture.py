@@ -1,0 +1,101 @@
+"""The layers: who may import whom."""
+
+import ast
+import os
+import subprocess
+import sys
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# Each imports only itself and those before it.
+LAYERS = ["kernels", "verify", "draft_heads", "specdec", "train_eagle"]
+LINKED = [name for name in LAYERS if name != "specdec"]
+
+
+def _sources() -> dict[str, Path]:
+    """Importable name of every module, and its file in its real folder."""
+    found = {}
+    for layer in LAYERS:
+        # Unlike a glob, `os.walk` never follows the links in specdec/.
+        for folder, _, names in os.walk(ROOT / layer):
+            for name in names:
+                if name.endswith(".py"):
+                    file = Path(folder, name)
+                    dotted = ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+                    found[dotted if layer == "specdec" else f"specdec.{dotted}"] = file
+    return found
+
+
+SOURCES = _sources()
+
+
+def _layer(module: str) -> str | None:
+    """The layer of an imported name, None for what is not ours."""
+    parts = module.split(".")
+    if parts[0] != "specdec":
+        return None
+    return parts[1] if len(parts) > 1 and parts[1] in LINKED else "specdec"
+
+
+def _imports(module: str) -> set[str]:
+    """Names of modules imported anywhere in a module, wherever the statement stands."""
+    names = set()
+    for node in ast.walk(ast.parse(SOURCES[module].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{SOURCES[module]}:{node.lineno}: a relative import breaks under the links"
+            full = {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= {name if name in SOURCES else str(node.module) for name in full}
+    return names
+
+
+def test_modules_of_every_layer_are_found() -> None:
+    assert {_layer(module) for module in SOURCES} >= set(LAYERS) - {"train_eagle"}
+    assert {"specdec", "specdec.llm", "specdec.models.llama", "specdec.verify.tree"} <= set(SOURCES)
+    assert "specdec.verify.tree" in _imports("specdec.engine")
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_imports_point_downwards(module: str) -> None:
+    own = _layer(module)
+    assert own is not None
+    allowed = LAYERS[: LAYERS.index(own) + 1]
+    wrong = {name for name in _imports(module) if _layer(name) not in (None, *allowed)}
+    assert not wrong
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_layers_are_imported_through_the_package(module: str) -> None:
+    assert not {name for name in _imports(module) if name.split(".")[0] in LINKED}
+
+
+@pytest.mark.parametrize("module", [name for name in SOURCES if _layer(name) == "kernels"])
+def test_kernels_need_only_torch_and_triton(module: str) -> None:
+    others = {name for name in _imports(module) if _layer(name) != "kernels"}
+    assert {name.split(".")[0] for name in others} <= {"torch", "triton", *sys.stdlib_module_names}
+
+
+def test_no_import_cycle() -> None:
+    graph = {module: _imports(module) & set(SOURCES) - {module} for module in SOURCES}
+    list(TopologicalSorter(graph).static_order())
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_layer_is_a_plain_folder_linked_into_the_package(name: str) -> None:
+    assert not (ROOT / name).is_symlink()
+    assert not (ROOT / name / "__init__.py").exists()
+    assert os.readlink(ROOT / "specdec" / name) == f"../{name}"
+
+
+def test_links_are_kept_by_git() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    command = ["git", "ls-files", "-s", *(f"specdec/{name}" for name in LINKED)]
+    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert sorted((line.split()[0], line.split("\t")[1]) for line in lines) == sorted(
+        ("120000", f"specdec/{name}") for name in LINKED
+    )

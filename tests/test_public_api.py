@@ -1,0 +1,34 @@
+"""What `import specdec` offers, and that it is quick."""
+
+import subprocess
+import sys
+
+import pytest
+
+import specdec
+
+NAMES = ["LLM", "CompletionOutput", "DraftShape", "RequestOutput", "SamplingParams", "__version__"]
+
+
+def test_the_names_are_these() -> None:
+    assert sorted(specdec.__all__) == sorted(NAMES)
+    assert dir(specdec) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_resolves(name: str) -> None:
+    value = getattr(specdec, name)
+    assert isinstance(value, str) if name == "__version__" else value.__name__ == name
+
+
+def test_another_name_is_refused() -> None:
+    with pytest.raises(AttributeError, match="Engine"):
+        specdec.Engine  # noqa: B018
+
+
+def test_import_is_quick() -> None:
+    code = (
+        "import sys, specdec; sys.exit(', '.join({'torch', 'transformers', 'typer', 'rich'} & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
