@@ -13,6 +13,7 @@ from specdec.draft_heads.checkpoint_files import CheckpointError, load_strictly,
 from specdec.draft_heads.eagle import EagleConfig, EagleHead
 from specdec.draft_heads.llama_config import LlamaConfig
 from specdec.draft_heads.llama_layer import fuse_layer, split_layer
+from specdec.kernels.linear import ready
 
 
 def load_eagle_head(folder: Path, target_embedding: Tensor, dtype: torch.dtype, device: torch.device) -> EagleHead:
@@ -53,7 +54,9 @@ def load_eagle_head(folder: Path, target_embedding: Tensor, dtype: torch.dtype, 
         head = EagleHead(EagleConfig(llama, fc_bias))
     head = head.to(dtype).to_empty(device=device)
     load_strictly(head, tensors, folder)
-    return head.requires_grad_(False).eval()
+    head.requires_grad_(False).eval()
+    ready(head)
+    return head
 
 
 def save_eagle_head(head: EagleHead, folder: Path, settings: dict[str, Any]) -> None:

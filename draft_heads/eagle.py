@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from specdec.draft_heads.llama_config import LlamaConfig
 from specdec.draft_heads.llama_layer import Attention, LlamaLayer
+from specdec.kernels.linear import Linear
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class EagleHead(nn.Module):
         llama = config.llama
         self.config = config
         self.embed_tokens = nn.Embedding(llama.vocab_size, llama.hidden_size)
-        self.fc = nn.Linear(2 * llama.hidden_size, llama.hidden_size, bias=config.fc_bias)
+        self.fc = Linear(2 * llama.hidden_size, llama.hidden_size, bias=config.fc_bias)
         self.layers = nn.ModuleList(LlamaLayer(llama, input_norm=i > 0) for i in range(llama.num_layers))
 
     def forward(self, tokens: Tensor, features: Tensor, cos_sin: Tensor, attentions: Sequence[Attention]) -> Tensor:

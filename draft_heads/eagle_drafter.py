@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from specdec.draft_heads.drafter import DraftRow, DraftShape
 from specdec.draft_heads.eagle import EagleHead
 from specdec.draft_heads.llama_layer import PagedAttention
 from specdec.draft_heads.tree_search import Frontier, TreeSearch
+from specdec.kernels.linear import Projection
 from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
 from specdec.verify.noise import GumbelNoise
 from specdec.verify.sampling import processed_log_probs
@@ -35,13 +35,13 @@ class EagleDrafter:
 
     Args:
         head: the draft head.
-        lm_head: the target's `[vocab_size, hidden_size]` output weights.
+        lm_head: the target's output matrix.
         kv: `[layers, num_blocks, block_size, 2, kv_heads, head_dim]`, the head's cache.
         shape: bounds of a tree.
         noise: the noise that the verifier uses, so that drafts at temperature > 0 follow the same draw.
     """
 
-    def __init__(self, head: EagleHead, lm_head: Tensor, kv: Tensor, shape: DraftShape, noise: GumbelNoise) -> None:
+    def __init__(self, head: EagleHead, lm_head: Projection, kv: Tensor, shape: DraftShape, noise: GumbelNoise) -> None:
         llama = head.config.llama
         self.head, self.lm_head, self.kv, self.shape, self.noise = head, lm_head, kv, shape, noise
         self.block_size = kv.shape[2]
@@ -74,7 +74,7 @@ class EagleDrafter:
 
     def _draft(self, rows: Sequence[DraftRow]) -> list[DraftTree]:
         depth = min(self.shape.depth, max(row.max_depth for row in rows))
-        branching = min(self.shape.branching, self.lm_head.shape[0])
+        branching = min(self.shape.branching, self.lm_head.weight.shape[0])
         search = TreeSearch(len(rows), branching)
         tables = pad_block_tables([row.block_table for row in rows], self.kv.device)
         hidden = self._read_features(rows, tables)
@@ -142,7 +142,7 @@ class EagleDrafter:
 
     def _log_probs(self, hidden: Tensor, rows: Sequence[DraftRow], level: int) -> Tensor:
         """Values of all children, `[rows * width, vocab]`: log q, perturbed by the position's own noise if sampled."""
-        logits = F.linear(hidden, self.lm_head)
+        logits = self.lm_head(hidden)
         width = logits.shape[0] // len(rows)
         log_q = processed_log_probs(logits, [row.sampling for row in rows for _ in range(width)])
         if all(row.sampling.is_greedy for row in rows):

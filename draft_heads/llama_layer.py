@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from specdec.draft_heads.checkpoint_files import fuse
 from specdec.draft_heads.llama_config import LlamaConfig
+from specdec.kernels.linear import Linear
 from specdec.kernels.ragged_rows import RaggedRows
 from specdec.kernels.reference import rms_norm, rotate, silu_and_mul, store_kv, tree_attention
 
@@ -56,11 +57,11 @@ class LlamaLayer(nn.Module):
         self.qk_heads = config.num_heads + config.num_kv_heads
         self.input_layernorm = RMSNorm(hidden, config.rms_norm_eps) if input_norm else None
         qkv_size = (self.qk_heads + config.num_kv_heads) * dim
-        self.qkv_proj = nn.Linear(hidden, qkv_size, bias=config.attention_bias)
-        self.o_proj = nn.Linear(config.num_heads * dim, hidden, bias=config.output_bias)
+        self.qkv_proj = Linear(hidden, qkv_size, bias=config.attention_bias)
+        self.o_proj = Linear(config.num_heads * dim, hidden, bias=config.output_bias)
         self.post_attention_layernorm = RMSNorm(hidden, config.rms_norm_eps)
-        self.gate_up_proj = nn.Linear(hidden, 2 * config.intermediate_size, bias=config.mlp_bias)
-        self.down_proj = nn.Linear(config.intermediate_size, hidden, bias=config.mlp_bias)
+        self.gate_up_proj = Linear(hidden, 2 * config.intermediate_size, bias=config.mlp_bias)
+        self.down_proj = Linear(config.intermediate_size, hidden, bias=config.mlp_bias)
 
     def forward(self, hidden: Tensor, cos_sin: Tensor, attention: Attention) -> Tensor:
         """`hidden` `[rows, hidden_size]`, `cos_sin` `[rows, 2, 1, head_dim]` -> `[rows, hidden_size]`."""

@@ -107,7 +107,7 @@ class RowGroup:
         uneven = any(tile.end - rows.first != num_keys for tile in tiles)
         padding = (entries < rows.first)[:, None, None, None] if uneven else None
         entries = entries.clamp_(min=rows.first)
-        tables = rows.block_tables if len(tiles) == len(rows.lengths) else rows.block_tables[requests]
+        tables = rows.block_tables if requests == list(range(len(rows.lengths))) else rows.block_tables[requests]
         blocks = tables.gather(1, entries // rows.block_size)
         slots = (blocks * rows.block_size + entries % rows.block_size).flatten()
 
@@ -120,7 +120,7 @@ class RowGroup:
             scatter = (padded, queries[padded])
 
         visible = (rows.visible if queries is None else rows.visible[queries]).view(len(tiles), num_rows, 1)
-        width = int((ends[:, :, None] - visible).max()) if num_rows > 1 else 0
+        width = int((ends[:, :, None] - visible).max())
         hidden = None
         if width:
             words = rows.ancestors if queries is None else rows.ancestors[queries]

@@ -14,7 +14,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     compared with it digit for digit.
     """
     if x.dtype != torch.float64:
-        return F.rms_norm(x, (x.shape[-1],), weight, eps)
+        return F.rms_norm(x, (x.shape[-1],), weight.to(x.dtype), eps)
     single = x.float()
     single = single * torch.rsqrt(single.pow(2).mean(-1, keepdim=True) + eps)
     return weight * single.to(x.dtype)

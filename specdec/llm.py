@@ -2,9 +2,10 @@
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from specdec.block_pool import BlockPool
@@ -89,7 +90,7 @@ class LLM:
         noise = GumbelNoise(self.model.config.vocab_size, place)
         drafter: Drafter = NoDrafter()
         if head is not None and cache.draft is not None:
-            drafter = EagleDrafter(head, self.model.lm_head_weight, cache.draft, config.shape, noise)
+            drafter = EagleDrafter(head, self.model.output, cache.draft, config.shape, noise)
         scheduler = Scheduler(
             BlockPool(cache.num_blocks),
             config.block_size,
@@ -121,7 +122,9 @@ class LLM:
         requests = self._requests(prompts, sampling_params)
         self._add(requests)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, transient=True, disable=not use_tqdm or len(requests) < 2) as progress:
+        console = Console(stderr=True)
+        hidden = not use_tqdm or len(requests) < 2 or not console.is_terminal
+        with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
             task = progress.add_task("generating", total=len(requests))
             for request in self._run(requests):
                 if request.finished:
@@ -132,7 +135,7 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-    ) -> Iterator[RequestOutput]:
+    ) -> Generator[RequestOutput]:
         """Like `generate`, but yields a request's state after each step in which it got tokens.
 
         `segments` of a state is what is new in it. Closing the iterator aborts what is unfinished.
@@ -181,9 +184,14 @@ class LLM:
             params = list(sampling_params)
         if len(params) != len(batch):
             raise ValueError(f"{len(params)} sampling_params for {len(batch)} prompts; give one, or one each")
-        return [self._request(prompt, own) for prompt, own in zip(batch, params, strict=True)]
+        return [self.new_request(prompt, own) for prompt, own in zip(batch, params, strict=True)]
 
-    def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
+    def new_request(self, prompt: Prompt, params: SamplingParams) -> Request:
+        """A request for the engine, checked and not yet queued.
+
+        Raises:
+            ValueError: a prompt that is empty, foreign to the vocabulary, or too long.
+        """
         tokens = self._need_tokenizer().encode(prompt) if isinstance(prompt, str) else list(prompt)
         vocab = self.model.config.vocab_size
         if not tokens:
@@ -222,7 +230,7 @@ class LLM:
                     self.engine.abort(queued)
                 raise
 
-    def _run(self, requests: list[Request]) -> Iterator[Request]:
+    def _run(self, requests: list[Request]) -> Generator[Request]:
         """Step until all have ended; whatever interrupts it, none is left behind."""
         try:
             while not all(request.finished for request in requests):
@@ -248,7 +256,7 @@ def _draft_folder(draft: str | Path | None, is_demo: bool) -> Path | None:
         return None
     if draft == "eagle":
         if not is_demo:
-            raise ValueError("draft 'eagle' is the demo model's own head; give the folder of a head for this model")
+            raise ValueError("draft 'eagle' is the demo model's own head; give the folder of this model's, or none")
         return DEMO / "eagle"
     return Path(draft)
 

@@ -38,4 +38,4 @@ class ModelRunner:
         if sampled.numel() == 0:
             return StepOutput(output.features, output.features.new_empty(0, self.model.config.vocab_size))
         rows = output.features if sampled.numel() == len(batch.tokens) else output.features.index_select(0, sampled)
-        return StepOutput(output.features, self.model.logits(rows))
+        return StepOutput(output.features, self.model.output(rows))

@@ -1,7 +1,7 @@
 """A request: its tokens, how far its cache has come, and where its output ends."""
 
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from specdec.detokenizer import Detokenizer
 from specdec.outputs import CompletionOutput, RequestOutput, SpeculationStats
@@ -9,7 +9,7 @@ from specdec.sampling_params import SamplingParams
 from specdec.verify.sampling import Sampling
 
 
-@dataclass
+@dataclass(eq=False)
 class Request:
     """The only mutable object of the domain. `num_cached < len(token_ids)` while it lives.
 
@@ -92,6 +92,6 @@ class Request:
             prompt_token_ids=self.token_ids[: self.num_prompt],
             outputs=[completion],
             finished=self.finished,
-            stats=self.stats,
+            stats=replace(self.stats, accepted_per_depth=list(self.stats.accepted_per_depth)),
             segments=segments,
         )

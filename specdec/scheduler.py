@@ -80,9 +80,9 @@ class Scheduler:
             needed = self.blocks_needed(request)
             if needed > self.pool.num_free:
                 break
-            self.waiting.popleft()
             request.block_table = self.pool.allocate(needed)
             self.running.append(request)
+            self.waiting.popleft()
             budget -= self._plan(request, budget, plan)
         return plan
 
@@ -100,10 +100,9 @@ class Scheduler:
         return known
 
     def release(self, request: Request) -> None:
-        """Take back everything from a request that has ended, wherever it was."""
-        if request in self.running:
-            self.running.remove(request)
-            self.pool.free(request.block_table)
-            request.block_table = []
-        else:
-            self.waiting.remove(request)
+        """Take back everything from a request that has ended, wherever it was when it did."""
+        for queue in (self.running, self.waiting):
+            if request in queue:
+                queue.remove(request)
+        self.pool.free(request.block_table)
+        request.block_table = []

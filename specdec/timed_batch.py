@@ -83,7 +83,7 @@ def run_batch(
     order: dict[str, Answer] = {}
     start = time.perf_counter()
     try:
-        with closing(llm.stream(prompts, params)) as states:  # type: ignore[type-var]
+        with closing(llm.stream(prompts, params)) as states:
             for output in states:
                 # First come, first served: requests show up in the order of their prompts.
                 if output.request_id not in order:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from jinja2 import TemplateError
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -15,7 +16,11 @@ class Tokenizer:
     def __init__(self, folder: Path) -> None:
         if not (folder / "tokenizer.json").is_file():
             raise CheckpointError(f"{folder}: no tokenizer.json; give prompts as token ids, or add the tokenizer")
-        self._hf: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        try:
+            self._hf: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        except Exception as error:  # tokenizers raises a bare Exception, transformers many kinds
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise CheckpointError(f"{folder}: the tokenizer cannot be read: {reason}") from None
         self.backend: FastTokenizer = self._hf.backend_tokenizer
 
     @property
@@ -27,8 +32,15 @@ class Tokenizer:
         return list(self._hf(text)["input_ids"])
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Tokens of a conversation, up to where the assistant's answer begins."""
-        text = self._hf.apply_chat_template([dict(m) for m in messages], tokenize=False, add_generation_prompt=True)
+        """Tokens of a conversation, up to where the assistant's answer begins.
+
+        Raises:
+            ValueError: the chat template refuses the messages.
+        """
+        try:
+            text = self._hf.apply_chat_template([dict(m) for m in messages], tokenize=False, add_generation_prompt=True)
+        except TemplateError as error:
+            raise ValueError(f"the chat template refuses the conversation: {error}") from None
         return list(self._hf(text, add_special_tokens=False)["input_ids"])
 
     def decode(self, token_ids: Sequence[int]) -> str:

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from specdec.draft_heads.checkpoint_files import CheckpointError, load_strictly, naming, read_config, read_tensors
 from specdec.draft_heads.llama_config import LlamaConfig
 from specdec.draft_heads.llama_layer import Attention, LlamaLayer, RMSNorm, fuse_layer
+from specdec.kernels.linear import Projection, ready
 
 
 class TargetOutput(NamedTuple):
@@ -35,6 +36,7 @@ class LlamaModel(nn.Module):
         self.layers = nn.ModuleList(LlamaLayer(config) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = None if config.tie_word_embeddings else nn.Linear(config.hidden_size, config.vocab_size, False)
+        self._output: Projection | None = None
 
     @property
     def lm_head_weight(self) -> Tensor:
@@ -60,9 +62,12 @@ class LlamaModel(nn.Module):
             hidden = layer(hidden, cos_sin, attention)
         return TargetOutput(self.norm(hidden), [taps[index] for index in tap_layers])
 
-    def logits(self, features: Tensor) -> Tensor:
-        """`[rows, vocab_size]`."""
-        return F.linear(features, self.lm_head_weight)
+    @property
+    def output(self) -> Projection:
+        """The lm_head as it serves: `[rows, hidden_size]` features to `[rows, vocab_size]` logits."""
+        if self._output is None:
+            self._output = Projection(self.lm_head_weight)
+        return self._output
 
 
 def load_llama(folder: Path, dtype: torch.dtype, device: torch.device) -> LlamaModel:
@@ -92,4 +97,6 @@ def load_llama(folder: Path, dtype: torch.dtype, device: torch.device) -> LlamaM
         model = LlamaModel(config)
     model = model.to(dtype).to_empty(device=device)
     load_strictly(model, tensors, folder)
-    return model.requires_grad_(False).eval()
+    model.requires_grad_(False).eval()
+    ready(model)
+    return model

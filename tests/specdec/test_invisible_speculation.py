@@ -68,7 +68,7 @@ def run(llm: LLM, cases: list[Arrival]) -> list[list[int]]:
     while any(request is None or not request.finished for request in requests):
         for i, case in enumerate(cases):
             if requests[i] is None and case.step <= step:
-                request = llm._request(case.prompt, case.params)
+                request = llm.new_request(case.prompt, case.params)
                 requests[i] = request
                 llm.engine.add_request(request)
         llm.engine.step()

@@ -64,7 +64,7 @@ def chunked_logits(folder: Path, dtype: torch.dtype, tokens: Sequence[int], chun
     for chunk in chunks:
         row = TreeRow(tokens[start : start + chunk], DraftTree(), start, plan.tables[0], sampled=True)
         output = runner.forward(TreeBatch.pack([row], BLOCK, CPU))
-        logits.append(model.logits(output.features))
+        logits.append(model.output(output.features))
         start += chunk
     return torch.cat(logits)
 

@@ -1,0 +1,60 @@
+"""Products with weight matrices, which a processor reads fastest in a layout of its own."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Projection:
+    """`x @ weight.T + bias`.
+
+    In bfloat16 on a CPU, oneDNN rearranges a plain weight at every product, which at few rows costs as much
+    as the product; here that is done once. `benchmarks/linear.py` measures it.
+
+    Args:
+        weight: `[out_features, in_features]`.
+        bias: `[out_features]` or None.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.weight, self.bias = weight, bias
+        self._packed: Tensor | None = None
+        on_cpu = weight.device.type == "cpu" and weight.dtype == torch.bfloat16
+        if on_cpu and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether the product reads a rearranged copy of `weight`."""
+        return self._packed is not None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`[rows, in_features]` to `[rows, out_features]`."""
+        if self._packed is None:
+            return F.linear(x, self.weight, self.bias)
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
+        return product
+
+
+class Linear(nn.Linear):
+    """A linear layer that can be readied for serving, after which it is not trained any more."""
+
+    _projection: Projection | None = None
+
+    def ready(self) -> None:
+        """Take the weights as final. Those rearranged are not kept in their old layout as well."""
+        self._projection = Projection(self.weight, self.bias)
+        if self._projection.is_packed:
+            self._projection.weight = self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self._projection is None:
+            return F.linear(input, self.weight, self.bias)
+        return self._projection(input)
+
+
+def ready(module: nn.Module) -> None:
+    """Ready all `Linear` layers of a module for serving."""
+    for part in module.modules():
+        if isinstance(part, Linear):
+            part.ready()
