@@ -1,5 +1,7 @@
 """The Llama decoder layer over packed rows: targets and heads, serving and training, are made of it."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -45,6 +47,9 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps)
+
+    def served(self) -> Callable[[Tensor], Tensor]:
+        return partial(rms_norm, weight=self.weight.detach(), eps=self.eps)
 
 
 class LlamaLayer(nn.Module):

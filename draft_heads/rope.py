@@ -69,9 +69,9 @@ class RopeConfig:
             high_freq_factor=number("high_freq_factor", None if kind == "llama3" else 4.0),
             beta_fast=number("beta_fast", 32.0),
             beta_slow=number("beta_slow", 1.0),
-            attention_factor=values.get("attention_factor"),
-            mscale=values.get("mscale") or 0.0,
-            mscale_all_dim=values.get("mscale_all_dim") or 0.0,
+            attention_factor=number("attention_factor", 1.0) if values.get("attention_factor") is not None else None,
+            mscale=number("mscale", 1.0) if values.get("mscale") else 0.0,
+            mscale_all_dim=number("mscale_all_dim", 1.0) if values.get("mscale_all_dim") else 0.0,
             truncate=values.get("truncate", True),
         )
 

@@ -10,11 +10,16 @@ from specdec.kernels.ragged_rows import RaggedRows
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """`weight * x / sqrt(mean(x^2) + eps)` over the last dimension (Zhang & Sennrich 2019).
 
+    Computed as the layer norm of `[x, -x]`, which has mean 0 and the mean square of x as its variance: one
+    fused operation, where torch's own RMS norm is nine on a CPU.
+
     In float64 the normalisation itself runs in float32, as in transformers, so that a float64 run can be
     compared with it digit for digit.
     """
     if x.dtype != torch.float64:
-        return F.rms_norm(x, (x.shape[-1],), weight.to(x.dtype), eps)
+        size = x.shape[-1]
+        normed = F.layer_norm(torch.cat([x, -x], -1), (2 * size,), None, None, eps)
+        return normed[..., :size] * weight
     single = x.float()
     single = single * torch.rsqrt(single.pow(2).mean(-1, keepdim=True) + eps)
     return weight * single.to(x.dtype)
@@ -78,23 +83,25 @@ def tree_attention(query: Tensor, kv: Tensor, rows: RaggedRows, scale: float) ->
     kv_heads = kv.shape[3]
     group = heads // kv_heads
     exact = torch.float64 if query.dtype == torch.float64 else torch.float32
+    dense = torch.contiguous_format
     flat = kv.flatten(0, 1)
     output = None
     for part in rows.row_groups:
         tiles, num_rows, num_keys = part.shape
         q = query if part.queries is None else query.index_select(0, part.queries)
-        q = q.view(tiles, num_rows, kv_heads, group, dim).permute(0, 2, 3, 1, 4).to(exact)
-        q = q.reshape(tiles, kv_heads, group * num_rows, dim) * scale
-        entries = flat.index_select(0, part.slots).view(tiles, num_keys, 2, kv_heads, dim)
-        k, v = entries.to(exact).permute(2, 0, 3, 1, 4).unbind(0)
-        scores = torch.matmul(q, k.transpose(-1, -2)).view(tiles, kv_heads, group, num_rows, num_keys)
+        q = q.view(tiles, num_rows, kv_heads, group, dim).permute(0, 2, 3, 1, 4)
+        q = q.to(exact, memory_format=dense).reshape(tiles * kv_heads, group * num_rows, dim)
+        entries = flat.index_select(0, part.slots).view(tiles, num_keys, 2, kv_heads, dim).permute(2, 0, 3, 1, 4)
+        k, v = entries.to(exact, memory_format=dense).reshape(2, tiles * kv_heads, num_keys, dim).unbind(0)
+        scores = torch.baddbmm(q.new_empty(()), q, k.transpose(1, 2), beta=0, alpha=scale)
+        by_row = scores.view(tiles, kv_heads, group, num_rows, num_keys)
         if part.hidden is not None:
-            scores[..., num_keys - part.width :].masked_fill_(part.hidden, float("-inf"))
+            by_row[..., num_keys - part.width :].masked_fill_(part.hidden, float("-inf"))
         if part.padding is not None:
-            scores.masked_fill_(part.padding, float("-inf"))
-        weights = torch.softmax(scores, -1).view(tiles, kv_heads, group * num_rows, num_keys)
-        mixed = torch.matmul(weights, v).view(tiles, kv_heads, group, num_rows, dim)
-        mixed = mixed.permute(0, 3, 1, 2, 4).reshape(tiles * num_rows, heads, dim).to(query.dtype)
+            by_row.masked_fill_(part.padding, float("-inf"))
+        mixed = torch.bmm(torch.softmax(scores, -1), v).view(tiles, kv_heads, group, num_rows, dim)
+        mixed = mixed.permute(0, 3, 1, 2, 4).to(query.dtype, memory_format=dense)
+        mixed = mixed.reshape(tiles * num_rows, heads, dim)
         if part.scatter is None:
             return mixed
         if output is None:
