@@ -8,6 +8,7 @@ The default of `specdec.config.default_shape` is chosen by this table.
 import argparse
 import statistics
 import time
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -49,12 +50,12 @@ def main() -> None:
                 if round_number:  # the first round warms up
                     seconds[name].append(time.perf_counter() - start)
                     taus[name].append(output.stats.tau)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name in engines:
         speedup = statistics.median(p / s for p, s in zip(seconds["plain"], seconds[name], strict=True))
         tau = statistics.mean(taus[name])
         rows.append({"shape": name, "tau": round(tau, 3), "speedup": round(speedup, 3), "c": round(tau / speedup, 3)})
-    rows.sort(key=lambda row: -float(row["speedup"]))
+    rows.sort(key=lambda row: -row["speedup"])
     table = Table("depth,branching,nodes", "tau", "c", "speed-up")
     for row in rows:
         table.add_row(str(row["shape"]), f"{row['tau']:.2f}", f"{row['c']:.2f}", f"{row['speedup']:.2f}")
