@@ -58,4 +58,5 @@ def ready(module: nn.Module) -> None:
         for name, part in parent.named_children():
             served = getattr(part, "served", None)
             if served is not None:
+                assert name.isidentifier(), f"part {name} of a list is not called as an attribute"
                 parent.__dict__[name] = served()

@@ -1,0 +1,65 @@
+"""Weights as served against weights as trained."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from specdec.draft_heads.llama_layer import RMSNorm
+from specdec.kernels.linear import Linear, Projection, ready
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [1, 2, 13, 65])
+def test_projection_equals_linear(dtype: torch.dtype, bias: bool, rows: int) -> None:
+    """Error against float64 at most twice that of torch's own product in the same dtype."""
+    torch.manual_seed(rows)
+    x, weight = torch.randn(rows, 37, dtype=dtype), torch.randn(51, 37, dtype=dtype)
+    b = torch.randn(51, dtype=dtype) if bias else None
+    exact = F.linear(x.double(), weight.double(), None if b is None else b.double())
+    own = (F.linear(x, weight, b).double() - exact).abs().max()
+    with torch.inference_mode():
+        ours = Projection(weight, b)(x)
+    assert ours.dtype == dtype
+    assert (ours.double() - exact).abs().max() <= 2 * own
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_readied_module_computes_the_same(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = RMSNorm(24, 1e-5)
+            self.proj = Linear(24, 24, bias=True)
+            self.inner = Linear(24, 16, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.inner(self.proj(self.norm(x)))
+            return out
+
+    block = Block().to(dtype).requires_grad_(False)
+    nn.init.normal_(block.norm.weight)
+    x = torch.randn(5, 24, dtype=dtype)
+    with torch.inference_mode():
+        before = block(x)
+        ready(block)
+        after = block(x)
+    torch.testing.assert_close(after, before)
+    assert not isinstance(block.proj, Linear)
+
+
+def test_parts_of_lists_are_refused() -> None:
+    with pytest.raises(AssertionError, match="part 0 of a list"):
+        ready(nn.ModuleList([Linear(4, 4)]))
+
+
+def test_weights_laid_out_anew_are_kept_once() -> None:
+    layer = Linear(64, 32, bias=False).to(torch.bfloat16).requires_grad_(False)
+    projection = layer.served()
+    kept = projection.weight.numel()
+    assert kept == (0 if projection.is_packed else 64 * 32)
