@@ -80,7 +80,8 @@ class RowGroup:
         queries: int64 `[tiles * rows]` packed row of each padded row, or None if the group is all rows in order.
         scatter: (padded rows, packed rows) to write results back, or None likewise.
         shape: (tiles, rows, keys).
-        slots: int64 `[tiles * keys]` cache slots; padding repeats a slot of the request's own.
+        slots: int64 `[tiles * keys]` cache slots; padding repeats a slot of the request's own. A slice where
+            they are one run of slots, which can be read in place.
         padding: bool `[tiles, 1, 1, 1, keys]`, True left of a tile's first key; None without padding.
         hidden: bool `[tiles, 1, 1, rows, width]`, True where a row does not see one of the last `width`
             keys; None if all rows see all keys.
@@ -89,10 +90,15 @@ class RowGroup:
     queries: Tensor | None
     scatter: tuple[Tensor, Tensor] | None
     shape: tuple[int, int, int]
-    slots: Tensor
+    slots: Tensor | slice
     padding: Tensor | None
     hidden: Tensor | None
     width: int = field(default=0)
+
+    def gather(self, entries: Tensor) -> Tensor:
+        """`[tiles, keys, …]` of a cache's entries `[slots, …]`."""
+        found = entries[self.slots] if isinstance(self.slots, slice) else entries.index_select(0, self.slots)
+        return found.view(self.shape[0], self.shape[2], *entries.shape[1:])
 
     @staticmethod
     def build(rows: RaggedRows, tiles: "list[Tile]") -> "RowGroup":
@@ -109,7 +115,12 @@ class RowGroup:
         entries = entries.clamp_(min=rows.first)
         tables = rows.block_tables if requests == list(range(len(rows.lengths))) else rows.block_tables[requests]
         blocks = tables.gather(1, entries // rows.block_size)
-        slots = (blocks * rows.block_size + entries % rows.block_size).flatten()
+        places = (blocks * rows.block_size + entries % rows.block_size).flatten()
+        slots: Tensor | slice = places
+        if len(tiles) == 1:
+            start = int(places[0])
+            if torch.equal(places, torch.arange(start, start + num_keys, device=device)):
+                slots = slice(start, start + num_keys)
 
         queries, scatter = None, None
         if not in_order:

@@ -90,18 +90,25 @@ def tree_attention(query: Tensor, kv: Tensor, rows: RaggedRows, scale: float) ->
         tiles, num_rows, num_keys = part.shape
         q = query if part.queries is None else query.index_select(0, part.queries)
         q = q.view(tiles, num_rows, kv_heads, group, dim).permute(0, 2, 3, 1, 4)
-        q = q.to(exact, memory_format=dense).reshape(tiles * kv_heads, group * num_rows, dim)
-        entries = flat.index_select(0, part.slots).view(tiles, num_keys, 2, kv_heads, dim).permute(2, 0, 3, 1, 4)
-        k, v = entries.to(exact, memory_format=dense).reshape(2, tiles * kv_heads, num_keys, dim).unbind(0)
-        scores = torch.baddbmm(q.new_empty(()), q, k.transpose(1, 2), beta=0, alpha=scale)
-        by_row = scores.view(tiles, kv_heads, group, num_rows, num_keys)
-        if part.hidden is not None:
-            by_row[..., num_keys - part.width :].masked_fill_(part.hidden, float("-inf"))
-        if part.padding is not None:
-            by_row.masked_fill_(part.padding, float("-inf"))
-        mixed = torch.bmm(torch.softmax(scores, -1), v).view(tiles, kv_heads, group, num_rows, dim)
-        mixed = mixed.permute(0, 3, 1, 2, 4).to(query.dtype, memory_format=dense)
-        mixed = mixed.reshape(tiles * num_rows, heads, dim)
+        entries = part.gather(flat)
+        if part.hidden is None and part.padding is None:
+            # Every row sees every key, as in plain decoding: torch's fused attention needs no mask then.
+            k, v = entries.permute(2, 0, 3, 1, 4).unbind(0)
+            mixed = F.scaled_dot_product_attention(q.reshape(tiles, kv_heads, group * num_rows, dim), k, v, scale=scale)
+        else:
+            q = q.to(exact, memory_format=dense).reshape(tiles * kv_heads, group * num_rows, dim)
+            # Converted before it is permuted: a straight copy is several times as fast as a strided one.
+            entries = entries.to(exact).permute(2, 0, 3, 1, 4)
+            k, v = entries.reshape(2, tiles * kv_heads, num_keys, dim).unbind(0)
+            scores = torch.baddbmm(q.new_empty(()), q, k.transpose(1, 2), beta=0, alpha=scale)
+            by_row = scores.view(tiles, kv_heads, group, num_rows, num_keys)
+            if part.hidden is not None:
+                by_row[..., num_keys - part.width :].masked_fill_(part.hidden, float("-inf"))
+            if part.padding is not None:
+                by_row.masked_fill_(part.padding, float("-inf"))
+            mixed = torch.bmm(torch.softmax(scores, -1), v)
+        mixed = mixed.view(tiles, kv_heads, group, num_rows, dim).permute(0, 3, 1, 2, 4)
+        mixed = mixed.to(query.dtype, memory_format=dense).reshape(tiles * num_rows, heads, dim)
         if part.scatter is None:
             return mixed
         if output is None:
