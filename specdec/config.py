@@ -96,4 +96,4 @@ def default_shape(device: torch.device) -> DraftShape:
 
     `benchmarks/tree_shapes.py` measures it.
     """
-    return EAGLE2_SHAPE if device.type == "cuda" else DraftShape(5, 2, 8)
+    return EAGLE2_SHAPE if device.type == "cuda" else DraftShape(3, 3, 6)
