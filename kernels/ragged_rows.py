@@ -109,18 +109,17 @@ class RowGroup:
         ends = torch.tensor([[tile.end] for tile in tiles], device=device)
         requests = [tile.request for tile in tiles]
 
-        entries = ends + torch.arange(-num_keys, 0, device=device)
-        uneven = any(tile.end - rows.first != num_keys for tile in tiles)
-        padding = (entries < rows.first)[:, None, None, None] if uneven else None
-        entries = entries.clamp_(min=rows.first)
-        tables = rows.block_tables if requests == list(range(len(rows.lengths))) else rows.block_tables[requests]
-        blocks = tables.gather(1, entries // rows.block_size)
-        places = (blocks * rows.block_size + entries % rows.block_size).flatten()
-        slots: Tensor | slice = places
-        if len(tiles) == 1:
-            start = int(places[0])
-            if torch.equal(places, torch.arange(start, start + num_keys, device=device)):
-                slots = slice(start, start + num_keys)
+        padding = None
+        slots: Tensor | slice | None = _run_of_slots(rows, tiles[0]) if len(tiles) == 1 else None
+        if slots is None:
+            entries = ends + torch.arange(-num_keys, 0, device=device)
+            if any(tile.end - rows.first != num_keys for tile in tiles):
+                padding = (entries < rows.first)[:, None, None, None]
+            entries = entries.clamp_(min=rows.first)
+            in_turn = requests == list(range(len(rows.lengths)))
+            tables = rows.block_tables if in_turn else rows.block_tables[requests]
+            blocks = tables.gather(1, entries // rows.block_size)
+            slots = (blocks * rows.block_size + entries % rows.block_size).flatten()
 
         queries, scatter = None, None
         if not in_order:
@@ -144,3 +143,12 @@ class RowGroup:
             is_ancestor = (node >= 0) & ((word >> (node % WORD_BITS)) & 1).bool()
             hidden = ~((last < visible) | is_ancestor)[:, None, None]
         return RowGroup(queries, scatter, (len(tiles), num_rows, num_keys), slots, padding, hidden, width)
+
+
+def _run_of_slots(rows: RaggedRows, tile: Tile) -> slice | None:
+    """The slots that the tile's keys lie in, if they are consecutive."""
+    size = rows.block_size
+    blocks = rows.block_tables[tile.request, : -(-tile.end // size)].tolist()
+    if blocks != list(range(blocks[0], blocks[0] + len(blocks))):
+        return None
+    return slice(blocks[0] * size + rows.first, blocks[0] * size + tile.end)

@@ -49,9 +49,7 @@ def store_kv(kv: Tensor, slots: Tensor, key: Tensor, value: Tensor) -> None:
     Args:
         kv: `[num_blocks, block_size, 2, kv_heads, head_dim]`, keys at 0 and values at 1 of the third dimension.
     """
-    flat = kv.flatten(0, 1)
-    flat[:, 0].index_copy_(0, slots, key)
-    flat[:, 1].index_copy_(0, slots, value)
+    kv.flatten(0, 1).index_copy_(0, slots, torch.stack((key, value), 1))
 
 
 def move_kv(kv: Tensor, source: Tensor, target: Tensor) -> None:

@@ -15,6 +15,7 @@ class KVCache:
     Attributes:
         target: `[layers, num_blocks, block_size, 2, kv_heads, head_dim]`.
         draft: the same with the head's own layers and sizes, or None.
+        target_layers: `target`, layer by layer.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class KVCache:
 
         self.target = allocate(target)
         self.draft = None if draft is None else allocate(draft)
+        self.target_layers = self.target.unbind(0)
 
     def move(self, source: Sequence[int], target: Sequence[int]) -> None:
         """Copy the target's slots `source` to `target` in every layer."""

@@ -32,7 +32,7 @@ class ModelRunner:
         self.rope = config.rope.table(config.head_dim, config.max_position, dtype).to(device)
 
     def forward(self, batch: TreeBatch) -> StepOutput:
-        attentions = [PagedAttention(kv, batch.slots, batch.rows) for kv in self.cache.target]
+        attentions = [PagedAttention(kv, batch.slots, batch.rows) for kv in self.cache.target_layers]
         output = self.model(batch.tokens, self.rope.index_select(0, batch.positions), attentions)
         sampled = batch.sample_rows
         if sampled.numel() == 0:
