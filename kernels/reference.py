@@ -65,8 +65,9 @@ def move_kv(kv: Tensor, source: Tensor, target: Tensor) -> None:
 def tree_attention(query: Tensor, kv: Tensor, rows: RaggedRows, scale: float) -> Tensor:
     """Attention of ragged query rows over a paged cache, causal along chains and by ancestors in trees.
 
-    Scores and sums are float32 (float64 for float64 input). Query heads of a group share one copy of their
-    keys, and only the columns that some row does not see are masked.
+    Query heads of a group share one copy of their keys, and only the columns that some row does not see are
+    masked. Where there are such columns, scores and sums are float32 (float64 for float64 input); elsewhere
+    they are those of torch's fused attention, so below float32 the two can differ in the last bit.
 
     Args:
         query: `[rows, heads, head_dim]`.
