@@ -10,6 +10,8 @@ from typing import Any
 import torch
 import transformers
 
+from specdec import DraftShape
+
 RESULTS = Path(__file__).parent / "results"
 PROMPTS = Path(__file__).parent / "prompts"
 
@@ -41,6 +43,12 @@ def read_prompts(name: str) -> list[list[dict[str, str]]]:
     """Conversations of `prompts/NAME.jsonl`, each ending with a user's turn."""
     lines = (PROMPTS / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line)["messages"] for line in lines]
+
+
+def parse_shape(text: str) -> DraftShape:
+    """`depth,branching,nodes` with or without `,min_reach`."""
+    depth, branching, nodes, *reach = text.split(",")
+    return DraftShape(int(depth), int(branching), int(nodes), *map(float, reach))
 
 
 def _processor() -> str:

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM
 
-from benchmarks.report import read_prompts, write
-from specdec import LLM, DraftShape, SamplingParams
+from benchmarks.report import parse_shape, read_prompts, write
+from specdec import LLM, SamplingParams
 from specdec.config import DEMO
 
 
@@ -29,10 +29,10 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=6, help="of each kind of text")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=96)
-    parser.add_argument("--shape", help="depth,branching,nodes; default: the device's own")
+    parser.add_argument("--shape", help="depth,branching,nodes and min_reach if any; default: the device's own")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    shape = DraftShape(*map(int, args.shape.split(","))) if args.shape else None
+    shape = parse_shape(args.shape) if args.shape else None
     plain = LLM(args.model, None, dtype=args.dtype)
     eagle = LLM(args.model, args.draft, dtype=args.dtype, shape=shape)
     reference = AutoModelForCausalLM.from_pretrained(args.model, dtype=plain.config.dtype).eval()

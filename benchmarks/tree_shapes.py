@@ -14,8 +14,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.report import read_prompts, write
-from specdec import LLM, DraftShape, SamplingParams
+from benchmarks.report import parse_shape, read_prompts, write
+from specdec import LLM, SamplingParams
 
 SHAPES = ["2,2,4", "3,2,6", "3,4,8", "4,2,8", "4,4,12", "5,2,8", "5,3,12", "5,4,16", "6,4,20", "7,2,12", "6,10,60"]
 
@@ -24,7 +24,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="target folder; default: the demo model")
     parser.add_argument("--draft", default="eagle", help="head folder; default: the demo head")
-    parser.add_argument("--shapes", nargs="+", default=SHAPES, help="depth,branching,nodes of each tree")
+    parser.add_argument("--shapes", nargs="+", default=SHAPES, help="depth,branching,nodes and min_reach if any")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--prompts", type=int, default=4, help="of each kind of text")
     parser.add_argument("--rounds", type=int, default=3)
@@ -33,7 +33,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     engines = {"plain": LLM(args.model, None)}
     for shape in args.shapes:
-        engines[shape] = LLM(args.model, args.draft, shape=DraftShape(*map(int, shape.split(","))))
+        engines[shape] = LLM(args.model, args.draft, shape=parse_shape(shape))
     params = SamplingParams(temperature=0, max_tokens=args.max_tokens, ignore_eos=True)
     prompts = [
         engines["plain"].chat_prompt(messages)

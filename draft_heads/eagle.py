@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from specdec.draft_heads.llama_config import LlamaConfig
 from specdec.draft_heads.llama_layer import Attention, LlamaLayer
+from specdec.draft_heads.rope import Rotary
 from specdec.kernels.linear import Linear
 
 
@@ -40,16 +41,16 @@ class EagleHead(nn.Module):
         self.fc = Linear(2 * llama.hidden_size, llama.hidden_size, bias=config.fc_bias)
         self.layers = nn.ModuleList(LlamaLayer(llama, input_norm=i > 0) for i in range(llama.num_layers))
 
-    def forward(self, tokens: Tensor, features: Tensor, cos_sin: Tensor, attentions: Sequence[Attention]) -> Tensor:
+    def forward(self, tokens: Tensor, features: Tensor, rotary: Rotary, attentions: Sequence[Attention]) -> Tensor:
         """Predicted features.
 
         Args:
             tokens: int64 `[rows]`, x_i.
             features: `[rows, hidden_size]`, f_{i-1}: the target's, or while drafting the head's own.
-            cos_sin: `[rows, 2, 1, head_dim]` for rotary position i - 1.
+            rotary: of position i - 1.
             attentions: one per layer, how the rows see each other.
         """
         hidden: Tensor = self.fc(torch.cat([F.embedding(tokens, self.embed_tokens.weight), features], -1))
         for layer, attention in zip(self.layers, attentions, strict=True):
-            hidden = layer(hidden, cos_sin, attention)
+            hidden = layer(hidden, rotary, attention)
         return hidden

@@ -9,6 +9,7 @@ from torch import Tensor
 from specdec.draft_heads.drafter import DraftRow, DraftShape
 from specdec.draft_heads.eagle import EagleHead
 from specdec.draft_heads.llama_layer import PagedAttention
+from specdec.draft_heads.rope import rotary_at
 from specdec.draft_heads.tree_search import Frontier, TreeSearch
 from specdec.kernels.linear import Projection
 from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
@@ -36,16 +37,27 @@ class EagleDrafter:
     Args:
         head: the draft head.
         lm_head: the target's output matrix.
-        kv: `[layers, num_blocks, block_size, 2, kv_heads, head_dim]`, the head's cache.
+        kv: `[layers, slots, 2 * kv_heads, head_dim]`, the head's cache.
+        block_size: slots of a block.
         shape: bounds of a tree.
         noise: the noise that the verifier uses, so that drafts at temperature > 0 follow the same draw.
     """
 
-    def __init__(self, head: EagleHead, lm_head: Projection, kv: Tensor, shape: DraftShape, noise: GumbelNoise) -> None:
+    def __init__(
+        self,
+        head: EagleHead,
+        lm_head: Projection,
+        kv: Tensor,
+        block_size: int,
+        shape: DraftShape,
+        noise: GumbelNoise,
+    ) -> None:
         llama = head.config.llama
         self.head, self.lm_head, self.kv, self.shape, self.noise = head, lm_head, kv, shape, noise
-        self.block_size = kv.shape[2]
+        self.block_size = block_size
         self.rope = llama.rope.table(llama.head_dim, llama.max_position, kv.dtype).to(kv.device)
+        self.branching = min(shape.branching, lm_head.weight.shape[0])
+        self._own_bits = _own_bits(shape.depth - 1, self.branching, kv.device)
         self._unread: dict[str, _Unread] = {}
 
     def observe(self, request_id: str, start: int, features: Tensor) -> None:
@@ -73,18 +85,23 @@ class EagleDrafter:
         return trees
 
     def _draft(self, rows: Sequence[DraftRow]) -> list[DraftTree]:
-        depth = min(self.shape.depth, max(row.max_depth for row in rows))
-        branching = min(self.shape.branching, self.lm_head.weight.shape[0])
-        search = TreeSearch(len(rows), branching)
+        depths = [min(self.shape.depth, row.max_depth) for row in rows]
+        depth = max(depths)
+        search = TreeSearch(len(rows), self.branching)
         tables = pad_block_tables([row.block_table for row in rows], self.kv.device)
         hidden = self._read_features(rows, tables)
-        levels = _Levels.start(rows, self.block_size, depth, branching, self.kv.device)
+        levels = _Levels.start(rows, self.block_size, self._own_bits[: depth - 1], self.kv.device)
         for level in range(1, depth + 1):
             log_probs = self._log_probs(hidden, rows, level)
             frontier = search.expand(log_probs.view(len(rows), -1, log_probs.shape[-1]))
-            if level < depth:
-                hidden = self._expand(levels, frontier, hidden, tables, level)
-        return search.trees([row.num_nodes for row in rows], [row.max_depth for row in rows])
+            if self.shape.min_reach and level < depth:
+                for i, reach in enumerate(frontier.values.exp().sum(1).tolist()):
+                    if reach < self.shape.min_reach:
+                        depths[i] = min(depths[i], level)
+            if level >= max(depths):
+                break
+            hidden = self._expand(levels, frontier, hidden, tables, level)
+        return search.trees([row.num_nodes for row in rows], depths)
 
     def _read_features(self, rows: Sequence[DraftRow], tables: Tensor) -> Tensor:
         """Run the head over the tokens whose true features have come in; its prediction at each root."""
@@ -123,12 +140,12 @@ class EagleDrafter:
 
     def _expand(self, levels: "_Levels", frontier: Frontier, hidden: Tensor, tables: Tensor, level: int) -> Tensor:
         """Run the head over the frontier; its predictions after each frontier node, `[rows * width, hidden]`."""
-        num_rows, width = frontier.tokens.shape
+        num_rows = len(frontier.tokens)
         before = hidden.view(num_rows, -1, hidden.shape[-1])
         size = before.shape[-1]
         features = before.gather(1, frontier.parents[:, :, None].expand(-1, -1, size)).view(-1, size)
         ragged = levels.ragged(frontier, tables, level, self.block_size)
-        positions = levels.root_positions.add(level - 1).repeat_interleave(width)
+        positions = levels.positions + (level - 1)
         tokens = frontier.tokens.flatten()
         return self._forward(tokens, features, positions, levels.slots[level - 1], ragged)
 
@@ -137,7 +154,7 @@ class EagleDrafter:
     ) -> Tensor:
         ids = tokens if isinstance(tokens, Tensor) else torch.tensor(tokens, device=self.kv.device)
         attentions = [PagedAttention(kv, slots, rows) for kv in self.kv]
-        hidden: Tensor = self.head(ids, features, self.rope.index_select(0, positions), attentions)
+        hidden: Tensor = self.head(ids, features, rotary_at(self.rope, positions), attentions)
         return hidden
 
     def _log_probs(self, hidden: Tensor, rows: Sequence[DraftRow], level: int) -> Tensor:
@@ -161,29 +178,25 @@ class EagleDrafter:
 class _Levels:
     """Scratch entries of the nodes expanded at each level, and who is whose ancestor among them."""
 
-    root_positions: Tensor
+    positions: Tensor
+    visible: Tensor
     base: list[int]
-    slots: list[Tensor]
-    own_bits: list[Tensor]
+    slots: Sequence[Tensor]
+    own_bits: Tensor
     bits: Tensor | None = None
 
     @staticmethod
-    def start(rows: Sequence[DraftRow], block_size: int, depth: int, branching: int, device: torch.device) -> "_Levels":
+    def start(rows: Sequence[DraftRow], block_size: int, own_bits: Tensor, device: torch.device) -> "_Levels":
+        levels, branching, _ = own_bits.shape
         base = [len(row.token_ids) for row in rows]
-        count = max(depth - 1, 0) * branching
-        table = [
+        count = levels * branching
+        slots = [
             slots_of(row.block_table, start, start + count, block_size) for row, start in zip(rows, base, strict=True)
         ]
-        words = -(-max(count, 1) // WORD_BITS)
-        slots, own_bits = [], []
-        for level in range(depth - 1):
-            part = slice(level * branching, (level + 1) * branching)
-            slots.append(torch.tensor([slot for row in table for slot in row[part]], device=device))
-            nodes = range(part.start, part.stop)
-            own_bits.append(torch.tensor([split_words(1 << node, words) for node in nodes], device=device))
+        by_level = torch.tensor(slots, device=device).view(len(rows), levels, branching).transpose(0, 1)
         # Rotary position of the node at depth 1: one less than its own.
-        roots = torch.tensor([start - 1 for start in base], device=device)
-        return _Levels(roots, base, slots, own_bits)
+        positions = torch.tensor([start - 1 for start in base for _ in range(branching)], device=device)
+        return _Levels(positions, positions + 1, base, by_level.flatten(1).unbind(0), own_bits)
 
     def ragged(self, frontier: Frontier, tables: Tensor, level: int, block_size: int) -> RaggedRows:
         num_rows, width = frontier.tokens.shape
@@ -198,8 +211,15 @@ class _Levels:
             lengths=[start + level * width for start in self.base],
             tree_starts=self.base,
             block_tables=tables,
-            visible=(self.root_positions + 1).repeat_interleave(width),
+            visible=self.visible,
             ancestors=self.bits.reshape(num_rows * width, -1),
             block_size=block_size,
             first=1,
         )
+
+
+def _own_bits(levels: int, branching: int, device: torch.device) -> Tensor:
+    """int64 `[levels, branching, words]`: of each scratch entry, the bit that stands for itself."""
+    words = -(-max(levels * branching, 1) // WORD_BITS)
+    bits = [split_words(1 << node, words) for node in range(levels * branching)]
+    return torch.tensor(bits, dtype=torch.int64, device=device).view(levels, branching, words)

@@ -9,16 +9,17 @@ from torch import Tensor, nn
 
 from specdec.draft_heads.checkpoint_files import fuse
 from specdec.draft_heads.llama_config import LlamaConfig
+from specdec.draft_heads.rope import Rotary
 from specdec.kernels.linear import Linear
 from specdec.kernels.ragged_rows import RaggedRows
-from specdec.kernels.reference import rms_norm, rotate, silu_and_mul, store_kv, tree_attention
+from specdec.kernels.reference import rms_norm, rotate_, silu_and_mul, store_kv, tree_attention
 
 
 class Attention(Protocol):
     """How packed rows attend to each other and to the past."""
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """`query` `[rows, heads, head_dim]`, `key` and `value` `[rows, kv_heads, head_dim]` -> like `query`."""
+    def __call__(self, query: Tensor, key_value: Tensor) -> Tensor:
+        """`query` `[rows, heads, head_dim]`, `key_value` `[rows, 2 * kv_heads, head_dim]` -> like `query`."""
         ...
 
 
@@ -26,7 +27,7 @@ class PagedAttention:
     """Stores a step's keys and values in one layer's paged cache, then attends over it.
 
     Args:
-        kv: `[num_blocks, block_size, 2, kv_heads, head_dim]`.
+        kv: `[slots, 2 * kv_heads, head_dim]`, keys first.
         slots: int64 `[rows]`, where the rows' own keys and values go.
         rows: what each row sees.
     """
@@ -34,8 +35,8 @@ class PagedAttention:
     def __init__(self, kv: Tensor, slots: Tensor, rows: RaggedRows) -> None:
         self.kv, self.slots, self.rows = kv, slots, rows
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        store_kv(self.kv, self.slots, key, value)
+    def __call__(self, query: Tensor, key_value: Tensor) -> Tensor:
+        store_kv(self.kv, self.slots, key_value)
         return tree_attention(query, self.kv, self.rows, query.shape[-1] ** -0.5)
 
 
@@ -59,26 +60,25 @@ class LlamaLayer(nn.Module):
         super().__init__()
         self.config = config
         hidden, dim = config.hidden_size, config.head_dim
-        self.qk_heads = config.num_heads + config.num_kv_heads
         self.input_layernorm = RMSNorm(hidden, config.rms_norm_eps) if input_norm else None
-        qkv_size = (self.qk_heads + config.num_kv_heads) * dim
+        qkv_size = (config.num_heads + 2 * config.num_kv_heads) * dim
         self.qkv_proj = Linear(hidden, qkv_size, bias=config.attention_bias)
         self.o_proj = Linear(config.num_heads * dim, hidden, bias=config.output_bias)
         self.post_attention_layernorm = RMSNorm(hidden, config.rms_norm_eps)
         self.gate_up_proj = Linear(hidden, 2 * config.intermediate_size, bias=config.mlp_bias)
         self.down_proj = Linear(config.intermediate_size, hidden, bias=config.mlp_bias)
 
-    def forward(self, hidden: Tensor, cos_sin: Tensor, attention: Attention) -> Tensor:
-        """`hidden` `[rows, hidden_size]`, `cos_sin` `[rows, 2, 1, head_dim]` -> `[rows, hidden_size]`."""
-        config = self.config
+    def forward(self, hidden: Tensor, rotary: Rotary, attention: Attention) -> Tensor:
+        """`hidden` `[rows, hidden_size]` -> `[rows, hidden_size]`."""
+        heads, kv_heads = self.config.num_heads, self.config.num_kv_heads
         x = hidden if self.input_layernorm is None else self.input_layernorm(hidden)
-        qkv = self.qkv_proj(x).view(x.shape[0], -1, config.head_dim)
-        query_key = rotate(qkv[:, : self.qk_heads], cos_sin)
-        mixed = attention(query_key[:, : config.num_heads], query_key[:, config.num_heads :], qkv[:, self.qk_heads :])
-        hidden = hidden + self.o_proj(mixed.flatten(1))
+        qkv = self.qkv_proj(x).view(x.shape[0], heads + 2 * kv_heads, self.config.head_dim)
+        rotate_(qkv.narrow(1, 0, heads + kv_heads), *rotary)
+        mixed = attention(*qkv.split_with_sizes((heads, 2 * kv_heads), 1))
+        hidden = self.o_proj(mixed.flatten(1)).add_(hidden)
         x = self.post_attention_layernorm(hidden)
-        update: Tensor = self.down_proj(silu_and_mul(self.gate_up_proj(x)))
-        return hidden + update
+        output: Tensor = self.down_proj(silu_and_mul(self.gate_up_proj(x))).add_(hidden)
+        return output
 
 
 def fuse_layer(tensors: dict[str, Tensor], prefix: str) -> None:

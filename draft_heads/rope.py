@@ -10,6 +10,9 @@ from torch import Tensor
 
 from specdec.draft_heads.checkpoint_files import CheckpointError
 
+# Cosines and signed sines at the rows' positions, `[rows, 1, head_dim]` each, as `kernels.rotate_` takes them.
+Rotary = tuple[Tensor, Tensor]
+
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 
 
@@ -132,7 +135,7 @@ class RopeConfig:
         return scale(1.0)
 
     def table(self, head_dim: int, positions: int, dtype: torch.dtype) -> Tensor:
-        """Cosines and signed sines for `kernels.rotate`: `[positions, 2, 1, head_dim]`.
+        """Cosines and signed sines of every position: `[positions, 2, 1, head_dim]`, to be read by `rotary_at`.
 
         Angles are float32 whatever the dtype, as in transformers.
         """
@@ -140,3 +143,9 @@ class RopeConfig:
         angles = torch.arange(positions, dtype=torch.float32)[:, None] * inverse
         cos, sin = angles.cos() * scale, angles.sin() * scale
         return torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)], 1)[:, :, None].to(dtype)
+
+
+def rotary_at(table: Tensor, positions: Tensor) -> Rotary:
+    """The table's rows at `positions` (int64 `[rows]`)."""
+    cos, sin = table.index_select(0, positions).unbind(1)
+    return cos, sin

@@ -16,10 +16,12 @@ class Frontier(NamedTuple):
     Attributes:
         tokens: int64 `[rows, branching]`.
         parents: int64 `[rows, branching]`, index into the frontier before (0 for the root).
+        values: float32 `[rows, branching]`, log-probability of each node's path.
     """
 
     tokens: Tensor
     parents: Tensor
+    values: Tensor
 
 
 class TreeSearch:
@@ -35,10 +37,8 @@ class TreeSearch:
         self.branching = branching
         self._tokens: list[Tensor] = []
         self._values: list[Tensor] = []
-        self._parents: list[Tensor] = []
-        self._count = 0
+        self._best: list[Tensor] = []
         self._frontier_values: Tensor | None = None
-        self._frontier_ids: Tensor | None = None
 
     def expand(self, log_probs: Tensor) -> Frontier:
         """Add each frontier node's best children, and take the best of them as the next frontier.
@@ -49,31 +49,26 @@ class TreeSearch:
         rows, width, vocab = log_probs.shape
         k = min(self.branching, vocab)
         values, tokens = log_probs.float().topk(k, dim=-1)
-        if self._frontier_values is None or self._frontier_ids is None:
-            parents = torch.full((rows, width), ROOT, device=values.device)
-        else:
+        if self._frontier_values is not None:
             values = values + self._frontier_values[:, :, None]
-            parents = self._frontier_ids
         flat_values, flat_tokens = values.view(rows, -1), tokens.view(rows, -1)
         self._values.append(flat_values)
         self._tokens.append(flat_tokens)
-        self._parents.append(parents[:, :, None].expand(-1, -1, k).reshape(rows, -1))
         best_values, best = flat_values.topk(min(self.branching, width * k), dim=-1)
         self._frontier_values = best_values
-        self._frontier_ids = best + self._count
-        self._count += width * k
-        return Frontier(flat_tokens.gather(1, best), best // k)
+        self._best.append(best)
+        return Frontier(flat_tokens.gather(1, best), best // k, best_values)
 
     def trees(self, budgets: Sequence[int], max_depths: Sequence[int]) -> list[DraftTree]:
         """Per row the best `budget` candidates of at most `max_depth` levels, as a tree in order of depth."""
         values = torch.cat(self._values, 1)
         ends = [0]
-        for level in self._values:
-            ends.append(ends[-1] + level.shape[1])
+        for values_of_level in self._values:
+            ends.append(ends[-1] + values_of_level.shape[1])
         # Stable, so of equal values the shallower comes first.
         order = values.sort(dim=1, descending=True, stable=True).indices.tolist()
         tokens = torch.cat(self._tokens, 1).tolist()
-        parents = torch.cat(self._parents, 1).tolist()
+        best = [chosen.tolist() for chosen in self._best]
         trees = []
         for row in range(self.num_rows):
             deepest = ends[min(max_depths[row], len(self._values))]
@@ -81,10 +76,16 @@ class TreeSearch:
             kept = sorted(islice(reachable, budgets[row]))
             place = {node: index for index, node in enumerate(kept)}
             place[ROOT] = ROOT
+            # A level's candidates are the children of the frontier before it, in turn.
+            frontier, parents = [ROOT], list[int]()
+            for level, chosen in enumerate(best):
+                each = (ends[level + 1] - ends[level]) // len(frontier)
+                parents += [parent for parent in frontier for _ in range(each)]
+                frontier = [ends[level] + candidate for candidate in chosen[row]]
             trees.append(
                 DraftTree(
                     tokens=tuple(tokens[row][node] for node in kept),
-                    parents=tuple(place[parents[row][node]] for node in kept),
+                    parents=tuple(place[parents[node]] for node in kept),
                 )
             )
         return trees

@@ -1,15 +1,22 @@
 """Products with weight matrices, which a processor reads fastest in a layout of its own."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+# A weight up to this size is kept in its plain layout as well: a product with it takes less time than oneDNN
+# takes to begin one.
+SMALL_BYTES = 4 << 20
 
 
 class Projection:
     """`x @ weight.T + bias`.
 
     In bfloat16 on a CPU, oneDNN rearranges a plain weight at every product, which at few rows costs as much
-    as the product; here that is done once. `benchmarks/linear.py` measures it.
+    as the product; here that is done once. A single row by a small weight does without oneDNN.
+    `benchmarks/linear.py` measures both.
 
     Args:
         weight: `[out_features, in_features]`.
@@ -19,30 +26,48 @@ class Projection:
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight, self.bias = weight, bias
         self._packed: Tensor | None = None
+        self._is_small = 0 < weight.nbytes <= SMALL_BYTES
         on_cpu = weight.device.type == "cpu" and weight.dtype == torch.bfloat16
         if on_cpu and torch.ops.mkldnn._is_mkldnn_bf16_supported():
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
 
     @property
     def is_packed(self) -> bool:
-        """Whether the product reads a rearranged copy of `weight`."""
+        """Whether products read a rearranged copy of `weight`."""
         return self._packed is not None
+
+    @property
+    def keeps_plain(self) -> bool:
+        """Whether some products read `weight` itself."""
+        return self._packed is None or self._is_small
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[rows, in_features]` to `[rows, out_features]`."""
         if self._packed is None:
             return F.linear(x, self.weight, self.bias)
+        if self._is_small and x.shape[0] == 1:
+            return _without_onednn(x, self.weight, self.bias)
         product: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self._packed, self.bias, "none", [], "")
         return product
+
+
+def _without_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    onednn: Any = torch.backends.mkldnn
+    before = onednn.enabled
+    onednn.enabled = False
+    try:
+        return F.linear(x, weight, bias)
+    finally:
+        onednn.enabled = before
 
 
 class Linear(nn.Linear):
     """A linear layer that trains as itself and serves as its `Projection`."""
 
     def served(self) -> Projection:
-        """Take the weights as final. Those laid out anew are not kept in their old layout as well."""
+        """Take the weights as final. Large ones laid out anew are not kept in their old layout as well."""
         projection = Projection(self.weight, self.bias)
-        if projection.is_packed:
+        if projection.is_packed and not projection.keeps_plain:
             projection.weight = self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)
         return projection
 

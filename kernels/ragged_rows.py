@@ -3,13 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 WORD_BITS = 64
-# Query rows of one tile of a long chain: bounds the score matrix and skips keys above the diagonal.
+# Query rows of one tile of a long chain: bounds the masks and skips keys above the diagonal.
 TILE_ROWS = 128
+# Least keys that are attended under a mask by row. Up to here one call of the attention kernel is cheaper than
+# two and their merging; beyond it, a mask as wide as the context would be what costs.
+MASKED_KEYS = 512
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class RaggedRows:
             for at in range(0, count, TILE_ROWS):
                 rows = min(TILE_ROWS, count - at)
                 tile = Tile(request, start + at, rows, end=length - count + at + rows)
-                buckets.setdefault((rows.bit_length(), max(tile.end, 256).bit_length()), []).append(tile)
+                buckets.setdefault((rows.bit_length(), (max(tile.end, MASKED_KEYS) - 1).bit_length()), []).append(tile)
             start += count
         return [RowGroup.build(self, tiles) for tiles in buckets.values()]
 
@@ -73,8 +77,8 @@ class Tile:
 class RowGroup:
     """Tiles padded to one shape `[tiles, rows]` by `[tiles, keys]`, keys aligned at their right end.
 
-    Aligned so, the entries that not every row sees are the same last columns in all tiles, and a mask is
-    needed for those alone.
+    Aligned so, the entries that not every row sees are the same last columns in all tiles: a mask by row is
+    needed for those alone. The keys are attended in two parts, of which only the tail has such a mask.
 
     Attributes:
         queries: int64 `[tiles * rows]` packed row of each padded row, or None if the group is all rows in order.
@@ -82,39 +86,69 @@ class RowGroup:
         shape: (tiles, rows, keys).
         slots: int64 `[tiles * keys]` cache slots; padding repeats a slot of the request's own. A slice where
             they are one run of slots, which can be read in place.
-        padding: bool `[tiles, 1, 1, 1, keys]`, True left of a tile's first key; None without padding.
-        hidden: bool `[tiles, 1, 1, rows, width]`, True where a row does not see one of the last `width`
-            keys; None if all rows see all keys.
+        tail: how many of the last keys are attended under the mask; the others, if any, hold at least one
+            key of every tile.
+        padding: bool `[tiles, keys]`, True left of a tile's first key; None without padding.
+        hidden: bool `[tiles, rows, width]`, True where a row does not see one of the last `width` keys;
+            None if all rows see all keys.
     """
 
     queries: Tensor | None
     scatter: tuple[Tensor, Tensor] | None
     shape: tuple[int, int, int]
     slots: Tensor | slice
+    tail: int
     padding: Tensor | None
     hidden: Tensor | None
-    width: int = field(default=0)
+    _masks: "dict[tuple[int, torch.dtype], Masks]" = field(default_factory=dict)
 
     def gather(self, entries: Tensor) -> Tensor:
-        """`[tiles, keys, …]` of a cache's entries `[slots, …]`."""
-        found = entries[self.slots] if isinstance(self.slots, slice) else entries.index_select(0, self.slots)
-        return found.view(self.shape[0], self.shape[2], *entries.shape[1:])
+        """`[tiles * keys, …]` of a cache's entries `[slots, …]`."""
+        return entries[self.slots] if isinstance(self.slots, slice) else entries.index_select(0, self.slots)
+
+    def masks(self, group: int, dtype: torch.dtype) -> "Masks":
+        """To be added to scores of `group` query heads times rows; made once a step."""
+        made = self._masks.get((group, dtype))
+        if made is None:
+            made = self._masks[group, dtype] = self._make_masks(group, dtype)
+        return made
+
+    def _make_masks(self, group: int, dtype: torch.dtype) -> "Masks":
+        where = self.hidden if self.hidden is not None else self.padding
+        if where is None:
+            return Masks(None, None)
+        tiles, rows, keys = self.shape
+        device = where.device
+        tail = torch.zeros(tiles, group, rows, self.tail, dtype=dtype, device=device)
+        prefix = None
+        if self.hidden is not None:
+            width = self.hidden.shape[-1]
+            tail[..., self.tail - width :].masked_fill_(self.hidden[:, None], float("-inf"))
+        if self.padding is not None:
+            left, right = self.padding[:, None, None].split_with_sizes((keys - self.tail, self.tail), -1)
+            tail.masked_fill_(right, float("-inf"))
+            if self.tail < keys:
+                prefix = torch.zeros(left.shape, dtype=dtype, device=device).masked_fill_(left, float("-inf"))
+                prefix = prefix.expand(-1, -1, group * rows, -1)
+        return Masks(prefix, tail.view(tiles, 1, group * rows, self.tail))
 
     @staticmethod
     def build(rows: RaggedRows, tiles: "list[Tile]") -> "RowGroup":
         device = rows.visible.device
         num_rows = max(tile.rows for tile in tiles)
-        num_keys = max(tile.end for tile in tiles) - rows.first
+        longest, shortest = (which(tile.end for tile in tiles) - rows.first for which in (max, min))
         in_order = all(tile.rows == num_rows for tile in tiles) and len(tiles) * num_rows == rows.visible.numel()
-        ends = torch.tensor([[tile.end] for tile in tiles], device=device)
         requests = [tile.request for tile in tiles]
+        # Per tile its end and its tree's start.
+        bounds = [[tile.end, rows.tree_starts[tile.request]] for tile in tiles]
+        ends, starts = torch.tensor(bounds, device=device).view(-1, 2, 1, 1).unbind(1)
 
         padding = None
         slots: Tensor | slice | None = _run_of_slots(rows, tiles[0]) if len(tiles) == 1 else None
         if slots is None:
-            entries = ends + torch.arange(-num_keys, 0, device=device)
-            if any(tile.end - rows.first != num_keys for tile in tiles):
-                padding = (entries < rows.first)[:, None, None, None]
+            entries = ends[:, 0] + torch.arange(-longest, 0, device=device)
+            if shortest < longest:
+                padding = entries < rows.first
             entries = entries.clamp_(min=rows.first)
             in_turn = requests == list(range(len(rows.lengths)))
             tables = rows.block_tables if in_turn else rows.block_tables[requests]
@@ -129,20 +163,45 @@ class RowGroup:
             padded = torch.tensor(real, device=device)
             scatter = (padded, queries[padded])
 
-        visible = (rows.visible if queries is None else rows.visible[queries]).view(len(tiles), num_rows, 1)
-        width = int((ends[:, :, None] - visible).max())
+        # A tile's first row sees least: up to itself in a chain, up to the tree's start in a tree.
+        width = max(end - min(end - tile.rows + 1, start) for tile, (end, start) in zip(tiles, bounds, strict=True))
         hidden = None
         if width:
-            words = rows.ancestors if queries is None else rows.ancestors[queries]
-            starts = torch.tensor([[[rows.tree_starts[request]]] for request in requests], device=device)
-            last = ends[:, :, None] + torch.arange(-width, 0, device=device)
-            node = (last - starts).expand(-1, num_rows, -1)
-            word = words.view(len(tiles), num_rows, -1).gather(
-                2, (node // WORD_BITS).clamp(0, rows.ancestors.shape[1] - 1)
-            )
-            is_ancestor = (node >= 0) & ((word >> (node % WORD_BITS)) & 1).bool()
-            hidden = ~((last < visible) | is_ancestor)[:, None, None]
-        return RowGroup(queries, scatter, (len(tiles), num_rows, num_keys), slots, padding, hidden, width)
+            visible, words = rows.visible, rows.ancestors
+            if queries is not None:
+                visible, words = visible[queries], words[queries]
+            last = ends + torch.arange(-width, 0, device=device)
+            node = last - starts
+            words = words.view(len(tiles), num_rows, -1)
+            if words.shape[-1] > 1:
+                word = (node // WORD_BITS).clamp_(0, words.shape[-1] - 1)
+                words = words.gather(2, word.expand(-1, num_rows, -1))
+            # What lies before the tree is visible to its nodes, so that a bit read wrongly there decides nothing.
+            unrelated = (words >> node.bitwise_and_(WORD_BITS - 1)).bitwise_and_(1) == 0
+            hidden = unrelated.logical_and_(last >= visible.view(len(tiles), num_rows, 1))
+        tail = max(width, MASKED_KEYS)
+        return RowGroup(
+            queries,
+            scatter,
+            (len(tiles), num_rows, longest),
+            slots,
+            # One part where the other would hold no key of some tile.
+            longest if tail >= shortest else tail,
+            padding,
+            hidden,
+        )
+
+
+class Masks(NamedTuple):
+    """0 or -inf, to be added to scores; None if all is seen.
+
+    Attributes:
+        prefix: `[tiles, 1, group * rows, keys - tail]`, the same for all rows of a tile and stored once.
+        tail: `[tiles, 1, group * rows, tail]`.
+    """
+
+    prefix: Tensor | None
+    tail: Tensor | None
 
 
 def _run_of_slots(rows: RaggedRows, tile: Tile) -> slice | None:

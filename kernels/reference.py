@@ -1,10 +1,15 @@
 """What a step asks of a device, in plain torch: the CPU path, and the reference of the Triton kernels."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from specdec.kernels.ragged_rows import RaggedRows
+
+# What `scaled_dot_product_attention` runs on a CPU; called by its own name, it also gives the log-sum-exp.
+_FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -25,53 +30,54 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * single.to(x.dtype)
 
 
-def rotate(x: Tensor, cos_sin: Tensor) -> Tensor:
-    """Rotary position embedding (Su et al. 2021), halves convention.
+def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary position embedding (Su et al. 2021), halves convention, in place.
 
     Args:
         x: `[rows, heads, head_dim]`.
-        cos_sin: `[rows, 2, 1, head_dim]`; the sine's first half carries the minus sign of "rotate half",
-            so that the rotation needs no negated copy.
+        cos: `[rows, 1, head_dim]`.
+        sin: the same; its first half carries the minus sign of "rotate half", so that the rotation needs no
+            negated copy.
     """
-    cos, sin = cos_sin.unbind(1)
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
+    swapped = x.roll(x.shape[-1] // 2, -1)
+    return x.mul_(cos).addcmul_(swapped, sin)
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
     """`silu(gate) * up` for `gate_up = [rows, 2 * intermediate]`."""
-    gate, up = gate_up.chunk(2, dim=-1)
+    size = gate_up.shape[-1] // 2
+    gate, up = gate_up.split_with_sizes((size, size), -1)
     return F.silu(gate) * up
 
 
-def store_kv(kv: Tensor, slots: Tensor, key: Tensor, value: Tensor) -> None:
-    """Write `key` and `value` (`[rows, kv_heads, head_dim]`) into `slots` (`[rows]`) of one layer's cache.
+def store_kv(kv: Tensor, slots: Tensor, key_value: Tensor) -> None:
+    """Write `key_value` (`[rows, 2 * kv_heads, head_dim]`, keys first) into `slots` (`[rows]`) of one layer's cache.
 
     Args:
-        kv: `[num_blocks, block_size, 2, kv_heads, head_dim]`, keys at 0 and values at 1 of the third dimension.
+        kv: `[slots, 2 * kv_heads, head_dim]`.
     """
-    kv.flatten(0, 1).index_copy_(0, slots, torch.stack((key, value), 1))
+    kv.index_copy_(0, slots, key_value)
 
 
 def move_kv(kv: Tensor, source: Tensor, target: Tensor) -> None:
     """Copy slots `source` to slots `target` (int64 `[moves]`) in all layers; the two may overlap.
 
     Args:
-        kv: `[layers, num_blocks, block_size, 2, kv_heads, head_dim]`.
+        kv: `[layers, slots, 2 * kv_heads, head_dim]`.
     """
-    flat = kv.flatten(1, 2)
-    flat.index_copy_(1, target, flat.index_select(1, source))
+    kv.index_copy_(1, target, kv.index_select(1, source))
 
 
 def tree_attention(query: Tensor, kv: Tensor, rows: RaggedRows, scale: float) -> Tensor:
     """Attention of ragged query rows over a paged cache, causal along chains and by ancestors in trees.
 
-    Query heads of a group share one copy of their keys, and only the columns that some row does not see are
-    masked. Where there are such columns, scores and sums are float32 (float64 for float64 input); elsewhere
-    they are those of torch's fused attention, so below float32 the two can differ in the last bit.
+    Query heads of a group share one copy of their keys. Rows that see all keys, as in plain decoding, are not
+    masked; others are masked in the last columns alone, and what lies before is merged in. Scores and sums
+    are float32 (float64 for float64 input).
 
     Args:
         query: `[rows, heads, head_dim]`.
-        kv: `[num_blocks, block_size, 2, kv_heads, head_dim]`, this step's keys and values already stored.
+        kv: `[slots, 2 * kv_heads, head_dim]`, keys first, this step's own already stored.
         rows: what each query row sees.
         scale: factor of the scores.
 
@@ -79,35 +85,26 @@ def tree_attention(query: Tensor, kv: Tensor, rows: RaggedRows, scale: float) ->
         `[rows, heads, head_dim]` in the query's dtype.
     """
     _, heads, dim = query.shape
-    kv_heads = kv.shape[3]
+    kv_heads = kv.shape[1] // 2
     group = heads // kv_heads
-    exact = torch.float64 if query.dtype == torch.float64 else torch.float32
-    dense = torch.contiguous_format
-    flat = kv.flatten(0, 1)
     output = None
     for part in rows.row_groups:
         tiles, num_rows, num_keys = part.shape
         q = query if part.queries is None else query.index_select(0, part.queries)
         q = q.view(tiles, num_rows, kv_heads, group, dim).permute(0, 2, 3, 1, 4)
-        entries = part.gather(flat)
-        if part.hidden is None and part.padding is None:
-            # Every row sees every key, as in plain decoding: torch's fused attention needs no mask then.
-            k, v = entries.permute(2, 0, 3, 1, 4).unbind(0)
-            mixed = F.scaled_dot_product_attention(q.reshape(tiles, kv_heads, group * num_rows, dim), k, v, scale=scale)
+        q = q.reshape(tiles, kv_heads, group * num_rows, dim)
+        k, v = part.gather(kv).view(tiles, num_keys, 2, kv_heads, dim).permute(2, 0, 3, 1, 4).unbind(0)
+        masks = part.masks(group, query.dtype)
+        before = num_keys - part.tail
+        if before == 0 or masks.tail is None:
+            mixed, _ = attend(q, k, v, masks.tail, scale)
         else:
-            q = q.to(exact, memory_format=dense).reshape(tiles * kv_heads, group * num_rows, dim)
-            # Converted before it is permuted: a straight copy is several times as fast as a strided one.
-            entries = entries.to(exact).permute(2, 0, 3, 1, 4)
-            k, v = entries.reshape(2, tiles * kv_heads, num_keys, dim).unbind(0)
-            scores = torch.baddbmm(q.new_empty(()), q, k.transpose(1, 2), beta=0, alpha=scale)
-            by_row = scores.view(tiles, kv_heads, group, num_rows, num_keys)
-            if part.hidden is not None:
-                by_row[..., num_keys - part.width :].masked_fill_(part.hidden, float("-inf"))
-            if part.padding is not None:
-                by_row.masked_fill_(part.padding, float("-inf"))
-            mixed = torch.bmm(torch.softmax(scores, -1), v)
+            mixed = merge(
+                attend(q, k.narrow(2, 0, before), v.narrow(2, 0, before), masks.prefix, scale),
+                attend(q, k.narrow(2, before, part.tail), v.narrow(2, before, part.tail), masks.tail, scale),
+            )
         mixed = mixed.view(tiles, kv_heads, group, num_rows, dim).permute(0, 3, 1, 2, 4)
-        mixed = mixed.to(query.dtype, memory_format=dense).reshape(tiles * num_rows, heads, dim)
+        mixed = mixed.reshape(tiles * num_rows, heads, dim)
         if part.scatter is None:
             return mixed
         if output is None:
@@ -116,3 +113,42 @@ def tree_attention(query: Tensor, kv: Tensor, rows: RaggedRows, scale: float) ->
         output.index_copy_(0, packed, mixed.index_select(0, padded))
     assert output is not None, "a step has at least one query row"
     return output
+
+
+class Attended(NamedTuple):
+    """Attention over some of the keys.
+
+    Attributes:
+        output: `[tiles, heads, rows, head_dim]`.
+        log_sum_exp: `[tiles, heads, rows]` of the scores, float32 at least.
+    """
+
+    output: Tensor
+    log_sum_exp: Tensor
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Attended:
+    """Attention of `q` `[tiles, heads, rows, head_dim]` to `k`, `v` `[tiles, heads, keys, head_dim]`.
+
+    Args:
+        mask: `[tiles, 1, rows, keys]`, added to the scores; every row must see a key.
+    """
+    if q.device.type == "cpu":
+        return Attended(*_FUSED(q, k, v, attn_mask=mask, scale=scale))
+    return attend_generic(q, k, v, mask, scale)
+
+
+def attend_generic(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Attended:
+    """`attend` on any device."""
+    exact = torch.float64 if q.dtype == torch.float64 else torch.float32
+    scores = (q.to(exact) @ k.to(exact).transpose(2, 3)) * scale
+    if mask is not None:
+        scores = scores + mask
+    return Attended((torch.softmax(scores, -1) @ v.to(exact)).to(q.dtype), torch.logsumexp(scores, -1))
+
+
+def merge(a: Attended, b: Attended) -> Tensor:
+    """Attention over the keys of both, from each one's own (Dao et al. 2022): `[tiles, heads, rows, head_dim]`."""
+    share = torch.sigmoid(a.log_sum_exp - b.log_sum_exp).unsqueeze(-1)
+    exact = share.dtype
+    return torch.lerp(b.output.to(exact), a.output.to(exact), share).to(a.output.dtype)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -81,10 +81,13 @@ def generate(
     ] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the model's end token.")] = False,
     depth: Annotated[
-        int | None, typer.Option(help="Most draft tokens in a row; default, as for the next two: by device.")
+        int | None, typer.Option(help="Most draft tokens in a row; default, as for the next three: by device.")
     ] = None,
     branching: Annotated[int | None, typer.Option(help="Draft nodes expanded per depth.")] = None,
     nodes: Annotated[int | None, typer.Option(help="Draft nodes verified per step.")] = None,
+    min_reach: Annotated[
+        float | None, typer.Option(help="Draft deeper while the chance to get there is this; 0: always.")
+    ] = None,
     dtype: Annotated[str, typer.Option(help="auto, float64, float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per prompt and line, nothing else.")] = False,
@@ -120,7 +123,7 @@ def generate(
     from specdec.render import JsonView, TextView, progress_bar
     from specdec.timed_batch import run_batch
 
-    asked = {"depth": depth, "branching": branching, "nodes": nodes}
+    asked: dict[str, Any] = {"depth": depth, "branching": branching, "nodes": nodes, "min_reach": min_reach}
     shape = replace(default_shape(resolve_device(device)), **{k: v for k, v in asked.items() if v is not None})
     load = partial(LLM, model, dtype=dtype, device=device, shape=shape)
     llm, plain_llm = load(draft), load(None) if compare else None

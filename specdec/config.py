@@ -92,8 +92,8 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def default_shape(device: torch.device) -> DraftShape:
-    """EAGLE-2's published tree on a GPU; on a CPU, where every row of a step costs, the measured best.
+    """EAGLE-2's published tree on a GPU; on a CPU, where every row and level costs, the measured best.
 
     `benchmarks/tree_shapes.py` measures it.
     """
-    return EAGLE2_SHAPE if device.type == "cuda" else DraftShape(3, 3, 6)
+    return EAGLE2_SHAPE if device.type == "cuda" else DraftShape(6, 3, 8, min_reach=0.6)

@@ -13,7 +13,7 @@ class KVCache:
     """One tensor for the target's layers and one for the head's, under the same block ids.
 
     Attributes:
-        target: `[layers, num_blocks, block_size, 2, kv_heads, head_dim]`.
+        target: `[layers, num_blocks * block_size, 2 * kv_heads, head_dim]`, keys first.
         draft: the same with the head's own layers and sizes, or None.
         target_layers: `target`, layer by layer.
     """
@@ -30,7 +30,7 @@ class KVCache:
         self.num_blocks, self.block_size = num_blocks, block_size
 
         def allocate(config: LlamaConfig) -> Tensor:
-            shape = (config.num_layers, num_blocks, block_size, 2, config.num_kv_heads, config.head_dim)
+            shape = (config.num_layers, num_blocks * block_size, 2 * config.num_kv_heads, config.head_dim)
             return torch.empty(shape, dtype=dtype, device=device)
 
         self.target = allocate(target)

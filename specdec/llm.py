@@ -90,7 +90,7 @@ class LLM:
         noise = GumbelNoise(self.model.config.vocab_size, place)
         drafter: Drafter = NoDrafter()
         if head is not None and cache.draft is not None:
-            drafter = EagleDrafter(head, self.model.output, cache.draft, config.shape, noise)
+            drafter = EagleDrafter(head, self.model.output, cache.draft, config.block_size, config.shape, noise)
         scheduler = Scheduler(
             BlockPool(cache.num_blocks),
             config.block_size,

@@ -5,6 +5,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from specdec.draft_heads.llama_layer import PagedAttention
+from specdec.draft_heads.rope import rotary_at
 from specdec.kv_cache import KVCache
 from specdec.models.llama import LlamaModel
 from specdec.verify.tree_batch import TreeBatch
@@ -33,7 +34,7 @@ class ModelRunner:
 
     def forward(self, batch: TreeBatch) -> StepOutput:
         attentions = [PagedAttention(kv, batch.slots, batch.rows) for kv in self.cache.target_layers]
-        output = self.model(batch.tokens, self.rope.index_select(0, batch.positions), attentions)
+        output = self.model(batch.tokens, rotary_at(self.rope, batch.positions), attentions)
         sampled = batch.sample_rows
         if sampled.numel() == 0:
             return StepOutput(output.features, output.features.new_empty(0, self.model.config.vocab_size))

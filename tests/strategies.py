@@ -58,7 +58,10 @@ def sampling_params(draw: st.DrawFn, max_tokens: int = 16) -> SamplingParams:
 def draft_shapes(draw: st.DrawFn, max_depth: int = 5, max_branching: int = 6, max_nodes: int = 24) -> DraftShape:
     """Bounds of a draft tree."""
     return DraftShape(
-        draw(st.integers(1, max_depth)), draw(st.integers(1, max_branching)), draw(st.integers(1, max_nodes))
+        draw(st.integers(1, max_depth)),
+        draw(st.integers(1, max_branching)),
+        draw(st.integers(1, max_nodes)),
+        draw(st.sampled_from([0.0, 0.0, 0.3, 0.6, 0.9])),
     )
 
 

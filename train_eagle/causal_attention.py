@@ -15,7 +15,8 @@ class CausalAttention:
     def __init__(self, batch: int, length: int) -> None:
         self.batch, self.length = batch, length
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        q, k, v = (t.view(self.batch, self.length, *t.shape[1:]).transpose(1, 2) for t in (query, key, value))
+    def __call__(self, query: Tensor, key_value: Tensor) -> Tensor:
+        parts = (query, *key_value.chunk(2, 1))
+        q, k, v = (t.reshape(self.batch, self.length, *t.shape[1:]).transpose(1, 2) for t in parts)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return mixed.transpose(1, 2).reshape(query.shape)

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from specdec.draft_heads.rope import rotary_at
 from specdec.models.llama import LlamaModel
 from specdec.train_eagle.causal_attention import CausalAttention
 from specdec.train_eagle.conversations import Sample
@@ -50,8 +51,8 @@ def capture(model: LlamaModel, samples: Sequence[Sample], batch_tokens: int = 81
         padded = [samples[i].token_ids + [0] * (length - len(samples[i].token_ids)) for i in group]
         tokens = torch.tensor(padded)
         attention = CausalAttention(len(group), length)
-        cos_sin = table[:length].repeat(len(group), 1, 1, 1)
-        features = model(tokens.flatten(), cos_sin, [attention] * config.num_layers).features
+        rotary = rotary_at(table, torch.arange(length).repeat(len(group)))
+        features = model(tokens.flatten(), rotary, [attention] * config.num_layers).features
         for i, row in zip(group, features.view(len(group), length, -1), strict=True):
             captured[i] = row[: len(samples[i].token_ids)].clone()
     for i, sample in enumerate(samples):

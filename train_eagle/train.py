@@ -24,7 +24,7 @@ from specdec.config import DEMO, resolve_dtype
 from specdec.draft_heads.checkpoint import save_eagle_head
 from specdec.draft_heads.eagle import EagleConfig, EagleHead
 from specdec.draft_heads.llama_config import LlamaConfig
-from specdec.draft_heads.rope import RopeConfig
+from specdec.draft_heads.rope import RopeConfig, rotary_at
 from specdec.models.llama import LlamaModel, load_llama
 from specdec.train_eagle.causal_attention import CausalAttention
 from specdec.train_eagle.conversations import encode, read_conversations
@@ -91,10 +91,10 @@ class HeadTrainer(nn.Module):
         features = batch.features[:, :-1].float()
         if self.training and self.noise:
             features = features + torch.empty_like(features).uniform_(-self.noise, self.noise)
-        cos_sin = self.rope[:rows].repeat(count, 1, 1, 1)
+        rotary = rotary_at(self.rope, torch.arange(rows, device=self.rope.device).repeat(count))
         losses = []
         for _ in range(self.unroll if self.training else 1):
-            hidden = self.head(tokens, features.reshape(count * rows, -1), cos_sin, [CausalAttention(count, rows)])
+            hidden = self.head(tokens, features.reshape(count * rows, -1), rotary, [CausalAttention(count, rows)])
             predicted = hidden.view(count, rows, -1)
             losses.append(eagle_loss(predicted[trained], wanted[trained], self.lm_head, *self.weights))
             # What the head reads at row i is its own f'_{i-1}; row 1 has none and keeps the target's.

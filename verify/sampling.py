@@ -42,9 +42,10 @@ def processed_log_probs(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor
     Returns:
         `[rows, vocab]` normalised log-probabilities.
     """
-    scores = logits if logits.dtype == torch.float64 else logits.float()
+    exact = torch.float64 if logits.dtype == torch.float64 else torch.float32
     if all(s.is_greedy for s in samplings):
-        return torch.log_softmax(scores, -1)
+        return torch.log_softmax(logits, -1, dtype=exact)
+    scores = logits.to(exact)
     device = logits.device
     temperature = torch.tensor([[s.temperature or 1.0] for s in samplings], dtype=scores.dtype, device=device)
     scores = scores / temperature

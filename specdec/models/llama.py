@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from specdec.draft_heads.checkpoint_files import CheckpointError, load_strictly, naming, read_config, read_tensors
 from specdec.draft_heads.llama_config import LlamaConfig
 from specdec.draft_heads.llama_layer import Attention, LlamaLayer, RMSNorm, fuse_layer
+from specdec.draft_heads.rope import Rotary
 from specdec.kernels.linear import Projection, ready
 
 
@@ -44,13 +45,13 @@ class LlamaModel(nn.Module):
         return self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
 
     def forward(
-        self, tokens: Tensor, cos_sin: Tensor, attentions: Sequence[Attention], tap_layers: Sequence[int] = ()
+        self, tokens: Tensor, rotary: Rotary, attentions: Sequence[Attention], tap_layers: Sequence[int] = ()
     ) -> TargetOutput:
         """Run the decoder.
 
         Args:
             tokens: int64 `[rows]`.
-            cos_sin: `[rows, 2, 1, head_dim]`, rotary table at the rows' positions.
+            rotary: of the rows' positions.
             attentions: one per layer.
             tap_layers: layers whose input is wanted as well (k is transformers' `hidden_states[k]`).
         """
@@ -59,7 +60,7 @@ class LlamaModel(nn.Module):
         for index, (layer, attention) in enumerate(zip(self.layers, attentions, strict=True)):
             if index in tap_layers:
                 taps[index] = hidden
-            hidden = layer(hidden, cos_sin, attention)
+            hidden = layer(hidden, rotary, attention)
         return TargetOutput(self.norm(hidden), [taps[index] for index in tap_layers])
 
     @property

@@ -1,5 +1,6 @@
 """The paged, batched EagleDrafter against EAGLE-2 with dense passes and no cache."""
 
+import math
 import random
 from functools import cache
 from pathlib import Path
@@ -95,6 +96,8 @@ def naive_tree(head: DenseHead, row: DraftRow, features: Tensor, shape: DraftSha
                 level[*path, token] = values[path] + log_q[token]
         values |= level
         frontier = sorted(level, key=lambda path: -level[path])[: shape.branching]
+        if sum(math.exp(level[path]) for path in frontier) < shape.min_reach:
+            break
     del values[()]
     return set(sorted(values, key=lambda path: (-values[path], len(path)))[: row.num_nodes])
 
@@ -152,6 +155,7 @@ class Request:
     restarted=st.integers(0, 5),
 )
 @example(DraftShape(5, 4, 68), 0, (0.0, 0.7, 0.0), (3, 30, 1), 1)
+@example(DraftShape(5, 4, 68, min_reach=0.3), 1, (0.0, 0.7, 0.0), (3, 30, 1), 1)
 @torch.no_grad()
 def test_trees_equal_eagle2_with_dense_passes_over_many_rounds(
     heads: Heads,
@@ -163,8 +167,8 @@ def test_trees_equal_eagle2_with_dense_passes_over_many_rounds(
 ) -> None:
     plan = shuffled_tables([MOST_TOKENS + shape.slots] * 3, 8, seed)
     llama = heads.ours.config.llama
-    kv = torch.full((1, plan.num_blocks, 8, 2, llama.num_kv_heads, llama.head_dim), float("nan"), dtype=torch.float64)
-    drafter = EagleDrafter(heads.ours, Projection(LM_HEAD), kv, shape, GumbelNoise(VOCAB, CPU))
+    kv = torch.full((1, plan.num_blocks * 8, 2 * llama.num_kv_heads, llama.head_dim), float("nan"), dtype=torch.float64)
+    drafter = EagleDrafter(heads.ours, Projection(LM_HEAD), kv, 8, shape, GumbelNoise(VOCAB, CPU))
     requests = [
         Request(str(i), seed + i, table, temperature, size)
         for i, (table, temperature, size) in enumerate(zip(plan.tables, temperatures, sizes, strict=True))
@@ -193,8 +197,8 @@ def test_trees_equal_eagle2_with_dense_passes_over_many_rounds(
 def test_unknown_requests_and_rows_without_budget_get_empty_trees(heads: Heads) -> None:
     shape = DraftShape(2, 2, 3)
     llama = heads.ours.config.llama
-    kv = torch.full((1, 4, 8, 2, llama.num_kv_heads, llama.head_dim), float("nan"), dtype=torch.float64)
-    drafter = EagleDrafter(heads.ours, Projection(LM_HEAD), kv, shape, GumbelNoise(VOCAB, CPU))
+    kv = torch.full((1, 4 * 8, 2 * llama.num_kv_heads, llama.head_dim), float("nan"), dtype=torch.float64)
+    drafter = EagleDrafter(heads.ours, Projection(LM_HEAD), kv, 8, shape, GumbelNoise(VOCAB, CPU))
     drafter.observe("known", 0, torch.zeros(1, HIDDEN, dtype=torch.float64))
 
     def row(request_id: str, num_nodes: int, max_depth: int) -> DraftRow:

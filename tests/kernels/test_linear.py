@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from specdec.draft_heads.llama_layer import RMSNorm
-from specdec.kernels.linear import Linear, Projection, ready
+from specdec.kernels.linear import SMALL_BYTES, Linear, Projection, ready
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
@@ -58,8 +58,19 @@ def test_parts_of_lists_are_refused() -> None:
         ready(nn.ModuleList([Linear(4, 4)]))
 
 
-def test_weights_laid_out_anew_are_kept_once() -> None:
-    layer = Linear(64, 32, bias=False).to(torch.bfloat16).requires_grad_(False)
+@pytest.mark.parametrize("rows", [64, SMALL_BYTES // 128 + 1])
+def test_large_weights_laid_out_anew_are_kept_once(rows: int) -> None:
+    layer = Linear(64, rows, bias=False).to(torch.bfloat16).requires_grad_(False)
     projection = layer.served()
     kept = projection.weight.numel()
-    assert kept == (0 if projection.is_packed else 64 * 32)
+    assert kept == (0 if projection.is_packed and rows > 64 else 64 * rows)
+    assert projection(torch.ones(1, 64, dtype=torch.bfloat16)).shape == (1, rows)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_product_leaves_onednn_as_it_was(enabled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    projection = Projection(torch.randn(8, 8, dtype=torch.bfloat16))
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", enabled)
+    with torch.inference_mode():
+        projection(torch.ones(1, 8, dtype=torch.bfloat16))
+    assert torch.backends.mkldnn.enabled == enabled

@@ -14,6 +14,7 @@ from transformers import LlamaForCausalLM
 from specdec import LLM, SamplingParams
 from specdec.draft_heads.checkpoint_files import CheckpointError
 from specdec.draft_heads.llama_layer import PagedAttention
+from specdec.draft_heads.rope import rotary_at
 from specdec.kv_cache import KVCache
 from specdec.model_runner import ModelRunner
 from specdec.models.llama import LlamaModel, load_llama
@@ -234,7 +235,7 @@ def test_taps_and_features_equal_transformers_hidden_states(tmp_path: Path) -> N
     rope = model.config.rope.table(model.config.head_dim, 30, torch.float64)
     attentions = [PagedAttention(kv, batch.slots, batch.rows) for kv in cache.target]
     asked = (3, 0, 2, 1)
-    output = model(batch.tokens, rope, attentions, asked)
+    output = model(batch.tokens, rotary_at(rope, torch.arange(30)), attentions, asked)
     for layer, tap in zip(asked, output.taps, strict=True):
         assert (tap - expected[layer][0]).abs().max() < 1e-9
     assert (output.features - expected[-1][0]).abs().max() < 1e-9

@@ -147,7 +147,7 @@ def test_a_head_of_another_size_is_refused(folder: Path, tmp_path: Path) -> None
         LLM(folder / "target", tmp_path / "words")
 
 
-@pytest.mark.parametrize("values", [{"depth": 0}, {"branching": 65}, {"nodes": 0}, {"nodes": 2000}])
+@pytest.mark.parametrize("values", [{"depth": 0}, {"branching": 65}, {"nodes": 0}, {"nodes": 2000}, {"min_reach": 1}])
 def test_tree_shapes_are_bounded(values: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(values))):
         DraftShape(**{"depth": 2, "branching": 2, "nodes": 4, **values})

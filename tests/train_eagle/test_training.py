@@ -119,16 +119,18 @@ def test_training_rows_are_the_rows_of_serving(target: Path, samples: list[Featu
     head.register_forward_hook(lambda _module, _args, output: seen.append(output))
     trainer(batch)
 
+    from specdec.draft_heads.rope import rotary_at
     from specdec.kernels.ragged_rows import RaggedRows
 
     n = len(sample.tokens)
     entries = torch.arange(1, n)
     rows = RaggedRows([n - 1], [n], [n], torch.arange(4)[None], entries + 1, torch.zeros(n - 1, 1).long(), 16, first=1)
     llama = head.config.llama
-    kv = torch.full((4, 16, 2, llama.num_kv_heads, llama.head_dim), torch.nan)
+    kv = torch.full((4 * 16, 2 * llama.num_kv_heads, llama.head_dim), torch.nan)
     table = llama.rope.table(llama.head_dim, 64, torch.float32)
     with torch.no_grad():
-        hidden = head(sample.tokens[1:], sample.features[:-1], table[: n - 1], [PagedAttention(kv, entries, rows)])
+        rotary = rotary_at(table, torch.arange(n - 1))
+        hidden = head(sample.tokens[1:], sample.features[:-1], rotary, [PagedAttention(kv, entries, rows)])
     torch.testing.assert_close(seen[0], hidden, rtol=1e-4, atol=1e-5)
 
 
