@@ -17,7 +17,18 @@ from rich.table import Table
 from benchmarks.report import parse_shape, read_prompts, write
 from specdec import LLM, SamplingParams
 
-SHAPES = ["2,2,4", "3,2,6", "3,4,8", "4,2,8", "4,4,12", "5,2,8", "5,3,12", "5,4,16", "6,4,20", "7,2,12", "6,10,60"]
+SHAPES = [
+    "2,4,8",
+    "3,3,6",
+    "3,4,10",
+    "5,4,16",
+    "6,10,60",
+    "6,3,8,0.5",
+    "6,3,8,0.6",
+    "6,3,8,0.7",
+    "5,3,10,0.6",
+    "8,4,12,0.6",
+]
 
 
 def main() -> None:
