@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from specdec.verify.sampling import Sampling
+from specdec.verify.sampling import Context
 from specdec.verify.tree import DraftTree
 
 
@@ -47,26 +48,41 @@ class DraftShape:
         return max(self.nodes, (self.depth - 1) * self.branching)
 
 
+class Proposal(StrEnum):
+    """How a tree's tokens are chosen at temperature > 0; at 0 it is always the likeliest.
+
+    Attributes:
+        COUPLED: the likeliest after adding the position's own noise to log q: for `CoupledVerifier`.
+        LIKELIEST: the head's likeliest, as EAGLE-2 does.
+        DRAWN: drawn from q without replacement, and q handed on with the tree: for rejection rules.
+    """
+
+    COUPLED = "coupled"
+    LIKELIEST = "likeliest"
+    DRAWN = "drawn"
+
+
 class DraftRow(NamedTuple):
     """A row of the coming step, as a drafter sees it.
 
     Attributes:
         request_id: key of what the drafter remembers.
-        token_ids: all known tokens; the last one is the tree's root.
         block_table: enough blocks for `len(token_ids) + DraftShape.slots` entries where nodes are asked.
         num_nodes: most nodes wanted, 0 for none.
         max_depth: no node deeper than this can be emitted any more.
-        sampling: how the request samples; at temperature > 0 drafts follow its noise.
-        position: output position of the token after the root.
+        context: how the request samples, and what it has said; at temperature > 0 drafts follow its noise.
     """
 
     request_id: str
-    token_ids: Sequence[int]
     block_table: Sequence[int]
     num_nodes: int
     max_depth: int
-    sampling: Sampling
-    position: int
+    context: Context
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """All known tokens; the last one is the tree's root."""
+        return self.context.token_ids
 
 
 class Drafter(Protocol):

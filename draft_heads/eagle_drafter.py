@@ -1,20 +1,22 @@
 """Drafts trees with an EAGLE head whose keys and values live in the paged cache under the target's block tables."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from specdec.draft_heads.drafter import DraftRow, DraftShape
+from specdec.draft_heads.drafter import DraftRow, DraftShape, Proposal
 from specdec.draft_heads.eagle import EagleHead
 from specdec.draft_heads.llama_layer import PagedAttention
 from specdec.draft_heads.rope import rotary_at
+from specdec.draft_heads.tree_draw import TreeDraw
 from specdec.draft_heads.tree_search import Frontier, TreeSearch
 from specdec.kernels.linear import Projection
 from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
-from specdec.verify.noise import GumbelNoise
-from specdec.verify.sampling import processed_log_probs
+from specdec.verify.noise import GumbelNoise, Stream
+from specdec.verify.transforms import NodeRows, processed_logits
 from specdec.verify.tree import DraftTree
 from specdec.verify.tree_batch import pad_block_tables, slots_of, split_words
 
@@ -40,7 +42,8 @@ class EagleDrafter:
         kv: `[layers, slots, 2 * kv_heads, head_dim]`, the head's cache.
         block_size: slots of a block.
         shape: bounds of a tree.
-        noise: the noise that the verifier uses, so that drafts at temperature > 0 follow the same draw.
+        noise: the noise that the verifier uses, so that coupled drafts at temperature > 0 follow the same draw.
+        proposal: how tokens are chosen at temperature > 0.
     """
 
     def __init__(
@@ -51,11 +54,13 @@ class EagleDrafter:
         block_size: int,
         shape: DraftShape,
         noise: GumbelNoise,
+        proposal: Proposal = Proposal.COUPLED,
     ) -> None:
         llama = head.config.llama
         self.head, self.lm_head, self.kv, self.shape, self.noise = head, lm_head, kv, shape, noise
         self.block_size = block_size
         self.rope = llama.rope.table(llama.head_dim, llama.max_position, kv.dtype).to(kv.device)
+        self.proposal = proposal
         self.branching = min(shape.branching, lm_head.weight.shape[0])
         self._own_bits = _own_bits(shape.depth - 1, self.branching, kv.device)
         self._unread: dict[str, _Unread] = {}
@@ -79,12 +84,15 @@ class EagleDrafter:
             if row.num_nodes > 0 and row.max_depth > 0 and len(row.token_ids) < last and row.request_id in self._unread
         ]
         trees = [DraftTree()] * len(rows)
-        if active:
-            for i, tree in zip(active, self._draft([rows[i] for i in active]), strict=True):
-                trees[i] = tree
+        drawn = [i for i in active if self.proposal == Proposal.DRAWN and not rows[i].context.sampling.is_greedy]
+        for chosen, draft in ((drawn, self._draw), ([i for i in active if i not in drawn], self._search)):
+            if chosen:
+                for i, tree in zip(chosen, draft([rows[i] for i in chosen]), strict=True):
+                    trees[i] = tree
         return trees
 
-    def _draft(self, rows: Sequence[DraftRow]) -> list[DraftTree]:
+    def _search(self, rows: Sequence[DraftRow]) -> list[DraftTree]:
+        """Trees of the likeliest tokens, with the position's noise or without."""
         depths = [min(self.shape.depth, row.max_depth) for row in rows]
         depth = max(depths)
         search = TreeSearch(len(rows), self.branching)
@@ -92,7 +100,7 @@ class EagleDrafter:
         hidden = self._read_features(rows, tables)
         levels = _Levels.start(rows, self.block_size, self._own_bits[: depth - 1], self.kv.device)
         for level in range(1, depth + 1):
-            log_probs = self._log_probs(hidden, rows, level)
+            log_probs = self._values(self._scores(hidden, rows, search.frontier_paths), rows, level)
             frontier = search.expand(log_probs.view(len(rows), -1, log_probs.shape[-1]))
             if self.shape.min_reach and level < depth:
                 for i, reach in enumerate(frontier.values.exp().sum(1).tolist()):
@@ -102,6 +110,22 @@ class EagleDrafter:
                 break
             hidden = self._expand(levels, frontier, hidden, tables, level)
         return search.trees([row.num_nodes for row in rows], depths)
+
+    def _draw(self, rows: Sequence[DraftRow]) -> list[DraftTree]:
+        """Trees of tokens drawn from q. How many is settled before any is drawn, or q would not be their law."""
+        draw = TreeDraw(len(rows), self.branching, self.shape)
+        depth = min(self.shape.depth, max(row.max_depth for row in rows))
+        tables = pad_block_tables([row.block_table for row in rows], self.kv.device)
+        hidden = self._read_features(rows, tables)
+        own_bits = _own_bits(depth - 1, draw.width, self.kv.device)
+        levels = _Levels.start(rows, self.block_size, own_bits, self.kv.device)
+        for level in range(1, depth + 1):
+            log_q = torch.log_softmax(self._scores(hidden, rows, draw.frontier_paths), -1)
+            noise = torch.stack([self._draft_noise(row, level) for row in rows])
+            frontier = draw.expand(log_q.view(len(rows), -1, log_q.shape[-1]), noise)
+            if level < depth:
+                hidden = self._expand(levels, frontier, hidden, tables, level)
+        return draw.trees([row.num_nodes for row in rows], [row.max_depth for row in rows])
 
     def _read_features(self, rows: Sequence[DraftRow], tables: Tensor) -> Tensor:
         """Run the head over the tokens whose true features have come in; its prediction at each root."""
@@ -157,21 +181,40 @@ class EagleDrafter:
         hidden: Tensor = self.head(ids, features, rotary_at(self.rope, positions), attentions)
         return hidden
 
-    def _log_probs(self, hidden: Tensor, rows: Sequence[DraftRow], level: int) -> Tensor:
-        """Values of all children, `[rows * width, vocab]`: log q, perturbed by the position's own noise if sampled."""
+    def _scores(self, hidden: Tensor, rows: Sequence[DraftRow], paths: Callable[[], Tensor]) -> Tensor:
+        """The head's processed logits `[rows * width, vocab]`; `paths` gives `[rows, width, level - 1]` tokens."""
         logits = self.lm_head(hidden)
         width = logits.shape[0] // len(rows)
-        log_q = processed_log_probs(logits, [row.sampling for row in rows for _ in range(width)])
-        if all(row.sampling.is_greedy for row in rows):
+        parts = [NodeRows(row.context, width, partial(_paths_of, paths, i)) for i, row in enumerate(rows)]
+        return processed_logits(logits, parts)
+
+    def _values(self, scores: Tensor, rows: Sequence[DraftRow], level: int) -> Tensor:
+        """Log-chances of all children, `[rows * width, vocab]`."""
+        log_q = torch.log_softmax(scores, -1)
+        if self.proposal != Proposal.COUPLED or all(row.context.sampling.is_greedy for row in rows):
             return log_q
+        width = scores.shape[0] // len(rows)
         for i, row in enumerate(rows):
-            if not row.sampling.is_greedy:
-                position = row.position + level - 1
-                log_q[i * width : (i + 1) * width] += self.noise.at(
-                    row.sampling.seed, row.sampling.sample_index, position
-                )
+            if not row.context.sampling.is_greedy:
+                log_q[i * width : (i + 1) * width] += self._target_noise(row, level)
         # The chance that a child is the argmax of the target's perturbed scores, as the head guesses them.
         return torch.log_softmax(log_q, -1)
+
+    def _target_noise(self, row: DraftRow, level: int) -> Tensor:
+        """float32 `[vocab]` of the output position that a level's children would take."""
+        sampling = row.context.sampling
+        return self.noise.at(sampling.seed, sampling.sample_index, row.context.num_output + level - 1)
+
+    def _draft_noise(self, row: DraftRow, level: int) -> Tensor:
+        """float32 `[vocab]` of this step and level alone: a rule may cut a chain by what was drawn behind the cut,
+        and who drew the same again in the next step would know that.
+        """
+        sampling = row.context.sampling
+        return self.noise.at(sampling.seed, sampling.sample_index, row.context.num_output, Stream.DRAFT, level)
+
+
+def _paths_of(paths: Callable[[], Tensor], row: int) -> Tensor:
+    return paths()[row]
 
 
 @dataclass

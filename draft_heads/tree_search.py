@@ -59,6 +59,15 @@ class TreeSearch:
         self._best.append(best)
         return Frontier(flat_tokens.gather(1, best), best // k, best_values)
 
+    def frontier_paths(self) -> Tensor:
+        """int64 `[rows, frontier, level]`: the tokens from the root's child down to each frontier node."""
+        paths = torch.empty(self.num_rows, 1, 0, dtype=torch.int64)
+        for tokens, best in zip(self._tokens, self._best, strict=True):
+            each = tokens.shape[1] // paths.shape[1]
+            above = paths.to(tokens.device).gather(1, (best // each)[:, :, None].expand(-1, -1, paths.shape[2]))
+            paths = torch.cat([above, tokens.gather(1, best)[:, :, None]], 2)
+        return paths
+
     def trees(self, budgets: Sequence[int], max_depths: Sequence[int]) -> list[DraftTree]:
         """Per row the best `budget` candidates of at most `max_depth` levels, as a tree in order of depth."""
         values = torch.cat(self._values, 1)

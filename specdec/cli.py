@@ -18,6 +18,8 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 # Which click typer stands on depends on its version; its errors are reached through one that typer exports.
 _UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[1]
 WARM_UP_TOKENS = 8
+# Where neither an option nor the model's generation_config.json says otherwise.
+OWN_DEFAULTS: dict[str, Any] = {"temperature": 0.0, "max_tokens": 256}
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
@@ -71,15 +73,36 @@ def generate(
         bool | None,
         typer.Option("--chat/--raw", help="Use the chat template, or the prompt as it is; default: chat if it can."),
     ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens to generate per prompt.")] = 256,
-    temperature: Annotated[float, typer.Option(help="0 for greedy decoding, higher for more variety.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Probability mass to sample from, above 0 and at most 1.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Likeliest tokens to sample from; 0 or -1 for all.")] = 0,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Most tokens to generate per prompt; default: the model's, else 256.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="0 for greedy decoding, higher for more variety; default: the model's, else 0.")
+    ] = None,
+    top_p: Annotated[float | None, typer.Option(help="Probability mass to sample from, above 0 and at most 1.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Likeliest tokens to sample from; 0 or -1 for all.")] = None,
+    min_p: Annotated[
+        float | None, typer.Option(help="Least probability sampled, as a share of the likeliest token's.")
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help="Above 1, tokens of prompt and output become less likely.")
+    ] = None,
+    presence_penalty: Annotated[
+        float | None, typer.Option(help="Above 0, tokens of the output become less likely.")
+    ] = None,
+    frequency_penalty: Annotated[
+        float | None, typer.Option(help="The same, the more the more often they occur.")
+    ] = None,
+    min_tokens: Annotated[int | None, typer.Option(help="Tokens before which nothing ends the output.")] = None,
+    bad_word: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Never generate this; repeatable.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the sampling; default: drawn anew.")] = None,
     stop: Annotated[
         list[str] | None, typer.Option(metavar="TEXT", help="End the text before this; repeatable.")
     ] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the model's end token.")] = False,
+    verify: Annotated[
+        str, typer.Option(help="Acceptance rule: coupled, rejection, or block (with drafts in one chain).")
+    ] = "coupled",
     depth: Annotated[
         int | None, typer.Option(help="Most draft tokens in a row; default, as for the next three: by device.")
     ] = None,
@@ -104,15 +127,23 @@ def generate(
       specdec generate --prompts prompts.jsonl --max-tokens 64
       specdec generate --model path/to/llama --draft path/to/head "Hello"
     """
-    params = SamplingParams(
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        seed=seed,
-        max_tokens=max_tokens,
-        stop=stop,
-        ignore_eos=ignore_eos,
-    )
+    options = {
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
+        "min_tokens": min_tokens,
+        "bad_words": bad_word,
+        "seed": seed,
+        "max_tokens": max_tokens,
+        "stop": stop,
+        "ignore_eos": ignore_eos,
+    }
+    chosen = {name: value for name, value in options.items() if value is not None}
+    SamplingParams(**{**OWN_DEFAULTS, **chosen})
     if compare and draft == "none":
         raise ValueError("--compare with --draft none has nothing to compare; leave out one of them")
     given = read_prompts(prompt, prompts, raw=chat is False)
@@ -125,14 +156,15 @@ def generate(
 
     asked: dict[str, Any] = {"depth": depth, "branching": branching, "nodes": nodes, "min_reach": min_reach}
     shape = replace(default_shape(resolve_device(device)), **{k: v for k, v in asked.items() if v is not None})
-    load = partial(LLM, model, dtype=dtype, device=device, shape=shape)
+    load = partial(LLM, model, dtype=dtype, device=device, shape=shape, verify=verify)
     llm, plain_llm = load(draft), load(None) if compare else None
+    params = SamplingParams(**{**OWN_DEFAULTS, **llm.generation_config.params, **chosen})
     inputs = [one.for_engine(llm, chat) for one in given]
     each = [params] * len(given)
     if plain_llm:
         # Both runs must draw the same noise.
         each = [replace(params, seed=secrets.randbits(63) if seed is None else seed) for _ in given]
-        few = replace(params, max_tokens=min(WARM_UP_TOKENS, max_tokens))
+        few = replace(params, max_tokens=WARM_UP_TOKENS, min_tokens=0)
         for warmed in (llm, plain_llm):
             warmed.generate(inputs[:1], few, use_tqdm=False)
 
@@ -146,3 +178,6 @@ def generate(
     view.end(batch, plain)
     if batch.interrupted or (plain and plain.interrupted):
         raise typer.Exit(130)
+    if errors := [answer.error for answer in batch.answers if answer.error]:
+        typer.echo(f"specdec: {len(errors)} of {len(given)} failed: {errors[0]}", err=True)
+        raise typer.Exit(1)

@@ -14,18 +14,35 @@ class Detokenizer:
     Args:
         tokenizer: None for requests of token ids without text.
         stop: strings before which the text ends.
+        include_stop: whether the text ends behind them instead.
+        skip_special: leave special tokens out.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None, stop: Sequence[str]) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        stop: Sequence[str],
+        include_stop: bool = False,
+        skip_special: bool = True,
+    ) -> None:
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._include_stop = include_stop
+        self._stream = DecodeStream(skip_special_tokens=skip_special)
         self._stop = tuple(stop)
         self._held: list[Segment] = []
         self.text = ""
         self.matched: str | None = None
 
-    def push(self, token: int, accepted: bool) -> bool:
-        """Add a token; True if it completes a stop string, before which the text then ends."""
+    def token_text(self, token: int) -> str | None:
+        """A token decoded alone."""
+        return None if self._tokenizer is None else str(self._tokenizer.decode([token], skip_special_tokens=False))
+
+    def push(self, token: int, accepted: bool, may_stop: bool = True) -> bool:
+        """Add a token; True if it completes a stop string, with which the text then ends.
+
+        Args:
+            may_stop: whether a stop string that ends in this token's text counts.
+        """
         if self._tokenizer is None:
             return False
         piece = self._stream.step(self._tokenizer, token)
@@ -36,9 +53,11 @@ class Detokenizer:
         self.text += piece
         self._held.append(Segment(piece, accepted))
         found = [(at, stop) for stop in self._stop if (at := self.text.find(stop, max(0, old - len(stop) + 1))) >= 0]
-        if not found:
+        if not (found and may_stop):
             return False
         at, self.matched = min(found, key=lambda match: match[0])
+        if self._include_stop:
+            at += len(self.matched)
         self._cut_held(len(self.text) - at)
         self.text = self.text[:at]
         return True

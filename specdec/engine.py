@@ -1,15 +1,18 @@
 """The step: schedule, draft, one forward pass, verify, commit."""
 
+import itertools
+
 import torch
+from torch import Tensor
 
 from specdec.draft_heads.drafter import Drafter, DraftRow
 from specdec.kv_cache import KVCache
 from specdec.model_runner import ModelRunner, StepOutput
-from specdec.request import Request
+from specdec.request import LogprobsMode, Request
 from specdec.scheduler import PlannedRow, Scheduler
 from specdec.verify.tree import DraftTree
 from specdec.verify.tree_batch import TreeBatch, TreeRow, slots_of
-from specdec.verify.verifier import Acceptance, CoupledVerifier, SampledRow
+from specdec.verify.verifier import NO_TOKEN, Acceptance, SampledRow, Verifier
 
 
 class LLMEngine:
@@ -25,10 +28,11 @@ class LLMEngine:
         runner: ModelRunner,
         cache: KVCache,
         drafter: Drafter,
-        verifier: CoupledVerifier,
+        verifier: Verifier,
+        logprobs_mode: LogprobsMode = "raw_logprobs",
     ) -> None:
         self.scheduler, self.runner, self.cache = scheduler, runner, cache
-        self.drafter, self.verifier = drafter, verifier
+        self.drafter, self.verifier, self.logprobs_mode = drafter, verifier, logprobs_mode
 
     def add_request(self, request: Request) -> None:
         """Queue a request.
@@ -58,16 +62,40 @@ class LLMEngine:
         parts = [_tree_row(row, tree) for row, tree in zip(plan, trees, strict=True)]
         batch = TreeBatch.pack(parts, self.cache.block_size, self.cache.target.device)
         output = self.runner.forward(batch)
-        sampled = [
-            SampledRow(tree, row.request.sampling, row.request.num_output)
-            for row, tree in zip(plan, trees, strict=True)
-            if row.sampled
-        ]
-        acceptances = iter(self.verifier.verify(sampled, output.logits) if sampled else ())
-        per_row = [next(acceptances) if row.sampled else None for row in plan]
+        per_row = self._verify(plan, trees, parts, output.logits)
         self._commit(plan, per_row)
         self._observe(plan, batch, output, per_row)
         return self._update(plan, trees, per_row)
+
+    def _verify(
+        self, plan: list[PlannedRow], trees: list[DraftTree], parts: list[TreeRow], logits: Tensor
+    ) -> list[Acceptance | None]:
+        """Acceptances of the sampled rows; notes the log-probabilities that requests ask for."""
+        rows = [SampledRow(tree, row.request.context) for row, tree in zip(plan, trees, strict=True) if row.sampled]
+        ends = list(itertools.accumulate(part.num_scored + len(part.tree) for part in parts))
+        spans = [
+            slice(end - 1 - len(part.tree), end)
+            for row, part, end in zip(plan, parts, ends, strict=True)
+            if row.sampled
+        ]
+        wanted = logits
+        if sum(span.stop - span.start for span in spans) < len(logits):
+            wanted = torch.cat([logits[span] for span in spans] or [logits[:0]])
+        found = iter(zip(self.verifier.verify(rows, wanted) if rows else (), spans, strict=True))
+        acceptances: list[Acceptance | None] = []
+        for row, tree, part, end in zip(plan, trees, parts, ends, strict=True):
+            request = row.request
+            if part.num_scored > 1 or (part.num_scored and not row.sampled):
+                start = end - len(part.tree) - part.num_scored
+                request.score_prompt(logits[start : start + part.num_scored])
+            if not row.sampled:
+                acceptances.append(None)
+                continue
+            acceptance, span = next(found)
+            acceptances.append(acceptance)
+            if request.params.logprobs is not None:
+                request.score_output(acceptance, tree, logits[span], self.logprobs_mode)
+        return acceptances
 
     def _commit(self, plan: list[PlannedRow], acceptances: list[Acceptance | None]) -> None:
         """Move the accepted nodes' keys and values behind their chain; count what is cached."""
@@ -114,9 +142,17 @@ class LLMEngine:
             first = request.num_output == 0
             before = request.num_output
             for token, accepted in [*((tree.tokens[node], True) for node in path), (acceptance.next_token, False)]:
-                request.append(token, accepted)
+                if token == NO_TOKEN:
+                    request.fail(
+                        "no token can follow: the model's logits are not finite, or allowed_token_ids, bad_words "
+                        "and min_tokens together forbid every token"
+                    )
+                else:
+                    request.append(token, accepted)
                 if request.finished:
                     break
+            # Nothing behind the kept tokens counts as cached.
+            request.num_cached = min(request.num_cached, len(request.token_ids))
             if not first:
                 request.stats.count(len(path), request.num_output - before, len(tree))
             if request.finished:
@@ -133,21 +169,20 @@ def _draft_row(row: PlannedRow) -> DraftRow:
     request = row.request
     return DraftRow(
         request_id=request.request_id,
-        token_ids=request.token_ids,
         block_table=request.block_table,
         num_nodes=row.num_nodes,
         max_depth=row.max_depth,
-        sampling=request.sampling,
-        position=request.num_output,
+        context=request.context,
     )
 
 
 def _tree_row(row: PlannedRow, tree: DraftTree) -> TreeRow:
     request = row.request
+    scores_prompt = request.params.prompt_logprobs is not None and request.num_cached < request.num_prompt
     return TreeRow(
         tokens=request.token_ids[request.num_cached : request.num_cached + row.num_known],
         tree=tree,
         num_cached=request.num_cached,
         block_table=request.block_table,
-        sampled=row.sampled,
+        num_scored=row.num_known if scores_prompt else int(row.sampled),
     )

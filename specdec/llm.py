@@ -1,8 +1,9 @@
 """The Python API: a model, its head, and prompts in."""
 
 import itertools
-import json
+import secrets
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -12,23 +13,30 @@ from specdec.block_pool import BlockPool
 from specdec.config import DEMO, EngineConfig, default_shape, resolve_device, resolve_dtype
 from specdec.detokenizer import Detokenizer
 from specdec.draft_heads.checkpoint import load_eagle_head
-from specdec.draft_heads.checkpoint_files import CheckpointError
-from specdec.draft_heads.drafter import Drafter, DraftShape, NoDrafter
+from specdec.draft_heads.drafter import Drafter, DraftShape, NoDrafter, Proposal
 from specdec.draft_heads.eagle_drafter import EagleDrafter
 from specdec.draft_heads.llama_config import LlamaConfig
 from specdec.engine import LLMEngine
+from specdec.generation_config import GenerationConfig
 from specdec.kv_cache import KVCache, entry_bytes
 from specdec.model_runner import ModelRunner
 from specdec.models.llama import load_llama
 from specdec.outputs import RequestOutput
-from specdec.request import Request
+from specdec.request import LogprobsMode, Request
+from specdec.request_group import RequestGroup
 from specdec.sampling_params import SamplingParams
 from specdec.scheduler import Scheduler
 from specdec.tokenizer import Tokenizer
+from specdec.verify.block import walk_block
 from specdec.verify.noise import GumbelNoise
-from specdec.verify.verifier import CoupledVerifier
+from specdec.verify.rejection import walk_rejection
+from specdec.verify.sampling import Sampling
+from specdec.verify.verifier import CoupledVerifier, Verifier
+from specdec.verify.walk_verifier import WalkVerifier
 
 Prompt = str | Sequence[int]
+# The acceptance rules, and how drafts are chosen for each.
+PROPOSALS = {"coupled": Proposal.COUPLED, "rejection": Proposal.DRAWN, "block": Proposal.DRAWN}
 
 
 class LLM:
@@ -43,6 +51,8 @@ class LLM:
         dtype: "auto", "float64", "float32", "bfloat16" or "float16".
         device: "auto", "cpu" or "cuda".
         shape: bounds of draft trees; None for the device's default.
+        verify: the acceptance rule, "coupled", "rejection" or "block" (chains alone); at temperature 0 all are one.
+        logprobs_mode: "raw_logprobs" of the model, or "processed_logprobs" after all parameters.
         max_num_seqs, max_num_batched_tokens, max_model_len, kv_cache_memory, block_size: as in `EngineConfig`.
 
     Raises:
@@ -58,6 +68,8 @@ class LLM:
         dtype: str = "auto",
         device: str = "auto",
         shape: DraftShape | None = None,
+        verify: str = "coupled",
+        logprobs_mode: LogprobsMode = "raw_logprobs",
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 2048,
         max_model_len: int | None = None,
@@ -70,7 +82,7 @@ class LLM:
             draft=_draft_folder(draft, is_demo=model is None),
             dtype=resolve_dtype(dtype, place),
             device=place,
-            shape=shape or default_shape(place),
+            shape=_shape(shape or default_shape(place), verify),
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=max_model_len,
@@ -81,7 +93,8 @@ class LLM:
         self.model = load_llama(config.model, config.dtype, place)
         self.tokenizer = Tokenizer(config.model) if (config.model / "tokenizer.json").is_file() else None
         self.max_model_len = _context(config.max_model_len, self.model.config.max_position)
-        self.end_tokens = _end_tokens(config.model)
+        self.generation_config = GenerationConfig.read(config.model)
+        self.end_tokens = self.generation_config.end_tokens
         head = None
         if config.draft is not None:
             head = load_eagle_head(config.draft, self.model.embed_tokens.weight, config.dtype, place)
@@ -90,7 +103,9 @@ class LLM:
         noise = GumbelNoise(self.model.config.vocab_size, place)
         drafter: Drafter = NoDrafter()
         if head is not None and cache.draft is not None:
-            drafter = EagleDrafter(head, self.model.output, cache.draft, config.block_size, config.shape, noise)
+            drafter = EagleDrafter(
+                head, self.model.output, cache.draft, config.block_size, config.shape, noise, PROPOSALS[verify]
+            )
         scheduler = Scheduler(
             BlockPool(cache.num_blocks),
             config.block_size,
@@ -99,7 +114,7 @@ class LLM:
             config.shape if head else None,
         )
         runner = ModelRunner(self.model, cache)
-        self.engine = LLMEngine(scheduler, runner, cache, drafter, CoupledVerifier(noise))
+        self.engine = LLMEngine(scheduler, runner, cache, drafter, _verifier(verify, noise), logprobs_mode)
         self._ids = itertools.count()
 
     def generate(
@@ -119,17 +134,16 @@ class LLM:
         Raises:
             ValueError: a prompt that is empty or leaves no room for a token; nothing has run then.
         """
-        requests = self._requests(prompts, sampling_params)
-        self._add(requests)
+        groups = self._groups(prompts, sampling_params)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         console = Console(stderr=True)
-        hidden = not use_tqdm or len(requests) < 2 or not console.is_terminal
+        hidden = not use_tqdm or len(groups) < 2 or not console.is_terminal
         with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
-            task = progress.add_task("generating", total=len(requests))
-            for request in self._run(requests):
-                if request.finished:
+            task = progress.add_task("generating", total=len(groups))
+            for group in self._run(groups):
+                if group.finished:
                     progress.advance(task)
-        return [request.output() for request in requests]
+        return [group.output() for group in groups]
 
     def stream(
         self,
@@ -140,10 +154,8 @@ class LLM:
 
         `segments` of a state is what is new in it. Closing the iterator aborts what is unfinished.
         """
-        requests = self._requests(prompts, sampling_params)
-        self._add(requests)
-        for request in self._run(requests):
-            yield request.output()
+        for group in self._run(self._groups(prompts, sampling_params)):
+            yield group.output()
 
     def chat(
         self,
@@ -173,24 +185,25 @@ class LLM:
             raise ValueError(f"{self.config.model}: no tokenizer.json; give prompts as token ids")
         return self.tokenizer
 
-    def _requests(
+    def _groups(
         self, prompts: Prompt | Sequence[Prompt], sampling_params: SamplingParams | Sequence[SamplingParams] | None
-    ) -> list[Request]:
+    ) -> list[RequestGroup]:
         single = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int))
         batch: Sequence[Prompt] = [prompts] if single else prompts  # type: ignore[list-item, assignment]
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
-            params = [sampling_params or SamplingParams()] * len(batch)
+            params = [sampling_params or self.get_default_sampling_params()] * len(batch)
         else:
             params = list(sampling_params)
         if len(params) != len(batch):
             raise ValueError(f"{len(params)} sampling_params for {len(batch)} prompts; give one, or one each")
-        return [self.new_request(prompt, own) for prompt, own in zip(batch, params, strict=True)]
+        return [self.new_group(prompt, own) for prompt, own in zip(batch, params, strict=True)]
 
-    def new_request(self, prompt: Prompt, params: SamplingParams) -> Request:
-        """A request for the engine, checked and not yet queued.
+    def new_group(self, prompt: Prompt, params: SamplingParams) -> RequestGroup:
+        """The requests of a prompt, one per sample, checked and not yet queued.
 
         Raises:
-            ValueError: a prompt that is empty, foreign to the vocabulary, or too long.
+            ValueError: a prompt that is empty, foreign to the vocabulary, or too long; a parameter that the model
+                cannot honour.
         """
         tokens = self._need_tokenizer().encode(prompt) if isinstance(prompt, str) else list(prompt)
         vocab = self.model.config.vocab_size
@@ -202,23 +215,57 @@ class LLM:
             raise ValueError(
                 f"the prompt has {len(tokens)} tokens, and the context is {self.max_model_len}; shorten it"
             )
-        if params.stop_strings and self.tokenizer is None:
-            raise ValueError("stop strings need a tokenizer, and the model's folder has none; use stop_token_ids")
+        params.check_tokens(vocab)
+        for name in ("stop", "bad_words"):
+            if getattr(params, name) and self.tokenizer is None:
+                raise ValueError(f"{name} needs a tokenizer, and the model's folder has none; use token ids")
         longest = self.max_model_len
         if params.max_tokens is not None:
             longest = min(longest, len(tokens) + params.max_tokens)
         ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.end_tokens)
         backend = self.tokenizer.backend if self.tokenizer else None
-        return Request(
-            request_id=str(next(self._ids)),
-            prompt=prompt if isinstance(prompt, str) else None,
-            token_ids=tokens,
-            num_prompt=len(tokens),
-            params=params,
-            max_length=longest,
-            end_tokens=ends,
-            detokenizer=Detokenizer(backend, params.stop_strings),
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        group_id = str(next(self._ids))
+        requests = [
+            Request(
+                request_id=f"{group_id}-{index}",
+                token_ids=list(tokens),
+                num_prompt=len(tokens),
+                # The prompt is scored once.
+                params=params if index == 0 else replace(params, prompt_logprobs=None),
+                sampling=self._sampling(params, ends, seed, index),
+                max_length=longest,
+                end_tokens=ends,
+                detokenizer=Detokenizer(
+                    backend, params.stop_strings, params.include_stop_str_in_output, params.skip_special_tokens
+                ),
+            )
+            for index in range(params.n)
+        ]
+        return RequestGroup(group_id, prompt if isinstance(prompt, str) else None, tokens, requests)
+
+    def _sampling(self, params: SamplingParams, ends: frozenset[int], seed: int, index: int) -> Sampling:
+        allowed = params.allowed_token_ids
+        return Sampling(
+            temperature=params.temperature,
+            top_k=max(params.top_k, 0),
+            top_p=params.top_p,
+            min_p=params.min_p,
+            repetition_penalty=params.repetition_penalty,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            logit_bias=tuple((params.logit_bias or {}).items()),
+            allowed_token_ids=None if allowed is None else tuple(sorted(set(allowed))),
+            bad_words=self.tokenizer.encode_words(params.bad_words) if self.tokenizer else (),
+            min_tokens=params.min_tokens,
+            end_tokens=tuple(sorted(ends)),
+            seed=seed,
+            sample_index=index,
         )
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the checkpoint's generation_config.json asks for; what it leaves open is `SamplingParams`' own."""
+        return SamplingParams(**self.generation_config.params)
 
     def _add(self, requests: list[Request]) -> None:
         """Queue all or none."""
@@ -230,13 +277,16 @@ class LLM:
                     self.engine.abort(queued)
                 raise
 
-    def _run(self, requests: list[Request]) -> Generator[Request]:
+    def _run(self, groups: list[RequestGroup]) -> Generator[RequestGroup]:
         """Step until all have ended; whatever interrupts it, none is left behind."""
+        owners = {request: group for group in groups for request in group.requests}
+        self._add(list(owners))
         try:
-            while not all(request.finished for request in requests):
-                yield from self.engine.step()
+            while not all(group.finished for group in groups):
+                # Each group once a step, in the order of its first news.
+                yield from dict.fromkeys(owners[request] for request in self.engine.step() if request in owners)
         finally:
-            for request in requests:
+            for request in owners:
                 self.engine.abort(request)
 
     def _num_blocks(self, draft: LlamaConfig | None) -> int:
@@ -261,21 +311,19 @@ def _draft_folder(draft: str | Path | None, is_demo: bool) -> Path | None:
     return Path(draft)
 
 
+def _shape(shape: DraftShape, verify: str) -> DraftShape:
+    if verify not in PROPOSALS:
+        raise ValueError(f"verify is {verify!r}; it must be one of {', '.join(PROPOSALS)}")
+    return DraftShape(shape.depth, 1, shape.depth, shape.min_reach) if verify == "block" else shape
+
+
+def _verifier(verify: str, noise: GumbelNoise) -> Verifier:
+    if verify == "coupled":
+        return CoupledVerifier(noise)
+    return WalkVerifier(walk_block if verify == "block" else walk_rejection)
+
+
 def _context(asked: int | None, most: int) -> int:
     if asked is not None and asked > most:
         raise ValueError(f"max_model_len {asked} is more than the model's max_position_embeddings {most}")
     return asked or most
-
-
-def _end_tokens(folder: Path) -> frozenset[int]:
-    """`eos_token_id` of generation_config.json, else of config.json: a number or a list."""
-    for name in ("generation_config.json", "config.json"):
-        file = folder / name
-        if file.is_file():
-            try:
-                value = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
-            except ValueError as error:
-                raise CheckpointError(f"{file}: not valid JSON: {error}") from None
-            if value is not None:
-                return frozenset([value] if isinstance(value, int) else value)
-    return frozenset()

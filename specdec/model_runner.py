@@ -16,7 +16,7 @@ class StepOutput(NamedTuple):
 
     Attributes:
         features: `[rows, hidden_size]`, of all packed rows.
-        logits: `[sample rows, vocab_size]`.
+        logits: `[logit rows, vocab_size]`.
     """
 
     features: Tensor
@@ -35,8 +35,8 @@ class ModelRunner:
     def forward(self, batch: TreeBatch) -> StepOutput:
         attentions = [PagedAttention(kv, batch.slots, batch.rows) for kv in self.cache.target_layers]
         output = self.model(batch.tokens, rotary_at(self.rope, batch.positions), attentions)
-        sampled = batch.sample_rows
-        if sampled.numel() == 0:
+        wanted = batch.logit_rows
+        if wanted.numel() == 0:
             return StepOutput(output.features, output.features.new_empty(0, self.model.config.vocab_size))
-        rows = output.features if sampled.numel() == len(batch.tokens) else output.features.index_select(0, sampled)
+        rows = output.features if wanted.numel() == len(batch.tokens) else output.features.index_select(0, wanted)
         return StepOutput(output.features, self.model.output(rows))

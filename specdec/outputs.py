@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from specdec.logprobs import Logprob
+
 
 @dataclass
 class SpeculationStats:
@@ -59,8 +61,13 @@ class CompletionOutput:
         text: decoded text, without special tokens and cut before a stop string.
         token_ids: all generated tokens.
         accepted: per token, whether it came from an accepted draft.
-        finish_reason: "stop", "length", "abort", or None while it goes on.
+        finish_reason: "stop", "length", "abort", "error", or None while it goes on.
         stop_reason: the stop string or stop token id that ended it, None for the end token or another reason.
+        error: why it failed.
+        logprobs: per token, its own entry and those of the likeliest; None unless asked for.
+        cumulative_logprob: sum over the generated tokens; None likewise.
+        stats: speculation figures so far.
+        segments: text that is new since the state before.
     """
 
     index: int
@@ -69,6 +76,11 @@ class CompletionOutput:
     accepted: list[bool]
     finish_reason: str | None
     stop_reason: str | int | None = None
+    error: str | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    cumulative_logprob: float | None = None
+    stats: SpeculationStats = field(default_factory=SpeculationStats)
+    segments: list[Segment] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -79,10 +91,9 @@ class RequestOutput:
         request_id: as given or drawn.
         prompt: the prompt's text, None where token ids were given.
         prompt_token_ids: the prompt's tokens.
-        outputs: the generated sequences; today always one.
+        outputs: the generated sequences, `SamplingParams.n` of them.
         finished: whether this is the last state.
-        stats: speculation figures so far.
-        segments: text that is new since the state before.
+        prompt_logprobs: per prompt token like `CompletionOutput.logprobs`, None for the first; None unless asked for.
     """
 
     request_id: str
@@ -90,8 +101,7 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool
-    stats: SpeculationStats
-    segments: list[Segment] = field(default_factory=list)
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
     @property
     def text(self) -> str:
@@ -104,3 +114,11 @@ class RequestOutput:
     @property
     def finish_reason(self) -> str | None:
         return self.outputs[0].finish_reason
+
+    @property
+    def stats(self) -> SpeculationStats:
+        return self.outputs[0].stats
+
+    @property
+    def segments(self) -> list[Segment]:
+        return self.outputs[0].segments

@@ -1,53 +1,118 @@
 """What a request asks of sampling and of where its output ends."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from specdec.verify.sampling import LEAST_TEMPERATURE
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Parameters of a request, by vLLM's names.
+    """Parameters of a request, by vLLM's names and with its meanings.
 
     Attributes:
+        n: independent outputs.
         temperature: 0 for greedy decoding.
         top_p: probability mass kept, in (0, 1].
         top_k: most likely tokens kept; 0 or -1 for all.
-        seed: of the request's noise; None draws one.
+        min_p: least probability kept, as a share of the likeliest token's, in [0, 1].
+        repetition_penalty: above 1, tokens of prompt and output become less likely; above 0.
+        presence_penalty: subtracted from logits of tokens in the output, in [-2, 2].
+        frequency_penalty: the same, times how often they occur, in [-2, 2].
+        logit_bias: per token id what is added to its logit, in [-100, 100].
+        allowed_token_ids: the only tokens that may be generated.
+        bad_words: words that may not be generated.
+        seed: of the request's randomness; None draws one.
         max_tokens: most tokens generated; None up to the end of the context.
+        min_tokens: tokens before which neither an end token nor a stop string ends the output.
         stop: strings before which the text ends.
         stop_token_ids: tokens after which the output ends, besides the model's own end token.
+        include_stop_str_in_output: the text holds the stop string, or the stop token's text, as well.
         ignore_eos: go on after the end token.
+        logprobs: per generated token, log-probabilities of so many likeliest tokens and of itself; -1 for all.
+        prompt_logprobs: the same for the prompt's tokens, always before any parameter is applied.
+        skip_special_tokens: leave special tokens out of the text.
 
     Raises:
         ValueError: a value outside its range, named.
     """
 
+    n: int = 1
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] = ()
     seed: int | None = None
     max_tokens: int | None = 16
+    min_tokens: int = 0
     stop: str | Sequence[str] | None = None
     stop_token_ids: Sequence[int] = ()
+    include_stop_str_in_output: bool = False
     ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise ValueError(f"temperature is {self.temperature}; it must be 0 or more")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
-        if self.top_k < -1:
-            raise ValueError(f"top_k is {self.top_k}; it must be at least 1, or 0 or -1 for all tokens")
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise ValueError(f"max_tokens is {self.max_tokens}; it must be at least 1")
-        if self.seed is not None and not 0 <= self.seed < 1 << 63:
-            raise ValueError(f"seed is {self.seed}; it must lie between 0 and 2^63 - 1")
+        def demand(name: str, holds: bool, wanted: str) -> None:
+            if not holds:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be {wanted}")
+
+        demand("n", self.n >= 1, "at least 1")
+        demand("temperature", math.isfinite(self.temperature) and self.temperature >= 0, "0 or more")
+        demand("top_p", 0 < self.top_p <= 1, "above 0 and at most 1")
+        demand("top_k", self.top_k >= -1, "at least 1, or 0 or -1 for all tokens")
+        demand("min_p", 0 <= self.min_p <= 1, "at least 0 and at most 1")
+        demand("repetition_penalty", 0 < self.repetition_penalty < math.inf, "above 0 and finite")
+        demand("presence_penalty", -2 <= self.presence_penalty <= 2, "at least -2 and at most 2")
+        demand("frequency_penalty", -2 <= self.frequency_penalty <= 2, "at least -2 and at most 2")
+        demand("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1")
+        demand("min_tokens", self.min_tokens >= 0, "0 or more")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens is {self.min_tokens}; it must be at most max_tokens, {self.max_tokens}")
+        demand("seed", self.seed is None or 0 <= self.seed < 1 << 63, "between 0 and 2^63 - 1")
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            demand(name, value is None or value >= -1, "0 or more, or -1 for all tokens")
+        for token, bias in (self.logit_bias or {}).items():
+            if not -100 <= bias <= 100:
+                raise ValueError(f"logit_bias of token {token} is {bias}; it must be at least -100 and at most 100")
+        demand("allowed_token_ids", self.allowed_token_ids is None or len(self.allowed_token_ids) > 0, "not empty")
         if any(not stop for stop in self.stop_strings):
             raise ValueError("stop holds an empty string; leave it out or give at least one character")
+        if isinstance(self.bad_words, str) or any(not word.strip() for word in self.bad_words):
+            raise ValueError(f"bad_words is {self.bad_words!r}; it must be a list of words that are not empty")
+        if self.n > 1 and self.temperature < LEAST_TEMPERATURE:
+            raise ValueError(f"n is {self.n}; at temperature 0 all outputs are the same, so it must be 1")
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
         if self.stop is None:
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def check_tokens(self, vocab_size: int) -> None:
+        """Refuse token ids and counts that the vocabulary does not have.
+
+        Raises:
+            ValueError: the parameter, the value and the range.
+        """
+        ids = {
+            "logit_bias": list(self.logit_bias or {}),
+            "allowed_token_ids": list(self.allowed_token_ids or ()),
+            "stop_token_ids": list(self.stop_token_ids),
+        }
+        for name, tokens in ids.items():
+            for token in tokens:
+                if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+                    raise ValueError(f"{name} holds {token!r}; token ids lie between 0 and {vocab_size - 1}")
+        for name in ("logprobs", "prompt_logprobs"):
+            if (getattr(self, name) or 0) > vocab_size:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at most the vocabulary's {vocab_size}")

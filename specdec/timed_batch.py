@@ -19,6 +19,7 @@ class Answer:
 
     Attributes:
         finish_reason: "abort" until it has ended otherwise.
+        error: why it failed.
         seconds: from the batch's start to this answer's end.
     """
 
@@ -26,6 +27,7 @@ class Answer:
     token_ids: list[int] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
     finish_reason: str = "abort"
+    error: str | None = None
     stats: SpeculationStats = field(default_factory=SpeculationStats)
     seconds: float = 0.0
 
@@ -37,6 +39,7 @@ class Answer:
         self.text, self.token_ids, self.stats = output.text, output.token_ids, output.stats
         self.segments += output.segments
         self.finish_reason = output.finish_reason or "abort"
+        self.error = output.outputs[0].error
         self.seconds = seconds
 
 

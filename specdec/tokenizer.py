@@ -31,6 +31,18 @@ class Tokenizer:
         """Tokens with the special ones that the tokenizer puts around plain text."""
         return list(self._hf(text)["input_ids"])
 
+    def encode_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Token sequences that spell each word, at the beginning of a text and after a space, as vLLM takes them."""
+        found: list[tuple[int, ...]] = []
+        for word in words:
+            plain, spaced = (
+                tuple(self._hf(space + word.lstrip(), add_special_tokens=False)["input_ids"]) for space in ("", " ")
+            )
+            found.append(plain)
+            if spaced[0] != plain[0] and len(spaced) == len(plain):
+                found.append(spaced)
+        return tuple(found)
+
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Tokens of a conversation, up to where the assistant's answer begins.
 

@@ -18,7 +18,8 @@ settings.register_profile(
     "ci", derandomize=True, deadline=None, max_examples=25, print_blob=True, suppress_health_check=SLOW
 )
 settings.register_profile("dev", deadline=None, max_examples=25, suppress_health_check=SLOW)
-settings.load_profile("ci" if os.environ.get("CI") else "dev")
+settings.register_profile("nightly", deadline=None, max_examples=2000, suppress_health_check=SLOW)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
 
 
 class _PoisonedTorch:

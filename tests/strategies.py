@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from specdec.draft_heads.drafter import DraftShape
 from specdec.sampling_params import SamplingParams
+from specdec.verify.sampling import Sampling
 from specdec.verify.tree import ROOT, DraftTree
 
 seeds = st.integers(0, 2**32 - 1)
@@ -51,6 +52,29 @@ def sampling_params(draw: st.DrawFn, max_tokens: int = 16) -> SamplingParams:
         seed=draw(st.integers(0, 2**63 - 1)),
         max_tokens=draw(st.integers(1, max_tokens)),
         ignore_eos=draw(st.booleans()),
+    )
+
+
+@st.composite
+def samplings(draw: st.DrawFn, vocab_size: int) -> Sampling:
+    """Any mix of parameters, most of them off most of the time."""
+    token = st.integers(0, vocab_size - 1)
+    word = st.lists(token, min_size=1, max_size=3).map(tuple)
+    few = st.lists(token, min_size=2, max_size=vocab_size, unique=True).map(tuple)
+    return Sampling(
+        temperature=draw(st.sampled_from([0.0, 0.3, 1.0, 1.7])),
+        top_k=draw(st.sampled_from([0, 0, 1, 3])),
+        top_p=draw(st.sampled_from([1.0, 1.0, 0.95, 0.6, 0.05])),
+        min_p=draw(st.sampled_from([0.0, 0.0, 0.1, 0.5])),
+        repetition_penalty=draw(st.sampled_from([1.0, 1.0, 1.3, 0.8])),
+        presence_penalty=draw(st.sampled_from([0.0, 0.0, 0.7, -0.5])),
+        frequency_penalty=draw(st.sampled_from([0.0, 0.0, 0.4, -0.3])),
+        logit_bias=tuple(draw(st.dictionaries(token, st.sampled_from([-5.0, 1.5, 4.0]), max_size=2)).items()),
+        allowed_token_ids=draw(st.one_of(st.none(), st.none(), few)),
+        bad_words=tuple(draw(st.lists(word, max_size=3))),
+        min_tokens=draw(st.sampled_from([0, 0, 2, 9])),
+        end_tokens=draw(st.sampled_from([(), (0,), (1, 2)])),
+        seed=draw(st.integers(0, 2**63 - 1)),
     )
 
 

@@ -1,70 +1,90 @@
-"""Logits to the distribution that is sampled from: one function for target, drafter and plain decoding."""
+"""How one request samples, and what it has said so far."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-import torch
-from torch import Tensor
+# Below this a temperature is 0, as in vLLM.
+LEAST_TEMPERATURE = 1e-5
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How one request samples.
+    """Parameters of one request, by vLLM's names, as far as they shape the distribution.
 
     Attributes:
-        temperature: 0 for the argmax, else the divisor of the logits.
+        temperature: divisor of the logits; below 1e-5, the argmax.
         top_k: tokens kept, 0 for all.
         top_p: probability mass kept, in (0, 1].
-        seed: key of the request's noise.
+        min_p: least probability kept, as a share of the likeliest token's.
+        repetition_penalty: divides positive logits of tokens in prompt and output, multiplies negative ones.
+        presence_penalty: subtracted from logits of tokens in the output.
+        frequency_penalty: the same, times how often they occur.
+        logit_bias: (token, addend) pairs.
+        allowed_token_ids: the only tokens possible, or None.
+        bad_words: token sequences that the output may not hold.
+        min_tokens: output tokens before which no token of `end_tokens` is possible.
+        end_tokens: tokens that end the output.
+        seed: key of the request's randomness.
         sample_index: which of the request's samples this is.
     """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    min_tokens: int = 0
+    end_tokens: tuple[int, ...] = ()
     seed: int = 0
     sample_index: int = 0
 
     @property
     def is_greedy(self) -> bool:
-        return self.temperature == 0.0
+        return self.temperature < LEAST_TEMPERATURE
+
+    @property
+    def penalises(self) -> bool:
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    @property
+    def filters(self) -> bool:
+        """Whether tokens are dropped by rank or probability, which leaves the argmax as it is."""
+        return not self.is_greedy and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
+
+    @property
+    def edits(self) -> bool:
+        """Whether logits are changed in a way that can change the argmax."""
+        limited = self.allowed_token_ids is not None or self.bad_words or self.logit_bias
+        return bool(limited or self.penalises or (self.min_tokens and self.end_tokens))
 
 
-def processed_log_probs(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    """Log p after temperature, top-k and top-p, in that order, as in vLLM; dropped tokens get -inf.
+class Context(NamedTuple):
+    """A request as sampling sees it.
 
-    A greedy row is left at temperature 1 without filters: its argmax is that of the logits.
-
-    Args:
-        logits: `[rows, vocab]`, any float dtype; computed in float32, float64 stays.
-        samplings: one per row.
-
-    Returns:
-        `[rows, vocab]` normalised log-probabilities.
+    Attributes:
+        token_ids: prompt and output.
+        num_prompt: tokens of the prompt.
     """
-    exact = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    if all(s.is_greedy for s in samplings):
-        return torch.log_softmax(logits, -1, dtype=exact)
-    scores = logits.to(exact)
-    device = logits.device
-    temperature = torch.tensor([[s.temperature or 1.0] for s in samplings], dtype=scores.dtype, device=device)
-    scores = scores / temperature
-    vocab = logits.shape[1]
-    ks = [min(s.top_k, vocab) if s.top_k and not s.is_greedy else vocab for s in samplings]
-    ps = [1.0 if s.is_greedy else s.top_p for s in samplings]
-    if any(k < vocab for k in ks) or any(p < 1.0 for p in ps):
-        scores = _filter(scores, torch.tensor(ks, device=device), torch.tensor(ps, dtype=scores.dtype, device=device))
-    return torch.log_softmax(scores, -1)
 
+    sampling: Sampling
+    token_ids: Sequence[int]
+    num_prompt: int
 
-def _filter(scores: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """Keep the `top_k` largest, of those the smallest set whose mass reaches `top_p`; ties by lowest id."""
-    ordered, order = scores.sort(dim=-1, descending=True, stable=True)
-    rank = torch.arange(scores.shape[1], device=scores.device)
-    ordered = ordered.masked_fill(rank >= top_k[:, None], float("-inf"))
-    probs = torch.softmax(ordered, -1)
-    before = probs.cumsum(-1) - probs
-    # The most likely token always stays; where nothing is asked of top_p, rounding must drop nothing.
-    dropped = (before >= top_p[:, None]) & (rank > 0) & (top_p < 1.0)[:, None]
-    ordered = ordered.masked_fill(dropped, float("-inf"))
-    return torch.empty_like(scores).scatter_(1, order, ordered)
+    @property
+    def num_output(self) -> int:
+        """Tokens generated so far: the output position of the next one."""
+        return len(self.token_ids) - self.num_prompt
+
+    @property
+    def prompt(self) -> Sequence[int]:
+        return self.token_ids[: self.num_prompt]
+
+    @property
+    def output(self) -> Sequence[int]:
+        return self.token_ids[self.num_prompt :]

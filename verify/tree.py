@@ -1,8 +1,12 @@
 """The draft tree: what may follow a request's last known token."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
 
 ROOT = -1
 
@@ -14,6 +18,9 @@ class DraftTree:
     Attributes:
         tokens: token id of each node; siblings differ.
         parents: index of each node's parent, `ROOT` for a child of the root.
+        draft_probs: float `[1 + nodes, vocab]`, row 0 for the root and row 1 + i for node i: the distribution q
+            that the node's children were drawn from, in their order and without replacement. None where
+            children were chosen without chance.
 
     Raises:
         ValueError: lengths differ, a parent does not come before its child, or siblings share a token.
@@ -21,6 +28,7 @@ class DraftTree:
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
+    draft_probs: Tensor | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.parents):
@@ -44,6 +52,14 @@ class DraftTree:
         return {key: node for node, key in enumerate(zip(self.parents, self.tokens, strict=True))}
 
     @cached_property
+    def children_of(self) -> dict[int, tuple[int, ...]]:
+        """Nodes under each parent that has any, in their order."""
+        found: dict[int, list[int]] = {}
+        for node, parent in enumerate(self.parents):
+            found.setdefault(parent, []).append(node)
+        return {parent: tuple(nodes) for parent, nodes in found.items()}
+
+    @cached_property
     def depths(self) -> tuple[int, ...]:
         """Depth of each node; children of the root have depth 1."""
         depths: list[int] = []
@@ -58,6 +74,17 @@ class DraftTree:
         for node, parent in enumerate(self.parents):
             bits.append((0 if parent == ROOT else bits[parent]) | 1 << node)
         return tuple(bits)
+
+    @cached_property
+    def path_tokens(self) -> NDArray[np.int64]:
+        """`[1 + nodes, depth]` tokens below the root up to the root (row 0) and each node, padded with -1."""
+        tokens, parents, depths = (np.array(part, np.int64) for part in (self.tokens, self.parents, self.depths))
+        paths = np.full((1 + len(self), max(self.depths, default=0)), -1, np.int64)
+        for depth in range(1, paths.shape[1] + 1):
+            nodes = np.flatnonzero(depths == depth)
+            paths[1 + nodes] = paths[1 + parents[nodes]]
+            paths[1 + nodes, depth - 1] = tokens[nodes]
+        return paths
 
     def path(self, node: int) -> list[int]:
         """Nodes from the root's child down to `node`."""

@@ -19,14 +19,14 @@ class TreeRow(NamedTuple):
         tree: draft nodes under the chain's last token.
         num_cached: tokens whose keys and values are in the cache already.
         block_table: the request's blocks, enough for `num_cached + k + len(tree)` entries.
-        sampled: whether a token is to be sampled at the chain's end.
+        num_scored: how many of the chain's last rows need logits, the last one where a token is sampled.
     """
 
     tokens: Sequence[int]
     tree: DraftTree
     num_cached: int
     block_table: Sequence[int]
-    sampled: bool
+    num_scored: int
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class TreeBatch:
         positions: int64 `[rows]`; a node's is its root's plus its depth, wherever it is stored.
         slots: int64 `[rows]`, where each token's keys and values go.
         rows: visibility and block tables.
-        sample_rows: int64: per sampled request its chain's last row, then its nodes' rows.
+        logit_rows: int64: per request its chain's scored rows, then its nodes' rows.
         row_starts: first packed row of each request.
     """
 
@@ -46,7 +46,7 @@ class TreeBatch:
     positions: Tensor
     slots: Tensor
     rows: RaggedRows
-    sample_rows: Tensor
+    logit_rows: Tensor
     row_starts: tuple[int, ...]
 
     @staticmethod
@@ -57,7 +57,7 @@ class TreeBatch:
         slots: list[int] = []
         visible: list[int] = []
         ancestors: list[list[int]] = []
-        sample_rows: list[int] = []
+        logit_rows: list[int] = []
         starts: list[int] = []
         for part in parts:
             start, known, nodes = len(tokens), len(part.tokens), len(part.tree)
@@ -72,8 +72,7 @@ class TreeBatch:
             visible += [end] * nodes
             ancestors += [[0] * words] * known
             ancestors += [split_words(bits, words) for bits in part.tree.ancestors]
-            if part.sampled:
-                sample_rows += range(start + known - 1, start + known + nodes)
+            logit_rows += range(start + known - part.num_scored, start + known + nodes)
         rows = RaggedRows(
             query_lens=[len(part.tokens) + len(part.tree) for part in parts],
             lengths=[part.num_cached + len(part.tokens) + len(part.tree) for part in parts],
@@ -88,7 +87,7 @@ class TreeBatch:
             positions=torch.tensor(positions, device=device),
             slots=torch.tensor(slots, device=device),
             rows=rows,
-            sample_rows=torch.tensor(sample_rows, dtype=torch.int64, device=device),
+            logit_rows=torch.tensor(logit_rows, dtype=torch.int64, device=device),
             row_starts=tuple(starts),
         )
 

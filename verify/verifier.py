@@ -1,14 +1,18 @@
-"""The acceptance rule: which draft tokens the target would have said itself."""
+"""The acceptance rules: which draft tokens the target would have said itself."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from specdec.verify.noise import GumbelNoise
-from specdec.verify.sampling import Sampling, processed_log_probs
+from specdec.verify.sampling import Context, Sampling
+from specdec.verify.transforms import NodeRows, processed_logits
 from specdec.verify.tree import ROOT, DraftTree
+
+# What is emitted where no token can be: the row's logits are not finite, or every token is forbidden.
+NO_TOKEN = -1
 
 
 class Acceptance(NamedTuple):
@@ -16,7 +20,7 @@ class Acceptance(NamedTuple):
 
     Attributes:
         path: accepted nodes from the root's child downwards.
-        next_token: the target's own token after them.
+        next_token: the target's own token after them, or `NO_TOKEN`.
     """
 
     path: tuple[int, ...]
@@ -24,28 +28,19 @@ class Acceptance(NamedTuple):
 
 
 class SampledRow(NamedTuple):
-    """A row to verify.
-
-    Attributes:
-        tree: its draft nodes.
-        position: output position of the token after the root.
-    """
+    """A row to verify: a request and the draft tree under its last token."""
 
     tree: DraftTree
-    sampling: Sampling
-    position: int
+    context: Context
+
+    @property
+    def nodes(self) -> NodeRows:
+        """The root and the tree's nodes."""
+        return NodeRows(self.context, 1 + len(self.tree), lambda: torch.from_numpy(self.tree.path_tokens))
 
 
-class CoupledVerifier:
-    """Gumbel-max coupling: each output position has its own noise, shared by everything that samples there.
-
-    The token emitted after a node is `argmax_v log p(v) + G_t(v)`, an exact sample from p; at temperature 0,
-    `argmax_v` of the logits, lowest id on ties. The walk follows the child that carries it, and ends where
-    there is none. The result is a function of p and the seed, whatever the tree (Daliri et al. 2024).
-    """
-
-    def __init__(self, noise: GumbelNoise) -> None:
-        self.noise = noise
+class Verifier(Protocol):
+    """One of the rules."""
 
     def verify(self, rows: Sequence[SampledRow], logits: Tensor) -> list[Acceptance]:
         """Walk every row's tree.
@@ -54,6 +49,21 @@ class CoupledVerifier:
             rows: the sampled rows.
             logits: `[sum of (1 + nodes), vocab]`, per row its root, then its nodes.
         """
+        ...
+
+
+class CoupledVerifier:
+    """Gumbel-max coupling: each output position has its own noise, shared by everything that samples there.
+
+    The token emitted after a node is `argmax_v log p(v) + G_t(v)`, an exact sample from p; at temperature 0,
+    `argmax_v` of the processed logits, lowest id on ties. The walk follows the child that carries it, and ends
+    where there is none. The result is a function of p and the seed, whatever the tree (Daliri et al. 2024).
+    """
+
+    def __init__(self, noise: GumbelNoise) -> None:
+        self.noise = noise
+
+    def verify(self, rows: Sequence[SampledRow], logits: Tensor) -> list[Acceptance]:
         emitted = self.emitted_tokens(rows, logits).tolist()
         acceptances, start = [], 0
         for row in rows:
@@ -63,20 +73,27 @@ class CoupledVerifier:
 
     def emitted_tokens(self, rows: Sequence[SampledRow], logits: Tensor) -> Tensor:
         """int64 `[sum of (1 + nodes)]`: the token that the target emits after each root and node."""
-        if all(row.sampling.is_greedy for row in rows):
+        samplings = [row.context.sampling for row in rows]
+        if all(s.is_greedy and not s.edits for s in samplings):
             return argmax(logits)
-        samplings = [row.sampling for row in rows for _ in range(1 + len(row.tree))]
-        scores = processed_log_probs(logits, samplings)
+        scores = processed_logits(logits, [row.nodes for row in rows])
+        if not all(s.is_greedy for s in samplings):
+            scores = self._perturbed(scores, rows)
+        return argmax(scores)
+
+    def _perturbed(self, scores: Tensor, rows: Sequence[SampledRow]) -> Tensor:
+        """Log p plus noise where a row is sampled, its scores where it is greedy."""
+        log_p = torch.log_softmax(scores, -1)
         start = 0
-        for row in rows:
-            count = 1 + len(row.tree)
-            if not row.sampling.is_greedy:
-                depths = [0, *row.tree.depths]
-                vectors = self.noise_vectors(row.sampling, row.position, max(depths) + 1)
-                scores[start : start + count] += vectors[depths]
-            start += count
-        greedy = torch.tensor([s.is_greedy for s in samplings], device=logits.device)
-        return torch.where(greedy, argmax(logits), argmax(scores))
+        for tree, context in rows:
+            part = slice(start, start + 1 + len(tree))
+            if context.sampling.is_greedy:
+                log_p[part] = scores[part]
+            else:
+                depths = [0, *tree.depths]
+                log_p[part] += self.noise_vectors(context.sampling, context.num_output, max(depths) + 1)[depths]
+            start = part.stop
+        return log_p
 
     def noise_vectors(self, sampling: Sampling, position: int, count: int) -> Tensor:
         """float32 `[count, vocab]`: the noise of `count` output positions from `position` on."""
@@ -85,8 +102,12 @@ class CoupledVerifier:
 
 
 def argmax(scores: Tensor) -> Tensor:
-    """int64 `[rows]`, the lowest id on ties. Below float32, torch's own argmax takes several times as long."""
-    return scores.max(-1).indices
+    """int64 `[rows]`, the lowest id on ties, `NO_TOKEN` where the largest is no finite number.
+
+    Below float32, torch's own argmax takes several times as long as its max.
+    """
+    values, indices = scores.max(-1)
+    return indices.masked_fill_(~values.isfinite(), NO_TOKEN)
 
 
 def walk(tree: DraftTree, emitted: Sequence[int]) -> Acceptance:

@@ -21,7 +21,7 @@ from specdec.draft_heads.eagle import EagleHead
 from specdec.draft_heads.eagle_drafter import EagleDrafter
 from specdec.kernels.linear import Projection
 from specdec.verify.noise import GumbelNoise, gumbel
-from specdec.verify.sampling import Sampling
+from specdec.verify.sampling import Context, Sampling
 from specdec.verify.tree import DraftTree
 from tests.fakes import TINY, save_random_head
 from tests.strategies import draft_shapes, seeds, shuffled_tables
@@ -80,9 +80,9 @@ def naive_tree(head: DenseHead, row: DraftRow, features: Tensor, shape: DraftSha
 
     def log_probs(path: TokenPath) -> list[float]:
         logits = LM_HEAD @ predict(path)
-        sampling = row.sampling
+        sampling = row.context.sampling
         if not sampling.is_greedy:
-            noise = gumbel(sampling.seed, sampling.sample_index, row.position + len(path), VOCAB)
+            noise = gumbel(sampling.seed, sampling.sample_index, row.context.num_output + len(path), VOCAB)
             logits = torch.log_softmax(logits / sampling.temperature, -1) + noise
         return torch.log_softmax(logits, -1).tolist()
 
@@ -137,12 +137,10 @@ class Request:
     def row(self, shape: DraftShape) -> DraftRow:
         return DraftRow(
             request_id=self.request_id,
-            token_ids=self.tokens,
             block_table=self.table,
             num_nodes=self.random.choice([0, shape.nodes, shape.nodes, max(1, shape.nodes // 2)]),
             max_depth=self.random.choice([1, 2, 9, 9]),
-            sampling=self.sampling,
-            position=len(self.tokens) - self.prompt,
+            context=Context(self.sampling, self.tokens, self.prompt),
         )
 
 
@@ -202,7 +200,7 @@ def test_unknown_requests_and_rows_without_budget_get_empty_trees(heads: Heads) 
     drafter.observe("known", 0, torch.zeros(1, HIDDEN, dtype=torch.float64))
 
     def row(request_id: str, num_nodes: int, max_depth: int) -> DraftRow:
-        return DraftRow(request_id, [3, 4], [2, 1], num_nodes, max_depth, Sampling(), 1)
+        return DraftRow(request_id, [2, 1], num_nodes, max_depth, Context(Sampling(), [3, 4], 1))
 
     assert drafter.propose([row("unknown", 3, 2), row("known", 0, 2), row("known", 3, 0)]) == [DraftTree()] * 3
     assert len(drafter.propose([row("known", 3, 2)])[0]) == 3

@@ -158,7 +158,8 @@ def test_tree_attention_in_low_precision_rounds_thrice(case: Case, precision: tu
     assert actual.dtype == dtype
     error = (actual.double() - naive_attention(built, 0.7)).abs()
     sizes = built._replace(kv=torch.cat([built.kv[:, :KV_HEADS], built.kv[:, KV_HEADS:].abs()], 1))
-    assert (error <= 3 * eps * naive_attention(sizes, 0.7) + 1e-5).all()
+    # Beside that, small weights of many keys are subnormal in float16.
+    assert (error <= 3 * eps * naive_attention(sizes, 0.7) + 1e-4).all()
 
 
 @pytest.mark.parametrize("masked", [False, True])

@@ -1,44 +1,97 @@
 """The plain, obviously correct loop: no cache, no batch, no drafts, the whole context anew for every token."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from specdec.sampling_params import SamplingParams
 from specdec.verify.noise import gumbel
+from specdec.verify.sampling import Sampling
+from tests.verify.naive import naive_logits
+
+
+@dataclass
+class Expected:
+    """What one sample of a request must come to.
+
+    Attributes:
+        logprobs: per token, the log-probabilities `[vocab]` of the distribution that is reported.
+        beyond: tokens that would follow if the output did not end, for drafters that know too much.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    finish_reason: str = "length"
+    stop_reason: int | str | None = None
+    logprobs: list[Tensor] = field(default_factory=list)
+    beyond: list[int] = field(default_factory=list)
 
 
 def generate(
     logits_of: Callable[[Sequence[int]], Tensor],
     prompt: Sequence[int],
     params: SamplingParams,
+    sampling: Sampling,
+    *,
     end_tokens: frozenset[int] = frozenset(),
-) -> list[int]:
-    """Tokens after `prompt`; `logits_of` gives the float64 `[vocab]` logits after a context."""
-    tokens = list(prompt)
-    assert params.max_tokens is not None
-    for position in range(params.max_tokens):
-        tokens.append(_choose(logits_of(tokens), params, position))
-        if tokens[-1] in end_tokens and not params.ignore_eos:
+    tokenizer: Tokenizer | None = None,
+    max_length: int = 1 << 30,
+    processed: bool = False,
+    beyond: int = 0,
+) -> Expected:
+    """Run one sample; `logits_of` gives the float64 `[vocab]` logits after a context."""
+    result = Expected()
+    most = min(params.max_tokens or max_length, max_length - len(prompt))
+    ends = set(params.stop_token_ids) | (set() if params.ignore_eos else end_tokens)
+    while len(result.tokens) < most:
+        logits = logits_of([*prompt, *result.tokens])
+        scores = naive_logits(logits.tolist(), sampling, prompt, result.tokens)
+        token = _choose(scores, sampling, len(result.tokens))
+        shown = torch.tensor(scores, dtype=torch.float64) if processed else logits
+        result.logprobs.append(shown.log_softmax(-1))
+        result.tokens.append(token)
+        if token in ends:
+            result.finish_reason = "stop"
+            result.stop_reason = token if token in params.stop_token_ids else None
+            if params.include_stop_str_in_output:
+                result.text = _decode(tokenizer, result.tokens, params)
             break
-    return tokens[len(prompt) :]
+        before, result.text = result.text, _decode(tokenizer, result.tokens, params)
+        if len(result.tokens) > params.min_tokens and (found := _first_stop(result.text, before, params)):
+            at, stop = found
+            result.text = result.text[: at + len(stop) if params.include_stop_str_in_output else at]
+            result.finish_reason, result.stop_reason = "stop", stop
+            break
+    while len(result.beyond) < beyond:
+        known = [*result.tokens, *result.beyond]
+        scores = naive_logits(logits_of([*prompt, *known]).tolist(), sampling, prompt, known)
+        result.beyond.append(_choose(scores, sampling, len(known)))
+    return result
 
 
-def _choose(logits: Tensor, params: SamplingParams, position: int) -> int:
-    if params.temperature == 0:
-        return int(logits.argmax())
-    log_p = torch.log_softmax(logits / params.temperature, -1)
-    order = sorted(range(len(log_p)), key=lambda v: (-log_p[v].item(), v))
-    kept = order[: params.top_k] if params.top_k > 0 else order
-    mass = sum(log_p[v].exp().item() for v in kept)
-    nucleus: list[int] = []
-    before = 0.0
-    for v in kept:
-        if nucleus and params.top_p < 1 and before / mass >= params.top_p:
-            break
-        nucleus.append(v)
-        before += log_p[v].exp().item()
-    assert params.seed is not None
-    noise = gumbel(params.seed, 0, position, len(log_p)).double()
-    return max(nucleus, key=lambda v: (log_p[v].item() + noise[v].item(), -v))
+def _decode(tokenizer: Tokenizer | None, tokens: list[int], params: SamplingParams) -> str:
+    """Text of all tokens, without a character that is not complete yet."""
+    if tokenizer is None:
+        return ""
+    return tokenizer.decode(tokens, skip_special_tokens=params.skip_special_tokens).rstrip("\ufffd")
+
+
+def _first_stop(text: str, before: str, params: SamplingParams) -> tuple[int, str] | None:
+    """The leftmost stop string that ends in what is new, the first given of several there."""
+    for at in range(len(text)):
+        for stop in params.stop_strings:
+            if text.startswith(stop, at) and at + len(stop) > len(before):
+                return at, stop
+    return None
+
+
+def _choose(scores: list[float], sampling: Sampling, position: int) -> int:
+    if sampling.is_greedy:
+        return max(range(len(scores)), key=lambda v: (scores[v], -v))
+    log_p = torch.tensor(scores, dtype=torch.float64).log_softmax(-1)
+    noise = gumbel(sampling.seed, sampling.sample_index, position, len(scores)).double()
+    perturbed = (log_p + noise).tolist()
+    return max(range(len(scores)), key=lambda v: (perturbed[v], -v))

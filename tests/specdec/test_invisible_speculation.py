@@ -1,36 +1,58 @@
-"""Promise 1: whatever drafts, however requests are batched, the tokens are those of the plain loop."""
+"""Promise 1: whatever drafts, however requests are batched, the output is that of the plain loop."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
 from torch import Tensor
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specdec import LLM, DraftShape, SamplingParams
+from specdec.draft_heads.drafter import DraftRow
+from specdec.outputs import CompletionOutput
 from specdec.request import Request
+from specdec.request_group import RequestGroup
+from specdec.verify.sampling import Sampling
+from specdec.verify.tree import DraftTree
 from tests.fakes import TINY, RandomDrafter, save_random_head, save_random_llama
 from tests.specdec import oracle
+from tests.specdec.oracle import Expected
+
+VOCAB = 97
+EOS = 2
+CASES = 2000 if settings.default and settings.default.max_examples >= 2000 else 100
 
 
 class World(NamedTuple):
     folder: Path
     target: LlamaForCausalLM
+    tokenizer: Tokenizer
 
-    def logits(self, tokens: list[int]) -> Tensor:
+    def logits(self, tokens: Sequence[int]) -> Tensor:
         with torch.inference_mode():
-            return self.target(torch.tensor([tokens])).logits[0, -1]
+            return self.target(torch.tensor([list(tokens)])).logits[0, -1]
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """A model of 97 tokens: special ones, pairs of letters, and bytes that only together are characters."""
     folder = tmp_path_factory.mktemp("world")
     target = save_random_llama(folder / "target")
     save_random_head(folder / "head")
-    return World(folder, target)
+    letters = [*"abcdefgh", "Ġ"]
+    pieces = [*letters, *(a + b for a in letters for b in letters), "Ã", "©", "â", "Ĥ"]
+    vocab = {token: i for i, token in enumerate(["<unk>", "<s>", "</s>", *pieces])}
+    tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<unk>"))
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    fast.save_pretrained(folder / "target")
+    assert len(vocab) == VOCAB == TINY["vocab_size"]
+    return World(folder, target, fast.backend_tokenizer)
 
 
 class Arrival(NamedTuple):
@@ -39,55 +61,151 @@ class Arrival(NamedTuple):
     params: SamplingParams
 
 
+tokens = st.integers(0, VOCAB - 1)
+# The end token and a, b, c, d: a request of these alone often meets its bad words, stop strings and ends.
+letters = st.sampled_from([EOS, 3, 4, 5, 6])
+# Text of few letters, so that stop strings and bad words do occur.
+words = st.text(alphabet="abc d", min_size=1, max_size=3)
+
+
 @st.composite
-def arrivals(draw: st.DrawFn) -> list[Arrival]:
-    vocab = TINY["vocab_size"]
-    tokens = st.integers(0, vocab - 1)
-    result = []
-    for _ in range(draw(st.integers(1, 5))):
-        params = SamplingParams(
-            temperature=draw(st.sampled_from([0.0, 0.0, 0.3, 1.0, 1.7])),
-            top_k=draw(st.sampled_from([0, 1, 3, 20])),
-            top_p=draw(st.sampled_from([1.0, 0.9, 0.3])),
-            seed=draw(st.integers(0, 2**63 - 1)),
-            max_tokens=draw(st.integers(1, 14)),
-            ignore_eos=draw(st.booleans()),
-        )
-        prompt = draw(st.lists(tokens, min_size=1, max_size=40))
-        result.append(Arrival(draw(st.integers(0, 6)), prompt, params))
-    return result
+def parameters(draw: st.DrawFn) -> SamplingParams:
+    """Everything a request can ask of the output, most of it off most of the time."""
+    temperature = draw(st.sampled_from([0.0, 0.0, 0.3, 1.0, 1.7]))
+    max_tokens = draw(st.one_of(st.none(), st.integers(1, 14), st.integers(1, 14), st.integers(1, 14)))
+    return SamplingParams(
+        n=draw(st.sampled_from([1, 1, 2])) if temperature else 1,
+        temperature=temperature,
+        top_k=draw(st.sampled_from([0, 0, 1, 3, 20])),
+        top_p=draw(st.sampled_from([1.0, 1.0, 0.9, 0.3])),
+        min_p=draw(st.sampled_from([0.0, 0.0, 0.05, 0.5])),
+        repetition_penalty=draw(st.sampled_from([1.0, 1.0, 1.5, 0.7])),
+        presence_penalty=draw(st.sampled_from([0.0, 0.0, 1.0, -0.8])),
+        frequency_penalty=draw(st.sampled_from([0.0, 0.0, 0.6, -0.4])),
+        logit_bias=draw(st.one_of(st.none(), st.dictionaries(tokens, st.sampled_from([-100.0, 3.0, 8.0]), max_size=3))),
+        allowed_token_ids=draw(
+            st.one_of(st.none(), st.lists(tokens, min_size=12, max_size=40), st.lists(letters, min_size=2, max_size=5))
+        ),
+        bad_words=draw(st.lists(words.filter(str.strip), max_size=2)),
+        seed=draw(st.integers(0, 2**63 - 1)),
+        max_tokens=max_tokens,
+        min_tokens=draw(st.integers(0, min(max_tokens or 6, 6))),
+        stop=draw(st.one_of(st.none(), words, st.lists(words, max_size=3))),
+        stop_token_ids=draw(st.lists(tokens, max_size=6)),
+        include_stop_str_in_output=draw(st.booleans()),
+        ignore_eos=draw(st.booleans()),
+        logprobs=draw(st.sampled_from([None, None, 0, 3])),
+        prompt_logprobs=draw(st.sampled_from([None, None, 0, 2])),
+        skip_special_tokens=draw(st.booleans()),
+    )
 
 
-shapes = st.builds(DraftShape, depth=st.integers(1, 5), branching=st.integers(1, 5), nodes=st.integers(1, 70))
+arrivals = st.lists(
+    st.builds(Arrival, st.integers(0, 6), st.lists(tokens, min_size=1, max_size=40), parameters()),
+    min_size=1,
+    max_size=3,
+)
+shapes = st.builds(
+    DraftShape,
+    depth=st.integers(1, 5),
+    branching=st.integers(1, 5),
+    nodes=st.integers(1, 70),
+    min_reach=st.sampled_from([0.0, 0.2]),
+)
 
 
-def run(llm: LLM, cases: list[Arrival]) -> list[list[int]]:
-    """Tokens of each request, added when its step has come."""
-    requests: list[Request | None] = [None] * len(cases)
+class KnowingDrafter(RandomDrafter):
+    """Drafts what will be said, end tokens and what would lie behind the end included, among random branches."""
+
+    def __init__(self, seed: int, futures: dict[tuple[int, int], list[int]]) -> None:
+        super().__init__(VOCAB, seed)
+        self.futures = futures
+
+    def tree(self, row: DraftRow) -> DraftTree:
+        sampling, position = row.context.sampling, row.context.num_output
+        future = self.futures[sampling.seed, sampling.sample_index][position:]
+        chain = future[: min(row.num_nodes, row.max_depth, self.random.randint(0, 5))]
+        if self.random.random() < 0.3:
+            chain = [*chain[:1], EOS, EOS][: min(row.num_nodes, row.max_depth)]
+        drafted = DraftTree.chain(chain)
+        taken, nodes, parents = set(drafted.children), list(chain), list(drafted.parents)
+        for _ in range(row.num_nodes - len(chain)):
+            parent = self.random.randint(-1, len(chain) - 1)
+            token = self.random.choice([EOS, *chain, self.random.randrange(VOCAB)])
+            if (parent, token) not in taken and parent + 2 <= row.max_depth:
+                taken.add((parent, token))
+                nodes.append(token)
+                parents.append(parent)
+        return DraftTree(tuple(nodes), tuple(parents))
+
+
+def run(llm: LLM, cases: list[Arrival]) -> list[RequestGroup]:
+    """Requests run to their end, each added when its step has come."""
+    groups: list[RequestGroup | None] = [None] * len(cases)
     step = 0
-    while any(request is None or not request.finished for request in requests):
+    while any(group is None or not group.finished for group in groups):
         for i, case in enumerate(cases):
-            if requests[i] is None and case.step <= step:
-                request = llm.new_request(case.prompt, case.params)
-                requests[i] = request
-                llm.engine.add_request(request)
-        llm.engine.step()
+            if groups[i] is None and case.step <= step:
+                group = groups[i] = llm.new_group(case.prompt, case.params)
+                for request in group.requests:
+                    llm.engine.add_request(request)
+        for request in llm.engine.step():
+            assert request.num_cached <= len(request.token_ids)
         llm.engine.scheduler.pool.check_integrity()
         step += 1
     assert llm.engine.scheduler.pool.num_free == llm.engine.scheduler.pool.num_blocks
-    return [request.token_ids[request.num_prompt :] for request in requests if request is not None]
+    return [group for group in groups if group is not None]
 
 
+def check(output: CompletionOutput, expected: Expected, params: SamplingParams) -> None:
+    assert output.token_ids == expected.tokens
+    assert output.text == expected.text
+    assert (output.finish_reason, output.stop_reason) == (expected.finish_reason, expected.stop_reason)
+    if params.logprobs is None:
+        assert output.logprobs is None
+        return
+    assert output.logprobs is not None
+    for token, entries, log_p in zip(output.token_ids, output.logprobs, expected.logprobs, strict=True):
+        likeliest = log_p.topk(params.logprobs).indices.tolist()
+        # Tokens that cannot be are alike, so which of them fill the list is not settled.
+        assert {t for t in entries if log_p[t].isfinite()} == {t for t in [token, *likeliest] if log_p[t].isfinite()}
+        for other, entry in entries.items():
+            assert entry.logprob == pytest.approx(log_p[other].item(), abs=1e-9)
+        assert entries[token].rank == int((log_p >= log_p[token] - 1e-12).sum())
+    total = sum(log_p[token].item() for token, log_p in zip(expected.tokens, expected.logprobs, strict=True))
+    assert output.cumulative_logprob == pytest.approx(total, abs=1e-8)
+
+
+def check_prompt(group: RequestGroup, world: World, params: SamplingParams) -> None:
+    scored = group.output().prompt_logprobs
+    if params.prompt_logprobs is None:
+        assert scored is None
+        return
+    assert scored is not None
+    assert len(scored) == len(group.prompt_token_ids)
+    assert scored[0] is None
+    with torch.inference_mode():
+        log_p = world.target(torch.tensor([group.prompt_token_ids])).logits[0].log_softmax(-1)
+    for at, token in enumerate(group.prompt_token_ids[1:]):
+        entries = scored[at + 1]
+        assert entries is not None
+        assert set(entries) == {token, *log_p[at].topk(params.prompt_logprobs).indices.tolist()}
+        for other, entry in entries.items():
+            assert entry.logprob == pytest.approx(log_p[at, other].item(), abs=1e-9)
+
+
+@settings(max_examples=CASES)
 @given(
-    cases=arrivals(),
+    cases=arrivals,
     shape=shapes,
-    drafter=st.sampled_from(["none", "eagle", "random"]),
+    drafter=st.sampled_from(["none", "eagle", "random", "knowing", "knowing"]),
     seats=st.integers(1, 5),
     chunk=st.integers(5, 64),
     blocks=st.integers(20, 60),
     seed=st.integers(0, 1000),
+    processed=st.booleans(),
 )
-def test_tokens_are_those_of_the_plain_loop(
+def test_output_is_that_of_the_plain_loop(
     world: World,
     cases: list[Arrival],
     shape: DraftShape,
@@ -96,6 +214,7 @@ def test_tokens_are_those_of_the_plain_loop(
     chunk: int,
     blocks: int,
     seed: int,
+    processed: bool,
 ) -> None:
     head = world.folder / "head" if drafter != "none" else None
     llm = LLM(
@@ -108,12 +227,41 @@ def test_tokens_are_those_of_the_plain_loop(
         max_model_len=64,
         kv_cache_memory=blocks * 8 * 3 * 2 * 16 * 8 * 2,
         block_size=8,
+        logprobs_mode="processed_logprobs" if processed else "raw_logprobs",
     )
+
+    def expect(request: Request, params: SamplingParams) -> Expected:
+        prompt = request.token_ids[: request.num_prompt]
+        return oracle.generate(
+            world.logits,
+            prompt,
+            params,
+            request.sampling,
+            end_tokens=llm.end_tokens,
+            tokenizer=world.tokenizer,
+            max_length=64,
+            processed=processed,
+            beyond=4 if drafter == "knowing" else 0,
+        )
+
+    planned = [llm.new_group(case.prompt, case.params) for case in cases]
+    expected = [
+        [expect(request, case.params) for request in group.requests] for group, case in zip(planned, cases, strict=True)
+    ]
     if drafter == "random":
-        llm.engine.drafter = RandomDrafter(TINY["vocab_size"], seed)
-    got = run(llm, cases)
-    for case, tokens in zip(cases, got, strict=True):
-        assert tokens == oracle.generate(world.logits, case.prompt, case.params, llm.end_tokens)
+        llm.engine.drafter = RandomDrafter(VOCAB, seed)
+    if drafter == "knowing":
+        futures = {
+            (request.sampling.seed, request.sampling.sample_index): one.tokens + one.beyond
+            for group, all_of in zip(planned, expected, strict=True)
+            for request, one in zip(group.requests, all_of, strict=True)
+        }
+        llm.engine.drafter = KnowingDrafter(seed, futures)
+    for group, case, all_of in zip(run(llm, cases), cases, expected, strict=True):
+        output = group.output()
+        for completion, one in zip(output.outputs, all_of, strict=True):
+            check(completion, one, case.params)
+        check_prompt(group, world, case.params)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -139,13 +287,12 @@ def test_a_perfect_drafter_is_accepted_to_the_end(world: World) -> None:
     """Losslessness must not come from accepting nothing: right drafts are all accepted, up to the tree's depth."""
     prompt = list(range(5, 15))
     params = SamplingParams(temperature=1.0, seed=11, max_tokens=41, ignore_eos=True)
-    known = oracle.generate(world.logits, prompt, params)
+    known = oracle.generate(world.logits, prompt, params, Sampling(temperature=1.0, seed=11)).tokens
 
     class Oracle(RandomDrafter):
-        def tree(self, row):  # type: ignore[no-untyped-def]
-            from specdec.verify.tree import DraftTree
-
-            return DraftTree.chain(known[row.position : row.position + min(4, row.max_depth)])
+        def tree(self, row: DraftRow) -> DraftTree:
+            position = row.context.num_output
+            return DraftTree.chain(known[position : position + min(4, row.max_depth)])
 
     llm = LLM(world.folder / "target", world.folder / "head", dtype="float64", shape=DraftShape(4, 1, 4))
     llm.engine.drafter = Oracle(97, 0)

@@ -63,7 +63,7 @@ def chunked_logits(folder: Path, dtype: torch.dtype, tokens: Sequence[int], chun
     runner = ModelRunner(model, new_cache(model, plan.num_blocks, dtype))
     logits, start = [], 0
     for chunk in chunks:
-        row = TreeRow(tokens[start : start + chunk], DraftTree(), start, plan.tables[0], sampled=True)
+        row = TreeRow(tokens[start : start + chunk], DraftTree(), start, plan.tables[0], num_scored=1)
         output = runner.forward(TreeBatch.pack([row], BLOCK, CPU))
         logits.append(model.output(output.features))
         start += chunk
@@ -231,7 +231,7 @@ def test_taps_and_features_equal_transformers_hidden_states(tmp_path: Path) -> N
     model = load_llama(tmp_path, torch.float64, CPU)
     plan = shuffled_tables([30], BLOCK, seed=0)
     cache = new_cache(model, plan.num_blocks, torch.float64)
-    batch = TreeBatch.pack([TreeRow(tokens, DraftTree(), 0, plan.tables[0], sampled=False)], BLOCK, CPU)
+    batch = TreeBatch.pack([TreeRow(tokens, DraftTree(), 0, plan.tables[0], num_scored=0)], BLOCK, CPU)
     rope = model.config.rope.table(model.config.head_dim, 30, torch.float64)
     attentions = [PagedAttention(kv, batch.slots, batch.rows) for kv in cache.target]
     asked = (3, 0, 2, 1)

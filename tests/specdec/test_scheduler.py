@@ -8,15 +8,16 @@ from specdec.draft_heads.drafter import DraftShape
 from specdec.request import Request
 from specdec.sampling_params import SamplingParams
 from specdec.scheduler import Scheduler
+from specdec.verify.sampling import Sampling
 
 
 def request(name: str, prompt: int, max_tokens: int = 10) -> Request:
     return Request(
         request_id=name,
-        prompt=None,
         token_ids=list(range(prompt)),
         num_prompt=prompt,
         params=SamplingParams(max_tokens=max_tokens, seed=0),
+        sampling=Sampling(),
         max_length=prompt + max_tokens,
         end_tokens=frozenset(),
         detokenizer=Detokenizer(None, ()),

@@ -80,8 +80,8 @@ def tree_logits(model: LlamaModel, batch: list[Sequence], block_size: int, seed:
     for s, table in zip(batch, plan.tables, strict=True):
         cached = len(s.tokens) - s.chain
         if cached:
-            before.append(TreeRow(s.tokens[:cached], DraftTree(), 0, table, sampled=False))
-        step.append(TreeRow(s.tokens[cached:], s.tree, cached, table, sampled=True))
+            before.append(TreeRow(s.tokens[:cached], DraftTree(), 0, table, num_scored=0))
+        step.append(TreeRow(s.tokens[cached:], s.tree, cached, table, num_scored=1))
     if before:
         assert runner.forward(TreeBatch.pack(before, block_size, CPU)).logits.shape == (0, VOCAB)
     return runner.forward(TreeBatch.pack(step, block_size, CPU)).logits

@@ -1,10 +1,14 @@
 """The noise is a pure function, and Gumbel distributed."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
+import numpy as np
+import pytest
 import torch
 
-from specdec.verify.noise import GumbelNoise, gumbel
+from specdec.verify.noise import GumbelNoise, Stream, gumbel, uniforms
 
 
 def test_is_a_function_of_its_arguments() -> None:
@@ -47,3 +51,60 @@ def test_argmax_of_log_p_plus_noise_samples_p() -> None:
     expected = p * len(draws)
     statistic = ((torch.bincount(draws, minlength=4) - expected) ** 2 / expected).sum()
     assert statistic < 16.27
+
+
+def test_streams_and_lanes_are_independent_and_kept_apart() -> None:
+    noise = GumbelNoise(64, torch.device("cpu"))
+    keys = [(stream, lane) for stream in Stream for lane in (0, 1, 5)]
+    vectors = [noise.at(3, 0, 7, *key) for key in keys]
+    assert torch.equal(vectors[0], gumbel(3, 0, 7, 64))
+    for i, a in enumerate(vectors):
+        assert torch.equal(a, noise.at(3, 0, 7, *keys[i]))
+        for b in vectors[:i]:
+            assert abs(torch.corrcoef(torch.stack([a, b]))[0, 1]) < 0.6
+
+
+def test_uniforms_are_a_function_of_their_arguments() -> None:
+    assert uniforms(3, 0, 7, 20) == uniforms(3, 0, 7, 20, Stream.COIN)
+    assert uniforms(3, 0, 7, 50)[:20] == uniforms(3, 0, 7, 20)
+    assert uniforms(3, 0, 7, 0) == []
+
+
+def test_uniforms_differ_by_seed_sample_position_and_stream() -> None:
+    keys = [(1, 0, 0), (2, 0, 0), (1, 1, 0), (1, 0, 1), (0, 1, 0), (2**63 - 1, 0, 0)]
+    values = [value for key in keys for stream in Stream for value in uniforms(*key, 50, stream)]
+    assert len(set(values)) == len(values)
+
+
+def test_uniforms_have_the_uniform_distribution() -> None:
+    """Kolmogorov-Smirnov at the 0.1 % point, over positions as over the values of one."""
+    for values in (
+        uniforms(5, 0, 0, 50_000),
+        [uniforms(5, 0, position, 1)[0] for position in range(20_000)],
+    ):
+        n = len(values)
+        statistic = max(max((i + 1) / n - u, u - i / n) for i, u in enumerate(sorted(values)))
+        assert statistic < 1.95 / math.sqrt(n)
+
+
+def fixed_words(word: int) -> Callable[..., Any]:
+    """In the place of the generator: one that gives `word` only."""
+
+    class Fixed:
+        @staticmethod
+        def random_raw(count: int) -> Any:
+            return np.full(count, word, dtype=np.uint64)
+
+    return lambda *_: Fixed
+
+
+@pytest.mark.parametrize(("word", "value"), [(2**64 - 1, 1 - 2.0**-53), (2**11, 2.0**-53), (2**11 - 1, 0.0)])
+def test_uniforms_are_below_one_for_the_largest_word(monkeypatch: pytest.MonkeyPatch, word: int, value: float) -> None:
+    monkeypatch.setattr("specdec.verify.noise._philox", fixed_words(word))
+    assert uniforms(0, 0, 0, 3) == [value] * 3
+
+
+@pytest.mark.parametrize("word", [0, 2**64 - 1])
+def test_gumbel_is_finite_for_the_extreme_words(monkeypatch: pytest.MonkeyPatch, word: int) -> None:
+    monkeypatch.setattr("specdec.verify.noise._philox", fixed_words(word))
+    assert torch.isfinite(gumbel(0, 0, 0, 4)).all()

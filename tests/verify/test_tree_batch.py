@@ -29,14 +29,14 @@ def tree_rows(draw: st.DrawFn) -> tuple[list[TreeRow], int]:
     block_size = draw(st.sampled_from([1, 4, 8, 16]))
     sizes = draw(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 20)), min_size=1, max_size=4))
     trees = [draw(draft_trees(max_nodes=130, vocab_size=7)) for _ in sizes]
-    sampled = [draw(st.booleans()) or len(tree) > 0 for tree in trees]
+    scored = [draw(st.integers(len(tree) > 0, size[1])) for tree, size in zip(trees, sizes, strict=True)]
     seed = draw(seeds)
     lengths = [cached + chain + len(tree) for (cached, chain), tree in zip(sizes, trees, strict=True)]
     tables = shuffled_tables(lengths, block_size, seed).tables
     generator = random.Random(seed)
     parts = [
         TreeRow([generator.randrange(7) for _ in range(chain)], tree, cached, table, flag)
-        for (cached, chain), tree, table, flag in zip(sizes, trees, tables, sampled, strict=True)
+        for (cached, chain), tree, table, flag in zip(sizes, trees, tables, scored, strict=True)
     ]
     return parts, block_size
 
@@ -83,7 +83,7 @@ def test_packed_rows_equal_construction_token_by_token(drawn: tuple[list[TreeRow
 
 
 @given(tree_rows())
-def test_counts_and_sample_rows_equal_construction_part_by_part(drawn: tuple[list[TreeRow], int]) -> None:
+def test_counts_and_logit_rows_equal_construction_part_by_part(drawn: tuple[list[TreeRow], int]) -> None:
     parts, block_size = drawn
     batch = TreeBatch.pack(parts, block_size, CPU)
     starts, samples, start = [], [], 0
@@ -91,10 +91,10 @@ def test_counts_and_sample_rows_equal_construction_part_by_part(drawn: tuple[lis
         starts.append(start)
         chain_end = start + len(part.tokens)
         start = chain_end + len(part.tree)
-        samples += list(range(chain_end - 1, start)) if part.sampled else []
+        samples += list(range(chain_end - part.num_scored, start))
     assert list(batch.row_starts) == starts
-    assert batch.sample_rows.tolist() == samples
-    assert batch.sample_rows.dtype == torch.int64
+    assert batch.logit_rows.tolist() == samples
+    assert batch.logit_rows.dtype == torch.int64
     assert list(batch.rows.query_lens) == [len(p.tokens) + len(p.tree) for p in parts]
     assert list(batch.rows.lengths) == [p.num_cached + len(p.tokens) + len(p.tree) for p in parts]
     assert list(batch.rows.tree_starts) == [p.num_cached + len(p.tokens) for p in parts]

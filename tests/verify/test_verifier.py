@@ -1,13 +1,20 @@
 """The walk down a tree against the rule said plainly."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.verify.noise import GumbelNoise, gumbel
-from specdec.verify.sampling import Sampling, processed_log_probs
+from specdec.verify.sampling import Context, Sampling
+from specdec.verify.transforms import NodeRows, processed_logits
 from specdec.verify.tree import ROOT, DraftTree
-from specdec.verify.verifier import Acceptance, CoupledVerifier, SampledRow, walk
+from specdec.verify.verifier import NO_TOKEN, Acceptance, CoupledVerifier, SampledRow, walk
+
+
+def context(sampling: Sampling, position: int) -> Context:
+    return Context(sampling, [0] * (1 + position), 1)
+
 
 TREE = DraftTree(tokens=(4, 7, 4, 9, 1), parents=(ROOT, ROOT, 0, 1, 2))
 
@@ -28,7 +35,7 @@ def test_no_drafts_is_plain_decoding() -> None:
 def test_greedy_ties_go_to_the_lowest_id() -> None:
     verifier = CoupledVerifier(GumbelNoise(4, torch.device("cpu")))
     logits = torch.tensor([[0.0, 2.0, 2.0, 1.0]])
-    assert verifier.verify([SampledRow(DraftTree(), Sampling(), 0)], logits) == [Acceptance((), 1)]
+    assert verifier.verify([SampledRow(DraftTree(), context(Sampling(), 0))], logits) == [Acceptance((), 1)]
 
 
 @given(seed=st.integers(0, 1000), mixed=st.booleans())
@@ -39,15 +46,37 @@ def test_each_node_draws_with_its_own_position(seed: int, mixed: bool) -> None:
     verifier = CoupledVerifier(GumbelNoise(vocab, torch.device("cpu")))
     tree = DraftTree(tokens=(1, 2, 3, 1), parents=(ROOT, 0, 1, 0))
     sampling = Sampling(temperature=0.8, top_k=4, seed=seed)
-    rows = [SampledRow(tree, sampling, 5)]
+    rows = [SampledRow(tree, context(sampling, 5))]
     if mixed:
-        rows = [SampledRow(DraftTree(), Sampling(), 2), *rows, SampledRow(DraftTree(), Sampling(1.0, seed=3), 9)]
+        more = [(Sampling(), 2), (Sampling(1.0, seed=3), 9)]
+        before, after = (SampledRow(DraftTree(), context(*one)) for one in more)
+        rows = [before, *rows, after]
     logits = torch.randn(sum(1 + len(row.tree) for row in rows), vocab)
     emitted = verifier.emitted_tokens(rows, logits).tolist()
     start = 1 if mixed else 0
     for index, depth in enumerate([0, 1, 2, 3, 2]):
-        log_p = processed_log_probs(logits[start + index : start + index + 1], [sampling])[0]
+        row = logits[start + index : start + index + 1]
+        part = NodeRows(context(sampling, 5), 1, lambda: torch.zeros(1, 0).long())
+        log_p = processed_logits(row, [part])[0].log_softmax(-1)
         assert emitted[start + index] == int((log_p + gumbel(seed, 0, 5 + depth, vocab)).argmax())
     if mixed:
         assert emitted[0] == int(logits[0].argmax())
         assert emitted[-1] == int((logits[-1].log_softmax(-1) + gumbel(3, 0, 9, vocab)).argmax())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), "forbidden"])
+def test_a_row_without_a_token_ends_the_walk_and_no_other(temperature: float, bad: float | str) -> None:
+    verifier = CoupledVerifier(GumbelNoise(4, torch.device("cpu")))
+    tree = DraftTree(tokens=(1, 2), parents=(ROOT, 0))
+    logits = torch.full((5, 4), -30.0)
+    logits[0, 1], logits[1, 2], logits[2, 3], logits[4, 1] = 30.0, 30.0, 30.0, 30.0
+    if bad == "forbidden":
+        logits[1] = float("-inf")
+    else:
+        logits[1, 3] = bad
+    rows = [
+        SampledRow(tree, context(Sampling(temperature), 0)),
+        SampledRow(DraftTree.chain([0]), context(Sampling(), 3)),
+    ]
+    assert verifier.verify(rows, logits) == [Acceptance((0,), NO_TOKEN), Acceptance((0,), 1)]

@@ -1,0 +1,58 @@
+"""What a checkpoint's generation_config.json says: end tokens, and defaults of sampling."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specdec.draft_heads.checkpoint_files import CheckpointError
+from specdec.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True)
+class GenerationConfig:
+    """Of a model.
+
+    Attributes:
+        end_tokens: tokens after which an output ends.
+        params: the request parameters that the file sets, by their names in `SamplingParams`.
+    """
+
+    end_tokens: frozenset[int]
+    params: dict[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path) -> "GenerationConfig":
+        """From generation_config.json; the end token, where that names none, from config.json.
+
+        Raises:
+            CheckpointError: not valid JSON, or a value outside its parameter's range.
+        """
+        settings, config = (_read(folder / name) for name in ("generation_config.json", "config.json"))
+        ends = settings.get("eos_token_id", config.get("eos_token_id"))
+        found = () if ends is None else [ends] if isinstance(ends, int) else ends
+        params = {name: settings[name] for name in _NAMES if settings.get(name) is not None}
+        if settings.get("max_new_tokens") is not None:
+            params["max_tokens"] = settings["max_new_tokens"]
+        if settings.get("do_sample") is False:
+            # In transformers the sampling parameters of such a file are without effect.
+            params = {name: value for name, value in params.items() if name in ("repetition_penalty", "max_tokens")}
+            params["temperature"] = 0.0
+        try:
+            SamplingParams(**params)
+        except (ValueError, TypeError) as error:
+            raise CheckpointError(f"{folder / 'generation_config.json'}: {error}") from None
+        return cls(frozenset(found), params)
+
+
+_NAMES = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+def _read(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        values: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{file}: not valid JSON: {error}") from None
+    return values

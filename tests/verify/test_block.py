@@ -1,0 +1,103 @@
+"""Block verification over tensors: equal to the exact walk, also at the edges."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdec.verify.block import walk_block
+from specdec.verify.tree import ROOT, DraftTree
+from specdec.verify.verifier import Acceptance
+from tests.verify.exact import Chooser, Model, chain_shape, drawn_tree, outcomes
+from tests.verify.models import CHAIN_LENGTH, models
+from tests.verify.replay import assert_floats_follow_fractions
+from tests.verify.test_rejection import LARGEST_COIN, FixedCoins, vector
+
+
+def chain(*tokens: int, q: torch.Tensor) -> DraftTree:
+    """The same q everywhere."""
+    return DraftTree(tokens, tuple(range(-1, len(tokens) - 1)), torch.stack([q] * (1 + len(tokens))))
+
+
+@given(models, st.data())
+def test_floats_follow_fractions(model: Model, data: st.DataObject) -> None:
+    shape = chain_shape(data.draw(st.integers(0, CHAIN_LENGTH[model.vocab_size])))
+
+    def run(chooser: Chooser) -> DraftTree:
+        return drawn_tree(model, shape, lambda depth, rank, rest: chooser.choose(rest))  # noqa: ARG005
+
+    drafts = [tree for tree, _ in outcomes(run)]
+    for tree in data.draw(st.lists(st.sampled_from(drafts), min_size=1, max_size=5)):
+        assert_floats_follow_fractions(walk_block, model, tree)
+
+
+def test_example_of_the_paper() -> None:
+    """Sun et al. 2025, section 2: p = (1/3, 2/3), q = (2/3, 1/3), two drafts; 11/9 tokens are accepted."""
+    p, q = vector(1 / 3, 2 / 3), vector(2 / 3, 1 / 3)
+    accepted = 0.0
+    for x in range(2):
+        for y in range(2):
+            tree = chain(x, y, q=q)
+            chance = FixedCoins(1.0)
+            walk_block(tree, lambda _: p, chance)
+            (*_, whole), (*_, first) = chance.asked
+            accepted += float(q[x] * q[y]) * (2 * whole + (1 - whole) * first)
+    assert accepted == pytest.approx(11 / 9)
+
+
+def test_no_drafts_is_plain_sampling() -> None:
+    chance = FixedCoins(0.0)
+    assert walk_block(DraftTree(), lambda _: vector(0.2, 0.5, 0.3), chance) == Acceptance((), 1)
+    assert chance.drawn_from == [0.2, 0.5, 0.3]
+    assert chance.asked == []
+
+
+def test_whole_chain_where_p_is_q() -> None:
+    """Nothing is left of p - q anywhere, and nothing of it is needed."""
+    p = vector(0.3, 0.7)
+    assert walk_block(chain(1, 0, 1, q=p), lambda _: p, FixedCoins(LARGEST_COIN)) == Acceptance((0, 1, 2), 1)
+
+
+def test_where_rounding_rejects_p_equal_to_q_p_is_drawn_from() -> None:
+    p = vector(0.3, 0.7)
+    chance = FixedCoins(1.0)
+    assert walk_block(chain(1, 0, q=p), lambda _: p, chance) == Acceptance((), 1)
+    assert chance.asked == [(1, 0, 1.0), (0, 0, 1.0)]
+    assert chance.drawn_from == p.tolist()
+
+
+def test_coin_of_zero_accepts_nothing_impossible() -> None:
+    assert walk_block(chain(0, 1, q=vector(0.5, 0.5)), lambda _: vector(0, 1), FixedCoins(0.0)) == Acceptance((), 1)
+
+
+def test_token_that_q_cannot_have_drawn_ends_the_chain() -> None:
+    q = vector(0.5, 0.5, 0)
+    assert walk_block(chain(0, 2, 1, q=q), lambda _: vector(0.5, 0.2, 0.3), FixedCoins(0.0)).path == (0,)
+    assert walk_block(chain(2, 0, q=q), lambda _: vector(0.5, 0.2, 0.3), FixedCoins(0.0)).path == ()
+
+
+def test_every_prefix_has_a_coin_of_its_own() -> None:
+    chance = FixedCoins(1.0)
+    walk_block(chain(0, 0, 0, q=vector(0.5, 0.5)), lambda _: vector(0.4, 0.6), chance)
+    assert [(depth, rank) for depth, rank, _ in chance.asked] == [(2, 0), (1, 0), (0, 0)]
+
+
+def test_leaves_p_and_q_as_they_are() -> None:
+    p, q = vector(0.1, 0.9), vector(0.6, 0.4)
+    tree = chain(0, 0, q=q)
+    walk_block(tree, lambda _: p, FixedCoins(LARGEST_COIN))
+    assert p.tolist() == [0.1, 0.9]
+    assert tree.draft_probs is not None
+    assert torch.equal(torch.stack([q] * 3), tree.draft_probs)
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        (DraftTree((0, 1), (ROOT, ROOT), torch.ones(3, 2)), r"takes a chain, not parents \(-1, -1\)"),
+        (DraftTree.chain([0, 1]), "2 tokens without draft_probs"),
+    ],
+)
+def test_refuses_what_it_cannot_judge(tree: DraftTree, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        walk_block(tree, lambda _: vector(0.5, 0.5), FixedCoins(0.0))

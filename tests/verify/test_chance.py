@@ -1,0 +1,96 @@
+"""Coins and draws are functions of their key, and no two keys share one."""
+
+import math
+
+import torch
+
+from specdec.verify.chance import PhiloxChance
+from specdec.verify.noise import Stream, gumbel, uniforms
+
+
+def coin(chance: PhiloxChance, depth: int, rank: int) -> float:
+    """The coin itself, by bisection of what it accepts; it is a multiple of 2^-53."""
+    low, high = 0, 2**53
+    while high - low > 1:
+        middle = (low + high) // 2
+        if chance.accept(depth, rank, middle * 2.0**-53):
+            high = middle
+        else:
+            low = middle
+    return low * 2.0**-53
+
+
+def test_coins_are_functions_of_their_key_whatever_was_asked_before() -> None:
+    keys = [(depth, rank) for depth in range(9) for rank in range(9)]
+    one, other = PhiloxChance(3, 1, 20), PhiloxChance(3, 1, 20)
+    forwards = {key: coin(one, *key) for key in keys}
+    backwards = {key: coin(other, *key) for key in reversed(keys)}
+    assert forwards == backwards
+    assert {key: coin(one, *key) for key in keys} == forwards
+
+
+def test_coins_differ_by_seed_sample_position_depth_and_rank() -> None:
+    coins = [
+        coin(PhiloxChance(seed, sample, position), depth, rank)
+        for seed in (1, 2)
+        for sample in (0, 1)
+        for position in (5, 6, 7)
+        for depth in range(5)
+        for rank in range(5)
+    ]
+    assert len(set(coins)) == len(coins)
+
+
+def test_a_later_step_does_not_see_the_coins_of_the_positions_again() -> None:
+    """Block verification with coins kept by position is biased: see `test_exact_laws`."""
+    earlier = {coin(PhiloxChance(1, 0, 4), depth, 0) for depth in range(8)}
+    later = {coin(PhiloxChance(1, 0, start), depth, 0) for start in range(5, 12) for depth in range(8)}
+    assert not earlier & later
+
+
+def test_coins_are_their_streams_uniforms() -> None:
+    streams = {stream: set(uniforms(7, 0, 2, 64, stream)) for stream in Stream}
+    asked = {coin(PhiloxChance(7, 0, 2), depth, rank) for depth in range(4) for rank in range(4)}
+    assert asked <= streams[Stream.COIN]
+    assert not asked & streams[Stream.DRAFT]
+
+
+def test_coins_are_uniform() -> None:
+    """Kolmogorov-Smirnov at the 0.1 % point."""
+    coins = sorted(
+        coin(PhiloxChance(11, 0, position), depth, rank)
+        for position in range(100)
+        for depth in range(4)
+        for rank in range(4)
+    )
+    n = len(coins)
+    statistic = max(max((i + 1) / n - u, u - i / n) for i, u in enumerate(coins))
+    assert statistic < 1.95 / math.sqrt(n)
+
+
+def test_certain_and_impossible() -> None:
+    for position in range(50):
+        chance = PhiloxChance(0, 0, position)
+        assert all(chance.accept(depth, 0, 1.0) and chance.accept(depth, 1, torch.tensor(7.0)) for depth in range(20))
+        assert not any(chance.accept(depth, 0, 0.0) for depth in range(20))
+
+
+def test_draw_is_the_residual_streams_argmax() -> None:
+    weights = torch.tensor([0.2, 0.0, 0.5, 0.1], dtype=torch.float64)
+    for depth in range(30):
+        drawn = PhiloxChance(5, 2, 10).draw(depth, weights)
+        noise = gumbel(5, 2, 10 + depth, 4, Stream.RESIDUAL)
+        assert drawn == int((weights.log() + noise).argmax())
+        assert drawn == PhiloxChance(5, 2, 10).draw(depth, weights * 0.3)
+        assert drawn != 1
+
+
+def test_draws_follow_their_weights() -> None:
+    """Chi-square of 20,000 draws at the 0.1 % point of 2 degrees of freedom."""
+    weights = torch.tensor([3.0, 0.0, 1.0, 4.0], dtype=torch.float64)
+    draws = [PhiloxChance(1, 0, position).draw(0, weights) for position in range(20_000)]
+    found = torch.bincount(torch.tensor(draws), minlength=4)
+    expected = weights / weights.sum() * len(draws)
+    kept = weights > 0
+    assert found[1] == 0
+    assert ((found - expected)[kept] ** 2 / expected[kept]).sum() < 13.82
