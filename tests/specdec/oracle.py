@@ -1,5 +1,6 @@
 """The plain, obviously correct loop: no cache, no batch, no drafts, the whole context anew for every token."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -49,6 +50,9 @@ def generate(
     while len(result.tokens) < most:
         logits = logits_of([*prompt, *result.tokens])
         scores = naive_logits(logits.tolist(), sampling, prompt, result.tokens)
+        if max(scores) == -math.inf:
+            result.finish_reason = "error"
+            break
         token = _choose(scores, sampling, len(result.tokens))
         shown = torch.tensor(scores, dtype=torch.float64) if processed else logits
         result.logprobs.append(shown.log_softmax(-1))
@@ -68,6 +72,8 @@ def generate(
     while len(result.beyond) < beyond:
         known = [*result.tokens, *result.beyond]
         scores = naive_logits(logits_of([*prompt, *known]).tolist(), sampling, prompt, known)
+        if max(scores) == -math.inf:
+            break
         result.beyond.append(_choose(scores, sampling, len(known)))
     return result
 
