@@ -1,4 +1,4 @@
-"""Tau and acceptance per depth of the demo head, on 100 prompts each of two kinds of text.
+"""Tau and acceptance per depth of the demo head, on 100 prompts each of two kinds of text, for each acceptance rule.
 
     python -m benchmarks.acceptance
 
@@ -13,7 +13,16 @@ from rich.table import Table
 
 from benchmarks.report import read_prompts, write
 from specdec import LLM, DraftShape, SamplingParams
+from specdec.draft_heads.drafter import Proposal
+from specdec.draft_heads.eagle_drafter import EagleDrafter
 from specdec.outputs import SpeculationStats
+
+# Per line of the table: the rule, and how drafts are chosen for it.
+RULES = {
+    "coupled": ("coupled", Proposal.COUPLED),
+    "one-hot top-k": ("rejection", Proposal.LIKELIEST),
+    "rejection, drawn": ("rejection", Proposal.DRAWN),
+}
 
 
 def measure(llm: LLM, name: str, temperature: float, max_tokens: int) -> dict[str, Any]:
@@ -48,21 +57,31 @@ def main() -> None:
     parser.add_argument("--model", help="target folder; default: the demo model")
     parser.add_argument("--draft", default="eagle", help="head folder; default: the demo head")
     parser.add_argument("--shapes", nargs="+", default=["6,10,60"], help="depth,branching,nodes of each tree")
-    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7, 1.0])
+    parser.add_argument("--rules", nargs="+", choices=list(RULES), default=list(RULES), help="at temperatures above 0")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--name", default="acceptance", help="of the JSON file under benchmarks/results/")
     args = parser.parse_args()
     rows = []
     for text in args.shapes:
         depth, branching, nodes = map(int, text.split(","))
-        llm = LLM(args.model, args.draft, shape=DraftShape(depth, branching, nodes))
-        for name in ("sgd-eval", "gsm8k-eval"):
-            for temperature in args.temperatures:
-                rows.append({"shape": text, **measure(llm, name, temperature, args.max_tokens)})
-    table = Table("prompts", "tree", "temperature", "tau", "accepted at depth 1, 2, …", "tokens")
+        for rule in args.rules:
+            verify, proposal = RULES[rule]
+            llm = LLM(args.model, args.draft, shape=DraftShape(depth, branching, nodes), verify=verify)
+            assert isinstance(llm.engine.drafter, EagleDrafter)
+            llm.engine.drafter.proposal = proposal
+            for name in ("sgd-eval", "gsm8k-eval"):
+                for temperature in args.temperatures:
+                    # At temperature 0 all rules are one.
+                    if temperature or rule == args.rules[0]:
+                        row = {"rule": rule, "shape": text, **measure(llm, name, temperature, args.max_tokens)}
+                        print(row, flush=True)
+                        rows.append(row)
+    table = Table("rule", "prompts", "tree", "temperature", "tau", "accepted at depth 1, 2, …", "tokens")
     for row in rows:
         shares = " ".join(f"{share:.2f}" for share in row["accepted_share_per_depth"])
         table.add_row(
+            row["rule"],
             row["prompts"],
             row["shape"],
             str(row["temperature"]),
