@@ -1,6 +1,6 @@
 """The draft tree: what may follow a request's last known token."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -85,6 +85,17 @@ class DraftTree:
             paths[1 + nodes] = paths[1 + parents[nodes]]
             paths[1 + nodes, depth - 1] = tokens[nodes]
         return paths
+
+    def without_below(self, stumps: Collection[int]) -> "tuple[DraftTree, Sequence[int]]":
+        """The tree without what grows on the nodes `stumps` (or `ROOT`), and the old index of each node left."""
+        place = {ROOT: ROOT}
+        for node, parent in enumerate(self.parents):
+            if parent in place and parent not in stumps:
+                place[node] = len(place) - 1
+        kept = list(place)[1:]
+        probs = None if self.draft_probs is None else self.draft_probs[[0, *(1 + node for node in kept)]]
+        tokens, parents = (tuple(part[node] for node in kept) for part in (self.tokens, self.parents))
+        return DraftTree(tokens, tuple(place[parent] for parent in parents), probs), kept
 
     def path(self, node: int) -> list[int]:
         """Nodes from the root's child down to `node`."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from specdec.verify.chance import Chance, PhiloxChance
 from specdec.verify.transforms import processed_logits
-from specdec.verify.tree import DraftTree
+from specdec.verify.tree import ROOT, DraftTree
 from specdec.verify.verifier import NO_TOKEN, Acceptance, SampledRow, argmax, walk
 
 Walk = Callable[[DraftTree, Callable[[int], Tensor], Chance], Acceptance]
@@ -37,12 +37,17 @@ class WalkVerifier:
         return acceptances
 
     def _sample(self, row: SampledRow, scores: Tensor, emitted: Sequence[int]) -> Acceptance:
-        # No draft is weighed against a row that is no distribution: a plain step, and the next one meets the row.
-        if NO_TOKEN in emitted:
-            if emitted[0] == NO_TOKEN:
-                return Acceptance((), NO_TOKEN)
-            row, scores = SampledRow(DraftTree(), row.context), scores[:1]
-        sampling = row.context.sampling
+        sampling, tree = row.context.sampling, row.tree
+        nodes: Sequence[int] = range(len(tree))
         probs = torch.softmax(scores.double(), -1)
+        lawless = {node for node in range(ROOT, len(tree)) if emitted[1 + node] == NO_TOKEN}
+        if lawless:
+            # Nothing below such a node can be weighed. The node itself stays in the tree: whether it does must
+            # not hang on its own draw.
+            tree, nodes = tree.without_below(lawless)
+            probs = torch.nan_to_num(probs, nan=1.0)[[0, *(1 + node for node in nodes)]]
         chance = PhiloxChance(sampling.seed, sampling.sample_index, row.context.num_output)
-        return self.walk_row(row.tree, lambda node: probs[1 + node], chance)
+        found = self.walk_row(tree, lambda node: probs[1 + node], chance)
+        path = tuple(nodes[node] for node in found.path)
+        last = path[-1] if path else ROOT
+        return Acceptance(path, NO_TOKEN if last in lawless else found.next_token)

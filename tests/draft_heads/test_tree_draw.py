@@ -1,0 +1,187 @@
+"""TreeDraw against drawing without replacement in plain Python."""
+
+from functools import cache
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from specdec.draft_heads.drafter import DraftShape
+from specdec.draft_heads.tree_draw import TreeDraw
+from specdec.verify.noise import Stream, gumbel
+from specdec.verify.tree import ROOT, DraftTree
+from tests.strategies import draft_shapes, seeds
+
+VOCAB = 9
+ENDLESS = 10**6
+Path = tuple[int, ...]
+
+
+class Head:
+    """log q of each path of one row, float64; with `zeros`, q leaves out some tokens, at times all but one."""
+
+    def __init__(self, seed: int, row: int, zeros: bool) -> None:
+        self.key, self.zeros = (seed, row), zeros
+        self.log_q = cache(self._log_q)
+
+    def _log_q(self, path: Path) -> Tensor:
+        generator = torch.Generator().manual_seed(hash((*self.key, path)) % 2**63)
+        scores = 2 * torch.randn(VOCAB, generator=generator, dtype=torch.float64)
+        if self.zeros:
+            count = int(torch.randint(VOCAB, (), generator=generator))
+            scores[torch.randperm(VOCAB, generator=generator)[:count]] = float("-inf")
+        return torch.log_softmax(scores, -1)
+
+    def support(self, path: Path) -> int:
+        return int(self.log_q(path).isfinite().sum())
+
+    def value(self, path: Path) -> float:
+        return sum(float(self.log_q(path[:depth])[token]) for depth, token in enumerate(path))
+
+
+class Drawn(NamedTuple):
+    """A draw, with the noise of each row and level, and the frontier that each level had, as paths."""
+
+    draw: TreeDraw
+    noise: list[list[Tensor]]
+    frontiers: list[list[list[Path]]]
+
+
+def draw_with(heads: list[Head], shape: DraftShape, lanes: list[int]) -> Drawn:
+    """Draw as many levels as there are `lanes`, which tell the levels' noise apart."""
+    draw = TreeDraw(len(heads), min(shape.branching, VOCAB), shape)
+    noise = [
+        [gumbel(11, row, level, VOCAB, Stream.DRAFT, lane) for level, lane in enumerate(lanes)]
+        for row in range(len(heads))
+    ]
+    frontiers: list[list[list[Path]]] = [[[()]] for _ in heads]
+    for level in range(len(lanes)):
+        log_q = [
+            torch.stack([head.log_q(path) for path in own[-1]]) for head, own in zip(heads, frontiers, strict=True)
+        ]
+        frontier = draw.expand(torch.stack(log_q), torch.stack([own[level] for own in noise]))
+        for own, tokens, parents in zip(frontiers, frontier.tokens.tolist(), frontier.parents.tolist(), strict=True):
+            own.append([(*own[-1][parent], token) for token, parent in zip(tokens, parents, strict=True)])
+        assert draw.frontier_paths().tolist() == [[list(path) for path in own[-1]] for own in frontiers]
+    return Drawn(draw, noise, frontiers)
+
+
+def paths_of(tree: DraftTree) -> list[Path]:
+    return [tuple(tree.tokens[above] for above in tree.path(node)) for node in range(len(tree))]
+
+
+def families(tree: DraftTree) -> dict[Path, list[int]]:
+    """Path of each parent -> its children's tokens in their order."""
+    paths = {ROOT: (), **dict(enumerate(paths_of(tree)))}
+    return {paths[parent]: [tree.tokens[node] for node in nodes] for parent, nodes in tree.children_of.items()}
+
+
+def drawn_order(head: Head, path: Path, noise: Tensor) -> list[int]:
+    """Gumbel top-k: all tokens that q can draw, in the order in which it draws them."""
+    log_q = head.log_q(path)
+    perturbed = {token: float(log_q[token]) + float(noise[token]) for token in range(VOCAB) if log_q[token].isfinite()}
+    return sorted(perturbed, key=lambda token: -perturbed[token])
+
+
+rows = st.integers(1, 3)
+
+
+@given(draft_shapes(4, 5), rows, seeds, st.booleans())
+def test_children_are_drawn_in_order_and_shared_equally(shape: DraftShape, rows: int, seed: int, zeros: bool) -> None:
+    heads = [Head(seed, row, zeros) for row in range(rows)]
+    drawn = draw_with(heads, shape, [0] * shape.depth)
+    trees = drawn.draw.trees([ENDLESS] * rows, [shape.depth] * rows)
+    per_level = max(1, shape.nodes // shape.depth)
+    for head, noise, frontiers, tree in zip(heads, drawn.noise, drawn.frontiers, trees, strict=True):
+        found = families(tree)
+        for path, children in found.items():
+            assert children == drawn_order(head, path, noise[len(path)])[: len(children)]
+        for level in range(shape.depth):
+            candidates = [path for path in paths_of(tree) if len(path) == level] if level else [()]
+            expanded = [path for path in found if len(path) == level]
+            # A frontier also holds places that nothing could be drawn for.
+            assert set(expanded) == set(frontiers[level]) & set(candidates)
+            assert 1 <= len(expanded) <= shape.branching
+            counts = {path: len(found[path]) for path in expanded}
+            assert sum(counts.values()) <= per_level
+            most = max(counts.values())
+            assert most <= shape.branching
+            assert counts == {path: min(most, head.support(path)) for path in expanded}
+            rest = [head.value(path) for path in candidates if path not in found]
+            assert min(head.value(path) for path in expanded) >= max(rest, default=float("-inf")) - 1e-9
+
+
+@given(draft_shapes(4, 5), rows, seeds, st.booleans())
+def test_each_parent_has_the_q_of_its_children(shape: DraftShape, rows: int, seed: int, zeros: bool) -> None:
+    heads = [Head(seed, row, zeros) for row in range(rows)]
+    trees = draw_with(heads, shape, [0] * shape.depth).draw.trees([shape.nodes] * rows, [shape.depth] * rows)
+    for head, tree in zip(heads, trees, strict=True):
+        table = tree.draft_probs
+        assert table is not None
+        assert table.shape == (1 + len(tree), VOCAB)
+        assert torch.equal(table[0], head.log_q(()).exp())
+        for node, path in enumerate(paths_of(tree)):
+            q = head.log_q(path).exp() if node in tree.children_of else torch.zeros(VOCAB, dtype=torch.float64)
+            assert torch.equal(table[1 + node], q)
+            # Of a token that q cannot draw, the rule would say nothing.
+            assert table[1 + tree.parents[node], tree.tokens[node]] > 0
+
+
+@given(draft_shapes(4, 5), st.lists(st.tuples(st.integers(0, 30), st.integers(0, 6)), min_size=1, max_size=3), seeds)
+@example(DraftShape(3, 3, 9), [(0, 3), (2, 3), (3, 3), (8, 3), (9, 2), (9, 9)], 0)
+def test_bounds_cut_off_whole_levels(shape: DraftShape, bounds: list[tuple[int, int]], seed: int) -> None:
+    heads = [Head(seed, row, False) for row in range(len(bounds))]
+    draw = draw_with(heads, shape, [0] * shape.depth).draw
+    whole = draw.trees([ENDLESS] * len(heads), [shape.depth] * len(heads))
+    trees = draw.trees([budget for budget, _ in bounds], [depth for _, depth in bounds])
+    for tree, full, (budget, max_depth) in zip(trees, whole, bounds, strict=True):
+        sizes = [sum(depth <= d for depth in full.depths) for d in range(1 + min(max_depth, shape.depth))]
+        fitting = [size for size in sizes if size <= budget]
+        # Only the root's own children are cut within a level, the last drawn first.
+        size = min(sizes[1], budget) if len(fitting) == 1 < len(sizes) else fitting[-1]
+        assert (tree.tokens, tree.parents) == (full.tokens[:size], full.parents[:size])
+
+
+@given(draft_shapes(4, 5), st.integers(0, 30), seeds, st.booleans(), st.data())
+def test_how_many_children_does_not_depend_on_which(
+    shape: DraftShape, budget: int, seed: int, zeros: bool, data: st.DataObject
+) -> None:
+    """Else they would be no draws from q: whatever a level draws, its parents and their numbers stay."""
+    heads = [Head(seed, 0, zeros)]
+    changed = data.draw(st.integers(0, shape.depth - 1))
+    one, other = (
+        draw_with(heads, shape, [0] * changed + [lane] + [0] * (shape.depth - 1 - changed)).draw.trees([budget], [9])[0]
+        for lane in (0, 1)
+    )
+    before, after = (
+        {path: children for path, children in families(tree).items() if len(path) <= changed} for tree in (one, other)
+    )
+    assert {path: len(children) for path, children in before.items()} == {
+        path: len(children) for path, children in after.items()
+    }
+    above = [path for path in paths_of(one) if len(path) <= changed]
+    assert above == [path for path in paths_of(other) if len(path) <= changed]
+
+
+@given(st.integers(1, 6), seeds)
+def test_branching_of_one_is_a_chain(depth: int, seed: int) -> None:
+    head = Head(seed, 0, False)
+    drawn = draw_with([head], DraftShape(depth, 1, depth), [0] * depth)
+    (tree,) = drawn.draw.trees([depth], [depth])
+    tokens: Path = ()
+    for noise in drawn.noise[0]:
+        tokens = (*tokens, drawn_order(head, tokens, noise)[0])
+    assert tree == DraftTree.chain(tokens)
+
+
+@pytest.mark.parametrize("possible", [1, 2, VOCAB])
+def test_no_more_children_than_q_can_draw(possible: int) -> None:
+    log_q = torch.full((1, 1, VOCAB), float("-inf"))
+    log_q[0, 0, :possible] = 0.0
+    draw = TreeDraw(1, VOCAB, DraftShape(1, VOCAB, VOCAB))
+    draw.expand(torch.log_softmax(log_q, -1), gumbel(0, 0, 0, VOCAB)[None])
+    (tree,) = draw.trees([VOCAB], [1])
+    assert sorted(tree.tokens) == list(range(possible))
