@@ -48,7 +48,8 @@ class TreeSearch:
         """
         rows, width, vocab = log_probs.shape
         k = min(self.branching, vocab)
-        values, tokens = log_probs.float().topk(k, dim=-1)
+        # A node after which nothing can come has no distribution; its children must not sort before all others.
+        values, tokens = log_probs.float().nan_to_num(nan=float("-inf"), neginf=float("-inf")).topk(k, dim=-1)
         if self._frontier_values is not None:
             values = values + self._frontier_values[:, :, None]
         flat_values, flat_tokens = values.view(rows, -1), tokens.view(rows, -1)

@@ -143,7 +143,8 @@ def generate(
         "ignore_eos": ignore_eos,
     }
     chosen = {name: value for name, value in options.items() if value is not None}
-    SamplingParams(**{**OWN_DEFAULTS, **chosen})
+    # The model may allow more tokens than the command does by itself.
+    SamplingParams(**{**OWN_DEFAULTS, "max_tokens": None, **chosen})
     if compare and draft == "none":
         raise ValueError("--compare with --draft none has nothing to compare; leave out one of them")
     given = read_prompts(prompt, prompts, raw=chat is False)

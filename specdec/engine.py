@@ -1,6 +1,7 @@
 """The step: schedule, draft, one forward pass, verify, commit."""
 
 import itertools
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -63,9 +64,13 @@ class LLMEngine:
         batch = TreeBatch.pack(parts, self.cache.block_size, self.cache.target.device)
         output = self.runner.forward(batch)
         per_row = self._verify(plan, trees, parts, output.logits)
-        self._commit(plan, per_row)
-        self._observe(plan, batch, output, per_row)
-        return self._update(plan, trees, per_row)
+        done = [_Done(*row) for row in zip(plan, trees, batch.row_starts, per_row, strict=True)]
+        for one in done:
+            one.row.request.drafts = not one.is_spoilt
+        done = [one for one in done if not one.is_spoilt]
+        self._commit(done)
+        self._observe(done, output)
+        return self._update(done)
 
     def _verify(
         self, plan: list[PlannedRow], trees: list[DraftTree], parts: list[TreeRow], logits: Tensor
@@ -97,11 +102,11 @@ class LLMEngine:
                 request.score_output(acceptance, tree, logits[span], self.logprobs_mode)
         return acceptances
 
-    def _commit(self, plan: list[PlannedRow], acceptances: list[Acceptance | None]) -> None:
+    def _commit(self, done: "list[_Done]") -> None:
         """Move the accepted nodes' keys and values behind their chain; count what is cached."""
         source: list[int] = []
         target: list[int] = []
-        for row, acceptance in zip(plan, acceptances, strict=True):
+        for row, _, _, acceptance in done:
             request = row.request
             end = request.num_cached + row.num_known
             request.num_cached = end
@@ -116,11 +121,9 @@ class LLMEngine:
         if source:
             self.cache.move(source, target)
 
-    def _observe(
-        self, plan: list[PlannedRow], batch: TreeBatch, output: StepOutput, acceptances: list[Acceptance | None]
-    ) -> None:
+    def _observe(self, done: "list[_Done]", output: StepOutput) -> None:
         """Hand the drafter the features of the chain and of the accepted nodes."""
-        for row, start, acceptance in zip(plan, batch.row_starts, acceptances, strict=True):
+        for row, _, start, acceptance in done:
             chain = start + row.num_known
             path = acceptance.path if acceptance else ()
             features = output.features[start:chain]
@@ -130,12 +133,10 @@ class LLMEngine:
             first = row.request.num_cached - row.num_known - len(path)
             self.drafter.observe(row.request.request_id, first, features)
 
-    def _update(
-        self, plan: list[PlannedRow], trees: list[DraftTree], acceptances: list[Acceptance | None]
-    ) -> list[Request]:
+    def _update(self, done: "list[_Done]") -> list[Request]:
         """Append the new tokens one by one, up to where the output ends."""
         changed = []
-        for row, tree, acceptance in zip(plan, trees, acceptances, strict=True):
+        for row, tree, _, acceptance in done:
             if acceptance is None:
                 continue
             request, path = row.request, acceptance.path
@@ -163,6 +164,24 @@ class LLMEngine:
     def _end(self, request: Request) -> None:
         self.scheduler.release(request)
         self.drafter.forget(request.request_id)
+
+
+class _Done(NamedTuple):
+    """A row of a step after its forward pass."""
+
+    row: PlannedRow
+    tree: DraftTree
+    start: int
+    acceptance: Acceptance | None
+
+    @property
+    def is_spoilt(self) -> bool:
+        """Whether its result is to be thrown away and the step done again without drafts.
+
+        Values of a draft node that overflow reach every row that reads them under a mask, and a plain step would
+        not have met them.
+        """
+        return len(self.tree) > 0 and self.acceptance == Acceptance((), NO_TOKEN)
 
 
 def _draft_row(row: PlannedRow) -> DraftRow:

@@ -1,6 +1,7 @@
 """What a checkpoint's generation_config.json says: end tokens, and defaults of sampling."""
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,14 @@ class GenerationConfig:
             CheckpointError: not valid JSON, or a value outside its parameter's range.
         """
         settings, config = (_read(folder / name) for name in ("generation_config.json", "config.json"))
-        ends = settings.get("eos_token_id", config.get("eos_token_id"))
-        found = () if ends is None else [ends] if isinstance(ends, int) else ends
+        ends = settings.get("eos_token_id")
+        if ends is None:
+            ends = config.get("eos_token_id")
+        found = ends if isinstance(ends, list) else [] if ends is None else [ends]
+        vocab = config.get("vocab_size", math.inf)
+        for token in found:
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab:
+                raise CheckpointError(f"{folder}: eos_token_id is {ends!r}; it must be token ids below {vocab}")
         params = {name: settings[name] for name in _NAMES if settings.get(name) is not None}
         if settings.get("max_new_tokens") is not None:
             params["max_tokens"] = settings["max_new_tokens"]
@@ -52,7 +59,9 @@ def _read(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        values: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        values = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise CheckpointError(f"{file}: not valid JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{file}: not a JSON object")
     return values

@@ -222,7 +222,7 @@ class LLM:
         longest = self.max_model_len
         if params.max_tokens is not None:
             longest = min(longest, len(tokens) + params.max_tokens)
-        ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.end_tokens)
+        ends = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else self.end_tokens)
         backend = self.tokenizer.backend if self.tokenizer else None
         seed = secrets.randbits(63) if params.seed is None else params.seed
         group_id = str(next(self._ids))

@@ -88,7 +88,7 @@ class JsonView:
 
 
 def _comparison(answer: Answer, plain: Answer | None) -> dict[str, float | bool | None]:
-    if plain is None or "abort" in (answer.finish_reason, plain.finish_reason):
+    if plain is None or {"abort", "error"} & {answer.finish_reason, plain.finish_reason}:
         return {"plain_tok_per_s": None, "speedup": None, "equal": None}
     return {
         "plain_tok_per_s": plain.tok_per_s,
@@ -103,7 +103,7 @@ def _summary(batch: TimedBatch, plain: TimedBatch | None) -> str:
         f"{batch.tokens} tokens, {batch.tok_per_s:.1f} tok/s, tau {stats.tau:.2f}, "
         f"{stats.accepted_per_step:.2f} accepted tokens per step"
     )
-    if plain and not plain.interrupted:
+    if plain and not plain.interrupted and plain.tok_per_s:
         total = len(batch.answers)
         unequal = sum(a.token_ids != b.token_ids for a, b in zip(batch.answers, plain.answers, strict=True))
         line += f"; without drafts {plain.tok_per_s:.1f} tok/s, speed-up {batch.tok_per_s / plain.tok_per_s:.2f}x, " + (

@@ -33,6 +33,7 @@ class Request:
         num_cached: tokens whose keys and values are in the cache.
         block_table: cache blocks, in order.
         accepted: per output token, whether a draft had it.
+        drafts: whether its next step may carry drafts.
         error: why it failed, where `finish_reason` is "error".
         logprobs: per output token, where asked for; may run ahead of the output within a step.
         prompt_logprobs: per prompt token scored so far, None for the first.
@@ -51,6 +52,7 @@ class Request:
     accepted: list[bool] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    drafts: bool = True
     error: str | None = None
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=lambda: [None])
@@ -81,7 +83,7 @@ class Request:
         self.accepted.append(accepted)
         if token in self.end_tokens:
             self.finish_reason = "stop"
-            self.stop_reason = token if token in self.params.stop_token_ids else None
+            self.stop_reason = token if token in (self.params.stop_token_ids or ()) else None
             if self.params.include_stop_str_in_output:
                 self.detokenizer.push(token, accepted, may_stop=False)
         elif self.detokenizer.push(token, accepted, may_stop=self.num_output > self.params.min_tokens):

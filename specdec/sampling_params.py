@@ -6,6 +6,13 @@ from dataclasses import dataclass
 
 from specdec.verify.sampling import LEAST_TEMPERATURE
 
+_COUNTS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")
+_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -53,7 +60,7 @@ class SamplingParams:
     max_tokens: int | None = 16
     min_tokens: int = 0
     stop: str | Sequence[str] | None = None
-    stop_token_ids: Sequence[int] = ()
+    stop_token_ids: Sequence[int] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     logprobs: int | None = None
@@ -65,6 +72,13 @@ class SamplingParams:
             if not holds:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be {wanted}")
 
+        for name in _COUNTS:
+            value = getattr(self, name)
+            demand(name, value is None or (isinstance(value, int) and not isinstance(value, bool)), "a whole number")
+        for name in _NUMBERS:
+            demand(name, _is_number(getattr(self, name)), "a number")
+        for name in ("stop", "bad_words"):
+            demand(name, all(isinstance(text, str) for text in self._texts(name)), "text, or a list of texts")
         demand("n", self.n >= 1, "at least 1")
         demand("temperature", math.isfinite(self.temperature) and self.temperature >= 0, "0 or more")
         demand("top_p", 0 < self.top_p <= 1, "above 0 and at most 1")
@@ -82,7 +96,7 @@ class SamplingParams:
             value = getattr(self, name)
             demand(name, value is None or value >= -1, "0 or more, or -1 for all tokens")
         for token, bias in (self.logit_bias or {}).items():
-            if not -100 <= bias <= 100:
+            if not (_is_number(bias) and -100 <= bias <= 100):
                 raise ValueError(f"logit_bias of token {token} is {bias}; it must be at least -100 and at most 100")
         demand("allowed_token_ids", self.allowed_token_ids is None or len(self.allowed_token_ids) > 0, "not empty")
         if any(not stop for stop in self.stop_strings):
@@ -91,6 +105,10 @@ class SamplingParams:
             raise ValueError(f"bad_words is {self.bad_words!r}; it must be a list of words that are not empty")
         if self.n > 1 and self.temperature < LEAST_TEMPERATURE:
             raise ValueError(f"n is {self.n}; at temperature 0 all outputs are the same, so it must be 1")
+
+    def _texts(self, name: str) -> Sequence[object]:
+        value = getattr(self, name)
+        return [value] if isinstance(value, str | bytes) else value or ()
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -107,7 +125,7 @@ class SamplingParams:
         ids = {
             "logit_bias": list(self.logit_bias or {}),
             "allowed_token_ids": list(self.allowed_token_ids or ()),
-            "stop_token_ids": list(self.stop_token_ids),
+            "stop_token_ids": list(self.stop_token_ids or ()),
         }
         for name, tokens in ids.items():
             for token in tokens:

@@ -94,7 +94,7 @@ class Scheduler:
             return 0
         # The step's own token is the last of those that may come, so drafts can be one level less.
         max_depth = request.num_remaining - 1
-        drafts = self.shape is not None and missing == 1 and max_depth > 0
+        drafts = self.shape is not None and request.drafts and missing == 1 and max_depth > 0
         nodes = self.shape.nodes if self.shape is not None and drafts else 0
         plan.append(PlannedRow(request, known, nodes, max_depth))
         return known

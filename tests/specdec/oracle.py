@@ -46,7 +46,7 @@ def generate(
     """Run one sample; `logits_of` gives the float64 `[vocab]` logits after a context."""
     result = Expected()
     most = min(params.max_tokens or max_length, max_length - len(prompt))
-    ends = set(params.stop_token_ids) | (set() if params.ignore_eos else end_tokens)
+    ends = set(params.stop_token_ids or ()) | (set() if params.ignore_eos else end_tokens)
     while len(result.tokens) < most:
         logits = logits_of([*prompt, *result.tokens])
         scores = naive_logits(logits.tolist(), sampling, prompt, result.tokens)
@@ -59,7 +59,7 @@ def generate(
         result.tokens.append(token)
         if token in ends:
             result.finish_reason = "stop"
-            result.stop_reason = token if token in params.stop_token_ids else None
+            result.stop_reason = token if token in (params.stop_token_ids or ()) else None
             if params.include_stop_str_in_output:
                 result.text = _decode(tokenizer, result.tokens, params)
             break

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,12 +11,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from safetensors.torch import load_file, save_file
 
-from specdec import LLM, SamplingParams
+from specdec import LLM, DraftShape, SamplingParams
 from specdec.cli import main
+from specdec.draft_heads.drafter import Proposal
+from specdec.draft_heads.eagle_drafter import EagleDrafter
 from specdec.engine import LLMEngine
 from specdec.request import Request
-from tests.specdec.conftest import Tiny
+from specdec.verify.block import walk_block
+from specdec.verify.rejection import walk_rejection
+from specdec.verify.verifier import CoupledVerifier
+from specdec.verify.walk_verifier import WalkVerifier
+from tests.specdec.conftest import CHARACTERS, Tiny
 
 KEYS = ["prompt", "text", "token_ids", "finish_reason", "steps", "tau", "accepted_per_depth", "seconds", "tok_per_s"]
 COMPARE_KEYS = [*KEYS, "plain_tok_per_s", "speedup", "equal"]
@@ -202,6 +210,128 @@ def test_seed_decides_the_text(run: Run) -> None:
     assert texts[0] == texts[1] != texts[2]
 
 
+@pytest.mark.parametrize(
+    ("args", "changed"),
+    [
+        ((), {}),
+        (("--temperature", 0.5, "--min-p", 0.3), {"temperature": 0.5, "min_p": 0.3}),
+        (("--repetition-penalty", 1.3), {"repetition_penalty": 1.3}),
+        (("--presence-penalty", 1.5), {"presence_penalty": 1.5}),
+        (("--frequency-penalty", -0.5), {"frequency_penalty": -0.5}),
+        (("--min-tokens", 3), {"min_tokens": 3}),
+        (("--bad-word", "e", "--bad-word", "th"), {"bad_words": ["e", "th"]}),
+        (("--top-k", -1, "--top-p", 0.5, "--seed", 4), {"top_k": -1, "top_p": 0.5, "seed": 4}),
+    ],
+)
+def test_sampling_options_reach_the_request(
+    run: Run, monkeypatch: pytest.MonkeyPatch, args: tuple[object, ...], changed: dict[str, object]
+) -> None:
+    seen: list[Request] = []
+    real = LLMEngine.add_request
+    monkeypatch.setattr(LLMEngine, "add_request", lambda engine, one: (seen.append(one), real(engine, one))[1])
+    assert run("Hello", *args).code == 0
+    (request,) = seen
+    defaults: dict[str, object] = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True}
+    assert request.params == SamplingParams(**{**defaults, **changed})  # type: ignore[arg-type]
+
+
+def test_bad_words_do_not_come(run: Run) -> None:
+    free = str(run("Hello", "--json").objects[0]["text"])
+    (answer,) = run("Hello", "--json", "--bad-word", free[0], "--bad-word", free[3:5]).objects
+    assert free[0] not in str(answer["text"])
+    assert free[3:5] not in str(answer["text"])
+
+
+def test_nothing_ends_the_output_before_its_least_length(run: Run) -> None:
+    text = str(run("Hello", "--json").objects[0]["text"])
+    (short,) = run("Hello", "--json", "--stop", text[2]).objects
+    (long,) = run("Hello", "--json", "--stop", text[2], "--min-tokens", 10).objects
+    assert len(short["token_ids"]) <= 3  # type: ignore[arg-type]
+    assert len(long["token_ids"]) > 10  # type: ignore[arg-type]
+    assert str(long["text"]).startswith(text[:10])
+
+
+@pytest.mark.parametrize(
+    ("args", "verifier", "proposal", "shape"),
+    [
+        ((), CoupledVerifier, Proposal.COUPLED, DraftShape(2, 48, 64, 0.6)),
+        (("--verify", "coupled", "--min-reach", 0), CoupledVerifier, Proposal.COUPLED, DraftShape(2, 48, 64)),
+        (("--verify", "rejection"), walk_rejection, Proposal.DRAWN, DraftShape(2, 48, 64, 0.6)),
+        (("--verify", "block", "--depth", 5), walk_block, Proposal.DRAWN, DraftShape(5, 1, 5, 0.6)),
+        (("--min-reach", 0.25, "--nodes", 7), CoupledVerifier, Proposal.COUPLED, DraftShape(2, 48, 7, 0.25)),
+    ],
+)
+def test_acceptance_rule_and_tree_reach_the_engine(
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    args: tuple[object, ...],
+    verifier: object,
+    proposal: Proposal,
+    shape: DraftShape,
+) -> None:
+    engines: list[LLMEngine] = []
+    real = LLMEngine.step
+    monkeypatch.setattr(LLMEngine, "step", lambda engine: (engines.append(engine), real(engine))[1])
+    result = run("Hello", "--json", "--temperature", 1, "--seed", 1, *args)
+    assert (result.code, len(result.objects[0]["token_ids"])) == (0, 24)  # type: ignore[arg-type]
+    engine = engines[-1]
+    drafter = engine.drafter
+    assert isinstance(drafter, EagleDrafter)
+    assert (drafter.proposal, drafter.shape) == (proposal, shape)
+    if isinstance(engine.verifier, WalkVerifier):
+        assert engine.verifier.walk_row is verifier
+    else:
+        assert type(engine.verifier) is verifier
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_greedy_text_is_the_same_under_every_rule(run: Run, rule: str) -> None:
+    (expected,) = run("Hello", "--json").objects
+    (answer,) = run("Hello", "--json", "--verify", rule).objects
+    assert answer["token_ids"] == expected["token_ids"]
+
+
+@pytest.fixture
+def spoilt(tiny: Tiny, tmp_path: Path) -> Path:
+    """The tiny target, but whatever has read a "~" is NaN."""
+    folder = tmp_path / "spoilt"
+    shutil.copytree(tiny.target, folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.embed_tokens.weight"][3 + CHARACTERS.index("~")] = float("nan")
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+FAILED = (
+    "no token can follow: the model's logits are not finite, or allowed_token_ids, bad_words and min_tokens together "
+    "forbid every token"
+)
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_failed_request_is_told_of(run: Run, spoilt: Path, as_json: bool) -> None:
+    result = run("~", "--model", spoilt, *(["--json"] if as_json else []))
+    assert (result.code, result.err) == (1, f"specdec: 1 of 1 failed: {FAILED}\n")
+    if as_json:
+        (answer,) = result.objects
+        assert (list(answer), answer["text"], answer["token_ids"]) == (KEYS, "", [])
+        assert (answer["finish_reason"], answer["tau"]) == ("error", 0.0)
+    else:
+        assert result.out.startswith("\n\n0 tokens, ")
+
+
+def test_a_failed_request_does_not_keep_others_back(run: Run, spoilt: Path, jsonl: Callable[..., Path]) -> None:
+    # Without drafts, which may hold the spoilt token.
+    options = ["--model", spoilt, "--draft", "none", "--json", "--max-tokens", 5]
+    result = run("--prompts", jsonl({"prompt": "Hi"}, {"prompt": "a~b"}, {"prompt": "~"}, {"prompt": "Bye"}), *options)
+    assert (result.code, result.err) == (1, f"specdec: 2 of 4 failed: {FAILED}\n")
+    assert [answer["finish_reason"] for answer in result.objects] == ["length", "error", "error", "length"]
+    for prompt, answer in zip(("Hi", "Bye"), result.objects[::3], strict=True):
+        (alone,) = run(prompt, *options).objects
+        assert alone["token_ids"] == answer["token_ids"]
+        assert len(alone["token_ids"]) == 5  # type: ignore[arg-type]
+
+
 def test_interrupted_text_stays(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     text = str(run("Hello", "--json").objects[0]["text"])
     interrupt_after(monkeypatch, 5)
@@ -260,6 +390,18 @@ def test_interrupted_before_any_output(run: Run, monkeypatch: pytest.MonkeyPatch
         (["hi", "--max-tokens", "0"], "max_tokens is 0"),
         (["hi", "--seed", "-1"], "seed is -1"),
         (["hi", "--stop", ""], "stop holds an empty string"),
+        (["hi", "--min-p", "-0.1"], "min_p is -0.1; it must be at least 0 and at most 1"),
+        (["hi", "--min-p", "nan"], "min_p is nan"),
+        (["hi", "--repetition-penalty", "0"], "repetition_penalty is 0.0; it must be above 0"),
+        (["hi", "--presence-penalty", "2.5"], "presence_penalty is 2.5; it must be at least -2 and at most 2"),
+        (["hi", "--frequency-penalty", "-2.5"], "frequency_penalty is -2.5; it must be at least -2 and at most 2"),
+        (["hi", "--min-tokens", "-1"], "min_tokens is -1; it must be 0 or more"),
+        (["hi", "--min-tokens", "25"], "min_tokens is 25; it must be at most max_tokens, 24"),
+        (["hi", "--bad-word", "ok", "--bad-word", " "], "bad_words is ['ok', ' ']"),
+        (["hi", "--min-reach", "1"], "min_reach is 1.0; it must be at least 0 and below 1"),
+        (["hi", "--min-reach", "nan"], "min_reach is nan"),
+        (["hi", "--verify", "unknown"], "verify is 'unknown'; it must be one of coupled, rejection, block"),
+        (["hi", "--presence-penalty", "much"], "--presence-penalty"),
         (["hi", "--depth", "0"], "depth is 0"),
         (["hi", "--nodes", "9999"], "nodes is 9999"),
         (["hi", "--dtype", "int3"], "dtype 'int3'"),

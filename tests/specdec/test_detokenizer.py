@@ -18,6 +18,10 @@ def byte_tokenizer() -> Tokenizer:
 
 
 TOKENIZER = byte_tokenizer()
+# Of letters, with one special token behind them, whose id this is.
+END = len(ALPHABET)
+WITH_END = byte_tokenizer()
+WITH_END.add_special_tokens(["<end>"])
 
 
 @given(st.text(max_size=30), st.lists(st.booleans(), min_size=200, max_size=200))
@@ -73,3 +77,85 @@ def test_without_a_tokenizer_there_is_no_text(final: bool) -> None:
     assert detokenizer.push(3, True) is False
     assert detokenizer.segments(final) == []
     assert detokenizer.text == ""
+
+
+@given(
+    text=st.text(alphabet="abx", max_size=25),
+    stops=st.lists(st.text(alphabet="abx", min_size=1, max_size=4), min_size=1, max_size=3),
+    include=st.booleans(),
+    least=st.integers(0, 12),
+)
+def test_stop_strings_count_from_some_token_on(text: str, stops: list[str], include: bool, least: int) -> None:
+    """One that ends earlier is text like any other; with `include_stop` the text ends behind the one that counts."""
+    detokenizer = Detokenizer(TOKENIZER, stops, include_stop=include)
+    shown = ""
+    for count, token in enumerate(TOKENIZER.encode(text).ids, 1):
+        stopped = detokenizer.push(token, False, may_stop=count > least)
+        hits = [stop for stop in stops if count > least and text[:count].endswith(stop)]
+        assert stopped == bool(hits)
+        shown += "".join(segment.text for segment in detokenizer.segments(final=stopped))
+        if stopped:
+            # Of several, the one that begins first.
+            assert detokenizer.matched == max(hits, key=len)
+            assert shown == detokenizer.text == text[: count if include else count - len(max(hits, key=len))]
+            return
+        assert text.startswith(shown)
+    assert detokenizer.matched is None
+    assert detokenizer.text == text
+
+
+@pytest.mark.parametrize(
+    ("include", "text", "segments"),
+    [(False, "a", [("a", True)]), (True, "abc", [("a", True), ("b", False), ("c", True)])],
+)
+def test_a_token_may_reach_beyond_the_stop_string(include: bool, text: str, segments: list[tuple[str, bool]]) -> None:
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "cde": 2}, unk_token="a"))
+    tokenizer.decoder = decoders.Fuse()
+    detokenizer = Detokenizer(tokenizer, ["bc"], include_stop=include)
+    stopped = [detokenizer.push(token, accepted) for token, accepted in ((0, True), (1, False), (2, True))]
+    assert stopped == [False, False, True]
+    assert (detokenizer.text, detokenizer.matched) == (text, "bc")
+    assert detokenizer.segments(final=True) == segments
+
+
+def test_a_stop_string_that_did_not_count_does_not_count_later() -> None:
+    detokenizer = Detokenizer(TOKENIZER, ["ab"])
+    a, b, c = TOKENIZER.encode("abc").ids
+    assert [detokenizer.push(token, False, may_stop=token == c) for token in (a, b, c)] == [False, False, False]
+    assert detokenizer.text == "abc"
+    assert (detokenizer.push(a, False), detokenizer.push(b, False)) == (False, True)
+    assert detokenizer.text == "abc"
+
+
+@pytest.mark.parametrize(("skip", "text"), [(True, "ab"), (False, "a<end>b")])
+def test_special_tokens_are_text_where_they_are_not_skipped(skip: bool, text: str) -> None:
+    a, b = WITH_END.encode("ab").ids
+    detokenizer = Detokenizer(WITH_END, (), skip_special=skip)
+    assert not any(detokenizer.push(token, True) for token in (a, END, b))
+    assert detokenizer.text == text
+    assert "".join(segment.text for segment in detokenizer.segments(final=True)) == text
+
+
+@pytest.mark.parametrize(("skip", "stopped", "text"), [(True, False, "aend"), (False, True, "a<")])
+def test_a_stop_string_in_a_special_token(skip: bool, stopped: bool, text: str) -> None:
+    detokenizer = Detokenizer(WITH_END, ["end>"], skip_special=skip)
+    detokenizer.push(*WITH_END.encode("a").ids, False)
+    assert detokenizer.push(END, False) is stopped
+    if not stopped:
+        for token in WITH_END.encode("end").ids:
+            assert not detokenizer.push(token, False)
+    assert detokenizer.text == text
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_text_of_a_token_alone(skip: bool) -> None:
+    """Whatever has been said before, and of special tokens too."""
+    detokenizer = Detokenizer(WITH_END, ["b"], skip_special=skip)
+    a, b = WITH_END.encode("ab").ids
+    for _ in range(2):
+        assert [detokenizer.token_text(token) for token in (a, b, END)] == ["a", "b", "<end>"]
+        # The first of two bytes.
+        assert detokenizer.token_text(WITH_END.encode("é").ids[0]) == "\N{REPLACEMENT CHARACTER}"
+        assert detokenizer.push(a, True) is False
+    assert detokenizer.text == "aa"
+    assert Detokenizer(None, ()).token_text(a) is None
