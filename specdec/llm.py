@@ -9,11 +9,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from specdec.acceptance_rule import AcceptanceRule
 from specdec.block_pool import BlockPool
 from specdec.config import DEMO, EngineConfig, default_shape, resolve_device, resolve_dtype
 from specdec.detokenizer import Detokenizer
 from specdec.draft_heads.checkpoint import load_eagle_head
-from specdec.draft_heads.drafter import Drafter, DraftShape, NoDrafter, Proposal
+from specdec.draft_heads.drafter import Drafter, DraftShape, NoDrafter
 from specdec.draft_heads.eagle_drafter import EagleDrafter
 from specdec.draft_heads.llama_config import LlamaConfig
 from specdec.engine import LLMEngine
@@ -27,16 +28,10 @@ from specdec.request_group import RequestGroup
 from specdec.sampling_params import SamplingParams
 from specdec.scheduler import Scheduler
 from specdec.tokenizer import Tokenizer
-from specdec.verify.block import walk_block
 from specdec.verify.noise import GumbelNoise
-from specdec.verify.rejection import walk_rejection
 from specdec.verify.sampling import Sampling
-from specdec.verify.verifier import CoupledVerifier, Verifier
-from specdec.verify.walk_verifier import WalkVerifier
 
 Prompt = str | Sequence[int]
-# The acceptance rules, and how drafts are chosen for each.
-PROPOSALS = {"coupled": Proposal.COUPLED, "rejection": Proposal.DRAWN, "block": Proposal.DRAWN}
 
 
 class LLM:
@@ -76,13 +71,14 @@ class LLM:
         kv_cache_memory: int = 1 << 30,
         block_size: int = 16,
     ) -> None:
+        rule = AcceptanceRule(verify)
         place = resolve_device(device)
         self.config = EngineConfig(
             model=DEMO / "target" if model is None else Path(model),
             draft=_draft_folder(draft, is_demo=model is None),
             dtype=resolve_dtype(dtype, place),
             device=place,
-            shape=_shape(shape or default_shape(place), verify),
+            shape=rule.shape(shape or default_shape(place)),
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=max_model_len,
@@ -104,7 +100,7 @@ class LLM:
         drafter: Drafter = NoDrafter()
         if head is not None and cache.draft is not None:
             drafter = EagleDrafter(
-                head, self.model.output, cache.draft, config.block_size, config.shape, noise, PROPOSALS[verify]
+                head, self.model.output, cache.draft, config.block_size, config.shape, noise, rule.proposal
             )
         scheduler = Scheduler(
             BlockPool(cache.num_blocks),
@@ -114,7 +110,7 @@ class LLM:
             config.shape if head else None,
         )
         runner = ModelRunner(self.model, cache)
-        self.engine = LLMEngine(scheduler, runner, cache, drafter, _verifier(verify, noise), logprobs_mode)
+        self.engine = LLMEngine(scheduler, runner, cache, drafter, rule.verifier(noise), logprobs_mode)
         self._ids = itertools.count()
 
     def generate(
@@ -309,18 +305,6 @@ def _draft_folder(draft: str | Path | None, is_demo: bool) -> Path | None:
             raise ValueError("draft 'eagle' is the demo model's own head; give the folder of this model's, or none")
         return DEMO / "eagle"
     return Path(draft)
-
-
-def _shape(shape: DraftShape, verify: str) -> DraftShape:
-    if verify not in PROPOSALS:
-        raise ValueError(f"verify is {verify!r}; it must be one of {', '.join(PROPOSALS)}")
-    return DraftShape(shape.depth, 1, shape.depth, shape.min_reach) if verify == "block" else shape
-
-
-def _verifier(verify: str, noise: GumbelNoise) -> Verifier:
-    if verify == "coupled":
-        return CoupledVerifier(noise)
-    return WalkVerifier(walk_block if verify == "block" else walk_rejection)
 
 
 def _context(asked: int | None, most: int) -> int:

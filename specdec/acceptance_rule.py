@@ -1,0 +1,38 @@
+"""The choice of an acceptance rule, and what it means for drafts."""
+
+from dataclasses import replace
+
+from specdec.draft_heads.drafter import DraftShape, Proposal
+from specdec.verify.block import walk_block
+from specdec.verify.noise import GumbelNoise
+from specdec.verify.rejection import walk_rejection
+from specdec.verify.verifier import CoupledVerifier, Verifier
+from specdec.verify.walk_verifier import WalkVerifier
+
+RULES = ("coupled", "rejection", "block")
+
+
+class AcceptanceRule:
+    """One of `RULES`, by name.
+
+    Attributes:
+        proposal: how drafts are chosen for it.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+
+    def __init__(self, name: str) -> None:
+        if name not in RULES:
+            raise ValueError(f"verify is {name!r}; it must be one of {', '.join(RULES)}")
+        self.name = name
+        self.proposal = Proposal.COUPLED if name == "coupled" else Proposal.DRAWN
+
+    def shape(self, asked: DraftShape) -> DraftShape:
+        """The bounds asked for, of a chain where the rule takes nothing else."""
+        return replace(asked, branching=1, nodes=asked.depth) if self.name == "block" else asked
+
+    def verifier(self, noise: GumbelNoise) -> Verifier:
+        if self.name == "coupled":
+            return CoupledVerifier(noise)
+        return WalkVerifier(walk_block if self.name == "block" else walk_rejection)
