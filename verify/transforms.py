@@ -8,6 +8,9 @@ from torch import Tensor
 
 from specdec.verify.sampling import Context
 
+# Of how many of the largest logits top_p is tried first.
+FIRST_SORTED = 64
+
 
 class NodeRows(NamedTuple):
     """Consecutive rows of logits that continue one request, each after a path of draft tokens of its own.
@@ -58,14 +61,15 @@ def processed_logits(logits: Tensor, parts: Sequence[NodeRows]) -> Tensor:
 
     scores = scores / by_row([1.0 if s.is_greedy else s.temperature for s in samplings])
     if any(s.filters for s in samplings):
-        filtered = by_row([float(s.filters) for s in samplings])[:, 0].nonzero()[:, 0]
         limits = [
             by_row([s.min_p for s in samplings]),
             by_row([float(s.top_k) for s in samplings]),
             by_row([s.top_p for s in samplings]),
         ]
-        kept = _filter(scores[filtered], *(limit[filtered] for limit in limits))
-        scores = scores.index_copy(0, filtered, kept)
+        if all(s.filters for s in samplings):
+            return _filter(scores, *limits)
+        filtered = by_row([float(s.filters) for s in samplings])[:, 0].nonzero()[:, 0]
+        scores[filtered] = _filter(scores[filtered], *(limit[filtered] for limit in limits))
     return scores
 
 
@@ -111,37 +115,54 @@ def _forbid_words(scores: Tensor, context: Context, paths: Tensor) -> None:
 
 
 def _penalise(scores: Tensor, context: Context, paths: Tensor) -> None:
-    sampling, (rows, vocab), device = context.sampling, scores.shape, scores.device
-    output = torch.tensor(context.output, dtype=torch.int64, device=device)
-    counts = torch.bincount(output, minlength=vocab).expand(rows, -1)
-    if paths.shape[1]:
-        # Padding is counted in a column of its own.
-        own = torch.zeros(rows, vocab + 1, dtype=torch.int64, device=device)
-        own.scatter_add_(1, paths.masked_fill(paths < 0, vocab), torch.ones_like(paths))
-        counts = counts + own[:, :vocab]
+    """Only the columns of tokens that occur are touched, a few hundred of the vocabulary."""
+    sampling, device = context.sampling, scores.device
+    prompt, output = (torch.tensor(part, dtype=torch.int64, device=device) for part in (context.prompt, context.output))
+    tokens = torch.unique(torch.cat([prompt, output, paths[paths >= 0]]))
+    counts = torch.bincount(torch.searchsorted(tokens, output), minlength=len(tokens))
+    counts = counts + (paths[:, :, None] == tokens).sum(1)
+    part = scores[:, tokens]
     if sampling.repetition_penalty != 1:
-        prompt = torch.tensor(context.prompt, dtype=torch.int64, device=device)
-        seen = (counts > 0).index_fill(1, prompt, True)
+        seen = (counts > 0) | torch.isin(tokens, prompt)
         penalty = sampling.repetition_penalty
-        scores.copy_(torch.where(seen, torch.where(scores > 0, scores / penalty, scores * penalty), scores))
+        part = torch.where(seen, torch.where(part > 0, part / penalty, part * penalty), part)
     if sampling.frequency_penalty:
-        scores -= sampling.frequency_penalty * counts.to(scores.dtype)
+        part = part - sampling.frequency_penalty * counts.to(scores.dtype)
     if sampling.presence_penalty:
-        scores -= sampling.presence_penalty * (counts > 0).to(scores.dtype)
+        part = part - sampling.presence_penalty * (counts > 0).to(scores.dtype)
+    scores[:, tokens] = part
 
 
 def _filter(scores: Tensor, min_p: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     """Keep what is likely enough, of that the `top_k` largest, of those the smallest set of mass `top_p`."""
-    least = scores.max(-1, keepdim=True).values + min_p.log()
-    scores = scores.masked_fill(scores < least, float("-inf"))
+    if (min_p > 0).any():
+        least = scores.max(-1, keepdim=True).values + min_p.log()
+        scores = scores.masked_fill(scores < least, float("-inf"))
     if not ((top_k > 0) | (top_p < 1)).any():
         return scores
-    ordered, order = scores.sort(dim=-1, descending=True, stable=True)
-    rank = torch.arange(scores.shape[1], device=scores.device)
-    ordered = ordered.masked_fill((rank >= top_k) & (top_k > 0), float("-inf"))
-    probs = torch.softmax(ordered, -1)
-    before = probs.cumsum(-1) - probs
-    # The most likely token always stays; where nothing is asked of top_p, rounding must drop nothing.
-    dropped = (before >= top_p) & (rank > 0) & (top_p < 1)
-    ordered = ordered.masked_fill(dropped, float("-inf"))
-    return torch.empty_like(scores).scatter_(1, order, ordered)
+    # Only as many of the largest are sorted as these bounds can concern; a full sort is what would cost.
+    vocab = scores.shape[1]
+    open_ended = ((top_k == 0) & (top_p < 1)).any()
+    total = (scores - scores.max(-1, keepdim=True).values).exp().sum(-1, keepdim=True) if open_ended else top_p
+    size = min(vocab, max(FIRST_SORTED, int(top_k.max())))
+    while True:
+        values = scores.topk(size, dim=-1).values
+        rank = torch.arange(size, device=scores.device)
+        weights = (values - values[:, :1]).exp().masked_fill((rank >= top_k) & (top_k > 0), 0)
+        sums = weights.cumsum(-1)
+        wanted = top_p * torch.where(top_k > 0, sums[:, -1:], total)
+        if size == vocab or ((top_k > 0) | (top_p == 1) | (sums[:, -1:] >= wanted)).all():
+            break
+        size = min(vocab, 4 * size)
+    # The likeliest token always stays; where nothing is asked of top_p, rounding must drop nothing.
+    within = (sums - weights < wanted) & (weights > 0)
+    count = torch.where(top_p < 1, within.sum(-1, keepdim=True).clamp(min=1), top_k.clamp(max=vocab).long())
+    bounded = (top_k > 0) | (top_p < 1)
+    least = values.gather(1, (count - 1).clamp(0, size - 1)).masked_fill(~bounded, float("-inf"))
+    dropped = scores < least
+    if (bounded & (vocab - dropped.sum(-1, keepdim=True) > count)).any():
+        # Of equal ones the lowest ids.
+        equal = scores == least
+        room = count - (scores > least).sum(-1, keepdim=True)
+        dropped |= bounded & equal & (equal.cumsum(-1) > room)
+    return scores.masked_fill(dropped, float("-inf"))

@@ -44,6 +44,24 @@ def test_every_node_equals_the_definition_with_its_own_path(batch: list[SampledR
             torch.testing.assert_close(have, want, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("top_k", [0, 3, 100, 250])
+@pytest.mark.parametrize("top_p", [0.02, 0.5, 0.97, 1.0])
+@pytest.mark.parametrize("spread", [0.0, 0.05, 3.0])
+def test_long_rows_equal_the_definition(top_k: int, top_p: float, spread: float) -> None:
+    """Where far more tokens stay than are sorted at first, and where many are equal."""
+    generator = torch.Generator().manual_seed(0)
+    logits = (spread * torch.randn(3, 300, generator=generator)).round(decimals=1).double()
+    sampling = Sampling(temperature=1.3, top_k=top_k, top_p=top_p)
+    other = Sampling(temperature=1.0, top_p=0.999)
+    nothing = torch.zeros(1, 0).long()
+    parts = [NodeRows(Context(s, [0], 1), 1, lambda: nothing) for s in (sampling, other, Sampling())]
+    for got, row, s in zip(
+        processed_logits(logits, parts), logits.tolist(), (sampling, other, Sampling()), strict=True
+    ):
+        want = torch.tensor(naive_logits(row, s, [0], []), dtype=torch.float64)
+        assert torch.equal(got == -math.inf, want == -math.inf)
+
+
 def alone(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     parts = [NodeRows(Context(sampling, [0], 1), len(logits), lambda: torch.zeros(len(logits), 0).long())]
     return processed_logits(logits, parts)
