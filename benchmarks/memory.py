@@ -21,7 +21,7 @@ def resident_mib() -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=500)
-    parser.add_argument("--warm-up", type=int, default=400, help="requests before the count begins")
+    parser.add_argument("--warm-up", type=int, default=700, help="requests before the count begins")
     parser.add_argument("--max-tokens", type=int, default=32)
     args = parser.parse_args()
     llm = LLM(draft="eagle")
