@@ -35,13 +35,22 @@ def read_config(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     if not file.is_file():
         raise CheckpointError(f"{folder}: not a checkpoint: it holds no config.json")
+    return read_object(file)
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """A JSON object on disk.
+
+    Raises:
+        CheckpointError: it is none.
+    """
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        values = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise CheckpointError(f"{file}: not valid JSON: {error}") from None
-    if not isinstance(config, dict):
+    if not isinstance(values, dict):
         raise CheckpointError(f"{file}: not a JSON object")
-    return config
+    return values
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:

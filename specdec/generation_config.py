@@ -1,12 +1,11 @@
 """What a checkpoint's generation_config.json says: end tokens, and defaults of sampling."""
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specdec.draft_heads.checkpoint_files import CheckpointError
+from specdec.draft_heads.checkpoint_files import CheckpointError, read_object
 from specdec.sampling_params import SamplingParams
 
 
@@ -29,7 +28,8 @@ class GenerationConfig:
         Raises:
             CheckpointError: not valid JSON, or a value outside its parameter's range.
         """
-        settings, config = (_read(folder / name) for name in ("generation_config.json", "config.json"))
+        files = (folder / name for name in ("generation_config.json", "config.json"))
+        settings, config = (read_object(file) if file.is_file() else {} for file in files)
         ends = settings.get("eos_token_id")
         if ends is None:
             ends = config.get("eos_token_id")
@@ -53,15 +53,3 @@ class GenerationConfig:
 
 
 _NAMES = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-
-
-def _read(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{file}: not valid JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{file}: not a JSON object")
-    return values
