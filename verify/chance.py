@@ -2,7 +2,7 @@
 
 from typing import Any, Protocol
 
-from specdec.verify.noise import Stream, gumbel, uniforms
+from specdec.verify.noise import Stream, uniforms
 
 # A 1-d torch tensor or numpy array of `Fraction`: the rules are the same code for the engine and for exact tests.
 Vector = Any
@@ -52,6 +52,9 @@ class PhiloxChance:
         return self._coins[place] < float(probability)
 
     def draw(self, depth: int, weights: Vector) -> int:
-        # A step draws once, for the last position that it emits, so no position sees the same noise twice.
-        noise = gumbel(self.seed, self.sample_index, self.position + depth, len(weights), Stream.RESIDUAL)
-        return int((weights.log() + noise.to(weights.device)).argmax())
+        # A step draws once, for the last position that it emits, so no position sees the same draw twice.
+        (u,) = uniforms(self.seed, self.sample_index, self.position + depth, 1, Stream.RESIDUAL)
+        sums = weights.cumsum(0)
+        # The first index whose sum is above u of the whole, so never one of weight 0; by rounding that may be none.
+        index = int((sums > u * sums[-1]).byte().argmax())
+        return index if weights[index] > 0 else int(weights.nonzero()[-1])

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from specdec.verify.sampling import Context
 
-# Of how many of the largest logits top_p is tried first.
-FIRST_SORTED = 64
+# How many of the largest logits are sorted at first, beyond the top_k.
+FIRST_SORTED = 32
 
 
 class NodeRows(NamedTuple):
@@ -42,34 +42,28 @@ def processed_logits(logits: Tensor, parts: Sequence[NodeRows]) -> Tensor:
         `[rows, vocab]`, not normalised; the input itself where nothing is asked.
     """
     exact = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    scores = logits.to(exact)
-    if any(part.context.sampling.edits for part in parts) and scores.data_ptr() == logits.data_ptr():
-        scores = scores.clone()
-    start = 0
-    for part in parts:
-        if part.context.sampling.edits:
-            _edit(scores[start : start + part.num_rows], part)
-        start += part.num_rows
     samplings = [part.context.sampling for part in parts]
-    if all(s.is_greedy or (s.temperature == 1 and not s.filters) for s in samplings):
-        return scores
-
-    def by_row(values: Sequence[float]) -> Tensor:
-        """`[rows, 1]` of one value per part."""
-        counts = torch.tensor([part.num_rows for part in parts], device=scores.device)
-        return torch.tensor(values, dtype=exact, device=scores.device).repeat_interleave(counts)[:, None]
-
-    scores = scores / by_row([1.0 if s.is_greedy else s.temperature for s in samplings])
+    if all(not s.edits and (s.is_greedy or (s.temperature == 1 and not s.filters)) for s in samplings):
+        return logits.to(exact)
+    # One copy, and all else in place: fresh memory of this size costs more than the arithmetic.
+    scores = logits.to(exact, copy=True)
+    start = 0
+    for part, sampling in zip(parts, samplings, strict=True):
+        rows = scores[start : start + part.num_rows]
+        start += part.num_rows
+        if sampling.edits:
+            _edit(rows, part)
+        if not sampling.is_greedy and sampling.temperature != 1:
+            rows /= sampling.temperature
     if any(s.filters for s in samplings):
-        limits = [
-            by_row([s.min_p for s in samplings]),
-            by_row([float(s.top_k) for s in samplings]),
-            by_row([s.top_p for s in samplings]),
-        ]
+        counts = torch.tensor([part.num_rows for part in parts], device=scores.device)
+        limits = torch.tensor([[s.min_p, s.top_k, s.top_p] for s in samplings], dtype=exact, device=scores.device)
+        limits = limits.repeat_interleave(counts, 0)
         if all(s.filters for s in samplings):
-            return _filter(scores, *limits)
-        filtered = by_row([float(s.filters) for s in samplings])[:, 0].nonzero()[:, 0]
-        scores[filtered] = _filter(scores[filtered], *(limit[filtered] for limit in limits))
+            _filter_(scores, limits)
+        else:
+            filtered = torch.tensor([s.filters for s in samplings], device=scores.device).repeat_interleave(counts)
+            scores[filtered] = _filter_(scores[filtered], limits[filtered])
     return scores
 
 
@@ -133,36 +127,73 @@ def _penalise(scores: Tensor, context: Context, paths: Tensor) -> None:
     scores[:, tokens] = part
 
 
-def _filter(scores: Tensor, min_p: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """Keep what is likely enough, of that the `top_k` largest, of those the smallest set of mass `top_p`."""
+def _filter_(scores: Tensor, limits: Tensor) -> Tensor:
+    """Keep what is likely enough, of that the `top_k` largest, of those the smallest set of mass `top_p`; in place.
+
+    Args:
+        limits: `[rows, 3]`, min_p, top_k and top_p of each row.
+    """
+    min_p, top_k, top_p = limits.split(1, 1)
     if (min_p > 0).any():
-        least = scores.max(-1, keepdim=True).values + min_p.log()
-        scores = scores.masked_fill(scores < least, float("-inf"))
-    if not ((top_k > 0) | (top_p < 1)).any():
-        return scores
+        scores.masked_fill_(scores < scores.amax(-1, keepdim=True) + min_p.log(), float("-inf"))
+    bounded = ((top_k > 0) | (top_p < 1))[:, 0]
+    if bounded.all():
+        return _keep_likeliest_(scores, top_k, top_p)
+    if bounded.any():
+        scores[bounded] = _keep_likeliest_(scores[bounded], top_k[bounded], top_p[bounded])
+    return scores
+
+
+def _keep_likeliest_(scores: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """The `top_k` largest, all at 0, and of those the smallest set of mass `top_p`; in place."""
     # Only as many of the largest are sorted as these bounds can concern; a full sort is what would cost.
     vocab = scores.shape[1]
-    open_ended = ((top_k == 0) & (top_p < 1)).any()
-    total = (scores - scores.max(-1, keepdim=True).values).exp().sum(-1, keepdim=True) if open_ended else top_p
-    size = min(vocab, max(FIRST_SORTED, int(top_k.max())))
+    open_ended = (top_k == 0).any()
+    total = (scores - scores.amax(-1, keepdim=True)).exp_().sum(-1, keepdim=True) if open_ended else top_p
+    # Some more than are kept, so that those that equal the last of them are seen.
+    size = min(vocab, FIRST_SORTED + int(top_k.max()))
     while True:
-        values = scores.topk(size, dim=-1).values
+        values, tokens = largest(scores, size)
         rank = torch.arange(size, device=scores.device)
         weights = (values - values[:, :1]).exp().masked_fill((rank >= top_k) & (top_k > 0), 0)
         sums = weights.cumsum(-1)
         wanted = top_p * torch.where(top_k > 0, sums[:, -1:], total)
-        if size == vocab or ((top_k > 0) | (top_p == 1) | (sums[:, -1:] >= wanted)).all():
+        if size == vocab or ((top_k > 0) | (sums[:, -2:-1] >= wanted)).all():
             break
         size = min(vocab, 4 * size)
     # The likeliest token always stays; where nothing is asked of top_p, rounding must drop nothing.
     within = (sums - weights < wanted) & (weights > 0)
     count = torch.where(top_p < 1, within.sum(-1, keepdim=True).clamp(min=1), top_k.clamp(max=vocab).long())
-    bounded = (top_k > 0) | (top_p < 1)
-    least = values.gather(1, (count - 1).clamp(0, size - 1)).masked_fill(~bounded, float("-inf"))
-    dropped = scores < least
-    if (bounded & (vocab - dropped.sum(-1, keepdim=True) > count)).any():
+    least = values.gather(1, count - 1)
+    if ((rank == count) & (values == least) & least.isfinite()).any():
         # Of equal ones the lowest ids.
-        equal = scores == least
-        room = count - (scores > least).sum(-1, keepdim=True)
-        dropped |= bounded & equal & (equal.cumsum(-1) > room)
-    return scores.masked_fill(dropped, float("-inf"))
+        if size < vocab and (values[:, -1:] == least).any():
+            equal = scores == least
+            room = count - (scores > least).sum(-1, keepdim=True)
+            return scores.masked_fill_((scores < least) | (equal & (equal.cumsum(-1) > room)), float("-inf"))
+        tokens, by_id = tokens.sort(-1)
+        values, by_value = values.gather(1, by_id).sort(dim=-1, descending=True, stable=True)
+        tokens = tokens.gather(1, by_value)
+    return scores.fill_(float("-inf")).scatter_(1, tokens, values.masked_fill_(rank >= count, float("-inf")))
+
+
+def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest of each row in order, and where they are: `topk`, several times as fast on wide rows.
+
+    A row is cut into groups; the `count` groups of the largest maxima hold the `count` largest entries.
+    """
+    rows, vocab = scores.shape
+    # Least work where the maxima are as many as the entries of the chosen groups.
+    per_group = max(1, int((vocab / count) ** 0.5))
+    num_groups = vocab // per_group
+    if per_group == 1:
+        values, indices = scores.topk(count, dim=-1)
+        return values, indices
+    grouped = scores[:, : num_groups * per_group].view(rows, per_group, num_groups)
+    best = grouped.amax(1).topk(min(count, num_groups), dim=-1, sorted=False).indices
+    members = best[:, None] + torch.arange(0, per_group * num_groups, num_groups, device=scores.device)[:, None]
+    places = members.flatten(1)
+    if rest := vocab - num_groups * per_group:
+        places = torch.cat([places, torch.arange(vocab - rest, vocab, device=scores.device).expand(rows, -1)], 1)
+    values, at = scores.gather(1, places).topk(count, dim=-1)
+    return values, places.gather(1, at)

@@ -78,22 +78,19 @@ class CoupledVerifier:
             return argmax(logits)
         scores = processed_logits(logits, [row.nodes for row in rows])
         if not all(s.is_greedy for s in samplings):
-            scores = self._perturbed(scores, rows)
+            scores = scores.clone() if scores.data_ptr() == logits.data_ptr() else scores
+            self._perturb_(scores, rows)
         return argmax(scores)
 
-    def _perturbed(self, scores: Tensor, rows: Sequence[SampledRow]) -> Tensor:
-        """Log p plus noise where a row is sampled, its scores where it is greedy."""
-        log_p = torch.log_softmax(scores, -1)
+    def _perturb_(self, scores: Tensor, rows: Sequence[SampledRow]) -> None:
+        """Add noise where a row is sampled. Log p differs from scores by a constant, which moves no argmax."""
         start = 0
         for tree, context in rows:
             part = slice(start, start + 1 + len(tree))
-            if context.sampling.is_greedy:
-                log_p[part] = scores[part]
-            else:
+            if not context.sampling.is_greedy:
                 depths = [0, *tree.depths]
-                log_p[part] += self.noise_vectors(context.sampling, context.num_output, max(depths) + 1)[depths]
+                scores[part] += self.noise_vectors(context.sampling, context.num_output, max(depths) + 1)[depths]
             start = part.stop
-        return log_p
 
     def noise_vectors(self, sampling: Sampling, position: int, count: int) -> Tensor:
         """float32 `[count, vocab]`: the noise of `count` output positions from `position` on."""

@@ -39,15 +39,19 @@ class WalkVerifier:
     def _sample(self, row: SampledRow, scores: Tensor, emitted: Sequence[int]) -> Acceptance:
         sampling, tree = row.context.sampling, row.tree
         nodes: Sequence[int] = range(len(tree))
-        probs = torch.softmax(scores.double(), -1)
         lawless = {node for node in range(ROOT, len(tree)) if emitted[1 + node] == NO_TOKEN}
         if lawless:
             # Nothing below such a node can be weighed. The node itself stays in the tree: whether it does must
             # not hang on its own draw.
             tree, nodes = tree.without_below(lawless)
-            probs = torch.nan_to_num(probs, nan=1.0)[[0, *(1 + node for node in nodes)]]
+
+        def target(node: int) -> Tensor:
+            own = ROOT if node == ROOT else nodes[node]
+            p = torch.softmax(scores[1 + own].double(), -1)
+            return torch.ones_like(p) if own in lawless else p
+
         chance = PhiloxChance(sampling.seed, sampling.sample_index, row.context.num_output)
-        found = self.walk_row(tree, lambda node: probs[1 + node], chance)
+        found = self.walk_row(tree, target, chance)
         path = tuple(nodes[node] for node in found.path)
         last = path[-1] if path else ROOT
         return Acceptance(path, NO_TOKEN if last in lawless else found.next_token)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.draft_heads.eagle_drafter import EagleDrafter
-from specdec.verify.noise import Stream, gumbel
+from specdec.verify.noise import Stream, gumbel, uniforms
 from tests.fakes import save_random_head, save_random_llama
 from tests.verify.test_statistics import chi_square_tail
 
@@ -214,12 +214,13 @@ def test_no_draw_shares_its_noise_with_another(
         asked.append((position, stream, lane))
         return gumbel(seed, index, position, VOCAB, stream, lane)
 
-    def drawing(seed: int, index: int, position: int, size: int, stream: Stream = Stream.TARGET) -> Tensor:
-        asked.append((position, stream, 0))
-        return gumbel(seed, index, position, size, stream)
+    def drawing(seed: int, index: int, position: int, count: int, stream: Stream = Stream.COIN) -> list[float]:
+        if stream != Stream.COIN:
+            asked.append((position, stream, 0))
+        return uniforms(seed, index, position, count, stream)
 
     monkeypatch.setattr(llm.engine.drafter.noise, "at", drafting)
-    monkeypatch.setattr("specdec.verify.chance.gumbel", drawing)
+    monkeypatch.setattr("specdec.verify.chance.uniforms", drawing)
     output = llm.generate([PROMPT], SamplingParams(temperature=1.0, seed=1, max_tokens=24, ignore_eos=True))[0]
     assert 0 < sum(output.outputs[0].accepted) < 20
     assert {stream for _, stream, _ in asked} == {Stream.DRAFT, Stream.RESIDUAL}

@@ -2,10 +2,11 @@
 
 import math
 
+import pytest
 import torch
 
 from specdec.verify.chance import PhiloxChance
-from specdec.verify.noise import Stream, gumbel, uniforms
+from specdec.verify.noise import Stream, uniforms
 
 
 def coin(chance: PhiloxChance, depth: int, rank: int) -> float:
@@ -75,14 +76,21 @@ def test_certain_and_impossible() -> None:
         assert not any(chance.accept(depth, 0, 0.0) for depth in range(20))
 
 
-def test_draw_is_the_residual_streams_argmax() -> None:
+def test_draw_inverts_the_distribution_at_the_residual_streams_uniform() -> None:
     weights = torch.tensor([0.2, 0.0, 0.5, 0.1], dtype=torch.float64)
-    for depth in range(30):
-        drawn = PhiloxChance(5, 2, 10).draw(depth, weights)
-        noise = gumbel(5, 2, 10 + depth, 4, Stream.RESIDUAL)
-        assert drawn == int((weights.log() + noise).argmax())
-        assert drawn == PhiloxChance(5, 2, 10).draw(depth, weights * 0.3)
-        assert drawn != 1
+    drawn = set()
+    for depth in range(60):
+        token = PhiloxChance(5, 2, 10).draw(depth, weights)
+        (u,) = uniforms(5, 2, 10 + depth, 1, Stream.RESIDUAL)
+        assert token == (0 if u < 0.25 else 2 if u < 0.875 else 3)
+        assert token == PhiloxChance(5, 2, 10).draw(depth, weights * 0.3)
+        drawn.add(token)
+    assert drawn == {0, 2, 3}
+
+
+def test_the_last_possible_token_is_drawn_where_rounding_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdec.verify.chance.uniforms", lambda *_: [1.0])
+    assert PhiloxChance(0, 0, 0).draw(0, torch.tensor([0.0, 0.7, 0.1, 0.0])) == 2
 
 
 def test_draws_follow_their_weights() -> None:
