@@ -43,7 +43,7 @@ def main() -> None:
             print(samples[-1], flush=True)
     assert places == [tensor.data_ptr() for tensor in caches if tensor is not None]
     growth = samples[-1]["resident_mib"] - samples[0]["resident_mib"]
-    pool = llm.engine.scheduler.pool
+    pool = llm.engine.scheduler.manager.pool
     assert pool.num_free == pool.num_blocks
     write("memory", {"warm_up": args.warm_up, "samples": samples, "growth_mib": round(growth, 1)})
 

@@ -7,7 +7,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from specdec.draft_heads.drafter import DraftRow, DraftShape, Proposal
+from specdec.draft_heads.draft_shape import DraftShape
+from specdec.draft_heads.drafter import DraftRow, Proposal
 from specdec.draft_heads.eagle import EagleHead
 from specdec.draft_heads.llama_layer import PagedAttention
 from specdec.draft_heads.rope import rotary_at
@@ -21,14 +22,6 @@ from specdec.verify.tree import DraftTree
 from specdec.verify.tree_batch import pad_block_tables, slots_of, split_words
 
 
-@dataclass
-class _Unread:
-    """Target features that the head has not seen yet: of tokens `start, start + 1, ...`."""
-
-    start: int
-    features: list[Tensor]
-
-
 class EagleDrafter:
     """EAGLE-2 drafting for a batch of rows.
 
@@ -36,10 +29,15 @@ class EagleDrafter:
     the request's cache, and predicts x_{i+1}. Entry 0 stays empty. Rows written while drafting lie behind
     the known tokens and are scratch: the entries of accepted tokens are rewritten from true features.
 
+    A row that drafts nothing costs nothing: the head catches up when it drafts, reading the features that the
+    target's passes have left in the cache. Requests that share a block may both write the head's entries in it;
+    they write the same.
+
     Args:
         head: the draft head.
         lm_head: the target's output matrix.
         kv: `[layers, slots, 2 * kv_heads, head_dim]`, the head's cache.
+        features: `[slots, hidden_size]`, the target's feature of each cached token.
         block_size: slots of a block.
         shape: bounds of a tree.
         noise: the noise that the verifier uses, so that coupled drafts at temperature > 0 follow the same draw.
@@ -51,124 +49,115 @@ class EagleDrafter:
         head: EagleHead,
         lm_head: Projection,
         kv: Tensor,
+        features: Tensor,
         block_size: int,
         shape: DraftShape,
         noise: GumbelNoise,
         proposal: Proposal = Proposal.COUPLED,
     ) -> None:
         llama = head.config.llama
-        self.head, self.lm_head, self.kv, self.shape, self.noise = head, lm_head, kv, shape, noise
-        self.block_size = block_size
+        self.head, self.lm_head, self.shape, self.noise = head, lm_head, shape, noise
+        self.kv, self.features, self.block_size = kv, features, block_size
         self.rope = llama.rope.table(llama.head_dim, llama.max_position, kv.dtype).to(kv.device)
         self.proposal = proposal
         self.branching = min(shape.branching, lm_head.weight.shape[0])
         self._own_bits = _own_bits(shape.depth - 1, self.branching, kv.device)
-        self._unread: dict[str, _Unread] = {}
-
-    def observe(self, request_id: str, start: int, features: Tensor) -> None:
-        unread = self._unread.get(request_id)
-        if unread is None:
-            self._unread[request_id] = _Unread(start, [features])
-            return
-        unread.features.append(features)
-
-    def forget(self, request_id: str) -> None:
-        self._unread.pop(request_id, None)
 
     def propose(self, rows: Sequence[DraftRow]) -> list[DraftTree]:
-        """One tree per row. Rows of no budget cost nothing: the head catches up when they get one."""
-        last = self.rope.shape[0] - self.shape.depth
-        active = [
-            i
-            for i, row in enumerate(rows)
-            if row.num_nodes > 0 and row.max_depth > 0 and len(row.token_ids) < last and row.request_id in self._unread
-        ]
+        """One tree per row; none after a single token, for which there is no feature yet."""
         trees = [DraftTree()] * len(rows)
-        drawn = [i for i in active if self.proposal == Proposal.DRAWN and not rows[i].context.sampling.is_greedy]
-        for chosen, draft in ((drawn, self._draw), ([i for i in active if i not in drawn], self._search)):
+        reading = [i for i, row in enumerate(rows) if row.read_to > max(row.num_read, 1)]
+        if not reading:
+            return trees
+        hidden = self._read_features([rows[i] for i in reading])
+        # Their places among the reading ones.
+        drafting = [k for k, i in enumerate(reading) if rows[i].num_nodes > 0 and rows[i].max_depth > 0]
+        drawn = [
+            k for k in drafting if self.proposal == Proposal.DRAWN and not rows[reading[k]].context.sampling.is_greedy
+        ]
+        for chosen, draft in ((drawn, self._draw), ([k for k in drafting if k not in drawn], self._search)):
             if chosen:
-                for i, tree in zip(chosen, draft([rows[i] for i in chosen]), strict=True):
+                roots = hidden if len(chosen) == len(hidden) else hidden[chosen]
+                places = [reading[k] for k in chosen]
+                for i, tree in zip(places, draft([rows[i] for i in places], roots), strict=True):
                     trees[i] = tree
         return trees
 
-    def _search(self, rows: Sequence[DraftRow]) -> list[DraftTree]:
+    def _search(self, rows: Sequence[DraftRow], hidden: Tensor) -> list[DraftTree]:
         """Trees of the likeliest tokens, with the position's noise or without."""
         depths = [min(self.shape.depth, row.max_depth) for row in rows]
-        depth = max(depths)
         search = TreeSearch(len(rows), self.branching)
-        tables = pad_block_tables([row.block_table for row in rows], self.kv.device)
-        hidden = self._read_features(rows, tables)
-        levels = _Levels.start(rows, self.block_size, self._own_bits[: depth - 1], self.kv.device)
-        for level in range(1, depth + 1):
+        levels = self._levels(rows, max(depths), self.branching)
+        for level in range(1, levels.depth + 1):
             log_probs = self._values(self._scores(hidden, rows, search.frontier_paths), rows, level)
             frontier = search.expand(log_probs.view(len(rows), -1, log_probs.shape[-1]))
-            if self.shape.min_reach and level < depth:
+            if self.shape.min_reach and level < levels.depth:
                 for i, reach in enumerate(frontier.values.exp().sum(1).tolist()):
                     if reach < self.shape.min_reach:
                         depths[i] = min(depths[i], level)
             if level >= max(depths):
                 break
-            hidden = self._expand(levels, frontier, hidden, tables, level)
+            hidden = self._expand(levels, frontier, hidden, level)
         return search.trees([row.num_nodes for row in rows], depths)
 
-    def _draw(self, rows: Sequence[DraftRow]) -> list[DraftTree]:
+    def _draw(self, rows: Sequence[DraftRow], hidden: Tensor) -> list[DraftTree]:
         """Trees of tokens drawn from q. How many is settled before any is drawn, or q would not be their law."""
         draw = TreeDraw(len(rows), self.branching, self.shape)
-        depth = min(self.shape.depth, max(row.max_depth for row in rows))
-        tables = pad_block_tables([row.block_table for row in rows], self.kv.device)
-        hidden = self._read_features(rows, tables)
-        own_bits = _own_bits(depth - 1, draw.width, self.kv.device)
-        levels = _Levels.start(rows, self.block_size, own_bits, self.kv.device)
-        for level in range(1, depth + 1):
+        levels = self._levels(rows, min(self.shape.depth, max(row.max_depth for row in rows)), draw.width)
+        for level in range(1, levels.depth + 1):
             log_q = torch.log_softmax(self._scores(hidden, rows, draw.frontier_paths), -1)
             noise = torch.stack([self._draft_noise(row, level) for row in rows])
             frontier = draw.expand(log_q.view(len(rows), -1, log_q.shape[-1]), noise)
-            if level < depth:
-                hidden = self._expand(levels, frontier, hidden, tables, level)
+            if level < levels.depth:
+                hidden = self._expand(levels, frontier, hidden, level)
         return draw.trees([row.num_nodes for row in rows], [row.max_depth for row in rows])
 
-    def _read_features(self, rows: Sequence[DraftRow], tables: Tensor) -> Tensor:
-        """Run the head over the tokens whose true features have come in; its prediction at each root."""
+    def _read_features(self, rows: Sequence[DraftRow]) -> Tensor:
+        """Run the head over the tokens that it shall read; its prediction after each row's last."""
         tokens: list[int] = []
         slots: list[int] = []
-        starts: list[int] = []
-        features: list[Tensor] = []
+        sources: list[int] = []
+        positions: list[int] = []
+        counts: list[int] = []
         for row in rows:
-            unread = self._unread.pop(row.request_id)
-            end = len(row.token_ids)
-            starts.append(unread.start)
-            features += unread.features
-            tokens += row.token_ids[unread.start + 1 : end]
-            slots += slots_of(row.block_table, unread.start + 1, end, self.block_size)
+            start, end = max(row.num_read, 1), row.read_to
+            entries = slots_of(row.block_table, start - 1, end, self.block_size)
+            tokens += row.token_ids[start:end]
+            sources += entries[:-1]
+            slots += entries[1:]
+            positions += range(start - 1, end - 1)
+            counts.append(end - start)
         device = self.kv.device
-        counts = [len(row.token_ids) - 1 - start for row, start in zip(rows, starts, strict=True)]
-        positions = torch.tensor(
-            [p for start, count in zip(starts, counts, strict=True) for p in range(start, start + count)], device=device
-        )
-        lengths = [len(row.token_ids) for row in rows]
+        places = torch.tensor(positions, device=device)
+        lengths = [row.read_to for row in rows]
         ragged = RaggedRows(
             query_lens=counts,
             lengths=lengths,
             tree_starts=lengths,
-            block_tables=tables,
-            visible=positions + 2,
-            ancestors=positions.new_zeros(len(positions), 1),
+            block_tables=pad_block_tables([row.block_table for row in rows], device),
+            visible=places + 2,
+            ancestors=places.new_zeros(len(positions), 1),
             block_size=self.block_size,
             first=1,
         )
-        hidden = self._forward(tokens, torch.cat(features), positions, torch.tensor(slots, device=device), ragged)
+        features = self.features.index_select(0, torch.tensor(sources, device=device))
+        hidden = self._forward(tokens, features, places, torch.tensor(slots, device=device), ragged)
         if len(rows) == hidden.shape[0]:
             return hidden
-        roots = torch.tensor(counts, device=device).cumsum(0) - 1
-        return hidden.index_select(0, roots)
+        return hidden.index_select(0, torch.tensor(counts, device=device).cumsum(0) - 1)
 
-    def _expand(self, levels: "_Levels", frontier: Frontier, hidden: Tensor, tables: Tensor, level: int) -> Tensor:
+    def _levels(self, rows: Sequence[DraftRow], depth: int, width: int) -> "_Levels":
+        device = self.kv.device
+        own_bits = self._own_bits[: depth - 1] if width == self.branching else _own_bits(depth - 1, width, device)
+        return _Levels.start(rows, self.block_size, own_bits, device)
+
+    def _expand(self, levels: "_Levels", frontier: Frontier, hidden: Tensor, level: int) -> Tensor:
         """Run the head over the frontier; its predictions after each frontier node, `[rows * width, hidden]`."""
         num_rows = len(frontier.tokens)
         before = hidden.view(num_rows, -1, hidden.shape[-1])
         size = before.shape[-1]
         features = before.gather(1, frontier.parents[:, :, None].expand(-1, -1, size)).view(-1, size)
-        ragged = levels.ragged(frontier, tables, level, self.block_size)
+        ragged = levels.ragged(frontier, level, self.block_size)
         positions = levels.positions + (level - 1)
         tokens = frontier.tokens.flatten()
         return self._forward(tokens, features, positions, levels.slots[level - 1], ragged)
@@ -221,6 +210,8 @@ def _paths_of(paths: Callable[[], Tensor], row: int) -> Tensor:
 class _Levels:
     """Scratch entries of the nodes expanded at each level, and who is whose ancestor among them."""
 
+    depth: int
+    tables: Tensor
     positions: Tensor
     visible: Tensor
     base: list[int]
@@ -239,9 +230,10 @@ class _Levels:
         by_level = torch.tensor(slots, device=device).view(len(rows), levels, branching).transpose(0, 1)
         # Rotary position of the node at depth 1: one less than its own.
         positions = torch.tensor([start - 1 for start in base for _ in range(branching)], device=device)
-        return _Levels(positions, positions + 1, base, by_level.flatten(1).unbind(0), own_bits)
+        tables = pad_block_tables([row.block_table for row in rows], device)
+        return _Levels(levels + 1, tables, positions, positions + 1, base, by_level.flatten(1).unbind(0), own_bits)
 
-    def ragged(self, frontier: Frontier, tables: Tensor, level: int, block_size: int) -> RaggedRows:
+    def ragged(self, frontier: Frontier, level: int, block_size: int) -> RaggedRows:
         num_rows, width = frontier.tokens.shape
         own = self.own_bits[level - 1][None].expand(num_rows, -1, -1)
         if self.bits is None:
@@ -253,7 +245,7 @@ class _Levels:
             query_lens=[width] * num_rows,
             lengths=[start + level * width for start in self.base],
             tree_starts=self.base,
-            block_tables=tables,
+            block_tables=self.tables,
             visible=self.visible,
             ancestors=self.bits.reshape(num_rows * width, -1),
             block_size=block_size,

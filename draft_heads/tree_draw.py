@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdec.draft_heads.drafter import DraftShape
+from specdec.draft_heads.draft_shape import DraftShape
 from specdec.draft_heads.tree_search import Frontier
 from specdec.verify.tree import ROOT, DraftTree
 

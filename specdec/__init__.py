@@ -3,18 +3,28 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from specdec.draft_heads.drafter import DraftShape
+    from specdec.beam_search_params import BeamSearchParams
+    from specdec.draft_heads.draft_shape import DraftShape
     from specdec.llm import LLM
     from specdec.outputs import CompletionOutput, RequestOutput
     from specdec.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "CompletionOutput", "DraftShape", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "BeamSearchParams",
+    "CompletionOutput",
+    "DraftShape",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]
 
 _HOMES = {
     "LLM": "specdec.llm",
+    "BeamSearchParams": "specdec.beam_search_params",
     "CompletionOutput": "specdec.outputs",
-    "DraftShape": "specdec.draft_heads.drafter",
+    "DraftShape": "specdec.draft_heads.draft_shape",
     "RequestOutput": "specdec.outputs",
     "SamplingParams": "specdec.sampling_params",
 }

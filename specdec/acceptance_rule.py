@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from specdec.draft_heads.drafter import DraftShape, Proposal
+from specdec.draft_heads.draft_shape import DraftShape
+from specdec.draft_heads.drafter import Proposal
 from specdec.verify.block import walk_block
 from specdec.verify.noise import GumbelNoise
 from specdec.verify.rejection import walk_rejection

@@ -4,7 +4,6 @@ import secrets
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -111,6 +110,20 @@ def generate(
     min_reach: Annotated[
         float | None, typer.Option(help="Draft deeper while the chance to get there is this; 0: always.")
     ] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(help="Most prompts running at once.")] = None,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(help="Most tokens in a step, drafts included; longer prompts are split.")
+    ] = None,
+    kv_cache_memory: Annotated[
+        int | None, typer.Option(help="Bytes for the cache; default: 1 GiB on a CPU, what is left on a GPU.")
+    ] = None,
+    gpu_memory_utilization: Annotated[
+        float | None, typer.Option(help="Share of a GPU's memory for weights, steps and cache together.")
+    ] = None,
+    swap_space: Annotated[
+        float | None, typer.Option(metavar="GIB", help="Host memory for what is preempted; 0: compute it again.")
+    ] = None,
+    block_size: Annotated[int | None, typer.Option(help="Tokens a cache block, a multiple of 8.")] = None,
     dtype: Annotated[str, typer.Option(help="auto, float64, float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per prompt and line, nothing else.")] = False,
@@ -157,7 +170,19 @@ def generate(
 
     asked: dict[str, Any] = {"depth": depth, "branching": branching, "nodes": nodes, "min_reach": min_reach}
     shape = replace(default_shape(resolve_device(device)), **{k: v for k, v in asked.items() if v is not None})
-    load = partial(LLM, model, dtype=dtype, device=device, shape=shape, verify=verify)
+    sizes: dict[str, Any] = {
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "kv_cache_memory": kv_cache_memory,
+        "gpu_memory_utilization": gpu_memory_utilization,
+        "swap_space": swap_space,
+        "block_size": block_size,
+    }
+    given_sizes = {name: value for name, value in sizes.items() if value is not None}
+
+    def load(head: str | None) -> LLM:
+        return LLM(model, head, dtype=dtype, device=device, shape=shape, verify=verify, **given_sizes)
+
     llm, plain_llm = load(draft), load(None) if compare else None
     params = SamplingParams(**{**OWN_DEFAULTS, **llm.generation_config.params, **chosen})
     inputs = [one.for_engine(llm, chat) for one in given]

@@ -1,11 +1,12 @@
 """What an engine is built with."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
-from specdec.draft_heads.drafter import DraftShape
+from specdec.draft_heads.draft_shape import DraftShape
+from specdec.scheduler_config import SchedulerConfig
 
 DEMO = Path(__file__).parent / "demo"
 CPU = torch.device("cpu")
@@ -29,11 +30,14 @@ class EngineConfig:
         dtype: of weights, activations and cache.
         device: where the model runs.
         shape: bounds of draft trees.
-        max_num_seqs: most requests in a step.
-        max_num_batched_tokens: most known tokens in a step; longer prompts are split.
+        scheduler: limits of requests and steps.
         max_model_len: most tokens of a request, prompt included; None for the model's own limit.
-        kv_cache_memory: bytes for the cache of target and head together.
-        block_size: entries a cache block.
+        kv_cache_memory: bytes for the cache of target and head together; None for 1 GiB on a CPU, and on a GPU for
+            what `gpu_memory_utilization` leaves.
+        gpu_memory_utilization: share of a GPU's memory that weights, the largest step and the cache take together.
+        swap_space: GiB of host memory for preempted requests.
+        block_size: entries a cache block, a multiple of 8.
+        enable_prefix_caching: whether requests use the cached beginnings of others.
     """
 
     model: Path = DEMO / "target"
@@ -41,23 +45,39 @@ class EngineConfig:
     dtype: torch.dtype = torch.float32
     device: torch.device = CPU
     shape: DraftShape = EAGLE2_SHAPE
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 2048
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     max_model_len: int | None = None
-    kv_cache_memory: int = 1 << 30
+    kv_cache_memory: int | None = None
+    gpu_memory_utilization: float = 0.9
+    swap_space: float = 0.0
     block_size: int = 16
+    enable_prefix_caching: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "kv_cache_memory", "block_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.max_num_batched_tokens < self.max_num_seqs:
+        if self.kv_cache_memory is not None and self.kv_cache_memory < 1:
+            raise ValueError(f"kv_cache_memory is {self.kv_cache_memory}; it must be at least 1")
+        if self.block_size < 8 or self.block_size % 8:
+            raise ValueError(f"block_size is {self.block_size}; it must be a multiple of 8")
+        if not 0 < self.gpu_memory_utilization <= 1:
             raise ValueError(
-                f"max_num_batched_tokens {self.max_num_batched_tokens} is below max_num_seqs {self.max_num_seqs}; "
-                "every running request needs a token of the step"
+                f"gpu_memory_utilization is {self.gpu_memory_utilization}; it must be above 0 and at most 1"
             )
+        if self.swap_space < 0:
+            raise ValueError(f"swap_space is {self.swap_space} GiB; it must be at least 0")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ValueError(f"max_model_len is {self.max_model_len}; it must be at least 2")
+
+    def context(self, most: int) -> int:
+        """Tokens of the longest request, of a model that has `most` positions.
+
+        Raises:
+            ValueError: more is asked than that.
+        """
+        if self.max_model_len is not None and self.max_model_len > most:
+            raise ValueError(
+                f"max_model_len {self.max_model_len} is more than the model's max_position_embeddings {most}"
+            )
+        return self.max_model_len or most
 
 
 def resolve_device(name: str) -> torch.device:

@@ -8,9 +8,11 @@ from torch import Tensor
 
 from specdec.draft_heads.drafter import Drafter, DraftRow
 from specdec.kv_cache import KVCache
-from specdec.model_runner import ModelRunner, StepOutput
-from specdec.request import LogprobsMode, Request
-from specdec.scheduler import PlannedRow, Scheduler
+from specdec.logprobs import LogprobsMode, score_output, score_prompt
+from specdec.model_runner import ModelRunner
+from specdec.plan import Plan, PlannedRow
+from specdec.request import Request
+from specdec.scheduler import Scheduler
 from specdec.verify.tree import DraftTree
 from specdec.verify.tree_batch import TreeBatch, TreeRow, slots_of
 from specdec.verify.verifier import NO_TOKEN, Acceptance, SampledRow, Verifier
@@ -40,6 +42,7 @@ class LLMEngine:
 
         Raises:
             ValueError: it can never run.
+            QueueFullError: too many wait.
         """
         self.scheduler.add(request)
 
@@ -48,29 +51,45 @@ class LLMEngine:
         return bool(self.scheduler.running or self.scheduler.waiting)
 
     def abort(self, request: Request) -> None:
-        """End a request now, between steps; what it has produced stays."""
-        if not request.finished:
-            request.finish_reason = "abort"
-            self._end(request)
+        """End a request at any moment; what it has produced stays, what the running step yields for it does not."""
+        self.scheduler.abort(request)
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
         """One forward pass of the target; the requests that got tokens."""
         plan = self.scheduler.schedule()
-        if not plan:
+        if not plan.rows:
             return []
-        trees = self.drafter.propose([_draft_row(row) for row in plan])
-        parts = [_tree_row(row, tree) for row, tree in zip(plan, trees, strict=True)]
+        try:
+            return self._run(plan)
+        except BaseException:
+            self.scheduler.cancel(plan)
+            raise
+
+    def _run(self, plan: Plan) -> list[Request]:
+        self.cache.carry_out(plan.moves)
+        rows = plan.rows
+        trees = self.drafter.propose([self._draft_row(row) for row in rows])
+        parts = [_tree_row(row, tree) for row, tree in zip(rows, trees, strict=True)]
         batch = TreeBatch.pack(parts, self.cache.block_size, self.cache.target.device)
-        output = self.runner.forward(batch)
-        per_row = self._verify(plan, trees, parts, output.logits)
-        done = [_Done(*row) for row in zip(plan, trees, batch.row_starts, per_row, strict=True)]
+        logits = self.runner.forward(batch)
+        per_row = self._verify(rows, trees, parts, logits)
+        done = [_Done(*row) for row in zip(rows, trees, per_row, strict=True)]
         for one in done:
             one.row.request.drafts = not one.is_spoilt
-        done = [one for one in done if not one.is_spoilt]
-        self._commit(done)
-        self._observe(done, output)
-        return self._update(done)
+        kept = [one for one in done if not one.is_spoilt and not one.row.request.finished]
+        self._commit(kept)
+        accepted = {one.row.request: self._append(one) for one in kept}
+        self.scheduler.update(plan, [accepted.get(row.request) for row in rows])
+        return [one.row.request for one in kept if one.acceptance is not None]
+
+    def _draft_row(self, row: PlannedRow) -> DraftRow:
+        request, table = row.request, row.request.block_table
+        if row.num_nodes:
+            # Places for drafts that the row's bounds do not reach: the levels of a batch are as deep as its deepest.
+            lacking = self.scheduler.blocks_with_drafts(request) - len(table)
+            table = [*table, *[self.cache.null_block] * lacking]
+        return DraftRow(table, request.num_read, row.read_to, row.num_nodes, row.max_depth, request.context)
 
     def _verify(
         self, plan: list[PlannedRow], trees: list[DraftTree], parts: list[TreeRow], logits: Tensor
@@ -92,78 +111,54 @@ class LLMEngine:
             request = row.request
             if part.num_scored > 1 or (part.num_scored and not row.sampled):
                 start = end - len(part.tree) - part.num_scored
-                request.score_prompt(logits[start : start + part.num_scored])
+                score_prompt(request, logits[start : start + part.num_scored])
             if not row.sampled:
                 acceptances.append(None)
                 continue
             acceptance, span = next(found)
             acceptances.append(acceptance)
             if request.params.logprobs is not None:
-                request.score_output(acceptance, tree, logits[span], self.logprobs_mode)
+                score_output(request, acceptance, tree, logits[span], self.logprobs_mode)
         return acceptances
 
     def _commit(self, done: "list[_Done]") -> None:
-        """Move the accepted nodes' keys and values behind their chain; count what is cached."""
+        """Move what the target has written for accepted nodes behind their chain."""
         source: list[int] = []
         target: list[int] = []
-        for row, _, _, acceptance in done:
-            request = row.request
-            end = request.num_cached + row.num_known
-            request.num_cached = end
-            if acceptance is None:
-                continue
-            path = acceptance.path
-            request.num_cached += len(path)
+        for row, _, acceptance in done:
+            path = acceptance.path if acceptance else ()
             if path != tuple(range(len(path))):
+                request, end = row.request, row.request.num_cached + row.num_known
                 slots = slots_of(request.block_table, end, end + path[-1] + 1, self.cache.block_size)
                 source += [slots[node] for node in path]
                 target += slots[: len(path)]
         if source:
             self.cache.move(source, target)
 
-    def _observe(self, done: "list[_Done]", output: StepOutput) -> None:
-        """Hand the drafter the features of the chain and of the accepted nodes."""
-        for row, _, start, acceptance in done:
-            chain = start + row.num_known
-            path = acceptance.path if acceptance else ()
-            features = output.features[start:chain]
-            if path:
-                rows = torch.tensor([*range(start, chain), *(chain + node for node in path)], device=features.device)
-                features = output.features.index_select(0, rows)
-            first = row.request.num_cached - row.num_known - len(path)
-            self.drafter.observe(row.request.request_id, first, features)
-
-    def _update(self, done: "list[_Done]") -> list[Request]:
-        """Append the new tokens one by one, up to where the output ends."""
-        changed = []
-        for row, tree, _, acceptance in done:
-            if acceptance is None:
-                continue
-            request, path = row.request, acceptance.path
-            first = request.num_output == 0
-            before = request.num_output
-            for token, accepted in [*((tree.tokens[node], True) for node in path), (acceptance.next_token, False)]:
-                if token == NO_TOKEN:
-                    request.fail(
-                        "no token can follow: the model's logits are not finite, or allowed_token_ids, bad_words "
-                        "and min_tokens together forbid every token"
-                    )
-                else:
-                    request.append(token, accepted)
-                if request.finished:
-                    break
-            # Nothing behind the kept tokens counts as cached.
-            request.num_cached = min(request.num_cached, len(request.token_ids))
-            if not first:
-                request.stats.count(len(path), request.num_output - before, len(tree))
+    def _append(self, done: "_Done") -> int:
+        """Append the new tokens one by one, up to where the output ends; how many of them were drafts."""
+        row, tree, acceptance = done
+        request = row.request
+        request.num_read = max(request.num_read, row.read_to)
+        if acceptance is None:
+            return 0
+        path, before = acceptance.path, request.num_output
+        for token, accepted in [*((tree.tokens[node], True) for node in path), (acceptance.next_token, False)]:
+            if token == NO_TOKEN:
+                request.fail(
+                    "no token can follow: the model's logits are not finite, or allowed_token_ids, bad_words "
+                    "and min_tokens together forbid every token"
+                )
+            else:
+                request.append(token, accepted)
             if request.finished:
-                self._end(request)
-            changed.append(request)
-        return changed
-
-    def _end(self, request: Request) -> None:
-        self.scheduler.release(request)
-        self.drafter.forget(request.request_id)
+                break
+        new = request.num_output - before
+        if before > 0:
+            request.stats.count(len(path), new, len(tree))
+        self.scheduler.counts.generated_tokens += new
+        self.scheduler.counts.drafts_verified += len(tree)
+        return min(len(path), new)
 
 
 class _Done(NamedTuple):
@@ -171,7 +166,6 @@ class _Done(NamedTuple):
 
     row: PlannedRow
     tree: DraftTree
-    start: int
     acceptance: Acceptance | None
 
     @property
@@ -182,17 +176,6 @@ class _Done(NamedTuple):
         not have met them.
         """
         return len(self.tree) > 0 and self.acceptance == Acceptance((), NO_TOKEN)
-
-
-def _draft_row(row: PlannedRow) -> DraftRow:
-    request = row.request
-    return DraftRow(
-        request_id=request.request_id,
-        block_table=request.block_table,
-        num_nodes=row.num_nodes,
-        max_depth=row.max_depth,
-        context=request.context,
-    )
 
 
 def _tree_row(row: PlannedRow, tree: DraftTree) -> TreeRow:

@@ -1,21 +1,29 @@
 """The keys and values of all layers, in blocks, allocated once."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from specdec.block_move import BlockMove, MoveKind
 from specdec.draft_heads.llama_config import LlamaConfig
 from specdec.kernels.reference import move_kv
 
 
 class KVCache:
-    """One tensor for the target's layers and one for the head's, under the same block ids.
+    """One tensor for the target's layers, one for the head's and one for the features between the two.
+
+    All are indexed by the same slots. Behind the last block lies one more, `null_block`, where rows without a place
+    of their own are written and which nobody reads.
 
     Attributes:
-        target: `[layers, num_blocks * block_size, 2 * kv_heads, head_dim]`, keys first.
+        target: `[layers, slots, 2 * kv_heads, head_dim]`, keys first.
         draft: the same with the head's own layers and sizes, or None.
+        features: `[slots, hidden_size]`, the target's feature of each cached token; None without a head.
         target_layers: `target`, layer by layer.
+
+    Args:
+        num_host_blocks: blocks of host memory (pinned beside a GPU) to swap to.
     """
 
     def __init__(
@@ -26,23 +34,76 @@ class KVCache:
         draft: LlamaConfig | None,
         dtype: torch.dtype,
         device: torch.device,
+        num_host_blocks: int = 0,
     ) -> None:
-        self.num_blocks, self.block_size = num_blocks, block_size
+        self.num_blocks, self.num_host_blocks, self.block_size = num_blocks, num_host_blocks, block_size
+        self.null_block = num_blocks
+        slots = (num_blocks + 1) * block_size
 
         def allocate(config: LlamaConfig) -> Tensor:
-            shape = (config.num_layers, num_blocks * block_size, 2 * config.num_kv_heads, config.head_dim)
+            shape = (config.num_layers, slots, 2 * config.num_kv_heads, config.head_dim)
             return torch.empty(shape, dtype=dtype, device=device)
 
         self.target = allocate(target)
         self.draft = None if draft is None else allocate(draft)
+        self.features = None if draft is None else torch.empty(slots, target.hidden_size, dtype=dtype, device=device)
         self.target_layers = self.target.unbind(0)
+        self._blocks = [_by_block(t, 1, block_size) for t in (self.target, self.draft) if t is not None]
+        if self.features is not None:
+            self._blocks.append(_by_block(self.features, 0, block_size))
+        pinned = device.type == "cuda"
+        self._host = [
+            torch.empty(num_host_blocks, *part.shape[1:], dtype=dtype, pin_memory=pinned) for part in self._blocks
+        ]
+
+    def store_features(self, slots: Tensor, features: Tensor) -> None:
+        """Keep `features` (`[rows, hidden_size]`) at `slots` (int64 `[rows]`), if there is a head to read them."""
+        if self.features is not None:
+            self.features.index_copy_(0, slots, features)
 
     def move(self, source: Sequence[int], target: Sequence[int]) -> None:
-        """Copy the target's slots `source` to `target` in every layer."""
+        """Copy what the target has written from slots `source` to slots `target`; the two may overlap."""
         device = self.target.device
-        move_kv(self.target, torch.tensor(source, device=device), torch.tensor(target, device=device))
+        sources, targets = torch.tensor(source, device=device), torch.tensor(target, device=device)
+        move_kv(self.target, sources, targets)
+        if self.features is not None:
+            self.features.index_copy_(0, targets, self.features.index_select(0, sources))
+
+    def carry_out(self, moves: Sequence[BlockMove]) -> None:
+        """Copy whole blocks, target's, head's and features, in the order given."""
+        for run in _runs(moves):
+            sources, targets = (torch.tensor([getattr(move, end) for move in run]) for end in ("source", "target"))
+            for part, host in zip(self._blocks, self._host, strict=True):
+                match run[0].kind:
+                    case MoveKind.COPY:
+                        part[targets.to(part.device)] = part[sources.to(part.device)]
+                    case MoveKind.SWAP_OUT:
+                        host[targets] = part[sources.to(part.device)].cpu()
+                    case MoveKind.SWAP_IN:
+                        part[targets.to(part.device)] = host[sources].to(part.device)
 
 
-def entry_bytes(config: LlamaConfig, dtype: torch.dtype) -> int:
-    """Bytes of one token's keys and values in all layers of `config`."""
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
+def _by_block(tensor: Tensor, dim: int, block_size: int) -> Tensor:
+    """The same memory as `[blocks, ...]`."""
+    shape = (*tensor.shape[:dim], -1, block_size, *tensor.shape[dim + 1 :])
+    return tensor.view(shape).movedim(dim, 0)
+
+
+def _runs(moves: Sequence[BlockMove]) -> Iterator[list[BlockMove]]:
+    """Consecutive moves that can be done as one: of a kind, and none touching what an earlier one has written."""
+    run: list[BlockMove] = []
+    written: set[int] = set()
+    for move in moves:
+        if run and (move.kind != run[0].kind or move.source in written or move.target in written):
+            yield run
+            run, written = [], set()
+        run.append(move)
+        written.add(move.target)
+    if run:
+        yield run
+
+
+def entry_bytes(target: LlamaConfig, draft: LlamaConfig | None, dtype: torch.dtype) -> int:
+    """Bytes of all that the cache keeps of one token."""
+    numbers = sum(2 * c.num_layers * c.num_kv_heads * c.head_dim for c in (target, draft) if c is not None)
+    return (numbers + (target.hidden_size if draft is not None else 0)) * dtype.itemsize

@@ -1,23 +1,59 @@
 """Log-probabilities of tokens beside the likeliest others, as vLLM reports them."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal
 
+import torch
 from torch import Tensor
 
+from specdec.outputs import Logprob
+from specdec.request import Request
+from specdec.verify.transforms import NodeRows, processed_logits
+from specdec.verify.tree import DraftTree
+from specdec.verify.verifier import Acceptance
 
-class Logprob(NamedTuple):
-    """Of one token at one place.
+# Of the model's own distribution, or of the one that is sampled from.
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 
-    Attributes:
-        logprob: natural logarithm of its probability.
-        rank: 1 for the likeliest; how many tokens are at least as likely.
-        decoded_token: its text alone, None without a tokenizer.
+
+def score_prompt(request: Request, logits: Tensor) -> None:
+    """Note the log-probabilities of prompt tokens that the rows `[rows, vocab]` after the cached ones predict."""
+    assert request.params.prompt_logprobs is not None
+    start = request.num_cached + 1
+    tokens = request.token_ids[start : min(start + len(logits), request.num_prompt)]
+    # A preempted request computes again what it has scored before.
+    if tokens and len(request.prompt_logprobs) < start + len(tokens):
+        known = max(0, len(request.prompt_logprobs) - start)
+        rows = top_logprobs(_log_softmax(logits[: len(tokens)]), tokens, request.params.prompt_logprobs)
+        request.prompt_logprobs += _named(request, rows[known:])
+
+
+def score_output(request: Request, acceptance: Acceptance, tree: DraftTree, logits: Tensor, mode: LogprobsMode) -> None:
+    """Note the log-probabilities of a step's tokens.
+
+    Args:
+        logits: `[1 + nodes, vocab]` of the root and the tree's nodes.
     """
+    assert request.params.logprobs is not None
+    tokens = [*(tree.tokens[node] for node in acceptance.path), acceptance.next_token]
+    rows = torch.tensor([0, *(1 + node for node in acceptance.path)], device=logits.device)
+    scores = logits[rows]
+    if mode == "processed_logprobs":
+        paths = torch.from_numpy(tree.path_tokens)[rows.cpu()]
+        scores = processed_logits(scores, [NodeRows(request.context, len(rows), lambda: paths)])
+    if tokens[-1] < 0:
+        tokens, scores = tokens[:-1], scores[:-1]
+    request.logprobs += _named(request, top_logprobs(_log_softmax(scores), tokens, request.params.logprobs))
 
-    logprob: float
-    rank: int
-    decoded_token: str | None = None
+
+def _named(request: Request, rows: list[dict[int, Logprob]]) -> list[dict[int, Logprob]]:
+    """With each token's text."""
+    name = request.detokenizer.token_text
+    return [{token: entry._replace(decoded_token=name(token)) for token, entry in row.items()} for row in rows]
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    return torch.log_softmax(logits, -1, dtype=torch.float64 if logits.dtype == torch.float64 else torch.float32)
 
 
 def top_logprobs(log_probs: Tensor, tokens: Sequence[int], count: int) -> list[dict[int, Logprob]]:

@@ -3,7 +3,19 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from specdec.logprobs import Logprob
+
+class Logprob(NamedTuple):
+    """Of one token at one place.
+
+    Attributes:
+        logprob: natural logarithm of its probability.
+        rank: 1 for the likeliest; how many tokens are at least as likely.
+        decoded_token: its text alone, None without a tokenizer.
+    """
+
+    logprob: float
+    rank: int
+    decoded_token: str | None = None
 
 
 @dataclass
@@ -122,3 +134,43 @@ class RequestOutput:
     @property
     def segments(self) -> list[Segment]:
         return self.outputs[0].segments
+
+
+@dataclass(frozen=True)
+class BeamSearchSequence:
+    """One sequence that a beam search has found, by vLLM's names.
+
+    Attributes:
+        tokens: the prompt and all generated tokens, the end token included.
+        logprobs: per generated token, its own entry and those of the likeliest others.
+        cum_logprob: sum over the generated tokens.
+        score: what sequences are ordered by; see `BeamSearchParams`.
+        finish_reason: "stop" after an end token, "length" otherwise.
+        text: `tokens` decoded, without special ones; None without a tokenizer.
+    """
+
+    tokens: list[int]
+    logprobs: list[dict[int, Logprob]]
+    cum_logprob: float
+    score: float
+    finish_reason: str
+    text: str | None = None
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The generated tokens."""
+        return self.tokens[len(self.tokens) - len(self.logprobs) :]
+
+
+@dataclass(frozen=True)
+class BeamSearchOutput:
+    """What a beam search has found.
+
+    Attributes:
+        sequences: best first, `BeamSearchParams.beam_width` of them; fewer where there are not as many, none after an
+            error.
+        error: why it failed.
+    """
+
+    sequences: list[BeamSearchSequence]
+    error: str | None = None

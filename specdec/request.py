@@ -1,28 +1,22 @@
-"""A request: its tokens, how far its cache has come, and where its output ends."""
+"""A request: its tokens, how far its cache has come, and where its output ends. Pure Python."""
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
-
-import torch
-from torch import Tensor
 
 from specdec.detokenizer import Detokenizer
-from specdec.logprobs import Logprob, top_logprobs
-from specdec.outputs import CompletionOutput, SpeculationStats
+from specdec.outputs import CompletionOutput, Logprob, SpeculationStats
 from specdec.sampling_params import SamplingParams
 from specdec.verify.sampling import Context, Sampling
-from specdec.verify.transforms import NodeRows, processed_logits
-from specdec.verify.tree import DraftTree
-from specdec.verify.verifier import Acceptance
 
-# Of the model's own distribution, or of the one that is sampled from.
-LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
+# Sorts before every later arrival's.
+Rank = tuple[int, int, int]
 
 
 @dataclass(eq=False)
 class Request:
-    """The only mutable object of the domain. `num_cached < len(token_ids)` while it lives.
+    """The only mutable object of the domain.
+
+    `num_cached < len(token_ids)` while it lives; they are equal only while whoever chooses its tokens has not yet.
 
     Attributes:
         token_ids: prompt and output.
@@ -30,8 +24,16 @@ class Request:
         max_length: most tokens it may come to, prompt included.
         sampling: how it samples.
         end_tokens: tokens after which the output ends.
-        num_cached: tokens whose keys and values are in the cache.
+        priority: lower runs first, where the scheduler goes by it.
+        cache_salt: only requests of the same salt share cached blocks.
+        samples: the requests for the same prompt, itself among them.
+        rank: its place among all requests, given when it is queued.
+        num_cached: tokens whose keys and values are in the cache, or in host memory while it is swapped out.
+        num_read: tokens that the draft head has read, so that its own entries are in the cache too.
         block_table: cache blocks, in order.
+        host_blocks: blocks of host memory, while it is swapped out.
+        block_hashes: of its full blocks of known tokens, as far as anyone has asked.
+        num_registered, num_marked: blocks that the cache manager knows as full, and as read.
         accepted: per output token, whether a draft had it.
         drafts: whether its next step may carry drafts.
         error: why it failed, where `finish_reason` is "error".
@@ -47,8 +49,17 @@ class Request:
     max_length: int
     end_tokens: frozenset[int]
     detokenizer: Detokenizer
+    priority: int = 0
+    cache_salt: str | None = None
+    samples: "list[Request]" = field(default_factory=list, repr=False)
+    rank: Rank = (0, 0, 0)
     num_cached: int = 0
+    num_read: int = 0
     block_table: list[int] = field(default_factory=list)
+    host_blocks: list[int] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list, repr=False)
+    num_registered: int = 0
+    num_marked: int = 0
     accepted: list[bool] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: str | int | None = None
@@ -68,9 +79,19 @@ class Request:
         return len(self.token_ids) - self.num_prompt
 
     @property
+    def num_missing(self) -> int:
+        """Known tokens that are not cached yet."""
+        return len(self.token_ids) - self.num_cached
+
+    @property
     def num_remaining(self) -> int:
         """Tokens that may still be generated."""
         return self.max_length - len(self.token_ids)
+
+    @property
+    def may_draft(self) -> bool:
+        """Whether the next step may carry drafts: never the first, whose tree would hang on what was cached."""
+        return self.drafts and self.num_output > 0 and self.num_remaining > 1
 
     @property
     def finished(self) -> bool:
@@ -98,36 +119,6 @@ class Request:
         self.finish_reason, self.error = "error", message
         del self.logprobs[self.num_output :]
 
-    def score_prompt(self, logits: Tensor) -> None:
-        """Note the log-probabilities of prompt tokens that the rows `[rows, vocab]` after the cached ones predict."""
-        assert self.params.prompt_logprobs is not None
-        tokens = self.token_ids[self.num_cached + 1 : min(self.num_cached + 1 + len(logits), self.num_prompt)]
-        if tokens:
-            log_probs = _log_softmax(logits[: len(tokens)])
-            self.prompt_logprobs += self._named(top_logprobs(log_probs, tokens, self.params.prompt_logprobs))
-
-    def score_output(self, acceptance: Acceptance, tree: DraftTree, logits: Tensor, mode: LogprobsMode) -> None:
-        """Note the log-probabilities of a step's tokens.
-
-        Args:
-            logits: `[1 + nodes, vocab]` of the root and the tree's nodes.
-        """
-        assert self.params.logprobs is not None
-        tokens = [*(tree.tokens[node] for node in acceptance.path), acceptance.next_token]
-        rows = torch.tensor([0, *(1 + node for node in acceptance.path)], device=logits.device)
-        scores = logits[rows]
-        if mode == "processed_logprobs":
-            paths = torch.from_numpy(tree.path_tokens)[rows.cpu()]
-            scores = processed_logits(scores, [NodeRows(self.context, len(rows), lambda: paths)])
-        if tokens[-1] < 0:
-            tokens, scores = tokens[:-1], scores[:-1]
-        self.logprobs += self._named(top_logprobs(_log_softmax(scores), tokens, self.params.logprobs))
-
-    def _named(self, rows: list[dict[int, Logprob]]) -> list[dict[int, Logprob]]:
-        """With each token's text."""
-        name = self.detokenizer.token_text
-        return [{token: entry._replace(decoded_token=name(token)) for token, entry in row.items()} for row in rows]
-
     def completion(self) -> CompletionOutput:
         """A snapshot, with the text that is new since the last one."""
         segments = self.detokenizer.segments(final=self.finished)
@@ -148,7 +139,3 @@ class Request:
             stats=replace(self.stats, accepted_per_depth=list(self.stats.accepted_per_depth)),
             segments=segments,
         )
-
-
-def _log_softmax(logits: Tensor) -> Tensor:
-    return torch.log_softmax(logits, -1, dtype=torch.float64 if logits.dtype == torch.float64 else torch.float32)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import LlamaConfig as HFLlamaConfig
 from transformers import LlamaForCausalLM
 
@@ -84,9 +83,3 @@ class RandomDrafter:
                 parents.append(parent)
                 depths.append(depth)
         return DraftTree(tuple(tokens), tuple(parents))
-
-    def observe(self, request_id: str, start: int, features: Tensor) -> None:
-        pass
-
-    def forget(self, request_id: str) -> None:
-        pass

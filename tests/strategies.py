@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from hypothesis import strategies as st
 
-from specdec.draft_heads.drafter import DraftShape
+from specdec.draft_heads.draft_shape import DraftShape
 from specdec.sampling_params import SamplingParams
 from specdec.verify.sampling import Sampling
 from specdec.verify.tree import ROOT, DraftTree

@@ -7,7 +7,7 @@ import pytest
 
 import specdec
 
-NAMES = ["LLM", "CompletionOutput", "DraftShape", "RequestOutput", "SamplingParams", "__version__"]
+NAMES = ["LLM", "BeamSearchParams", "CompletionOutput", "DraftShape", "RequestOutput", "SamplingParams", "__version__"]
 
 
 def test_the_names_are_these() -> None:

@@ -133,7 +133,7 @@ def _filter_(scores: Tensor, limits: Tensor) -> Tensor:
     Args:
         limits: `[rows, 3]`, min_p, top_k and top_p of each row.
     """
-    min_p, top_k, top_p = limits.split(1, 1)
+    min_p, top_k, top_p = limits.split_with_sizes((1, 1, 1), 1)
     if (min_p > 0).any():
         scores.masked_fill_(scores < scores.amax(-1, keepdim=True) + min_p.log(), float("-inf"))
     bounded = ((top_k > 0) | (top_p < 1))[:, 0]

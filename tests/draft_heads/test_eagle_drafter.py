@@ -16,13 +16,15 @@ from transformers import LlamaConfig as HFLlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 from specdec.draft_heads.checkpoint import load_eagle_head
-from specdec.draft_heads.drafter import DraftRow, DraftShape
+from specdec.draft_heads.draft_shape import DraftShape
+from specdec.draft_heads.drafter import DraftRow
 from specdec.draft_heads.eagle import EagleHead
 from specdec.draft_heads.eagle_drafter import EagleDrafter
 from specdec.kernels.linear import Projection
 from specdec.verify.noise import GumbelNoise, gumbel
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.tree import DraftTree
+from specdec.verify.tree_batch import slots_of
 from tests.fakes import TINY, save_random_head
 from tests.strategies import draft_shapes, seeds, shuffled_tables
 
@@ -107,41 +109,46 @@ def paths_of(tree: DraftTree) -> set[TokenPath]:
 
 
 class Request:
-    """Stands in for the engine: tokens grow, and their true features come in chunk by chunk."""
+    """Stands in for the engine: tokens grow, and their true features come into the cache."""
 
-    def __init__(self, request_id: str, seed: int, table: list[int], temperature: float, prompt: int) -> None:
+    def __init__(self, seed: int, table: list[int], temperature: float, prompt: int) -> None:
         self.random = random.Random(seed)
         generator = torch.Generator().manual_seed(seed)
-        self.request_id, self.table, self.prompt = request_id, table, prompt
+        self.table, self.prompt = table, prompt
         self.features = torch.randn(MOST_TOKENS, HIDDEN, dtype=torch.float64, generator=generator)
         self.sampling = Sampling(temperature=temperature, seed=seed)
         self.tokens = [self.random.randrange(VOCAB) for _ in range(prompt)]
-        self.observed = 0
+        self.read = 0
 
-    def observe(self, drafter: EagleDrafter) -> None:
-        """The step that caches all known tokens, in one pass or two."""
+    def store(self, cache: Tensor) -> None:
+        """The step that caches all known tokens."""
         end = len(self.tokens)
-        middle = self.random.randint(self.observed, end)
-        for start, stop in ((self.observed, middle), (middle, end)):
-            if start < stop:
-                drafter.observe(self.request_id, start, self.features[start:stop])
-        self.observed = end
+        cache[slots_of(self.table, 0, end, 8)] = self.features[:end]
 
-    def grow(self, drafter: EagleDrafter) -> None:
+    def grow(self, cache: Tensor) -> None:
         """A step accepts some drafts: their features come in, and the target's own token follows."""
         self.tokens += [self.random.randrange(VOCAB) for _ in range(self.random.randint(0, 4))]
-        if self.observed < len(self.tokens):
-            self.observe(drafter)
+        self.store(cache)
         self.tokens.append(self.random.randrange(VOCAB))
 
     def row(self, shape: DraftShape) -> DraftRow:
+        nodes = self.random.choice([0, shape.nodes, shape.nodes, max(1, shape.nodes // 2)])
+        # Without nodes it reads nothing, or a part.
         return DraftRow(
-            request_id=self.request_id,
             block_table=self.table,
-            num_nodes=self.random.choice([0, shape.nodes, shape.nodes, max(1, shape.nodes // 2)]),
+            num_read=self.read,
+            read_to=len(self.tokens) if nodes else self.random.choice([0, self.random.randint(0, len(self.tokens))]),
+            num_nodes=nodes,
             max_depth=self.random.choice([1, 2, 9, 9]),
             context=Context(self.sampling, self.tokens, self.prompt),
         )
+
+
+def empty_cache(head: EagleHead, blocks: int) -> tuple[Tensor, Tensor]:
+    """Keys and values, and features, of nothing yet."""
+    llama = head.config.llama
+    kv = torch.full((1, blocks * 8, 2 * llama.num_kv_heads, llama.head_dim), float("nan"), dtype=torch.float64)
+    return kv, torch.full((blocks * 8, HIDDEN), float("nan"), dtype=torch.float64)
 
 
 @settings(max_examples=12)
@@ -164,15 +171,14 @@ def test_trees_equal_eagle2_with_dense_passes_over_many_rounds(
     restarted: int,
 ) -> None:
     plan = shuffled_tables([MOST_TOKENS + shape.slots] * 3, 8, seed)
-    llama = heads.ours.config.llama
-    kv = torch.full((1, plan.num_blocks * 8, 2 * llama.num_kv_heads, llama.head_dim), float("nan"), dtype=torch.float64)
-    drafter = EagleDrafter(heads.ours, Projection(LM_HEAD), kv, 8, shape, GumbelNoise(VOCAB, CPU))
+    kv, features = empty_cache(heads.ours, plan.num_blocks)
+    drafter = EagleDrafter(heads.ours, Projection(LM_HEAD), kv, features, 8, shape, GumbelNoise(VOCAB, CPU))
     requests = [
-        Request(str(i), seed + i, table, temperature, size)
+        Request(seed + i, table, temperature, size)
         for i, (table, temperature, size) in enumerate(zip(plan.tables, temperatures, sizes, strict=True))
     ]
     for request in requests:
-        request.observe(drafter)
+        request.store(features)
         request.tokens.append(request.random.randrange(VOCAB))
     for number in range(4):
         rows = [request.row(shape) for request in requests]
@@ -180,30 +186,44 @@ def test_trees_equal_eagle2_with_dense_passes_over_many_rounds(
         assert len(trees) == len(rows)
         for request, row, tree in zip(requests, rows, trees, strict=True):
             assert paths_of(tree) == naive_tree(heads.dense, row, request.features, shape)
-        for request in requests:
-            if number == 1 and request.request_id == str(restarted):
-                # Its cache is gone: every known token but the last is run, and observed, again.
-                drafter.forget(request.request_id)
-                last = request.tokens.pop()
-                request.observed = 0
-                request.observe(drafter)
-                request.tokens.append(last)
-            else:
-                request.grow(drafter)
+            request.read = max(request.read, row.read_to)
+        for i, request in enumerate(requests):
+            request.grow(features)
+            if number == 1 and i == restarted:
+                # Its cache has gone and come again without the head's part.
+                kv[:, slots_of(request.table, 0, 8 * len(request.table), 8)] = float("nan")
+                request.read = 0
 
 
-def test_unknown_requests_and_rows_without_budget_get_empty_trees(heads: Heads) -> None:
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@torch.no_grad()
+def test_a_row_with_less_room_than_others_keeps_to_its_own(heads: Heads, temperature: float) -> None:
+    """Its levels beyond that lie in a block that nobody reads, and change nobody's tree."""
+    shape, null = DraftShape(5, 4, 20), 11
+    kv, features = empty_cache(heads.ours, null + 1)
+    requests = [Request(1, [0, 1, 2, 3], temperature, 14), Request(2, [4, 5, null, null], temperature, 11)]
+    for request in requests:
+        request.store(features)
+        request.tokens.append(5)
+    rows = [request.row(shape)._replace(read_to=len(request.tokens), num_nodes=20, max_depth=9) for request in requests]
+    # 12 tokens are known: 4 entries are left, which is one level.
+    rows[1] = rows[1]._replace(max_depth=2, num_nodes=4)
+    drafter = EagleDrafter(heads.ours, Projection(LM_HEAD), kv, features, 8, shape, GumbelNoise(VOCAB, CPU))
+    for request, row, tree in zip(requests, rows, drafter.propose(rows), strict=True):
+        assert paths_of(tree) == naive_tree(heads.dense, row, request.features, shape)
+    held = slots_of([0, 1, 2, 3, 4, 5, null], 0, 7 * 8, 8)
+    others = [slot for slot in range(kv.shape[1]) if slot not in held]
+    assert kv[:, others].isnan().all()
+
+
+def test_rows_without_budget_or_feature_get_empty_trees(heads: Heads) -> None:
     shape = DraftShape(2, 2, 3)
-    llama = heads.ours.config.llama
-    kv = torch.full((1, 4 * 8, 2 * llama.num_kv_heads, llama.head_dim), float("nan"), dtype=torch.float64)
-    drafter = EagleDrafter(heads.ours, Projection(LM_HEAD), kv, 8, shape, GumbelNoise(VOCAB, CPU))
-    drafter.observe("known", 0, torch.zeros(1, HIDDEN, dtype=torch.float64))
+    kv, features = empty_cache(heads.ours, 4)
+    drafter = EagleDrafter(heads.ours, Projection(LM_HEAD), kv, features, 8, shape, GumbelNoise(VOCAB, CPU))
+    features[16] = 0.0
 
-    def row(request_id: str, num_nodes: int, max_depth: int) -> DraftRow:
-        return DraftRow(request_id, [2, 1], num_nodes, max_depth, Context(Sampling(), [3, 4], 1))
+    def row(tokens: list[int], num_nodes: int, max_depth: int) -> DraftRow:
+        return DraftRow([2, 1], 0, len(tokens), num_nodes, max_depth, Context(Sampling(), tokens, 1))
 
-    assert drafter.propose([row("unknown", 3, 2), row("known", 0, 2), row("known", 3, 0)]) == [DraftTree()] * 3
-    assert len(drafter.propose([row("known", 3, 2)])[0]) == 3
-    drafter.observe("known", 1, torch.zeros(1, HIDDEN, dtype=torch.float64))
-    drafter.forget("known")
-    assert drafter.propose([row("known", 3, 2)]) == [DraftTree()]
+    assert drafter.propose([row([3], 3, 2), row([3, 4], 0, 2), row([3, 4], 3, 0)]) == [DraftTree()] * 3
+    assert len(drafter.propose([row([3, 4], 3, 2)])[0]) == 3

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.draft_heads.drafter import DraftShape
+from specdec.draft_heads.draft_shape import DraftShape
 from specdec.draft_heads.tree_draw import TreeDraw
 from specdec.verify.noise import Stream, gumbel
 from specdec.verify.tree import ROOT, DraftTree

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.draft_heads.drafter import DraftShape
+from specdec.draft_heads.draft_shape import DraftShape
 from specdec.draft_heads.tree_search import TreeSearch
 from specdec.verify.tree import DraftTree
 from tests.strategies import draft_shapes, seeds

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from tests.fakes import save_random_head, save_random_llama
+from tests.specdec.world import World, make_world
 
 CHARACTERS = string.printable[:-3]
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
@@ -56,3 +57,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
         tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>", chat_template=TEMPLATE
     ).save_pretrained(folders.target)
     return folders
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return make_world(tmp_path_factory.mktemp("world"))

@@ -5,6 +5,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -186,9 +187,9 @@ def command(tiny: Tiny, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
         seen: list[SamplingParams] = []
         real = LLM.new_group
 
-        def new_group(llm: LLM, prompt: str | list[int], params: SamplingParams) -> RequestGroup:
+        def new_group(llm: LLM, prompt: str | list[int], params: SamplingParams, **others: Any) -> RequestGroup:
             seen.append(params)
-            return real(llm, prompt, params)
+            return real(llm, prompt, params, **others)
 
         monkeypatch.setattr(LLM, "new_group", new_group)
         fixed = ["--model", folder, "--draft", tiny.head, "--dtype", "float64", "--device", "cpu", "--json"]

@@ -63,9 +63,8 @@ def chunked_logits(folder: Path, dtype: torch.dtype, tokens: Sequence[int], chun
     runner = ModelRunner(model, new_cache(model, plan.num_blocks, dtype))
     logits, start = [], 0
     for chunk in chunks:
-        row = TreeRow(tokens[start : start + chunk], DraftTree(), start, plan.tables[0], num_scored=1)
-        output = runner.forward(TreeBatch.pack([row], BLOCK, CPU))
-        logits.append(model.output(output.features))
+        row = TreeRow(tokens[start : start + chunk], DraftTree(), start, plan.tables[0], num_scored=chunk)
+        logits.append(runner.forward(TreeBatch.pack([row], BLOCK, CPU)))
         start += chunk
     return torch.cat(logits)
 

@@ -176,7 +176,7 @@ def refuses(llm: LLM, params: SamplingParams, message: str, monkeypatch: pytest.
     with pytest.raises(ValueError, match=re.escape(message)):
         llm.generate([[3, 4], [5]], [SamplingParams(), params])
     assert not llm.engine.has_unfinished
-    assert llm.engine.scheduler.pool.num_free == llm.engine.scheduler.pool.num_blocks
+    assert llm.engine.scheduler.stats().kv_usage == 0
 
 
 @pytest.mark.parametrize(("values", "message"), FOREIGN)

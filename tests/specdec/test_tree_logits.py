@@ -83,8 +83,8 @@ def tree_logits(model: LlamaModel, batch: list[Sequence], block_size: int, seed:
             before.append(TreeRow(s.tokens[:cached], DraftTree(), 0, table, num_scored=0))
         step.append(TreeRow(s.tokens[cached:], s.tree, cached, table, num_scored=1))
     if before:
-        assert runner.forward(TreeBatch.pack(before, block_size, CPU)).logits.shape == (0, VOCAB)
-    return runner.forward(TreeBatch.pack(step, block_size, CPU)).logits
+        assert runner.forward(TreeBatch.pack(before, block_size, CPU)).shape == (0, VOCAB)
+    return runner.forward(TreeBatch.pack(step, block_size, CPU))
 
 
 @torch.no_grad()

@@ -1,0 +1,66 @@
+"""From settings to an engine: head, cache, drafter, scheduler, runner."""
+
+from specdec.acceptance_rule import AcceptanceRule
+from specdec.cache_size import cache_bytes
+from specdec.config import EngineConfig
+from specdec.draft_heads.checkpoint import load_eagle_head
+from specdec.draft_heads.drafter import Drafter, NoDrafter
+from specdec.draft_heads.eagle_drafter import EagleDrafter
+from specdec.engine import LLMEngine
+from specdec.kv_cache import KVCache, entry_bytes
+from specdec.kv_cache_manager import KVCacheManager
+from specdec.logprobs import LogprobsMode
+from specdec.model_runner import ModelRunner
+from specdec.models.llama import LlamaModel
+from specdec.preemption_cost import PreemptionCost
+from specdec.rehearsal import Rehearsal
+from specdec.scheduler import Scheduler
+from specdec.verify.noise import GumbelNoise
+
+
+def build_engine(config: EngineConfig, model: LlamaModel, rule: AcceptanceRule, mode: LogprobsMode) -> LLMEngine:
+    """An engine around a loaded target.
+
+    Raises:
+        CheckpointError: the head cannot be loaded.
+        ValueError: the cache's memory is too small.
+    """
+    head = None
+    if config.draft is not None:
+        head = load_eagle_head(config.draft, model.embed_tokens.weight, config.dtype, config.device)
+    llama = head.config.llama if head else None
+    shape = config.shape if head else None
+    slots = shape.slots if shape else 0
+    # Beyond its positions a head would guess.
+    draft_context = llama.max_position - config.shape.depth if llama else 0
+    noise = GumbelNoise(model.config.vocab_size, config.device)
+
+    def assemble(num_blocks: int, num_host_blocks: int = 0) -> LLMEngine:
+        size = config.block_size
+        cache = KVCache(num_blocks, size, model.config, llama, config.dtype, config.device, num_host_blocks)
+        runner = ModelRunner(model, cache)
+        drafter: Drafter = NoDrafter()
+        if head is not None and cache.draft is not None and cache.features is not None:
+            drafter = EagleDrafter(
+                head, model.output, cache.draft, cache.features, size, config.shape, noise, rule.proposal
+            )
+        manager = KVCacheManager(num_blocks, size, num_host_blocks, config.enable_prefix_caching)
+        cost = runner.preemption_cost() if num_host_blocks else PreemptionCost()
+        scheduler = Scheduler(manager, config.scheduler, shape, cost, draft_context)
+        return LLMEngine(scheduler, runner, cache, drafter, rule.verifier(noise), mode)
+
+    per_block = config.block_size * entry_bytes(model.config, llama, config.dtype)
+    longest = config.context(model.config.max_position)
+    rehearsal = Rehearsal(config, longest, slots)
+
+    def rehearse() -> int:
+        rehearsal.run(assemble(rehearsal.num_blocks))
+        return rehearsal.num_blocks * per_block
+
+    memory = cache_bytes(config, rehearse)
+    num_blocks = memory // per_block
+    if num_blocks < 1:
+        raise ValueError(f"kv_cache_memory {memory} is less than one block of {per_block} bytes")
+    # More than all seats at full length is never used.
+    most = config.scheduler.max_num_seqs * -(-(longest + slots) // config.block_size)
+    return assemble(min(num_blocks, most), int(config.swap_space * (1 << 30)) // per_block)

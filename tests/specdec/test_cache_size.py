@@ -1,0 +1,123 @@
+"""How much memory the cache gets, by what is asked and by what a GPU has left."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from specdec import LLM, DraftShape
+from specdec.cache_size import CPU_CACHE_BYTES, cache_bytes
+from specdec.config import EngineConfig
+from specdec.kv_cache import entry_bytes
+from specdec.rehearsal import Rehearsal
+from specdec.scheduler_config import SchedulerConfig
+from tests.specdec.world import World
+
+GIB = 1 << 30
+GPU = torch.device("cuda")
+
+
+def never() -> int:
+    raise AssertionError("there is nothing to measure")
+
+
+class FakeGPU:
+    """80 GiB, of which something outside of torch takes 1; weights and the largest step take 20, its cache 2 more."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.allocated = self.peak = 16 * GIB
+        answers = {
+            "empty_cache": lambda: None,
+            "reset_peak_memory_stats": self.reset,
+            "max_memory_allocated": lambda _: self.peak,
+            "memory_reserved": lambda _: self.allocated,
+            "mem_get_info": lambda _: (80 * GIB - GIB - self.allocated, 80 * GIB),
+        }
+        for name, answer in answers.items():
+            monkeypatch.setattr(torch.cuda, name, answer)
+
+    def reset(self, _: torch.device) -> None:
+        self.peak = self.allocated
+
+    def rehearse(self) -> int:
+        self.peak = max(self.peak, self.allocated + 4 * GIB + 2 * GIB)
+        return 2 * GIB
+
+
+def test_what_is_asked_is_taken() -> None:
+    for device in (torch.device("cpu"), GPU):
+        assert cache_bytes(EngineConfig(kv_cache_memory=5, device=device), never) == 5
+
+
+def test_a_cpu_has_a_default() -> None:
+    assert cache_bytes(EngineConfig(), never) == CPU_CACHE_BYTES
+
+
+def test_a_gpu_gives_what_weights_and_the_largest_step_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = FakeGPU(monkeypatch)
+    gpu.peak = 70 * GIB
+    config = EngineConfig(device=GPU, gpu_memory_utilization=0.75)
+    assert cache_bytes(config, gpu.rehearse) == (60 - 20 - 1) * GIB
+
+
+def test_a_gpu_without_room_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = FakeGPU(monkeypatch)
+    config = EngineConfig(device=GPU, gpu_memory_utilization=0.25)
+    with pytest.raises(ValueError, match=r"gpu_memory_utilization 0.25 of 81920 MiB leaves no room .* 21504 MiB"):
+        cache_bytes(config, gpu.rehearse)
+
+
+@pytest.mark.parametrize(("seats", "budget", "context"), [(3, 64, None), (5, 5, None), (1, 200, 20)])
+def test_the_rehearsal_fills_a_step_with_tokens_and_one_with_drafts(
+    world: World, seats: int, budget: int, context: int | None
+) -> None:
+    shape = DraftShape(3, 3, 8)
+    limits = SchedulerConfig(max_num_seqs=seats, max_num_batched_tokens=budget)
+    llm = LLM(
+        world.folder / "target",
+        world.folder / "head",
+        dtype="float64",
+        shape=shape,
+        max_num_seqs=seats,
+        max_num_batched_tokens=budget,
+        max_model_len=context,
+    )
+    rehearsal = Rehearsal(replace(llm.config, scheduler=limits), llm.max_model_len, shape.slots)
+    seen = []
+    schedule = llm.engine.scheduler.schedule
+
+    def watched():  # type: ignore[no-untyped-def]
+        plan = schedule()
+        seen.append((sum(row.num_known for row in plan.rows), sum(row.num_nodes for row in plan.rows)))
+        return plan
+
+    llm.engine.scheduler.schedule = watched  # type: ignore[method-assign]
+    rehearsal.run(llm.engine)
+    length = min(budget // seats, (context or 256) - 3)
+    assert seen == [(length * seats, 0), (seats, min(shape.nodes * seats, budget - seats))]
+    assert not llm.engine.has_unfinished
+    assert llm.engine.scheduler.stats().kv_usage == 0
+
+
+def test_blocks_are_as_many_as_the_memory_holds_and_seats_can_use(world: World) -> None:
+    def blocks(memory: int | None, head: Path | None, **settings: int) -> int:
+        llm = LLM(world.folder / "target", head, dtype="float64", kv_cache_memory=memory, block_size=8, **settings)
+        return llm.engine.cache.num_blocks
+
+    target = LLM(world.folder / "target", dtype="float64").model.config
+    plain = 8 * entry_bytes(target, None, torch.float64)
+    # Two layers, two heads of keys and of values, eight numbers each.
+    assert plain == 8 * 2 * 2 * 2 * 8 * 8
+    assert blocks(10 * plain + 3, None) == 10
+    # The head has a layer of its own, and a feature of 32 numbers.
+    assert blocks(10 * (plain * 3 // 2 + 8 * 32 * 8), world.folder / "head") == 10
+    assert blocks(None, None, max_num_seqs=3, max_model_len=40) == 3 * 5
+
+
+def test_host_memory_is_counted_in_gib(world: World) -> None:
+    per_block = 16 * 2 * 2 * 2 * 8 * 8
+    llm = LLM(world.folder / "target", dtype="float64", swap_space=7.5 * per_block / GIB)
+    assert llm.engine.scheduler.manager.host.num_blocks == 7
+    assert 0 < llm.engine.scheduler.cost.swap_block < 1
+    assert 0 < llm.engine.scheduler.cost.recompute_token < 1

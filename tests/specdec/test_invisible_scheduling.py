@@ -1,0 +1,233 @@
+"""Promise 1 under pressure: tiny caches, preemption of both kinds, shared prefixes, priorities, aborts.
+
+Every output is that of its request run alone by the plain loop, whatever the scheduler does to it.
+"""
+
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specdec import LLM, DraftShape, SamplingParams
+from specdec.draft_heads.drafter import Drafter, DraftRow
+from specdec.preemption_cost import PreemptionCost
+from specdec.request import Request
+from specdec.request_group import RequestGroup
+from specdec.verify.tree import DraftTree
+from tests.fakes import RandomDrafter
+from tests.specdec.oracle import Expected
+from tests.specdec.world import EOS, VOCAB, KnowingDrafter, World, check, check_prompt, expect, parameters
+
+CASES = 1000 if settings.default and settings.default.max_examples >= 2000 else 60
+CONTEXT = 64
+RECOMPUTE, SWAP = PreemptionCost(), PreemptionCost(recompute_token=1.0, swap_block=0.0)
+# One block of eight entries: two layers of the target, one of the head, and a feature of 32, in float64.
+BLOCK_BYTES = {8: 8 * (3 * 2 * 16 + 32) * 8, 24: 24 * (3 * 2 * 16 + 32) * 8}
+
+
+class Arrival(NamedTuple):
+    """A request, and what happens to it.
+
+    Attributes:
+        stem, shared: its prompt begins with so many tokens of that stem,
+        own: and goes on with these.
+        aborted: the step before or in which it is aborted, if at all.
+        within: whether in the middle of that step.
+    """
+
+    step: int
+    stem: int
+    shared: int
+    own: list[int]
+    params: SamplingParams
+    priority: int
+    salt: str | None
+    aborted: int | None
+    within: bool
+
+    @property
+    def prompt(self) -> list[int]:
+        stem = random.Random(self.stem)
+        return [stem.randrange(3, VOCAB) for _ in range(self.shared)] + self.own
+
+
+arrivals = st.lists(
+    st.builds(
+        Arrival,
+        step=st.integers(0, 12),
+        stem=st.integers(0, 1),
+        shared=st.sampled_from([0, 7, 8, 15, 16, 17, 24, 31, 32]),
+        own=st.lists(st.integers(3, VOCAB - 1), min_size=1, max_size=9),
+        params=parameters(),
+        priority=st.integers(-1, 1),
+        salt=st.sampled_from([None, None, None, "salt"]),
+        aborted=st.one_of(st.none(), st.none(), st.none(), st.integers(0, 30)),
+        within=st.booleans(),
+    ),
+    min_size=2,
+    max_size=7,
+)
+
+
+class Interrupting:
+    """A drafter in whose middle something happens."""
+
+    def __init__(self, drafter: Drafter, within: list[Request]) -> None:
+        self.drafter, self.within = drafter, within
+        self.llm: LLM | None = None
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[DraftTree]:
+        trees = self.drafter.propose(rows)
+        assert self.llm is not None
+        while self.within:
+            self.llm.engine.abort(self.within.pop())
+        return trees
+
+
+def run(llm: LLM, cases: list[Arrival], groups: list[RequestGroup]) -> None:
+    """All to their end, with integrity checked after every step."""
+    engine = llm.engine
+    assert isinstance(engine.drafter, Interrupting)
+    engine.drafter.llm = llm
+    step = 0
+    while step <= max(case.step for case in cases) or engine.has_unfinished:
+        for case, group in zip(cases, groups, strict=True):
+            if case.step == step:
+                for request in group.requests:
+                    engine.add_request(request)
+            if case.aborted is not None and case.step + case.aborted == step:
+                if case.within:
+                    engine.drafter.within += group.requests
+                else:
+                    for request in group.requests:
+                        engine.abort(request)
+        engine.step()
+        engine.scheduler.check_integrity()
+        step += 1
+        assert step < 3000, "the requests do not come to an end"
+
+
+@settings(max_examples=CASES)
+@given(
+    cases=arrivals,
+    shape=st.builds(DraftShape, depth=st.integers(1, 4), branching=st.integers(1, 4), nodes=st.integers(1, 20)),
+    drafter=st.sampled_from(["none", "eagle", "eagle", "random", "knowing"]),
+    seats=st.integers(1, 6),
+    budget=st.integers(6, 64),
+    threshold=st.sampled_from([0, 0, 1, 5, 16]),
+    partial=st.integers(1, 3),
+    block_size=st.sampled_from([8, 24]),
+    blocks=st.integers(0, 12),
+    cost=st.sampled_from([RECOMPUTE, SWAP, PreemptionCost(recompute_token=1.0, swap_block=4.0)]),
+    host_blocks=st.integers(1, 12),
+    watermark=st.sampled_from([0.0, 0.2]),
+    caching=st.sampled_from([True, True, True, False]),
+    seed=st.integers(0, 1000),
+)
+def test_output_is_that_of_the_request_alone(
+    world: World,
+    cases: list[Arrival],
+    shape: DraftShape,
+    drafter: str,
+    seats: int,
+    budget: int,
+    threshold: int,
+    partial: int,
+    block_size: int,
+    blocks: int,
+    cost: PreemptionCost,
+    host_blocks: int,
+    watermark: float,
+    caching: bool,
+    seed: int,
+) -> None:
+    # Enough for one request at its longest, and not much more.
+    num_blocks = -(-CONTEXT // block_size) + blocks // (block_size // 8)
+    per_block = BLOCK_BYTES[block_size] - (0 if drafter != "none" else block_size * (2 * 16 + 32) * 8)
+    llm = LLM(
+        world.folder / "target",
+        world.folder / "head" if drafter != "none" else None,
+        dtype="float64",
+        shape=shape,
+        max_num_seqs=seats,
+        max_num_batched_tokens=budget,
+        long_prefill_token_threshold=threshold,
+        max_num_partial_prefills=partial,
+        scheduling_policy="priority",
+        watermark=watermark,
+        max_model_len=CONTEXT,
+        kv_cache_memory=num_blocks * per_block,
+        swap_space=(host_blocks + 0.5) * per_block / (1 << 30),
+        block_size=block_size,
+        enable_prefix_caching=caching,
+    )
+    manager = llm.engine.scheduler.manager
+    assert manager.host.num_blocks == host_blocks
+    llm.engine.scheduler.cost = cost
+    groups = [llm.new_group(case.prompt, case.params, priority=case.priority, cache_salt=case.salt) for case in cases]
+    beyond = 4 if drafter == "knowing" else 0
+    expected = [
+        [expect(world, llm, request, case.params, beyond) for request in group.requests]
+        for group, case in zip(groups, cases, strict=True)
+    ]
+    inner: Drafter = llm.engine.drafter
+    if drafter == "random":
+        inner = RandomDrafter(VOCAB, seed)
+    if drafter == "knowing":
+        inner = KnowingDrafter(seed, futures(groups, expected))
+    llm.engine.drafter = Interrupting(inner, [])
+    run(llm, cases, groups)
+    for group, case, all_of in zip(groups, cases, expected, strict=True):
+        aborted = False
+        for completion, one in zip(group.output().outputs, all_of, strict=True):
+            if completion.finish_reason == "abort":
+                assert case.aborted is not None
+                assert completion.token_ids == one.tokens[: len(completion.token_ids)]
+                aborted = True
+            else:
+                check(completion, one, case.params)
+        if not aborted:
+            check_prompt(group, world, case.params)
+    assert manager.pool.num_free == manager.pool.num_blocks
+    assert manager.host.num_free == manager.host.num_blocks
+    stats = llm.engine.scheduler.stats()
+    assert (stats.running, stats.waiting, stats.swapped) == (0, 0, 0)
+    assert stats.queued == stats.finished + stats.aborted == sum(len(group.requests) for group in groups)
+
+
+def futures(groups: list[RequestGroup], expected: list[list[Expected]]) -> dict[tuple[int, int], list[int]]:
+    """What each sample will say."""
+    return {
+        (request.sampling.seed, request.sampling.sample_index): one.tokens + one.beyond
+        for group, all_of in zip(groups, expected, strict=True)
+        for request, one in zip(group.requests, all_of, strict=True)
+    }
+
+
+def test_the_cases_do_preempt_swap_hit_and_draft(world: World) -> None:
+    """Or the test above would show nothing."""
+    llm = LLM(
+        world.folder / "target",
+        world.folder / "head",
+        dtype="float64",
+        shape=DraftShape(3, 3, 8),
+        max_model_len=CONTEXT,
+        max_num_seqs=6,
+        max_num_batched_tokens=40,
+        kv_cache_memory=14 * BLOCK_BYTES[8],
+        swap_space=20 * BLOCK_BYTES[8] / (1 << 30),
+        block_size=8,
+    )
+    params = SamplingParams(n=2, temperature=1.0, seed=3, max_tokens=30, stop_token_ids=[EOS], ignore_eos=True)
+    prompts = [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14 + i] for i in range(4)]
+    results = []
+    for cost in (RECOMPUTE, SWAP):
+        llm.engine.scheduler.cost = cost
+        results.append([[c.token_ids for c in o.outputs] for o in llm.generate(prompts, params, use_tqdm=False)])
+    stats = llm.engine.scheduler.stats()
+    assert results[0] == results[1]
+    assert stats.preemptions > stats.swaps > 0
+    assert stats.prefix_hits > 0
+    assert stats.drafts_asked > stats.drafts_granted > stats.drafts_verified > 0

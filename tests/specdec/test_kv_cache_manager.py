@@ -1,0 +1,460 @@
+"""KVCacheManager over a memory whose every entry tells which tokens it was written for."""
+
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdec.block_move import BlockMove, MoveKind
+from specdec.detokenizer import Detokenizer
+from specdec.kv_cache_manager import KVCacheManager, Prefix
+from specdec.request import Request
+from specdec.sampling_params import SamplingParams
+from specdec.verify.sampling import Sampling
+
+SIZE = 4
+NOTHING = Prefix([], 0, 0)
+
+
+class Written(NamedTuple):
+    """An entry's content: it follows from all tokens up to its own, and from nothing else."""
+
+    salt: str | None
+    token_ids: tuple[int, ...]
+
+
+class FakeMemory:
+    """Entries by block and place, of the target (0) and of the head (1); None is what nobody has written."""
+
+    def __init__(self, manager: KVCacheManager) -> None:
+        self.size = manager.block_size
+        self.device, self.host = (
+            [[[None] * self.size, [None] * self.size] for _ in range(pool.num_blocks)]
+            for pool in (manager.pool, manager.host)
+        )
+
+    def carry_out(self, moves: list[BlockMove]) -> None:
+        for move in moves:
+            sources = self.host if move.kind == MoveKind.SWAP_IN else self.device
+            targets = self.host if move.kind == MoveKind.SWAP_OUT else self.device
+            targets[move.target] = deepcopy(sources[move.source])
+
+    def write(self, request: Request, start: int, end: int, head: bool = False, content: Any = None) -> None:
+        """Entries as they follow from the request's tokens, or other content."""
+        for entry in range(start, end):
+            right = Written(request.cache_salt, tuple(request.token_ids[: entry + 1]))
+            block = self.device[request.block_table[entry // self.size]]
+            block[head][entry % self.size] = content or right
+
+    def check(self, request: Request) -> None:
+        """What counts as cached, and as read, is there and is the request's own."""
+        table, blocks = request.block_table, self.device
+        if request.host_blocks:
+            table, blocks = request.host_blocks, self.host
+        for head, count in ((0, request.num_cached), (1, request.num_read)):
+            for entry in range(count):
+                found = blocks[table[entry // self.size]][head][entry % self.size]
+                assert found == (request.cache_salt, tuple(request.token_ids[: entry + 1])), f"entry {entry}: {found}"
+
+
+def make_request(token_ids: list[int], max_tokens: int = 20, num_prompt: int | None = None, **fields: Any) -> Request:
+    """A request without text."""
+    num_prompt = len(token_ids) if num_prompt is None else num_prompt
+    given = {"request_id": str(token_ids), "params": SamplingParams(seed=0), "end_tokens": frozenset(), **fields}
+    return Request(
+        token_ids=list(token_ids),
+        num_prompt=num_prompt,
+        sampling=Sampling(),
+        max_length=num_prompt + max_tokens,
+        detokenizer=Detokenizer(None, ()),
+        **given,
+    )
+
+
+class World:
+    """A manager, its memory, and the requests that have blocks."""
+
+    def __init__(self, blocks: int = 8, host: int = 0, caching: bool = True) -> None:
+        self.manager = KVCacheManager(blocks, SIZE, host, caching)
+        self.memory = FakeMemory(self.manager)
+        self.alive: list[Request] = []
+
+    def move(self) -> list[BlockMove]:
+        """Do what is queued."""
+        moves, self.manager.moves = self.manager.moves, []
+        self.memory.carry_out(moves)
+        self.check()
+        return moves
+
+    def compute(self, request: Request, end: int | None = None, read: int = 0) -> list[BlockMove]:
+        """A step that caches the tokens up to `end`, and has the head read those up to `read`."""
+        end = len(request.token_ids) if end is None else end
+        if request not in self.alive:
+            self.alive.append(request)
+        assert self.manager.reserve(request, end)
+        moves = self.move()
+        self.memory.write(request, request.num_cached, end)
+        self.memory.write(request, request.num_read, read, head=True)
+        request.num_cached, request.num_read = end, max(request.num_read, read)
+        self.manager.commit(request)
+        self.check()
+        return moves
+
+    def admit(self, request: Request) -> Request:
+        """Give the request its prefix."""
+        self.manager.take_prefix(request, self.manager.find_prefix(request))
+        self.alive.append(request)
+        self.check()
+        return request
+
+    def release(self, request: Request) -> None:
+        self.manager.release(request)
+        self.alive.remove(request)
+        self.check()
+
+    def fork(self, parent: Request, num_shared: int) -> Request:
+        """A child that goes on with another token after `num_shared` of the parent's."""
+        child = make_request([*parent.token_ids[:num_shared], 99], num_prompt=1)
+        self.manager.fork(parent, child)
+        self.alive.append(child)
+        self.check()
+        return child
+
+    def check(self) -> None:
+        self.manager.check_integrity(self.alive)
+        for request in self.alive:
+            self.memory.check(request)
+
+    def state(self) -> object:
+        """All that a call might change."""
+        requests = [(list(r.block_table), list(r.host_blocks), counters(r)) for r in self.alive]
+        return deepcopy((vars(self.manager.pool), vars(self.manager.host), self.manager.moves, requests))
+
+
+def counters(request: Request) -> tuple[int, int, int, int]:
+    return request.num_cached, request.num_read, request.num_registered, request.num_marked
+
+
+def count(length: int) -> Request:
+    """A request for 0, 1, 2, …"""
+    return make_request(list(range(length)))
+
+
+def test_a_prefix_is_found_once_it_is_committed() -> None:
+    manager = World().manager
+    first, later = count(10), make_request([*range(9), 77, 78])
+    assert manager.reserve(first, 10)
+    first.num_cached = 7
+    assert manager.find_prefix(later) == NOTHING
+    manager.commit(first)
+    assert manager.find_prefix(later) == Prefix(first.block_table[:1], 4, 0)
+    first.num_cached = 10
+    manager.commit(first)
+    assert manager.find_prefix(later) == Prefix(first.block_table[:2], 8, 0)
+
+
+@pytest.mark.parametrize(("length", "num_tokens"), [(3, 0), (4, 3), (5, 4), (7, 4), (8, 7), (9, 8), (12, 11), (13, 12)])
+def test_at_most_all_tokens_but_the_last_are_found(length: int, num_tokens: int) -> None:
+    """The last is computed, for its logits choose the next one."""
+    world = World()
+    world.compute(count(12))
+    request = world.admit(count(length))
+    assert (request.num_cached, len(request.block_table)) == (num_tokens, -(-num_tokens // SIZE))
+    world.compute(request)
+
+
+@given(st.lists(st.integers(0, 1), min_size=1, max_size=20), st.lists(st.integers(0, 1), min_size=1, max_size=20))
+def test_whole_blocks_that_two_prompts_have_in_common_are_found(first: list[int], second: list[int]) -> None:
+    world = World(blocks=12)
+    world.compute(make_request(first))
+    request = world.admit(make_request(second))
+    common = max(i for i in range(len(second) + 1) if first[:i] == second[:i])
+    assert request.num_cached == min(common // SIZE * SIZE, len(second) - 1)
+    world.compute(request)
+
+
+def test_salts_share_nothing() -> None:
+    world = World()
+    world.compute(make_request(list(range(8)), cache_salt="a"))
+    for salt, num_tokens in (("a", 7), ("b", 0), ("", 0), (None, 0)):
+        assert world.manager.find_prefix(make_request(list(range(8)), cache_salt=salt)).num_tokens == num_tokens
+
+
+def test_a_scored_prompt_asks_for_no_prefix() -> None:
+    """Cached tokens have no logits to score it by."""
+    world = World()
+    first = count(8)
+    world.manager.find_prefix(first)
+    world.compute(first, end=4)
+    scored = make_request(list(range(8)), params=SamplingParams(prompt_logprobs=0), samples=[first])
+    assert world.manager.find_prefix(scored) == NOTHING
+    assert not world.manager.is_under_way(scored, NOTHING, [first])
+    # Others do find what it has computed.
+    assert world.manager.find_prefix(count(8)).num_tokens == 4
+
+
+def test_a_cache_without_prefixes_names_nothing() -> None:
+    world = World(caching=False)
+    world.compute(count(8))
+    assert world.manager.find_prefix(count(8)) == NOTHING
+    assert all(world.manager.pool.hash_of(block) is None for block in range(8))
+
+
+def test_a_sample_finds_the_partly_filled_block_too() -> None:
+    world = World()
+    first, second = count(6), count(6)
+    first.samples = second.samples = [first, second]
+    world.compute(first, end=5)
+    world.admit(second)
+    assert (second.block_table, second.num_cached) == (first.block_table, 5)
+    assert [move.kind for move in world.compute(second)] == [MoveKind.COPY]
+    assert world.compute(first) == []
+    # Once it has an output it is no longer what the others are.
+    second.token_ids.append(77)
+    world.release(second)
+    assert world.manager.find_prefix(second).num_tokens == 4
+
+
+def test_a_prefix_that_someone_is_computing_is_worth_waiting_for() -> None:
+    world = World()
+    first, other, second = count(8), make_request([5, *range(8)]), count(9)
+
+    def waits_for(running: Request) -> bool:
+        return world.manager.is_under_way(second, world.manager.find_prefix(second), [running])
+
+    world.manager.find_prefix(first)
+    world.manager.find_prefix(other)
+    assert waits_for(first)
+    assert not waits_for(other)
+    world.compute(first, end=4)
+    assert waits_for(first)
+    # One token more may be an output that takes many steps to fill the block.
+    world.compute(first, end=7)
+    assert not waits_for(first)
+
+
+@pytest.mark.parametrize("length", [8, 9])
+def test_what_is_found_already_is_not_waited_for(length: int) -> None:
+    """Another's long prompt may go on behind the common tokens for many steps; there is no more to hope for."""
+    world = World()
+    first, second = count(30), make_request([*range(8), 77][:length])
+    world.manager.find_prefix(first)
+    world.compute(first, end=8)
+    prefix = world.manager.find_prefix(second)
+    assert prefix.num_tokens == length - 1
+    assert not world.manager.is_under_way(second, prefix, [first])
+
+
+def test_what_is_computed_but_has_no_name_is_not_waited_for() -> None:
+    """The older of two blocks has the name; when it is gone, the younger never gets it."""
+    world = World(blocks=6)
+    older, younger, second = count(5), count(20), count(9)
+    world.manager.find_prefix(younger)
+    world.compute(older)
+    world.compute(younger, end=8)
+    world.release(older)
+    world.compute(make_request([90] * 16))
+    assert world.manager.find_prefix(second) == NOTHING
+    assert not world.manager.is_under_way(second, NOTHING, [younger])
+
+
+@pytest.mark.parametrize("first", ["parent", "child"])
+def test_whoever_writes_to_a_shared_block_first_gets_a_copy(first: str) -> None:
+    world = World()
+    parent = count(6)
+    world.compute(parent, read=5)
+    child = world.fork(parent, 6)
+    parent.token_ids.append(50)
+    assert child.block_table == parent.block_table
+    assert counters(child)[:2] == (6, 5)
+    writer, other = (parent, child) if first == "parent" else (child, parent)
+    shared, before = writer.block_table[1], list(other.block_table)
+    assert world.manager.blocks_lacking(writer, 7) == 1
+    assert world.compute(writer) == [BlockMove(MoveKind.COPY, shared, writer.block_table[1])]
+    assert world.manager.blocks_lacking(other, 7) == 0
+    assert world.compute(other) == []
+    assert other.block_table == before
+
+
+def test_nothing_is_copied_where_the_writer_begins_a_block() -> None:
+    world = World()
+    parent = count(8)
+    world.compute(parent)
+    child = world.fork(parent, 8)
+    parent.token_ids.append(50)
+    assert world.compute(child) == world.compute(parent) == []
+
+
+def test_a_child_may_end_within_what_its_parent_has() -> None:
+    """It then holds a block that can be found, and must not write to it even as its only holder."""
+    world = World()
+    parent = count(8)
+    world.compute(parent, read=7)
+    child = world.fork(parent, 2)
+    assert counters(child)[:2] == (2, 2)
+    world.release(parent)
+    assert [move.kind for move in world.compute(child)] == [MoveKind.COPY]
+    assert world.manager.find_prefix(count(8)).num_tokens == 7
+
+
+@pytest.mark.parametrize("read", [0, 1, 3, 4, 7, 8, 9, 10])
+def test_what_the_head_has_read_comes_with_the_prefix(read: int) -> None:
+    world = World()
+    world.compute(count(10), read=read)
+    request = world.admit(make_request([*range(8), 99]))
+    assert counters(request)[:2] == (8, read // SIZE * SIZE)
+
+
+def test_what_is_read_behind_a_gap_does_not_count() -> None:
+    world = World()
+    first = count(10)
+    world.compute(first)
+    world.manager.pool.mark_read(first.block_table[1])
+    assert world.manager.find_prefix(count(10)) == Prefix(first.block_table[:2], 8, 0)
+
+
+def test_what_the_head_reads_for_one_it_has_read_for_all() -> None:
+    world = World()
+    first = count(15)
+    world.compute(first)
+    second = world.admit(make_request([*range(12), 99]))
+    world.manager.catch_up(second)
+    assert counters(second)[:2] == (12, 0)
+    world.compute(first, read=9)
+    world.manager.catch_up(second)
+    assert second.num_read == 8
+    # Its own reading ends within a block, and goes on from there.
+    world.compute(second, read=10)
+    world.compute(first, read=15)
+    world.manager.catch_up(second)
+    assert second.num_read == 10
+    world.check()
+
+
+def test_swapping_out_and_in_keeps_what_was_cached() -> None:
+    world = World(blocks=4, host=3)
+    request, other = count(10), make_request(list(range(50, 66)))
+    world.compute(request, read=6)
+    world.manager.extend(request, 16)
+    assert world.manager.swap_out(request)
+    assert (request.block_table, len(request.host_blocks), counters(request)) == ([], 3, (10, 6, 0, 0))
+    assert (world.manager.pool.num_free, world.manager.host.num_free) == (4, 0)
+    world.compute(other)
+    world.release(other)
+    world.manager.swap_in(request)
+    assert [move.kind for move in world.move()] == [MoveKind.SWAP_IN] * 3
+    assert (len(request.block_table), request.host_blocks) == (3, [])
+    assert (world.manager.pool.num_free, world.manager.host.num_free) == (1, 3)
+    # Its blocks get their names again, and count as read.
+    request.token_ids.append(10)
+    world.compute(request)
+    assert counters(request) == (11, 6, 2, 1)
+    assert world.manager.find_prefix(count(10)) == Prefix(request.block_table[:2], 8, 4)
+
+
+def test_what_is_swapped_out_is_found_until_it_is_reused() -> None:
+    world = World(host=3)
+    first = count(10)
+    world.compute(first)
+    assert world.manager.swap_out(first)
+    world.move()
+    second = world.admit(count(9))
+    assert second.num_cached == 8
+    world.manager.swap_in(first)
+    world.compute(second)
+    assert not set(first.block_table) & set(second.block_table)
+
+
+def test_host_memory_that_is_too_small_changes_nothing() -> None:
+    world = World(host=2)
+    request = count(10)
+    world.compute(request)
+    before = world.state()
+    assert not world.manager.swap_out(request)
+    assert world.state() == before
+
+
+def test_release_leaves_what_can_be_found() -> None:
+    world = World(blocks=4, host=3)
+    first, swapped = count(10), make_request([7])
+    world.compute(first, read=10)
+    world.compute(swapped)
+    assert world.manager.swap_out(swapped)
+    world.move()
+    for request in (first, swapped):
+        world.release(request)
+        assert (request.block_table, request.host_blocks, counters(request)) == ([], [], (0, 0, 0, 0))
+    assert (world.manager.pool.num_free, world.manager.host.num_free) == (4, 3)
+    assert counters(world.admit(count(9)))[:2] == (8, 8)
+
+
+def test_the_end_of_a_prefix_is_forgotten_before_its_beginning() -> None:
+    """Without its beginning nothing of it could be found."""
+    world = World(blocks=3)
+    first = count(12)
+    world.compute(first)
+    world.release(first)
+    world.compute(make_request([99]))
+    assert world.manager.find_prefix(count(12)).num_tokens == 8
+
+
+@pytest.mark.parametrize(("end", "lacking"), [(7, 1), (8, 1), (9, 2), (12, 2), (13, 3)])
+@pytest.mark.parametrize("is_enough", [False, True])
+def test_reserving_takes_what_it_lacks_or_nothing(end: int, lacking: int, is_enough: bool) -> None:
+    """Of a forked request: a block for the copy, and those behind it."""
+    world = World(blocks=2 + lacking - (not is_enough))
+    parent = count(6)
+    world.compute(parent)
+    child = world.fork(parent, 6)
+    assert world.manager.blocks_lacking(child, end) == lacking
+    before = world.state()
+    assert world.manager.reserve(child, end) == is_enough
+    assert is_enough == (world.manager.pool.num_free == 0 and world.state() != before)
+    assert is_enough or world.state() == before
+
+
+def test_drafts_get_what_there_is_and_give_it_back() -> None:
+    world = World(blocks=4)
+    request = count(6)
+    world.compute(request, end=5)
+    assert [world.manager.extend(request, end) for end in (8, 9, 40)] == [8, 12, 16]
+    world.check()
+    world.manager.trim(request)
+    assert (len(request.block_table), world.manager.pool.num_free) == (2, 2)
+    world.check()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("block_table", [], "reference counts are not those of the block tables"),
+        ("host_blocks", [0], "reference counts are not those of the block tables"),
+        ("num_cached", 13, "more is cached than there are entries"),
+        ("num_cached", 11, "counters out of order"),
+        ("num_read", 11, "counters out of order"),
+        ("token_ids", [9, *range(1, 10)], "a hash is of other tokens"),
+        ("cache_salt", "a", "a hash is of other tokens"),
+        ("block_hashes", [b"of others"], "a hash is of other tokens"),
+    ],
+)
+def test_check_integrity_sees(field: str, value: Any, message: str) -> None:
+    world = World(host=1)
+    request = count(10)
+    world.compute(request)
+    setattr(request, field, value)
+    with pytest.raises(AssertionError, match=message):
+        world.manager.check_integrity([request])
+
+
+@pytest.mark.parametrize("place", [1, 3])
+def test_check_integrity_sees_a_wrong_name(place: int) -> None:
+    """Of a full block, or of one that is there for drafts."""
+    world = World(caching=False)
+    request = count(10)
+    world.compute(request)
+    world.manager.extend(request, 16)
+    world.manager.pool.register(request.block_table[place], b"of others")
+    with pytest.raises(AssertionError, match="a block is named for what it does not hold"):
+        world.manager.check_integrity([request])

@@ -1,0 +1,166 @@
+"""A tiny model with a text of its own, requests of every kind, and what their outputs must be."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+from torch import Tensor
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from specdec import LLM, SamplingParams
+from specdec.draft_heads.drafter import DraftRow
+from specdec.outputs import CompletionOutput
+from specdec.request import Request
+from specdec.request_group import RequestGroup
+from specdec.verify.tree import DraftTree
+from tests.fakes import TINY, RandomDrafter, save_random_head, save_random_llama
+from tests.specdec import oracle
+from tests.specdec.oracle import Expected
+
+VOCAB = 97
+EOS = 2
+
+
+class World(NamedTuple):
+    folder: Path
+    target: LlamaForCausalLM
+    tokenizer: Tokenizer
+
+    def logits(self, tokens: Sequence[int]) -> Tensor:
+        with torch.inference_mode():
+            return self.target(torch.tensor([list(tokens)])).logits[0, -1]
+
+
+def make_world(folder: Path) -> World:
+    """A model of 97 tokens: special ones, pairs of letters, and bytes that only together are characters."""
+    target = save_random_llama(folder / "target")
+    save_random_head(folder / "head")
+    letters = [*"abcdefgh", "Ġ"]
+    pieces = [*letters, *(a + b for a in letters for b in letters), "Ã", "©", "â", "Ĥ"]
+    vocab = {token: i for i, token in enumerate(["<unk>", "<s>", "</s>", *pieces])}
+    tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<unk>"))
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    fast.save_pretrained(folder / "target")
+    assert len(vocab) == VOCAB == TINY["vocab_size"]
+    return World(folder, target, fast.backend_tokenizer)
+
+
+tokens = st.integers(0, VOCAB - 1)
+# The end token and a, b, c, d: a request of these alone often meets its bad words, stop strings and ends.
+letters = st.sampled_from([EOS, 3, 4, 5, 6])
+# Text of few letters, so that stop strings and bad words do occur.
+words = st.text(alphabet="abc d", min_size=1, max_size=3)
+
+
+@st.composite
+def parameters(draw: st.DrawFn) -> SamplingParams:
+    """Everything a request can ask of the output, most of it off most of the time."""
+    temperature = draw(st.sampled_from([0.0, 0.0, 0.3, 1.0, 1.7]))
+    max_tokens = draw(st.one_of(st.none(), st.integers(1, 14), st.integers(1, 14), st.integers(1, 14)))
+    return SamplingParams(
+        n=draw(st.sampled_from([1, 1, 2])) if temperature else 1,
+        temperature=temperature,
+        top_k=draw(st.sampled_from([0, 0, 1, 3, 20])),
+        top_p=draw(st.sampled_from([1.0, 1.0, 0.9, 0.3])),
+        min_p=draw(st.sampled_from([0.0, 0.0, 0.05, 0.5])),
+        repetition_penalty=draw(st.sampled_from([1.0, 1.0, 1.5, 0.7])),
+        presence_penalty=draw(st.sampled_from([0.0, 0.0, 1.0, -0.8])),
+        frequency_penalty=draw(st.sampled_from([0.0, 0.0, 0.6, -0.4])),
+        logit_bias=draw(st.one_of(st.none(), st.dictionaries(tokens, st.sampled_from([-100.0, 3.0, 8.0]), max_size=3))),
+        allowed_token_ids=draw(
+            st.one_of(st.none(), st.lists(tokens, min_size=12, max_size=40), st.lists(letters, min_size=2, max_size=5))
+        ),
+        bad_words=draw(st.lists(words.filter(str.strip), max_size=2)),
+        seed=draw(st.integers(0, 2**63 - 1)),
+        max_tokens=max_tokens,
+        min_tokens=draw(st.integers(0, min(max_tokens or 6, 6))),
+        stop=draw(st.one_of(st.none(), words, st.lists(words, max_size=3))),
+        stop_token_ids=draw(st.lists(tokens, max_size=6)),
+        include_stop_str_in_output=draw(st.booleans()),
+        ignore_eos=draw(st.booleans()),
+        logprobs=draw(st.sampled_from([None, None, 0, 3])),
+        prompt_logprobs=draw(st.sampled_from([None, None, 0, 2])),
+        skip_special_tokens=draw(st.booleans()),
+    )
+
+
+class KnowingDrafter(RandomDrafter):
+    """Drafts what will be said, end tokens and what would lie behind the end included, among random branches."""
+
+    def __init__(self, seed: int, futures: dict[tuple[int, int], list[int]]) -> None:
+        super().__init__(VOCAB, seed)
+        self.futures = futures
+
+    def tree(self, row: DraftRow) -> DraftTree:
+        sampling, position = row.context.sampling, row.context.num_output
+        future = self.futures[sampling.seed, sampling.sample_index][position:]
+        chain = future[: min(row.num_nodes, row.max_depth, self.random.randint(0, 5))]
+        if self.random.random() < 0.3:
+            chain = [*chain[:1], EOS, EOS][: min(row.num_nodes, row.max_depth)]
+        drafted = DraftTree.chain(chain)
+        taken, nodes, parents = set(drafted.children), list(chain), list(drafted.parents)
+        for _ in range(row.num_nodes - len(chain)):
+            parent = self.random.randint(-1, len(chain) - 1)
+            token = self.random.choice([EOS, *chain, self.random.randrange(VOCAB)])
+            if (parent, token) not in taken and parent + 2 <= row.max_depth:
+                taken.add((parent, token))
+                nodes.append(token)
+                parents.append(parent)
+        return DraftTree(tuple(nodes), tuple(parents))
+
+
+def expect(world: World, llm: LLM, request: Request, params: SamplingParams, beyond: int = 0) -> Expected:
+    """The plain loop's output for a request not yet run."""
+    return oracle.generate(
+        world.logits,
+        request.token_ids[: request.num_prompt],
+        params,
+        request.sampling,
+        end_tokens=llm.end_tokens,
+        tokenizer=world.tokenizer,
+        max_length=llm.max_model_len,
+        processed=llm.engine.logprobs_mode == "processed_logprobs",
+        beyond=beyond,
+    )
+
+
+def check(output: CompletionOutput, expected: Expected, params: SamplingParams) -> None:
+    assert output.token_ids == expected.tokens
+    assert output.text == expected.text
+    assert (output.finish_reason, output.stop_reason) == (expected.finish_reason, expected.stop_reason)
+    if params.logprobs is None:
+        assert output.logprobs is None
+        return
+    assert output.logprobs is not None
+    for token, entries, log_p in zip(output.token_ids, output.logprobs, expected.logprobs, strict=True):
+        likeliest = log_p.topk(params.logprobs).indices.tolist()
+        # Tokens that cannot be are alike, so which of them fill the list is not settled.
+        assert {t for t in entries if log_p[t].isfinite()} == {t for t in [token, *likeliest] if log_p[t].isfinite()}
+        for other, entry in entries.items():
+            assert entry.logprob == pytest.approx(log_p[other].item(), abs=1e-9)
+        assert entries[token].rank == int((log_p >= log_p[token] - 1e-12).sum())
+    total = sum(log_p[token].item() for token, log_p in zip(expected.tokens, expected.logprobs, strict=True))
+    assert output.cumulative_logprob == pytest.approx(total, abs=1e-8)
+
+
+def check_prompt(group: RequestGroup, world: World, params: SamplingParams) -> None:
+    scored = group.output().prompt_logprobs
+    if params.prompt_logprobs is None:
+        assert scored is None
+        return
+    assert scored is not None
+    assert len(scored) == len(group.prompt_token_ids)
+    assert scored[0] is None
+    with torch.inference_mode():
+        log_p = world.target(torch.tensor([group.prompt_token_ids])).logits[0].log_softmax(-1)
+    for at, token in enumerate(group.prompt_token_ids[1:]):
+        entries = scored[at + 1]
+        assert entries is not None
+        assert set(entries) == {token, *log_p[at].topk(params.prompt_logprobs).indices.tolist()}
+        for other, entry in entries.items():
+            assert entry.logprob == pytest.approx(log_p[at, other].item(), abs=1e-9)
