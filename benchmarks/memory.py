@@ -6,6 +6,7 @@ Two bounded caches fill first, during the warm-up: kept noise vectors, and oneDN
 """
 
 import argparse
+import ctypes
 from pathlib import Path
 
 from benchmarks.report import read_prompts, write
@@ -16,6 +17,22 @@ def resident_mib() -> float:
     """Resident size of this process, MiB."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * 4096 / 2**20
+
+
+class _Heap(ctypes.Structure):
+    """glibc's `struct mallinfo2`: the fifth size, hblkhd, is in use and mapped, the eighth, uordblks, in use else."""
+
+    _fields_ = (("sizes", ctypes.c_size_t * 10),)
+
+
+def in_use_mib() -> float:
+    """What this process has allocated and not freed, MiB; 0 where the C library does not say."""
+    mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if mallinfo is None:
+        return 0.0
+    mallinfo.restype = _Heap
+    sizes = mallinfo().sizes
+    return float(sizes[4] + sizes[7]) / 2**20
 
 
 def main() -> None:

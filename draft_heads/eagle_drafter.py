@@ -106,8 +106,7 @@ class EagleDrafter:
         levels = self._levels(rows, min(self.shape.depth, max(row.max_depth for row in rows)), draw.width)
         for level in range(1, levels.depth + 1):
             log_q = torch.log_softmax(self._scores(hidden, rows, draw.frontier_paths), -1)
-            noise = torch.stack([self._draft_noise(row, level) for row in rows])
-            frontier = draw.expand(log_q.view(len(rows), -1, log_q.shape[-1]), noise)
+            frontier = draw.expand(log_q.view(len(rows), -1, log_q.shape[-1]), self._draft_noise(rows, level))
             if level < levels.depth:
                 hidden = self._expand(levels, frontier, hidden, level)
         return draw.trees([row.num_nodes for row in rows], [row.max_depth for row in rows])
@@ -194,12 +193,13 @@ class EagleDrafter:
         sampling = row.context.sampling
         return self.noise.at(sampling.seed, sampling.sample_index, row.context.num_output + level - 1)
 
-    def _draft_noise(self, row: DraftRow, level: int) -> Tensor:
-        """float32 `[vocab]` of this step and level alone: a rule may cut a chain by what was drawn behind the cut,
-        and who drew the same again in the next step would know that.
+    def _draft_noise(self, rows: Sequence[DraftRow], level: int) -> Tensor:
+        """float32 `[rows, vocab]` of this step and level alone: a rule may cut a chain by what was drawn behind the
+        cut, and who drew the same again in the next step would know that.
         """
-        sampling = row.context.sampling
-        return self.noise.at(sampling.seed, sampling.sample_index, row.context.num_output, Stream.DRAFT, level)
+        samplings = [row.context.sampling for row in rows]
+        keys = [(s.seed, s.sample_index, row.context.num_output) for s, row in zip(samplings, rows, strict=True)]
+        return self.noise.stack([(*key, Stream.DRAFT, level) for key in keys])
 
 
 def _paths_of(paths: Callable[[], Tensor], row: int) -> Tensor:

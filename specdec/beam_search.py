@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from specdec.admission import Admission
 from specdec.beam_request import BeamRequest
 from specdec.beam_search_params import BeamSearchParams
 from specdec.engine import LLMEngine
 from specdec.outputs import BeamSearchOutput, BeamSearchSequence
-from specdec.scheduler import Admission
 from specdec.tokenizer import Tokenizer
 
 

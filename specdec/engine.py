@@ -85,9 +85,10 @@ class LLMEngine:
 
     def _draft_row(self, row: PlannedRow) -> DraftRow:
         request, table = row.request, row.request.block_table
-        if row.num_nodes:
+        drafts = self.scheduler.drafts
+        if row.num_nodes and drafts is not None:
             # Places for drafts that the row's bounds do not reach: the levels of a batch are as deep as its deepest.
-            lacking = self.scheduler.blocks_with_drafts(request) - len(table)
+            lacking = drafts.blocks(request, self.scheduler.manager) - len(table)
             table = [*table, *[self.cache.null_block] * lacking]
         return DraftRow(table, request.num_read, row.read_to, row.num_nodes, row.max_depth, request.context)
 

@@ -103,10 +103,9 @@ class LLM:
         self.tokenizer = Tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
         self.max_model_len = self.config.context(self.model.config.max_position)
         self.generation_config = GenerationConfig.read(folder)
-        self.end_tokens = self.generation_config.end_tokens
         self.engine = build_engine(self.config, self.model, rule, logprobs_mode)
         self._requests = RequestMaker(
-            self.tokenizer, self.model.config.vocab_size, self.max_model_len, self.end_tokens, folder
+            self.tokenizer, self.model.config.vocab_size, self.max_model_len, self.generation_config.end_tokens, folder
         )
 
     def generate(
@@ -242,6 +241,11 @@ class LLM:
                 cannot honour.
         """
         return self._requests.group(prompt, params, priority, cache_salt)
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """After which the model's output ends."""
+        return self._requests.end_tokens
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What the checkpoint's generation_config.json asks for; what it leaves open is `SamplingParams`' own."""

@@ -4,8 +4,10 @@ import itertools
 import sys
 from bisect import insort
 from collections.abc import Iterator, Sequence
-from enum import Enum
+from dataclasses import dataclass
 
+from specdec.admission import Admission, QueueFullError
+from specdec.draft_budget import DraftBudget
 from specdec.draft_heads.draft_shape import DraftShape
 from specdec.engine_stats import EngineStats
 from specdec.kv_cache_manager import KVCacheManager, Prefix
@@ -18,29 +20,18 @@ from specdec.scheduler_config import SchedulerConfig
 PRIORITY_STEPS = 1000
 
 
-class Admission(Enum):
-    """Whether a request can be queued."""
-
-    OK = "ok"
-    LATER = "later"
-    NEVER = "never"
-
-
-class QueueFullError(RuntimeError):
-    """As many requests wait as may; try again later."""
-
-
 class Scheduler:
     """One loop in which the cached tokens of requests catch up with the known ones.
 
     Requests have a rank: their order of arrival, or with the policy "priority" the step they arrived in plus
-    `PRIORITY_STEPS` times their priority. In this order the running ones get their tokens, then waiting ones
-    are admitted, whose known tokens all have blocks. Whoever lacks a block takes it first from drafts, then from the
-    running request that ranks last, which is preempted. Draft nodes get what tokens and blocks are left at the end.
+    `PRIORITY_STEPS` times their priority. In this order they get tokens, and those that wait are admitted if there is a
+    seat and all their known tokens have blocks. Whoever lacks a seat or a block takes it first from drafts, then
+    from the running request that ranks last, if that is behind, which is preempted. Draft nodes get what tokens and
+    blocks are left at the end.
 
-    So nobody waits for anyone who ranks behind, except for those who were running first: the running request
-    that ranks first is never preempted and gets at least one token in every step. A request is therefore admitted
-    within as many steps as there are tokens, at their longest, in all that rank before it or ran when it came.
+    So nobody waits for anyone who ranks behind, and who ranks first goes on in every step. A request is therefore
+    admitted within as many steps as there are tokens, at their longest, in all that rank before it; what of these is
+    preempted for later arrivals of higher priority, and computed again, counts once more.
 
     Args:
         manager: blocks of the cache.
@@ -58,7 +49,12 @@ class Scheduler:
         cost: PreemptionCost | None = None,
         draft_context: int = sys.maxsize,
     ) -> None:
-        self.manager, self.config, self.shape, self.draft_context = manager, config, shape, draft_context
+        self.manager, self.config = manager, config
+        self.drafts = None
+        if shape is not None:
+            # A step adds no more than this to what the head has not read.
+            reads = config.max_num_batched_tokens + config.max_num_seqs
+            self.drafts = DraftBudget(shape, draft_context, reads)
         self.cost = cost or PreemptionCost()
         self.running: list[Request] = []
         self.waiting: list[Request] = []
@@ -116,11 +112,9 @@ class Scheduler:
         """The coming step; no rows if nothing is left to do. `update` or `cancel` must follow."""
         assert not self._in_flight, "the last step has not ended"
         plan = Plan()
-        budget, partial, preempted = self._plan_running(plan)
-        if not preempted:
-            budget = self._admit(plan, budget, partial)
-        if self.shape is not None:
-            budget = self._grant_drafts(plan, self.shape, budget)
+        budget = self._plan_known(plan)
+        if self.drafts is not None:
+            budget = self.drafts.grant(plan.rows, budget, self.manager, self.counts)
         if plan.rows:
             plan.moves, self.manager.moves = self.manager.moves, []
             self._in_flight = plan.rows
@@ -130,44 +124,113 @@ class Scheduler:
             counts.step_tokens = self.config.max_num_batched_tokens - budget
         return plan
 
-    def _plan_running(self, plan: Plan) -> tuple[int, int, bool]:
-        """Rows of running requests; the tokens left, the prompts still under way, whether any was preempted."""
-        budget = self.config.max_num_batched_tokens
-        longest = self.config.long_prefill_token_threshold or budget
-        running = self.running
-        # A token is kept for everyone who needs just one, so that no prompt makes an output wait.
-        singles = sum(len(request.token_ids) - request.num_cached == 1 for request in running)
-        partial, place, preempted = 0, 0, False
-        while place < len(running):
-            request = running[place]
-            missing = len(request.token_ids) - request.num_cached
-            place += 1
-            if missing == 0:
+    def _plan_known(self, plan: Plan) -> int:
+        """Rows of known tokens, in the order of rank; the tokens left."""
+        # A token is kept for everyone running who needs just one, so that no prompt makes an output wait.
+        singles = sum(len(request.token_ids) - request.num_cached == 1 for request in self.running)
+        step = _Step(plan, self.config.max_num_batched_tokens, singles)
+        while True:
+            runs = self.running[step.place] if step.place < len(self.running) else None
+            waits = None
+            if step.admits and step.passed < len(self.waiting):
+                waits = self.waiting[step.passed]
+            if waits is not None and (runs is None or waits.rank < runs.rank):
+                self._plan_waiting(waits, step)
+            elif runs is not None:
+                self._plan_running(runs, step)
+            else:
+                return step.budget
+
+    def _plan_running(self, request: Request, step: "_Step") -> None:
+        """Its row, with memory taken from those behind; or its own preemption."""
+        missing = len(request.token_ids) - request.num_cached
+        step.place += 1
+        if missing == 0:
+            return
+        if missing == 1:
+            step.singles -= 1
+            known = 1
+        else:
+            known = self._share(missing, step)
+            if known <= 0 or (known < missing and step.partial >= self.config.max_num_partial_prefills):
+                return
+        while not self.manager.reserve(request, request.num_cached + known):
+            if self._reclaim():
                 continue
-            if missing == 1:
-                singles -= 1
-                known = 1
-            else:
-                known = min(missing, longest, budget - singles)
-                if known <= 0:
-                    partial += 1
-                    continue
-            end = request.num_cached + known
-            while not self.manager.reserve(request, end):
-                if self._reclaim():
-                    continue
-                victim = running.pop()
-                preempted = True
-                if victim is not request and victim.num_missing == 1:
-                    singles -= 1
-                self._preempt(victim)
-                if victim is request:
-                    break
-            else:
-                partial += known < missing
-                budget -= known
-                plan.rows.append(PlannedRow(request, known, known == missing))
-        return budget, partial, preempted
+            # Nobody is admitted into what has just been taken.
+            step.admits = False
+            if self.running[-1] is request:
+                self._preempt_last()
+                return
+            step.singles -= self.running[-1].num_missing == 1
+            self._preempt_last()
+        step.take(request, known, missing)
+
+    def _plan_waiting(self, request: Request, step: "_Step") -> None:
+        """Admit it, pass it over, or close the door to all behind it; what it needs is taken from those behind."""
+        config, manager = self.config, self.manager
+        last = self.running[-1] if self.running and self.running[-1].rank > request.rank else None
+        full = len(self.running) + step.seats_kept >= config.max_num_seqs
+        # A token that is kept for who is to make way counts as well.
+        tokens = step.budget - step.singles + (last is not None and last.num_missing == 1)
+        step.admits = tokens > 0 and (not full or last is not None)
+        if not step.admits:
+            return
+        ahead = self.running[: step.place]
+        prefix = None if request.host_blocks else manager.find_prefix(request)
+        if prefix is not None and manager.is_under_way(request, prefix, ahead):
+            step.admits = False
+            return
+        room = self._room(self.running) - step.blocks_kept
+        lacking = self._blocks_lacking(request, prefix)
+        if prefix is not None and lacking > room and prefix.num_tokens % manager.block_size:
+            prefix = _whole_blocks(prefix, manager.block_size)
+            lacking = self._blocks_lacking(request, prefix)
+        missing = len(request.token_ids) - (request.num_cached if prefix is None else prefix.num_tokens)
+        known = self._share(missing, step)
+        if missing == 0:
+            # A beam that was swapped out and waits for its search.
+            step.passed += 1
+        elif max(known, 1) < missing and step.partial >= config.max_num_partial_prefills:
+            # Others may go first, but not into its seat or its blocks.
+            step.passed += 1
+            step.seats_kept += 1
+            step.blocks_kept += lacking
+        elif full or lacking > room or known <= 0:
+            held = sum(len(other.block_table) for other in self.running[step.place :])
+            step.admits = last is not None and lacking <= self._room(ahead) + held - step.blocks_kept
+            if last is not None and step.admits:
+                step.singles -= last.num_missing == 1
+                self._preempt_last()
+        else:
+            del self.waiting[step.passed]
+            self._admit(request, prefix, known)
+            self.running.insert(step.place, request)
+            step.place += 1
+            step.take(request, known, missing)
+
+    def _share(self, missing: int, step: "_Step") -> int:
+        """Tokens of a step for a prompt that lacks so many."""
+        limit = self.config.long_prefill_token_threshold or missing
+        return min(missing, limit, step.budget - step.singles)
+
+    def _room(self, running: Sequence[Request]) -> int:
+        """Blocks that an admission can take: not those that `running` ones need for what is known of them."""
+        manager = self.manager
+        self._reclaim()
+        claimed = sum(max(0, manager.blocks_for(len(r.token_ids)) - len(r.block_table)) for r in running)
+        return manager.pool.num_free - claimed - (self._watermark if running else 0)
+
+    def _admit(self, request: Request, prefix: Prefix | None, known: int) -> None:
+        """Give a waiting request its memory; the caller has seen that there is enough."""
+        if prefix is None:
+            self.manager.swap_in(request)
+        else:
+            self.manager.take_prefix(request, prefix)
+            self.counts.prefix_queries += len(request.token_ids)
+            self.counts.prefix_hits += prefix.num_tokens
+        reserved = self.manager.reserve(request, request.num_cached + known)
+        assert reserved, "an admitted request has its blocks"
 
     def _reclaim(self) -> bool:
         """Take back the blocks that only drafts have used; whether there were any."""
@@ -176,8 +239,9 @@ class Scheduler:
             self.manager.trim(request)
         return self.manager.pool.num_free > before
 
-    def _preempt(self, victim: Request) -> None:
-        """Take a running request's memory; it goes on, token for token, when its turn comes again."""
+    def _preempt_last(self) -> None:
+        """Take the memory of who ranks last of those running; it goes on, token for token, when its turn comes."""
+        victim = self.running.pop()
         self.counts.preemptions += 1
         blocks = self.manager.blocks_for(victim.num_cached)
         if self.cost.prefers_swap(victim.num_cached, blocks) and self.manager.swap_out(victim):
@@ -185,58 +249,6 @@ class Scheduler:
         else:
             self.manager.release(victim)
         insort(self.waiting, victim, key=_rank)
-
-    def _admit(self, plan: Plan, budget: int, partial: int) -> int:
-        """Rows of requests that begin or go on; the tokens left."""
-        config, manager = self.config, self.manager
-        if not self.waiting or budget == 0 or len(self.running) >= config.max_num_seqs:
-            return budget
-        self._reclaim()
-        longest = config.long_prefill_token_threshold or budget
-        seats = config.max_num_seqs - len(self.running)
-        # Blocks that requests before this one still need for what is known of them.
-        claimed = sum(max(0, manager.blocks_for(len(r.token_ids)) - len(r.block_table)) for r in self.running)
-        place = 0
-        while place < len(self.waiting) and seats > 0 and budget > 0:
-            request = self.waiting[place]
-            prefix = None if request.host_blocks else manager.find_prefix(request)
-            if prefix is not None and manager.is_under_way(request, prefix, self.running):
-                break
-            room = manager.pool.num_free - claimed - (self._watermark if self.running else 0)
-            lacking = self._blocks_lacking(request, prefix)
-            if lacking > room and prefix is not None and prefix.num_tokens % manager.block_size:
-                prefix = _whole_blocks(prefix, manager.block_size)
-                lacking = self._blocks_lacking(request, prefix)
-            if lacking > room:
-                break
-            cached = request.num_cached if prefix is None else prefix.num_tokens
-            missing = len(request.token_ids) - cached
-            known = min(missing, budget, longest)
-            if known == 0:
-                # A beam that was swapped out and waits for its search.
-                place += 1
-                continue
-            seats -= 1
-            if known < missing and partial >= config.max_num_partial_prefills:
-                # Others may go first, but not into its seat or its blocks.
-                claimed += lacking
-                place += 1
-                continue
-            del self.waiting[place]
-            if prefix is None:
-                manager.swap_in(request)
-            else:
-                manager.take_prefix(request, prefix)
-                self.counts.prefix_queries += len(request.token_ids)
-                self.counts.prefix_hits += prefix.num_tokens
-            reserved = manager.reserve(request, cached + known)
-            assert reserved, "an admitted request has its blocks"
-            claimed += max(0, manager.blocks_for(len(request.token_ids)) - len(request.block_table))
-            insort(self.running, request, key=_rank)
-            partial += known < missing
-            budget -= known
-            plan.rows.append(PlannedRow(request, known, known == missing))
-        return budget
 
     def _blocks_lacking(self, request: Request, prefix: Prefix | None) -> int:
         """Blocks that admitting the request, and computing all that is known of it, takes from the free ones."""
@@ -246,43 +258,6 @@ class Scheduler:
         unheld = sum(self.manager.pool.is_free(block) for block in prefix.blocks)
         copied = 1 if prefix.num_tokens % self.manager.block_size else 0
         return total - len(prefix.blocks) + copied + unheld
-
-    def _grant_drafts(self, plan: Plan, shape: DraftShape, budget: int) -> int:
-        """Spread the tokens and blocks that are left over the rows that can use drafts; the tokens left then."""
-        rows = [row for row in plan.rows if row.sampled and row.num_known == 1 and row.request.may_draft]
-        rows = [row for row in rows if len(row.request.token_ids) < self.draft_context]
-        # What the draft head reads is bounded, too, by what a step can add to it: a long prompt makes no step long.
-        reads = self.config.max_num_batched_tokens + self.config.max_num_seqs
-        self.counts.drafts_asked += shape.nodes * len(rows)
-        for index, row in enumerate(rows):
-            nodes = min(shape.nodes, budget // (len(rows) - index))
-            if nodes <= 0:
-                continue
-            request = row.request
-            self.manager.catch_up(request)
-            row.read_to = min(len(request.token_ids), request.num_read + reads)
-            reads -= row.read_to - request.num_read
-            if row.read_to < len(request.token_ids):
-                # It has read little of a long prompt yet, and drafts later.
-                continue
-            # The step's own token is the last of those that may come, so drafts can be one level less.
-            depth = min(shape.depth, request.num_remaining - 1)
-            end = request.num_cached + 1
-            # While drafting, each level but the last lies in the cache, too.
-            room = self.manager.extend(request, end + max(nodes, (depth - 1) * shape.branching)) - end
-            nodes = min(nodes, room)
-            if nodes <= 0:
-                continue
-            row.num_nodes = nodes
-            row.max_depth = min(depth, room // shape.branching + 1)
-            self.counts.drafts_granted += nodes
-            budget -= nodes
-        return budget
-
-    def blocks_with_drafts(self, request: Request) -> int:
-        """Blocks that the request would have with the largest tree."""
-        slots = self.shape.slots if self.shape else 0
-        return self.manager.blocks_for(len(request.token_ids) + slots)
 
     def update(self, plan: Plan, accepted: Sequence[int | None]) -> None:
         """Count what a step has cached, once its tokens are appended, and let go of requests that have ended.
@@ -305,6 +280,8 @@ class Scheduler:
 
     def cancel(self, plan: Plan) -> None:
         """The step has come to nothing: its rows stay as they were."""
+        for row in plan.rows:
+            del row.request.logprobs[row.request.num_output :]
         self.update(plan, [None] * len(plan.rows))
 
     def abort(self, request: Request) -> None:
@@ -349,6 +326,35 @@ class Scheduler:
         assert not any(request.block_table for request in self.waiting), "a waiting request holds blocks"
         assert not any(request.host_blocks for request in self.running), "a running request is swapped out"
         self.manager.check_integrity(self)
+
+
+@dataclass
+class _Step:
+    """What has been planned of a step.
+
+    Attributes:
+        budget: tokens left.
+        singles: running requests not planned yet that need just one.
+        place: of the next running request.
+        passed: waiting ones that were passed over, for whom seats and blocks are kept.
+        partial: prompts planned that take more steps.
+        admits: whether waiting requests are still looked at.
+    """
+
+    plan: Plan
+    budget: int
+    singles: int
+    place: int = 0
+    passed: int = 0
+    partial: int = 0
+    seats_kept: int = 0
+    blocks_kept: int = 0
+    admits: bool = True
+
+    def take(self, request: Request, known: int, missing: int) -> None:
+        self.budget -= known
+        self.partial += known < missing
+        self.plan.rows.append(PlannedRow(request, known, known == missing))
 
 
 def _rank(request: Request) -> tuple[int, int, int]:

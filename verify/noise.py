@@ -1,6 +1,7 @@
 """Gumbel noise that every output position of a request has of its own, whoever asks and in whatever order."""
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from enum import IntEnum
 
 import numpy as np
@@ -33,21 +34,31 @@ class GumbelNoise:
 
     def __init__(self, vocab_size: int, device: torch.device, cache_bytes: int = 64 << 20) -> None:
         self.vocab_size = vocab_size
-        self.device = device
-        self._capacity = max(64, cache_bytes // (4 * vocab_size))
-        self._kept: OrderedDict[tuple[int, int, int, Stream, int], Tensor] = OrderedDict()
+        # One piece of memory for all: as many small ones would lie between everything else that comes and goes.
+        self._vectors = torch.empty(max(64, cache_bytes // (4 * vocab_size)), vocab_size, device=device)
+        self._free = list(range(len(self._vectors)))
+        self._kept: OrderedDict[tuple[int, int, int, Stream, int], int] = OrderedDict()
 
     def at(self, seed: int, sample_index: int, position: int, stream: Stream = Stream.TARGET, lane: int = 0) -> Tensor:
-        """float32 `[vocab_size]` noise of output position `position` (0 is the first generated token)."""
+        """float32 `[vocab_size]` noise of output position `position` (0 is the first generated token).
+
+        Valid until the 64th call from now, when its memory may be used again; for more at once there is `stack`.
+        """
         key = (seed, sample_index, position, stream, lane)
-        noise = self._kept.get(key)
-        if noise is None:
-            noise = gumbel(seed, sample_index, position, self.vocab_size, stream, lane).to(self.device)
-            self._kept[key] = noise
-            if len(self._kept) > self._capacity:
-                self._kept.popitem(last=False)
+        place = self._kept.get(key)
+        if place is None:
+            place = self._free.pop() if self._free else self._kept.popitem(last=False)[1]
+            self._vectors[place] = gumbel(seed, sample_index, position, self.vocab_size, stream, lane)
+            self._kept[key] = place
         else:
             self._kept.move_to_end(key)
+        return self._vectors[place]
+
+    def stack(self, keys: Sequence[tuple[int, int, int, Stream, int]]) -> Tensor:
+        """float32 `[keys, vocab_size]`, a copy of the noise of each (seed, sample index, position, stream, lane)."""
+        noise = torch.empty(len(keys), self.vocab_size, device=self._vectors.device)
+        for place, key in enumerate(keys):
+            noise[place] = self.at(*key)
         return noise
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from specdec.verify.noise import GumbelNoise
+from specdec.verify.noise import GumbelNoise, Stream
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.transforms import NodeRows, processed_logits
 from specdec.verify.tree import ROOT, DraftTree
@@ -95,7 +95,7 @@ class CoupledVerifier:
     def noise_vectors(self, sampling: Sampling, position: int, count: int) -> Tensor:
         """float32 `[count, vocab]`: the noise of `count` output positions from `position` on."""
         key = (sampling.seed, sampling.sample_index)
-        return torch.stack([self.noise.at(*key, position + depth) for depth in range(count)])
+        return self.noise.stack([(*key, position + depth, Stream.TARGET, 0) for depth in range(count)])
 
 
 def argmax(scores: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ def llm(tiny: Tiny) -> Iterator[LLM]:
 @pytest.mark.parametrize("beam_width", [1, 2, 4, 5])
 def test_sequences_and_scores_equal_transformers(tiny: Tiny, llm: LLM, beam_width: int, early_stopping: Any) -> None:
     for ends, length_penalty in itertools.product(ENDS, (0, 1, 2, -0.5)):
-        llm.end_tokens = frozenset(ends)
+        llm._requests.end_tokens = frozenset(ends)
         params = BeamSearchParams(beam_width, 16, length_penalty=length_penalty, early_stopping=early_stopping)
         prompts = [[3, 4, 5], [10, 20, 30, 40, 50, 60, 7]]
         for prompt, output in zip(prompts, llm.beam_search(prompts, params), strict=True):
@@ -76,7 +76,7 @@ def test_drawn_searches_equal_transformers(
     early_stopping: Any,
     ends: set[int],
 ) -> None:
-    sharp_llm.end_tokens = frozenset(ends)
+    sharp_llm._requests.end_tokens = frozenset(ends)
     params = BeamSearchParams(beam_width, 16, length_penalty=length_penalty, early_stopping=early_stopping)
     check(sharp.reference, prompt, params, sorted(ends), sharp_llm.beam_search(prompt, params)[0])
 
@@ -166,7 +166,7 @@ def test_little_memory_changes_nothing(
         enable_prefix_caching=caching,
     )
     params = BeamSearchParams(beam_width, max_tokens)
-    llm.end_tokens = small.end_tokens = frozenset(ends)
+    llm._requests.end_tokens = small._requests.end_tokens = frozenset(ends)
     for tight in watched(small):
         outputs = tight.beam_search(prompts, params)
     for prompt, output in zip(prompts, outputs, strict=True):
@@ -206,12 +206,12 @@ def test_ordinary_requests_go_on_beside_a_search(tiny: Tiny, llm: LLM) -> None:
 def test_more_prompts_than_may_queue_take_turns(tiny: Tiny, llm: LLM) -> None:
     """As many searches at a time as have seats for all their beams, so that nothing is computed twice."""
     prompts, params = [[token, 9] for token in range(3, 9)], BeamSearchParams(3, 6)
-    llm.end_tokens = frozenset(ENDS[1])
+    llm._requests.end_tokens = frozenset(ENDS[1])
     known = llm.engine.scheduler.counts.known_tokens
     want = [llm.beam_search([prompt], params)[0] for prompt in prompts]
     known = llm.engine.scheduler.counts.known_tokens - known
     for small in watched(cramped(tiny, 40, max_num_seqs=7, max_queued_requests=1)):
-        small.end_tokens = llm.end_tokens
+        small._requests.end_tokens = llm.end_tokens
         assert tokens_of(small.beam_search(prompts, params)) == tokens_of(want)
         assert small.engine.scheduler.stats().known_tokens == known
 

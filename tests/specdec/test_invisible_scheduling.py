@@ -3,10 +3,13 @@
 Every output is that of its request run alone by the plain loop, whatever the scheduler does to it.
 """
 
+import contextlib
+import itertools
 import random
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -231,3 +234,26 @@ def test_the_cases_do_preempt_swap_hit_and_draft(world: World) -> None:
     assert stats.preemptions > stats.swaps > 0
     assert stats.prefix_hits > 0
     assert stats.drafts_asked > stats.drafts_granted > stats.drafts_verified > 0
+
+
+def test_a_step_that_comes_to_nothing_leaves_no_trace(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupted after it was verified: whoever goes on gets the same tokens and log-probabilities."""
+    params = SamplingParams(temperature=1.0, seed=4, max_tokens=20, logprobs=1, ignore_eos=True)
+    llm = LLM(world.folder / "target", world.folder / "head", dtype="float64", shape=DraftShape(3, 3, 8))
+    (expected,) = llm.generate([[3, 4, 5, 6]], params)
+    commit, calls = llm.engine._commit, itertools.count()
+
+    def interrupted(done: list[Any]) -> None:
+        if next(calls) % 3 == 1:
+            raise KeyboardInterrupt
+        commit(done)
+
+    monkeypatch.setattr(llm.engine, "_commit", interrupted)
+    (request,) = llm.new_group([3, 4, 5, 6], params).requests
+    llm.engine.add_request(request)
+    while not request.finished:
+        with contextlib.suppress(KeyboardInterrupt):
+            llm.engine.step()
+        llm.engine.scheduler.check_integrity()
+    assert request.completion().token_ids == expected.token_ids
+    assert request.completion().cumulative_logprob == pytest.approx(expected.outputs[0].cumulative_logprob, abs=1e-9)

@@ -108,3 +108,22 @@ def test_uniforms_are_below_one_for_the_largest_word(monkeypatch: pytest.MonkeyP
 def test_gumbel_is_finite_for_the_extreme_words(monkeypatch: pytest.MonkeyPatch, word: int) -> None:
     monkeypatch.setattr("specdec.verify.noise._philox", fixed_words(word))
     assert torch.isfinite(gumbel(0, 0, 0, 4)).all()
+
+
+def test_many_at_once_outlive_the_kept_ones() -> None:
+    """More than are kept, asked twice: none of them is overwritten by a later one."""
+    noise = GumbelNoise(1 << 12, torch.device("cpu"), cache_bytes=0)
+    keys = [(9, 0, position, Stream.TARGET, 0) for position in (*range(70), *range(3))]
+    found = noise.stack(keys)[:, :8]
+    for row, key in zip(found, keys, strict=True):
+        assert torch.equal(row, gumbel(*key[:3], 1 << 12, *key[3:])[:8])
+
+
+def test_kept_noise_takes_no_more_memory_than_asked() -> None:
+    noise = GumbelNoise(1000, torch.device("cpu"), cache_bytes=4000 * 100)
+    first = noise.at(1, 0, 0)
+    place = first.data_ptr()
+    assert noise.at(1, 0, 0).data_ptr() == place
+    places = {noise.at(1, 0, position).data_ptr() for position in range(1, 500)}
+    assert len(places) == 100
+    assert torch.equal(noise.at(1, 0, 0), gumbel(1, 0, 0, 1000))

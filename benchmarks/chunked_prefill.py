@@ -1,0 +1,139 @@
+"""How long a long prompt makes others wait: computed in chunks, and whole.
+
+    python -m benchmarks.chunked_prefill
+
+Eight requests decode when a prompt of 2,000 tokens arrives. The figure is the longest time between two tokens of any
+of them until the prompt yields its first token, over the median step before it came, of the same run. Asked: at most 3
+with chunks of 256. Drafts get what a step's tokens leave over, so there are few while chunks are computed; beside
+the gap stands how many tokens the eight got in that time.
+"""
+
+import argparse
+import statistics
+import time
+from itertools import chain
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.report import parse_shape, read_prompts, write
+from specdec import LLM, SamplingParams
+
+
+class Run(NamedTuple):
+    """One arrival.
+
+    Attributes:
+        normal: seconds, the median step of the decoding requests alone.
+        gap: seconds, the longest between two tokens of one of them meanwhile.
+        prefill: seconds from the long prompt's arrival to its first token.
+        steps: target passes in that time.
+        tokens: what the decoding requests got in that time.
+    """
+
+    normal: float
+    gap: float
+    prefill: float
+    steps: int
+    tokens: int
+
+
+def arrival(llm: LLM, short: list[list[int]], long: list[int], steps_before: int) -> Run:
+    """Decode, let the long prompt arrive after `steps_before` steps, and stop at its first token."""
+    engine = llm.engine
+    endless = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
+    requests = [llm.new_group(prompt, endless).requests[0] for prompt in short]
+    (late,) = llm.new_group(long, SamplingParams(temperature=0, max_tokens=1)).requests
+    for request in requests:
+        engine.add_request(request)
+    while any(request.num_output == 0 for request in requests):
+        engine.step()
+    before: list[float] = []
+    for _ in range(steps_before):
+        start = time.perf_counter()
+        engine.step()
+        before.append(time.perf_counter() - start)
+    begin = time.perf_counter()
+    last = dict.fromkeys(requests, begin)
+    had = sum(request.num_output for request in requests)
+    gap, steps = 0.0, 0
+    engine.add_request(late)
+    while not late.finished:
+        news = engine.step()
+        now = time.perf_counter()
+        steps += 1
+        for request in news:
+            if request is not late:
+                gap = max(gap, now - last[request])
+                last[request] = now
+    end = time.perf_counter()
+    gap = max(gap, *(end - seen for seen in last.values()))
+    assert not any(request.finished for request in requests), "a request has ended that should decode throughout"
+    tokens = sum(request.num_output for request in requests) - had
+    for request in requests:
+        engine.abort(request)
+    return Run(statistics.median(before), gap, end - begin, steps, tokens)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--shape", help="depth,branching,nodes and min_reach if any; default: the device's own")
+    parser.add_argument("--decoding", type=int, default=8, help="requests that decode")
+    parser.add_argument("--long", type=int, default=2000, help="tokens of the prompt that arrives")
+    parser.add_argument("--budgets", type=int, nargs="+", default=[128, 256, 4096], help="max_num_batched_tokens")
+    parser.add_argument("--steps-before", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=7)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    shape = parse_shape(args.shape) if args.shape else None
+    engines = {
+        (drafts, budget): LLM(
+            draft=drafts,
+            shape=shape,
+            max_num_batched_tokens=budget,
+            kv_cache_memory=1 << 28,
+            enable_prefix_caching=False,
+        )
+        for drafts in (None, "eagle")
+        for budget in args.budgets
+    }
+    llm = next(iter(engines.values()))
+    length = min(args.long, llm.max_model_len - 1)
+    short = [llm.chat_prompt(messages) for messages in read_prompts("gsm8k-eval")[: args.decoding]]
+    text = chain.from_iterable(llm.chat_prompt(messages) for messages in read_prompts("sgd-eval"))
+    long = [token for _, token in zip(range(length), text, strict=False)]
+    assert len(long) == length
+    runs: dict[tuple[str | None, int], list[Run]] = {case: [] for case in engines}
+    for round_number in range(args.rounds + 1):
+        for case, engine in engines.items():
+            run = arrival(engine, short, long, args.steps_before)
+            if round_number:  # the first round warms up
+                runs[case].append(run)
+    rows: list[dict[str, Any]] = []
+    table = Table("drafts", "tokens a step", "longest gap / step", "prefill / step", "steps", "tokens meanwhile")
+    for (drafts, budget), every in runs.items():
+        row = {
+            "drafts": drafts or "none",
+            "max_num_batched_tokens": budget,
+            "gap_over_step": round(statistics.median(run.gap / run.normal for run in every), 2),
+            "gap_over_step_per_round": [round(run.gap / run.normal, 2) for run in every],
+            "prefill_over_step": round(statistics.median(run.prefill / run.normal for run in every), 2),
+            "steps_meanwhile": statistics.median(run.steps for run in every),
+            "tokens_meanwhile": statistics.median(run.tokens for run in every),
+            "step_ms_median": round(statistics.median(run.normal for run in every) * 1e3, 2),
+        }
+        rows.append(row)
+        names = ("drafts", "max_num_batched_tokens", "gap_over_step", "prefill_over_step", "steps_meanwhile")
+        table.add_row(*(str(row[name]) for name in (*names, "tokens_meanwhile")))
+    Console().print(table)
+    write(
+        "chunked_prefill",
+        {"dtype": str(llm.config.dtype), "decoding": len(short), "long": length, "rounds": args.rounds, "rows": rows},
+    )
+
+
+if __name__ == "__main__":
+    main()

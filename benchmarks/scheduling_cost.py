@@ -1,0 +1,153 @@
+"""What scheduling alone costs: no model, requests that decode, and blocks taken and given back.
+
+    python -m benchmarks.scheduling_cost
+
+The clock runs around `schedule` and `update`; appending tokens is outside of it. "plain" rows have no drafts, "tree"
+rows a tree; "tree, queue" is the same while a request waits for blocks that are not there, so that every step looks
+whether it can be admitted, and takes back what drafts hold. Asked: at most 1.5 ms a step at 256 running requests, a
+cost that grows with their number alone, and 100,000 allocate/free pairs a second.
+"""
+
+import argparse
+import random
+import statistics
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.report import parse_shape, write
+from specdec import DraftShape, SamplingParams
+from specdec.block_pool import BlockPool
+from specdec.detokenizer import Detokenizer
+from specdec.kv_cache_manager import KVCacheManager
+from specdec.request import Request
+from specdec.scheduler import Scheduler
+from specdec.scheduler_config import SchedulerConfig
+from specdec.verify.sampling import Sampling
+
+BLOCK_SIZE = 16
+MOST_ACCEPTED = 5
+POOL_BLOCKS = 8192
+HELD = 64
+PAIRS = 100_000
+
+
+def request(number: int, prompt: int, longest: int) -> Request:
+    return Request(
+        request_id=str(number),
+        token_ids=[number, *range(prompt - 1)],
+        num_prompt=prompt,
+        params=SamplingParams(max_tokens=None),
+        sampling=Sampling(),
+        max_length=longest,
+        end_tokens=frozenset(),
+        detokenizer=Detokenizer(None, ()),
+    )
+
+
+def decoding(count: int, prompt: int, steps: int, shape: DraftShape | None, queue: bool) -> Scheduler:
+    """`count` requests that decode, with room for `steps` more steps of each, and one that waits, if asked."""
+    longest = prompt + (steps + 2) * (MOST_ACCEPTED + 1)
+    slots = shape.slots if shape else 0
+    config = SchedulerConfig(max_num_seqs=count + 1, max_num_batched_tokens=count * (prompt + slots + 1))
+    manager = KVCacheManager(count * (-(-(longest + slots) // BLOCK_SIZE) + 1), BLOCK_SIZE)
+    scheduler = Scheduler(manager, config, shape)
+    for number in range(count):
+        scheduler.add(request(number, prompt, longest))
+    step(scheduler, random.Random(0))
+    if queue:
+        # It needs all blocks there are.
+        entries = manager.pool.num_blocks * BLOCK_SIZE
+        scheduler.add(request(count, entries - 1, entries))
+    assert len(scheduler.running) == count
+    return scheduler
+
+
+def step(scheduler: Scheduler, chance: random.Random) -> float:
+    """A step that accepts 0 to 5 drafts a row; seconds spent in the scheduler."""
+    start = time.perf_counter()
+    plan = scheduler.schedule()
+    seconds = time.perf_counter() - start
+    accepted = [chance.randint(0, min(MOST_ACCEPTED, row.max_depth)) for row in plan.rows]
+    for row, path in zip(plan.rows, accepted, strict=True):
+        request = row.request
+        if row.num_nodes:
+            request.num_read = len(request.token_ids)
+        for _ in range(path + 1):
+            request.token_ids.append(chance.randrange(4096))
+    start = time.perf_counter()
+    scheduler.update(plan, accepted)
+    return seconds + time.perf_counter() - start
+
+
+def pairs_per_second(hashed: bool) -> float:
+    """Blocks taken from a full round of the pool and given back, one at a time, 64 held at any moment."""
+    pool = BlockPool(POOL_BLOCKS)
+    names = [number.to_bytes(32, "big") for number in range(POOL_BLOCKS + PAIRS)]
+    if hashed:
+        blocks = pool.allocate(POOL_BLOCKS)
+        for block, name in zip(blocks, names, strict=False):
+            pool.register(block, name)
+        pool.free(blocks)
+    held = pool.allocate(HELD)
+    start = time.perf_counter()
+    for number in range(PAIRS):
+        place = number % HELD
+        pool.free([held[place]])
+        (held[place],) = pool.allocate(1)
+        if hashed:
+            pool.register(held[place], names[POOL_BLOCKS + number])
+    seconds = time.perf_counter() - start
+    pool.check_integrity([held])
+    return PAIRS / seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--running", type=int, nargs="+", default=[16, 32, 64, 128, 256, 512])
+    parser.add_argument("--shape", default="6,10,60", help="depth,branching,nodes")
+    parser.add_argument("--prompt", type=int, default=128, help="tokens of each prompt")
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    shape = parse_shape(args.shape)
+    kinds = {"plain": (None, False), "tree": (shape, False), "tree, queue": (shape, True)}
+    cases = [(kind, count) for count in args.running for kind in kinds]
+    seconds: dict[tuple[str, int], list[float]] = {case: [] for case in cases}
+    pairs: dict[str, list[float]] = {"plain": [], "hashed": []}
+    for round_number in range(args.rounds):
+        for kind, count in cases:
+            scheduler = decoding(count, args.prompt, args.steps, *kinds[kind])
+            chance = random.Random(round_number)
+            seconds[kind, count] += [step(scheduler, chance) for _ in range(args.steps)]
+            assert len(scheduler.running) == count
+            scheduler.check_integrity()
+        for kind in pairs:
+            pairs[kind].append(pairs_per_second(kind == "hashed"))
+    rows: list[dict[str, Any]] = []
+    table = Table("rows", "running", "ms a step", "µs a request")
+    for kind, count in sorted(cases):
+        ms = statistics.median(seconds[kind, count]) * 1e3
+        row = {"rows": kind, "running": count, "ms": round(ms, 3), "us_per_request": round(ms / count * 1e3, 2)}
+        rows.append(row)
+        table.add_row(kind, str(count), f"{ms:.3f}", f"{row['us_per_request']:.2f}")
+    Console().print(table)
+    ends = {kind: [row["us_per_request"] for row in rows if row["rows"] == kind] for kind in kinds}
+    write(
+        "scheduling_cost",
+        {
+            "shape": args.shape,
+            "prompt": args.prompt,
+            "rounds": args.rounds,
+            "steps_per_round": args.steps,
+            "rows": rows,
+            "us_per_request_most_over_fewest_running": {kind: round(us[-1] / us[0], 2) for kind, us in ends.items()},
+            "block_pairs_per_s": {kind: round(statistics.median(values)) for kind, values in pairs.items()},
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""How many draft nodes the rows of a step get: what known tokens leave of its tokens and blocks. Pure Python."""
+
+from dataclasses import dataclass
+
+from specdec.draft_heads.draft_shape import DraftShape
+from specdec.engine_stats import EngineStats
+from specdec.kv_cache_manager import KVCacheManager
+from specdec.plan import PlannedRow
+from specdec.request import Request
+
+
+@dataclass(frozen=True)
+class DraftBudget:
+    """Bounds of what is drafted.
+
+    Attributes:
+        shape: of a tree.
+        context: tokens from which on a request is not drafted for any more.
+        reads: tokens that the draft head reads in a step at most, so that a long prompt makes no step long.
+    """
+
+    shape: DraftShape
+    context: int
+    reads: int
+
+    def blocks(self, request: Request, manager: KVCacheManager) -> int:
+        """Blocks that the request would have with the largest tree."""
+        return manager.blocks_for(len(request.token_ids) + self.shape.slots)
+
+    def grant(self, rows: list[PlannedRow], budget: int, manager: KVCacheManager, counts: EngineStats) -> int:
+        """Spread what is left over the rows that can use drafts.
+
+        Args:
+            rows: of the step.
+            budget: tokens left.
+
+        Returns:
+            Tokens left then.
+        """
+        shape, reads = self.shape, self.reads
+        rows = [row for row in rows if row.sampled and row.num_known == 1 and row.request.may_draft]
+        rows = [row for row in rows if len(row.request.token_ids) < self.context]
+        counts.drafts_asked += shape.nodes * len(rows)
+        for index, row in enumerate(rows):
+            nodes = min(shape.nodes, budget // (len(rows) - index))
+            if nodes <= 0:
+                continue
+            request = row.request
+            manager.catch_up(request)
+            row.read_to = min(len(request.token_ids), request.num_read + reads)
+            reads -= row.read_to - request.num_read
+            if row.read_to < len(request.token_ids):
+                # It has read little of a long prompt yet, and drafts later.
+                continue
+            # The step's own token is the last of those that may come, so drafts can be one level less.
+            depth = min(shape.depth, request.num_remaining - 1)
+            end = request.num_cached + 1
+            # While drafting, each level but the last lies in the cache, too.
+            room = manager.extend(request, end + max(nodes, (depth - 1) * shape.branching)) - end
+            nodes = min(nodes, room)
+            if nodes <= 0:
+                continue
+            row.num_nodes = nodes
+            row.max_depth = min(depth, room // shape.branching + 1)
+            counts.drafts_granted += nodes
+            budget -= nodes
+        return budget

@@ -1,0 +1,399 @@
+"""Each rule of the Scheduler by itself; all of them together are in test_scheduler_machine.py."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from specdec.block_move import MoveKind
+from specdec.draft_heads.draft_shape import DraftShape
+from specdec.kv_cache_manager import KVCacheManager
+from specdec.plan import Plan, PlannedRow
+from specdec.preemption_cost import PreemptionCost
+from specdec.request import Request
+from specdec.scheduler import PRIORITY_STEPS, Admission, QueueFullError, Scheduler
+from specdec.scheduler_config import SchedulerConfig
+from tests.specdec.test_kv_cache_manager import make_request
+
+SWAP = PreemptionCost(recompute_token=1.0, swap_block=0.0)
+
+
+def make(blocks: int = 100, host: int = 0, shape: DraftShape | None = None, **limits: Any) -> Scheduler:
+    """Of blocks of four."""
+    cost, draft_context = limits.pop("cost", None), limits.pop("draft_context", sys.maxsize)
+    config = SchedulerConfig(**{"max_num_seqs": 8, "max_num_batched_tokens": 16, "watermark": 0.0, **limits})
+    return Scheduler(KVCacheManager(blocks, 4, host), config, shape, cost, draft_context)
+
+
+def ask(scheduler: Scheduler, name: str, length: int, most: int = 10, **fields: Any) -> Request:
+    """Queue a prompt that has nothing in common with those of other names."""
+    request = make_request([1000 * ord(name) + i for i in range(length)], most, request_id=name, **fields)
+    scheduler.add(request)
+    return request
+
+
+def finish(scheduler: Scheduler, plan: Plan, accepted: int = 0) -> None:
+    """Every sampled row emits as many drafts as it can of `accepted`, and one token more."""
+    paths = [min(accepted, row.num_nodes, row.max_depth) for row in plan.rows]
+    for row, path in zip(plan.rows, paths, strict=True):
+        row.request.num_read = max(row.request.num_read, row.read_to)
+        for _ in range(row.sampled * (path + 1)):
+            row.request.append(0, False)
+    scheduler.update(plan, paths)
+    scheduler.check_integrity()
+
+
+def run(scheduler: Scheduler, accepted: int = 0) -> list[PlannedRow]:
+    plan = scheduler.schedule()
+    finish(scheduler, plan, accepted)
+    return plan.rows
+
+
+def step(scheduler: Scheduler, accepted: int = 0) -> list[tuple[str, int]]:
+    """Who computed how many known tokens."""
+    return [(row.request.request_id, row.num_known) for row in run(scheduler, accepted)]
+
+
+def grants(scheduler: Scheduler) -> list[tuple[str, int, int]]:
+    """Who might have how many nodes, how deep."""
+    return [(row.request.request_id, row.num_nodes, row.max_depth) for row in run(scheduler)]
+
+
+def names(requests: list[Request]) -> str:
+    return "".join(request.request_id for request in requests)
+
+
+def test_prompts_are_split_and_outputs_go_on_beside_them() -> None:
+    scheduler = make()
+    ask(scheduler, "a", 4)
+    ask(scheduler, "b", 40)
+    assert [step(scheduler) for _ in range(2)] == [[("a", 4), ("b", 12)], [("a", 1), ("b", 15)]]
+    assert [step(scheduler) for _ in range(2)] == [[("a", 1), ("b", 13)], [("a", 1), ("b", 1)]]
+
+
+def test_a_token_is_kept_for_every_output_even_behind_a_long_prompt() -> None:
+    scheduler = make(scheduling_policy="priority", max_num_batched_tokens=8)
+    for name in "ab":
+        ask(scheduler, name, 2)
+    step(scheduler)
+    ask(scheduler, "p", 20, priority=-1)
+    assert [step(scheduler) for _ in range(2)] == [[("p", 6), ("a", 1), ("b", 1)], [("p", 6), ("a", 1), ("b", 1)]]
+
+
+def test_no_prompt_gets_more_than_the_threshold_in_a_step() -> None:
+    scheduler = make(long_prefill_token_threshold=5)
+    ask(scheduler, "a", 11)
+    ask(scheduler, "b", 5)
+    assert [step(scheduler) for _ in range(3)] == [[("a", 5), ("b", 5)], [("a", 5), ("b", 1)], [("a", 1), ("b", 1)]]
+
+
+@pytest.mark.parametrize(
+    ("limits", "rows"),
+    [
+        ({}, "ac"),
+        ({"max_num_partial_prefills": 2}, "abc"),
+        ({"max_num_seqs": 2}, "a"),
+        ({"blocks": 4}, "a"),
+        ({"blocks": 5}, "ac"),
+    ],
+)
+def test_who_waits_for_another_prompt_is_overtaken_but_keeps_its_place(limits: dict[str, int], rows: str) -> None:
+    """Of several prompts of several steps; nobody takes its seat or its blocks."""
+    scheduler = make(**limits, long_prefill_token_threshold=4)
+    for name, length in (("a", 8), ("b", 8), ("c", 3)):
+        ask(scheduler, name, length, most=1)
+    assert "".join(name for name, _ in step(scheduler)) == rows
+
+
+def test_whoever_overtook_another_does_not_keep_it_waiting() -> None:
+    """It waits for those who came before it alone: here for 17 tokens, and for none of the outputs behind it."""
+    scheduler = make(20, long_prefill_token_threshold=2, max_num_batched_tokens=10, max_num_seqs=10)
+    before, overtaken = ask(scheduler, "a", 16, most=1), ask(scheduler, "b", 40, most=1)
+    for name in "cdefghi":
+        ask(scheduler, name, 2, most=40)
+    for _ in range(1 + before.max_length):
+        step(scheduler)
+    assert overtaken.num_cached > 0
+
+
+def test_an_admission_leaves_blocks_for_those_that_run() -> None:
+    """Where nobody runs it may take them all."""
+    scheduler = make(10, watermark=0.3)
+    for name, length in (("a", 4), ("b", 24), ("c", 1), ("d", 40)):
+        ask(scheduler, name, length, most=1)
+    assert step(scheduler) == [("a", 4), ("b", 12)]
+    assert names(scheduler.waiting) == "cd"
+    assert step(scheduler) == [("b", 12), ("c", 1)]
+    assert step(scheduler) == [("d", 16)]
+
+
+def test_what_can_never_be_held_is_refused_at_once() -> None:
+    """The last token need not be cached."""
+    scheduler = make(4)
+    message = r"a request of up to 18 tokens needs 5 cache blocks of 4, and there are 4; lower max_tokens or raise"
+    with pytest.raises(ValueError, match=message):
+        ask(scheduler, "a", 8, most=10)
+    assert scheduler.admission(make_request([1] * 8, 10)) is Admission.NEVER
+    assert scheduler.admission(make_request([1] * 8, 9)) is Admission.OK
+
+
+def test_a_full_queue_sends_others_away_until_later() -> None:
+    scheduler = make(max_queued_requests=2, max_num_seqs=1)
+    for name in "ab":
+        ask(scheduler, name, 1)
+    assert scheduler.admission(make_request([1])) is Admission.LATER
+    with pytest.raises(QueueFullError, match="2 requests wait, as many as may; try again later"):
+        ask(scheduler, "c", 1)
+    step(scheduler)
+    ask(scheduler, "c", 1)
+    assert names(scheduler.waiting) == "bc"
+
+
+def test_lower_priorities_go_first_and_equals_in_order_of_arrival() -> None:
+    scheduler = make(scheduling_policy="priority")
+    for name, priority in zip("abcde", (1, 0, -1, 0, 1), strict=True):
+        ask(scheduler, name, 1, priority=priority)
+    assert names(scheduler.waiting) == "cbdae"
+
+
+@pytest.mark.parametrize(("later", "order"), [(PRIORITY_STEPS - 1, "ba"), (PRIORITY_STEPS, "ab")])
+def test_who_has_waited_long_enough_is_not_overtaken_any_more(later: int, order: str) -> None:
+    scheduler = make(scheduling_policy="priority")
+    ask(scheduler, "a", 1, priority=1)
+    scheduler.counts.steps = later
+    ask(scheduler, "b", 1)
+    assert names(scheduler.waiting) == order
+
+
+def test_a_priority_needs_the_policy() -> None:
+    with pytest.raises(ValueError, match="priority -1 needs scheduling_policy 'priority'; it is 'fcfs'"):
+        ask(make(), "a", 1, priority=-1)
+
+
+@pytest.mark.parametrize("blocks", [4, 5])
+@pytest.mark.parametrize(("host", "cost"), [(0, None), (9, None), (1, SWAP)])
+def test_who_ranks_last_is_preempted_and_computed_again(blocks: int, host: int, cost: PreemptionCost | None) -> None:
+    """By who lacks a block, or for its own lack of one; swapping is dearer, or host memory too small."""
+    scheduler = make(blocks, host, cost=cost)
+    first, last = ask(scheduler, "a", 8, most=blocks * 4 - 14), ask(scheduler, "b", 8, most=5)
+    step(scheduler)
+    plan = scheduler.schedule()
+    assert [(row.request, row.num_known) for row in plan.rows] == [(first, 1)]
+    assert (scheduler.running, scheduler.waiting) == ([first], [last])
+    assert (last.num_cached, last.block_table, last.host_blocks, len(last.token_ids)) == (0, [], [], 9)
+    finish(scheduler, plan)
+    while not first.finished:
+        assert step(scheduler) == [("a", 1)]
+    # Its first block is still there, as nobody has needed it; its output is computed like a prompt.
+    assert step(scheduler) == [("b", 5)]
+    assert (scheduler.stats().preemptions, scheduler.stats().swaps) == (1, 0)
+
+
+def test_who_ranks_last_is_swapped_out_where_that_is_cheaper() -> None:
+    scheduler = make(5, host=2, cost=SWAP)
+    first, last = ask(scheduler, "a", 8), ask(scheduler, "b", 8)
+    step(scheduler)
+    plan = scheduler.schedule()
+    assert [move.kind for move in plan.moves] == [MoveKind.SWAP_OUT] * 2
+    assert (last.num_cached, last.block_table, len(last.host_blocks)) == (8, [], 2)
+    finish(scheduler, plan)
+    stats = scheduler.stats()
+    assert (stats.waiting, stats.swapped, stats.preemptions, stats.swaps) == (1, 1, 1, 1)
+    while not first.finished:
+        step(scheduler)
+    plan = scheduler.schedule()
+    assert [move.kind for move in plan.moves] == [MoveKind.SWAP_IN] * 2
+    assert [(row.request, row.num_known) for row in plan.rows] == [(last, 1)]
+
+
+def test_rank_decides_who_is_preempted_and_not_who_came_last() -> None:
+    scheduler = make(5, scheduling_policy="priority")
+    ask(scheduler, "l", 8, priority=1)
+    step(scheduler)
+    ask(scheduler, "f", 8)
+    assert step(scheduler) == [("f", 8), ("l", 1)]
+    assert step(scheduler) == [("f", 1)]
+    assert names(scheduler.waiting) == "l"
+
+
+def test_nobody_is_admitted_into_what_a_preemption_has_freed() -> None:
+    """It would be preempted next."""
+    scheduler = make(5)
+    for name, length in (("a", 8), ("b", 8), ("c", 1)):
+        ask(scheduler, name, length)
+    assert [step(scheduler) for _ in range(2)] == [[("a", 8), ("b", 8)], [("a", 1)]]
+    assert names(scheduler.waiting) == "bc"
+
+
+TREE = DraftShape(depth=3, branching=2, nodes=6)
+
+
+def test_drafts_come_from_the_second_token_on_and_only_where_they_could_be_kept() -> None:
+    scheduler = make(shape=TREE, draft_context=9)
+    request = ask(scheduler, "a", 4, most=5)
+    assert [grants(scheduler) for _ in range(3)] == [[("a", 0, 0)], [("a", 6, 3)], [("a", 6, 2)]]
+    request.drafts = False
+    assert grants(scheduler) == [("a", 0, 0)]
+    request.drafts = True
+    # One token is left, and the step has one without drafts.
+    assert grants(scheduler) == [("a", 0, 0)]
+    assert (scheduler.stats().drafts_asked, scheduler.stats().drafts_granted) == (12, 12)
+    ask(scheduler, "b", 7)
+    assert [grants(scheduler)[0][1] for _ in range(3)] == [0, 6, 0]
+
+
+def test_accepted_drafts_are_cached() -> None:
+    scheduler = make(shape=TREE)
+    request = ask(scheduler, "a", 4, most=9)
+    lengths = [len(request.token_ids) for _ in range(4) if step(scheduler, accepted=3)]
+    assert lengths == [5, 9, 13]
+    assert (scheduler.stats().drafts_accepted, scheduler.stats().known_tokens) == (6, 6)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "nodes"), [(2, (0, 0)), (3, (0, 1)), (4, (1, 1)), (7, (2, 3)), (13, (5, 6)), (14, (6, 6)), (99, (6, 6))]
+)
+def test_drafts_share_the_tokens_that_are_left(tokens: int, nodes: tuple[int, int]) -> None:
+    scheduler = make(shape=TREE, max_num_seqs=2, max_num_batched_tokens=tokens)
+    for name in "ab":
+        ask(scheduler, name, 1)
+    step(scheduler)
+    assert tuple(granted for _, granted, _ in grants(scheduler)) == nodes
+    assert scheduler.stats().step_tokens == 2 + sum(nodes)
+
+
+@pytest.mark.parametrize(
+    ("length", "granted"), [(8, (6, 3)), (11, (4, 3)), (12, (3, 2)), (13, (2, 2)), (14, (1, 1)), (15, (0, 0))]
+)
+def test_drafts_shrink_to_the_blocks_that_are_left(length: int, granted: tuple[int, int]) -> None:
+    """Each level but the last has entries, too, while drafting. Nobody is preempted for any."""
+    scheduler = make(5, shape=TREE, max_num_batched_tokens=32)
+    ask(scheduler, "a", length, most=17 - length)
+    ask(scheduler, "b", 1, most=4)
+    step(scheduler)
+    assert grants(scheduler) == [("a", *granted), ("b", 2, 2)]
+
+
+def test_blocks_of_drafts_are_taken_back_for_admissions_and_for_outputs() -> None:
+    scheduler = make(6, shape=DraftShape(depth=1, branching=1, nodes=12), max_num_batched_tokens=32)
+    ask(scheduler, "a", 6)
+    step(scheduler)
+    assert grants(scheduler) == [("a", 12, 1)]
+    assert scheduler.manager.pool.num_free == 1
+    ask(scheduler, "b", 8)
+    assert grants(scheduler) == [("a", 8, 1), ("b", 0, 0)]
+    # Now each has nine tokens, in three blocks.
+    assert grants(scheduler) == [("a", 3, 1), ("b", 3, 1)]
+    assert scheduler.stats().preemptions == 0
+
+
+def test_a_long_prompt_is_read_by_the_head_in_parts_before_it_drafts() -> None:
+    scheduler = make(shape=TREE, max_num_batched_tokens=10, max_num_seqs=2)
+    ask(scheduler, "a", 30)
+    for _ in range(3):
+        step(scheduler)
+    reads = [[(row.read_to, row.num_nodes) for row in run(scheduler)] for _ in range(4)]
+    assert reads == [[(12, 0)], [(24, 0)], [(33, 6)], [(34, 6)]]
+
+
+def test_who_asks_for_the_same_waits_for_it_and_then_has_it() -> None:
+    scheduler = make()
+    scheduler.add(make_request(list(range(20)), request_id="a"))
+    scheduler.add(make_request([*range(18), 99], request_id="b"))
+    assert step(scheduler) == [("a", 16)]
+    assert step(scheduler) == [("a", 4), ("b", 3)]
+    assert (scheduler.stats().prefix_queries, scheduler.stats().prefix_hits) == (39, 16)
+
+
+def test_samples_compute_their_prompt_once() -> None:
+    scheduler = make()
+    group: list[Request] = []
+    group += [make_request(list(range(6)), request_id=name, samples=group) for name in "abc"]
+    for request in group:
+        scheduler.add(request)
+    assert step(scheduler) == [("a", 6)]
+    plan = scheduler.schedule()
+    assert [(row.request.request_id, row.num_known) for row in plan.rows] == [("a", 1), ("b", 1), ("c", 1)]
+    assert [move.kind for move in plan.moves] == [MoveKind.COPY] * 2
+    finish(scheduler, plan)
+    assert len({request.block_table[0] for request in group}) == 1
+    assert len({request.block_table[1] for request in group}) == 3
+
+
+def test_a_child_runs_at_once_behind_its_parent_or_waits_with_it() -> None:
+    scheduler = make()
+    parent, _ = ask(scheduler, "a", 6), ask(scheduler, "b", 1)
+    early = make_request([*parent.token_ids, 7], request_id="d")
+    scheduler.fork(parent, early)
+    assert names(scheduler.waiting) == "adb"
+    scheduler.abort(early)
+    step(scheduler)
+    child = make_request([*parent.token_ids[:6], 7], num_prompt=6, request_id="c")
+    scheduler.fork(parent, child)
+    assert names(scheduler.running) == "acb"
+    assert child.block_table == parent.block_table
+    assert step(scheduler) == [("a", 1), ("c", 1), ("b", 1)]
+
+
+@pytest.mark.parametrize("host", [0, 9])
+def test_requests_are_aborted_wherever_they_are(host: int) -> None:
+    scheduler = make(4, host, cost=SWAP, max_num_seqs=2)
+    running, preempted, waiting = (ask(scheduler, name, 8, most=5) for name in "abc")
+    step(scheduler)
+    plan = scheduler.schedule()
+    assert [row.request for row in plan.rows] == [running]
+    for request in (running, preempted, waiting):
+        scheduler.abort(request)
+        scheduler.abort(request)
+        assert request.finish_reason == "abort"
+    # What the step writes to is kept until it has ended.
+    assert (names(scheduler.running), names(scheduler.waiting), len(running.block_table)) == ("a", "", 3)
+    scheduler.cancel(plan)
+    stats = scheduler.stats()
+    assert (stats.running, stats.waiting, stats.swapped, stats.kv_usage) == (0, 0, 0, 0)
+    assert (stats.queued, stats.aborted, stats.finished, stats.swaps) == (3, 3, 0, int(host > 0))
+    assert scheduler.manager.host.num_free == host
+    assert scheduler.schedule() == Plan()
+
+
+def test_a_cancelled_step_is_done_again() -> None:
+    scheduler = make()
+    request = ask(scheduler, "a", 6)
+    scheduler.cancel(scheduler.schedule())
+    assert (request.num_cached, len(request.token_ids), scheduler.stats().drafts_accepted) == (0, 6, 0)
+    assert step(scheduler) == [("a", 6)]
+
+
+def test_stats_count_what_has_happened() -> None:
+    scheduler = make(4, max_num_seqs=1)
+    for name in "ab":
+        ask(scheduler, name, 5, most=2)
+    for step_tokens, running, kv_usage, known, finished in ((5, 1, 0.5, 5, 0), (1, 0, 0, 6, 1)):
+        step(scheduler)
+        stats = scheduler.stats()
+        assert (stats.running, stats.waiting, stats.kv_usage, stats.step_tokens) == (running, 1, kv_usage, step_tokens)
+        assert (stats.queued, stats.known_tokens, stats.finished, stats.aborted) == (2, known, finished, 0)
+    assert stats.steps == 2
+
+
+def test_check_integrity_sees_queues_in_disorder() -> None:
+    def fault(message: str, running: list[Request], waiting: list[Request]) -> None:
+        scheduler.running, scheduler.waiting = running, waiting
+        with pytest.raises(AssertionError, match=message):
+            scheduler.check_integrity()
+
+    scheduler = make(8, host=2, cost=SWAP, max_num_seqs=2)
+    a, b, c, d = (ask(scheduler, name, 5) for name in "abcd")
+    step(scheduler)
+    fault("a queue is out of order", [b, a], [c, d])
+    fault("queued twice", [a, b], [b, c, d])
+    fault("a waiting request holds blocks", [a], [b, c, d])
+    scheduler.manager.swap_out(b)
+    fault("a running request is swapped out", [a, b], [c, d])
+
+
+def test_the_scheduler_needs_no_torch() -> None:
+    """It decides between two passes of a GPU, and must start and run without anything heavy."""
+    code = "import sys, specdec.scheduler; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

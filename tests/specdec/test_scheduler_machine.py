@@ -1,0 +1,379 @@
+"""Scheduler and KVCacheManager under everything that can happen to them, over a memory that shows every mistake."""
+
+import itertools
+import random
+import sys
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from specdec.block_hash import extend_hashes
+from specdec.draft_heads.draft_shape import DraftShape
+from specdec.kv_cache_manager import KVCacheManager
+from specdec.plan import Plan, PlannedRow
+from specdec.preemption_cost import PreemptionCost
+from specdec.request import Request
+from specdec.scheduler import Scheduler
+from specdec.scheduler_config import SchedulerConfig
+from tests.specdec.test_kv_cache_manager import FakeMemory, make_request
+from tests.strategies import prompts, seeds
+
+NIGHTLY = settings.default is not None and settings.default.max_examples >= 2000
+ALWAYS_SWAP, NEVER_SWAP = PreemptionCost(1.0, 0.0), PreemptionCost(0.0, 1.0)
+END, TOKENS = 2, [0] * 19 + [1] * 19 + [2]
+places = st.integers(0, 9)
+
+
+class Case(NamedTuple):
+    """A scheduler's surroundings, so small that everything is scarce."""
+
+    blocks: int
+    size: int
+    host: int
+    caching: bool
+    cost: PreemptionCost
+    shape: DraftShape | None
+    draft_context: int
+    config: SchedulerConfig
+
+
+@st.composite
+def cases(draw: st.DrawFn, max_seats: int = 4, max_blocks: int = 10) -> Case:
+    seats = draw(st.integers(1, max_seats))
+    shapes = st.builds(DraftShape, depth=st.integers(1, 3), branching=st.integers(1, 3), nodes=st.integers(1, 6))
+    return Case(
+        blocks=draw(st.integers(3, max_blocks)),
+        size=draw(st.integers(1, 4)),
+        host=draw(st.sampled_from([0, 3, 8])),
+        caching=draw(st.sampled_from([True, True, True, False])),
+        cost=draw(st.sampled_from([ALWAYS_SWAP, NEVER_SWAP])),
+        shape=draw(st.none() | shapes),
+        draft_context=draw(st.sampled_from([sys.maxsize, 9])),
+        config=SchedulerConfig(
+            max_num_seqs=seats,
+            max_num_batched_tokens=draw(st.integers(seats, 12)),
+            max_num_partial_prefills=draw(st.integers(1, 2)),
+            long_prefill_token_threshold=draw(st.sampled_from([0, 0, 1, 3])),
+            scheduling_policy=draw(st.sampled_from(["fcfs", "priority"])),
+            watermark=draw(st.sampled_from([0.0, 0.0, 0.3])),
+        ),
+    )
+
+
+class World:
+    """The engine's part of a step, and what was promised about every step.
+
+    Attributes:
+        requests: all that were ever queued.
+        beams: those that take no token: once nothing is missing in the cache they wait to be forked.
+        spoilt: share of steps with drafts that have to be done again without.
+    """
+
+    def __init__(self, case: Case, spoilt: float = 0.1) -> None:
+        self.case, self.spoilt = case, spoilt
+        self.manager = KVCacheManager(case.blocks, case.size, case.host, case.caching)
+        self.scheduler = Scheduler(self.manager, case.config, case.shape, case.cost, case.draft_context)
+        self.memory = FakeMemory(self.manager)
+        self.requests: list[Request] = []
+        self.beams: set[Request] = set()
+
+    @property
+    def alive(self) -> list[Request]:
+        return list(self.scheduler)
+
+    def add(self, prompt: list[int], most: int, priority: int = 0, salt: str | None = None, samples: int = 1) -> None:
+        """Queue the samples of a prompt, cut to what the cache can hold."""
+        room = self.case.blocks * self.case.size
+        prompt = prompt[:room]
+        most = min(most, room + 1 - len(prompt))
+        group = [make_request(prompt, most, cache_salt=salt, end_tokens=frozenset([END])) for _ in range(samples)]
+        for request in group:
+            request.samples = group
+            request.priority = priority if self.case.config.scheduling_policy == "priority" else 0
+            self.scheduler.add(request)
+            self.requests.append(request)
+
+    def make_beam(self, request: Request) -> None:
+        self.beams.add(request)
+        request.samples, request.drafts = [], False
+
+    def fork(self, parent: Request, tokens: Sequence[int]) -> None:
+        """Children that go on otherwise after what the parent has in the cache; then it ends, as a beam does."""
+        start = parent.token_ids[: max(parent.num_cached, parent.num_prompt)]
+        if len(start) + 1 < parent.max_length:
+            seats = self.case.config.max_num_seqs - len(self.scheduler.running) + (parent in self.scheduler.running)
+            late = []
+            for place, token in enumerate(tokens):
+                child = make_request([*start, token], parent.max_length - parent.num_prompt, parent.num_prompt)
+                child.cache_salt, child.end_tokens = parent.cache_salt, parent.end_tokens
+                self.requests.append(child)
+                if parent in self.beams:
+                    self.make_beam(child)
+                if place < seats:
+                    self.scheduler.fork(parent, child)
+                else:
+                    late.append(child)
+            self.scheduler.abort(parent)
+            for child in late:
+                self.scheduler.fork(parent, child)
+
+    def begin(self) -> Plan:
+        """A step as far as its forward pass."""
+        first = min(self.scheduler, key=lambda request: request.rank, default=None)
+        plan = self.scheduler.schedule()
+        self.check_plan(plan, first)
+        self.memory.carry_out(plan.moves)
+        if plan.rows:
+            self.check_memory()
+        for row in plan.rows:
+            self.write(row)
+        return plan
+
+    def write(self, row: PlannedRow) -> None:
+        """Known tokens; and junk wherever drafts may come, of the head even behind the row's own bounds."""
+        request, size = row.request, self.case.size
+        end, room = request.num_cached + row.num_known, len(request.block_table) * size
+        for place in range(request.num_cached // size, -(-(room if row.num_nodes else end) // size)):
+            assert self.manager.pool.is_private(request.block_table[place])
+        self.memory.write(request, request.num_read, row.read_to, head=True)
+        self.memory.write(request, request.num_cached, end)
+        if row.num_nodes:
+            self.memory.write(request, end, room, head=True, content="draft")
+            self.memory.write(request, end, end + row.num_nodes, content="draft")
+
+    def check_plan(self, plan: Plan, first: Request | None) -> None:
+        """Limits hold, and who ranks first goes on."""
+        scheduler, config, rows = self.scheduler, self.case.config, plan.rows
+        requests = [row.request for row in rows]
+        assert len({*requests}) == len(rows)
+        assert {*requests} <= {*scheduler.running}
+        assert len(scheduler.running) <= config.max_num_seqs
+        assert sum(row.num_known + row.num_nodes for row in rows) <= config.max_num_batched_tokens
+        reads = sum(max(0, row.read_to - row.request.num_read) for row in rows)
+        assert reads <= config.max_num_batched_tokens + config.max_num_seqs
+        if first is not None:
+            assert first in scheduler.running
+            assert first in requests or first.num_missing == 0
+        assert rows or all(request in self.beams for request in scheduler.running)
+        assert rows or scheduler.running or not scheduler.waiting
+        for row in rows:
+            self.check_row(row)
+
+    def check_row(self, row: PlannedRow) -> None:
+        request, shape = row.request, self.case.shape
+        assert not request.finished
+        assert 1 <= row.num_known <= min(request.num_missing, self.case.config.long_prefill_token_threshold or 99)
+        assert row.sampled == (row.num_known == request.num_missing)
+        assert row.read_to <= request.num_cached + row.num_known
+        if row.num_nodes == 0:
+            assert row.max_depth == 0
+            return
+        assert shape is not None
+        assert request.drafts
+        assert request.num_output > 0
+        assert row.num_known == request.num_missing == 1
+        assert row.read_to == len(request.token_ids) < self.case.draft_context
+        assert 1 <= row.num_nodes <= shape.nodes
+        assert 1 <= row.max_depth <= min(shape.depth, request.num_remaining - 1)
+        room = len(request.block_table) * self.case.size - len(request.token_ids)
+        assert max(row.num_nodes, (row.max_depth - 1) * shape.branching) <= room
+
+    def end(self, plan: Plan, chance: random.Random) -> None:
+        """The rest of the step: accepted drafts move behind their chain, tokens are appended, beams fork."""
+        accepted: list[int | None] = []
+        for row in plan.rows:
+            request = row.request
+            is_spoilt = row.num_nodes > 0 and chance.random() < self.spoilt
+            request.drafts = not is_spoilt and request not in self.beams
+            accepted.append(None if is_spoilt or request.finished else self.append(row, chance))
+        self.scheduler.update(plan, accepted)
+        is_stuck = not plan.rows
+        for beam in [beam for beam in self.beams.intersection(self.alive) if beam.num_missing == 0]:
+            # What lost its blocks, or keeps those that others lack, makes room; some have to wait for others.
+            if is_stuck or not beam.block_table or chance.random() < 0.1:
+                self.scheduler.abort(beam)
+            elif chance.random() < 0.6:
+                self.fork(beam, [chance.choice([0, 1]) for _ in range(chance.choice([1, 1, 1, 1, 2, 3]))])
+
+    def append(self, row: PlannedRow, chance: random.Random) -> int:
+        request, end = row.request, row.request.num_cached + row.num_known
+        request.num_read = max(request.num_read, row.read_to)
+        if not row.sampled or request in self.beams:
+            return 0
+        path = chance.randint(0, min(row.num_nodes, row.max_depth))
+        for _ in range(path + 1):
+            request.append(chance.choice(TOKENS), False)
+            if request.finished:
+                break
+        path = min(path, len(request.token_ids) - end)
+        self.memory.write(request, end, end + path)
+        return path
+
+    def check(self) -> None:
+        """Nobody's memory holds anything but its own tokens, and names tell the truth."""
+        self.scheduler.check_integrity()
+        self.check_memory()
+        pool = self.manager.pool
+        for block in range(pool.num_blocks):
+            name = pool.hash_of(block)
+            if name is not None:
+                target, head = self.memory.device[block]
+                self.check_named(target, name)
+                assert not pool.is_read(block) or head == target
+
+    def check_memory(self) -> None:
+        """After what is still to be moved: a step without rows leaves that to the next."""
+        memory = self.memory
+        if self.manager.moves:
+            memory = deepcopy(memory)
+            memory.carry_out(self.manager.moves)
+        for request in self.alive:
+            memory.check(request)
+
+    def check_named(self, entries: list[Any], name: bytes) -> None:
+        salt, token_ids = entries[-1]
+        start = len(token_ids) - self.case.size
+        assert entries == [(salt, token_ids[: start + i + 1]) for i in range(self.case.size)]
+        hashes: list[bytes] = []
+        extend_hashes(hashes, token_ids, self.case.size, salt)
+        assert hashes[start // self.case.size :] == [name]
+
+    def run_out(self, chance: random.Random) -> None:
+        """Everything comes to its end, and nothing is left behind."""
+        steps = 0
+        while self.alive:
+            assert steps <= (1 + len(self.requests)) * sum(request.max_length for request in self.requests)
+            self.end(self.begin(), chance)
+            self.check()
+            steps += 1
+        assert self.scheduler.schedule() == Plan()
+        assert self.manager.pool.num_free == self.manager.pool.num_blocks
+        assert self.manager.host.num_free == self.manager.host.num_blocks
+        stats = self.scheduler.stats()
+        reasons = [request.finish_reason for request in self.requests]
+        assert None not in reasons
+        assert (stats.queued, stats.aborted) == (len(reasons), reasons.count("abort"))
+        assert stats.finished == stats.queued - stats.aborted
+        assert (stats.running, stats.waiting, stats.swapped, stats.kv_usage) == (0, 0, 0, 0)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Any order of arrivals, steps, forks and aborts."""
+
+    @initialize(case=cases())
+    def start(self, case: Case) -> None:
+        self.world = World(case)
+        self.is_within = False
+
+    def begin(self) -> Plan:
+        self.is_within = True
+        return self.world.begin()
+
+    def end(self, plan: Plan, chance: random.Random) -> None:
+        self.world.end(plan, chance)
+        self.is_within = False
+
+    @rule(
+        prompt=prompts(vocab_size=2, max_len=16),
+        most=st.integers(1, 16),
+        priority=st.integers(-1, 1),
+        salt=st.sampled_from([None, None, None, "a"]),
+        samples=st.sampled_from([1, 1, 1, 2, 3]),
+    )
+    def add(self, prompt: list[int], most: int, priority: int, salt: str | None, samples: int) -> None:
+        self.world.add(prompt, most, priority, salt, samples)
+
+    @rule(prompt=prompts(vocab_size=2, max_len=16), most=st.integers(1, 16))
+    def add_a_beam(self, prompt: list[int], most: int) -> None:
+        self.world.add(prompt, most)
+        self.world.make_beam(self.world.requests[-1])
+
+    @rule(seed=seeds, count=st.integers(1, 6))
+    def step(self, seed: int, count: int) -> None:
+        chance = random.Random(seed)
+        for _ in range(count):
+            self.end(self.begin(), chance)
+            self.world.check()
+
+    @rule(seed=seeds, which=places)
+    def abort_within_a_step(self, seed: int, which: int) -> None:
+        """Of any request: one in the step, one that waits, one that was left out."""
+        plan = self.begin()
+        if alive := self.world.alive:
+            for _ in range(2):
+                self.world.scheduler.abort(alive[which % len(alive)])
+        self.end(plan, random.Random(seed))
+
+    @rule()
+    def cancel_a_step(self) -> None:
+        self.world.scheduler.cancel(self.begin())
+        self.is_within = False
+
+    @rule(which=places)
+    def abort(self, which: int) -> None:
+        if alive := self.world.alive:
+            self.world.scheduler.abort(alive[which % len(alive)])
+
+    @rule(which=places, tokens=st.lists(st.integers(0, 1), min_size=1, max_size=3))
+    def fork(self, which: int, tokens: list[int]) -> None:
+        """Of a request in any state, not only of one whose tokens are all cached."""
+        if alive := self.world.alive:
+            self.world.fork(alive[which % len(alive)], tokens)
+
+    @invariant()
+    def is_sound(self) -> None:
+        self.world.check()
+
+    def teardown(self) -> None:
+        if hasattr(self, "world") and not self.is_within:
+            self.world.run_out(random.Random(0))
+
+
+SchedulerMachine.TestCase.settings = settings(max_examples=2000 if NIGHTLY else 200, stateful_step_count=50)
+TestScheduler = SchedulerMachine.TestCase
+
+
+class Arrival(NamedTuple):
+    """A request to come: how many tokens, how many more at most, and of what priority."""
+
+    step: int
+    length: int
+    most: int
+    priority: int
+
+
+lengths, mosts = st.sampled_from([1, 1, 2, 5, 16]), st.sampled_from([1, 1, 5, 24, 24])
+arrivals = st.builds(Arrival, st.sampled_from([0, 0, 0, 1, 2, 9]), lengths, mosts, st.integers(-1, 1))
+
+
+@settings(max_examples=2000 if NIGHTLY else 300)
+@given(cases(8, 24), st.lists(arrivals, min_size=2, max_size=12), seeds)
+def test_nobody_waits_longer_than_promised(case: Case, coming: list[Arrival], seed: int) -> None:
+    """As many steps as all who rank before it have tokens at their longest.
+
+    With priorities some of those can be preempted for later arrivals; what they have lost is computed again.
+    """
+    world, chance, lost = World(case, spoilt=0), random.Random(seed), 0
+    waiting: dict[Request, tuple[int, int]] = {}
+    for step in itertools.count():
+        for arrival in coming:
+            if arrival.step == step:
+                world.add([chance.choice([0, 1]) for _ in range(arrival.length)], arrival.most, arrival.priority)
+                waiting[world.requests[-1]] = (step, lost)
+        cached = {request: request.num_cached for request in world.scheduler.running}
+        plan = world.begin()
+        if case.config.scheduling_policy == "priority":
+            lost += sum(count for request, count in cached.items() if request.num_cached == 0)
+        for row in plan.rows:
+            if row.request in waiting:
+                came, lost_before = waiting.pop(row.request)
+                before = [other for other in world.requests if other.rank < row.request.rank]
+                assert step - came <= sum(other.max_length for other in before) + lost - lost_before
+        world.end(plan, chance)
+        if not world.alive and step >= max(arrival.step for arrival in coming):
+            break
+    assert not waiting
