@@ -4,7 +4,6 @@ import itertools
 import sys
 from bisect import insort
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from specdec.admission import Admission, QueueFullError
 from specdec.draft_budget import DraftBudget
@@ -15,6 +14,7 @@ from specdec.plan import Plan, PlannedRow
 from specdec.preemption_cost import PreemptionCost
 from specdec.request import Request
 from specdec.scheduler_config import SchedulerConfig
+from specdec.tally import Tally
 
 # A request is overtaken by those of the next lower priority number only if they arrive within so many steps.
 PRIORITY_STEPS = 1000
@@ -128,7 +128,7 @@ class Scheduler:
         """Rows of known tokens, in the order of rank; the tokens left."""
         # A token is kept for everyone running who needs just one, so that no prompt makes an output wait.
         singles = sum(len(request.token_ids) - request.num_cached == 1 for request in self.running)
-        step = _Step(plan, self.config.max_num_batched_tokens, singles)
+        step = Tally(plan, self.config.max_num_batched_tokens, singles)
         while True:
             runs = self.running[step.place] if step.place < len(self.running) else None
             waits = None
@@ -141,7 +141,7 @@ class Scheduler:
             else:
                 return step.budget
 
-    def _plan_running(self, request: Request, step: "_Step") -> None:
+    def _plan_running(self, request: Request, step: Tally) -> None:
         """Its row, with memory taken from those behind; or its own preemption."""
         missing = len(request.token_ids) - request.num_cached
         step.place += 1
@@ -166,7 +166,7 @@ class Scheduler:
             self._preempt_last()
         step.take(request, known, missing)
 
-    def _plan_waiting(self, request: Request, step: "_Step") -> None:
+    def _plan_waiting(self, request: Request, step: Tally) -> None:
         """Admit it, pass it over, or close the door to all behind it; what it needs is taken from those behind."""
         config, manager = self.config, self.manager
         last = self.running[-1] if self.running and self.running[-1].rank > request.rank else None
@@ -209,7 +209,7 @@ class Scheduler:
             step.place += 1
             step.take(request, known, missing)
 
-    def _share(self, missing: int, step: "_Step") -> int:
+    def _share(self, missing: int, step: Tally) -> int:
         """Tokens of a step for a prompt that lacks so many."""
         limit = self.config.long_prefill_token_threshold or missing
         return min(missing, limit, step.budget - step.singles)
@@ -326,35 +326,6 @@ class Scheduler:
         assert not any(request.block_table for request in self.waiting), "a waiting request holds blocks"
         assert not any(request.host_blocks for request in self.running), "a running request is swapped out"
         self.manager.check_integrity(self)
-
-
-@dataclass
-class _Step:
-    """What has been planned of a step.
-
-    Attributes:
-        budget: tokens left.
-        singles: running requests not planned yet that need just one.
-        place: of the next running request.
-        passed: waiting ones that were passed over, for whom seats and blocks are kept.
-        partial: prompts planned that take more steps.
-        admits: whether waiting requests are still looked at.
-    """
-
-    plan: Plan
-    budget: int
-    singles: int
-    place: int = 0
-    passed: int = 0
-    partial: int = 0
-    seats_kept: int = 0
-    blocks_kept: int = 0
-    admits: bool = True
-
-    def take(self, request: Request, known: int, missing: int) -> None:
-        self.budget -= known
-        self.partial += known < missing
-        self.plan.rows.append(PlannedRow(request, known, known == missing))
 
 
 def _rank(request: Request) -> tuple[int, int, int]:

@@ -1,0 +1,35 @@
+"""How far the planning of a step has come."""
+
+from dataclasses import dataclass
+
+from specdec.plan import Plan, PlannedRow
+from specdec.request import Request
+
+
+@dataclass
+class Tally:
+    """What has been planned of a step.
+
+    Attributes:
+        budget: tokens left.
+        singles: running requests not planned yet that need just one.
+        place: of the next running request.
+        passed: waiting ones that were passed over, for whom seats and blocks are kept.
+        partial: prompts planned that take more steps.
+        admits: whether waiting requests are still looked at.
+    """
+
+    plan: Plan
+    budget: int
+    singles: int
+    place: int = 0
+    passed: int = 0
+    partial: int = 0
+    seats_kept: int = 0
+    blocks_kept: int = 0
+    admits: bool = True
+
+    def take(self, request: Request, known: int, missing: int) -> None:
+        self.budget -= known
+        self.partial += known < missing
+        self.plan.rows.append(PlannedRow(request, known, known == missing))
