@@ -160,10 +160,11 @@ class Scheduler:
             # Nobody is admitted into what has just been taken.
             step.admits = False
             if self.running[-1] is request:
-                self._preempt_last()
+                # It counts no more among those who need just one.
+                step.singles += missing == 1
+                self._preempt_last(step)
                 return
-            step.singles -= self.running[-1].num_missing == 1
-            self._preempt_last()
+            self._preempt_last(step)
         step.take(request, known, missing)
 
     def _plan_waiting(self, request: Request, step: Tally) -> None:
@@ -173,7 +174,7 @@ class Scheduler:
         full = len(self.running) + step.seats_kept >= config.max_num_seqs
         # A token that is kept for who is to make way counts as well.
         tokens = step.budget - step.singles + (last is not None and last.num_missing == 1)
-        step.admits = tokens > 0 and (not full or last is not None)
+        step.admits = tokens > 0 and (not full or last is not None) and request not in step.victims
         if not step.admits:
             return
         ahead = self.running[: step.place]
@@ -199,9 +200,8 @@ class Scheduler:
         elif full or lacking > room or known <= 0:
             held = sum(len(other.block_table) for other in self.running[step.place :])
             step.admits = last is not None and lacking <= self._room(ahead) + held - step.blocks_kept
-            if last is not None and step.admits:
-                step.singles -= last.num_missing == 1
-                self._preempt_last()
+            if step.admits:
+                self._preempt_last(step)
         else:
             del self.waiting[step.passed]
             self._admit(request, prefix, known)
@@ -239,9 +239,11 @@ class Scheduler:
             self.manager.trim(request)
         return self.manager.pool.num_free > before
 
-    def _preempt_last(self) -> None:
+    def _preempt_last(self, step: Tally) -> None:
         """Take the memory of who ranks last of those running; it goes on, token for token, when its turn comes."""
         victim = self.running.pop()
+        step.singles -= victim.num_missing == 1
+        step.victims.append(victim)
         self.counts.preemptions += 1
         blocks = self.manager.blocks_for(victim.num_cached)
         if self.cost.prefers_swap(victim.num_cached, blocks) and self.manager.swap_out(victim):

@@ -1,6 +1,6 @@
 """How far the planning of a step has come."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from specdec.plan import Plan, PlannedRow
 from specdec.request import Request
@@ -17,6 +17,7 @@ class Tally:
         passed: waiting ones that were passed over, for whom seats and blocks are kept.
         partial: prompts planned that take more steps.
         admits: whether waiting requests are still looked at.
+        victims: who has been preempted in this step, and stays so for its rest.
     """
 
     plan: Plan
@@ -28,6 +29,7 @@ class Tally:
     seats_kept: int = 0
     blocks_kept: int = 0
     admits: bool = True
+    victims: list[Request] = field(default_factory=list)
 
     def take(self, request: Request, known: int, missing: int) -> None:
         self.budget -= known

@@ -124,8 +124,11 @@ class World:
     def begin(self) -> Plan:
         """A step as far as its forward pass."""
         first = min(self.scheduler, key=lambda request: request.rank, default=None)
+        scored = {request for request in self.scheduler.running if request.num_missing == 0}
         plan = self.scheduler.schedule()
         self.check_plan(plan, first)
+        # Not even one that was preempted: a beam would be scored again.
+        assert scored.isdisjoint(row.request for row in plan.rows)
         self.memory.carry_out(plan.moves)
         if plan.rows:
             self.check_memory()
