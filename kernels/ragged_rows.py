@@ -1,9 +1,9 @@
 """Where the query rows of a step lie and which cache slots each of them sees."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -61,6 +61,11 @@ class RaggedRows:
                 buckets.setdefault((rows.bit_length(), (max(tile.end, MASKED_KEYS) - 1).bit_length()), []).append(tile)
             start += count
         return [RowGroup.build(self, tiles) for tiles in buckets.values()]
+
+    @cached_property
+    def plans(self) -> dict[Hashable, Any]:
+        """How a kernel goes through these rows, by all else that this depends on: made once a step, by the kernel."""
+        return {}
 
 
 @dataclass(frozen=True)

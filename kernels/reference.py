@@ -10,6 +10,8 @@ from specdec.kernels.ragged_rows import RaggedRows
 
 # What `scaled_dot_product_attention` runs on a CPU; called by its own name, it also gives the log-sum-exp.
 _FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+# What the Triton kernels compute with; what is here takes float64 as well.
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -28,6 +30,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     single = x.float()
     single = single * torch.rsqrt(single.pow(2).mean(-1, keepdim=True) + eps)
     return weight * single.to(x.dtype)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The `rms_norm` of `residual + x`, and that sum."""
+    total = residual + x
+    return rms_norm(total, weight, eps), total
 
 
 def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -59,6 +67,29 @@ def store_kv(kv: Tensor, slots: Tensor, key_value: Tensor) -> None:
     kv.index_copy_(0, slots, key_value)
 
 
+def rotary_store(qkv: Tensor, cos: Tensor, sin: Tensor, kv: Tensor, slots: Tensor, num_heads: int) -> Tensor:
+    """`rotate_` of queries and keys, then `store_kv` of keys and values; rows at slot -1 are not stored.
+
+    Args:
+        qkv: `[rows, heads + 2 * kv_heads, head_dim]`, rotated in place.
+        cos, sin: see `rotate_`.
+        kv: `[slots, 2 * kv_heads, head_dim]`.
+        slots: int64 `[rows]`.
+        num_heads: query heads.
+
+    Returns:
+        `[rows, heads, head_dim]`, the rotated queries, in the memory of `qkv`.
+    """
+    stored = kv.shape[1]
+    rotate_(qkv.narrow(1, 0, num_heads + stored // 2), cos, sin)
+    query, key_value = qkv.split_with_sizes((num_heads, stored), 1)
+    has_slot = slots >= 0
+    if not has_slot.all():
+        slots, key_value = slots[has_slot], key_value[has_slot]
+    store_kv(kv, slots, key_value)
+    return query
+
+
 def move_kv(kv: Tensor, source: Tensor, target: Tensor) -> None:
     """Copy slots `source` to slots `target` (int64 `[moves]`) in all layers; the two may overlap.
 
@@ -66,6 +97,15 @@ def move_kv(kv: Tensor, source: Tensor, target: Tensor) -> None:
         kv: `[layers, slots, 2 * kv_heads, head_dim]`.
     """
     kv.index_copy_(1, target, kv.index_select(1, source))
+
+
+def copy_blocks(kv: Tensor, source_blocks: Tensor, target_blocks: Tensor, block_size: int) -> None:
+    """Copy blocks `source_blocks` to `target_blocks` (int64 `[copies]`) in all layers; the two may overlap.
+
+    Args:
+        kv: `[layers, blocks * block_size, 2 * kv_heads, head_dim]`.
+    """
+    move_kv(kv.view(kv.shape[0], -1, block_size, *kv.shape[2:]), source_blocks, target_blocks)
 
 
 def tree_attention(query: Tensor, kv: Tensor, rows: RaggedRows, scale: float) -> Tensor:

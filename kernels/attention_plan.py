@@ -1,0 +1,142 @@
+"""How the attention kernel goes through the query rows of a step: tiles, cut where one would hold up the others."""
+
+import math
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specdec.kernels.ragged_rows import RaggedRows, Tile
+
+# Least context of a part, in entries: below, working on it takes no longer than joining it does.
+MIN_PART = 256
+# Height of a tile at which arithmetic takes about as long as reading its keys does, on an A100 or H100.
+BALANCED_HEIGHT = 128
+
+
+class Config(NamedTuple):
+    """How a program goes through its keys: so many at a time (BLOCK_N), by so many warps."""
+
+    keys: int
+    warps: int
+
+
+# By bytes of a number and padded head_dim: the heights that a tile may have (BLOCK_M, rows times query heads of a
+# group; 16 is the least that `tl.dot` takes), and how each goes through its keys.
+#
+# Registers bound these, shared memory hardly. Compiled for sm_80 and sm_90, none spills more than two registers, those
+# of the models in `tests/kernels/test_aot_tree_attention.py` none; it prints what each takes. None takes more than 99
+# KB of shared memory, all that a block gets on sm_86 and sm_89; of low bfloat16 tiles, which wait for memory, two run
+# at least on a multiprocessor of an A100 or H100. float32 products run without tensor cores, and a thread holds whole
+# rows of both factors: low tiles, many warps.
+CONFIGS = {
+    (2, 16): {16: Config(64, 4), 64: Config(64, 4), 128: Config(64, 8)},
+    (2, 32): {16: Config(64, 4), 64: Config(64, 4), 128: Config(64, 8)},
+    (2, 64): {16: Config(64, 4), 64: Config(64, 4), 128: Config(64, 8)},
+    (2, 128): {16: Config(64, 4), 64: Config(32, 4), 128: Config(32, 8)},
+    (2, 256): {16: Config(32, 4), 64: Config(16, 8)},
+    (4, 16): {16: Config(32, 8), 32: Config(32, 8)},
+    (4, 32): {16: Config(32, 8), 32: Config(32, 8)},
+    (4, 64): {16: Config(32, 8), 32: Config(32, 8)},
+    (4, 128): {16: Config(32, 8)},
+    (4, 256): {16: Config(16, 8)},
+}
+# Hopper's matrix instructions read keys and values from shared memory, where others take them from registers: tall
+# tiles take more of them at a time, and 113 or 129 KB of the 227 that a block can have.
+HOPPER_CONFIGS = CONFIGS | {(2, 128): {16: Config(64, 4), 64: Config(64, 4), 128: Config(64, 8)}}
+# Keys and values are found through the block table, a load behind a load. Triton gives each of the two half of the
+# stages but one: with 5, a tile of both is under way while the last is in use; with 3 or 4, none is.
+STAGES = 5
+
+
+class Chip(NamedTuple):
+    """What the layout of the work depends on."""
+
+    processors: int
+    is_hopper: bool
+
+
+@lru_cache
+def chip_of(device: torch.device) -> Chip:
+    """An H100 where there is no GPU."""
+    if device.type != "cuda":
+        return Chip(132, True)
+    properties = torch.cuda.get_device_properties(device)
+    return Chip(properties.multi_processor_count, properties.major == 9)
+
+
+class Plan(NamedTuple):
+    """What the programs of a call do: the same in all layers of a step.
+
+    Attributes:
+        height: of the tiles (BLOCK_M).
+        config: how they go through their keys.
+        items: int32 `[items, 7]`: request, first packed row, number of rows, first entry, end of the entries, entry
+            of the request's tree node 0, number of the part, or -1 where the item is its whole tile. The longest
+            come first, so that none is begun when the others are done. An item of no rows and no entries does nothing.
+        joins: int32 `[tiles cut, 4]`: first packed row, number of rows, first part, number of parts.
+        num_parts: of all tiles that are cut.
+    """
+
+    height: int
+    config: Config
+    items: Tensor
+    joins: Tensor
+    num_parts: int
+
+    @staticmethod
+    def make(rows: RaggedRows, group: int, kv_heads: int, configs: dict[int, Config], processors: int) -> "Plan":
+        """From what the host knows, without waiting for the device."""
+        height = best_height(rows, group, configs)
+        config = configs[height]
+        tiles = cut_rows(rows, height // group)
+        # What each processor would do if all work could be dealt out evenly, in entries.
+        share = sum(tile.end - rows.first for tile in tiles) * kv_heads / processors
+        items: list[tuple[int, ...]] = []
+        joins: list[tuple[int, ...]] = []
+        num_parts = 0
+        for tile in tiles:
+            context = tile.end - rows.first
+            wanted = max(1, math.floor(context / max(share, MIN_PART) + 0.5))
+            size = -(-context // (wanted * config.keys)) * config.keys
+            begins = range(rows.first, tile.end, size)
+            is_cut = len(begins) > 1
+            for part, begin in enumerate(begins, start=num_parts):
+                entries = (begin, min(begin + size, tile.end), rows.tree_starts[tile.request])
+                items.append((tile.request, tile.start, tile.rows, *entries, part if is_cut else -1))
+            if is_cut:
+                joins.append((tile.start, tile.rows, num_parts, len(begins)))
+                num_parts += len(begins)
+        items.sort(key=lambda item: item[3] - item[4])
+        device = rows.visible.device
+        return Plan(height, config, _to_device(items, 7, device), _to_device(joins, 4, device), num_parts)
+
+
+def best_height(rows: RaggedRows, group: int, configs: dict[int, Config]) -> int:
+    """The height of tiles that costs least: a tile reads its context once and computes with all its height."""
+
+    def cost(height: int) -> int:
+        per_tile = height // group
+        read = sum(-(-n // per_tile) * length for n, length in zip(rows.query_lens, rows.lengths, strict=True))
+        return (BALANCED_HEIGHT + height) * read
+
+    return min((height for height in configs if height >= group), key=cost)
+
+
+def cut_rows(rows: RaggedRows, per_tile: int) -> list[Tile]:
+    """All query rows in tiles of at most `per_tile`."""
+    tiles = []
+    start = 0
+    for request, (count, length) in enumerate(zip(rows.query_lens, rows.lengths, strict=True)):
+        for at in range(0, count, per_tile):
+            size = min(per_tile, count - at)
+            tiles.append(Tile(request, start + at, size, end=length - count + at + size))
+        start += count
+    return tiles
+
+
+def _to_device(table: list[tuple[int, ...]], width: int, device: torch.device) -> Tensor:
+    # From pinned memory: otherwise the host waits for all that the device has yet to do.
+    packed = torch.tensor(table, dtype=torch.int32, pin_memory=device.type == "cuda")
+    return packed.view(-1, width).to(device, non_blocking=True)

@@ -1,0 +1,103 @@
+# mypy: allow-incomplete-defs, allow-untyped-defs, allow-untyped-decorators
+"""The token of the largest score, with its position's own noise added where the row is sampled."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from specdec.kernels.philox import gumbel, token_words
+from specdec.kernels.reference import DTYPES
+from specdec.kernels.reference_sampling import NoiseKeys
+from specdec.kernels.score_keys import NOTHING, score_keys, scores_of, tokens_of
+
+# Tokens of a program: a Philox counter, eight tokens, for each thread of four warps.
+BLOCK_SIZE = 1024
+INFINITY = tl.constexpr(float("inf"))
+
+
+def gumbel_argmax(scores: Tensor, seeds: Tensor, sample_indices: Tensor, positions: Tensor, sampled: Tensor) -> Tensor:
+    """`argmax_v scores[v] + G(seed, sample index, position, v)`, lowest id on ties: a sample from softmax(scores).
+
+    Args:
+        scores: `[rows, vocab]`, float32, bfloat16 or float16; processed, not normalised; each row in one piece.
+        seeds, sample_indices, positions: int64 `[rows]`, from 0 to 2**63 - 1, the noise's key; of no meaning where
+            a row is not sampled.
+        sampled: bool `[rows]`, False where the row takes the argmax of its scores alone.
+
+    Returns:
+        int64 `[rows]`; -1 where the largest is no finite number, or one of them is NaN.
+
+    Raises:
+        ValueError: shapes, strides or dtypes are others.
+    """
+    keys = NoiseKeys(seeds, sample_indices, positions)
+    check_rows(scores, keys, sampled)
+    rows, vocab = scores.shape
+    tokens = torch.empty(rows, dtype=torch.int64, device=scores.device)
+    if rows:
+        parts = triton.cdiv(vocab, BLOCK_SIZE)
+        best = torch.empty(rows, parts, dtype=torch.int64, device=scores.device)
+        best_of_part_kernel[(rows, parts)](
+            scores, *keys, sampled, best, scores.stride(0), VOCAB=vocab, BLOCK=BLOCK_SIZE, num_warps=4
+        )
+        best_of_parts_kernel[(rows,)](best, tokens, PARTS=parts, BLOCK=triton.next_power_of_2(parts), num_warps=1)
+    return tokens
+
+
+def check_rows(scores: Tensor, keys: NoiseKeys, sampled: Tensor) -> None:
+    """Raises ValueError where the arguments do not fit each other."""
+    if scores.ndim != 2 or not scores.shape[1] or scores.stride(1) != 1 or scores.dtype not in DTYPES:
+        raise ValueError(
+            f"scores {tuple(scores.shape)} {scores.dtype}, strides {scores.stride()}: not [rows, vocab] of {DTYPES}"
+        )
+    rows = scores.shape[:1]
+    for name, part in keys._asdict().items():
+        if part.shape != rows or part.dtype != torch.int64 or not part.is_contiguous():
+            raise ValueError(f"{name} {tuple(part.shape)} {part.dtype}: not int64 {tuple(rows)}, as there are rows")
+    if sampled.shape != rows or sampled.dtype != torch.bool or not sampled.is_contiguous():
+        raise ValueError(f"sampled {tuple(sampled.shape)} {sampled.dtype}: not bool {tuple(rows)}, as there are rows")
+
+
+@triton.jit
+def best_of_part_kernel(
+    p_scores,  # [rows, VOCAB]
+    p_seeds,  # [rows]
+    p_sample_indices,  # [rows]
+    p_positions,  # [rows]
+    p_sampled,  # [rows]
+    p_best,  # [rows, parts]: keys
+    stride,  # run-time: scores may be columns of a wider tensor
+    VOCAB: tl.constexpr,  # a model has one
+    BLOCK: tl.constexpr,  # the shape of the registers
+):
+    i_row = tl.program_id(0).to(tl.int64)
+    i_part = tl.program_id(1)
+    # [BLOCK]
+    o_token = i_part * BLOCK + tl.arange(0, BLOCK)
+    b_scores = tl.load(p_scores + i_row * stride + o_token, mask=o_token < VOCAB, other=-INFINITY).to(tl.float32)
+    # One answer for the whole program: a greedy row computes no noise.
+    if tl.load(p_sampled + i_row):
+        seed = tl.load(p_seeds + i_row)
+        sample_index = tl.load(p_sample_indices + i_row)
+        position = tl.load(p_positions + i_row)
+        b_scores += gumbel(token_words(i_part * BLOCK, seed, sample_index, position, 0, 0, BLOCK))
+    # NaN as infinity: neither is an answer, and no finite score may hide either.
+    b_scores = tl.where(b_scores == b_scores, b_scores, INFINITY)
+    # What lies beyond the vocabulary is -inf and has the highest ids, and so comes last.
+    tl.store(p_best + i_row * tl.num_programs(1) + i_part, tl.max(score_keys(b_scores, o_token), 0))
+
+
+@triton.jit
+def best_of_parts_kernel(
+    p_best,  # [rows, PARTS]: keys
+    p_tokens,  # [rows]
+    PARTS: tl.constexpr,  # a model has one
+    BLOCK: tl.constexpr,  # the shape of the registers
+):
+    i_row = tl.program_id(0).to(tl.int64)
+    # [BLOCK]
+    o_part = tl.arange(0, BLOCK)
+    best = tl.max(tl.load(p_best + i_row * PARTS + o_part, mask=o_part < PARTS, other=NOTHING), 0)
+    score = scores_of(best)
+    tl.store(p_tokens + i_row, tl.where(tl.abs(score) < INFINITY, tokens_of(best), -1))

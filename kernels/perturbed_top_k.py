@@ -1,0 +1,158 @@
+# mypy: allow-incomplete-defs, allow-untyped-defs, allow-untyped-decorators
+"""The children that a drafter looks at: the largest scores of a row, its noise added where it is sampled."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from specdec.kernels.gumbel_argmax import INFINITY, check_rows
+from specdec.kernels.philox import gumbel, token_words
+from specdec.kernels.reference_sampling import NoiseKeys, TopK
+from specdec.kernels.score_keys import NOTHING, score_keys, scores_of, tokens_of
+
+MAX_K = 64
+# Tokens of a program. Twice those of the argmax: the second pass holds k keys of every part.
+BLOCK_SIZE = 2048
+
+
+def perturbed_top_k(
+    scores: Tensor,
+    seeds: Tensor,
+    sample_indices: Tensor,
+    positions: Tensor,
+    sampled: Tensor,
+    k: int,
+    stream: int = 0,
+    lane: int = 0,
+) -> TopK:
+    """The k largest of `scores[v] + G(seed, sample index, position, v)`: without replacement (Kool et al. 2019).
+
+    Args:
+        scores: `[rows, vocab]`, float32, bfloat16 or float16; need not be normalised; NaN counts as -inf; each
+            row in one piece.
+        seeds, sample_indices, positions: int64 `[rows]`, from 0 to 2**63 - 1, the noise's key; of no meaning where
+            a row is not sampled.
+        sampled: bool `[rows]`, False where the row's scores are taken alone.
+        k: from 1 to `MAX_K` and the size of the vocabulary.
+        stream: what the noise is for, as `verify.noise.Stream`.
+        lane: tells independent vectors of one position and stream apart.
+
+    Raises:
+        ValueError: shapes, strides or dtypes are others, or `k` is out of its range.
+    """
+    keys = NoiseKeys(seeds, sample_indices, positions)
+    check_rows(scores, keys, sampled)
+    rows, vocab = scores.shape
+    if not 1 <= k <= min(MAX_K, vocab):
+        raise ValueError(f"k is {k}; it must be from 1 to {min(MAX_K, vocab)}")
+    device = scores.device
+    found = TopK(
+        torch.empty(rows, k, dtype=torch.int64, device=device),
+        torch.empty(rows, k, device=device),
+        torch.empty(rows, device=device),
+    )
+    if rows:
+        parts = triton.cdiv(vocab, BLOCK_SIZE)
+        best = torch.empty(rows, parts, k, dtype=torch.int64, device=device)
+        sums = torch.empty(rows, parts, device=device)
+        top_k_of_part_kernel[(rows, parts)](
+            scores,
+            *keys,
+            sampled,
+            best,
+            sums,
+            scores.stride(0),
+            k,
+            stream,
+            lane,
+            VOCAB=vocab,
+            BLOCK=BLOCK_SIZE,
+            num_warps=4,
+        )
+        block = triton.next_power_of_2(parts * k)
+        top_k_of_parts_kernel[(rows,)](
+            best,
+            sums,
+            *found,
+            k,
+            PARTS=parts,
+            BLOCK=block,
+            BLOCK_PARTS=triton.next_power_of_2(parts),
+            num_warps=min(8, max(1, block // 256)),
+        )
+    return found
+
+
+@triton.jit(do_not_specialize=["k", "stream", "lane"])
+def top_k_of_part_kernel(
+    p_scores,  # [rows, VOCAB]
+    p_seeds,  # [rows]
+    p_sample_indices,  # [rows]
+    p_positions,  # [rows]
+    p_sampled,  # [rows]
+    p_best,  # [rows, parts, k]: keys
+    p_sums,  # [rows, parts]
+    stride,  # run-time: scores may be columns of a wider tensor
+    k,  # run-time: a loop's end, which every tree shape sets anew
+    stream,  # run-time: one word of the counter
+    lane,  # run-time: another
+    VOCAB: tl.constexpr,  # a model has one
+    BLOCK: tl.constexpr,  # the shape of the registers
+):
+    i_row = tl.program_id(0).to(tl.int64)
+    i_part = tl.program_id(1)
+    # [BLOCK]
+    o_token = i_part * BLOCK + tl.arange(0, BLOCK)
+    b_scores = tl.load(p_scores + i_row * stride + o_token, mask=o_token < VOCAB, other=-INFINITY).to(tl.float32)
+    # One answer for the whole program: a greedy row computes no noise.
+    if tl.load(p_sampled + i_row):
+        seed = tl.load(p_seeds + i_row)
+        sample_index = tl.load(p_sample_indices + i_row)
+        position = tl.load(p_positions + i_row)
+        b_scores += gumbel(token_words(i_part * BLOCK, seed, sample_index, position, stream, lane, BLOCK))
+    b_scores = tl.where(b_scores == b_scores, b_scores, -INFINITY)
+    i_sum = i_row * tl.num_programs(1) + i_part
+    tl.store(p_sums + i_sum, _log_sum_exp(b_scores))
+    # What lies beyond the vocabulary is -inf and has the highest ids, and so comes last.
+    b_keys = score_keys(b_scores, o_token)
+    for rank in range(k):
+        best = tl.max(b_keys, 0)
+        tl.store(p_best + i_sum * k + rank, best)
+        b_keys = tl.where(b_keys == best, NOTHING, b_keys)
+
+
+@triton.jit(do_not_specialize=["k"])
+def top_k_of_parts_kernel(
+    p_best,  # [rows, PARTS, k]: keys
+    p_sums,  # [rows, PARTS]
+    p_tokens,  # [rows, k]
+    p_scores,  # [rows, k]
+    p_log_sum_exp,  # [rows]
+    k,  # run-time, as above
+    PARTS: tl.constexpr,  # a model has one
+    BLOCK: tl.constexpr,  # keys, the shape of the registers
+    BLOCK_PARTS: tl.constexpr,  # likewise, of the sums
+):
+    i_row = tl.program_id(0).to(tl.int64)
+    # [BLOCK_PARTS]
+    o_part = tl.arange(0, BLOCK_PARTS)
+    b_sums = tl.load(p_sums + i_row * PARTS + o_part, mask=o_part < PARTS, other=-INFINITY)
+    tl.store(p_log_sum_exp + i_row, _log_sum_exp(b_sums))
+    # [BLOCK]
+    o_key = tl.arange(0, BLOCK)
+    b_keys = tl.load(p_best + i_row * PARTS * k + o_key, mask=o_key < PARTS * k, other=NOTHING)
+    for rank in range(k):
+        best = tl.max(b_keys, 0)
+        tl.store(p_tokens + i_row * k + rank, tokens_of(best))
+        tl.store(p_scores + i_row * k + rank, scores_of(best))
+        b_keys = tl.where(b_keys == best, NOTHING, b_keys)
+
+
+@triton.jit
+def _log_sum_exp(b_x):
+    """A float32 number; -inf where all are."""
+    largest = tl.max(b_x, 0)
+    # inf - inf is NaN.
+    shift = tl.where(tl.abs(largest) < INFINITY, largest, 0.0)
+    return tl.log(tl.sum(tl.exp(b_x - shift), 0)) + shift

@@ -1,0 +1,40 @@
+# mypy: allow-incomplete-defs, allow-untyped-defs, allow-untyped-decorators
+"""A score and its token as one integer, so that one comparison settles both order and ties."""
+
+import triton
+import triton.language as tl
+
+# Below the key of every score: nothing is left.
+NOTHING = tl.constexpr(-(2**63))
+LOW_HALF = tl.constexpr(0xFFFFFFFF)
+
+
+@triton.jit
+def score_keys(scores, tokens):
+    """int64: the larger score has the larger key, and of equal scores the lower token.
+
+    Args:
+        scores: float32, no NaN.
+        tokens: integers from 0 to 2**32 - 1, of the same shape.
+    """
+    # 0 for -0, which is as large.
+    bits = tl.where(scores == 0, 0.0, scores).to(tl.int32, bitcast=True)
+    return (_ordered(bits).to(tl.int64) << 32) | (tokens.to(tl.int64) ^ LOW_HALF)
+
+
+@triton.jit
+def scores_of(keys):
+    """float32."""
+    return _ordered((keys >> 32).to(tl.int32)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def tokens_of(keys):
+    """int64."""
+    return (keys & LOW_HALF) ^ LOW_HALF
+
+
+@triton.jit
+def _ordered(bits):
+    """A float's bits as an integer that compares as the float does; its own inverse."""
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)

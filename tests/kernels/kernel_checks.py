@@ -1,0 +1,82 @@
+"""What the tests of Triton kernels share: the device, outputs that show what was not written, error bounds."""
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _round_in_the_interpreter() -> None:
+    """Let float32 become bfloat16 as on every GPU, to the nearest: the interpreter of Triton 3.9 cuts it off."""
+    interpreter = importlib.import_module("triton.runtime.interpreter")
+    convert, tl = interpreter._convert_float, importlib.import_module("triton.language")
+
+    def rounded(data: Any, source: Any, target: Any, mode: Any) -> Any:
+        if source == tl.float32 and target == tl.bfloat16:
+            numbers = torch.from_numpy(np.ascontiguousarray(data))
+            return numbers.to(torch.bfloat16).view(torch.uint16).numpy()
+        return convert(data, source, target, mode)
+
+    interpreter._convert_float = rounded
+
+
+if DEVICE.type == "cpu":
+    _round_in_the_interpreter()
+
+# Rounding error of a number of size 1.
+ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12}
+DTYPES = list(ROUNDING)
+# What an int64 output holds before it is written.
+UNWRITTEN = -(2**62)
+
+
+class _PoisonedTorch:
+    """Torch, but `empty` is full of NaN, or of `UNWRITTEN`."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    @staticmethod
+    def empty(*args: Any, **kwargs: Any) -> Tensor:
+        made = torch.empty(*args, **kwargs)
+        return made.fill_(float("nan") if made.is_floating_point() else UNWRITTEN)
+
+
+@contextmanager
+def poisoned_outputs(*modules: str) -> Iterator[None]:
+    """Everything that these modules of `specdec.kernels` allocate shows what a kernel has left unwritten."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in modules:
+            patch.setattr(f"specdec.kernels.{module}.torch", _PoisonedTorch())
+        yield
+
+
+def assert_as_exact(actual: Tensor, plain: Tensor, exact: Tensor) -> None:
+    """The largest error is at most twice that of plain torch in the same dtype.
+
+    Among few numbers torch may by chance have next to none; the kernels' own bound, three roundings in float32 and
+    one to the result's dtype, is enough there.
+
+    Args:
+        exact: the float64 result.
+    """
+    assert actual.dtype == plain.dtype
+    assert actual.shape == exact.shape
+    if not exact.numel():
+        return
+    ours, theirs = ((part.double() - exact).abs().max().item() for part in (actual, plain))
+    least = (3 * ROUNDING[torch.float32] + ROUNDING[actual.dtype]) * exact.abs().max().item()
+    # NaN fails.
+    assert ours <= max(2 * theirs, least), (ours, theirs)
+
+
+def huge(numbers: int) -> Tensor:
+    """bfloat16 `[numbers]` of memory of which the machine spends only the pages that are touched, on a CPU."""
+    return torch.empty(numbers, dtype=torch.bfloat16, device=DEVICE)

@@ -1,0 +1,140 @@
+"""Every kernel but attention, compiled for the models that we name in figures, without a GPU."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import triton
+
+from specdec.kernels import gumbel_argmax, move, perturbed_top_k, rms_norm, rotary_store, silu_and_mul, tree_walk
+from tests.kernels.aot import SHARED_LIMIT, Specialisation, compile_all
+
+DEMO = Path(__file__).parents[2] / "specdec" / "demo" / "target" / "config.json"
+
+
+class Shape(NamedTuple):
+    """Sizes of a model, and the dtype it is served in."""
+
+    name: str
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    dim: int
+    vocab: int
+    dtype: str = "bf16"
+
+
+def shapes() -> list[Shape]:
+    config = json.loads(DEMO.read_text(encoding="utf-8"))
+    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")
+    demo = Shape("demo", *(config[name] for name in names))
+    return [
+        # The only one whose norms take the loop.
+        Shape("405B", 16384, 53248, 128, 8, 128, 128256),
+        Shape("8B", 4096, 14336, 32, 8, 128, 128256),
+        Shape("1B", 2048, 8192, 32, 8, 64, 128256),
+        demo,
+        demo._replace(dtype="fp32"),
+    ]
+
+
+def typed(arguments: str, dtype: str) -> dict[str, str]:
+    """Signature from `name:type` words, where a missing type is a pointer to `dtype`; all divisible by 16."""
+    words = (word.partition(":") for word in arguments.split())
+    return {name: f"{kind or '*' + dtype}" + ("" if kind in ("fp32", "int") else ":16") for name, _, kind in words}
+
+
+def layer(shape: Shape) -> Iterator[Specialisation]:
+    """What every decoder layer launches, and the moves behind a step."""
+    label, dtype, warps = f"{shape.name} {shape.dtype}", shape.dtype, rms_norm.num_warps
+    norm = typed("p_x p_residual p_weight p_normed p_sum x_stride:i32 residual_stride:i32 eps:fp32", dtype)
+    block = min(triton.next_power_of_2(shape.hidden), rms_norm.MAX_BLOCK)
+    for add in (False, True):
+        sizes: dict[str, Any] = {"HIDDEN": shape.hidden, "BLOCK": block, "ADD": add}
+        name = f"{'add_' * add}rms_norm {label}"
+        yield Specialisation(name, rms_norm.rms_norm_kernel, norm, sizes, warps(block))
+    block = min(triton.next_power_of_2(shape.intermediate), silu_and_mul.BLOCK_SIZE)
+    yield Specialisation(
+        f"silu_and_mul {label}",
+        silu_and_mul.silu_and_mul_kernel,
+        typed("p_gate_up p_output stride:i32", dtype),
+        {"SIZE": shape.intermediate, "BLOCK": block},
+    )
+    heads = shape.heads + 2 * shape.kv_heads
+    block = min(triton.next_power_of_2(heads), rotary_store.BLOCK_SIZE // shape.dim)
+    tensors = "p_qkv p_cos p_sin p_kv p_slots:*i64 p_query qkv_stride:i32 cos_stride:i32 sin_stride:i32"
+    yield Specialisation(
+        f"rotary_store {label}",
+        rotary_store.rotary_store_kernel,
+        typed(tensors, dtype),
+        {"HEADS": shape.heads, "KV_HEADS": shape.kv_heads, "DIM": shape.dim, "BLOCK": block, "BLOCK_DIM": shape.dim},
+    )
+
+
+def moves(dtype: str, stride: str) -> Specialisation:
+    """The same for all models, but for the cache's size."""
+    signature = typed(f"p_kv p_source:*i64 p_target:*i64 layer_stride:{stride} size:i32", dtype)
+    constexprs = {"MOVES": move.MOVES_AT_ONCE, "CHUNK": move.CHUNK_SIZE}
+    return Specialisation(f"move {dtype} {stride}", move.move_kernel, {**signature, "num_moves": "i32"}, constexprs)
+
+
+def sampling(vocab: int, dtype: str) -> Iterator[Specialisation]:
+    """Processed scores are float32; a batch that is greedy altogether has the model's own."""
+    label = f"{vocab} {dtype}"
+    rows = typed("p_scores p_seeds:*i64 p_sample_indices:*i64 p_positions:*i64 p_best:*i64 stride:i32", dtype)
+    # Flags are bytes, and every row has one.
+    rows["p_sampled"] = "*i1:16"
+    block = gumbel_argmax.BLOCK_SIZE
+    sizes = {"VOCAB": vocab, "BLOCK": block}
+    yield Specialisation(f"gumbel_argmax {label}", gumbel_argmax.best_of_part_kernel, rows, sizes)
+    block = perturbed_top_k.BLOCK_SIZE
+    rows = {**rows, "p_sums": "*fp32:16", "k": "i32", "stream": "i32", "lane": "i32"}
+    sizes = {"VOCAB": vocab, "BLOCK": block}
+    yield Specialisation(f"perturbed_top_k {label}", perturbed_top_k.top_k_of_part_kernel, rows, sizes)
+
+
+def second_passes(vocab: int) -> Iterator[Specialisation]:
+    parts = triton.cdiv(vocab, gumbel_argmax.BLOCK_SIZE)
+    signature = typed("p_best:*i64 p_tokens:*i64", "")
+    sizes = {"PARTS": parts, "BLOCK": triton.next_power_of_2(parts)}
+    yield Specialisation(
+        f"gumbel_argmax, second pass {vocab}", gumbel_argmax.best_of_parts_kernel, signature, sizes, num_warps=1
+    )
+    parts = triton.cdiv(vocab, perturbed_top_k.BLOCK_SIZE)
+    signature = typed("p_best:*i64 p_sums:*fp32 p_tokens:*i64 p_scores:*fp32 p_log_sum_exp:*fp32", "")
+    for k in (8, perturbed_top_k.MAX_K):
+        block = triton.next_power_of_2(parts * k)
+        yield Specialisation(
+            f"perturbed_top_k, second pass {vocab} k={k}",
+            perturbed_top_k.top_k_of_parts_kernel,
+            {**signature, "k": "i32"},
+            {"PARTS": parts, "BLOCK": block, "BLOCK_PARTS": triton.next_power_of_2(parts)},
+            min(8, max(1, block // 256)),
+        )
+
+
+def walks() -> Iterator[Specialisation]:
+    names = "p_emitted p_tokens p_parents p_starts p_paths p_lengths p_next_tokens"
+    signature = {**typed(names, "i64"), "max_depth": "i32"}
+    for nodes in (64, 1024):
+        sizes = {"BLOCK": nodes, "BLOCK_DEPTH": 8}
+        yield Specialisation(f"tree_walk {nodes} nodes", tree_walk.tree_walk_kernel, signature, sizes, num_warps=1)
+
+
+def specialisations() -> list[Specialisation]:
+    """Of equal ones, the first."""
+    specs = [spec for shape in shapes() for spec in layer(shape)]
+    specs += [moves("bf16", "i64"), moves("bf16", "i32"), moves("fp32", "i32")]
+    specs += [spec for vocab, dtype in ((128256, "fp32"), (128256, "bf16")) for spec in sampling(vocab, dtype)]
+    return [*specs, *second_passes(128256), *second_passes(shapes()[-1].vocab), *walks()]
+
+
+@pytest.mark.parametrize("arch", SHARED_LIMIT)
+def test_kernels_fit_a_block_without_spilling(arch: int) -> None:
+    compiled = compile_all(f"{__name__}:specialisations", arch)
+    assert len(compiled) > 20
+    assert {name: found.spills for name, found in compiled.items() if found.spills} == {}
+    assert all(found.shared <= SHARED_LIMIT[arch] for found in compiled.values())

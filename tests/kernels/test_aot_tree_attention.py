@@ -1,0 +1,63 @@
+"""What the attention kernels take of a GPU, compiled for an H100 and an A100 without one."""
+
+import pytest
+
+from specdec.kernels.attention_plan import CONFIGS, HOPPER_CONFIGS, STAGES, Config
+from specdec.kernels.tree_attention import JOINED_PARTS, join_parts_kernel, tree_attention_kernel
+from tests.kernels.aot import SHARED_LIMIT, Specialisation, compile_all, table
+
+# Name, Triton's name of the dtype, bytes of a number, query heads per KV head, head_dim, words of ancestor bits. The
+# demo model's shape is also its head's. With the second word, kernels take the most; the first is all that trees of
+# 64 nodes need.
+MODELS = [
+    ("llama-3.1-8b", "bf16", 2, 4, 128, 1),
+    ("llama-3.1-8b", "bf16", 2, 4, 128, 2),
+    ("llama-3.2-1b", "bf16", 2, 4, 64, 2),
+    ("demo", "bf16", 2, 2, 64, 2),
+    ("demo", "fp32", 4, 2, 64, 2),
+]
+TABLES = {"p_item": "*i32:16", "p_tables": "*i64:16", "p_visible": "*i64:16", "p_ancestors": "*i64:16"}
+STRIDES = {"q_row": "i32:16", "q_head": "i32:16", "kv_slot": "i32:16", "kv_head": "i32:16", "table_row": "i32"}
+PARTS = {"p_part": "*fp32:16", "p_log_sum": "*fp32:16", "kv_heads": "i32"}
+
+
+def specialisations(configs: dict[tuple[int, int], dict[int, Config]]) -> list[Specialisation]:
+    found = []
+    for model, dtype, size, group, dim, words in MODELS:
+        pointer = f"*{dtype}:16"
+        for height, config in configs[size, dim].items():
+            shape = {"GROUP": group, "HEAD_DIM": dim, "BLOCK_M": height, "BLOCK_D": dim}
+            attention = Specialisation(
+                f"{model} {dtype}, {height} rows, {words} words",
+                tree_attention_kernel,
+                {"p_query": pointer, "p_kv": pointer, "p_output": pointer, "scale": "fp32"} | PARTS | TABLES | STRIDES,
+                {**shape, "WORDS": words, "BLOCK_SIZE": 16, "BLOCK_N": config.keys},
+                config.warps,
+                STAGES,
+            )
+            found.append(attention)
+        if words == 2:
+            join = Specialisation(
+                f"{model} {dtype}, join",
+                join_parts_kernel,
+                {"p_output": pointer, "p_join": "*i32:16"} | PARTS,
+                {**shape, "BLOCK_P": JOINED_PARTS},
+            )
+            found.append(join)
+    return found
+
+
+def hopper() -> list[Specialisation]:
+    return specialisations(HOPPER_CONFIGS)
+
+
+def ampere() -> list[Specialisation]:
+    return specialisations(CONFIGS)
+
+
+@pytest.mark.parametrize(("arch", "which"), [(90, "hopper"), (80, "ampere")])
+def test_nothing_spills_and_blocks_fit(arch: int, which: str) -> None:
+    compiled = compile_all(f"tests.kernels.test_aot_tree_attention:{which}", arch)
+    print(f"\n{table(compiled, arch)}")
+    assert not {name: found.spills for name, found in compiled.items() if found.spills}
+    assert max(found.shared for found in compiled.values()) <= SHARED_LIMIT[arch]

@@ -1,0 +1,276 @@
+"""Sampling on the device: numpy's words bit for bit, its noise to a rounding, the same tokens."""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+from hypothesis import example, given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from specdec.kernels import reference_sampling
+from specdec.kernels.gumbel_argmax import gumbel_argmax
+from specdec.kernels.perturbed_top_k import MAX_K, perturbed_top_k
+from specdec.kernels.philox import gumbel, token_words
+from specdec.kernels.reference_sampling import NoiseKeys, gumbel_noise, philox_words
+from specdec.verify import noise
+from specdec.verify.noise import Stream
+from specdec.verify.verifier import NO_TOKEN, argmax
+from tests.kernels.kernel_checks import DEVICE, DTYPES, huge, poisoned_outputs
+from tests.strategies import seeds
+
+numbers = st.one_of(st.integers(0, 9), st.integers(0, 2**63 - 1), st.just(2**63 - 1))
+vocabularies = st.one_of(st.integers(1, 40), st.sampled_from([1000, 1023, 1024, 1025, 2047, 2049, 3100]))
+# Two logarithms of one rounding or so each, of numbers up to 22; near 0 an error of the inner one is an absolute one.
+NOISE_ERROR = 3e-6
+
+
+@pytest.fixture(autouse=True, scope="module")
+def poisoned() -> Iterator[None]:
+    with poisoned_outputs("gumbel_argmax", "perturbed_top_k"):
+        yield
+
+
+@triton.jit
+def noise_kernel(  # type: ignore[no-untyped-def]
+    p_words, p_noise, p_keys, start, stream, lane, SIZE: tl.constexpr
+):
+    """Words and noise of tokens `start .. start + SIZE - 1` for the key at `p_keys`, by program."""
+    i_row = tl.program_id(0)
+    p_keys += 3 * i_row
+    words = token_words(start, tl.load(p_keys), tl.load(p_keys + 1), tl.load(p_keys + 2), stream, lane, SIZE)
+    o_token = i_row * SIZE + tl.arange(0, SIZE)
+    tl.store(p_words + o_token, words)
+    tl.store(p_noise + o_token, gumbel(words))
+
+
+@triton.jit
+def gumbel_kernel(p_words, p_noise, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    o_word = tl.arange(0, SIZE)
+    tl.store(p_noise + o_word, gumbel(tl.load(p_words + o_word).to(tl.uint32)))
+
+
+def kernel_noise(keys: Tensor, start: int, size: int, stream: int = 0, lane: int = 0) -> tuple[Tensor, Tensor]:
+    """uint32 and float32 `[rows, size]` of int64 keys `[rows, 3]`: seed, sample index, position."""
+    words = torch.zeros(len(keys), size, dtype=torch.int32, device=DEVICE)
+    values = torch.full((len(keys), size), float("nan"), device=DEVICE)
+    noise_kernel[(len(keys),)](words.view(torch.uint32), values, keys.to(DEVICE), start, stream, lane, SIZE=size)
+    return words.cpu().view(torch.uint32), values.cpu()
+
+
+def columns(keys: Tensor) -> NoiseKeys:
+    return NoiseKeys(*(part.contiguous() for part in keys.unbind(1)))
+
+
+def numpy_words(seed: int, sample_index: int, position: int, count: int, stream: int, lane: int) -> np.ndarray:
+    return np.random.Philox(counter=[0, lane, stream, position], key=[seed, sample_index]).random_raw(count)
+
+
+@given(st.lists(st.tuples(numbers, numbers, numbers), min_size=1, max_size=3), st.integers(0, 70), numbers, numbers)
+@example([(2**63 - 1, 2**63 - 1, 2**63 - 1)], 9, 2**63 - 1, 2**63 - 1)
+def test_words_in_plain_torch_are_numpys(keys: list[tuple[int, int, int]], count: int, stream: int, lane: int) -> None:
+    words = philox_words(*columns(torch.tensor(keys)), count, stream, lane).numpy().view(np.uint64)
+    for row, key in zip(words, keys, strict=True):
+        assert (row == numpy_words(*key, count, stream, lane)).all()
+
+
+@given(
+    st.lists(st.tuples(numbers, numbers, numbers), min_size=1, max_size=3),
+    st.integers(0, 20),
+    st.sampled_from([8, 16, 256]),
+    st.sampled_from([0, 1, 3, 2**40]),
+    st.sampled_from([0, 1, 7, 2**40]),
+)
+@example([(2**63 - 1, 2**63 - 1, 2**63 - 1)], 20, 256, 3, 1)
+def test_words_in_the_kernel_are_numpys(
+    keys: list[tuple[int, int, int]], block: int, size: int, stream: int, lane: int
+) -> None:
+    words, _ = kernel_noise(torch.tensor(keys), 8 * block, size, stream, lane)
+    for row, key in zip(words, keys, strict=True):
+        expected = numpy_words(*key, 4 * block + size // 2, stream, lane).view(np.uint32)[8 * block :]
+        assert (row.numpy() == expected).all()
+
+
+def test_noise_equals_the_verifiers() -> None:
+    keys = torch.tensor([[seed, seed % 3, 5 * seed] for seed in range(20)])
+    _, ours = kernel_noise(keys, 0, 2048)
+    plain = gumbel_noise(*columns(keys), 2001)
+    for row, kernels, key in zip(plain, ours, keys.tolist(), strict=True):
+        assert torch.equal(row, noise.gumbel(*key, 2001))
+        torch.testing.assert_close(kernels[:2001], row, rtol=4e-7, atol=4e-7)
+    for stream in Stream:
+        _, ours = kernel_noise(keys[:1], 0, 64, int(stream), 3)
+        torch.testing.assert_close(ours, gumbel_noise(*columns(keys[:1]), 64, int(stream), 3), rtol=4e-7, atol=4e-7)
+
+
+def test_noise_is_exact_to_a_rounding_for_every_size_of_word() -> None:
+    """Against float64; the largest variates come from the smallest words, none is infinite."""
+    words = [w for bit in range(32) for w in ((1 << bit) - 1, 1 << bit, (1 << bit) + (1 << bit) // 3)]
+    words = [*words, 2**32 - 1, 2**32 - 2, 2**32 - 257, 2**31 + 2**20, *range(28)]
+    given_words = torch.tensor(words)
+    assert len(words) == 128
+    values = torch.full((128,), float("nan"), device=DEVICE)
+    gumbel_kernel[(1,)](given_words.to(DEVICE), values, SIZE=128)
+    v = (given_words.float() + 0.5).mul(2.0**-32).clamp(max=1 - 2.0**-24).double()
+    torch.testing.assert_close(values.cpu().double(), -(-(-v).log1p()).log(), rtol=3e-7, atol=3e-7)
+
+
+def drawn_rows(seed: int, rows: int, vocab: int, dtype: torch.dtype) -> tuple[Tensor, NoiseKeys, Tensor]:
+    """Scores with some tokens forbidden, keys, and which rows are sampled."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = (4 * torch.randn(rows, vocab + 3, generator=generator)).to(dtype)
+    scores[torch.rand(scores.shape, generator=generator) < 0.3] = float("-inf")
+    keys = torch.randint(0, 2**62, (rows, 3), generator=generator)
+    sampled = torch.rand(rows, generator=generator) < 0.6
+    # The columns of a wider tensor.
+    return scores.to(DEVICE)[:, :vocab], columns(keys.to(DEVICE)), sampled.to(DEVICE)
+
+
+@given(seeds, st.integers(1, 4), vocabularies, st.sampled_from(DTYPES))
+@example(0, 1, 128256, torch.float32)
+def test_tokens_are_the_references(seed: int, rows: int, vocab: int, dtype: torch.dtype) -> None:
+    """Where they differ, the reference's own scores are too near to each other to tell."""
+    scores, keys, sampled = drawn_rows(seed, rows, vocab, dtype)
+    actual = gumbel_argmax(scores, *keys, sampled)
+    expected = reference_sampling.gumbel_argmax(scores, *keys, sampled)
+    assert actual.dtype == expected.dtype
+    assert torch.equal(actual[~sampled], expected[~sampled])
+    assert torch.equal(actual == NO_TOKEN, expected == NO_TOKEN)
+    for row in ((actual != expected) & sampled).nonzero().flatten().tolist():
+        perturbed = scores[row].double() + gumbel_noise(*(part[row : row + 1] for part in keys), vocab)[0]
+        assert perturbed[expected[row]] - perturbed[actual[row]] < NOISE_ERROR
+
+
+def test_the_reference_is_the_verifiers_rule() -> None:
+    scores, keys, sampled = drawn_rows(3, 6, 300, torch.float32)
+    vectors = [noise.gumbel(*key, 300) for key in torch.stack(list(keys), 1).tolist()]
+    perturbed = scores.cpu() + torch.stack(vectors) * sampled.cpu()[:, None]
+    assert torch.equal(reference_sampling.gumbel_argmax(scores, *keys, sampled).cpu(), argmax(perturbed))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_greedy_ties_unanswerable_rows_and_signed_zeros(dtype: torch.dtype) -> None:
+    nan, inf = float("nan"), float("inf")
+    rows = [
+        ([1.0, 3.0, 3.0], 1),
+        ([-0.0, 0.0, -1.0], 0),
+        ([0.0, -0.0, -1.0], 0),
+        ([-inf, -2.0, -2.0], 1),
+        ([-inf, -inf, -inf], NO_TOKEN),
+        ([5.0, nan, 1.0], NO_TOKEN),
+        ([nan, nan, nan], NO_TOKEN),
+        ([5.0, inf, 1.0], NO_TOKEN),
+        ([-3e38, -3e38, -3.2e38], 0 if dtype != torch.float16 else NO_TOKEN),
+    ]
+    scores = torch.tensor([row for row, _ in rows]).to(DEVICE, dtype)
+    # Behind 2,000 forbidden tokens, so that the second pass has its say.
+    wide = torch.full((len(rows), 2003), -inf, dtype=dtype, device=DEVICE)
+    wide[:, 2000:] = scores
+    key = torch.zeros(len(rows), dtype=torch.int64, device=DEVICE)
+    greedy = torch.zeros(len(rows), dtype=torch.bool, device=DEVICE)
+    expected = [token for _, token in rows]
+    assert gumbel_argmax(scores, key, key, key, greedy).tolist() == expected
+    assert gumbel_argmax(wide, key, key, key, greedy).tolist() == [t if t < 0 else 2000 + t for t in expected]
+    unanswerable = [token == NO_TOKEN for token in expected]
+    assert [t == NO_TOKEN for t in gumbel_argmax(scores, key, key, key, ~greedy).tolist()] == unanswerable
+
+
+def test_rows_beyond_two_billion_numbers() -> None:
+    """The last of three rows begins at 2**31 and some; touches a few pages of 4.3 GB of address space."""
+    stride, vocab = 2**30 + 8, 1100
+    scores, keys, _ = drawn_rows(0, 3, vocab, torch.bfloat16)
+    rows = huge(2 * stride + vocab).as_strided((3, vocab), (stride, 1))
+    rows.copy_(scores)
+    sampled = torch.tensor([False, True, True], device=DEVICE)
+    assert torch.equal(gumbel_argmax(rows, *keys, sampled), gumbel_argmax(scores, *keys, sampled))
+    for ours, theirs in zip(
+        perturbed_top_k(rows, *keys, sampled, 3), perturbed_top_k(scores, *keys, sampled, 3), strict=True
+    ):
+        assert torch.equal(ours, theirs)
+
+
+@given(
+    seeds,
+    st.integers(1, 3),
+    st.one_of(vocabularies, st.just(4500)),
+    st.integers(1, 12),
+    st.sampled_from(DTYPES),
+    st.sampled_from([(0, 0), (1, 4)]),
+)
+@example(0, 1, 4500, MAX_K, torch.float32, (0, 0))
+@example(0, 2, 3, 3, torch.bfloat16, (0, 0))
+def test_the_k_largest_are_the_references(
+    seed: int, rows: int, vocab: int, k: int, dtype: torch.dtype, of: tuple[int, int]
+) -> None:
+    scores, keys, sampled = drawn_rows(seed, rows, vocab, dtype)
+    k = min(k, vocab)
+    actual = perturbed_top_k(scores, *keys, sampled, k, *of)
+    expected = reference_sampling.perturbed_top_k(scores, *keys, sampled, k, *of)
+    torch.testing.assert_close(actual.scores, expected.scores, rtol=3e-7, atol=NOISE_ERROR)
+    torch.testing.assert_close(actual.log_sum_exp, expected.log_sum_exp, rtol=1e-6, atol=1e-5)
+    assert torch.equal(actual.tokens[~sampled], expected.tokens[~sampled])
+    # Each token has the score that stands beside it, so that no order but that of near ties can differ.
+    perturbed = reference_sampling._perturbed(scores, *keys, sampled, *of)
+    torch.testing.assert_close(perturbed.gather(1, actual.tokens), actual.scores, rtol=3e-7, atol=NOISE_ERROR)
+    assert all(len(set(row)) == k for row in actual.tokens.tolist())
+
+
+def test_of_equal_scores_the_lowest_tokens_come_first_and_nan_comes_never() -> None:
+    nan, inf = float("nan"), float("inf")
+    scores = torch.tensor([[2.0, 3.0, nan, 3.0, 2.0], [-inf, 1.0, nan, -inf, -inf]], device=DEVICE)
+    key = torch.zeros(2, dtype=torch.int64, device=DEVICE)
+    found = perturbed_top_k(scores, key, key, key, torch.zeros(2, dtype=torch.bool, device=DEVICE), 4)
+    assert found.tokens.tolist() == [[1, 3, 0, 4], [1, 0, 2, 3]]
+    assert found.scores.tolist() == [[3.0, 3.0, 2.0, 2.0], [1.0, -inf, -inf, -inf]]
+    assert found.log_sum_exp[1] == 1
+    nothing = perturbed_top_k(scores[1:, 2:], *[key[:1]] * 3, torch.ones(1, dtype=torch.bool, device=DEVICE), 2)
+    assert nothing.tokens.tolist() == [[0, 1]]
+    assert nothing.log_sum_exp.tolist() == [-inf]
+
+
+def test_misfits_are_refused() -> None:
+    scores, key = torch.zeros(2, 5, device=DEVICE), torch.zeros(2, dtype=torch.int64, device=DEVICE)
+    greedy = torch.zeros(2, dtype=torch.bool, device=DEVICE)
+    with pytest.raises(ValueError, match="float64"):
+        gumbel_argmax(scores.double(), key, key, key, greedy)
+    with pytest.raises(ValueError, match=r"positions \(1,\)"):
+        gumbel_argmax(scores, key, key, key[:1], greedy)
+    with pytest.raises(ValueError, match=r"sampled \(2,\) torch.int64"):
+        gumbel_argmax(scores, key, key, key, key)
+    with pytest.raises(ValueError, match="k is 6; it must be from 1 to 5"):
+        perturbed_top_k(scores, key, key, key, greedy, 6)
+
+
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["seed", "sample", "position"])
+def test_noise_is_gumbel_and_independent_from_key_to_key_and_token_to_token(which: int) -> None:
+    """All limits are 0.1 % points; the keys are fixed, and differ in one number by one."""
+    rows, size = 250, 64
+    keys = torch.tensor([[7, 0, 3]]).repeat(rows, 1)
+    keys[:, which] = torch.arange(rows)
+    _, values = kernel_noise(keys, 0, size)
+    for sample in (values[:, 5], values[:, 62], values.flatten()):
+        # Kolmogorov-Smirnov.
+        n = sample.numel()
+        cdf = torch.exp(-torch.exp(-sample.double().sort().values))
+        grid = torch.arange(1, n + 1) / n
+        statistic = max((cdf - grid).abs().max().item(), (cdf - grid + 1 / n).abs().max().item())
+        assert statistic < 1.95 / math.sqrt(n)
+    # Correlation of next keys, next tokens, and the two tokens that share a word.
+    uniform = torch.exp(-torch.exp(-values.double())) - 0.5
+    for a, b in ((uniform[1:], uniform[:-1]), (uniform[:, 1:], uniform[:, :-1]), (uniform[:, ::2], uniform[:, 1::2])):
+        assert abs(12 * (a * b).mean()) < 3.29 / math.sqrt(a.numel())
+    # Chi-square of the tokens that are sampled, of pairs at next keys, and of pairs at next tokens.
+    p = torch.tensor([0.5, 0.25, 0.2, 0.05])
+    tokens = (p.log() + values.unflatten(1, (-1, 4))).argmax(-1)
+    pairs = torch.outer(p, p).flatten()
+    for found, law, limit in (
+        (tokens, p, 16.27),
+        (4 * tokens[::2] + tokens[1::2], pairs, 37.70),
+        (4 * tokens[:, ::2] + tokens[:, 1::2], pairs, 37.70),
+    ):
+        expected = law * found.numel()
+        assert ((torch.bincount(found.flatten(), minlength=len(law)) - expected) ** 2 / expected).sum() < limit

@@ -1,0 +1,300 @@
+"""The Triton attention against its twin in plain torch, by their errors against float64."""
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from specdec.kernels import attention_plan, reference
+from specdec.kernels.attention_plan import CONFIGS, HOPPER_CONFIGS, Chip, Plan, chip_of
+from specdec.kernels.ragged_rows import RaggedRows
+from specdec.kernels.tree_attention import HEAD_DIMS, JOINED_PARTS, tree_attention
+from specdec.verify.tree import DraftTree
+from tests.kernels.kernel_checks import DEVICE, DTYPES, ROUNDING, huge, poisoned_outputs
+from tests.kernels.test_reference import Case, Part, build, star
+from tests.strategies import draft_trees, seeds
+
+# Of a part of which a row sees nothing, the interpreter says so.
+pytestmark = pytest.mark.filterwarnings("ignore:divide by zero encountered in log2")
+SCALE = 0.3
+# Of float32: scores are rounded some times on their way to weights.
+TRIFLE = 8 * ROUNDING[torch.float32]
+EMPTY = DraftTree()
+
+
+def _multiply_in_the_interpreter() -> None:
+    """Let bfloat16 be multiplied as on every GPU: the interpreter of Triton 3.9 takes its bits for integers."""
+    interpreter = importlib.import_module("triton.runtime.interpreter")
+    builder, tl = interpreter.InterpreterBuilder, importlib.import_module("triton.language")
+    multiply = builder.create_dot
+
+    def widened(handle: Any) -> Any:
+        if handle.dtype.scalar != tl.bfloat16:
+            return handle
+        return interpreter.TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    def create_dot(self: Any, a: Any, b: Any, *others: Any) -> Any:
+        return multiply(self, widened(a), widened(b), *others)
+
+    builder.create_dot = create_dot
+
+
+if DEVICE.type == "cpu":
+    _multiply_in_the_interpreter()
+
+
+class Shape(NamedTuple):
+    """What a model adds to a case."""
+
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+
+@st.composite
+def parts(draw: st.DrawFn, first: int, longest: int, most_rows: int) -> Part:
+    cached = draw(st.integers(first, longest))
+    tree = draw(draft_trees(max_nodes=most_rows, vocab_size=50))
+    if tree and cached > first and draw(st.booleans()):
+        # A level of a tree that is being drafted: what lies above it is in the cache already.
+        return Part(cached, 0, tree, draw(st.integers(1, len(tree))))
+    return Part(cached, draw(st.integers(1, most_rows)), tree, len(tree))
+
+
+@st.composite
+def cases(draw: st.DrawFn, most: int = 3, longest: int = 60, most_rows: int = 15) -> Case:
+    first = draw(st.integers(0, 1))
+    return Case(
+        draw(st.lists(parts(first, longest, most_rows), min_size=1, max_size=most)),
+        draw(st.sampled_from([1, 4, 7, 8])),
+        draw(st.sampled_from([8, 16, 24])),
+        first,
+        draw(seeds),
+    )
+
+
+shapes = st.builds(Shape, st.sampled_from([1, 1, 2]), st.sampled_from(HEAD_DIMS), st.sampled_from(DTYPES))
+
+
+class Built(NamedTuple):
+    """A case as tensors, and per row which slots it sees; NaN wherever nothing was written."""
+
+    query: Tensor
+    kv: Tensor
+    rows: RaggedRows
+    slots_seen: list[list[int]]
+
+
+def built_for(case: Case, shape: Shape) -> Built:
+    """The query is columns of a wider tensor, as of a fused QKV."""
+    made = build(case)
+    heads = shape.kv_heads * case.group
+    generator = torch.Generator().manual_seed(case.seed)
+    written = ~made.kv[:, 0, 0].isnan()
+    kv = torch.full((len(written), 2 * shape.kv_heads, shape.head_dim), float("nan"))
+    kv[written] = torch.randn(int(written.sum()), *kv.shape[1:], generator=generator)
+    wide = torch.full((len(made.slots_seen), heads + 2 * shape.kv_heads, shape.head_dim), float("nan"))
+    wide[:, :heads] = torch.randn(len(wide), heads, shape.head_dim, generator=generator)
+    wide, kv = wide.to(DEVICE, shape.dtype), kv.to(DEVICE, shape.dtype)
+    return Built(wide[:, :heads], kv, on_device(made.rows), made.slots_seen)
+
+
+def on_device(rows: RaggedRows) -> RaggedRows:
+    names = ("block_tables", "visible", "ancestors")
+    return replace(rows, **{name: getattr(rows, name).to(DEVICE) for name in names})
+
+
+def exact_attention(built: Built) -> Tensor:
+    """One row at a time: softmax over the keys that it sees, in float64."""
+    kv = built.kv.double().cpu().unflatten(1, (2, -1))
+    group = built.query.shape[1] // kv.shape[2]
+    output = []
+    for query, slots in zip(built.query.double().cpu(), built.slots_seen, strict=True):
+        keys, values = kv[slots].repeat_interleave(group, dim=2).unbind(1)
+        weights = torch.softmax(torch.einsum("hd,khd->kh", query, keys) * SCALE, 0)
+        output.append(torch.einsum("kh,khd->hd", weights, values))
+    return torch.stack(output).to(built.query.device)
+
+
+def attended(built: Built) -> tuple[Tensor, Plan]:
+    """By the kernel, whose output and parts are NaN before, and how; planned anew."""
+    rows = replace(built.rows)
+    with poisoned_outputs("tree_attention"):
+        output = tree_attention(built.query, built.kv, rows, SCALE)
+    (plan,) = rows.plans.values()
+    return output, plan
+
+
+def assert_attends(actual: Tensor, built: Built) -> None:
+    """The largest error is at most twice the twin's, or one rounding where that has none by chance, and a trifle."""
+    plain, exact = reference.tree_attention(built.query, built.kv, built.rows, SCALE), exact_attention(built)
+    assert actual.dtype == plain.dtype
+    assert actual.shape == plain.shape
+    ours, theirs = ((part.double() - exact).abs().max().item() for part in (actual, plain))
+    largest = exact.abs().max().item()
+    # NaN fails.
+    assert ours <= max(2 * theirs, ROUNDING[actual.dtype] * largest) + TRIFLE * largest, (ours, theirs)
+
+
+@contextmanager
+def planning(processors: int, min_part: int) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("specdec.kernels.tree_attention.chip_of", lambda device: Chip(processors, chip_of(device)[1]))
+        patch.setattr(attention_plan, "MIN_PART", min_part)
+        yield
+
+
+@given(cases(), shapes)
+@example(Case([Part(0, 1, EMPTY, 0)], 1, 8, 0, 0), Shape(1, 16, torch.float32))
+@example(Case([Part(7, 1, star(8), 8)], 7, 8, 0, 0), Shape(2, 80, torch.bfloat16))
+@example(Case([Part(63, 1, star(128), 128)], 1, 16, 0, 0), Shape(1, 32, torch.bfloat16))
+@example(
+    Case([Part(9, 0, DraftTree((1, 2) * 64, tuple(range(-1, 127))), 20)], 4, 24, 1, 0), Shape(1, 64, torch.float32)
+)
+@example(Case([Part(0, 130, EMPTY, 0), Part(300, 1, EMPTY, 0)], 4, 16, 0, 0), Shape(1, 128, torch.float16))
+def test_errors_are_no_larger_than_the_twins(case: Case, shape: Shape) -> None:
+    built = built_for(case, shape)
+    output, _ = attended(built)
+    assert_attends(output, built)
+
+
+@given(cases(most=1, longest=100, most_rows=5), shapes)
+@example(Case([Part(33 * JOINED_PARTS, 1, star(3), 3)], 4, 16, 0, 0), Shape(2, 16, torch.float32))
+@example(Case([Part(1, 100, EMPTY, 0)], 1, 16, 1, 0), Shape(1, 64, torch.bfloat16))
+def test_contexts_in_parts_give_the_same(case: Case, shape: Shape) -> None:
+    built = built_for(case, shape)
+    with planning(processors=1, min_part=10**6):
+        whole, plan = attended(built)
+    assert not plan.num_parts
+    with planning(processors=10**6, min_part=1):
+        cut, plan = attended(built)
+    assert bool(plan.num_parts) == (max(built.rows.lengths) - case.first > plan.config.keys)
+    assert_attends(whole, built)
+    assert_attends(cut, built)
+
+
+def plan_of(rows: RaggedRows, group: int, kv_heads: int, processors: int) -> Plan:
+    return Plan.make(rows, group, kv_heads, HOPPER_CONFIGS[2, 128], processors)
+
+
+@given(cases(most=4, longest=3000), st.integers(1, 8), st.sampled_from([1, 16, 132]))
+def test_every_row_meets_every_entry_once(case: Case, kv_heads: int, processors: int) -> None:
+    rows = build(case).rows
+    plan = plan_of(rows, case.group, kv_heads, processors)
+    met: dict[int, list[tuple[int, int]]] = {}
+    of_part: dict[int, int] = {}
+    for request, start, count, begin, end, tree_start, part in plan.items.tolist():
+        assert tree_start == rows.tree_starts[request]
+        assert count * case.group <= plan.height
+        for row in range(start, start + count):
+            met.setdefault(row, []).append((begin, end))
+        if part >= 0:
+            assert of_part.setdefault(part, start) == start
+    assert sorted(of_part) == list(range(plan.num_parts))
+    assert sorted(part for _, _, at, n in plan.joins.tolist() for part in range(at, at + n)) == sorted(of_part)
+    row = 0
+    for count, length in zip(rows.query_lens, rows.lengths, strict=True):
+        for entry in range(length - count, length):
+            ranges = sorted(met.pop(row))
+            # From the first, without gaps, to its own entry at least and to the tile's last row's at most.
+            assert ranges[0][0] == case.first
+            assert all(before[1] == after[0] for before, after in pairwise(ranges))
+            assert entry < ranges[-1][1] <= min(length, entry + plan.height // case.group)
+            row += 1
+    assert not met
+
+
+def rows_of(requests: list[tuple[int, int]]) -> RaggedRows:
+    """Chains: cached entries, query rows."""
+    return build(Case([Part(cached, count, EMPTY, 0) for cached, count in requests], 1, 16, 0, 0)).rows
+
+
+@pytest.mark.parametrize(
+    ("requests", "height", "cut"),
+    [
+        ([(4000, 1)], 16, True),
+        ([(300, 1)], 16, False),
+        ([(2000, 1)] * 40, 16, False),
+        ([(300, 1)] * 40 + [(30000, 1)], 16, True),
+        ([(0, 2048)], 128, False),
+        ([(300, 16)], 64, False),
+        ([(500, 16)], 64, True),
+    ],
+)
+def test_plans_follow_the_work(requests: list[tuple[int, int]], height: int, cut: bool) -> None:
+    """Of Llama-3.1-8B on an H100: tall tiles for many rows, parts where processors would idle."""
+    plan = plan_of(rows_of(requests), 4, 8, 132)
+    assert plan.height == height
+    assert bool(plan.num_parts) == cut
+    spans = [end - begin for _, _, _, begin, end, _, _ in plan.items.tolist()]
+    assert spans == sorted(spans, reverse=True)
+    # Partial results stay small: each processor's share is cut by half at most.
+    assert plan.num_parts <= 2 * 132 / 8
+
+
+def test_items_without_rows_do_nothing() -> None:
+    """With them, a captured graph of more programs than a step needs serves it as well."""
+    built = built_for(Case([Part(20, 1, star(3), 3)], 4, 16, 0, 0), Shape(2, 16, torch.float32))
+    expected, _ = attended(built)
+    rows = replace(built.rows)
+    for _ in range(2):
+        tree_attention(built.query, built.kv, rows, SCALE)
+    ((key, plan),) = rows.plans.items()
+    nothing = plan.items.new_tensor([[0, 0, 0, 0, 0, 0, -1]] * 2)
+    rows.plans[key] = plan._replace(items=torch.cat([nothing, plan.items]))
+    assert torch.equal(tree_attention(built.query, built.kv, rows, SCALE), expected)
+
+
+def test_slots_and_rows_beyond_int32() -> None:
+    """Element 2**31 of the cache is the first of block 2**22; the block before it is the control."""
+    head_dim, size = 16, 16
+    small = built_for(Case([Part(3 * size - 3, 1, star(2), 2)], 2, size, 0, 0), Shape(1, head_dim, torch.bfloat16))
+    blocks = [2**22 - 1, 2**22, 2**22 + 5]
+    kv = huge((2**22 + 6) * size * 2 * head_dim).view(-1, 2, head_dim)
+    kv[2**22 * size - size :].fill_(float("nan"))
+    for block, old in zip(blocks, small.rows.block_tables[0].tolist(), strict=True):
+        kv[block * size : (block + 1) * size] = small.kv[old * size : (old + 1) * size]
+    query = huge(2 * 2**30 + 2 * head_dim).as_strided(small.query.shape, (2**30, head_dim, 1))
+    query.copy_(small.query)
+    rows = replace(small.rows, block_tables=torch.tensor([blocks], device=DEVICE))
+    assert kv[blocks[1] * size :].storage_offset() == 2**31
+    assert query[2].storage_offset() == 2**31
+    expected, _ = attended(small)
+    assert torch.equal(tree_attention(query, kv, rows, SCALE), expected)
+
+
+def refused(message: str, shape: Shape, group: int = 4, nodes: int = 3, **changes: Any) -> None:
+    case = Case([Part(4, 1, star(nodes), nodes)], group, 8, 0, 0)
+    built = built_for(case, shape)._replace(**changes)
+    with pytest.raises(ValueError, match=message) as caught:
+        attended(built)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_the_kernel_was_not_made_for_is_refused() -> None:
+    shape = Shape(2, 16, torch.float32)
+    refused(r"query is torch.float64.* must be one of .*bfloat16", shape._replace(dtype=torch.float64))
+    refused(r"cache torch.float16", shape, kv=torch.zeros(8, 4, 16, dtype=torch.float16))
+    refused(r"head_dim is 100, .* must be one of \(16, .*256\)", shape._replace(head_dim=100))
+    refused(r"in the cache 32", shape, kv=torch.zeros(8, 4, 32))
+    refused(r"8 query heads are no multiple of 3 KV heads", shape, kv=torch.zeros(8, 6, 16))
+    refused(r"strides .* must end in 1", shape, kv=torch.zeros(8, 16, 4).transpose(1, 2))
+    refused(r"ancestors of 3 words; at most 2, 128 nodes", shape, nodes=129)
+    refused(r"33 query heads per KV head: at most 32", shape, group=33)
+
+
+def test_every_supported_shape_has_a_config() -> None:
+    for dim in HEAD_DIMS:
+        for dtype in DTYPES:
+            padded = 1 << (dim - 1).bit_length()
+            for configs in (CONFIGS, HOPPER_CONFIGS):
+                assert configs[dtype.itemsize, padded]
