@@ -204,6 +204,8 @@ class Scheduler:
                 self._preempt_last(step)
         else:
             del self.waiting[step.passed]
+            if lacking > manager.pool.num_free:
+                self._reclaim()
             self._admit(request, prefix, known)
             self.running.insert(step.place, request)
             step.place += 1
@@ -215,11 +217,13 @@ class Scheduler:
         return min(missing, limit, step.budget - step.singles)
 
     def _room(self, running: Sequence[Request]) -> int:
-        """Blocks that an admission can take: not those that `running` ones need for what is known of them."""
-        manager = self.manager
-        self._reclaim()
-        claimed = sum(max(0, manager.blocks_for(len(r.token_ids)) - len(r.block_table)) for r in running)
-        return manager.pool.num_free - claimed - (self._watermark if running else 0)
+        """Blocks that an admission can take.
+
+        Those that drafts have count, those that `running` ones still need for what is known of them do not.
+        """
+        size = self.manager.block_size
+        claimed = sum(-(-len(request.token_ids) // size) - len(request.block_table) for request in running)
+        return self.manager.pool.num_free - claimed - (self._watermark if running else 0)
 
     def _admit(self, request: Request, prefix: Prefix | None, known: int) -> None:
         """Give a waiting request its memory; the caller has seen that there is enough."""

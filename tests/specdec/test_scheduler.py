@@ -370,11 +370,11 @@ def test_stats_count_what_has_happened() -> None:
     scheduler = make(4, max_num_seqs=1)
     for name in "ab":
         ask(scheduler, name, 5, most=2)
-    for step_tokens, running, kv_usage, known, finished in ((5, 1, 0.5, 5, 0), (1, 0, 0, 6, 1)):
+    for steps, step_tokens, running, kv_usage, known, finished in ((1, 5, 1, 0.5, 5, 0), (2, 1, 0, 0, 6, 1)):
         step(scheduler)
         stats = scheduler.stats()
         assert (stats.running, stats.waiting, stats.kv_usage, stats.step_tokens) == (running, 1, kv_usage, step_tokens)
-        assert (stats.queued, stats.known_tokens, stats.finished, stats.aborted) == (2, known, finished, 0)
+        assert (stats.queued, stats.known_tokens, stats.finished, stats.steps) == (2, known, finished, steps)
 
 
 def test_check_integrity_sees_queues_in_disorder() -> None:
