@@ -61,7 +61,8 @@ class DraftBudget:
             if nodes <= 0:
                 continue
             row.num_nodes = nodes
-            row.max_depth = min(depth, room // shape.branching + 1)
+            # A tree has no more levels than nodes.
+            row.max_depth = min(depth, nodes, room // shape.branching + 1)
             counts.drafts_granted += nodes
             budget -= nodes
         return budget
