@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from specdec import LLM, DraftShape, SamplingParams
+from specdec.admission import QueueFullError
 from specdec.draft_heads.checkpoint_files import CheckpointError
 from tests.fakes import save_random_head, save_random_llama
 
@@ -150,3 +151,11 @@ def test_a_head_of_another_size_is_refused(folder: Path, tmp_path: Path) -> None
 def test_tree_shapes_are_bounded(values: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(values))):
         DraftShape(**{"depth": 2, "branching": 2, "nodes": 4, **values})
+
+
+def test_a_call_for_which_the_queue_is_too_short_leaves_nothing_in_it(folder: Path) -> None:
+    llm = LLM(folder / "target", dtype="float64", max_queued_requests=2)
+    with pytest.raises(QueueFullError, match="2 requests wait"):
+        llm.generate([[3], [4], [5]], FREE, use_tqdm=False)
+    assert not llm.engine.has_unfinished
+    assert len(llm.generate([[3], [4]], FREE, use_tqdm=False)) == 2
