@@ -67,7 +67,13 @@ def main() -> None:
         depth, branching, nodes = map(int, text.split(","))
         for rule in args.rules:
             verify, proposal = RULES[rule]
-            llm = LLM(args.model, args.draft, shape=DraftShape(depth, branching, nodes), verify=verify)
+            llm = LLM(
+                args.model,
+                args.draft,
+                shape=DraftShape(depth, branching, nodes),
+                verify=verify,
+                adaptive_drafts=False,
+            )
             assert isinstance(llm.engine.drafter, EagleDrafter)
             llm.engine.drafter.proposal = proposal
             for name in ("sgd-eval", "gsm8k-eval"):

@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--warm-up", type=int, default=700, help="requests before the count begins")
     parser.add_argument("--max-tokens", type=int, default=32)
     args = parser.parse_args()
-    llm = LLM(draft="eagle")
+    llm = LLM(draft="eagle", adaptive_drafts=False)
     caches = [llm.engine.cache.target, llm.engine.cache.draft]
     places = [tensor.data_ptr() for tensor in caches if tensor is not None]
     # Pages of the cache become resident when first written, so all of it is written before the count begins.

@@ -84,8 +84,8 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for dtype in args.dtypes:
         for drafts in (None, "eagle"):
-            warm = LLM(draft=drafts, dtype=dtype, shape=shape)
-            cold = LLM(draft=drafts, dtype=dtype, shape=shape, enable_prefix_caching=False)
+            warm = LLM(draft=drafts, dtype=dtype, shape=shape, adaptive_drafts=False)
+            cold = LLM(draft=drafts, dtype=dtype, shape=shape, adaptive_drafts=False, enable_prefix_caching=False)
             text = chain.from_iterable(warm.chat_prompt(messages) for messages in read_prompts("sgd-eval"))
             shared = [token for _, token in zip(range(args.shared), text, strict=False)]
             endings = sorted((warm.chat_prompt(messages) for messages in read_prompts("gsm8k-eval")), key=len)

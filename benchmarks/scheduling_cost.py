@@ -20,11 +20,13 @@ from rich.table import Table
 from benchmarks.report import parse_shape, write
 from specdec import DraftShape, SamplingParams
 from specdec.block_pool import BlockPool
+from specdec.curve import Curve
 from specdec.detokenizer import Detokenizer
 from specdec.kv_cache_manager import KVCacheManager
 from specdec.request import Request
 from specdec.scheduler import Scheduler
 from specdec.scheduler_config import SchedulerConfig
+from specdec.step_cost import StepCost
 from specdec.verify.sampling import Sampling
 
 BLOCK_SIZE = 16
@@ -32,6 +34,8 @@ MOST_ACCEPTED = 5
 POOL_BLOCKS = 8192
 HELD = 64
 PAIRS = 100_000
+# Trees are fitted to costs at which the largest repay.
+CHEAP = StepCost(Curve([(1, 1.0), (9, 1.0)]))
 
 
 def request(number: int, prompt: int, longest: int) -> Request:
@@ -53,7 +57,7 @@ def decoding(count: int, prompt: int, steps: int, shape: DraftShape | None, queu
     slots = shape.slots if shape else 0
     config = SchedulerConfig(max_num_seqs=count + 1, max_num_batched_tokens=count * (prompt + slots + 1))
     manager = KVCacheManager(count * (-(-(longest + slots) // BLOCK_SIZE) + 1), BLOCK_SIZE)
-    scheduler = Scheduler(manager, config, shape)
+    scheduler = Scheduler(manager, config, shape, step_cost=CHEAP if shape else None)
     for number in range(count):
         scheduler.add(request(number, prompt, longest))
     step(scheduler, random.Random(0))
@@ -77,8 +81,11 @@ def step(scheduler: Scheduler, chance: random.Random) -> float:
             request.num_read = len(request.token_ids)
         for _ in range(path + 1):
             request.token_ids.append(chance.randrange(4096))
+    outcomes = [(row.num_nodes, range(path)) for row, path in zip(plan.rows, accepted, strict=True) if row.num_nodes]
     start = time.perf_counter()
     scheduler.update(plan, accepted)
+    if scheduler.drafts is not None and scheduler.drafts.worth is not None:
+        scheduler.drafts.worth.learn(outcomes)
     return seconds + time.perf_counter() - start
 
 

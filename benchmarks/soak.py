@@ -164,6 +164,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     llm = LLM(
+        adaptive_drafts=False,
         draft=args.draft,
         dtype=args.dtype,
         max_num_seqs=32,

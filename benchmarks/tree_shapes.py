@@ -44,7 +44,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     engines = {"plain": LLM(args.model, None)}
     for shape in args.shapes:
-        engines[shape] = LLM(args.model, args.draft, shape=parse_shape(shape))
+        engines[shape] = LLM(args.model, args.draft, shape=parse_shape(shape), adaptive_drafts=False)
     params = SamplingParams(temperature=0, max_tokens=args.max_tokens, ignore_eos=True)
     prompts = [
         engines["plain"].chat_prompt(messages)

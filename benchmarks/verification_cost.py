@@ -54,7 +54,12 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     rows: list[dict[str, Any]] = []
     for rule in args.rules:
-        llm = LLM(draft="eagle", verify=rule, shape=parse_shape(args.shape) if args.shape else None)
+        llm = LLM(
+            draft="eagle",
+            verify=rule,
+            shape=parse_shape(args.shape) if args.shape else None,
+            adaptive_drafts=False,
+        )
         timed = llm.engine.verifier = TimedVerifier(llm.engine.verifier)
         prompts = [llm.chat_prompt(messages) for messages in read_prompts("gsm8k-eval")]
         for batch in args.batches:

@@ -83,7 +83,8 @@ class TreeSearch:
         for row in range(self.num_rows):
             deepest = ends[min(max_depths[row], len(self._values))]
             reachable = (node for node in order[row] if node < deepest)
-            kept = sorted(islice(reachable, budgets[row]))
+            rank = {node: index for index, node in enumerate(islice(reachable, budgets[row]))}
+            kept = sorted(rank)
             place = {node: index for index, node in enumerate(kept)}
             place[ROOT] = ROOT
             # A level's candidates are the children of the frontier before it, in turn.
@@ -96,6 +97,7 @@ class TreeSearch:
                 DraftTree(
                     tokens=tuple(tokens[row][node] for node in kept),
                     parents=tuple(place[parents[node]] for node in kept),
+                    ranks=tuple(rank[node] for node in kept),
                 )
             )
         return trees

@@ -9,6 +9,9 @@ from torch.nn import functional as F
 # A weight up to this size is kept in its plain layout as well: a product with it takes less time than oneDNN
 # takes to begin one.
 SMALL_BYTES = 4 << 20
+# Row counts up to the first number are padded to multiples of the second.
+ROW_BUCKETS = ((8, 1), (32, 4), (64, 8), (256, 32), (1024, 64))
+LARGEST_MULTIPLE = 128
 
 
 class Projection:
@@ -47,8 +50,24 @@ class Projection:
             return F.linear(x, self.weight, self.bias)
         if self._is_small and x.shape[0] == 1:
             return _without_onednn(x, self.weight, self.bias)
+        rows = x.shape[0]
+        padding = padded_rows(rows) - rows
+        if padding:
+            x = F.pad(x, (0, 0, 0, padding))
         product: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self._packed, self.bias, "none", [], "")
-        return product
+        return product[:rows] if padding else product
+
+
+def padded_rows(rows: int) -> int:
+    """The row count whose product `rows` are computed with.
+
+    oneDNN compiles a kernel for every row count that it meets, which takes as long as the first product of
+    hundreds of rows, and batches of trees and prompts meet all of them. So few counts are used beyond the smallest.
+    """
+    for most, multiple in ROW_BUCKETS:
+        if rows <= most:
+            return -(-rows // multiple) * multiple
+    return -(-rows // LARGEST_MULTIPLE) * LARGEST_MULTIPLE
 
 
 def _without_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

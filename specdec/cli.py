@@ -110,6 +110,10 @@ def generate(
     min_reach: Annotated[
         float | None, typer.Option(help="Draft deeper while the chance to get there is this; 0: always.")
     ] = None,
+    adaptive_drafts: Annotated[
+        bool,
+        typer.Option("--adaptive-drafts/--fixed-drafts", help="Trees as large as they repay, or as large as allowed."),
+    ] = True,
     max_num_seqs: Annotated[int | None, typer.Option(help="Most prompts running at once.")] = None,
     max_num_batched_tokens: Annotated[
         int | None, typer.Option(help="Most tokens in a step, drafts included; longer prompts are split.")
@@ -171,6 +175,7 @@ def generate(
     asked: dict[str, Any] = {"depth": depth, "branching": branching, "nodes": nodes, "min_reach": min_reach}
     shape = replace(default_shape(resolve_device(device)), **{k: v for k, v in asked.items() if v is not None})
     sizes: dict[str, Any] = {
+        "adaptive_drafts": adaptive_drafts,
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,
         "kv_cache_memory": kv_cache_memory,

@@ -1,6 +1,8 @@
 """The step: schedule, draft, one forward pass, verify, commit."""
 
 import itertools
+import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -67,9 +69,13 @@ class LLMEngine:
             raise
 
     def _run(self, plan: Plan) -> list[Request]:
+        began = time.perf_counter()
         self.cache.carry_out(plan.moves)
         rows = plan.rows
-        trees = self.drafter.propose([self._draft_row(row) for row in rows])
+        draft_rows = [self._draft_row(row) for row in rows]
+        drafting = time.perf_counter()
+        trees = self.drafter.propose(draft_rows)
+        drafted = time.perf_counter()
         parts = [_tree_row(row, tree) for row, tree in zip(rows, trees, strict=True)]
         batch = TreeBatch.pack(parts, self.cache.block_size, self.cache.target.device)
         logits = self.runner.forward(batch)
@@ -81,7 +87,26 @@ class LLMEngine:
         self._commit(kept)
         accepted = {one.row.request: self._append(one) for one in kept}
         self.scheduler.update(plan, [accepted.get(row.request) for row in rows])
+        draft_seconds = drafted - drafting
+        self._learn(done, draft_rows, time.perf_counter() - began - draft_seconds, draft_seconds)
         return [one.row.request for one in kept if one.acceptance is not None]
+
+    def _learn(
+        self, done: "list[_Done]", draft_rows: Sequence[DraftRow], pass_seconds: float, draft_seconds: float
+    ) -> None:
+        """Correct what is held to be known of a step's costs and of trees."""
+        cost, drafts = self.scheduler.step_cost, self.scheduler.drafts
+        if cost is None:
+            return
+        singles = [one for one in done if one.row.num_known == 1]
+        tokens = sum(1 + len(one.tree) for one in singles)
+        prompts = sum(one.row.num_known for one in done if one.row.num_known > 1)
+        asked = [row for row in draft_rows if row.num_nodes]
+        levels = max((row.max_depth for row in asked), default=0)
+        read = sum(row.read_to - row.num_read for row in draft_rows if row.read_to > row.num_read)
+        cost.correct(len(singles), tokens, prompts, pass_seconds, len(asked), levels, read, draft_seconds)
+        if drafts is not None and drafts.worth is not None:
+            drafts.worth.learn([one.outcome for one in done if one.tree.tokens and one.acceptance is not None])
 
     def _draft_row(self, row: PlannedRow) -> DraftRow:
         request, table = row.request, row.request.block_table
@@ -177,6 +202,12 @@ class _Done(NamedTuple):
         not have met them.
         """
         return len(self.tree) > 0 and self.acceptance == Acceptance((), NO_TOKEN)
+
+    @property
+    def outcome(self) -> tuple[int, Sequence[int]]:
+        """Nodes of the tree, and the ranks of those accepted."""
+        path, ranks = self.acceptance.path if self.acceptance else (), self.tree.ranks
+        return len(self.tree), [ranks[node] for node in path] if ranks else path
 
 
 def _tree_row(row: PlannedRow, tree: DraftTree) -> TreeRow:

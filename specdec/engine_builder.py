@@ -1,8 +1,11 @@
 """From settings to an engine: head, cache, drafter, scheduler, runner."""
 
+from dataclasses import replace
+
 from specdec.acceptance_rule import AcceptanceRule
 from specdec.cache_size import cache_bytes
 from specdec.config import EngineConfig
+from specdec.cost_measurement import measure_step_cost
 from specdec.draft_heads.checkpoint import load_eagle_head
 from specdec.draft_heads.drafter import Drafter, NoDrafter
 from specdec.draft_heads.eagle_drafter import EagleDrafter
@@ -33,20 +36,27 @@ def build_engine(config: EngineConfig, model: LlamaModel, rule: AcceptanceRule, 
     slots = shape.slots if shape else 0
     # Beyond its positions a head would guess.
     draft_context = llama.max_position - config.shape.depth if llama else 0
+    positions = min(config.max_position for config in (model.config, llama) if config)
     noise = GumbelNoise(model.config.vocab_size, config.device)
 
-    def assemble(num_blocks: int, num_host_blocks: int = 0) -> LLMEngine:
+    def assemble(num_blocks: int, num_host_blocks: int = 0, *, rehearses: bool = False) -> LLMEngine:
         size = config.block_size
         cache = KVCache(num_blocks, size, model.config, llama, config.dtype, config.device, num_host_blocks)
         runner = ModelRunner(model, cache)
         drafter: Drafter = NoDrafter()
+        unhindered: Drafter | None = None
         if head is not None and cache.draft is not None and cache.features is not None:
-            drafter = EagleDrafter(
-                head, model.output, cache.draft, cache.features, size, config.shape, noise, rule.proposal
+            # The second is for measurements: it goes as deep as it may, whatever it sees.
+            drafter, unhindered = (
+                EagleDrafter(head, model.output, cache.draft, cache.features, size, bounds, noise, rule.proposal)
+                for bounds in (config.shape, replace(config.shape, min_reach=0.0))
             )
         manager = KVCacheManager(num_blocks, size, num_host_blocks, config.enable_prefix_caching)
         cost = runner.preemption_cost() if num_host_blocks else PreemptionCost()
-        scheduler = Scheduler(manager, config.scheduler, shape, cost, draft_context)
+        # A rehearsal is of the largest steps.
+        measures = config.scheduler.is_fitted and not rehearses
+        step_cost = measure_step_cost(runner, positions, unhindered, shape) if measures else None
+        scheduler = Scheduler(manager, config.scheduler, shape, cost, draft_context, step_cost)
         return LLMEngine(scheduler, runner, cache, drafter, rule.verifier(noise), mode)
 
     per_block = config.block_size * entry_bytes(model.config, llama, config.dtype)
@@ -54,7 +64,7 @@ def build_engine(config: EngineConfig, model: LlamaModel, rule: AcceptanceRule, 
     rehearsal = Rehearsal(config, longest, slots)
 
     def rehearse() -> int:
-        rehearsal.run(assemble(rehearsal.num_blocks))
+        rehearsal.run(assemble(rehearsal.num_blocks, rehearses=True))
         return rehearsal.num_blocks * per_block
 
     memory = cache_bytes(config, rehearse)

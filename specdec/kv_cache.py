@@ -14,7 +14,7 @@ class KVCache:
     """One tensor for the target's layers, one for the head's and one for the features between the two.
 
     All are indexed by the same slots. Behind the last block lies one more, `null_block`, where rows without a place
-    of their own are written and which nobody reads.
+    of their own are written and which no request reads.
 
     Attributes:
         target: `[layers, slots, 2 * kv_heads, head_dim]`, keys first.
@@ -55,6 +55,12 @@ class KVCache:
         self._host = [
             torch.empty(num_host_blocks, *part.shape[1:], dtype=dtype, pin_memory=pinned) for part in self._blocks
         ]
+
+    def nowhere(self, num_tokens: int) -> list[int]:
+        """A block table for so many tokens that are of no interest; what is read there is 0 until it is written."""
+        for part in self._blocks:
+            part[self.null_block] = 0
+        return [self.null_block] * -(-num_tokens // self.block_size)
 
     def store_features(self, slots: Tensor, features: Tensor) -> None:
         """Keep `features` (`[rows, hidden_size]`) at `slots` (int64 `[rows]`), if there is a head to read them."""

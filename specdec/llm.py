@@ -41,7 +41,7 @@ class LLM:
         verify: the acceptance rule, "coupled", "rejection" or "block" (chains alone); at temperature 0 all are one.
         logprobs_mode: "raw_logprobs" of the model, or "processed_logprobs" after all parameters.
         max_num_seqs, max_num_batched_tokens, max_num_partial_prefills, long_prefill_token_threshold,
-        scheduling_policy, watermark, max_queued_requests: as in `SchedulerConfig`.
+        scheduling_policy, prefill_stretch, adaptive_drafts, watermark, max_queued_requests: as in `SchedulerConfig`.
         max_model_len, kv_cache_memory, gpu_memory_utilization, swap_space, block_size, enable_prefix_caching: as in
             `EngineConfig`.
 
@@ -65,6 +65,8 @@ class LLM:
         max_num_partial_prefills: int = 1,
         long_prefill_token_threshold: int = 0,
         scheduling_policy: Policy = "fcfs",
+        prefill_stretch: float = 2.0,
+        adaptive_drafts: bool = True,
         watermark: float = 0.01,
         max_queued_requests: int | None = None,
         max_model_len: int | None = None,
@@ -88,6 +90,8 @@ class LLM:
                 max_num_partial_prefills=max_num_partial_prefills,
                 long_prefill_token_threshold=long_prefill_token_threshold,
                 scheduling_policy=scheduling_policy,
+                prefill_stretch=prefill_stretch,
+                adaptive_drafts=adaptive_drafts,
                 watermark=watermark,
                 max_queued_requests=max_queued_requests,
             ),

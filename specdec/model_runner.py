@@ -27,6 +27,7 @@ class ModelRunner:
         config = model.config
         self.model, self.cache = model, cache
         device, dtype = cache.target.device, cache.target.dtype
+        self.max_position = config.max_position
         self.rope = config.rope.table(config.head_dim, config.max_position, dtype).to(device)
 
     def forward(self, batch: TreeBatch) -> Tensor:
@@ -41,20 +42,25 @@ class ModelRunner:
         logits: Tensor = self.model.output(rows)
         return logits
 
-    @torch.inference_mode()
     def run_dummy(self, num_tokens: int) -> None:
-        """A pass over one chain of `num_tokens` tokens, all of them scored; what the cache holds is lost."""
-        cache = self.cache
-        blocks = range(-(-num_tokens // cache.block_size))
-        row = TreeRow([0] * num_tokens, DraftTree(), 0, blocks, num_scored=num_tokens)
-        self.forward(TreeBatch.pack([row], cache.block_size, cache.target.device))
-        self._wait()
+        """A pass over one chain of `num_tokens` tokens, all of them scored, in the null block."""
+        self._run_dummy(
+            [TreeRow([0] * num_tokens, DraftTree(), 0, self.cache.nowhere(num_tokens), num_scored=num_tokens)]
+        )
+
+    def run_dummy_rows(self, num_rows: int, context: int) -> None:
+        """A pass over so many rows of one token each after `context` others."""
+        self._run_dummy([TreeRow([0], DraftTree(), context, self.cache.nowhere(context + 1), 1)] * num_rows)
+
+    @torch.inference_mode()
+    def _run_dummy(self, rows: list[TreeRow]) -> None:
+        self.forward(TreeBatch.pack(rows, self.cache.block_size, self.cache.target.device))
+        self.wait()
 
     @torch.inference_mode()
     def preemption_cost(self) -> PreemptionCost:
         """Times a pass over a chunk and copies of blocks to host memory, on the still empty cache."""
-        cache = self.cache
-        tokens = min(MEASURED_TOKENS, cache.num_blocks * cache.block_size)
+        cache, tokens = self.cache, min(MEASURED_TOKENS, self.max_position)
         out = [BlockMove(MoveKind.SWAP_OUT, i, i) for i in range(min(cache.num_blocks, cache.num_host_blocks, 16))]
 
         def seconds(work: str) -> float:
@@ -63,13 +69,14 @@ class ModelRunner:
                 self.run_dummy(tokens)
             else:
                 cache.carry_out(out)
-                self._wait()
+                self.wait()
             return time.perf_counter() - start
 
         rounds = [(seconds("pass"), seconds("swap")) for _ in range(1 + MEASURED_ROUNDS)][1:]
         passes, swaps = zip(*rounds, strict=True)
         return PreemptionCost(median(passes) / tokens, median(swaps) / len(out))
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
+        """Until the device has done all it was asked."""
         if self.cache.target.device.type == "cuda":
             torch.cuda.synchronize(self.cache.target.device)

@@ -8,12 +8,15 @@ from collections.abc import Iterator, Sequence
 from specdec.admission import Admission, QueueFullError
 from specdec.draft_budget import DraftBudget
 from specdec.draft_heads.draft_shape import DraftShape
+from specdec.draft_worth import DraftWorth, TreeSize
 from specdec.engine_stats import EngineStats
 from specdec.kv_cache_manager import KVCacheManager, Prefix
 from specdec.plan import Plan, PlannedRow
 from specdec.preemption_cost import PreemptionCost
+from specdec.prefill_limit import PrefillLimit
 from specdec.request import Request
 from specdec.scheduler_config import SchedulerConfig
+from specdec.step_cost import StepCost
 from specdec.tally import Tally
 
 # A request is overtaken by those of the next lower priority number only if they arrive within so many steps.
@@ -39,6 +42,7 @@ class Scheduler:
         shape: bounds of draft trees, None where nothing drafts.
         cost: of preemption in either way.
         draft_context: tokens from which on a request is not drafted for any more.
+        step_cost: of a step's parts; without it, trees and prompts are bounded by tokens alone.
     """
 
     def __init__(
@@ -48,13 +52,16 @@ class Scheduler:
         shape: DraftShape | None = None,
         cost: PreemptionCost | None = None,
         draft_context: int = sys.maxsize,
+        step_cost: StepCost | None = None,
     ) -> None:
         self.manager, self.config = manager, config
+        self.step_cost = step_cost
         self.drafts = None
         if shape is not None:
             # A step adds no more than this to what the head has not read.
             reads = config.max_num_batched_tokens + config.max_num_seqs
-            self.drafts = DraftBudget(shape, draft_context, reads)
+            worth = DraftWorth(step_cost, shape) if step_cost is not None and config.adaptive_drafts else None
+            self.drafts = DraftBudget(shape, draft_context, reads, worth)
         self.cost = cost or PreemptionCost()
         self.running: list[Request] = []
         self.waiting: list[Request] = []
@@ -112,9 +119,11 @@ class Scheduler:
         """The coming step; no rows if nothing is left to do. `update` or `cancel` must follow."""
         assert not self._in_flight, "the last step has not ended"
         plan = Plan()
-        budget = self._plan_known(plan)
+        decoding = [request for request in self.running if request.num_missing == 1]
+        size = self.drafts.size(decoding) if self.drafts is not None else TreeSize(0, 0)
+        budget = self._plan_known(plan, len(decoding), size)
         if self.drafts is not None:
-            budget = self.drafts.grant(plan.rows, budget, self.manager, self.counts)
+            budget = self.drafts.grant(plan.rows, size, budget, self.manager, self.counts)
         if plan.rows:
             plan.moves, self.manager.moves = self.manager.moves, []
             self._in_flight = plan.rows
@@ -124,11 +133,19 @@ class Scheduler:
             counts.step_tokens = self.config.max_num_batched_tokens - budget
         return plan
 
-    def _plan_known(self, plan: Plan) -> int:
-        """Rows of known tokens, in the order of rank; the tokens left."""
-        # A token is kept for everyone running who needs just one, so that no prompt makes an output wait.
-        singles = sum(len(request.token_ids) - request.num_cached == 1 for request in self.running)
-        step = Tally(plan, self.config.max_num_batched_tokens, singles)
+    def _plan_known(self, plan: Plan, decoding: int, size: TreeSize) -> int:
+        """Rows of known tokens, in the order of rank; the tokens left.
+
+        Args:
+            decoding: running requests that need just one token: it is kept for them, so that no prompt makes an
+                output wait.
+            size: of the trees that these may get.
+        """
+        prompts = sys.maxsize
+        if self.step_cost is not None:
+            levels = min(size.nodes, self.drafts.shape.depth) if self.drafts is not None else 0
+            prompts = PrefillLimit(self.step_cost, self.config.prefill_stretch).tokens(decoding, *size, levels)
+        step = Tally(plan, self.config.max_num_batched_tokens, prompts, decoding)
         while True:
             runs = self.running[step.place] if step.place < len(self.running) else None
             waits = None
@@ -189,7 +206,9 @@ class Scheduler:
             lacking = self._blocks_lacking(request, prefix)
         missing = len(request.token_ids) - (request.num_cached if prefix is None else prefix.num_tokens)
         known = self._share(missing, step)
-        if missing == 0:
+        if missing > 1 and step.prompt_budget <= 0:
+            step.admits = False
+        elif missing == 0:
             # A beam that was swapped out and waits for its search.
             step.passed += 1
         elif max(known, 1) < missing and step.partial >= config.max_num_partial_prefills:
@@ -214,6 +233,8 @@ class Scheduler:
     def _share(self, missing: int, step: Tally) -> int:
         """Tokens of a step for a prompt that lacks so many."""
         limit = self.config.long_prefill_token_threshold or missing
+        if missing > 1:
+            limit = min(limit, step.prompt_budget)
         return min(missing, limit, step.budget - step.singles)
 
     def _room(self, running: Sequence[Request]) -> int:

@@ -12,6 +12,7 @@ class Tally:
 
     Attributes:
         budget: tokens left.
+        prompt_budget: of these, tokens that prompts may take.
         singles: running requests not planned yet that need just one.
         place: of the next running request.
         passed: waiting ones that were passed over, for whom seats and blocks are kept.
@@ -22,6 +23,7 @@ class Tally:
 
     plan: Plan
     budget: int
+    prompt_budget: int
     singles: int
     place: int = 0
     passed: int = 0
@@ -33,5 +35,7 @@ class Tally:
 
     def take(self, request: Request, known: int, missing: int) -> None:
         self.budget -= known
+        if missing > 1:
+            self.prompt_budget -= known
         self.partial += known < missing
         self.plan.rows.append(PlannedRow(request, known, known == missing))

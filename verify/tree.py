@@ -21,6 +21,8 @@ class DraftTree:
         draft_probs: float `[1 + nodes, vocab]`, row 0 for the root and row 1 + i for node i: the distribution q
             that the node's children were drawn from, in their order and without replacement. None where
             children were chosen without chance.
+        ranks: place of each node among all of the tree's, the one its drafter trusts most first; empty where that is
+            their order.
 
     Raises:
         ValueError: lengths differ, a parent does not come before its child, or siblings share a token.
@@ -29,6 +31,7 @@ class DraftTree:
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     draft_probs: Tensor | None = field(default=None, compare=False, repr=False)
+    ranks: tuple[int, ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.parents):

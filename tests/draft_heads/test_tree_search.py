@@ -94,6 +94,8 @@ def test_trees_equal_naive_eagle2(shape: DraftShape, bounds: list[tuple[int, int
     for head, tree, (budget, max_depth) in zip(heads, trees, bounds, strict=True):
         assert set(paths_of(tree)) == naive_tree(head, shape, budget, max_depth)
         assert list(tree.depths) == sorted(tree.depths)
+        values = [value(head, path) for path in paths_of(tree)]
+        assert [values[tree.ranks.index(rank)] for rank in range(len(tree))] == sorted(values, reverse=True)
 
 
 @given(draft_shapes(4, 5), bounds, seeds)

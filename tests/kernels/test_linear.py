@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from specdec.draft_heads.llama_layer import RMSNorm
-from specdec.kernels.linear import SMALL_BYTES, Linear, Projection, ready
+from specdec.kernels.linear import SMALL_BYTES, Linear, Projection, padded_rows, ready
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
@@ -51,6 +51,29 @@ def test_a_readied_module_computes_the_same(dtype: torch.dtype) -> None:
         after = block(x)
     torch.testing.assert_close(after, before)
     assert not isinstance(block.proj, Linear)
+
+
+@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="no packed weights on this CPU")
+def test_rows_that_fill_up_are_not_seen() -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(24, 16, dtype=torch.bfloat16)
+    projection = Projection(weight)
+    with torch.inference_mode():
+        for rows in (9, 33, 100, 300):
+            x = torch.randn(rows, 16, dtype=torch.bfloat16)
+            y = projection(x)
+            assert y.shape == (rows, 24)
+            torch.testing.assert_close(y.float(), (x.double() @ weight.double().T).float(), atol=0.1, rtol=0.02)
+
+
+def test_products_meet_few_row_counts() -> None:
+    """Each costs oneDNN a kernel."""
+    counts = [padded_rows(rows) for rows in range(1, 2049)]
+    assert len(set(counts)) < 50
+    for rows, count in zip(range(1, 2049), counts, strict=True):
+        assert rows <= count < rows + 32 + rows / 8
+        assert rows > 8 or count == rows
+        assert padded_rows(count) == count
 
 
 def test_parts_of_lists_are_refused() -> None:

@@ -81,6 +81,8 @@ def test_the_rehearsal_fills_a_step_with_tokens_and_one_with_drafts(
         shape=shape,
         max_num_seqs=seats,
         max_num_batched_tokens=budget,
+        adaptive_drafts=False,
+        prefill_stretch=0,
         max_model_len=context,
     )
     rehearsal = Rehearsal(replace(llm.config, scheduler=limits), llm.max_model_len, shape.slots)

@@ -57,7 +57,7 @@ def run(tiny: Tiny, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
     def call(*args: object, stdin: io.StringIO | None = None) -> Result:
         monkeypatch.setattr(sys, "stdin", stdin or Terminal())
         fixed = ["--model", tiny.target, "--draft", tiny.head, "--dtype", "float64", "--device", "cpu"]
-        tree = ["--depth", 2, "--branching", 48, "--nodes", 64, "--max-tokens", 24, "--ignore-eos"]
+        tree = ["--depth", 2, "--branching", 48, "--nodes", 64, "--max-tokens", 24, "--ignore-eos", "--fixed-drafts"]
         with pytest.raises(SystemExit) as exited:
             main(["generate", *map(str, [*fixed, *tree, *args])])
         assert isinstance(exited.value.code, int)

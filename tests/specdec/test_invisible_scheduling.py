@@ -127,6 +127,9 @@ def run(llm: LLM, cases: list[Arrival], groups: list[RequestGroup]) -> None:
     host_blocks=st.integers(1, 12),
     watermark=st.sampled_from([0.0, 0.2]),
     caching=st.sampled_from([True, True, True, False]),
+    # Fitted to measured costs, a case is never quite the same again; its output is.
+    stretch=st.sampled_from([0.0, 0.0, 1.01, 2.0]),
+    adaptive=st.sampled_from([False, False, True]),
     seed=st.integers(0, 1000),
 )
 def test_output_is_that_of_the_request_alone(
@@ -144,6 +147,8 @@ def test_output_is_that_of_the_request_alone(
     host_blocks: int,
     watermark: float,
     caching: bool,
+    stretch: float,
+    adaptive: bool,
     seed: int,
 ) -> None:
     # Enough for one request at its longest, and not much more.
@@ -160,6 +165,8 @@ def test_output_is_that_of_the_request_alone(
         max_num_partial_prefills=partial,
         scheduling_policy="priority",
         watermark=watermark,
+        prefill_stretch=stretch,
+        adaptive_drafts=adaptive,
         max_model_len=CONTEXT,
         kv_cache_memory=num_blocks * per_block,
         swap_space=(host_blocks + 0.5) * per_block / (1 << 30),
@@ -216,6 +223,7 @@ def test_the_cases_do_preempt_swap_hit_and_draft(world: World) -> None:
         world.folder / "head",
         dtype="float64",
         shape=DraftShape(3, 3, 8),
+        adaptive_drafts=False,
         max_model_len=CONTEXT,
         max_num_seqs=6,
         max_num_batched_tokens=40,
@@ -239,7 +247,13 @@ def test_the_cases_do_preempt_swap_hit_and_draft(world: World) -> None:
 def test_a_step_that_comes_to_nothing_leaves_no_trace(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interrupted after it was verified: whoever goes on gets the same tokens and log-probabilities."""
     params = SamplingParams(temperature=1.0, seed=4, max_tokens=20, logprobs=1, ignore_eos=True)
-    llm = LLM(world.folder / "target", world.folder / "head", dtype="float64", shape=DraftShape(3, 3, 8))
+    llm = LLM(
+        world.folder / "target",
+        world.folder / "head",
+        dtype="float64",
+        shape=DraftShape(3, 3, 8),
+        adaptive_drafts=False,
+    )
     (expected,) = llm.generate([[3, 4, 5, 6]], params)
     commit, calls = llm.engine._commit, itertools.count()
 

@@ -87,6 +87,8 @@ def test_output_is_that_of_the_plain_loop(
         shape=shape,
         max_num_seqs=seats,
         max_num_batched_tokens=chunk,
+        adaptive_drafts=False,
+        prefill_stretch=0,
         max_model_len=64,
         kv_cache_memory=blocks * 8 * 3 * 2 * 16 * 8 * 2,
         block_size=8,
@@ -124,7 +126,7 @@ def test_alone_and_in_a_batch_of_eight(world: World, temperature: float) -> None
     results = []
     for draft in (None, world.folder / "head", "random"):
         folder = world.folder / "head" if draft == "random" else draft
-        llm = LLM(world.folder / "target", folder, dtype="float64", shape=DraftShape(4, 4, 16))
+        llm = LLM(world.folder / "target", folder, dtype="float64", shape=DraftShape(4, 4, 16), adaptive_drafts=False)
         if draft == "random":
             llm.engine.drafter = RandomDrafter(97, 0)
         together = [output.token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
@@ -145,7 +147,13 @@ def test_a_perfect_drafter_is_accepted_to_the_end(world: World) -> None:
             position = row.context.num_output
             return DraftTree.chain(known[position : position + min(4, row.max_depth)])
 
-    llm = LLM(world.folder / "target", world.folder / "head", dtype="float64", shape=DraftShape(4, 1, 4))
+    llm = LLM(
+        world.folder / "target",
+        world.folder / "head",
+        dtype="float64",
+        shape=DraftShape(4, 1, 4),
+        adaptive_drafts=False,
+    )
     llm.engine.drafter = Oracle(97, 0)
     output = llm.generate([prompt], params)[0]
     assert output.token_ids == known

@@ -26,7 +26,7 @@ def test_a_draft_of_nan_is_not_seen_in_the_output(tmp_path: Path) -> None:
     params = SamplingParams(temperature=1.0, seed=3, max_tokens=12, ignore_eos=True, logit_bias={BROKEN: -100})
     results = []
     for draft in (None, tmp_path / "head"):
-        llm = LLM(tmp_path / "target", draft, dtype="float64", shape=DraftShape(2, 2, 4))
+        llm = LLM(tmp_path / "target", draft, dtype="float64", shape=DraftShape(2, 2, 4), adaptive_drafts=False)
         llm.model.embed_tokens.weight[BROKEN] = torch.nan
         if draft:
             llm.engine.drafter = BreakingDrafter(97, 0)

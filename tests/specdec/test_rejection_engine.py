@@ -79,6 +79,7 @@ def engine(world: World, verify: str, speculates: bool, shape: DraftShape) -> LL
         dtype="float64",
         shape=shape,
         verify=verify,
+        adaptive_drafts=False,
         max_num_seqs=128,
         max_model_len=48,
     )

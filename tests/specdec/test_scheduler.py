@@ -7,13 +7,16 @@ from typing import Any
 import pytest
 
 from specdec.block_move import MoveKind
+from specdec.curve import Curve
 from specdec.draft_heads.draft_shape import DraftShape
+from specdec.draft_worth import LARGEST_EVERY, OTHER_EVERY
 from specdec.kv_cache_manager import KVCacheManager
 from specdec.plan import Plan, PlannedRow
 from specdec.preemption_cost import PreemptionCost
 from specdec.request import Request
 from specdec.scheduler import PRIORITY_STEPS, Admission, QueueFullError, Scheduler
 from specdec.scheduler_config import SchedulerConfig
+from specdec.step_cost import StepCost
 from tests.specdec.test_kv_cache_manager import make_request
 
 SWAP = PreemptionCost(recompute_token=1.0, swap_block=0.0)
@@ -22,8 +25,9 @@ SWAP = PreemptionCost(recompute_token=1.0, swap_block=0.0)
 def make(blocks: int = 100, host: int = 0, shape: DraftShape | None = None, **limits: Any) -> Scheduler:
     """Of blocks of four."""
     cost, draft_context = limits.pop("cost", None), limits.pop("draft_context", sys.maxsize)
+    step_cost = limits.pop("step_cost", None)
     config = SchedulerConfig(**{"max_num_seqs": 8, "max_num_batched_tokens": 16, "watermark": 0.0, **limits})
-    return Scheduler(KVCacheManager(blocks, 4, host), config, shape, cost, draft_context)
+    return Scheduler(KVCacheManager(blocks, 4, host), config, shape, cost, draft_context, step_cost)
 
 
 def ask(scheduler: Scheduler, name: str, length: int, most: int = 10, **fields: Any) -> Request:
@@ -290,6 +294,62 @@ def test_a_long_prompt_is_read_by_the_head_in_parts_before_it_drafts() -> None:
         step(scheduler)
     reads = [[(row.read_to, row.num_nodes) for row in run(scheduler)] for _ in range(4)]
     assert reads == [[(12, 0)], [(24, 0)], [(33, 6)], [(34, 6)]]
+
+
+def costs(token: float) -> StepCost:
+    """A pass takes 1 and so much for each token; a tree's level takes a hundredth of the pass, however many trees."""
+    return StepCost(
+        Curve([(0, 1.0), (1, 1 + token)]), first_level=Curve([(1, 0.01)]), all_levels=Curve([(1, 0.03)]), depth=3
+    )
+
+
+def test_prompts_beside_outputs_get_what_the_stretch_allows() -> None:
+    """Alone a prompt gets all of a step; beside an output, which makes a step 17 sixteenths long, as much again."""
+    scheduler = make(max_num_batched_tokens=64, prefill_stretch=2.0, step_cost=costs(0.0625))
+    ask(scheduler, "a", 60)
+    assert step(scheduler) == [("a", 60)]
+    ask(scheduler, "b", 46)
+    ask(scheduler, "c", 4)
+    rows = [step(scheduler) for _ in range(4)]
+    assert rows[:2] == [[("a", 1), ("b", 17)], [("a", 1), ("b", 17)]]
+    # The second prompt gets what the first has left.
+    assert rows[2] == [("a", 1), ("b", 12), ("c", 4)]
+    assert rows[3] == [("a", 1), ("b", 1), ("c", 1)]
+
+
+def test_a_prompt_whose_turn_does_not_come_preempts_nobody() -> None:
+    """`b` takes what the stretch allows, so `c`, who ranks before the running `d`, waits, and `d` goes on."""
+    settings = {"scheduling_policy": "priority", "prefill_stretch": 2.0, "step_cost": costs(0.1)}
+    scheduler = make(max_num_batched_tokens=64, **settings)
+    ask(scheduler, "d", 2, priority=1)
+    step(scheduler)
+    ask(scheduler, "b", 50)
+    ask(scheduler, "c", 8)
+    assert step(scheduler) == [("b", 16), ("d", 1)]
+    assert scheduler.stats().preemptions == 0
+
+
+def test_trees_are_as_large_as_the_load_allows() -> None:
+    def sizes(token: float, **limits: Any) -> list[tuple[str, int, int]]:
+        scheduler = make(shape=TREE, step_cost=costs(token), **limits)
+        ask(scheduler, "a", 4)
+        step(scheduler)
+        return grants(scheduler)
+
+    assert sizes(0.001) == [("a", 6, 3)]
+    assert sizes(20.0) == [("a", 0, 0)]
+    assert sizes(20.0, adaptive_drafts=False) == [("a", 6, 3)]
+
+
+def test_one_row_in_turn_gets_the_largest_tree_now_and_then() -> None:
+    """At a load at which none repays."""
+    scheduler = make(300, shape=TREE, step_cost=costs(20.0), prefill_stretch=0)
+    for name in "ab":
+        ask(scheduler, name, 2, most=400)
+    granted = [grants(scheduler) for _ in range(300)]
+    lone = [row for rows in granted for row in rows if row[1] == 6]
+    assert len(lone) == 300 // LARGEST_EVERY
+    assert sum(row[1] > 0 for rows in granted for row in rows) <= len(lone) + 2 * (300 // OTHER_EVERY)
 
 
 def test_who_asks_for_the_same_waits_for_it_and_then_has_it() -> None:

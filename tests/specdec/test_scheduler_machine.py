@@ -6,12 +6,14 @@ import sys
 from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple
+from unittest import mock
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from specdec.block_hash import extend_hashes
+from specdec.curve import Curve
 from specdec.draft_heads.draft_shape import DraftShape
 from specdec.kv_cache_manager import KVCacheManager
 from specdec.plan import Plan, PlannedRow
@@ -19,6 +21,7 @@ from specdec.preemption_cost import PreemptionCost
 from specdec.request import Request
 from specdec.scheduler import Scheduler
 from specdec.scheduler_config import SchedulerConfig
+from specdec.step_cost import StepCost
 from tests.specdec.test_kv_cache_manager import FakeMemory, make_request
 from tests.strategies import prompts, seeds
 
@@ -39,6 +42,15 @@ class Case(NamedTuple):
     shape: DraftShape | None
     draft_context: int
     config: SchedulerConfig
+    # Of a pass per token, and of a level per tree, where a pass by itself takes 1; None for no costs at all.
+    prices: tuple[float, float] | None
+
+    def step_cost(self) -> StepCost | None:
+        if self.prices is None:
+            return None
+        token, level = self.prices
+        first, every = (Curve([(1, level * n), (9, 9 * level * n)]) for n in (1, 3))
+        return StepCost(Curve([(1, 1 + token), (9, 1 + 9 * token)]), first_level=first, all_levels=every, depth=3)
 
 
 @st.composite
@@ -60,7 +72,10 @@ def cases(draw: st.DrawFn, max_seats: int = 4, max_blocks: int = 10) -> Case:
             long_prefill_token_threshold=draw(st.sampled_from([0, 0, 1, 3])),
             scheduling_policy=draw(st.sampled_from(["fcfs", "priority"])),
             watermark=draw(st.sampled_from([0.0, 0.0, 0.3])),
+            prefill_stretch=draw(st.sampled_from([0.0, 1.1, 2.0])),
+            adaptive_drafts=draw(st.booleans()),
         ),
+        prices=draw(st.none() | st.tuples(st.sampled_from([0.0, 0.1, 1.0]), st.sampled_from([0.0, 0.01, 1.0]))),
     )
 
 
@@ -76,7 +91,9 @@ class World:
     def __init__(self, case: Case, spoilt: float = 0.1) -> None:
         self.case, self.spoilt = case, spoilt
         self.manager = KVCacheManager(case.blocks, case.size, case.host, case.caching)
-        self.scheduler = Scheduler(self.manager, case.config, case.shape, case.cost, case.draft_context)
+        self.scheduler = Scheduler(
+            self.manager, case.config, case.shape, case.cost, case.draft_context, case.step_cost()
+        )
         self.memory = FakeMemory(self.manager)
         self.requests: list[Request] = []
         self.beams: set[Request] = set()
@@ -125,7 +142,8 @@ class World:
         """A step as far as its forward pass."""
         first = min(self.scheduler, key=lambda request: request.rank, default=None)
         scored = {request for request in self.scheduler.running if request.num_missing == 0}
-        plan = self.scheduler.schedule()
+        with mock.patch("specdec.prefill_limit.LEAST", 1):
+            plan = self.scheduler.schedule()
         self.check_plan(plan, first)
         # Not even one that was preempted: a beam would be scored again.
         assert scored.isdisjoint(row.request for row in plan.rows)
@@ -194,6 +212,7 @@ class World:
             request.drafts = not is_spoilt and request not in self.beams
             accepted.append(None if is_spoilt or request.finished else self.append(row, chance))
         self.scheduler.update(plan, accepted)
+        self.learn(plan, chance)
         is_stuck = not plan.rows
         for beam in [beam for beam in self.beams.intersection(self.alive) if beam.num_missing == 0]:
             # What lost its blocks, or keeps those that others lack, makes room; some have to wait for others.
@@ -201,6 +220,18 @@ class World:
                 self.scheduler.abort(beam)
             elif chance.random() < 0.6:
                 self.fork(beam, [chance.choice([0, 1]) for _ in range(chance.choice([1, 1, 1, 1, 2, 3]))])
+
+    def learn(self, plan: Plan, chance: random.Random) -> None:
+        """Any costs, and any outcome."""
+        cost, drafts = self.scheduler.step_cost, self.scheduler.drafts
+        trees = [row for row in plan.rows if row.num_nodes]
+        if cost is not None and plan.rows:
+            seconds, levels = chance.uniform(0, 5), max((row.max_depth for row in trees), default=0)
+            prompts = sum(row.num_known for row in plan.rows if row.num_known > 1)
+            cost.correct(len(plan.rows), len(plan.rows), prompts, seconds, len(trees), levels, 0, seconds)
+        if drafts is not None and drafts.worth is not None:
+            sizes = [row.num_nodes for row in trees]
+            drafts.worth.learn([(n, chance.sample(range(n), chance.randint(0, n))) for n in sizes])
 
     def append(self, row: PlannedRow, chance: random.Random) -> int:
         request, end = row.request, row.request.num_cached + row.num_known

@@ -21,6 +21,7 @@ def test_nothing_is_lost_in_500_requests(tiny: Tiny) -> None:
         max_num_batched_tokens=64,
         scheduling_policy="priority",
         watermark=0.0,
+        adaptive_drafts=False,
         max_model_len=128,
         block_size=BLOCK_SIZE,
         kv_cache_memory=24 * BLOCK_SIZE * ENTRY_BYTES,
