@@ -13,10 +13,17 @@ from specdec.draft_heads.checkpoint_files import CheckpointError, load_strictly,
 from specdec.draft_heads.eagle import EagleConfig, EagleHead
 from specdec.draft_heads.llama_config import LlamaConfig
 from specdec.draft_heads.llama_layer import fuse_layer, split_layer
+from specdec.kernels.kernel_set import TORCH, KernelSet
 from specdec.kernels.linear import ready
 
 
-def load_eagle_head(folder: Path, target_embedding: Tensor, dtype: torch.dtype, device: torch.device) -> EagleHead:
+def load_eagle_head(
+    folder: Path,
+    target_embedding: Tensor,
+    dtype: torch.dtype,
+    device: torch.device,
+    kernels: KernelSet = TORCH,
+) -> EagleHead:
     """Load a head and check that it fits its target.
 
     Args:
@@ -55,7 +62,7 @@ def load_eagle_head(folder: Path, target_embedding: Tensor, dtype: torch.dtype, 
     head = head.to(dtype).to_empty(device=device)
     load_strictly(head, tensors, folder)
     head.requires_grad_(False).eval()
-    ready(head)
+    ready(head, kernels)
     return head
 
 

@@ -14,9 +14,11 @@ from specdec.draft_heads.llama_layer import PagedAttention
 from specdec.draft_heads.rope import rotary_at
 from specdec.draft_heads.tree_draw import TreeDraw
 from specdec.draft_heads.tree_search import Frontier, TreeSearch
+from specdec.kernels.kernel_set import TORCH, KernelSet
 from specdec.kernels.linear import Projection
 from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
 from specdec.verify.noise import GumbelNoise, Stream
+from specdec.verify.sampler import NoiseKey, Sampler
 from specdec.verify.transforms import NodeRows, processed_logits
 from specdec.verify.tree import DraftTree
 from specdec.verify.tree_batch import pad_block_tables, slots_of, split_words
@@ -40,8 +42,10 @@ class EagleDrafter:
         features: `[slots, hidden_size]`, the target's feature of each cached token.
         block_size: slots of a block.
         shape: bounds of a tree.
-        noise: the noise that the verifier uses, so that coupled drafts at temperature > 0 follow the same draw.
+        sampler: the verifier's own, so that coupled drafts at temperature > 0 follow the same draw.
+        noise: what drawn drafts are drawn with.
         proposal: how tokens are chosen at temperature > 0.
+        kernels: of the device.
     """
 
     def __init__(
@@ -52,11 +56,15 @@ class EagleDrafter:
         features: Tensor,
         block_size: int,
         shape: DraftShape,
+        sampler: Sampler,
         noise: GumbelNoise,
         proposal: Proposal = Proposal.COUPLED,
+        kernels: KernelSet = TORCH,
     ) -> None:
+        self.kernels = kernels
         llama = head.config.llama
-        self.head, self.lm_head, self.shape, self.noise = head, lm_head, shape, noise
+        self.head, self.lm_head, self.shape = head, lm_head, shape
+        self.sampler, self.noise = sampler, noise
         self.kv, self.features, self.block_size = kv, features, block_size
         self.rope = llama.rope.table(llama.head_dim, llama.max_position, kv.dtype).to(kv.device)
         self.proposal = proposal
@@ -89,8 +97,10 @@ class EagleDrafter:
         search = TreeSearch(len(rows), self.branching)
         levels = self._levels(rows, max(depths), self.branching)
         for level in range(1, levels.depth + 1):
-            log_probs = self._values(self._scores(hidden, rows, search.frontier_paths), rows, level)
-            frontier = search.expand(log_probs.view(len(rows), -1, log_probs.shape[-1]))
+            scores = self._scores(hidden, rows, search.frontier_paths)
+            width = len(scores) // len(rows)
+            keys = [key for row in rows for key in [self._noise_key(row, level)] * width]
+            frontier = search.expand(self.sampler.top_k(scores, keys, self.branching))
             if self.shape.min_reach and level < levels.depth:
                 for i, reach in enumerate(frontier.values.exp().sum(1).tolist()):
                     if reach < self.shape.min_reach:
@@ -165,7 +175,7 @@ class EagleDrafter:
         self, tokens: list[int] | Tensor, features: Tensor, positions: Tensor, slots: Tensor, rows: RaggedRows
     ) -> Tensor:
         ids = tokens if isinstance(tokens, Tensor) else torch.tensor(tokens, device=self.kv.device)
-        attentions = [PagedAttention(kv, slots, rows) for kv in self.kv]
+        attentions = [PagedAttention(kv, slots, rows, self.kernels) for kv in self.kv]
         hidden: Tensor = self.head(ids, features, rotary_at(self.rope, positions), attentions)
         return hidden
 
@@ -176,22 +186,12 @@ class EagleDrafter:
         parts = [NodeRows(row.context, width, partial(_paths_of, paths, i)) for i, row in enumerate(rows)]
         return processed_logits(logits, parts)
 
-    def _values(self, scores: Tensor, rows: Sequence[DraftRow], level: int) -> Tensor:
-        """Log-chances of all children, `[rows * width, vocab]`."""
-        log_q = torch.log_softmax(scores, -1)
-        if self.proposal != Proposal.COUPLED or all(row.context.sampling.is_greedy for row in rows):
-            return log_q
-        width = scores.shape[0] // len(rows)
-        for i, row in enumerate(rows):
-            if not row.context.sampling.is_greedy:
-                log_q[i * width : (i + 1) * width] += self._target_noise(row, level)
-        # The chance that a child is the argmax of the target's perturbed scores, as the head guesses them.
-        return torch.log_softmax(log_q, -1)
-
-    def _target_noise(self, row: DraftRow, level: int) -> Tensor:
-        """float32 `[vocab]` of the output position that a level's children would take."""
+    def _noise_key(self, row: DraftRow, level: int) -> NoiseKey | None:
+        """Of the output position that a level's children would take, where they follow its noise."""
         sampling = row.context.sampling
-        return self.noise.at(sampling.seed, sampling.sample_index, row.context.num_output + level - 1)
+        if self.proposal != Proposal.COUPLED or sampling.is_greedy:
+            return None
+        return NoiseKey(sampling.seed, sampling.sample_index, row.context.num_output + level - 1)
 
     def _draft_noise(self, rows: Sequence[DraftRow], level: int) -> Tensor:
         """float32 `[rows, vocab]` of this step and level alone: a rule may cut a chain by what was drawn behind the

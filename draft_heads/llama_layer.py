@@ -1,7 +1,6 @@
 """The Llama decoder layer over packed rows: targets and heads, serving and training, are made of it."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Protocol
 
 import torch
@@ -10,16 +9,25 @@ from torch import Tensor, nn
 from specdec.draft_heads.checkpoint_files import fuse
 from specdec.draft_heads.llama_config import LlamaConfig
 from specdec.draft_heads.rope import Rotary
+from specdec.kernels.kernel_set import TORCH, KernelSet
 from specdec.kernels.linear import Linear
 from specdec.kernels.ragged_rows import RaggedRows
-from specdec.kernels.reference import rms_norm, rotate_, silu_and_mul, store_kv, tree_attention
+from specdec.kernels.reference import add_rms_norm, rms_norm, silu_and_mul
 
 
 class Attention(Protocol):
     """How packed rows attend to each other and to the past."""
 
-    def __call__(self, query: Tensor, key_value: Tensor) -> Tensor:
-        """`query` `[rows, heads, head_dim]`, `key_value` `[rows, 2 * kv_heads, head_dim]` -> like `query`."""
+    def __call__(self, qkv: Tensor, rotary: Rotary, num_heads: int) -> Tensor:
+        """Rotate and attend.
+
+        Args:
+            qkv: `[rows, num_heads + 2 * kv_heads, head_dim]`, queries, keys, values; not to be used afterwards.
+            rotary: of the rows' positions.
+
+        Returns:
+            `[rows, num_heads, head_dim]`.
+        """
         ...
 
 
@@ -32,12 +40,12 @@ class PagedAttention:
         rows: what each row sees.
     """
 
-    def __init__(self, kv: Tensor, slots: Tensor, rows: RaggedRows) -> None:
-        self.kv, self.slots, self.rows = kv, slots, rows
+    def __init__(self, kv: Tensor, slots: Tensor, rows: RaggedRows, kernels: KernelSet = TORCH) -> None:
+        self.kv, self.slots, self.rows, self.kernels = kv, slots, rows, kernels
 
-    def __call__(self, query: Tensor, key_value: Tensor) -> Tensor:
-        store_kv(self.kv, self.slots, key_value)
-        return tree_attention(query, self.kv, self.rows, query.shape[-1] ** -0.5)
+    def __call__(self, qkv: Tensor, rotary: Rotary, num_heads: int) -> Tensor:
+        query = self.kernels.rotary_store(qkv, *rotary, self.kv, self.slots, num_heads)
+        return self.kernels.tree_attention(query, self.kv, self.rows, query.shape[-1] ** -0.5)
 
 
 class RMSNorm(nn.Module):
@@ -49,8 +57,35 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps)
 
-    def served(self) -> Callable[[Tensor], Tensor]:
-        return partial(rms_norm, weight=self.weight.detach(), eps=self.eps)
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """The norm of `residual + x`, and that sum."""
+        return add_rms_norm(x, residual, self.weight, self.eps)
+
+    def served(self, kernels: KernelSet) -> "ServedRMSNorm":
+        return ServedRMSNorm(self.weight.detach(), self.eps, kernels)
+
+
+class ServedRMSNorm:
+    """`RMSNorm` by a device's kernels."""
+
+    def __init__(self, weight: Tensor, eps: float, kernels: KernelSet) -> None:
+        self.weight, self.eps, self.kernels = weight, eps, kernels
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.kernels.rms_norm(x, self.weight, self.eps)
+
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        return self.kernels.add_rms_norm(x, residual, self.weight, self.eps)
+
+
+class SiluAndMul(nn.Module):
+    """`silu(gate) * up` for `[rows, 2 * intermediate]`."""
+
+    def forward(self, gate_up: Tensor) -> Tensor:
+        return silu_and_mul(gate_up)
+
+    def served(self, kernels: KernelSet) -> Callable[[Tensor], Tensor]:
+        return kernels.silu_and_mul
 
 
 class LlamaLayer(nn.Module):
@@ -66,6 +101,7 @@ class LlamaLayer(nn.Module):
         self.o_proj = Linear(config.num_heads * dim, hidden, bias=config.output_bias)
         self.post_attention_layernorm = RMSNorm(hidden, config.rms_norm_eps)
         self.gate_up_proj = Linear(hidden, 2 * config.intermediate_size, bias=config.mlp_bias)
+        self.act = SiluAndMul()
         self.down_proj = Linear(config.intermediate_size, hidden, bias=config.mlp_bias)
 
     def forward(self, hidden: Tensor, rotary: Rotary, attention: Attention) -> Tensor:
@@ -73,11 +109,9 @@ class LlamaLayer(nn.Module):
         heads, kv_heads = self.config.num_heads, self.config.num_kv_heads
         x = hidden if self.input_layernorm is None else self.input_layernorm(hidden)
         qkv = self.qkv_proj(x).view(x.shape[0], heads + 2 * kv_heads, self.config.head_dim)
-        rotate_(qkv.narrow(1, 0, heads + kv_heads), *rotary)
-        mixed = attention(*qkv.split_with_sizes((heads, 2 * kv_heads), 1))
-        hidden = self.o_proj(mixed.flatten(1)).add_(hidden)
-        x = self.post_attention_layernorm(hidden)
-        output: Tensor = self.down_proj(silu_and_mul(self.gate_up_proj(x))).add_(hidden)
+        mixed = attention(qkv, rotary, heads)
+        x, hidden = self.post_attention_layernorm.add(self.o_proj(mixed.flatten(1)), hidden)
+        output: Tensor = self.down_proj(self.act(self.gate_up_proj(x))).add_(hidden)
         return output
 
 

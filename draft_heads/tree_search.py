@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from specdec.verify.sampler import Children
 from specdec.verify.tree import ROOT, DraftTree
 
 
@@ -40,19 +41,19 @@ class TreeSearch:
         self._best: list[Tensor] = []
         self._frontier_values: Tensor | None = None
 
-    def expand(self, log_probs: Tensor) -> Frontier:
+    def expand(self, children: Children) -> Frontier:
         """Add each frontier node's best children, and take the best of them as the next frontier.
 
         Args:
-            log_probs: `[rows, frontier, vocab]`, of the root alone on the first call.
+            children: of all rows' frontier nodes in turn, of the roots alone on the first call.
         """
-        rows, width, vocab = log_probs.shape
-        k = min(self.branching, vocab)
+        rows, k = self.num_rows, children.tokens.shape[1]
+        width = len(children.tokens) // rows
         # A node after which nothing can come has no distribution; its children must not sort before all others.
-        values, tokens = log_probs.float().nan_to_num(nan=float("-inf"), neginf=float("-inf")).topk(k, dim=-1)
+        values = children.log_chances.float().nan_to_num(nan=float("-inf"), neginf=float("-inf")).view(rows, width, k)
         if self._frontier_values is not None:
             values = values + self._frontier_values[:, :, None]
-        flat_values, flat_tokens = values.view(rows, -1), tokens.view(rows, -1)
+        flat_values, flat_tokens = values.view(rows, -1), children.tokens.view(rows, -1)
         self._values.append(flat_values)
         self._tokens.append(flat_tokens)
         best_values, best = flat_values.topk(min(self.branching, width * k), dim=-1)

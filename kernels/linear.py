@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from specdec.kernels.kernel_set import KernelSet
+
 # A weight up to this size is kept in its plain layout as well: a product with it takes less time than oneDNN
 # takes to begin one.
 SMALL_BYTES = 4 << 20
@@ -83,7 +85,7 @@ def _without_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 class Linear(nn.Linear):
     """A linear layer that trains as itself and serves as its `Projection`."""
 
-    def served(self) -> Projection:
+    def served(self, _: KernelSet) -> Projection:
         """Take the weights as final. Large ones laid out anew are not kept in their old layout as well."""
         projection = Projection(self.weight, self.bias)
         if projection.is_packed and not projection.keeps_plain:
@@ -91,8 +93,8 @@ class Linear(nn.Linear):
         return projection
 
 
-def ready(module: nn.Module) -> None:
-    """Ready a module for serving: every part with a `served()` form is called in that form from now on.
+def ready(module: nn.Module, kernels: KernelSet) -> None:
+    """Ready a module for serving: every part with a `served(kernels)` form is called in that form from now on.
 
     An instance's own attribute goes before `nn.Module`'s search for a submodule, so the served form stands in
     front of the part it came from, and its calls skip the module machinery, which at one row a step costs as
@@ -103,4 +105,4 @@ def ready(module: nn.Module) -> None:
             served = getattr(part, "served", None)
             if served is not None:
                 assert name.isidentifier(), f"part {name} of a list is not called as an attribute"
-                parent.__dict__[name] = served()
+                parent.__dict__[name] = served(kernels)

@@ -58,22 +58,13 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-def store_kv(kv: Tensor, slots: Tensor, key_value: Tensor) -> None:
-    """Write `key_value` (`[rows, 2 * kv_heads, head_dim]`, keys first) into `slots` (`[rows]`) of one layer's cache.
-
-    Args:
-        kv: `[slots, 2 * kv_heads, head_dim]`.
-    """
-    kv.index_copy_(0, slots, key_value)
-
-
 def rotary_store(qkv: Tensor, cos: Tensor, sin: Tensor, kv: Tensor, slots: Tensor, num_heads: int) -> Tensor:
-    """`rotate_` of queries and keys, then `store_kv` of keys and values; rows at slot -1 are not stored.
+    """`rotate_` of queries and keys, then the write of keys and values to one layer's cache.
 
     Args:
         qkv: `[rows, heads + 2 * kv_heads, head_dim]`, rotated in place.
         cos, sin: see `rotate_`.
-        kv: `[slots, 2 * kv_heads, head_dim]`.
+        kv: `[slots, 2 * kv_heads, head_dim]`, keys first.
         slots: int64 `[rows]`.
         num_heads: query heads.
 
@@ -83,10 +74,7 @@ def rotary_store(qkv: Tensor, cos: Tensor, sin: Tensor, kv: Tensor, slots: Tenso
     stored = kv.shape[1]
     rotate_(qkv.narrow(1, 0, num_heads + stored // 2), cos, sin)
     query, key_value = qkv.split_with_sizes((num_heads, stored), 1)
-    has_slot = slots >= 0
-    if not has_slot.all():
-        slots, key_value = slots[has_slot], key_value[has_slot]
-    store_kv(kv, slots, key_value)
+    kv.index_copy_(0, slots, key_value)
     return query
 
 

@@ -21,7 +21,7 @@ def rotary_store(qkv: Tensor, cos: Tensor, sin: Tensor, kv: Tensor, slots: Tenso
         cos: `[rows, 1, head_dim]`, of the same dtype.
         sin: the same; its first half carries the minus sign of "rotate half".
         kv: `[slots, 2 * kv_heads, head_dim]` of one layer, keys first, contiguous.
-        slots: int64 `[rows]`, distinct, where each row's keys and values go; those at -1 are written nowhere.
+        slots: int64 `[rows]`, where each row's keys and values go; of rows with the same slot any may stay.
         num_heads: query heads.
 
     Returns:
@@ -104,7 +104,5 @@ def rotary_store_kernel(
     # Values pass as they are, whatever bits they have.
     b_x = tl.where(o_head < HEADS + KV_HEADS, b_turned, b_x)
     tl.store(p_query + i_row * (HEADS * DIM) + o_head * DIM + o_dim, b_x, mask=(o_head < HEADS) & m_dim)
-    slot = tl.load(p_slots + i_row)
-    if slot >= 0:
-        p_entry = p_kv + slot * (2 * KV_HEADS * DIM) + (o_head - HEADS) * DIM
-        tl.store(p_entry + o_dim, b_x, mask=m_x & (o_head >= HEADS))
+    p_entry = p_kv + tl.load(p_slots + i_row) * (2 * KV_HEADS * DIM) + (o_head - HEADS) * DIM
+    tl.store(p_entry + o_dim, b_x, mask=m_x & (o_head >= HEADS))

@@ -19,6 +19,8 @@ from specdec.kernels.reference import DTYPES
 
 HEAD_DIMS = (16, 32, 64, 80, 96, 128, 256)
 MAX_WORDS = 2
+# Query heads per KV head that every dtype and head_dim takes.
+MAX_GROUP = min(max(heights) for heights in CONFIGS.values())
 # Parts joined at a time.
 JOINED_PARTS = 16
 

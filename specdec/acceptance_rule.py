@@ -5,8 +5,8 @@ from dataclasses import replace
 from specdec.draft_heads.draft_shape import DraftShape
 from specdec.draft_heads.drafter import Proposal
 from specdec.verify.block import walk_block
-from specdec.verify.noise import GumbelNoise
 from specdec.verify.rejection import walk_rejection
+from specdec.verify.sampler import Sampler
 from specdec.verify.verifier import CoupledVerifier, Verifier
 from specdec.verify.walk_verifier import WalkVerifier
 
@@ -33,7 +33,7 @@ class AcceptanceRule:
         """The bounds asked for, of a chain where the rule takes nothing else."""
         return replace(asked, branching=1, nodes=asked.depth) if self.name == "block" else asked
 
-    def verifier(self, noise: GumbelNoise) -> Verifier:
+    def verifier(self, sampler: Sampler) -> Verifier:
         if self.name == "coupled":
-            return CoupledVerifier(noise)
+            return CoupledVerifier(sampler)
         return WalkVerifier(walk_block if self.name == "block" else walk_rejection)

@@ -130,6 +130,9 @@ def generate(
     block_size: Annotated[int | None, typer.Option(help="Tokens a cache block, a multiple of 8.")] = None,
     dtype: Annotated[str, typer.Option(help="auto, float64, float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    kernels: Annotated[
+        str | None, typer.Option(help="auto, torch, or triton: Triton's on a GPU, plain torch elsewhere.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per prompt and line, nothing else.")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="Run again without drafts and compare the two.")] = False,
 ) -> None:
@@ -182,6 +185,7 @@ def generate(
         "gpu_memory_utilization": gpu_memory_utilization,
         "swap_space": swap_space,
         "block_size": block_size,
+        "kernels": kernels,
     }
     given_sizes = {name: value for name, value in sizes.items() if value is not None}
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from specdec.draft_heads.draft_shape import DraftShape
+from specdec.kernels.kernel_set import KernelChoice
 from specdec.scheduler_config import SchedulerConfig
 
 DEMO = Path(__file__).parent / "demo"
@@ -38,6 +39,7 @@ class EngineConfig:
         swap_space: GiB of host memory for preempted requests.
         block_size: entries a cache block, a multiple of 8.
         enable_prefix_caching: whether requests use the cached beginnings of others.
+        kernels: "torch", "triton", or "auto": Triton on a GPU.
     """
 
     model: Path = DEMO / "target"
@@ -52,6 +54,7 @@ class EngineConfig:
     swap_space: float = 0.0
     block_size: int = 16
     enable_prefix_caching: bool = True
+    kernels: KernelChoice = "auto"
 
     def __post_init__(self) -> None:
         if self.kv_cache_memory is not None and self.kv_cache_memory < 1:

@@ -15,9 +15,10 @@ from specdec.model_runner import ModelRunner
 from specdec.plan import Plan, PlannedRow
 from specdec.request import Request
 from specdec.scheduler import Scheduler
+from specdec.verify.sampler import NO_TOKEN
 from specdec.verify.tree import DraftTree
 from specdec.verify.tree_batch import TreeBatch, TreeRow, slots_of
-from specdec.verify.verifier import NO_TOKEN, Acceptance, SampledRow, Verifier
+from specdec.verify.verifier import Acceptance, SampledRow, Verifier
 
 
 class LLMEngine:

@@ -10,6 +10,7 @@ from specdec.draft_heads.checkpoint import load_eagle_head
 from specdec.draft_heads.drafter import Drafter, NoDrafter
 from specdec.draft_heads.eagle_drafter import EagleDrafter
 from specdec.engine import LLMEngine
+from specdec.kernels.kernel_set import TORCH, KernelSet
 from specdec.kv_cache import KVCache, entry_bytes
 from specdec.kv_cache_manager import KVCacheManager
 from specdec.logprobs import LogprobsMode
@@ -19,36 +20,45 @@ from specdec.preemption_cost import PreemptionCost
 from specdec.rehearsal import Rehearsal
 from specdec.scheduler import Scheduler
 from specdec.verify.noise import GumbelNoise
+from specdec.verify.sampler import KernelSampler, Sampler, TorchSampler
 
 
-def build_engine(config: EngineConfig, model: LlamaModel, rule: AcceptanceRule, mode: LogprobsMode) -> LLMEngine:
+def build_engine(
+    config: EngineConfig, model: LlamaModel, kernels: KernelSet, rule: AcceptanceRule, mode: LogprobsMode
+) -> LLMEngine:
     """An engine around a loaded target.
 
     Raises:
         CheckpointError: the head cannot be loaded.
-        ValueError: the cache's memory is too small.
+        ValueError: the cache's memory is too small, or the kernels were not made for the model or its trees.
     """
     head = None
     if config.draft is not None:
-        head = load_eagle_head(config.draft, model.embed_tokens.weight, config.dtype, config.device)
+        head = load_eagle_head(config.draft, model.embed_tokens.weight, config.dtype, config.device, kernels)
     llama = head.config.llama if head else None
     shape = config.shape if head else None
     slots = shape.slots if shape else 0
+    for sizes in (model.config, llama):
+        if sizes is not None:
+            kernels.check_model(sizes.head_dim, sizes.num_heads // sizes.num_kv_heads)
+    kernels.check_tree(slots)
     # Beyond its positions a head would guess.
     draft_context = llama.max_position - config.shape.depth if llama else 0
     positions = min(config.max_position for config in (model.config, llama) if config)
     noise = GumbelNoise(model.config.vocab_size, config.device)
+    sampler: Sampler = TorchSampler(noise) if kernels is TORCH else KernelSampler(kernels)
 
     def assemble(num_blocks: int, num_host_blocks: int = 0, *, rehearses: bool = False) -> LLMEngine:
         size = config.block_size
-        cache = KVCache(num_blocks, size, model.config, llama, config.dtype, config.device, num_host_blocks)
+        cache = KVCache(num_blocks, size, model.config, llama, config.dtype, config.device, num_host_blocks, kernels)
         runner = ModelRunner(model, cache)
         drafter: Drafter = NoDrafter()
         unhindered: Drafter | None = None
         if head is not None and cache.draft is not None and cache.features is not None:
             # The second is for measurements: it goes as deep as it may, whatever it sees.
+            parts = (head, model.output, cache.draft, cache.features, size)
             drafter, unhindered = (
-                EagleDrafter(head, model.output, cache.draft, cache.features, size, bounds, noise, rule.proposal)
+                EagleDrafter(*parts, bounds, sampler, noise, rule.proposal, kernels)
                 for bounds in (config.shape, replace(config.shape, min_reach=0.0))
             )
         manager = KVCacheManager(num_blocks, size, num_host_blocks, config.enable_prefix_caching)
@@ -57,7 +67,7 @@ def build_engine(config: EngineConfig, model: LlamaModel, rule: AcceptanceRule, 
         measures = config.scheduler.is_fitted and not rehearses
         step_cost = measure_step_cost(runner, positions, unhindered, shape) if measures else None
         scheduler = Scheduler(manager, config.scheduler, shape, cost, draft_context, step_cost)
-        return LLMEngine(scheduler, runner, cache, drafter, rule.verifier(noise), mode)
+        return LLMEngine(scheduler, runner, cache, drafter, rule.verifier(sampler), mode)
 
     per_block = config.block_size * entry_bytes(model.config, llama, config.dtype)
     longest = config.context(model.config.max_position)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from specdec.block_move import BlockMove, MoveKind
 from specdec.draft_heads.llama_config import LlamaConfig
-from specdec.kernels.reference import move_kv
+from specdec.kernels.kernel_set import TORCH, KernelSet
 
 
 class KVCache:
@@ -35,7 +35,9 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
         num_host_blocks: int = 0,
+        kernels: KernelSet = TORCH,
     ) -> None:
+        self.kernels = kernels
         self.num_blocks, self.num_host_blocks, self.block_size = num_blocks, num_host_blocks, block_size
         self.null_block = num_blocks
         slots = (num_blocks + 1) * block_size
@@ -71,18 +73,22 @@ class KVCache:
         """Copy what the target has written from slots `source` to slots `target`; the two may overlap."""
         device = self.target.device
         sources, targets = torch.tensor(source, device=device), torch.tensor(target, device=device)
-        move_kv(self.target, sources, targets)
+        self.kernels.move_kv(self.target, sources, targets)
         if self.features is not None:
-            self.features.index_copy_(0, targets, self.features.index_select(0, sources))
+            self.kernels.move_kv(self.features[None], sources, targets)
 
     def carry_out(self, moves: Sequence[BlockMove]) -> None:
         """Copy whole blocks, target's, head's and features, in the order given."""
         for run in _runs(moves):
             sources, targets = (torch.tensor([getattr(move, end) for move in run]) for end in ("source", "target"))
+            device = self.target.device
+            if run[0].kind == MoveKind.COPY:
+                for layers in (self.target, self.draft, None if self.features is None else self.features[None]):
+                    if layers is not None:
+                        self.kernels.copy_blocks(layers, sources.to(device), targets.to(device), self.block_size)
+                continue
             for part, host in zip(self._blocks, self._host, strict=True):
                 match run[0].kind:
-                    case MoveKind.COPY:
-                        part[targets.to(part.device)] = part[sources.to(part.device)]
                     case MoveKind.SWAP_OUT:
                         host[targets] = part[sources.to(part.device)].cpu()
                     case MoveKind.SWAP_IN:

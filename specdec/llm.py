@@ -16,6 +16,7 @@ from specdec.draft_heads.draft_shape import DraftShape
 from specdec.engine_builder import build_engine
 from specdec.engine_stats import EngineStats
 from specdec.generation_config import GenerationConfig
+from specdec.kernels.kernel_set import KernelChoice, choose_kernels
 from specdec.logprobs import LogprobsMode
 from specdec.models.llama import load_llama
 from specdec.outputs import BeamSearchOutput, RequestOutput
@@ -42,8 +43,8 @@ class LLM:
         logprobs_mode: "raw_logprobs" of the model, or "processed_logprobs" after all parameters.
         max_num_seqs, max_num_batched_tokens, max_num_partial_prefills, long_prefill_token_threshold,
         scheduling_policy, prefill_stretch, adaptive_drafts, watermark, max_queued_requests: as in `SchedulerConfig`.
-        max_model_len, kv_cache_memory, gpu_memory_utilization, swap_space, block_size, enable_prefix_caching: as in
-            `EngineConfig`.
+        max_model_len, kv_cache_memory, gpu_memory_utilization, swap_space, block_size, enable_prefix_caching, kernels:
+            as in `EngineConfig`.
 
     Raises:
         CheckpointError: a folder that cannot be loaded; the message names what is wrong.
@@ -75,6 +76,7 @@ class LLM:
         swap_space: float = 0.0,
         block_size: int = 16,
         enable_prefix_caching: bool = True,
+        kernels: KernelChoice = "auto",
     ) -> None:
         rule = AcceptanceRule(verify)
         place = resolve_device(device)
@@ -101,13 +103,15 @@ class LLM:
             swap_space=swap_space,
             block_size=block_size,
             enable_prefix_caching=enable_prefix_caching,
+            kernels=kernels,
         )
         folder = self.config.model
-        self.model = load_llama(folder, self.config.dtype, place)
+        kernel_set = choose_kernels(kernels, place, self.config.dtype)
+        self.model = load_llama(folder, self.config.dtype, place, kernel_set)
         self.tokenizer = Tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
         self.max_model_len = self.config.context(self.model.config.max_position)
         self.generation_config = GenerationConfig.read(folder)
-        self.engine = build_engine(self.config, self.model, rule, logprobs_mode)
+        self.engine = build_engine(self.config, self.model, kernel_set, rule, logprobs_mode)
         self._requests = RequestMaker(
             self.tokenizer, self.model.config.vocab_size, self.max_model_len, self.generation_config.end_tokens, folder
         )

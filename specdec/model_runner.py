@@ -32,9 +32,10 @@ class ModelRunner:
 
     def forward(self, batch: TreeBatch) -> Tensor:
         """Logits `[logit rows, vocab_size]`; keys, values and features go into the cache."""
-        attentions = [PagedAttention(kv, batch.slots, batch.rows) for kv in self.cache.target_layers]
+        cache = self.cache
+        attentions = [PagedAttention(kv, batch.slots, batch.rows, cache.kernels) for kv in cache.target_layers]
         output = self.model(batch.tokens, rotary_at(self.rope, batch.positions), attentions)
-        self.cache.store_features(batch.slots, output.features)
+        cache.store_features(batch.slots, output.features)
         wanted = batch.logit_rows
         if wanted.numel() == 0:
             return batch.tokens.new_empty(0, self.model.config.vocab_size, dtype=output.features.dtype)

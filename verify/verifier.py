@@ -6,13 +6,10 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from specdec.verify.noise import GumbelNoise, Stream
-from specdec.verify.sampling import Context, Sampling
+from specdec.verify.sampler import NoiseKey, Sampler
+from specdec.verify.sampling import Context
 from specdec.verify.transforms import NodeRows, processed_logits
 from specdec.verify.tree import ROOT, DraftTree
-
-# What is emitted where no token can be: the row's logits are not finite, or every token is forbidden.
-NO_TOKEN = -1
 
 
 class Acceptance(NamedTuple):
@@ -60,8 +57,8 @@ class CoupledVerifier:
     where there is none. The result is a function of p and the seed, whatever the tree (Daliri et al. 2024).
     """
 
-    def __init__(self, noise: GumbelNoise) -> None:
-        self.noise = noise
+    def __init__(self, sampler: Sampler) -> None:
+        self.sampler = sampler
 
     def verify(self, rows: Sequence[SampledRow], logits: Tensor) -> list[Acceptance]:
         emitted = self.emitted_tokens(rows, logits).tolist()
@@ -73,38 +70,25 @@ class CoupledVerifier:
 
     def emitted_tokens(self, rows: Sequence[SampledRow], logits: Tensor) -> Tensor:
         """int64 `[sum of (1 + nodes)]`: the token that the target emits after each root and node."""
-        samplings = [row.context.sampling for row in rows]
-        if all(s.is_greedy and not s.edits for s in samplings):
-            return argmax(logits)
-        scores = processed_logits(logits, [row.nodes for row in rows])
-        if not all(s.is_greedy for s in samplings):
+        scores, keys = logits, _noise_keys(rows)
+        if any(key is not None for key in keys) or any(row.context.sampling.edits for row in rows):
+            scores = processed_logits(logits, [row.nodes for row in rows])
+            # The sampler adds its noise in place, and the logits are still to be scored.
             scores = scores.clone() if scores.data_ptr() == logits.data_ptr() else scores
-            self._perturb_(scores, rows)
-        return argmax(scores)
-
-    def _perturb_(self, scores: Tensor, rows: Sequence[SampledRow]) -> None:
-        """Add noise where a row is sampled. Log p differs from scores by a constant, which moves no argmax."""
-        start = 0
-        for tree, context in rows:
-            part = slice(start, start + 1 + len(tree))
-            if not context.sampling.is_greedy:
-                depths = [0, *tree.depths]
-                scores[part] += self.noise_vectors(context.sampling, context.num_output, max(depths) + 1)[depths]
-            start = part.stop
-
-    def noise_vectors(self, sampling: Sampling, position: int, count: int) -> Tensor:
-        """float32 `[count, vocab]`: the noise of `count` output positions from `position` on."""
-        key = (sampling.seed, sampling.sample_index)
-        return self.noise.stack([(*key, position + depth, Stream.TARGET, 0) for depth in range(count)])
+        return self.sampler.argmax(scores, keys)
 
 
-def argmax(scores: Tensor) -> Tensor:
-    """int64 `[rows]`, the lowest id on ties, `NO_TOKEN` where the largest is no finite number.
-
-    Below float32, torch's own argmax takes several times as long as its max.
-    """
-    values, indices = scores.max(-1)
-    return indices.masked_fill_(~values.isfinite(), NO_TOKEN)
+def _noise_keys(rows: Sequence[SampledRow]) -> list[NoiseKey | None]:
+    """Of each root and node: that of the output position which the token after it would take."""
+    keys: list[NoiseKey | None] = []
+    for tree, context in rows:
+        sampling = context.sampling
+        if sampling.is_greedy:
+            keys += [None] * (1 + len(tree))
+        else:
+            seed, index, position = sampling.seed, sampling.sample_index, context.num_output
+            keys += [NoiseKey(seed, index, position + depth) for depth in (0, *tree.depths)]
+    return keys
 
 
 def walk(tree: DraftTree, emitted: Sequence[int]) -> Acceptance:

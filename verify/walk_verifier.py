@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from specdec.verify.chance import Chance, PhiloxChance
+from specdec.verify.sampler import NO_TOKEN, argmax
 from specdec.verify.transforms import processed_logits
 from specdec.verify.tree import ROOT, DraftTree
-from specdec.verify.verifier import NO_TOKEN, Acceptance, SampledRow, argmax, walk
+from specdec.verify.verifier import Acceptance, SampledRow, walk
 
 Walk = Callable[[DraftTree, Callable[[int], Tensor], Chance], Acceptance]
 

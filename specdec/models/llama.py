@@ -12,6 +12,7 @@ from specdec.draft_heads.checkpoint_files import CheckpointError, load_strictly,
 from specdec.draft_heads.llama_config import LlamaConfig
 from specdec.draft_heads.llama_layer import Attention, LlamaLayer, RMSNorm, fuse_layer
 from specdec.draft_heads.rope import Rotary
+from specdec.kernels.kernel_set import TORCH, KernelSet
 from specdec.kernels.linear import Projection, ready
 
 
@@ -71,7 +72,7 @@ class LlamaModel(nn.Module):
         return self._output
 
 
-def load_llama(folder: Path, dtype: torch.dtype, device: torch.device) -> LlamaModel:
+def load_llama(folder: Path, dtype: torch.dtype, device: torch.device, kernels: KernelSet = TORCH) -> LlamaModel:
     """Load a Llama from a Hugging Face checkpoint folder, strictly.
 
     Raises:
@@ -99,5 +100,5 @@ def load_llama(folder: Path, dtype: torch.dtype, device: torch.device) -> LlamaM
     model = model.to(dtype).to_empty(device=device)
     load_strictly(model, tensors, folder)
     model.requires_grad_(False).eval()
-    ready(model)
+    ready(model, kernels)
     return model

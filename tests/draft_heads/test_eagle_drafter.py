@@ -22,6 +22,7 @@ from specdec.draft_heads.eagle import EagleHead
 from specdec.draft_heads.eagle_drafter import EagleDrafter
 from specdec.kernels.linear import Projection
 from specdec.verify.noise import GumbelNoise, gumbel
+from specdec.verify.sampler import TorchSampler
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.tree import DraftTree
 from specdec.verify.tree_batch import slots_of
@@ -34,6 +35,11 @@ MOST_TOKENS = 70
 TokenPath = tuple[int, ...]
 # Sharp enough that deep candidates are among the best.
 LM_HEAD = torch.randn(VOCAB, HIDDEN, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+
+
+def by_noise() -> tuple[TorchSampler, GumbelNoise]:
+    noise = GumbelNoise(VOCAB, CPU)
+    return TorchSampler(noise), noise
 
 
 class DenseHead:
@@ -172,7 +178,7 @@ def test_trees_equal_eagle2_with_dense_passes_over_many_rounds(
 ) -> None:
     plan = shuffled_tables([MOST_TOKENS + shape.slots] * 3, 8, seed)
     kv, features = empty_cache(heads.ours, plan.num_blocks)
-    drafter = EagleDrafter(heads.ours, Projection(LM_HEAD), kv, features, 8, shape, GumbelNoise(VOCAB, CPU))
+    drafter = EagleDrafter(heads.ours, Projection(LM_HEAD), kv, features, 8, shape, *by_noise())
     requests = [
         Request(seed + i, table, temperature, size)
         for i, (table, temperature, size) in enumerate(zip(plan.tables, temperatures, sizes, strict=True))
@@ -208,7 +214,7 @@ def test_a_row_with_less_room_than_others_keeps_to_its_own(heads: Heads, tempera
     rows = [request.row(shape)._replace(read_to=len(request.tokens), num_nodes=20, max_depth=9) for request in requests]
     # 12 tokens are known: 4 entries are left, which is one level.
     rows[1] = rows[1]._replace(max_depth=2, num_nodes=4)
-    drafter = EagleDrafter(heads.ours, Projection(LM_HEAD), kv, features, 8, shape, GumbelNoise(VOCAB, CPU))
+    drafter = EagleDrafter(heads.ours, Projection(LM_HEAD), kv, features, 8, shape, *by_noise())
     for request, row, tree in zip(requests, rows, drafter.propose(rows), strict=True):
         assert paths_of(tree) == naive_tree(heads.dense, row, request.features, shape)
     held = slots_of([0, 1, 2, 3, 4, 5, null], 0, 7 * 8, 8)
@@ -219,7 +225,7 @@ def test_a_row_with_less_room_than_others_keeps_to_its_own(heads: Heads, tempera
 def test_rows_without_budget_or_feature_get_empty_trees(heads: Heads) -> None:
     shape = DraftShape(2, 2, 3)
     kv, features = empty_cache(heads.ours, 4)
-    drafter = EagleDrafter(heads.ours, Projection(LM_HEAD), kv, features, 8, shape, GumbelNoise(VOCAB, CPU))
+    drafter = EagleDrafter(heads.ours, Projection(LM_HEAD), kv, features, 8, shape, *by_noise())
     features[16] = 0.0
 
     def row(tokens: list[int], num_nodes: int, max_depth: int) -> DraftRow:

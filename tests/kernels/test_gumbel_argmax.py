@@ -19,7 +19,7 @@ from specdec.kernels.philox import gumbel, token_words
 from specdec.kernels.reference_sampling import NoiseKeys, gumbel_noise, philox_words
 from specdec.verify import noise
 from specdec.verify.noise import Stream
-from specdec.verify.verifier import NO_TOKEN, argmax
+from specdec.verify.sampler import NO_TOKEN, argmax
 from tests.kernels.kernel_checks import DEVICE, DTYPES, huge, poisoned_outputs
 from tests.strategies import seeds
 

@@ -14,10 +14,11 @@ from specdec.verify.block import walk_block
 from specdec.verify.chance import PhiloxChance
 from specdec.verify.noise import GumbelNoise
 from specdec.verify.rejection import walk_rejection
+from specdec.verify.sampler import NO_TOKEN, TorchSampler
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.transforms import NodeRows, processed_logits
 from specdec.verify.tree import ROOT, DraftTree
-from specdec.verify.verifier import NO_TOKEN, Acceptance, CoupledVerifier, SampledRow
+from specdec.verify.verifier import Acceptance, CoupledVerifier, SampledRow
 from specdec.verify.walk_verifier import Walk, WalkVerifier
 from tests.strategies import draft_trees, samplings, seeds
 
@@ -85,7 +86,7 @@ def test_each_row_is_judged_by_its_own_law_and_chance(
     for row, part, acceptance in zip(rows, parts_of(rows, logits), found, strict=True):
         assert WalkVerifier(walk).verify([row], part) == [acceptance]
         if row.context.sampling.is_greedy:
-            coupled = CoupledVerifier(GumbelNoise(VOCAB, torch.device("cpu")))
+            coupled = CoupledVerifier(TorchSampler(GumbelNoise(VOCAB, torch.device("cpu"))))
             assert coupled.verify([row], part) == [acceptance]
         else:
             assert directly(walk, row, part) == acceptance

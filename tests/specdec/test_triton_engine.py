@@ -1,0 +1,98 @@
+"""The whole engine on Triton kernels, in the interpreter where there is no GPU."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from specdec import LLM, SamplingParams
+from specdec.draft_heads.draft_shape import DraftShape
+from specdec.kernels.kernel_set import TORCH, choose_kernels
+from specdec.preemption_cost import PreemptionCost
+from tests.fakes import save_random_head, save_random_llama
+
+SHAPE = DraftShape(3, 2, 6)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two layers, and a head; sharp enough that no two tokens are nearly alike."""
+    folder = tmp_path_factory.mktemp("triton")
+    save_random_llama(folder / "target", head_dim=16)
+    save_random_head(folder / "head", head_dim=16)
+    return folder
+
+
+def load(folder: Path, kernels: str, **settings: object) -> LLM:
+    fixed = {"dtype": "float32", "shape": SHAPE, "adaptive_drafts": False, "prefill_stretch": 0, "max_model_len": 48}
+    return LLM(folder / "target", folder / "head", **{**fixed, "kernels": kernels, **settings})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0, max_tokens=7, ignore_eos=True),
+        SamplingParams(temperature=1.0, seed=5, max_tokens=7, n=2, ignore_eos=True),
+        SamplingParams(temperature=0.7, seed=6, max_tokens=7, top_k=20, repetition_penalty=1.3, logprobs=2),
+    ],
+    ids=["greedy", "sampled, forked", "edited"],
+)
+def test_tokens_are_those_of_plain_torch(folder: Path, params: SamplingParams) -> None:
+    """In float32, with drafts, chunks, forks in the middle of a block and trees beside a prompt."""
+    prompts = [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14], [20, 21, 22], [5, 6, 7, 8, 9, 10, 11, 12, 40]]
+    found = []
+    for kernels in ("torch", "triton"):
+        llm = load(folder, kernels, max_num_batched_tokens=16, max_num_seqs=8, block_size=8)
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        found.append([[one.token_ids for one in output.outputs] for output in outputs])
+        assert llm.stats().drafts_verified > 0
+    assert found[0] == found[1]
+
+
+def test_swaps_copies_and_moves_keep_what_they_carry(folder: Path) -> None:
+    params = SamplingParams(temperature=1.0, seed=3, max_tokens=12, ignore_eos=True)
+    prompts = [[5 + i, 6, 7, 8, 9] for i in range(3)]
+    found = []
+    for kernels in ("torch", "triton"):
+        llm = load(folder, kernels, max_num_seqs=3, block_size=8, kv_cache_memory=5 * 8 * (3 * 4 * 16 + 32) * 4)
+        llm.engine.scheduler.cost = PreemptionCost(recompute_token=1.0, swap_block=0.0)
+        found.append([output.token_ids for output in llm.generate(prompts, params, use_tqdm=False)])
+        assert llm.stats().preemptions > 0
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"dtype": "float64"}, "the triton kernels take float32, bfloat16 and float16, not torch.float64"),
+        ({"shape": DraftShape(3, 2, 129)}, "a tree of 129 nodes.* support up to 128; lower nodes"),
+        ({"shape": DraftShape(14, 10, 60)}, "a tree of 130 nodes, or levels times branching.* up to 128"),
+        ({"kernels": "cuda"}, "kernels 'cuda' are unknown; use auto, torch, triton"),
+    ],
+)
+def test_what_the_kernels_were_not_made_for_is_refused(folder: Path, settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load(folder, **{"kernels": "triton", **settings})  # type: ignore[arg-type]
+
+
+def test_a_head_dim_that_the_kernels_were_not_made_for_is_refused(tmp_path: Path) -> None:
+    save_random_llama(tmp_path / "target", head_dim=100)
+    with pytest.raises(ValueError, match=r"head_dim is 100; the triton kernels support .*64, 80, 96, 128, 256; use"):
+        LLM(tmp_path / "target", dtype="float32", kernels="triton")
+    assert LLM(tmp_path / "target", dtype="float32", kernels="torch").config.kernels == "torch"
+
+
+def test_a_group_that_the_kernels_were_not_made_for_is_refused() -> None:
+    kernels = choose_kernels("triton", torch.device("cuda" if torch.cuda.is_available() else "cpu"), torch.float32)
+    with pytest.raises(ValueError, match="32 query heads share a KV head; the triton kernels support up to 16"):
+        kernels.check_model(64, 32)
+
+
+def test_a_cpu_runs_plain_torch_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert choose_kernels("auto", cpu, torch.float32) is TORCH
+    assert choose_kernels("auto", gpu, torch.float64) is TORCH
+    assert choose_kernels("auto", gpu, torch.bfloat16).name == "triton"
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    with pytest.raises(ValueError, match="run on cpu in Triton's interpreter alone; set TRITON_INTERPRET=1"):
+        choose_kernels("triton", cpu, torch.float32)
