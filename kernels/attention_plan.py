@@ -50,6 +50,21 @@ HOPPER_CONFIGS = CONFIGS | {(2, 128): {16: Config(64, 4), 64: Config(64, 4), 128
 STAGES = 5
 
 
+class Heads(NamedTuple):
+    """What of a model a plan depends on.
+
+    Attributes:
+        number_bytes: of queries, keys and values.
+        padded_dim: head_dim, up to the next power of two.
+        group: query heads per KV head.
+    """
+
+    number_bytes: int
+    padded_dim: int
+    group: int
+    kv_heads: int
+
+
 class Chip(NamedTuple):
     """What the layout of the work depends on."""
 

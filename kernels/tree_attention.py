@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec.kernels.attention_plan import CONFIGS, HOPPER_CONFIGS, STAGES, Plan, chip_of
+from specdec.kernels.attention_plan import CONFIGS, HOPPER_CONFIGS, STAGES, Heads, Plan, chip_of
 from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
 from specdec.kernels.reference import DTYPES
 
@@ -49,14 +49,7 @@ def tree_attention(query: Tensor, kv: Tensor, rows: RaggedRows, scale: float) ->
     kv_heads = kv.shape[1] // 2
     _check(query, kv, rows)
     group, padded = heads // kv_heads, triton.next_power_of_2(dim)
-    chip = chip_of(query.device)
-    configs = (HOPPER_CONFIGS if chip.is_hopper else CONFIGS)[query.element_size(), padded]
-    if group > max(configs):
-        raise ValueError(f"{group} query heads per KV head: at most {max(configs)} are supported")
-    key = (tree_attention, query.element_size(), padded, group, kv_heads)
-    plan = rows.plans.get(key)
-    if plan is None:
-        plan = rows.plans[key] = Plan.make(rows, group, kv_heads, configs, chip.processors)
+    plan = plan_of(rows, Heads(query.element_size(), padded, group, kv_heads))
 
     output = torch.empty((num_rows, heads, dim), dtype=query.dtype, device=query.device)
     parts = torch.empty((plan.num_parts, kv_heads, plan.height, dim), dtype=torch.float32, device=query.device)
@@ -73,6 +66,22 @@ def tree_attention(query: Tensor, kv: Tensor, rows: RaggedRows, scale: float) ->
         grid = (len(plan.joins), plan.height // group, heads)
         join_parts_kernel[grid](output, parts, log_sums, plan.joins, kv_heads, BLOCK_P=JOINED_PARTS, **shape)
     return output
+
+
+def plan_of(rows: RaggedRows, heads: Heads) -> Plan:
+    """How a call goes through these rows, made by the first that asks.
+
+    Raises:
+        ValueError: more query heads per KV head than the kernel was made for.
+    """
+    plan: Plan | None = rows.plans.get(heads)
+    if plan is None:
+        chip = chip_of(rows.visible.device)
+        configs = (HOPPER_CONFIGS if chip.is_hopper else CONFIGS)[heads.number_bytes, heads.padded_dim]
+        if heads.group > max(configs):
+            raise ValueError(f"{heads.group} query heads per KV head: at most {max(configs)} are supported")
+        plan = rows.plans[heads] = Plan.make(rows, heads.group, heads.kv_heads, configs, chip.processors)
+    return plan
 
 
 def _check(query: Tensor, kv: Tensor, rows: RaggedRows) -> None:

@@ -133,6 +133,7 @@ def generate(
     kernels: Annotated[
         str | None, typer.Option(help="auto, torch, or triton: Triton's on a GPU, plain torch elsewhere.")
     ] = None,
+    enforce_eager: Annotated[bool, typer.Option("--enforce-eager", help="Capture no CUDA graphs.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per prompt and line, nothing else.")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="Run again without drafts and compare the two.")] = False,
 ) -> None:
@@ -186,6 +187,7 @@ def generate(
         "swap_space": swap_space,
         "block_size": block_size,
         "kernels": kernels,
+        "enforce_eager": enforce_eager,
     }
     given_sizes = {name: value for name, value in sizes.items() if value is not None}
 

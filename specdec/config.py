@@ -40,6 +40,7 @@ class EngineConfig:
         block_size: entries a cache block, a multiple of 8.
         enable_prefix_caching: whether requests use the cached beginnings of others.
         kernels: "torch", "triton", or "auto": Triton on a GPU.
+        enforce_eager: launch every kernel by itself, and capture no CUDA graphs.
     """
 
     model: Path = DEMO / "target"
@@ -55,6 +56,7 @@ class EngineConfig:
     block_size: int = 16
     enable_prefix_caching: bool = True
     kernels: KernelChoice = "auto"
+    enforce_eager: bool = False
 
     def __post_init__(self) -> None:
         if self.kv_cache_memory is not None and self.kv_cache_memory < 1:

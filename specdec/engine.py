@@ -17,7 +17,7 @@ from specdec.request import Request
 from specdec.scheduler import Scheduler
 from specdec.verify.sampler import NO_TOKEN
 from specdec.verify.tree import DraftTree
-from specdec.verify.tree_batch import TreeBatch, TreeRow, slots_of
+from specdec.verify.tree_batch import TreeRow, slots_of
 from specdec.verify.verifier import Acceptance, SampledRow, Verifier
 
 
@@ -78,8 +78,7 @@ class LLMEngine:
         trees = self.drafter.propose(draft_rows)
         drafted = time.perf_counter()
         parts = [_tree_row(row, tree) for row, tree in zip(rows, trees, strict=True)]
-        batch = TreeBatch.pack(parts, self.cache.block_size, self.cache.target.device)
-        logits = self.runner.forward(batch)
+        logits = self.runner.forward(parts)
         per_row = self._verify(rows, trees, parts, logits)
         done = [_Done(*row) for row in zip(rows, trees, per_row, strict=True)]
         for one in done:

@@ -1,6 +1,7 @@
 """From settings to an engine: head, cache, drafter, scheduler, runner."""
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from specdec.acceptance_rule import AcceptanceRule
 from specdec.cache_size import cache_bytes
@@ -10,7 +11,9 @@ from specdec.draft_heads.checkpoint import load_eagle_head
 from specdec.draft_heads.drafter import Drafter, NoDrafter
 from specdec.draft_heads.eagle_drafter import EagleDrafter
 from specdec.engine import LLMEngine
+from specdec.kernels.attention_plan import Heads
 from specdec.kernels.kernel_set import TORCH, KernelSet
+from specdec.kernels.ragged_rows import WORD_BITS
 from specdec.kv_cache import KVCache, entry_bytes
 from specdec.kv_cache_manager import KVCacheManager
 from specdec.logprobs import LogprobsMode
@@ -21,6 +24,10 @@ from specdec.rehearsal import Rehearsal
 from specdec.scheduler import Scheduler
 from specdec.verify.noise import GumbelNoise
 from specdec.verify.sampler import KernelSampler, Sampler, TorchSampler
+from specdec.warm_up import capture_steps
+
+if TYPE_CHECKING:
+    from specdec.step_graphs import StepGraphs
 
 
 def build_engine(
@@ -45,6 +52,7 @@ def build_engine(
     # Beyond its positions a head would guess.
     draft_context = llama.max_position - config.shape.depth if llama else 0
     positions = min(config.max_position for config in (model.config, llama) if config)
+    longest = config.context(model.config.max_position)
     noise = GumbelNoise(model.config.vocab_size, config.device)
     sampler: Sampler = TorchSampler(noise) if kernels is TORCH else KernelSampler(kernels)
 
@@ -52,6 +60,9 @@ def build_engine(
         size = config.block_size
         cache = KVCache(num_blocks, size, model.config, llama, config.dtype, config.device, num_host_blocks, kernels)
         runner = ModelRunner(model, cache)
+        if config.device.type == "cuda" and kernels.name == "triton" and not config.enforce_eager:
+            runner.graphs = _graphs(runner, config, longest, slots)
+            capture_steps(runner, config.scheduler.max_num_seqs, longest, shape)
         drafter: Drafter = NoDrafter()
         unhindered: Drafter | None = None
         if head is not None and cache.draft is not None and cache.features is not None:
@@ -70,7 +81,6 @@ def build_engine(
         return LLMEngine(scheduler, runner, cache, drafter, rule.verifier(sampler), mode)
 
     per_block = config.block_size * entry_bytes(model.config, llama, config.dtype)
-    longest = config.context(model.config.max_position)
     rehearsal = Rehearsal(config, longest, slots)
 
     def rehearse() -> int:
@@ -84,3 +94,16 @@ def build_engine(
     # More than all seats at full length is never used.
     most = config.scheduler.max_num_seqs * -(-(longest + slots) // config.block_size)
     return assemble(min(num_blocks, most), int(config.swap_space * (1 << 30)) // per_block)
+
+
+def _graphs(runner: ModelRunner, config: EngineConfig, longest: int, slots: int) -> "StepGraphs":
+    # Late: they bring Triton.
+    from specdec.cuda_graphs import CudaGraphs
+    from specdec.step_graphs import StepGraphs
+
+    llama = runner.model.config
+    padded_dim = 1 << (llama.head_dim - 1).bit_length()
+    heads = Heads(config.dtype.itemsize, padded_dim, llama.num_heads // llama.num_kv_heads, llama.num_kv_heads)
+    max_blocks = -(-(longest + slots) // config.block_size)
+    words = max(1, -(-slots // WORD_BITS))
+    return StepGraphs(runner.features, CudaGraphs().capture, heads, config.scheduler.max_num_seqs, max_blocks, words)

@@ -59,10 +59,13 @@ class KVCache:
         ]
 
     def nowhere(self, num_tokens: int) -> list[int]:
-        """A block table for so many tokens that are of no interest; what is read there is 0 until it is written."""
+        """A block table for so many tokens that are of no interest."""
+        return [self.null_block] * -(-num_tokens // self.block_size)
+
+    def clear_nowhere(self) -> None:
+        """Let what is read there be 0 until it is written."""
         for part in self._blocks:
             part[self.null_block] = 0
-        return [self.null_block] * -(-num_tokens // self.block_size)
 
     def store_features(self, slots: Tensor, features: Tensor) -> None:
         """Keep `features` (`[rows, hidden_size]`) at `slots` (int64 `[rows]`), if there is a head to read them."""

@@ -43,8 +43,8 @@ class LLM:
         logprobs_mode: "raw_logprobs" of the model, or "processed_logprobs" after all parameters.
         max_num_seqs, max_num_batched_tokens, max_num_partial_prefills, long_prefill_token_threshold,
         scheduling_policy, prefill_stretch, adaptive_drafts, watermark, max_queued_requests: as in `SchedulerConfig`.
-        max_model_len, kv_cache_memory, gpu_memory_utilization, swap_space, block_size, enable_prefix_caching, kernels:
-            as in `EngineConfig`.
+        max_model_len, kv_cache_memory, gpu_memory_utilization, swap_space, block_size, enable_prefix_caching, kernels,
+            enforce_eager: as in `EngineConfig`.
 
     Raises:
         CheckpointError: a folder that cannot be loaded; the message names what is wrong.
@@ -77,6 +77,7 @@ class LLM:
         block_size: int = 16,
         enable_prefix_caching: bool = True,
         kernels: KernelChoice = "auto",
+        enforce_eager: bool = False,
     ) -> None:
         rule = AcceptanceRule(verify)
         place = resolve_device(device)
@@ -104,6 +105,7 @@ class LLM:
             block_size=block_size,
             enable_prefix_caching=enable_prefix_caching,
             kernels=kernels,
+            enforce_eager=enforce_eager,
         )
         folder = self.config.model
         kernel_set = choose_kernels(kernels, place, self.config.dtype)

@@ -1,7 +1,9 @@
 """Runs the target over a packed batch: the only forward pass of it in the engine."""
 
 import time
+from collections.abc import Callable, Sequence
 from statistics import median
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -10,10 +12,14 @@ from specdec.block_move import BlockMove, MoveKind
 from specdec.draft_heads.llama_layer import PagedAttention
 from specdec.draft_heads.rope import rotary_at
 from specdec.kv_cache import KVCache
-from specdec.models.llama import LlamaModel
+from specdec.models.llama import LlamaModel, TargetOutput
 from specdec.preemption_cost import PreemptionCost
-from specdec.verify.tree import DraftTree
+from specdec.verify.tree import ROOT, DraftTree
 from specdec.verify.tree_batch import TreeBatch, TreeRow
+
+if TYPE_CHECKING:
+    # It brings Triton's kernels, which an engine on plain torch does without.
+    from specdec.step_graphs import StepGraphs
 
 # Tokens and rounds by which the cost of a preemption is measured.
 MEASURED_TOKENS = 256
@@ -21,7 +27,11 @@ MEASURED_ROUNDS = 5
 
 
 class ModelRunner:
-    """Owner of the target's weights and rotary table."""
+    """Owner of the target's weights and rotary table.
+
+    Attributes:
+        graphs: of the pass, where there are any.
+    """
 
     def __init__(self, model: LlamaModel, cache: KVCache) -> None:
         config = model.config
@@ -29,19 +39,32 @@ class ModelRunner:
         device, dtype = cache.target.device, cache.target.dtype
         self.max_position = config.max_position
         self.rope = config.rope.table(config.head_dim, config.max_position, dtype).to(device)
+        self.graphs: StepGraphs | None = None
 
-    def forward(self, batch: TreeBatch) -> Tensor:
-        """Logits `[logit rows, vocab_size]`; keys, values and features go into the cache."""
-        cache = self.cache
-        attentions = [PagedAttention(kv, batch.slots, batch.rows, cache.kernels) for kv in cache.target_layers]
-        output = self.model(batch.tokens, rotary_at(self.rope, batch.positions), attentions)
-        cache.store_features(batch.slots, output.features)
+    def forward(self, parts: Sequence[TreeRow]) -> Tensor:
+        """Logits `[sum of (num_scored + nodes), vocab_size]`; keys, values and features go into the cache."""
+        run: Callable[[TreeBatch], Tensor] = self.features
+        padding = 0
+        if self.graphs is not None:
+            run, padding = self.graphs, self.graphs.padding(sum(len(row.tokens) + len(row.tree) for row in parts))
+        if padding:
+            parts = [*parts, TreeRow([0] * padding, DraftTree(), 0, self.cache.nowhere(padding), 0)]
+        batch = TreeBatch.pack(parts, self.cache.block_size, self.cache.target.device)
+        features = run(batch)
         wanted = batch.logit_rows
         if wanted.numel() == 0:
-            return batch.tokens.new_empty(0, self.model.config.vocab_size, dtype=output.features.dtype)
-        rows = output.features if wanted.numel() == len(batch.tokens) else output.features.index_select(0, wanted)
+            return features.new_empty(0, self.model.config.vocab_size)
+        rows = features if wanted.numel() == len(batch.tokens) else features.index_select(0, wanted)
         logits: Tensor = self.model.output(rows)
         return logits
+
+    def features(self, batch: TreeBatch) -> Tensor:
+        """The decoder's `[tokens, hidden_size]`; it waits for nothing, so that it can be captured."""
+        cache = self.cache
+        attentions = [PagedAttention(kv, batch.slots, batch.rows, cache.kernels) for kv in cache.target_layers]
+        output: TargetOutput = self.model(batch.tokens, rotary_at(self.rope, batch.positions), attentions)
+        cache.store_features(batch.slots, output.features)
+        return output.features
 
     def run_dummy(self, num_tokens: int) -> None:
         """A pass over one chain of `num_tokens` tokens, all of them scored, in the null block."""
@@ -49,13 +72,14 @@ class ModelRunner:
             [TreeRow([0] * num_tokens, DraftTree(), 0, self.cache.nowhere(num_tokens), num_scored=num_tokens)]
         )
 
-    def run_dummy_rows(self, num_rows: int, context: int) -> None:
-        """A pass over so many rows of one token each after `context` others."""
-        self._run_dummy([TreeRow([0], DraftTree(), context, self.cache.nowhere(context + 1), 1)] * num_rows)
+    def run_dummy_rows(self, num_rows: int, context: int, nodes: int = 0) -> None:
+        """A pass over so many rows of one token each after `context` others, with so many draft nodes under it."""
+        tree = DraftTree(tuple(range(nodes)), (ROOT,) * nodes)
+        self._run_dummy([TreeRow([0], tree, context, self.cache.nowhere(context + 1 + nodes), 1)] * num_rows)
 
     @torch.inference_mode()
     def _run_dummy(self, rows: list[TreeRow]) -> None:
-        self.forward(TreeBatch.pack(rows, self.cache.block_size, self.cache.target.device))
+        self.forward(rows)
         self.wait()
 
     @torch.inference_mode()

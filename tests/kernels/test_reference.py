@@ -16,9 +16,9 @@ from specdec.kernels.reference import (
     merge,
     move_kv,
     rms_norm,
+    rotary_store,
     rotate_,
     silu_and_mul,
-    store_kv,
     tree_attention,
 )
 from specdec.verify.tree import ROOT, DraftTree
@@ -189,7 +189,7 @@ def test_tree_attention_twice_over_the_same_rows_is_the_same(case: Case) -> None
 
 
 @given(seeds, st.integers(1, 20))
-def test_store_kv_writes_its_slots_and_no_others(seed: int, count: int) -> None:
+def test_rotary_store_writes_its_slots_and_no_others(seed: int, count: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     kv = torch.randn(32, 2 * KV_HEADS, DIM, generator=generator)
     slots = torch.randperm(32, generator=generator)[:count]
@@ -197,8 +197,10 @@ def test_store_kv_writes_its_slots_and_no_others(seed: int, count: int) -> None:
     expected = kv.clone()
     for i, slot in enumerate(slots.tolist()):
         expected[slot] = key_value[i]
-    store_kv(kv, slots, key_value)
+    queries, still = torch.randn(count, 3, DIM, generator=generator), torch.ones(count, 1, DIM)
+    query = rotary_store(torch.cat([queries, key_value], 1), still, 0 * still, kv, slots, 3)
     assert torch.equal(kv, expected)
+    assert torch.equal(query, queries)
 
 
 @given(seeds, st.integers(0, 12))

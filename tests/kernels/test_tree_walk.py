@@ -13,8 +13,9 @@ from torch import Tensor
 from specdec.kernels import reference_sampling
 from specdec.kernels.reference_sampling import Walk
 from specdec.kernels.tree_walk import tree_walk
+from specdec.verify.sampler import NO_TOKEN
 from specdec.verify.tree import ROOT, DraftTree
-from specdec.verify.verifier import NO_TOKEN, walk
+from specdec.verify.verifier import walk
 from tests.kernels.kernel_checks import DEVICE, poisoned_outputs
 from tests.strategies import draft_trees, seeds
 

@@ -30,7 +30,7 @@ class FakeGPU:
         answers = {
             "empty_cache": lambda: None,
             "reset_peak_memory_stats": self.reset,
-            "max_memory_allocated": lambda _: self.peak,
+            "max_memory_reserved": lambda _: self.peak,
             "memory_reserved": lambda _: self.allocated,
             "mem_get_info": lambda _: (80 * GIB - GIB - self.allocated, 80 * GIB),
         }

@@ -64,7 +64,7 @@ def chunked_logits(folder: Path, dtype: torch.dtype, tokens: Sequence[int], chun
     logits, start = [], 0
     for chunk in chunks:
         row = TreeRow(tokens[start : start + chunk], DraftTree(), start, plan.tables[0], num_scored=chunk)
-        logits.append(runner.forward(TreeBatch.pack([row], BLOCK, CPU)))
+        logits.append(runner.forward([row]))
         start += chunk
     return torch.cat(logits)
 

@@ -13,7 +13,7 @@ from specdec.kv_cache import KVCache
 from specdec.model_runner import ModelRunner
 from specdec.models.llama import LlamaModel, load_llama
 from specdec.verify.tree import DraftTree
-from specdec.verify.tree_batch import TreeBatch, TreeRow
+from specdec.verify.tree_batch import TreeRow
 from tests.fakes import TINY, save_random_llama
 from tests.strategies import draft_trees, prompts, seeds, shuffled_tables
 
@@ -83,8 +83,8 @@ def tree_logits(model: LlamaModel, batch: list[Sequence], block_size: int, seed:
             before.append(TreeRow(s.tokens[:cached], DraftTree(), 0, table, num_scored=0))
         step.append(TreeRow(s.tokens[cached:], s.tree, cached, table, num_scored=1))
     if before:
-        assert runner.forward(TreeBatch.pack(before, block_size, CPU)).shape == (0, VOCAB)
-    return runner.forward(TreeBatch.pack(step, block_size, CPU))
+        assert runner.forward(before).shape == (0, VOCAB)
+    return runner.forward(step)
 
 
 @torch.no_grad()

@@ -20,7 +20,7 @@ from specdec.train_eagle.losses import eagle_loss
 from specdec.train_eagle.regenerate import regenerate
 from specdec.train_eagle.train import HeadTrainer, new_head
 from specdec.verify.tree import DraftTree
-from specdec.verify.tree_batch import TreeBatch, TreeRow
+from specdec.verify.tree_batch import TreeRow
 from tests.fakes import save_random_llama
 
 WORDS = [f"w{i}" for i in range(80)]
@@ -85,9 +85,8 @@ def test_captured_features_are_those_of_serving(
     monkeypatch.setattr(llm.engine.cache, "store_features", lambda _, features: stored.append(features))
     for sample in samples[:5]:
         row = TreeRow(sample.tokens.tolist(), DraftTree(), 0, [3, 1, 0, 2, 4], False)
-        batch = TreeBatch.pack([row], llm.config.block_size, CPU)
         with torch.inference_mode():
-            llm.engine.runner.forward(batch)
+            llm.engine.runner.forward([row])
         torch.testing.assert_close(stored.pop(), sample.features, rtol=1e-4, atol=1e-4)
 
 

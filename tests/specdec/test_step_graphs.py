@@ -1,0 +1,144 @@
+"""Steps padded into memory that stays in its place: what is replayed computes what a pass of its own does."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from specdec import LLM, SamplingParams
+from specdec.draft_heads.draft_shape import DraftShape
+from specdec.kernels.attention_plan import Heads
+from specdec.step_graphs import TOKEN_BUCKETS, StepGraphs
+from specdec.verify.tree import DraftTree
+from specdec.verify.tree_batch import TreeRow
+from specdec.warm_up import capture_steps
+from tests.fakes import save_random_head, save_random_llama
+from tests.strategies import draft_trees
+
+BLOCK, CONTEXT, SEATS = 8, 40, 3
+
+
+class Recorder:
+    """A capture where there is no GPU: the replay runs the same work on the same memory."""
+
+    def __init__(self) -> None:
+        self.replays = 0
+
+    def capture(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        work()
+
+        def replay() -> Tensor:
+            self.replays += 1
+            return work()
+
+        return replay
+
+
+def load(folder: Path, recorder: Recorder | None) -> LLM:
+    llm = LLM(
+        folder / "target",
+        folder / "head",
+        dtype="float32",
+        kernels="triton",
+        shape=DraftShape(2, 2, 4),
+        adaptive_drafts=False,
+        prefill_stretch=0,
+        max_model_len=CONTEXT,
+        max_num_seqs=SEATS,
+        block_size=BLOCK,
+    )
+    if recorder is not None:
+        config, runner = llm.model.config, llm.engine.runner
+        heads = Heads(4, 16, config.num_heads // config.num_kv_heads, config.num_kv_heads)
+        runner.graphs = StepGraphs(runner.features, recorder.capture, heads, SEATS, 8, 2)
+    return llm
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("graphs")
+    save_random_llama(folder / "target", head_dim=16)
+    save_random_head(folder / "head", head_dim=16)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def engines(folder: Path) -> tuple[LLM, LLM, Recorder]:
+    recorder = Recorder()
+    return load(folder, None), load(folder, recorder), recorder
+
+
+rows = st.lists(st.tuples(st.integers(0, 25), st.integers(1, 3), draft_trees(5, 97)), min_size=1, max_size=SEATS)
+
+
+@settings(max_examples=12)
+@given(rows)
+def test_logits_and_cache_are_those_of_a_pass_of_its_own(
+    engines: tuple[LLM, LLM, Recorder], cases: list[tuple[int, int, DraftTree]]
+) -> None:
+    """Rows of any context, chain and tree, one step after another in the same graphs."""
+    plain, graphed, recorder = engines
+    parts = []
+    for index, (cached, known, tree) in enumerate(cases):
+        table = list(range(index * 5, index * 5 + 5))
+        parts.append(TreeRow(list(range(known)), tree, cached, table, 1))
+    generator = torch.Generator().manual_seed(sum(cached for cached, _, _ in cases))
+    found = []
+    before = recorder.replays
+    for llm in (plain, graphed):
+        cache = llm.engine.cache
+        generator.manual_seed(7)
+        cache.target.copy_(torch.randn(cache.target.shape, generator=generator))
+        assert cache.features is not None
+        with torch.inference_mode():
+            logits = llm.engine.runner.forward(parts)
+        kept = slice(0, cache.num_blocks * BLOCK)
+        found.append((logits, cache.target[:, kept].clone()))
+    assert recorder.replays == before + 1
+    for mine, other in zip(*found, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)
+
+
+def test_tokens_are_those_of_an_engine_without_graphs(engines: tuple[LLM, LLM, Recorder]) -> None:
+    plain, graphed, recorder = engines
+    params = [SamplingParams(temperature=t, seed=i, max_tokens=6, ignore_eos=True) for i, t in enumerate((0, 1.0))]
+    prompts = [[5, 6, 7, 8, 9, 10, 11], [12, 13, 14]]
+    expected, found = ([o.token_ids for o in llm.generate(prompts, params, use_tqdm=False)] for llm in (plain, graphed))
+    assert expected == found
+    graphs = graphed.engine.runner.graphs
+    assert graphs is not None
+    assert recorder.replays > len(graphs) > 0
+
+
+def test_a_step_beyond_the_buckets_is_run_as_it_is(engines: tuple[LLM, LLM, Recorder]) -> None:
+    _, graphed, recorder = engines
+    before = recorder.replays
+    table = list(range(9))
+    with torch.inference_mode():
+        assert graphed.engine.runner.forward([TreeRow([1], DraftTree(), 3, table, 1)]).shape == (1, 97)
+    # More blocks than any request has.
+    assert recorder.replays == before
+
+
+def test_padding_is_small_and_leads_to_few_counts() -> None:
+    most = TOKEN_BUCKETS[-1][0]
+    counts = {tokens + StepGraphs.padding(tokens) for tokens in range(1, most + 1)}
+    assert len(counts) < 32
+    assert all(StepGraphs.padding(count) == 0 for count in counts)
+    assert all(StepGraphs.padding(tokens) <= max(3, tokens // 2) for tokens in range(1, most + 1))
+    assert StepGraphs.padding(most + 1) == 0
+
+
+def test_usual_steps_are_captured_before_the_first_request(engines: tuple[LLM, LLM, Recorder]) -> None:
+    _, graphed, recorder = engines
+    runner = graphed.engine.runner
+    assert runner.graphs is not None
+    capture_steps(runner, SEATS, CONTEXT, graphed.config.shape)
+    before = len(runner.graphs), recorder.replays
+    capture_steps(runner, SEATS, CONTEXT, graphed.config.shape)
+    assert len(runner.graphs) == before[0]
+    assert recorder.replays > before[1]
