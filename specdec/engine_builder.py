@@ -7,8 +7,8 @@ from specdec.acceptance_rule import AcceptanceRule
 from specdec.cache_size import cache_bytes
 from specdec.config import EngineConfig
 from specdec.cost_measurement import measure_step_cost
-from specdec.draft_heads.checkpoint import load_eagle_head
 from specdec.draft_heads.drafter import Drafter, NoDrafter
+from specdec.draft_heads.eagle import EagleHead
 from specdec.draft_heads.eagle_drafter import EagleDrafter
 from specdec.engine import LLMEngine
 from specdec.kernels.attention_plan import Heads
@@ -31,17 +31,18 @@ if TYPE_CHECKING:
 
 
 def build_engine(
-    config: EngineConfig, model: LlamaModel, kernels: KernelSet, rule: AcceptanceRule, mode: LogprobsMode
+    config: EngineConfig,
+    model: LlamaModel,
+    head: EagleHead | None,
+    kernels: KernelSet,
+    rule: AcceptanceRule,
+    mode: LogprobsMode,
 ) -> LLMEngine:
-    """An engine around a loaded target.
+    """An engine around a loaded target and head, None to decode plainly.
 
     Raises:
-        CheckpointError: the head cannot be loaded.
         ValueError: the cache's memory is too small, or the kernels were not made for the model or its trees.
     """
-    head = None
-    if config.draft is not None:
-        head = load_eagle_head(config.draft, model.embed_tokens.weight, config.dtype, config.device, kernels)
     llama = head.config.llama if head else None
     shape = config.shape if head else None
     slots = shape.slots if shape else 0

@@ -1,0 +1,336 @@
+"""The engine's step at the shape of Llama-3.1-8B: plain, and with drafts of which so many are accepted by force.
+
+    python -m benchmarks.gpu_cycle            # needs a GPU of 80 GB
+    python -m benchmarks.gpu_cycle --tiny     # shows that it runs, on any machine; writes no result
+
+Weights are random, so tokens mean nothing, and a verifier that does all its work and then is overruled settles how many
+drafts are accepted. Times are medians of steps, the kinds of steps in turns. c is the time of a cycle over that of a
+plain step; the bound is the time in which a plain copy reads and writes as many bytes as a step must read of weights
+and cached entries. transformers' `generate`, at the same batch and context, is the peer of the plain step.
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# Whatever brings Triton, transformers too, is imported late: it asks then whether it is to interpret its kernels.
+
+LLAMA_8B = {
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+}
+TINY_LLAMA = {
+    **LLAMA_8B,
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+}
+STEPS_BEFORE = 3
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is run.
+
+    Attributes:
+        model: as in a config.json.
+        batches: requests at once; the last is the largest.
+        context: tokens of each prompt.
+        shape: depth, branching, nodes.
+        accepted: drafts of a step, by force.
+        steps: timed of each kind and round.
+        peer_tokens: that transformers generates.
+    """
+
+    model: dict[str, Any]
+    dtype: torch.dtype
+    batches: tuple[int, ...]
+    context: int
+    shape: tuple[int, int, int]
+    accepted: tuple[int, ...]
+    rounds: int
+    steps: int
+    peer_tokens: int
+
+
+FULL = Sizes(LLAMA_8B, torch.bfloat16, (1, 4, 16, 64), 1024, (6, 10, 60), (0, 2, 4), 3, 12, 24)
+# Triton's interpreter is wrong about bfloat16.
+TINY = Sizes(TINY_LLAMA, torch.float32, (1, 2), 9, (2, 2, 4), (0, 1), 1, 2, 3)
+
+
+def random_weights(module: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+    """In place of what a checkpoint holds."""
+    module.to(dtype).to_empty(device=device)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.02)
+            else:
+                parameter.fill_(1.0)
+    module.requires_grad_(False).eval()
+
+
+class Engines:
+    """One target with and without a head, at one size."""
+
+    def __init__(self, sizes: Sizes, device: torch.device) -> None:
+        from specdec import DraftShape
+        from specdec.acceptance_rule import AcceptanceRule
+        from specdec.config import EngineConfig
+        from specdec.draft_heads.eagle import EagleConfig, EagleHead
+        from specdec.draft_heads.llama_config import LlamaConfig
+        from specdec.engine_builder import build_engine
+        from specdec.kernels.kernel_set import choose_kernels
+        from specdec.kernels.linear import ready
+        from specdec.models.llama import LlamaModel
+        from specdec.scheduler_config import SchedulerConfig
+
+        self.sizes, self.device = sizes, device
+        kernels = choose_kernels("triton", device, sizes.dtype)
+        with torch.device("meta"):
+            self.target = LlamaModel(LlamaConfig.from_json(sizes.model))
+            head = EagleHead(EagleConfig(LlamaConfig.from_json({**sizes.model, "num_hidden_layers": 1}), True))
+        for module in (self.target, head):
+            random_weights(module, sizes.dtype, device)
+            ready(module, kernels)
+        depth, branching, nodes = sizes.shape
+        rows = sizes.batches[-1]
+        length = sizes.context + (STEPS_BEFORE + sizes.steps) * (1 + depth) * (1 + sizes.rounds) + nodes
+        entry = (
+            2 * sizes.model["head_dim"] * sizes.model["num_key_value_heads"] * (1 + sizes.model["num_hidden_layers"])
+        )
+        config = EngineConfig(
+            dtype=sizes.dtype,
+            device=device,
+            shape=DraftShape(depth, branching, nodes),
+            scheduler=SchedulerConfig(
+                max_num_seqs=rows,
+                max_num_batched_tokens=max(2048, rows * (1 + nodes)),
+                adaptive_drafts=False,
+                prefill_stretch=0,
+            ),
+            max_model_len=min(length, sizes.model["max_position_embeddings"]),
+            kv_cache_memory=(entry + sizes.model["hidden_size"]) * sizes.dtype.itemsize * rows * (length + 64),
+            enable_prefix_caching=False,
+        )
+        rule = AcceptanceRule("coupled")
+        self.plain = build_engine(config, self.target, None, kernels, rule, "raw_logprobs")
+        self.eagle = build_engine(config, self.target, head, kernels, rule, "raw_logprobs")
+        self.forced = Forced(self.eagle.verifier)
+        self.eagle.verifier = self.forced
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of what every step reads: of the embedding it is a few rows."""
+        total = sum(parameter.nbytes for parameter in self.target.parameters())
+        return total - self.target.embed_tokens.weight.nbytes
+
+    @property
+    def entry_bytes(self) -> int:
+        """Keys and values of a token."""
+        sizes = self.sizes.model
+        numbers = 2 * sizes["num_hidden_layers"] * sizes["num_key_value_heads"] * sizes["head_dim"]
+        return int(numbers) * self.sizes.dtype.itemsize
+
+    def steps(self, engine: Any, batch: int) -> tuple[list[float], list[float]]:
+        """Seconds of steps of `batch` requests behind their prompts, and of the target's passes in them."""
+        chance, sizes = random.Random(0), self.sizes
+        requests = [_request(chance, index, sizes) for index in range(batch)]
+        for request in requests:
+            engine.add_request(request)
+        while any(request.num_output == 0 for request in requests):
+            engine.step()
+        for _ in range(STEPS_BEFORE):
+            engine.step()
+        forward, passes = engine.runner.forward, list[float]()
+
+        def timed(parts: Sequence[Any]) -> Any:
+            logits, seconds = self._timed(lambda: forward(parts))
+            passes.append(seconds)
+            return logits
+
+        whole = [self._timed(engine.step)[1] for _ in range(sizes.steps)]
+        engine.runner.forward = timed
+        for _ in range(sizes.steps):
+            engine.step()
+        del engine.runner.forward
+        assert not any(request.finished for request in requests), "a request has ended that is timed"
+        for request in requests:
+            engine.abort(request)
+        return whole, passes
+
+    def _timed(self, work: Callable[[], Any]) -> tuple[Any, float]:
+        self._wait()
+        start = time.perf_counter()
+        result = work()
+        self._wait()
+        return result, time.perf_counter() - start
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def copy_bandwidth(self) -> float:
+        """Bytes a second, read and written, of a plain copy."""
+        source = torch.empty(
+            (1 << 30) if self.device.type == "cuda" else 1 << 22, dtype=torch.uint8, device=self.device
+        )
+        target = torch.empty_like(source)
+        seconds = [self._timed(lambda: target.copy_(source))[1] for _ in range(10)]
+        return 2 * source.nbytes / min(seconds)
+
+    def peer_step(self, model: Any, batch: int) -> float:
+        """Seconds of a step of transformers' `generate`."""
+        shape = (batch, self.sizes.context)
+        ids = torch.randint(self.sizes.model["vocab_size"], shape, device=self.device)
+
+        def generate(tokens: int) -> float:
+            settings = {"do_sample": False, "min_new_tokens": tokens, "max_new_tokens": tokens, "pad_token_id": 0}
+            return self._timed(lambda: model.generate(ids, attention_mask=torch.ones_like(ids), **settings))[1]
+
+        generate(2)
+        return (generate(1 + self.sizes.peer_tokens) - generate(1)) / self.sizes.peer_tokens
+
+
+class Forced:
+    """A verifier that does its work, and then says that `accepted` drafts in a row were right."""
+
+    def __init__(self, verifier: Any) -> None:
+        self.verifier, self.accepted = verifier, 0
+
+    def verify(self, rows: Sequence[Any], logits: Tensor) -> list[Any]:
+        from specdec.verify.verifier import Acceptance
+
+        self.verifier.verify(rows, logits)
+        found = []
+        for row in rows:
+            nodes = [node for node, depth in enumerate(row.tree.depths) if depth <= self.accepted]
+            found.append(Acceptance(tuple(row.tree.path(nodes[-1])) if nodes else (), 1))
+        return found
+
+
+def _request(chance: random.Random, index: int, sizes: Sizes) -> Any:
+    from specdec import SamplingParams
+    from specdec.detokenizer import Detokenizer
+    from specdec.request import Request
+    from specdec.verify.sampling import Sampling
+
+    longest = sizes.context + (STEPS_BEFORE + 2 * sizes.steps + 2) * (1 + sizes.shape[0])
+    return Request(
+        request_id=str(index),
+        token_ids=[chance.randrange(sizes.model["vocab_size"]) for _ in range(sizes.context)],
+        num_prompt=sizes.context,
+        params=SamplingParams(temperature=0, max_tokens=None),
+        sampling=Sampling(),
+        max_length=longest,
+        end_tokens=frozenset(),
+        detokenizer=Detokenizer(None, ()),
+    )
+
+
+def run(tiny: bool, device: torch.device, seconds: float, show: Callable[[str], object]) -> dict[str, Any]:
+    """Rows of figures, one per batch, and what was cut.
+
+    Args:
+        tiny: a model of two layers.
+        device: a CPU only if `TRITON_INTERPRET` was set before any kernel was imported.
+        seconds: no batch is begun after them.
+        show: is told of each row when it is done.
+    """
+    from transformers import LlamaConfig as TransformersConfig
+    from transformers import LlamaForCausalLM
+
+    sizes = TINY if tiny else FULL
+    end = time.monotonic() + seconds
+    engines = Engines(sizes, device)
+    with torch.device(device):
+        peer = LlamaForCausalLM(TransformersConfig(**sizes.model, tie_word_embeddings=False)).to(sizes.dtype).eval()
+    bandwidth = engines.copy_bandwidth()
+    rows: list[dict[str, Any]] = []
+    cut: list[str] = ["EAGLE-3 shape: this engine has no EAGLE-3 head yet"]
+    for batch in sizes.batches:
+        if time.monotonic() > end:
+            cut.append(f"batch {batch}: {seconds:.0f} s were over")
+            continue
+        plain: list[float] = []
+        passes: dict[str, list[float]] = {"plain": [], "tree": []}
+        cycles: dict[int, list[float]] = {accepted: [] for accepted in sizes.accepted}
+        for _ in range(sizes.rounds):
+            whole, inner = engines.steps(engines.plain, batch)
+            plain += whole
+            passes["plain"] += inner
+            for accepted in sizes.accepted:
+                engines.forced.accepted = accepted
+                whole, inner = engines.steps(engines.eagle, batch)
+                cycles[accepted] += whole
+                passes["tree"] += inner
+        with torch.inference_mode():
+            peer_seconds = engines.peer_step(peer, batch)
+        step = statistics.median(plain)
+        bound = (engines.weight_bytes + batch * sizes.context * engines.entry_bytes) / bandwidth
+        row = {
+            "batch": batch,
+            "context": sizes.context,
+            "plain_ms": round(step * 1e3, 3),
+            "share_of_copy_bound": round(bound / step, 3),
+            "transformers_over_plain": round(peer_seconds / step, 2),
+            "verification_over_plain": round(statistics.median(passes["tree"]) / statistics.median(passes["plain"]), 3),
+            "eagle1": [
+                {
+                    "accepted": accepted,
+                    "cycle_ms": round(statistics.median(times) * 1e3, 3),
+                    "c": round(statistics.median(times) / step, 3),
+                    "times_plain": round((1 + accepted) * step / statistics.median(times), 2),
+                }
+                for accepted, times in cycles.items()
+            ],
+        }
+        rows.append(row)
+        show(json.dumps(row))
+    return {"copy_gb_per_s": round(bandwidth / 1e9, 1), "shape": sizes.shape, "rows": rows, "cut": cut}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tiny", action="store_true", help="a model of two layers; no result written")
+    parser.add_argument("--seconds", type=float, default=240, help="no batch is begun after so many")
+    args = parser.parse_args()
+    has_gpu = torch.cuda.is_available()
+    if not has_gpu:
+        if not args.tiny:
+            parser.error("there is no GPU: --tiny runs without")
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+    from benchmarks.report import write
+
+    device = torch.device("cuda" if has_gpu else "cpu")
+    figures = run(args.tiny, device, args.seconds, lambda line: print(line, flush=True))
+    if args.tiny:
+        print(json.dumps(figures))
+    else:
+        write("gpu_cycle", figures)
+
+
+if __name__ == "__main__":
+    main()
