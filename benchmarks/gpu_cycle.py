@@ -77,7 +77,7 @@ class Sizes:
 
 FULL = Sizes(LLAMA_8B, torch.bfloat16, (1, 4, 16, 64), 1024, (6, 10, 60), (0, 2, 4), 3, 12, 24)
 # Triton's interpreter is wrong about bfloat16.
-TINY = Sizes(TINY_LLAMA, torch.float32, (1, 2), 9, (2, 2, 4), (0, 1), 1, 2, 3)
+TINY = Sizes(TINY_LLAMA, torch.float32, (2,), 9, (2, 2, 4), (0, 1), 1, 2, 3)
 
 
 def random_weights(module: nn.Module, dtype: torch.dtype, device: torch.device) -> None:

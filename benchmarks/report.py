@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,9 @@ def _processor() -> str:
 
 
 def _git(*words: str) -> str:
+    """Nothing where there is no git."""
+    if shutil.which("git") is None:
+        return ""
     return subprocess.run(
         ["git", *words], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
     ).stdout.strip()

@@ -1,0 +1,74 @@
+"""All that only a GPU can tell, in one command of nine minutes at most.
+
+    python -m benchmarks.gpu            # an NVIDIA GPU of 80 GB
+    python -m benchmarks.gpu --tiny     # shows that it runs, on any machine; writes no result
+
+The kernels' tests on the GPU, every kernel at the shapes of Llama-3.1-8B (`benchmarks.gpu_kernels`), and the engine's
+step at that shape (`benchmarks.gpu_cycle`). Tables, and one JSON file of both.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+# Whatever brings Triton is imported late: it asks then whether it is to interpret its kernels.
+
+SECONDS = 520
+TEST_SECONDS = 120
+KERNEL_SECONDS = 180
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tiny", action="store_true", help="a few rows and two layers; no tests, no result written")
+    args = parser.parse_args()
+    has_gpu = torch.cuda.is_available()
+    if not has_gpu:
+        if not args.tiny:
+            parser.error("there is no GPU: --tiny runs without")
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+    from benchmarks import gpu_cycle, gpu_kernels
+    from benchmarks.report import write
+
+    start = time.monotonic()
+    device = torch.device("cuda" if has_gpu else "cpu")
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    tests = None
+    if not args.tiny:
+        tests = gpu_kernels.run_tests(TEST_SECONDS)
+        print("tests:", tests["passed"], f"{tests['seconds']} s", *tests["end"], sep="\n", flush=True)
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    kernels = gpu_kernels.run(args.tiny, device, KERNEL_SECONDS, say)
+    console.print(gpu_kernels.table_of(kernels["rows"]))
+    if has_gpu:
+        torch.cuda.empty_cache()
+    cycle = gpu_cycle.run(args.tiny, device, SECONDS - (time.monotonic() - start), say)
+    table = Table("batch", "plain ms", "of the copy bound", "transformers / plain", "60 nodes / plain", "accepted: c")
+    for row in cycle["rows"]:
+        names = ("batch", "plain_ms", "share_of_copy_bound", "transformers_over_plain", "verification_over_plain")
+        cs = ", ".join(f"{one['accepted']}: {one['c']}" for one in row["eagle1"])
+        table.add_row(*(str(row[name]) for name in names), cs)
+    console.print(table)
+    for part in (kernels["failed"], kernels["cut"], cycle["cut"]):
+        for missing in part:
+            print("missing:", missing)
+    document = {"seconds": round(time.monotonic() - start, 1), "tests": tests, "kernels": kernels, "cycle": cycle}
+    if args.tiny:
+        print(json.dumps(document))
+    else:
+        write("gpu", document)
+    if kernels["failed"] or (tests and tests["passed"] is False):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

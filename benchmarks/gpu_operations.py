@@ -1,0 +1,227 @@
+"""All kernels but the attention, against the torch functions that one would call instead."""
+
+import random
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from benchmarks.gpu_batch import random_batch, random_tree
+from benchmarks.gpu_race import BOUNDS, EXACT, Case, Peer, Subject
+from benchmarks.gpu_sizes import Sizes
+from specdec.kernels import reference, reference_sampling
+from specdec.kernels.gumbel_argmax import gumbel_argmax
+from specdec.kernels.move import copy_blocks, move_kv
+from specdec.kernels.perturbed_top_k import perturbed_top_k
+from specdec.kernels.rms_norm import add_rms_norm, rms_norm
+from specdec.kernels.rotary_store import rotary_store
+from specdec.kernels.silu_and_mul import silu_and_mul
+from specdec.kernels.tree_walk import tree_walk
+from specdec.verify.tree import ROOT, DraftTree
+
+EPS = 1e-5
+# Best children of a node.
+CHILDREN = 10
+SCORE_SCALE = 4
+# Chance that the target emits a child's token, so that paths grow long.
+ACCEPTED = 0.85
+
+
+def subjects(sizes: Sizes, device: torch.device) -> Iterator[Subject]:
+    """The copy, which bounds all others, first; and one number, the least time that the clock can show."""
+    for num_bytes in (*sizes.copies, 4):
+        kernel = "copy" if num_bytes > 4 else "one_number"
+        yield Subject(kernel, {"bytes": num_bytes}, partial(_copy, num_bytes, device))
+    for rows in sizes.rows:
+        shape: dict[str, int | str] = {"rows": rows}
+        yield Subject("rms_norm", shape, partial(_rms_norm, sizes, rows, device))
+        yield Subject("add_rms_norm", shape, partial(_add_rms_norm, sizes, rows, device))
+        yield Subject("rotary_store", shape, partial(_rotary_store, sizes, rows, device))
+        yield Subject("silu_and_mul", shape, partial(_silu_and_mul, sizes, rows, device))
+    for requests in sizes.moves:
+        yield Subject("move_kv", {"requests": requests}, partial(_move_kv, sizes, requests, device))
+        yield Subject("copy_blocks", {"blocks": requests}, partial(_copy_blocks, sizes, requests, device))
+    for rows in sizes.sampled_rows:
+        for way in ("sampled", "greedy"):
+            shape = {"rows": rows, "tokens": sizes.vocabulary, "way": way}
+            yield Subject("gumbel_argmax", shape, partial(_gumbel_argmax, rows, sizes.vocabulary, way, device))
+    for rows in sizes.drafted_rows:
+        for tokens in (sizes.draft_vocabulary, sizes.vocabulary):
+            shape = {"rows": rows, "tokens": tokens, "k": CHILDREN}
+            yield Subject("perturbed_top_k", shape, partial(_perturbed_top_k, rows, tokens, device))
+    for rows in sizes.walks:
+        yield Subject("tree_walk", {"rows": rows}, partial(_tree_walk, sizes, rows, device))
+
+
+def _drawn(device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:
+    """Normal numbers, others at each call."""
+    return torch.randn(*shape, dtype=dtype, device=device)
+
+
+def _copy(num_bytes: int, device: torch.device) -> Case:
+    source = _drawn(device, torch.float32, num_bytes // 4)
+    target = torch.full_like(source, float("nan"))
+    return Case(lambda: target.copy_(source), lambda: source, 2 * num_bytes, EXACT, {})
+
+
+def _rms_norm(sizes: Sizes, rows: int, device: torch.device) -> Case:
+    x, weight = (_drawn(device, sizes.dtype, *shape) for shape in ((rows, sizes.hidden), (sizes.hidden,)))
+    return Case(
+        run=lambda: rms_norm(x, weight, EPS),
+        twin=lambda: reference.rms_norm(x, weight, EPS),
+        num_bytes=(2 * x.numel() + weight.numel()) * x.element_size(),
+        bound=BOUNDS[sizes.dtype],
+        peers={"torch": Peer(lambda: F.rms_norm(x, weight.shape, weight, EPS))},
+    )
+
+
+def _add_rms_norm(sizes: Sizes, rows: int, device: torch.device) -> Case:
+    x, residual = (_drawn(device, sizes.dtype, rows, sizes.hidden) for _ in range(2))
+    weight = _drawn(device, sizes.dtype, sizes.hidden)
+
+    def add_then_norm() -> tuple[Tensor, Tensor]:
+        total = residual + x
+        return F.rms_norm(total, weight.shape, weight, EPS), total
+
+    return Case(
+        run=lambda: add_rms_norm(x, residual, weight, EPS),
+        twin=lambda: reference.add_rms_norm(x, residual, weight, EPS),
+        num_bytes=(4 * x.numel() + weight.numel()) * x.element_size(),
+        bound=BOUNDS[sizes.dtype],
+        peers={"torch": Peer(add_then_norm)},
+    )
+
+
+def _rotary_store(sizes: Sizes, rows: int, device: torch.device) -> Case:
+    """The peer rotates a copy of its own in place, again and again."""
+    heads, kv_heads, dim = sizes.heads, sizes.kv_heads, sizes.head_dim
+    qkv = _drawn(device, sizes.dtype, rows, heads + 2 * kv_heads, dim)
+    angles = 100 * _drawn(device, torch.float32, rows, dim // 2)
+    sines = angles.sin()
+    cos = torch.cat([angles.cos()] * 2, -1)[:, None].to(sizes.dtype)
+    sin = torch.cat([-sines, sines], -1)[:, None].to(sizes.dtype)
+    kv = _drawn(device, sizes.dtype, 2 * rows, 2 * kv_heads, dim)
+    slots = torch.randperm(2 * rows, device=device)[:rows]
+    own = qkv.clone()
+
+    return Case(
+        run=lambda: rotary_store(qkv, cos, sin, kv, slots, heads),
+        twin=lambda: reference.rotary_store(qkv.clone(), cos, sin, kv, slots, heads),
+        num_bytes=2 * (qkv.numel() + cos.numel()) * qkv.element_size(),
+        bound=BOUNDS[sizes.dtype],
+        peers={"torch": Peer(lambda: reference.rotary_store(own, cos, sin, kv, slots, heads))},
+        changed=(kv,),
+    )
+
+
+def _silu_and_mul(sizes: Sizes, rows: int, device: torch.device) -> Case:
+    gate_up = _drawn(device, sizes.dtype, rows, 2 * sizes.intermediate)
+    return Case(
+        run=lambda: silu_and_mul(gate_up),
+        twin=lambda: reference.silu_and_mul(gate_up),
+        num_bytes=3 * gate_up.numel() // 2 * gate_up.element_size(),
+        bound=BOUNDS[sizes.dtype],
+        peers={"torch": Peer(lambda: reference.silu_and_mul(gate_up))},
+    )
+
+
+def _move_kv(sizes: Sizes, requests: int, device: torch.device) -> Case:
+    """Of each request a path of random length, which lies anywhere in its tree."""
+    chance = random.Random(requests)
+    trees = [random_tree(sizes.tree, chance) for _ in range(requests)]
+    blocks = requests * (2 + sizes.tree.nodes // sizes.block_size)
+    batch = random_batch(3, 1, trees, sizes.block_size, blocks, device, seed=requests)
+    source, target = [], []
+    for tree, start in zip(trees, batch.row_starts, strict=True):
+        path = tree.path(chance.randrange(len(tree)))
+        source += [start + 1 + node for node in path]
+        target += [start + 1 + place for place in range(len(path))]
+    ends = [batch.slots[torch.tensor(end, device=device)] for end in (source, target)]
+    kv = _drawn(device, sizes.dtype, sizes.layers, blocks * sizes.block_size, 2 * sizes.kv_heads, sizes.head_dim)
+    return Case(
+        run=partial(move_kv, kv, *ends),
+        twin=partial(reference.move_kv, kv, *ends),
+        num_bytes=2 * len(source) * kv[:, 0].numel() * kv.element_size(),
+        bound=EXACT,
+        peers={"torch": Peer(partial(reference.move_kv, kv, *ends))},
+        changed=(kv,),
+    )
+
+
+def _copy_blocks(sizes: Sizes, copies: int, device: torch.device) -> Case:
+    size = sizes.block_size
+    kv = _drawn(device, sizes.dtype, sizes.layers, 4 * copies * size, 2 * sizes.kv_heads, sizes.head_dim)
+    blocks = torch.randperm(4 * copies, device=device)
+    source, target = blocks[:copies], blocks[copies : 2 * copies]
+    return Case(
+        run=partial(copy_blocks, kv, source, target, size),
+        twin=partial(reference.copy_blocks, kv, source, target, size),
+        num_bytes=2 * copies * size * kv[:, 0].numel() * kv.element_size(),
+        bound=EXACT,
+        peers={"torch": Peer(partial(reference.copy_blocks, kv, source, target, size))},
+        changed=(kv,),
+    )
+
+
+def _noise_keys(rows: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    seeds, samples, positions = torch.randint(0, 2**62, (3, rows), device=device)
+    return seeds, samples, positions
+
+
+def _gumbel_argmax(rows: int, tokens: int, way: str, device: torch.device) -> Case:
+    scores = SCORE_SCALE * _drawn(device, torch.float32, rows, tokens)
+    keys = _noise_keys(rows, device)
+    sampled = torch.full((rows,), way == "sampled", device=device)
+    return Case(
+        run=lambda: gumbel_argmax(scores, *keys, sampled),
+        twin=lambda: reference_sampling.gumbel_argmax(scores, *keys, sampled),
+        num_bytes=scores.numel() * scores.element_size(),
+        bound=EXACT,
+        peers={"torch": Peer(lambda: torch.argmax(scores, -1), None if way == "sampled" else lambda tokens: tokens)},
+    )
+
+
+def _perturbed_top_k(rows: int, tokens: int, device: torch.device) -> Case:
+    scores = SCORE_SCALE * _drawn(device, torch.float32, rows, tokens)
+    keys = _noise_keys(rows, device)
+    sampled = torch.ones(rows, dtype=torch.bool, device=device)
+    return Case(
+        run=lambda: perturbed_top_k(scores, *keys, sampled, CHILDREN),
+        twin=lambda: reference_sampling.perturbed_top_k(scores, *keys, sampled, CHILDREN),
+        num_bytes=scores.numel() * scores.element_size(),
+        bound=BOUNDS[torch.float32],
+        peers={"torch": Peer(lambda: torch.topk(scores, CHILDREN), None)},
+    )
+
+
+def _tree_walk(sizes: Sizes, rows: int, device: torch.device) -> Case:
+    """The peer reads everything back and walks on the host, as an engine without the kernel does."""
+    chance = random.Random(rows)
+    trees = [random_tree(sizes.tree, chance) for _ in range(rows)]
+    starts = [0]
+    for tree in trees:
+        starts.append(starts[-1] + 1 + len(tree))
+    emitted = [token for tree in trees for token in _emitted(tree, chance)]
+    tokens = [token for tree in trees for token in tree.tokens]
+    parents = [parent for tree in trees for parent in tree.parents]
+    a, b, c, d = (torch.tensor(part, device=device) for part in (emitted, tokens, parents, starts))
+    inputs = (a, b, c, d, sizes.tree.nodes, sizes.tree.depth)
+    return Case(
+        run=lambda: tree_walk(*inputs),
+        twin=lambda: reference_sampling.tree_walk(*inputs),
+        num_bytes=8 * (len(emitted) + len(tokens) + len(parents) + len(starts)),
+        bound=EXACT,
+        peers={"host": Peer(lambda: reference_sampling.tree_walk(*inputs), captured=False)},
+    )
+
+
+def _emitted(tree: DraftTree, chance: random.Random) -> list[int]:
+    """The token after the root and after each node: mostly a child's, else one that no child carries."""
+    tokens = []
+    for node in range(ROOT, len(tree)):
+        children = tree.children_of.get(node, ())
+        is_accepted = children and chance.random() < ACCEPTED
+        tokens.append(tree.tokens[chance.choice(children)] if is_accepted else max(tree.tokens) + 1)
+    return tokens

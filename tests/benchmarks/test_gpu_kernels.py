@@ -1,0 +1,127 @@
+"""The benchmark of the kernels runs: every kernel and peer is there, held against its twin, and timed."""
+
+import math
+import random
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.gpu_batch import random_batch, random_tree
+from benchmarks.gpu_clock import clock_of
+from benchmarks.gpu_kernels import line_of, run, table_of
+from benchmarks.gpu_race import EXACT, Case, Peer, Race, Subject, worst_error
+from specdec import DraftShape
+
+# Of a part of which a row sees nothing, the interpreter says so.
+pytestmark = pytest.mark.filterwarnings("ignore:divide by zero encountered in log2")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+PEERS = {
+    "copy": set(),
+    "one_number": set(),
+    "rms_norm": {"torch"},
+    "add_rms_norm": {"torch"},
+    "rotary_store": {"torch"},
+    "silu_and_mul": {"torch"},
+    "move_kv": {"torch"},
+    "copy_blocks": {"torch"},
+    "gumbel_argmax": {"torch"},
+    "perturbed_top_k": {"torch"},
+    "tree_walk": {"host"},
+    "tree_attention": {"sdpa", "cudnn", "flex", "gather", "twin"},
+}
+# It takes neither float32 nor a CPU.
+MISSING = {"cudnn"}
+
+
+def is_positive(number: float) -> bool:
+    return math.isfinite(number) and number > 0
+
+
+def test_every_kernel_is_checked_and_timed() -> None:
+    lines: list[str] = []
+    figures = run(True, DEVICE, math.inf, lines.append)
+    assert figures["failed"] == figures["cut"] == []
+    rows: list[dict[str, Any]] = figures["rows"]
+    assert {row["kernel"] for row in rows} == set(PEERS)
+    assert {row["shape"]["rows"] for row in rows if row["kernel"] == "tree_attention"} == {"tree", "decode", "chunk"}
+    for row in rows:
+        assert row["error"] <= row["error_bound"] <= 2e-5
+        assert is_positive(row["us"])
+        assert row["rounds"] == 1
+        assert set(row["peers"]) == PEERS[row["kernel"]]
+        for name, peer in row["peers"].items():
+            if name in MISSING:
+                assert peer["missing"], name
+                continue
+            assert is_positive(peer["us"])
+            assert is_positive(peer["ratio"])
+            compared = name != "gather" and row["kernel"] != "perturbed_top_k" and row["shape"].get("way") != "sampled"
+            assert (peer["error"] is not None) == compared
+            assert not compared or peer["error"] <= 2e-5
+    assert lines == [line_of(row) for row in rows]
+    assert table_of(rows).row_count == len(rows)
+
+
+def test_what_there_is_no_time_for_is_listed() -> None:
+    figures = run(True, DEVICE, -1, print)
+    assert figures["rows"] == figures["failed"] == []
+    assert {cut["kernel"] for cut in figures["cut"]} == set(PEERS)
+
+
+def raced(case: Case) -> dict[str, Any]:
+    race = Race(clock_of(DEVICE), rounds=3, iterations=2, deadline=time.monotonic() + 60)
+    return race.measure(Subject("none", {}, lambda: case))
+
+
+def test_a_wrong_result_is_no_row() -> None:
+    x = torch.ones(3, 4, device=DEVICE)
+    row = raced(Case(lambda: x, lambda: x.clone(), 48, EXACT, {}))
+    assert row["error"] == 0
+    assert row["rounds"] == 3
+    with pytest.raises(ValueError, match="an error of 1, where 0 is allowed"):
+        raced(Case(lambda: 2 * x, lambda: x, 48, EXACT, {}))
+    with pytest.raises(ValueError, match="nan"):
+        raced(Case(lambda: x * float("nan"), lambda: x, 48, 1.0, {}))
+    # In a tensor that is changed in place, and which the twin is to find as it was.
+    with pytest.raises(ValueError, match="an error of 1,"):
+        raced(Case(lambda: x.add_(x), lambda: x, 48, EXACT, {}, (x,)))
+
+
+def test_changed_tensors_are_the_same_to_all() -> None:
+    x = torch.zeros(3, 4, device=DEVICE)
+    row = raced(Case(lambda: x.add_(1), lambda: x.add_(1), 48, EXACT, {"peer": Peer(lambda: x.add_(1))}, (x,)))
+    assert row["peers"]["peer"]["error"] == 0
+
+
+def test_a_peer_that_cannot_run_says_why() -> None:
+    def refuse() -> None:
+        raise RuntimeError("not on this machine\nat all")
+
+    x = torch.ones(1, device=DEVICE)
+    row = raced(Case(lambda: x, lambda: x, 4, EXACT, {"none": Peer(refuse), "other": Peer(lambda: x)}))
+    assert row["peers"]["none"] == {"missing": "RuntimeError: not on this machine"}
+    assert is_positive(row["peers"]["other"]["us"])
+
+
+def test_one_vector_of_many_is_seen_and_one_integer() -> None:
+    x = torch.randn(100, 50, 8)
+    wrong = x.clone()
+    wrong[70, 20, 3] += x[70, 20].norm()
+    assert worst_error([wrong], [x]) == pytest.approx(1)
+    numbers = torch.arange(10)
+    assert worst_error([x, numbers], [x, numbers.clamp(max=8)]) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_trees_are_full_and_of_many_depths(seed: int) -> None:
+    trees = [random_tree(DraftShape(6, 10, 60), random.Random(seed + i)) for i in range(3)]
+    for tree in trees:
+        assert len(tree) == 60
+        assert set(tree.depths) == {1, 2, 3, 4, 5, 6}
+    batch = random_batch(40, 2, trees, 16, 30, DEVICE, seed)
+    assert list(batch.rows.query_lens) == [62] * 3
+    assert list(batch.rows.lengths) == [102] * 3
+    assert len(set(batch.rows.block_tables.flatten().tolist())) == 21
+    assert len(set(batch.slots.tolist())) == 3 * 62
