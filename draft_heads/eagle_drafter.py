@@ -1,12 +1,13 @@
 """Drafts trees with an EAGLE head whose keys and values live in the paged cache under the target's block tables."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from specdec.draft_heads.draft_levels import DraftLevels, own_bits
 from specdec.draft_heads.draft_shape import DraftShape
 from specdec.draft_heads.drafter import DraftRow, Proposal
 from specdec.draft_heads.eagle import EagleHead
@@ -16,12 +17,17 @@ from specdec.draft_heads.tree_draw import TreeDraw
 from specdec.draft_heads.tree_search import Frontier, TreeSearch
 from specdec.kernels.kernel_set import TORCH, KernelSet
 from specdec.kernels.linear import Projection
-from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
+from specdec.kernels.ragged_rows import RaggedRows
 from specdec.verify.noise import GumbelNoise, Stream
 from specdec.verify.sampler import NoiseKey, Sampler
+from specdec.verify.sampling import Context, Sampling
 from specdec.verify.transforms import NodeRows, processed_logits
 from specdec.verify.tree import DraftTree
-from specdec.verify.tree_batch import pad_block_tables, slots_of, split_words
+from specdec.verify.tree_batch import pad_block_tables, slots_of
+
+if TYPE_CHECKING:
+    # It brings Triton's kernels, which an engine on plain torch does without.
+    from specdec.draft_heads.draft_graphs import DraftGraphs
 
 
 class EagleDrafter:
@@ -46,6 +52,9 @@ class EagleDrafter:
         noise: what drawn drafts are drawn with.
         proposal: how tokens are chosen at temperature > 0.
         kernels: of the device.
+
+    Attributes:
+        graphs: of the loop over levels, where there are any.
     """
 
     def __init__(
@@ -69,7 +78,8 @@ class EagleDrafter:
         self.rope = llama.rope.table(llama.head_dim, llama.max_position, kv.dtype).to(kv.device)
         self.proposal = proposal
         self.branching = min(shape.branching, lm_head.weight.shape[0])
-        self._own_bits = _own_bits(shape.depth - 1, self.branching, kv.device)
+        self.graphs: DraftGraphs | None = None
+        self._own_bits = own_bits(shape.depth - 1, self.branching, kv.device)
 
     def propose(self, rows: Sequence[DraftRow]) -> list[DraftTree]:
         """One tree per row; none after a single token, for which there is no feature yet."""
@@ -94,28 +104,53 @@ class EagleDrafter:
     def _search(self, rows: Sequence[DraftRow], hidden: Tensor) -> list[DraftTree]:
         """Trees of the likeliest tokens, with the position's noise or without."""
         depths = [min(self.shape.depth, row.max_depth) for row in rows]
-        search = TreeSearch(len(rows), self.branching)
-        levels = self._levels(rows, max(depths), self.branching)
+        nodes = [row.num_nodes for row in rows]
+        samplings = [row.context.sampling for row in rows]
+        if self.graphs is None or self.shape.min_reach or any(s.edits or s.filters for s in samplings):
+            levels = self._levels(rows, max(depths), self.branching)
+            return self.grow(levels, hidden, rows, depths).trees(nodes, depths)
+        padding = self.graphs.padding(len(rows))
+        levels = self._levels([*rows, *[self._nobody()] * padding], self.shape.depth, self.branching)
+        search = self.graphs(levels, hidden)
+        return search.trees([*nodes, *[0] * padding], [*depths, *[1] * padding])[: len(rows)]
+
+    def _nobody(self) -> DraftRow:
+        """A row whose nodes lie where no request reads."""
+        block = self.kv.shape[1] // self.block_size - 1
+        table = [block] * -(-(2 + self.shape.slots) // self.block_size)
+        return DraftRow(table, 1, 2, 0, 0, Context(Sampling(), [0, 0], 1))
+
+    def grow(
+        self, levels: DraftLevels, hidden: Tensor, rows: Sequence[DraftRow] = (), depths: list[int] | None = None
+    ) -> TreeSearch:
+        """The loop over levels. Where all rows are plain and `min_reach` is 0 it waits for nothing.
+
+        Args:
+            levels: from the roots on.
+            hidden: `[rows, hidden_size]`, the head's prediction after each root.
+            rows: need not be given where all are plain.
+            depths: of the rows; lowered where there is little chance of getting deeper.
+        """
+        levels.restart()
+        search = TreeSearch(levels.num_rows, self.branching)
         for level in range(1, levels.depth + 1):
-            scores = self._scores(hidden, rows, search.frontier_paths)
-            width = len(scores) // len(rows)
-            keys = [key for row in rows for key in [self._noise_key(row, level)] * width]
-            frontier = search.expand(self.sampler.top_k(scores, keys, self.branching))
-            if self.shape.min_reach and level < levels.depth:
+            scores = self._scores(hidden, levels, level, rows, search.frontier_paths)
+            frontier = search.expand(self.sampler.top_k(scores, levels.noise_at(level - 1), self.branching))
+            if self.shape.min_reach and depths and level < levels.depth:
                 for i, reach in enumerate(frontier.values.exp().sum(1).tolist()):
                     if reach < self.shape.min_reach:
                         depths[i] = min(depths[i], level)
-            if level >= max(depths):
+            if level >= max(depths or [levels.depth]):
                 break
             hidden = self._expand(levels, frontier, hidden, level)
-        return search.trees([row.num_nodes for row in rows], depths)
+        return search
 
     def _draw(self, rows: Sequence[DraftRow], hidden: Tensor) -> list[DraftTree]:
         """Trees of tokens drawn from q. How many is settled before any is drawn, or q would not be their law."""
         draw = TreeDraw(len(rows), self.branching, self.shape)
         levels = self._levels(rows, min(self.shape.depth, max(row.max_depth for row in rows)), draw.width)
         for level in range(1, levels.depth + 1):
-            log_q = torch.log_softmax(self._scores(hidden, rows, draw.frontier_paths), -1)
+            log_q = torch.log_softmax(self._scores(hidden, levels, level, rows, draw.frontier_paths), -1)
             frontier = draw.expand(log_q.view(len(rows), -1, log_q.shape[-1]), self._draft_noise(rows, level))
             if level < levels.depth:
                 hidden = self._expand(levels, frontier, hidden, level)
@@ -155,18 +190,19 @@ class EagleDrafter:
             return hidden
         return hidden.index_select(0, torch.tensor(counts, device=device).cumsum(0) - 1)
 
-    def _levels(self, rows: Sequence[DraftRow], depth: int, width: int) -> "_Levels":
+    def _levels(self, rows: Sequence[DraftRow], depth: int, width: int) -> DraftLevels:
         device = self.kv.device
-        own_bits = self._own_bits[: depth - 1] if width == self.branching else _own_bits(depth - 1, width, device)
-        return _Levels.start(rows, self.block_size, own_bits, device)
+        bits = self._own_bits[: depth - 1] if width == self.branching else own_bits(depth - 1, width, device)
+        keys = [self._noise_key(row) for row in rows]
+        return DraftLevels.start(rows, self.block_size, bits, keys, device)
 
-    def _expand(self, levels: "_Levels", frontier: Frontier, hidden: Tensor, level: int) -> Tensor:
+    def _expand(self, levels: DraftLevels, frontier: Frontier, hidden: Tensor, level: int) -> Tensor:
         """Run the head over the frontier; its predictions after each frontier node, `[rows * width, hidden]`."""
         num_rows = len(frontier.tokens)
         before = hidden.view(num_rows, -1, hidden.shape[-1])
         size = before.shape[-1]
         features = before.gather(1, frontier.parents[:, :, None].expand(-1, -1, size)).view(-1, size)
-        ragged = levels.ragged(frontier, level, self.block_size)
+        ragged = levels.ragged(frontier, level)
         positions = levels.positions + (level - 1)
         tokens = frontier.tokens.flatten()
         return self._forward(tokens, features, positions, levels.slots[level - 1], ragged)
@@ -179,19 +215,26 @@ class EagleDrafter:
         hidden: Tensor = self.head(ids, features, rotary_at(self.rope, positions), attentions)
         return hidden
 
-    def _scores(self, hidden: Tensor, rows: Sequence[DraftRow], paths: Callable[[], Tensor]) -> Tensor:
+    def _scores(
+        self, hidden: Tensor, levels: DraftLevels, level: int, rows: Sequence[DraftRow], paths: Callable[[], Tensor]
+    ) -> Tensor:
         """The head's processed logits `[rows * width, vocab]`; `paths` gives `[rows, width, level - 1]` tokens."""
         logits = self.lm_head(hidden)
+        if levels.is_plain:
+            # What `processed_logits` does for such rows, without a look at each.
+            scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
+            temperatures = levels.temperatures_at(level - 1)
+            return scores if temperatures is None else scores / temperatures.to(scores.dtype)
         width = logits.shape[0] // len(rows)
         parts = [NodeRows(row.context, width, partial(_paths_of, paths, i)) for i, row in enumerate(rows)]
         return processed_logits(logits, parts)
 
-    def _noise_key(self, row: DraftRow, level: int) -> NoiseKey | None:
-        """Of the output position that a level's children would take, where they follow its noise."""
+    def _noise_key(self, row: DraftRow) -> NoiseKey | None:
+        """Of the output position that a root's children would take, where they follow its noise."""
         sampling = row.context.sampling
         if self.proposal != Proposal.COUPLED or sampling.is_greedy:
             return None
-        return NoiseKey(sampling.seed, sampling.sample_index, row.context.num_output + level - 1)
+        return NoiseKey(sampling.seed, sampling.sample_index, row.context.num_output)
 
     def _draft_noise(self, rows: Sequence[DraftRow], level: int) -> Tensor:
         """float32 `[rows, vocab]` of this step and level alone: a rule may cut a chain by what was drawn behind the
@@ -204,57 +247,3 @@ class EagleDrafter:
 
 def _paths_of(paths: Callable[[], Tensor], row: int) -> Tensor:
     return paths()[row]
-
-
-@dataclass
-class _Levels:
-    """Scratch entries of the nodes expanded at each level, and who is whose ancestor among them."""
-
-    depth: int
-    tables: Tensor
-    positions: Tensor
-    visible: Tensor
-    base: list[int]
-    slots: Sequence[Tensor]
-    own_bits: Tensor
-    bits: Tensor | None = None
-
-    @staticmethod
-    def start(rows: Sequence[DraftRow], block_size: int, own_bits: Tensor, device: torch.device) -> "_Levels":
-        levels, branching, _ = own_bits.shape
-        base = [len(row.token_ids) for row in rows]
-        count = levels * branching
-        slots = [
-            slots_of(row.block_table, start, start + count, block_size) for row, start in zip(rows, base, strict=True)
-        ]
-        by_level = torch.tensor(slots, device=device).view(len(rows), levels, branching).transpose(0, 1)
-        # Rotary position of the node at depth 1: one less than its own.
-        positions = torch.tensor([start - 1 for start in base for _ in range(branching)], device=device)
-        tables = pad_block_tables([row.block_table for row in rows], device)
-        return _Levels(levels + 1, tables, positions, positions + 1, base, by_level.flatten(1).unbind(0), own_bits)
-
-    def ragged(self, frontier: Frontier, level: int, block_size: int) -> RaggedRows:
-        num_rows, width = frontier.tokens.shape
-        own = self.own_bits[level - 1][None].expand(num_rows, -1, -1)
-        if self.bits is None:
-            self.bits = own
-        else:
-            words = own.shape[-1]
-            self.bits = self.bits.gather(1, frontier.parents[:, :, None].expand(-1, -1, words)) | own
-        return RaggedRows(
-            query_lens=[width] * num_rows,
-            lengths=[start + level * width for start in self.base],
-            tree_starts=self.base,
-            block_tables=self.tables,
-            visible=self.visible,
-            ancestors=self.bits.reshape(num_rows * width, -1),
-            block_size=block_size,
-            first=1,
-        )
-
-
-def _own_bits(levels: int, branching: int, device: torch.device) -> Tensor:
-    """int64 `[levels, branching, words]`: of each scratch entry, the bit that stands for itself."""
-    words = -(-max(levels * branching, 1) // WORD_BITS)
-    bits = [split_words(1 << node, words) for node in range(levels * branching)]
-    return torch.tensor(bits, dtype=torch.int64, device=device).view(levels, branching, words)

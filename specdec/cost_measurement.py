@@ -8,6 +8,7 @@ import torch
 from specdec.curve import Curve
 from specdec.draft_heads.draft_shape import DraftShape
 from specdec.draft_heads.drafter import Drafter, DraftRow
+from specdec.dummy_rows import dummy_draft_rows
 from specdec.model_runner import ModelRunner
 from specdec.step_cost import StepCost
 from specdec.verify.sampling import Context, Sampling
@@ -69,14 +70,9 @@ def _seconds(work: Callable[[int], None], size: int) -> float:
 def _drafting(
     runner: ModelRunner, drafter: Drafter, shape: DraftShape, depth: int, context: int
 ) -> Callable[[int], None]:
-    """Trees of `depth` levels after `context` tokens and one that is read, all in the null block."""
-    known = context + 1
-    table = runner.cache.nowhere(known + shape.slots)
-
     @torch.inference_mode()
     def draft(trees: int) -> None:
-        requests = [Context(Sampling(), [0] * known, context) for _ in range(trees)]
-        drafter.propose([DraftRow(table, context, known, shape.nodes, depth, request) for request in requests])
+        drafter.propose(dummy_draft_rows(runner.cache, trees, context, shape, depth))
 
     return draft
 

@@ -1,10 +1,11 @@
 """Captures work on a GPU."""
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
-from torch import Tensor
 
+Result = TypeVar("Result")
 # Runs before a capture: kernels are compiled in the first, libraries choose theirs by the second.
 WARM_UPS = 2
 
@@ -15,7 +16,7 @@ class CudaGraphs:
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
 
-    def capture(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    def capture(self, work: Callable[[], Result]) -> Callable[[], Result]:
         """A graph of `work`, which must wait for nothing and allocate through torch alone; its replay."""
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
@@ -27,7 +28,7 @@ class CudaGraphs:
         with torch.cuda.graph(graph, pool=self._pool):
             output = work()
 
-        def replay() -> Tensor:
+        def replay() -> Result:
             graph.replay()
             return output
 

@@ -1,19 +1,17 @@
 """From settings to an engine: head, cache, drafter, scheduler, runner."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from specdec.acceptance_rule import AcceptanceRule
 from specdec.cache_size import cache_bytes
 from specdec.config import EngineConfig
 from specdec.cost_measurement import measure_step_cost
+from specdec.cuda_graphs import CudaGraphs
 from specdec.draft_heads.drafter import Drafter, NoDrafter
 from specdec.draft_heads.eagle import EagleHead
 from specdec.draft_heads.eagle_drafter import EagleDrafter
 from specdec.engine import LLMEngine
-from specdec.kernels.attention_plan import Heads
 from specdec.kernels.kernel_set import TORCH, KernelSet
-from specdec.kernels.ragged_rows import WORD_BITS
 from specdec.kv_cache import KVCache, entry_bytes
 from specdec.kv_cache_manager import KVCacheManager
 from specdec.logprobs import LogprobsMode
@@ -24,10 +22,7 @@ from specdec.rehearsal import Rehearsal
 from specdec.scheduler import Scheduler
 from specdec.verify.noise import GumbelNoise
 from specdec.verify.sampler import KernelSampler, Sampler, TorchSampler
-from specdec.warm_up import capture_steps
-
-if TYPE_CHECKING:
-    from specdec.step_graphs import StepGraphs
+from specdec.warm_up import capture_graphs
 
 
 def build_engine(
@@ -61,18 +56,23 @@ def build_engine(
         size = config.block_size
         cache = KVCache(num_blocks, size, model.config, llama, config.dtype, config.device, num_host_blocks, kernels)
         runner = ModelRunner(model, cache)
-        if config.device.type == "cuda" and kernels.name == "triton" and not config.enforce_eager:
-            runner.graphs = _graphs(runner, config, longest, slots)
-            capture_steps(runner, config.scheduler.max_num_seqs, longest, shape)
-        drafter: Drafter = NoDrafter()
-        unhindered: Drafter | None = None
+        drafters: list[EagleDrafter] = []
         if head is not None and cache.draft is not None and cache.features is not None:
             # The second is for measurements: it goes as deep as it may, whatever it sees.
             parts = (head, model.output, cache.draft, cache.features, size)
-            drafter, unhindered = (
+            drafters = [
                 EagleDrafter(*parts, bounds, sampler, noise, rule.proposal, kernels)
                 for bounds in (config.shape, replace(config.shape, min_reach=0.0))
-            )
+            ]
+        drafter: Drafter = drafters[0] if drafters else NoDrafter()
+        unhindered = drafters[1] if drafters else None
+        if config.device.type == "cuda" and kernels.name == "triton" and not config.enforce_eager:
+            # Late: it brings Triton.
+            from specdec.graphs import attach_graphs
+
+            seats = config.scheduler.max_num_seqs
+            attach_graphs(runner, drafters, CudaGraphs().capture, seats, longest + slots)
+            capture_graphs(runner, unhindered, seats, longest, shape)
         manager = KVCacheManager(num_blocks, size, num_host_blocks, config.enable_prefix_caching)
         cost = runner.preemption_cost() if num_host_blocks else PreemptionCost()
         # A rehearsal is of the largest steps.
@@ -95,16 +95,3 @@ def build_engine(
     # More than all seats at full length is never used.
     most = config.scheduler.max_num_seqs * -(-(longest + slots) // config.block_size)
     return assemble(min(num_blocks, most), int(config.swap_space * (1 << 30)) // per_block)
-
-
-def _graphs(runner: ModelRunner, config: EngineConfig, longest: int, slots: int) -> "StepGraphs":
-    # Late: they bring Triton.
-    from specdec.cuda_graphs import CudaGraphs
-    from specdec.step_graphs import StepGraphs
-
-    llama = runner.model.config
-    padded_dim = 1 << (llama.head_dim - 1).bit_length()
-    heads = Heads(config.dtype.itemsize, padded_dim, llama.num_heads // llama.num_kv_heads, llama.num_kv_heads)
-    max_blocks = -(-(longest + slots) // config.block_size)
-    words = max(1, -(-slots // WORD_BITS))
-    return StepGraphs(runner.features, CudaGraphs().capture, heads, config.scheduler.max_num_seqs, max_blocks, words)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.attention_plan import Heads, Plan
+from specdec.kernels.plan_buffer import PlanBuffer, PlanSize
 from specdec.kernels.ragged_rows import RaggedRows
 from specdec.kernels.tree_attention import plan_of
 from specdec.verify.tree_batch import TreeBatch
@@ -20,21 +21,15 @@ Capture = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
 
 
 class GraphKey(NamedTuple):
-    """What is fixed in a graph: grids, and the sizes of what lies in memory.
+    """What is fixed in a graph.
 
     Attributes:
         tokens: of the step, padding included.
-        height: of the attention's tiles.
-        items: programs of the attention per KV head.
-        joins: tiles that are cut along their context.
-        parts: that they are cut into.
+        plan: of the attention.
     """
 
     tokens: int
-    height: int
-    items: int
-    joins: int
-    parts: int
+    plan: PlanSize
 
 
 class StepGraphs:
@@ -74,8 +69,7 @@ class StepGraphs:
         if tokens > TOKEN_BUCKETS[-1][0] or rows > self.max_rows or blocks > self.max_blocks:
             return self.run(batch)
         plan = plan_of(batch.rows, self.heads)
-        sizes = (_bucket(len(plan.items)), _bucket(len(plan.joins)), _bucket(plan.num_parts))
-        key = GraphKey(tokens, plan.height, *sizes)
+        key = GraphKey(tokens, PlanSize.of(plan))
         graph = self._graphs.get(key)
         if graph is None:
             graph = self._graphs[key] = _Graph(self, key, batch, plan)
@@ -88,11 +82,10 @@ class _Graph:
     def __init__(self, owner: StepGraphs, key: GraphKey, batch: TreeBatch, plan: Plan) -> None:
         device = batch.tokens.device
 
-        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.int64, device=device)
 
-        items, joins = zeros(key.items, 7, dtype=torch.int32), zeros(key.joins, 4, dtype=torch.int32)
-        self.plan = Plan(plan.height, plan.config, items, joins, key.parts)
+        self.plan = PlanBuffer(plan)
         # The kernel goes by the plan, and never asks how many rows whose requests have.
         rows = RaggedRows(
             query_lens=(),
@@ -103,7 +96,7 @@ class _Graph:
             ancestors=zeros(key.tokens, owner.words),
             block_size=batch.rows.block_size,
         )
-        rows.plans[owner.heads] = self.plan
+        rows.plans[owner.heads] = self.plan.plan
         slots = zeros(key.tokens)
         self.batch = TreeBatch(zeros(key.tokens), zeros(key.tokens), slots, rows, zeros(0), ())
         self._fill(batch, plan)
@@ -125,12 +118,4 @@ class _Graph:
         for mine, given in ((rows.block_tables, batch.rows.block_tables), (rows.ancestors, batch.rows.ancestors)):
             mine[: given.shape[0], : given.shape[1]].copy_(given)
         rows.ancestors[:, batch.rows.ancestors.shape[1] :].zero_()
-        # An item, or a join, of no rows does nothing.
-        for mine, given in ((self.plan.items, plan.items), (self.plan.joins, plan.joins)):
-            mine[: len(given)].copy_(given)
-            mine[len(given) :].zero_()
-
-
-def _bucket(count: int) -> int:
-    """The next power of two; 0 stays."""
-    return 1 << (count - 1).bit_length() if count else 0
+        self.plan.fill(plan)

@@ -1,9 +1,12 @@
 """Captures the graphs of usual steps before the first request comes."""
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from specdec.draft_heads.draft_shape import DraftShape
+from specdec.draft_heads.drafter import Drafter
+from specdec.dummy_rows import dummy_draft_rows
 from specdec.model_runner import ModelRunner
 from specdec.step_graphs import TOKEN_BUCKETS
 
@@ -11,25 +14,32 @@ from specdec.step_graphs import TOKEN_BUCKETS
 CONTEXTS = (16, 128, 1024, 4096)
 
 
-def capture_steps(runner: ModelRunner, max_rows: int, longest: int, shape: DraftShape | None) -> None:
-    """Run plain steps and steps of the largest trees, of 1, 2, 4 … rows; others are captured when they come.
+def capture_graphs(
+    runner: ModelRunner, drafter: Drafter | None, max_rows: int, longest: int, shape: DraftShape | None
+) -> None:
+    """Run plain steps, steps of the largest trees and the drafting of these, of 1, 2, 4 … rows.
+
+    Other sizes are captured when they come.
 
     Args:
+        drafter: None where nothing drafts.
         max_rows: requests of a step.
         longest: tokens of a request.
-        shape: of trees, None where nothing drafts.
+        shape: of trees, None likewise.
     """
     counts = [1 << power for power in range(max_rows.bit_length())]
-    nodes = [0] if shape is None else [0, shape.nodes]
-    steps = [
-        (rows, context, tree)
-        for rows in counts
-        for tree in nodes
-        for context in CONTEXTS
-        if rows * (1 + tree) <= TOKEN_BUCKETS[-1][0] and context + 1 + tree <= longest
-    ]
+    nodes = shape.nodes if shape is not None else 0
+    slots = shape.slots if shape is not None else 0
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        for step in progress.track(steps, description="capturing graphs"):
-            runner.run_dummy_rows(*step)
+    cases = [(rows, context) for rows in counts for context in CONTEXTS if context + 1 + slots <= longest]
+    with (
+        torch.inference_mode(),
+        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress,
+    ):
+        for rows, context in progress.track(cases, description="capturing graphs"):
+            for tree in sorted({0, nodes}):
+                if rows * (1 + tree) <= TOKEN_BUCKETS[-1][0]:
+                    runner.run_dummy_rows(rows, context, tree)
+            if drafter is not None and shape is not None:
+                drafter.propose(dummy_draft_rows(runner.cache, rows, context, shape, shape.depth))

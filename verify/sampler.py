@@ -21,6 +21,52 @@ class NoiseKey(NamedTuple):
     position: int
 
 
+class NoiseColumns(NamedTuple):
+    """Keys as a device takes them.
+
+    Attributes:
+        seeds, sample_indices, positions: int64 `[rows]`; 0 where a row has no noise.
+        sampled: bool `[rows]`, whether it has.
+    """
+
+    seeds: Tensor
+    sample_indices: Tensor
+    positions: Tensor
+    sampled: Tensor
+
+
+class NoiseRows:
+    """Whose noise each row of scores takes, None for no noise."""
+
+    def __init__(self, keys: Sequence[NoiseKey | None], columns: NoiseColumns | None = None) -> None:
+        self.keys, self._columns = keys, columns
+
+    def columns(self, device: torch.device) -> NoiseColumns:
+        """Made and sent to the device by who first asks."""
+        if self._columns is None:
+            known = torch.tensor([key or (0, 0, 0) for key in self.keys], dtype=torch.int64).view(-1, 3).T
+            sampled = torch.tensor([key is not None for key in self.keys], dtype=torch.bool)
+            seeds, indices, positions = known.contiguous().to(device).unbind()
+            self._columns = NoiseColumns(seeds, indices, positions, sampled.to(device))
+        return self._columns
+
+    def repeated(self, times: int) -> "NoiseRows":
+        """Each row's so many times in turn."""
+        keys = [key for key in self.keys for _ in range(times)]
+        columns = self._columns
+        if columns is not None:
+            columns = NoiseColumns(*(column.repeat_interleave(times) for column in columns))
+        return NoiseRows(keys, columns)
+
+    def later(self, positions: int) -> "NoiseRows":
+        """The noise of so many output positions on."""
+        keys = [key and key._replace(position=key.position + positions) for key in self.keys]
+        columns = self._columns
+        if columns is not None:
+            columns = columns._replace(positions=columns.positions + positions)
+        return NoiseRows(keys, columns)
+
+
 class Children(NamedTuple):
     """The likeliest next tokens of each row, best first.
 
@@ -36,16 +82,16 @@ class Children(NamedTuple):
 class Sampler(Protocol):
     """Gumbel-max sampling: the argmax of scores plus noise is a draw from their softmax."""
 
-    def argmax(self, scores: Tensor, keys: Sequence[NoiseKey | None]) -> Tensor:
+    def argmax(self, scores: Tensor, noise: NoiseRows) -> Tensor:
         """int64 `[rows]`: lowest id on ties, `NO_TOKEN` where the largest is no finite number.
 
         Args:
             scores: `[rows, vocab]`, processed logits; not to be used afterwards where a row has a key.
-            keys: of each row's noise, None for no noise.
+            noise: of each row.
         """
         ...
 
-    def top_k(self, scores: Tensor, keys: Sequence[NoiseKey | None], k: int) -> Children:
+    def top_k(self, scores: Tensor, noise: NoiseRows, k: int) -> Children:
         """The `k` largest of each row; arguments as for `argmax`."""
         ...
 
@@ -65,15 +111,15 @@ class TorchSampler:
     def __init__(self, noise: GumbelNoise) -> None:
         self.noise = noise
 
-    def argmax(self, scores: Tensor, keys: Sequence[NoiseKey | None]) -> Tensor:
-        return argmax(self._perturb_(scores, keys))
+    def argmax(self, scores: Tensor, noise: NoiseRows) -> Tensor:
+        return argmax(self._perturb_(scores, noise))
 
-    def top_k(self, scores: Tensor, keys: Sequence[NoiseKey | None], k: int) -> Children:
-        values, tokens = self._perturb_(scores, keys).topk(k)
+    def top_k(self, scores: Tensor, noise: NoiseRows, k: int) -> Children:
+        values, tokens = self._perturb_(scores, noise).topk(k)
         return Children(tokens, values - scores.logsumexp(-1, keepdim=True))
 
-    def _perturb_(self, scores: Tensor, keys: Sequence[NoiseKey | None]) -> Tensor:
-        for row, key in enumerate(keys):
+    def _perturb_(self, scores: Tensor, noise: NoiseRows) -> Tensor:
+        for row, key in enumerate(noise.keys):
             if key is not None:
                 scores[row] += self.noise.at(*key)
         return scores
@@ -85,16 +131,9 @@ class KernelSampler:
     def __init__(self, kernels: KernelSet) -> None:
         self.kernels = kernels
 
-    def argmax(self, scores: Tensor, keys: Sequence[NoiseKey | None]) -> Tensor:
-        return self.kernels.gumbel_argmax(scores, *_columns(keys, scores.device))
+    def argmax(self, scores: Tensor, noise: NoiseRows) -> Tensor:
+        return self.kernels.gumbel_argmax(scores, *noise.columns(scores.device))
 
-    def top_k(self, scores: Tensor, keys: Sequence[NoiseKey | None], k: int) -> Children:
-        found = self.kernels.perturbed_top_k(scores, *_columns(keys, scores.device), k)
+    def top_k(self, scores: Tensor, noise: NoiseRows, k: int) -> Children:
+        found = self.kernels.perturbed_top_k(scores, *noise.columns(scores.device), k)
         return Children(found.tokens, found.scores - found.log_sum_exp[:, None])
-
-
-def _columns(keys: Sequence[NoiseKey | None], device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Seeds, sample indices and positions, int64 `[rows]`, and which rows have any."""
-    known = torch.tensor([key or (0, 0, 0) for key in keys], dtype=torch.int64).view(-1, 3).T.contiguous().to(device)
-    sampled = torch.tensor([key is not None for key in keys], dtype=torch.bool).to(device)
-    return known[0], known[1], known[2], sampled

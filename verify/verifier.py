@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from specdec.verify.sampler import NoiseKey, Sampler
+from specdec.verify.sampler import NoiseKey, NoiseRows, Sampler
 from specdec.verify.sampling import Context
 from specdec.verify.transforms import NodeRows, processed_logits
 from specdec.verify.tree import ROOT, DraftTree
@@ -75,7 +75,7 @@ class CoupledVerifier:
             scores = processed_logits(logits, [row.nodes for row in rows])
             # The sampler adds its noise in place, and the logits are still to be scored.
             scores = scores.clone() if scores.data_ptr() == logits.data_ptr() else scores
-        return self.sampler.argmax(scores, keys)
+        return self.sampler.argmax(scores, NoiseRows(keys))
 
 
 def _noise_keys(rows: Sequence[SampledRow]) -> list[NoiseKey | None]:

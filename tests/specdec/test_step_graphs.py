@@ -2,20 +2,23 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from specdec import LLM, SamplingParams
 from specdec.draft_heads.draft_shape import DraftShape
-from specdec.kernels.attention_plan import Heads
+from specdec.draft_heads.drafter import DraftRow
+from specdec.draft_heads.eagle_drafter import EagleDrafter
+from specdec.graphs import attach_graphs
 from specdec.step_graphs import TOKEN_BUCKETS, StepGraphs
+from specdec.verify.sampling import Context, Sampling
 from specdec.verify.tree import DraftTree
 from specdec.verify.tree_batch import TreeRow
-from specdec.warm_up import capture_steps
+from specdec.warm_up import capture_graphs
 from tests.fakes import save_random_head, save_random_llama
 from tests.strategies import draft_trees
 
@@ -28,10 +31,10 @@ class Recorder:
     def __init__(self) -> None:
         self.replays = 0
 
-    def capture(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    def capture(self, work: Callable[[], Any]) -> Callable[[], Any]:
         work()
 
-        def replay() -> Tensor:
+        def replay() -> Any:
             self.replays += 1
             return work()
 
@@ -52,9 +55,9 @@ def load(folder: Path, recorder: Recorder | None) -> LLM:
         block_size=BLOCK,
     )
     if recorder is not None:
-        config, runner = llm.model.config, llm.engine.runner
-        heads = Heads(4, 16, config.num_heads // config.num_kv_heads, config.num_kv_heads)
-        runner.graphs = StepGraphs(runner.features, recorder.capture, heads, SEATS, 8, 2)
+        drafter = llm.engine.drafter
+        assert isinstance(drafter, EagleDrafter)
+        attach_graphs(llm.engine.runner, [drafter], recorder.capture, SEATS, 8 * BLOCK)
     return llm
 
 
@@ -75,7 +78,7 @@ def engines(folder: Path) -> tuple[LLM, LLM, Recorder]:
 rows = st.lists(st.tuples(st.integers(0, 25), st.integers(1, 3), draft_trees(5, 97)), min_size=1, max_size=SEATS)
 
 
-@settings(max_examples=12)
+@settings(max_examples=5)
 @given(rows)
 def test_logits_and_cache_are_those_of_a_pass_of_its_own(
     engines: tuple[LLM, LLM, Recorder], cases: list[tuple[int, int, DraftTree]]
@@ -105,7 +108,7 @@ def test_logits_and_cache_are_those_of_a_pass_of_its_own(
 
 def test_tokens_are_those_of_an_engine_without_graphs(engines: tuple[LLM, LLM, Recorder]) -> None:
     plain, graphed, recorder = engines
-    params = [SamplingParams(temperature=t, seed=i, max_tokens=6, ignore_eos=True) for i, t in enumerate((0, 1.0))]
+    params = [SamplingParams(temperature=t, seed=i, max_tokens=4, ignore_eos=True) for i, t in enumerate((0, 1.0))]
     prompts = [[5, 6, 7, 8, 9, 10, 11], [12, 13, 14]]
     expected, found = ([o.token_ids for o in llm.generate(prompts, params, use_tqdm=False)] for llm in (plain, graphed))
     assert expected == found
@@ -135,10 +138,53 @@ def test_padding_is_small_and_leads_to_few_counts() -> None:
 
 def test_usual_steps_are_captured_before_the_first_request(engines: tuple[LLM, LLM, Recorder]) -> None:
     _, graphed, recorder = engines
-    runner = graphed.engine.runner
+    runner, drafter = graphed.engine.runner, graphed.engine.drafter
+    assert isinstance(drafter, EagleDrafter)
     assert runner.graphs is not None
-    capture_steps(runner, SEATS, CONTEXT, graphed.config.shape)
-    before = len(runner.graphs), recorder.replays
-    capture_steps(runner, SEATS, CONTEXT, graphed.config.shape)
-    assert len(runner.graphs) == before[0]
-    assert recorder.replays > before[1]
+    assert drafter.graphs is not None
+    capture_graphs(runner, drafter, SEATS, CONTEXT, graphed.config.shape)
+    before = len(runner.graphs), len(drafter.graphs), recorder.replays
+    capture_graphs(runner, drafter, SEATS, CONTEXT, graphed.config.shape)
+    assert (len(runner.graphs), len(drafter.graphs)) == before[:2]
+    assert recorder.replays > before[2]
+
+
+@settings(max_examples=3)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 20), st.sampled_from([0.0, 0.6, 1.0]), st.integers(0, 4), st.integers(0, 2)),
+        min_size=1,
+        max_size=SEATS,
+    )
+)
+def test_trees_are_those_of_a_loop_of_its_own(
+    engines: tuple[LLM, LLM, Recorder], cases: list[tuple[int, float, int, int]]
+) -> None:
+    """Rows of any context, temperature, size and depth."""
+    rows = []
+    for index, (known, temperature, nodes, depth) in enumerate(cases):
+        context = Context(Sampling(temperature=temperature, seed=index), list(range(3, 4 + known)), known)
+        table = list(range(index * 5, index * 5 + 5))
+        rows.append(DraftRow(table, known, known + 1, nodes, depth, context))
+    found = []
+    before = engines[2].replays
+    for llm in engines[:2]:
+        cache, generator = llm.engine.cache, torch.Generator().manual_seed(1)
+        assert cache.draft is not None
+        assert cache.features is not None
+        for part in (cache.draft, cache.features):
+            part.copy_(torch.randn(part.shape, generator=generator))
+        with torch.inference_mode():
+            found.append(llm.engine.drafter.propose(rows))
+    assert found[0] == found[1]
+    asked = any(nodes and depth for _, _, nodes, depth in cases)
+    assert engines[2].replays == before + asked
+
+
+def test_rows_that_ask_for_more_are_drafted_without_a_graph(engines: tuple[LLM, LLM, Recorder]) -> None:
+    before = engines[2].replays
+    params = SamplingParams(temperature=1.0, seed=2, max_tokens=5, top_k=5, ignore_eos=True)
+    expected, found = (llm.generate([[5, 6, 7, 8]], params, use_tqdm=False)[0].token_ids for llm in engines[:2])
+    assert expected == found
+    # The steps alone.
+    assert engines[2].replays <= before + 5

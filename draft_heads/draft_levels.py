@@ -1,0 +1,134 @@
+"""What drafting goes by, level after level, settled before the first."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from specdec.draft_heads.drafter import DraftRow
+from specdec.draft_heads.tree_search import Frontier
+from specdec.kernels.attention_plan import Heads, Plan
+from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
+from specdec.verify.sampler import NoiseKey, NoiseRows
+from specdec.verify.tree_batch import pad_block_tables, slots_of, split_words
+
+
+@dataclass
+class DraftLevels:
+    """Scratch entries of the nodes expanded at each level, who is whose ancestor among them, and how rows sample.
+
+    Attributes:
+        depth: levels at most.
+        width: nodes expanded of a row at each level but the root's.
+        block_size: entries a block.
+        positions: int64 `[rows * width]`, rotary positions of nodes at depth 1, one less than their own.
+        slots: int64 `[depth - 1, rows * width]`, where the head's keys and values of expanded nodes go.
+        tables: int64 `[rows, blocks]`.
+        own_bits: int64 `[depth - 1, width, words]`: of each scratch entry, the bit that stands for itself.
+        base: known tokens of each row, host side.
+        noise: of each row's first level.
+        temperatures: `[rows, 1]` to divide logits by, where that is all that rows ask for; None where all are 1.
+        is_plain: whether it is all.
+        plans: per level but the last, how attention goes through it; made by its kernel where there is none.
+    """
+
+    depth: int
+    width: int
+    block_size: int
+    positions: Tensor
+    slots: Tensor
+    tables: Tensor
+    own_bits: Tensor
+    base: Sequence[int]
+    noise: NoiseRows
+    temperatures: Tensor | None
+    is_plain: bool
+    plans: dict[Heads, list[Plan]] = field(default_factory=dict)
+    _bits: Tensor | None = None
+
+    @staticmethod
+    def start(
+        rows: Sequence[DraftRow],
+        block_size: int,
+        own_bits: Tensor,
+        keys: Sequence[NoiseKey | None],
+        device: torch.device,
+    ) -> "DraftLevels":
+        """Before the first level."""
+        levels, width, _ = own_bits.shape
+        base = [len(row.token_ids) for row in rows]
+        count = levels * width
+        slots = [
+            slots_of(row.block_table, start, start + count, block_size) for row, start in zip(rows, base, strict=True)
+        ]
+        by_level = torch.tensor(slots, device=device).view(len(rows), levels, width).transpose(0, 1)
+        samplings = [row.context.sampling for row in rows]
+        is_plain = not any(s.edits or s.filters for s in samplings)
+        temperatures = None
+        if is_plain and any(not s.is_greedy and s.temperature != 1 for s in samplings):
+            divisors = [[1.0 if s.is_greedy else s.temperature] for s in samplings]
+            temperatures = torch.tensor(divisors, dtype=torch.float64).to(device)
+        return DraftLevels(
+            depth=levels + 1,
+            width=width,
+            block_size=block_size,
+            positions=torch.tensor([start - 1 for start in base for _ in range(width)], device=device),
+            slots=by_level.flatten(1),
+            tables=pad_block_tables([row.block_table for row in rows], device),
+            own_bits=own_bits,
+            base=base,
+            noise=NoiseRows(keys),
+            temperatures=temperatures,
+            is_plain=is_plain,
+        )
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.tables)
+
+    def restart(self) -> None:
+        """Go on from the roots once more."""
+        self._bits = None
+
+    def noise_at(self, level: int) -> NoiseRows:
+        """Of the children of a level's nodes; the roots are level 0."""
+        return self.noise if level == 0 else self.noise.repeated(self.width).later(level)
+
+    def temperatures_at(self, level: int) -> Tensor | None:
+        if self.temperatures is None or level == 0:
+            return self.temperatures
+        return self.temperatures.repeat_interleave(self.width, 0)
+
+    def ragged(self, frontier: Frontier, level: int) -> RaggedRows:
+        """What the nodes expanded at `level`, from 1 on, see; in order of levels."""
+        num_rows, width = frontier.tokens.shape
+        own = self.own_bits[level - 1][None].expand(num_rows, -1, -1)
+        if self._bits is None:
+            self._bits = own
+        else:
+            words = own.shape[-1]
+            self._bits = self._bits.gather(1, frontier.parents[:, :, None].expand(-1, -1, words)) | own
+        rows = self.outline(level, self._bits.reshape(num_rows * width, -1))
+        for heads, plans in self.plans.items():
+            rows.plans[heads] = plans[level - 1]
+        return rows
+
+    def outline(self, level: int, ancestors: Tensor) -> RaggedRows:
+        return RaggedRows(
+            query_lens=[self.width] * len(self.base),
+            lengths=[start + level * self.width for start in self.base],
+            tree_starts=self.base,
+            block_tables=self.tables,
+            visible=self.positions + 1,
+            ancestors=ancestors,
+            block_size=self.block_size,
+            first=1,
+        )
+
+
+def own_bits(levels: int, width: int, device: torch.device) -> Tensor:
+    """int64 `[levels, width, words]`: of each scratch entry, the bit that stands for itself."""
+    words = -(-max(levels * width, 1) // WORD_BITS)
+    bits = [split_words(1 << node, words) for node in range(levels * width)]
+    return torch.tensor(bits, dtype=torch.int64, device=device).view(levels, width, words)
