@@ -10,16 +10,27 @@ from specdec.draft_heads.rope import RopeConfig
 # Keys that change what the model computes, with the only values under which ours computes the same.
 REQUIRED_VALUES: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu", None),
-    "sliding_window": (None, False),
     "quantization_config": (None,),
     "attention_chunk_size": (None,),
     "use_qk_norm": (None, False),
 }
 
+# What a config.json of a family may leave out, where it is not what Llama's would be.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"num_key_value_heads": 8, "max_position_embeddings": 131072},
+    "qwen2": {"max_position_embeddings": 32768},
+    "qwen3": {"max_position_embeddings": 32768, "head_dim": 128},
+}
+
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """Shape of a Llama, or of a draft head made of Llama layers."""
+    """Shape of a Llama or of a model like it, or of a draft head made of Llama layers.
+
+    Qwen2 has biases at queries, keys and values alone; Qwen3 norms each head's queries and keys (`qk_norm`); Mistral is
+    a Llama. Where keys lie behind a sliding window, `max_position` is no more than the window: up to there all is seen.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -35,6 +46,7 @@ class LlamaConfig:
     attention_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
+    qk_norm: bool = False
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> "LlamaConfig":
@@ -44,10 +56,13 @@ class LlamaConfig:
             CheckpointError: a missing number, one that does not fit the others, or a setting that this
                 model would not honour (sliding window, quantisation, another activation, ...).
         """
+        family = config.get("model_type")
+        config = {**DEFAULTS.get(str(family), {}), **config}
         for key, allowed in REQUIRED_VALUES.items():
             if config.get(key) not in allowed:
                 raise CheckpointError(f"config.json: {key} = {config[key]!r} is not supported")
-        layer_types = set(config.get("layer_types") or ()) - {"full_attention"}
+        known_types = {"full_attention", "sliding_attention"} if family == "mistral" else {"full_attention"}
+        layer_types = set(config.get("layer_types") or ()) - known_types
         if layer_types:
             raise CheckpointError(f"config.json: layer_types {sorted(layer_types)} are not supported")
 
@@ -72,6 +87,11 @@ class LlamaConfig:
         epsilon = config.get("rms_norm_eps", 1e-6)
         if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not epsilon > 0:
             raise CheckpointError(f"config.json: rms_norm_eps = {epsilon!r} must be a positive number")
+        max_position = count("max_position_embeddings", 2048)
+        if config.get("sliding_window") and config.get("use_sliding_window", True):
+            if family != "mistral":
+                raise CheckpointError(f"config.json: sliding_window = {config['sliding_window']!r} is not supported")
+            max_position = min(max_position, count("sliding_window"))
         bias = bool(config.get("attention_bias", False))
         return cls(
             vocab_size=count("vocab_size"),
@@ -81,11 +101,12 @@ class LlamaConfig:
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=head_dim,
-            max_position=count("max_position_embeddings", 2048),
+            max_position=max_position,
             rms_norm_eps=float(epsilon),
             rope=RopeConfig.from_json(config),
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-            attention_bias=bias,
-            output_bias=bias,
+            attention_bias=bias or family == "qwen2",
+            output_bias=bias and family != "qwen2",
             mlp_bias=bool(config.get("mlp_bias", False)),
+            qk_norm=family == "qwen3",
         )

@@ -98,6 +98,8 @@ class LlamaLayer(nn.Module):
         self.input_layernorm = RMSNorm(hidden, config.rms_norm_eps) if input_norm else None
         qkv_size = (config.num_heads + 2 * config.num_kv_heads) * dim
         self.qkv_proj = Linear(hidden, qkv_size, bias=config.attention_bias)
+        self.q_norm = RMSNorm(dim, config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(dim, config.rms_norm_eps) if config.qk_norm else None
         self.o_proj = Linear(config.num_heads * dim, hidden, bias=config.output_bias)
         self.post_attention_layernorm = RMSNorm(hidden, config.rms_norm_eps)
         self.gate_up_proj = Linear(hidden, 2 * config.intermediate_size, bias=config.mlp_bias)
@@ -109,10 +111,22 @@ class LlamaLayer(nn.Module):
         heads, kv_heads = self.config.num_heads, self.config.num_kv_heads
         x = hidden if self.input_layernorm is None else self.input_layernorm(hidden)
         qkv = self.qkv_proj(x).view(x.shape[0], heads + 2 * kv_heads, self.config.head_dim)
+        if self.q_norm is not None and self.k_norm is not None:
+            for norm, part in ((self.q_norm, qkv[:, :heads]), (self.k_norm, qkv[:, heads : heads + kv_heads])):
+                part.copy_(norm(part.reshape(-1, part.shape[-1])).view_as(part))
         mixed = attention(qkv, rotary, heads)
         x, hidden = self.post_attention_layernorm.add(self.o_proj(mixed.flatten(1)), hidden)
         output: Tensor = self.down_proj(self.act(self.gate_up_proj(x))).add_(hidden)
         return output
+
+
+# Parts of a layer by their names in the Hugging Face layout, and here.
+RENAMED = (
+    ("self_attn.o_proj", "o_proj"),
+    ("self_attn.q_norm", "q_norm"),
+    ("self_attn.k_norm", "k_norm"),
+    ("mlp.down_proj", "down_proj"),
+)
 
 
 def fuse_layer(tensors: dict[str, Tensor], prefix: str) -> None:
@@ -121,7 +135,7 @@ def fuse_layer(tensors: dict[str, Tensor], prefix: str) -> None:
         parts = [f"{prefix}self_attn.{name}_proj.{kind}" for name in "qkv"]
         fuse(tensors, f"{prefix}qkv_proj.{kind}", parts)
         fuse(tensors, f"{prefix}gate_up_proj.{kind}", [f"{prefix}mlp.{name}_proj.{kind}" for name in ("gate", "up")])
-        for old, new in (("self_attn.o_proj", "o_proj"), ("mlp.down_proj", "down_proj")):
+        for old, new in RENAMED:
             if f"{prefix}{old}.{kind}" in tensors:
                 tensors[f"{prefix}{new}.{kind}"] = tensors.pop(f"{prefix}{old}.{kind}")
     # Old Llama conversions carry the rotary frequencies as a buffer; they follow from the config.
@@ -138,6 +152,6 @@ def split_layer(tensors: dict[str, Tensor], prefix: str, config: LlamaConfig) ->
         if (gate_up := tensors.pop(f"{prefix}gate_up_proj.{kind}", None)) is not None:
             for name, part in zip(("gate", "up"), gate_up.chunk(2), strict=True):
                 tensors[f"{prefix}mlp.{name}_proj.{kind}"] = part.contiguous()
-        for old, new in (("self_attn.o_proj", "o_proj"), ("mlp.down_proj", "down_proj")):
+        for old, new in RENAMED:
             if (tensor := tensors.pop(f"{prefix}{new}.{kind}", None)) is not None:
                 tensors[f"{prefix}{old}.{kind}"] = tensor

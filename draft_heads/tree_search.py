@@ -1,7 +1,7 @@
 """EAGLE-2's dynamic tree (Li et al. 2024): expand the best frontier nodes, then keep the best of all."""
 
 from collections.abc import Sequence
-from itertools import islice
+from itertools import accumulate, islice, pairwise
 from typing import NamedTuple
 
 import torch
@@ -77,9 +77,12 @@ class TreeSearch:
         for values_of_level in self._values:
             ends.append(ends[-1] + values_of_level.shape[1])
         # Stable, so of equal values the shallower comes first.
-        order = values.sort(dim=1, descending=True, stable=True).indices.tolist()
-        tokens = torch.cat(self._tokens, 1).tolist()
-        best = [chosen.tolist() for chosen in self._best]
+        by_value = values.sort(dim=1, descending=True, stable=True).indices
+        # All in one, as a GPU's host waits for each.
+        sizes = [ends[-1], ends[-1], *(chosen.shape[1] for chosen in self._best)]
+        places = [0, *accumulate(sizes)]
+        table = torch.cat([by_value, *self._tokens, *self._best], 1).tolist()
+        order, tokens, *best = ([row[a:b] for row in table] for a, b in pairwise(places))
         trees = []
         for row in range(self.num_rows):
             deepest = ends[min(max_depths[row], len(self._values))]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from specdec.draft_heads.checkpoint_files import CheckpointError, load_strictly, naming, read_config, read_tensors
-from specdec.draft_heads.llama_config import LlamaConfig
+from specdec.draft_heads.llama_config import DEFAULTS, LlamaConfig
 from specdec.draft_heads.llama_layer import Attention, LlamaLayer, RMSNorm, fuse_layer
 from specdec.draft_heads.rope import Rotary
 from specdec.kernels.kernel_set import TORCH, KernelSet
@@ -73,7 +73,7 @@ class LlamaModel(nn.Module):
 
 
 def load_llama(folder: Path, dtype: torch.dtype, device: torch.device, kernels: KernelSet = TORCH) -> LlamaModel:
-    """Load a Llama from a Hugging Face checkpoint folder, strictly.
+    """Load a Llama, Mistral, Qwen2 or Qwen3 from a Hugging Face checkpoint folder, strictly.
 
     Raises:
         CheckpointError: no checkpoint, another model family, a setting that this model would not honour, or
@@ -81,8 +81,9 @@ def load_llama(folder: Path, dtype: torch.dtype, device: torch.device, kernels: 
     """
     settings = read_config(folder)
     model_type = settings.get("model_type")
-    if model_type != "llama":
-        raise CheckpointError(f"{folder}: model_type {model_type!r} is not supported; this engine serves 'llama'")
+    if model_type not in DEFAULTS:
+        known = ", ".join(DEFAULTS)
+        raise CheckpointError(f"{folder}: model_type {model_type!r} is not supported; this engine serves {known}")
     with naming(folder):
         config = LlamaConfig.from_json(settings)
     tensors = read_tensors(folder)

@@ -367,7 +367,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.world.run_out(random.Random(0))
 
 
-SchedulerMachine.TestCase.settings = settings(max_examples=2000 if NIGHTLY else 200, stateful_step_count=50)
+SchedulerMachine.TestCase.settings = settings(max_examples=2000 if NIGHTLY else 100, stateful_step_count=50)
 TestScheduler = SchedulerMachine.TestCase
 
 
@@ -384,7 +384,7 @@ lengths, mosts = st.sampled_from([1, 1, 2, 5, 16]), st.sampled_from([1, 1, 5, 24
 arrivals = st.builds(Arrival, st.sampled_from([0, 0, 0, 1, 2, 9]), lengths, mosts, st.integers(-1, 1))
 
 
-@settings(max_examples=2000 if NIGHTLY else 300)
+@settings(max_examples=2000 if NIGHTLY else 150)
 @given(cases(8, 24), st.lists(arrivals, min_size=2, max_size=12), seeds)
 def test_nobody_waits_longer_than_promised(case: Case, coming: list[Arrival], seed: int) -> None:
     """As many steps as all who rank before it have tokens at their longest.
