@@ -66,7 +66,7 @@ def generate(
     ] = None,
     draft: Annotated[
         str,
-        typer.Option(envvar="SPECDEC_DRAFT", help="eagle (the demo model's head), none, or the folder of a head."),
+        typer.Option(envvar="SPECDEC_DRAFT", help="eagle (the demo model's head), ngram, none, or a head's folder."),
     ] = "eagle",
     chat: Annotated[
         bool | None,

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -10,6 +11,7 @@ from specdec.kernels.kernel_set import KernelChoice
 from specdec.scheduler_config import SchedulerConfig
 
 DEMO = Path(__file__).parent / "demo"
+NGRAM = "ngram"
 CPU = torch.device("cpu")
 # EAGLE-2, paper and code: depth 6, 10 expanded a level, 60 verified.
 EAGLE2_SHAPE = DraftShape(6, 10, 60)
@@ -27,7 +29,7 @@ class EngineConfig:
 
     Attributes:
         model: checkpoint folder of the target.
-        draft: checkpoint folder of the head, None for plain decoding.
+        draft: checkpoint folder of the head, "ngram" for what the text itself holds, None for plain decoding.
         dtype: of weights, activations and cache.
         device: where the model runs.
         shape: bounds of draft trees.
@@ -44,7 +46,7 @@ class EngineConfig:
     """
 
     model: Path = DEMO / "target"
-    draft: Path | None = None
+    draft: Path | Literal["ngram"] | None = None
     dtype: torch.dtype = torch.float32
     device: torch.device = CPU
     shape: DraftShape = EAGLE2_SHAPE

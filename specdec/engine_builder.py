@@ -1,15 +1,17 @@
 """From settings to an engine: head, cache, drafter, scheduler, runner."""
 
+import sys
 from dataclasses import replace
 
 from specdec.acceptance_rule import AcceptanceRule
 from specdec.cache_size import cache_bytes
-from specdec.config import EngineConfig
+from specdec.config import NGRAM, EngineConfig
 from specdec.cost_measurement import measure_step_cost
 from specdec.cuda_graphs import CudaGraphs
 from specdec.draft_heads.drafter import Drafter, NoDrafter
 from specdec.draft_heads.eagle import EagleHead
 from specdec.draft_heads.eagle_drafter import EagleDrafter
+from specdec.draft_heads.ngram_drafter import NGramDrafter
 from specdec.engine import LLMEngine
 from specdec.kernels.kernel_set import TORCH, KernelSet
 from specdec.kv_cache import KVCache, entry_bytes
@@ -39,14 +41,15 @@ def build_engine(
         ValueError: the cache's memory is too small, or the kernels were not made for the model or its trees.
     """
     llama = head.config.llama if head else None
-    shape = config.shape if head else None
+    by_text = config.draft == NGRAM
+    shape = config.shape if head or by_text else None
     slots = shape.slots if shape else 0
     for sizes in (model.config, llama):
         if sizes is not None:
             kernels.check_model(sizes.head_dim, sizes.num_heads // sizes.num_kv_heads)
     kernels.check_tree(slots)
     # Beyond its positions a head would guess.
-    draft_context = llama.max_position - config.shape.depth if llama else 0
+    draft_context = llama.max_position - config.shape.depth if llama else sys.maxsize
     positions = min(config.max_position for config in (model.config, llama) if config)
     longest = config.context(model.config.max_position)
     noise = GumbelNoise(model.config.vocab_size, config.device)
@@ -56,22 +59,22 @@ def build_engine(
         size = config.block_size
         cache = KVCache(num_blocks, size, model.config, llama, config.dtype, config.device, num_host_blocks, kernels)
         runner = ModelRunner(model, cache)
-        drafters: list[EagleDrafter] = []
+        heads: list[EagleDrafter] = []
         if head is not None and cache.draft is not None and cache.features is not None:
             # The second is for measurements: it goes as deep as it may, whatever it sees.
             parts = (head, model.output, cache.draft, cache.features, size)
-            drafters = [
+            heads = [
                 EagleDrafter(*parts, bounds, sampler, noise, rule.proposal, kernels)
                 for bounds in (config.shape, replace(config.shape, min_reach=0.0))
             ]
-        drafter: Drafter = drafters[0] if drafters else NoDrafter()
-        unhindered = drafters[1] if drafters else None
+        drafters: list[Drafter] = [*heads] or [NGramDrafter(config.shape) if by_text else NoDrafter()]
+        unhindered = drafters[-1] if shape else None
         if config.device.type == "cuda" and kernels.name == "triton" and not config.enforce_eager:
             # Late: it brings Triton.
             from specdec.graphs import attach_graphs
 
             seats = config.scheduler.max_num_seqs
-            attach_graphs(runner, drafters, CudaGraphs().capture, seats, longest + slots)
+            attach_graphs(runner, heads, CudaGraphs().capture, seats, longest + slots)
             capture_graphs(runner, unhindered, seats, longest, shape)
         manager = KVCacheManager(num_blocks, size, num_host_blocks, config.enable_prefix_caching)
         cost = runner.preemption_cost() if num_host_blocks else PreemptionCost()
@@ -79,7 +82,7 @@ def build_engine(
         measures = config.scheduler.is_fitted and not rehearses
         step_cost = measure_step_cost(runner, positions, unhindered, shape) if measures else None
         scheduler = Scheduler(manager, config.scheduler, shape, cost, draft_context, step_cost)
-        return LLMEngine(scheduler, runner, cache, drafter, rule.verifier(sampler), mode)
+        return LLMEngine(scheduler, runner, cache, drafters[0], rule.verifier(sampler), mode)
 
     per_block = config.block_size * entry_bytes(model.config, llama, config.dtype)
     rehearsal = Rehearsal(config, longest, slots)

@@ -3,6 +3,7 @@
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -36,7 +37,8 @@ class LLM:
 
     Args:
         model: checkpoint folder of the target; None for the built-in demo model.
-        draft: "eagle" for the demo model's own head, a head's folder, or None for plain decoding.
+        draft: "eagle" for the demo model's own head, a head's folder, "ngram" for drafts from the text itself, or None
+            for plain decoding.
         dtype: "auto", "float64", "float32", "bfloat16" or "float16".
         device: "auto", "cpu" or "cuda".
         shape: bounds of draft trees; None for the device's default.
@@ -84,7 +86,7 @@ class LLM:
         place = resolve_device(device)
         self.config = EngineConfig(
             model=DEMO / "target" if model is None else Path(model),
-            draft=_draft_folder(draft, is_demo=model is None),
+            draft=_draft_source(draft, rule, is_demo=model is None),
             dtype=resolve_dtype(dtype, place),
             device=place,
             shape=rule.shape(shape or default_shape(place)),
@@ -115,7 +117,7 @@ class LLM:
         self.max_model_len = self.config.context(self.model.config.max_position)
         self.generation_config = GenerationConfig.read(folder)
         head = None
-        if self.config.draft is not None:
+        if isinstance(self.config.draft, Path):
             embedding = self.model.embed_tokens.weight
             head = load_eagle_head(self.config.draft, embedding, self.config.dtype, place, kernel_set)
         self.engine = build_engine(self.config, self.model, head, kernel_set, rule, logprobs_mode)
@@ -285,9 +287,13 @@ class LLM:
                 self.engine.abort(request)
 
 
-def _draft_folder(draft: str | Path | None, is_demo: bool) -> Path | None:
+def _draft_source(draft: str | Path | None, rule: AcceptanceRule, is_demo: bool) -> Path | Literal["ngram"] | None:
     if draft is None or draft == "none":
         return None
+    if draft == "ngram":
+        if rule.name == "block":
+            raise ValueError("verify 'block' weighs drawn drafts, draft 'ngram' draws none; use coupled or rejection")
+        return "ngram"
     if draft == "eagle":
         if not is_demo:
             raise ValueError("draft 'eagle' is the demo model's own head; give the folder of this model's, or none")
