@@ -74,7 +74,7 @@ class DraftLevels:
             width=width,
             block_size=block_size,
             positions=torch.tensor([start - 1 for start in base for _ in range(width)], device=device),
-            slots=by_level.flatten(1),
+            slots=by_level.flatten(1).contiguous(),
             tables=pad_block_tables([row.block_table for row in rows], device),
             own_bits=own_bits,
             base=base,
@@ -109,7 +109,7 @@ class DraftLevels:
         else:
             words = own.shape[-1]
             self._bits = self._bits.gather(1, frontier.parents[:, :, None].expand(-1, -1, words)) | own
-        rows = self.outline(level, self._bits.reshape(num_rows * width, -1))
+        rows = self.outline(level, self._bits.reshape(num_rows * width, -1).contiguous())
         for heads, plans in self.plans.items():
             rows.plans[heads] = plans[level - 1]
         return rows

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from specdec.kernels import reference, reference_sampling
+from specdec.kernels import reference, reference_rejection, reference_sampling, reference_swap
 from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
 from specdec.kernels.reference_sampling import TopK, Walk
 
@@ -33,9 +33,11 @@ class KernelSet:
     tree_attention: Callable[[Tensor, Tensor, RaggedRows, float], Tensor]
     move_kv: Callable[[Tensor, Tensor, Tensor], None]
     copy_blocks: Callable[[Tensor, Tensor, Tensor, int], None]
+    copy_between: Callable[[Tensor, Tensor, Tensor, Tensor], None]
     gumbel_argmax: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
     perturbed_top_k: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int], TopK]
     tree_walk: Callable[[Tensor, Tensor, Tensor, Tensor, int, int], Walk]
+    rejection_walk: Callable[..., Walk]
     head_dims: tuple[int, ...] | None = None
     max_nodes: int | None = None
     max_group: int | None = None
@@ -80,9 +82,11 @@ TORCH = KernelSet(
     reference.tree_attention,
     reference.move_kv,
     reference.copy_blocks,
+    reference_swap.copy_between,
     reference_sampling.gumbel_argmax,
     reference_sampling.perturbed_top_k,
     reference_sampling.tree_walk,
+    reference_rejection.rejection_walk,
 )
 
 
@@ -111,9 +115,11 @@ def _triton(device: torch.device, dtype: torch.dtype) -> KernelSet:
         gumbel_argmax,
         move,
         perturbed_top_k,
+        rejection_walk,
         rms_norm,
         rotary_store,
         silu_and_mul,
+        swap,
         tree_attention,
         tree_walk,
     )
@@ -127,9 +133,11 @@ def _triton(device: torch.device, dtype: torch.dtype) -> KernelSet:
         tree_attention.tree_attention,
         move.move_kv,
         move.copy_blocks,
+        swap.copy_between,
         gumbel_argmax.gumbel_argmax,
         perturbed_top_k.perturbed_top_k,
         tree_walk.tree_walk,
+        rejection_walk.rejection_walk,
         tree_attention.HEAD_DIMS,
         tree_attention.MAX_WORDS * WORD_BITS,
         tree_attention.MAX_GROUP,

@@ -4,7 +4,9 @@ from dataclasses import replace
 
 from specdec.draft_heads.draft_shape import DraftShape
 from specdec.draft_heads.drafter import Proposal
+from specdec.kernels.kernel_set import TORCH, KernelSet
 from specdec.verify.block import walk_block
+from specdec.verify.kernel_walk_verifier import KernelWalkVerifier
 from specdec.verify.rejection import walk_rejection
 from specdec.verify.sampler import Sampler
 from specdec.verify.verifier import CoupledVerifier, Verifier
@@ -33,7 +35,10 @@ class AcceptanceRule:
         """The bounds asked for, of a chain where the rule takes nothing else."""
         return replace(asked, branching=1, nodes=asked.depth) if self.name == "block" else asked
 
-    def verifier(self, sampler: Sampler) -> Verifier:
+    def verifier(self, sampler: Sampler, kernels: KernelSet) -> Verifier:
+        """The rule by a device's means; a walk of blocks is the host's on every device."""
         if self.name == "coupled":
             return CoupledVerifier(sampler)
+        if self.name == "rejection" and kernels is not TORCH:
+            return KernelWalkVerifier(kernels)
         return WalkVerifier(walk_block if self.name == "block" else walk_rejection)

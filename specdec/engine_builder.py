@@ -82,7 +82,7 @@ def build_engine(
         measures = config.scheduler.is_fitted and not rehearses
         step_cost = measure_step_cost(runner, positions, unhindered, shape) if measures else None
         scheduler = Scheduler(manager, config.scheduler, shape, cost, draft_context, step_cost)
-        return LLMEngine(scheduler, runner, cache, drafters[0], rule.verifier(sampler), mode)
+        return LLMEngine(scheduler, runner, cache, drafters[0], rule.verifier(sampler, kernels), mode)
 
     per_block = config.block_size * entry_bytes(model.config, llama, config.dtype)
     rehearsal = Rehearsal(config, longest, slots)

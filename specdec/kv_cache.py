@@ -84,18 +84,19 @@ class KVCache:
         """Copy whole blocks, target's, head's and features, in the order given."""
         for run in _runs(moves):
             sources, targets = (torch.tensor([getattr(move, end) for move in run]) for end in ("source", "target"))
-            device = self.target.device
-            if run[0].kind == MoveKind.COPY:
-                for layers in (self.target, self.draft, None if self.features is None else self.features[None]):
-                    if layers is not None:
-                        self.kernels.copy_blocks(layers, sources.to(device), targets.to(device), self.block_size)
-                continue
-            for part, host in zip(self._blocks, self._host, strict=True):
-                match run[0].kind:
-                    case MoveKind.SWAP_OUT:
-                        host[targets] = part[sources.to(part.device)].cpu()
-                    case MoveKind.SWAP_IN:
-                        part[targets.to(part.device)] = host[sources].to(part.device)
+            sources, targets = sources.to(self.target.device), targets.to(self.target.device)
+            match run[0].kind:
+                case MoveKind.COPY:
+                    features = None if self.features is None else self.features[None]
+                    for layers in (self.target, self.draft, features):
+                        if layers is not None:
+                            self.kernels.copy_blocks(layers, sources, targets, self.block_size)
+                case MoveKind.SWAP_OUT:
+                    for part, host in zip(self._blocks, self._host, strict=True):
+                        self.kernels.copy_between(part, host, sources, targets)
+                case MoveKind.SWAP_IN:
+                    for part, host in zip(self._blocks, self._host, strict=True):
+                        self.kernels.copy_between(host, part, sources, targets)
 
 
 def _by_block(tensor: Tensor, dim: int, block_size: int) -> Tensor:

@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def load(folder: Path, kernels: str, **settings: object) -> LLM:
     fixed = {"dtype": "float32", "shape": SHAPE, "adaptive_drafts": False, "prefill_stretch": 0, "max_model_len": 48}
-    return LLM(folder / "target", folder / "head", **{**fixed, "kernels": kernels, **settings})  # type: ignore[arg-type]
+    return LLM(folder / "target", **{"draft": folder / "head", **fixed, "kernels": kernels, **settings})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,20 @@ def test_tokens_are_those_of_plain_torch(folder: Path, params: SamplingParams) -
         outputs = llm.generate(prompts, params, use_tqdm=False)
         found.append([[one.token_ids for one in output.outputs] for output in outputs])
         assert llm.stats().drafts_verified > 0
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("draft", ["head", "ngram"])
+def test_rejection_takes_the_same_coins(folder: Path, draft: str) -> None:
+    """Drawn trees, whose children are weighed, and one-hot ones; greedy rows among sampled ones."""
+    prompts = [[5, 6, 7, 8, 5, 6], [20, 21, 20, 21, 20], [30, 31]]
+    params = [
+        SamplingParams(temperature=t, seed=i, max_tokens=6, ignore_eos=True) for i, t in enumerate((1.0, 0.0, 0.7))
+    ]
+    found = []
+    for kernels in ("torch", "triton"):
+        llm = load(folder, kernels, verify="rejection", **({"draft": "ngram"} if draft == "ngram" else {}))
+        found.append([output.token_ids for output in llm.generate(prompts, params, use_tqdm=False)])
     assert found[0] == found[1]
 
 
