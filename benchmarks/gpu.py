@@ -9,13 +9,14 @@ step at that shape (`benchmarks.gpu_cycle`). Tables, and one JSON file of both.
 
 import argparse
 import json
-import os
 import sys
 import time
 
 import torch
 from rich.console import Console
 from rich.table import Table
+
+from benchmarks.gpu_device import device_for
 
 # Whatever brings Triton is imported late: it asks then whether it is to interpret its kernels.
 
@@ -28,16 +29,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny", action="store_true", help="a few rows and two layers; no tests, no result written")
     args = parser.parse_args()
-    has_gpu = torch.cuda.is_available()
-    if not has_gpu:
-        if not args.tiny:
-            parser.error("there is no GPU: --tiny runs without")
-        os.environ.setdefault("TRITON_INTERPRET", "1")
+    device = device_for(parser, args.tiny)
     from benchmarks import gpu_cycle, gpu_kernels
     from benchmarks.report import write
 
     start = time.monotonic()
-    device = torch.device("cuda" if has_gpu else "cpu")
     console = Console(width=None if sys.stdout.isatty() else 140)
     tests = None
     if not args.tiny:
@@ -49,7 +45,7 @@ def main() -> None:
 
     kernels = gpu_kernels.run(args.tiny, device, KERNEL_SECONDS, say)
     console.print(gpu_kernels.table_of(kernels["rows"]))
-    if has_gpu:
+    if device.type == "cuda":
         torch.cuda.empty_cache()
     cycle = gpu_cycle.run(args.tiny, device, SECONDS - (time.monotonic() - start), say)
     table = Table("batch", "plain ms", "of the copy bound", "transformers / plain", "60 nodes / plain", "accepted: c")

@@ -11,7 +11,6 @@ and cached entries. transformers' `generate`, at the same batch and context, is 
 
 import argparse
 import json
-import os
 import random
 import statistics
 import time
@@ -21,6 +20,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from benchmarks.gpu_device import device_for
 
 # Whatever brings Triton, transformers too, is imported late: it asks then whether it is to interpret its kernels.
 
@@ -317,14 +318,9 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a model of two layers; no result written")
     parser.add_argument("--seconds", type=float, default=240, help="no batch is begun after so many")
     args = parser.parse_args()
-    has_gpu = torch.cuda.is_available()
-    if not has_gpu:
-        if not args.tiny:
-            parser.error("there is no GPU: --tiny runs without")
-        os.environ.setdefault("TRITON_INTERPRET", "1")
+    device = device_for(parser, args.tiny)
     from benchmarks.report import write
 
-    device = torch.device("cuda" if has_gpu else "cpu")
     figures = run(args.tiny, device, args.seconds, lambda line: print(line, flush=True))
     if args.tiny:
         print(json.dumps(figures))

@@ -27,6 +27,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.gpu_device import device_for
+
 # The modules of kernels are imported late: Triton asks at their import whether it is to interpret them.
 
 ROOT = Path(__file__).parents[1]
@@ -129,11 +131,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=280, help="nothing is begun after so many")
     parser.add_argument("--test-seconds", type=float, default=120, help="of these, for the kernels' tests; 0: none")
     args = parser.parse_args()
-    has_gpu = torch.cuda.is_available()
-    if not has_gpu:
-        if not args.tiny:
-            parser.error("there is no GPU: --tiny runs without")
-        os.environ.setdefault("TRITON_INTERPRET", "1")
+    device = device_for(parser, args.tiny)
     from benchmarks.report import write
 
     start = time.monotonic()
@@ -142,7 +140,7 @@ def main() -> None:
         tests = run_tests(args.test_seconds)
         print(*tests["end"], f"tests passed: {tests['passed']}, {tests['seconds']} s", sep="\n", flush=True)
     left = args.seconds - (time.monotonic() - start)
-    figures = run(args.tiny, torch.device("cuda" if has_gpu else "cpu"), left, lambda line: print(line, flush=True))
+    figures = run(args.tiny, device, left, lambda line: print(line, flush=True))
     console = Console(width=None if sys.stdout.isatty() else 140)
     console.print(table_of(figures["rows"]))
     for name in ("failed", "cut"):
