@@ -69,7 +69,7 @@ class LLM:
         max_num_partial_prefills: int = 1,
         long_prefill_token_threshold: int = 0,
         scheduling_policy: Policy = "fcfs",
-        prefill_stretch: float = 2.0,
+        prefill_stretch: float = 1.75,
         adaptive_drafts: bool = True,
         watermark: float = 0.01,
         max_queued_requests: int | None = None,
