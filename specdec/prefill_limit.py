@@ -16,16 +16,18 @@ class PrefillLimit:
 
     Attributes:
         cost: seconds of a step's parts.
-        stretch: most seconds of a step with prompts over those of the step without; 0 for no limit.
+        stretch: most seconds of a step with a prompt over those of the step without; each prompt more adds as much
+            as the first, so that where many wait the steps are as long as throughput wants them. 0 for no limit.
     """
 
     cost: StepCost
     stretch: float
 
-    def tokens(self, decoding: int, nodes: int, trees: int, levels: int) -> int:
+    def tokens(self, prompts: int, decoding: int, nodes: int, trees: int, levels: int) -> int:
         """Tokens of prompts for a step.
 
         Args:
+            prompts: under way and waiting.
             decoding: rows that have one token each.
             nodes: of each draft tree.
             trees: of these, rows that draft.
@@ -34,5 +36,5 @@ class PrefillLimit:
         if not self.stretch or not decoding:
             return sys.maxsize
         own = decoding + trees * nodes
-        more = (self.stretch - 1) * self.cost.step(decoding, own, trees, levels)
+        more = prompts * (self.stretch - 1) * self.cost.step(decoding, own, trees, levels)
         return max(LEAST, int(min(self.cost.prompt_tokens(more, own), sys.maxsize)))

@@ -144,7 +144,8 @@ class Scheduler:
         prompts = sys.maxsize
         if self.step_cost is not None:
             levels = min(size.nodes, self.drafts.shape.depth) if self.drafts is not None else 0
-            prompts = PrefillLimit(self.step_cost, self.config.prefill_stretch).tokens(decoding, *size, levels)
+            count = len(self.running) - decoding + len(self.waiting)
+            prompts = PrefillLimit(self.step_cost, self.config.prefill_stretch).tokens(count, decoding, *size, levels)
         step = Tally(plan, self.config.max_num_batched_tokens, prompts, decoding)
         while True:
             runs = self.running[step.place] if step.place < len(self.running) else None

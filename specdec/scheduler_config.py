@@ -17,8 +17,9 @@ class SchedulerConfig:
         max_num_partial_prefills: most prompts under way at once that take several steps each.
         long_prefill_token_threshold: most tokens of one prompt in a step, 0 for no limit but the step's.
         scheduling_policy: "fcfs", or "priority": lower priorities first.
-        prefill_stretch: beside rows that decode, prompts get as many tokens as make the step at most so many times as
-            long, by measured costs, as it were without; 0 for no limit but the step's tokens.
+        prefill_stretch: beside rows that decode, a prompt gets as many tokens as make the step at most so many times as
+            long, by measured costs, as it were without; each prompt more, under way or waiting, adds as much time. 0
+            for no limit but the step's tokens.
         adaptive_drafts: whether trees have only as many nodes as repay what they cost at the load, by measured costs.
         watermark: share of the blocks that an admission leaves free, for the growth of those that run.
         max_queued_requests: most requests waiting; None for no limit.

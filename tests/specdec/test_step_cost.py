@@ -100,15 +100,16 @@ def test_one_accident_changes_little() -> None:
 def test_prompts_get_what_the_stretch_allows() -> None:
     cost = StepCost(Curve([(1, 1.0), (101, 2.0)]))
     # A step of 11 rows takes 1.1; twice that is the pass over 121 tokens.
-    assert PrefillLimit(cost, 2.0).tokens(11, 0, 0, 0) == pytest.approx(110, abs=1)
-    assert PrefillLimit(cost, 1.001).tokens(11, 0, 0, 0) == LEAST
+    assert PrefillLimit(cost, 2.0).tokens(1, 11, 0, 0, 0) == pytest.approx(110, abs=1)
+    assert PrefillLimit(cost, 1.001).tokens(1, 11, 0, 0, 0) == LEAST
+    assert PrefillLimit(cost, 2.0).tokens(3, 11, 0, 0, 0) == pytest.approx(330, abs=1)
     cost.prefill.value = 2.0
-    assert PrefillLimit(cost, 2.0).tokens(11, 0, 0, 0) == pytest.approx(55, abs=1)
+    assert PrefillLimit(cost, 2.0).tokens(1, 11, 0, 0, 0) == pytest.approx(55, abs=1)
 
 
 def test_prompts_are_not_limited_where_nobody_waits_or_nothing_is_asked() -> None:
     cost = StepCost(Curve([(1, 1.0), (101, 2.0)]))
-    assert PrefillLimit(cost, 2.0).tokens(0, 0, 0, 0) > 10**9
-    assert PrefillLimit(cost, 0.0).tokens(8, 0, 0, 0) > 10**9
+    assert PrefillLimit(cost, 2.0).tokens(1, 0, 0, 0, 0) > 10**9
+    assert PrefillLimit(cost, 0.0).tokens(1, 8, 0, 0, 0) > 10**9
     # Bound by memory: more tokens cost nothing.
-    assert PrefillLimit(StepCost(Curve([(1, 1.0), (256, 1.0)])), 2.0).tokens(8, 0, 0, 0) > 10**9
+    assert PrefillLimit(StepCost(Curve([(1, 1.0), (256, 1.0)])), 2.0).tokens(1, 8, 0, 0, 0) > 10**9
