@@ -13,6 +13,8 @@ CLOSE = 1.25
 LARGEST_EVERY = 64
 # Trees that count against a new one at most and at least, and how they fade from step to step: a rare tree says more.
 MEMORY, PRIOR, FADING = 200.0, 4.0, 0.99
+# Steps after which the same load is fitted anew: it takes as long as a few of a small model's operations.
+FIT_EVERY = 4
 # Plain steps have to be so much faster, foretold, to be preferred.
 MARGIN = 1.02
 
@@ -50,7 +52,10 @@ class DraftWorth:
         self.values = [0.7 / (1 + 0.5 * rank) for rank in range(shape.nodes)]
         self._seen = [PRIOR] * shape.nodes
         self._steps = 0
+        self._load: tuple[int, int, int] | None = None
+        self._best = (0, 0.0)
         self._other = 0
+        self._learnt = 0
         self._sizes = sorted({n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128) if n < shape.nodes})
         self._sizes.append(shape.nodes)
 
@@ -67,6 +72,21 @@ class DraftWorth:
         """
         if drafting == 0:
             return TreeSize(0, 0)
+        load = (sampled, known, drafting)
+        if load != self._load or self._steps % FIT_EVERY == 0:
+            self._load, self._best = load, self._fit(*load)
+        best, gain = self._best
+        self._steps += 1
+        if self._steps % LARGEST_EVERY == 0:
+            return TreeSize(self.shape.nodes, 1)
+        repays = gain * MARGIN > 1
+        if self._steps - self._other >= (OTHER_EVERY if 1 / CLOSE < gain < CLOSE else OTHER_SELDOM):
+            self._other = self._steps
+            repays = not repays
+        return TreeSize(best, drafting) if repays else TreeSize(0, 0)
+
+    def _fit(self, sampled: int, known: int, drafting: int) -> tuple[int, float]:
+        """The best number of nodes from 1 on, and how many times the tokens a second of plain steps it brings."""
         plain = sampled / max(self.cost.step(sampled, known, 0, 0), 1e-9)
         best, best_rate = 0, 0.0
         gain, rank = 0.0, 0
@@ -78,16 +98,7 @@ class DraftWorth:
             rate = (sampled + drafting * gain) / max(seconds, 1e-9)
             if rate > best_rate:
                 best, best_rate = size, rate
-        repays = best_rate * MARGIN > plain
-        self._steps += 1
-        self._seen = [max(PRIOR, seen * FADING) for seen in self._seen]
-        if self._steps % LARGEST_EVERY == 0:
-            return TreeSize(self.shape.nodes, 1)
-        is_close = plain < best_rate * CLOSE and best_rate < plain * CLOSE
-        if self._steps - self._other >= (OTHER_EVERY if is_close else OTHER_SELDOM):
-            self._other = self._steps
-            repays = not repays
-        return TreeSize(best, drafting) if repays else TreeSize(0, 0)
+        return best, best_rate / plain
 
     def learn(self, outcomes: Sequence[tuple[int, Sequence[int]]]) -> None:
         """Take in how trees have fared.
@@ -95,6 +106,9 @@ class DraftWorth:
         Args:
             outcomes: per tree its number of nodes, and the ranks of those accepted.
         """
+        fading = FADING ** (self._steps - self._learnt)
+        self._learnt = self._steps
+        self._seen = [max(PRIOR, seen * fading) for seen in self._seen]
         hits = [0] * self.shape.nodes
         trees = [0] * (self.shape.nodes + 1)
         for size, ranks in outcomes:

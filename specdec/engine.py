@@ -106,7 +106,9 @@ class LLMEngine:
         read = sum(row.read_to - row.num_read for row in draft_rows if row.read_to > row.num_read)
         cost.correct(len(singles), tokens, prompts, pass_seconds, len(asked), levels, read, draft_seconds)
         if drafts is not None and drafts.worth is not None:
-            drafts.worth.learn([one.outcome for one in done if one.tree.tokens and one.acceptance is not None])
+            outcomes = [one.outcome for one in done if one.tree.tokens and one.acceptance is not None]
+            if outcomes:
+                drafts.worth.learn(outcomes)
 
     def _draft_row(self, row: PlannedRow) -> DraftRow:
         request, table = row.request, row.request.block_table

@@ -142,7 +142,7 @@ class Scheduler:
             size: of the trees that these may get.
         """
         prompts = sys.maxsize
-        if self.step_cost is not None:
+        if self.step_cost is not None and len(self.running) + len(self.waiting) > decoding > 0:
             levels = min(size.nodes, self.drafts.shape.depth) if self.drafts is not None else 0
             count = len(self.running) - decoding + len(self.waiting)
             prompts = PrefillLimit(self.step_cost, self.config.prefill_stretch).tokens(count, decoding, *size, levels)
