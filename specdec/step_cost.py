@@ -1,33 +1,32 @@
 """How long the parts of a step take on the machine at hand. Pure Python."""
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from specdec.curve import Curve
 
-# Weight of a new measurement where there was one in the step before, and the most one ever has. What a prompt adds
-# changes with every chunk of it.
-NEWS, PREFILL_NEWS = 0.05, 0.3
-MOST_NEWS = 0.3
-# How far one may be off before it counts as an accident.
-MOST_OFF = 2.0
+# Measurements whose median counts, of which one in two may be an accident. What a prompt adds changes with every chunk
+# of it.
+KEPT, KEPT_OF_PREFILL = 9, 3
 NOTHING = Curve([(1, 0.0)])
 
 
-@dataclass
 class Ratio:
-    """Seconds measured over those foretold, lately: a moving mean in which the past fades by the step."""
+    """Seconds measured over those foretold: the median of the last ones.
 
-    news: float = NEWS
-    value: float = 1.0
-    step: int = 0
+    Args:
+        kept: how many.
+        value: what is believed before the first.
+    """
 
-    def correct(self, step: int, seconds: float, foretold: float) -> None:
-        if foretold <= 0:
-            return
-        news = min(max(seconds / foretold, self.value / MOST_OFF), self.value * MOST_OFF)
-        weight = min(MOST_NEWS, 1 - (1 - self.news) ** (step - self.step))
-        self.value += weight * (news - self.value)
-        self.step = step
+    def __init__(self, kept: int = KEPT, value: float = 1.0) -> None:
+        self.value = value
+        self._last: deque[float] = deque(maxlen=kept)
+
+    def correct(self, seconds: float, foretold: float) -> None:
+        if foretold > 0:
+            self._last.append(seconds / foretold)
+            self.value = sorted(self._last)[len(self._last) // 2]
 
 
 @dataclass
@@ -41,7 +40,6 @@ class StepCost:
         all_levels: seconds of drafting trees of `depth` levels, over their number.
         depth: of these.
         reading: seconds in which a draft head reads tokens.
-        steps: that have been counted.
         plain, checking: corrections of steps without trees, and of steps with trees but their drafting; the rest of
             a step counts as its pass.
         prefill: correction of what prompts add to a step.
@@ -54,12 +52,12 @@ class StepCost:
     all_levels: Curve = NOTHING
     depth: int = 1
     reading: Curve = NOTHING
-    steps: int = 0
     plain: Ratio = field(default_factory=Ratio)
     checking: Ratio = field(default_factory=Ratio)
-    prefill: Ratio = field(default_factory=lambda: Ratio(PREFILL_NEWS))
+    prefill: Ratio = field(default_factory=lambda: Ratio(KEPT_OF_PREFILL))
     first: Ratio = field(default_factory=Ratio)
-    deeper: Ratio = field(default_factory=Ratio)
+    # A belief that has trees tried: most drafters stop where there is little chance of getting deeper.
+    deeper: Ratio = field(default_factory=lambda: Ratio(value=0.3))
 
     def step(self, rows: int, tokens: int, trees: int, levels: int) -> float:
         """Seconds of a step.
@@ -109,19 +107,18 @@ class StepCost:
             read: tokens the draft head has read.
             draft_seconds: of drafting, reading included.
         """
-        self.steps += 1
         ratio = self.checking if trees else self.plain
         alone = self.passes(tokens) + self.rows(rows)
         if prompts:
             more = seconds - ratio.value * alone if tokens else seconds
             foretold = self.passes(tokens + prompts) - (self.passes(tokens) if tokens else 0.0)
-            self.prefill.correct(self.steps, max(0.0, more), foretold)
+            self.prefill.correct(max(0.0, more), foretold)
         else:
-            ratio.correct(self.steps, seconds, alone)
+            ratio.correct(seconds, alone)
         if trees:
             draft_seconds -= max(0.0, self.reading(read) - self.reading(trees))
             if levels == 1:
-                self.first.correct(self.steps, draft_seconds, self.first_level(trees))
+                self.first.correct(draft_seconds, self.first_level(trees))
             else:
                 rest = draft_seconds - self.first.value * self.first_level(trees)
-                self.deeper.correct(self.steps, max(0.0, rest), self._deeper(trees, levels))
+                self.deeper.correct(max(0.0, rest), self._deeper(trees, levels))
