@@ -8,6 +8,8 @@ from specdec.curve import Curve
 # Measurements whose median counts, of which one in two may be an accident. What a prompt adds changes with every chunk
 # of it.
 KEPT, KEPT_OF_PREFILL = 9, 3
+# Of a part that seems to take no time, as by an accident of the part it is told from.
+LEAST = 0.01
 NOTHING = Curve([(1, 0.0)])
 
 
@@ -25,7 +27,7 @@ class Ratio:
 
     def correct(self, seconds: float, foretold: float) -> None:
         if foretold > 0:
-            self._last.append(seconds / foretold)
+            self._last.append(max(seconds / foretold, LEAST))
             self.value = sorted(self._last)[len(self._last) // 2]
 
 

@@ -98,6 +98,17 @@ def test_one_accident_changes_little() -> None:
     assert cost.plain.value == 1.0
 
 
+def test_a_part_that_seems_to_take_no_time_is_not_free() -> None:
+    """A step with a prompt that took no longer than one without."""
+    cost = make()
+    for _ in range(9):
+        cost.correct(1, 1, 50, 0.5, 0, 0, 0, 0.0)
+        cost.correct(1, 1, 0, 0.0, 1, 1, 0, 0.0)
+    assert cost.prefill.value > 0
+    assert 0 < PrefillLimit(cost, 2.0).tokens(1, 8, 0, 0, 0) < 10**9
+    assert cost.step(1, 1, 0, 0) > 0
+
+
 def test_prompts_get_what_the_stretch_allows() -> None:
     cost = StepCost(Curve([(1, 1.0), (101, 2.0)]))
     # A step of 11 rows takes 1.1; twice that is the pass over 121 tokens.
