@@ -14,7 +14,6 @@ import time
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.gpu_device import device_for
 
@@ -48,12 +47,7 @@ def main() -> None:
     if device.type == "cuda":
         torch.cuda.empty_cache()
     cycle = gpu_cycle.run(args.tiny, device, SECONDS - (time.monotonic() - start), say)
-    table = Table("batch", "plain ms", "of the copy bound", "transformers / plain", "60 nodes / plain", "accepted: c")
-    for row in cycle["rows"]:
-        names = ("batch", "plain_ms", "share_of_copy_bound", "transformers_over_plain", "verification_over_plain")
-        cs = ", ".join(f"{one['accepted']}: {one['c']}" for one in row["eagle1"])
-        table.add_row(*(str(row[name]) for name in names), cs)
-    console.print(table)
+    console.print(gpu_cycle.table_of(cycle["rows"]))
     for part in (kernels["failed"], kernels["cut"], cycle["cut"]):
         for missing in part:
             print("missing:", missing)

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 import torch
 
+from specdec.cuda_graphs import CudaGraphs
+
 WARM_UP = 3
 # Several times the second-level cache of any GPU.
 FLUSHED_BYTES = 2**28
@@ -34,19 +36,11 @@ class CudaClock:
         self._flushed = torch.ones(FLUSHED_BYTES // 4, device=device)
 
     def prepare(self, run: Run, captured: bool) -> Run:
-        # Warmed up on a stream of its own, as capturing asks for.
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UP):
-                run()
-        torch.cuda.current_stream().wait_stream(stream)
-        if not captured:
-            return run
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        if captured:
+            return CudaGraphs().capture(run)
+        for _ in range(WARM_UP):
             run()
-        return graph.replay
+        return run
 
     def median_us(self, run: Run, iterations: int) -> float:
         events = [(_event(), _event()) for _ in range(iterations)]

@@ -1,15 +1,12 @@
 """The engine's step at the shape of Llama-3.1-8B: plain, and with drafts of which so many are accepted by force.
 
-    python -m benchmarks.gpu_cycle            # needs a GPU of 80 GB
-    python -m benchmarks.gpu_cycle --tiny     # shows that it runs, on any machine; writes no result
-
-Weights are random, so tokens mean nothing, and a verifier that does all its work and then is overruled settles how many
-drafts are accepted. Times are medians of steps, the kinds of steps in turns. c is the time of a cycle over that of a
-plain step; the bound is the time in which a plain copy reads and writes as many bytes as a step must read of weights
-and cached entries. transformers' `generate`, at the same batch and context, is the peer of the plain step.
+A part of `benchmarks.gpu`. Weights are random, so tokens mean nothing, and a verifier that does all its work and then is
+overruled settles how many drafts are accepted. Times are medians of steps, the kinds of steps in turns. c is the time
+of a cycle over that of a plain step; the bound is the time in which a plain copy reads and writes as many bytes as a
+step must read of weights and cached entries. transformers' `generate`, at the same batch and context, is the peer of
+the plain step.
 """
 
-import argparse
 import json
 import random
 import statistics
@@ -19,9 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from rich.table import Table
 from torch import Tensor, nn
-
-from benchmarks.gpu_device import device_for
 
 # Whatever brings Triton, transformers too, is imported late: it asks then whether it is to interpret its kernels.
 
@@ -75,6 +71,11 @@ class Sizes:
     steps: int
     peer_tokens: int
 
+    @property
+    def longest(self) -> int:
+        """Tokens that a request may come to while it is timed twice."""
+        return self.context + (STEPS_BEFORE + 2 * self.steps + 2) * (1 + self.shape[0])
+
 
 FULL = Sizes(LLAMA_8B, torch.bfloat16, (1, 4, 16, 64), 1024, (6, 10, 60), (0, 2, 4), 3, 12, 24)
 # Triton's interpreter is wrong about bfloat16.
@@ -118,7 +119,7 @@ class Engines:
             ready(module, kernels)
         depth, branching, nodes = sizes.shape
         rows = sizes.batches[-1]
-        length = sizes.context + (STEPS_BEFORE + sizes.steps) * (1 + depth) * (1 + sizes.rounds) + nodes
+        length = sizes.longest + nodes
         entry = (
             2 * sizes.model["head_dim"] * sizes.model["num_key_value_heads"] * (1 + sizes.model["num_hidden_layers"])
         )
@@ -238,14 +239,13 @@ def _request(chance: random.Random, index: int, sizes: Sizes) -> Any:
     from specdec.request import Request
     from specdec.verify.sampling import Sampling
 
-    longest = sizes.context + (STEPS_BEFORE + 2 * sizes.steps + 2) * (1 + sizes.shape[0])
     return Request(
         request_id=str(index),
         token_ids=[chance.randrange(sizes.model["vocab_size"]) for _ in range(sizes.context)],
         num_prompt=sizes.context,
         params=SamplingParams(temperature=0, max_tokens=None),
         sampling=Sampling(),
-        max_length=longest,
+        max_length=sizes.longest,
         end_tokens=frozenset(),
         detokenizer=Detokenizer(None, ()),
     )
@@ -266,8 +266,9 @@ def run(tiny: bool, device: torch.device, seconds: float, show: Callable[[str], 
     sizes = TINY if tiny else FULL
     end = time.monotonic() + seconds
     engines = Engines(sizes, device)
-    with torch.device(device):
-        peer = LlamaForCausalLM(TransformersConfig(**sizes.model, tie_word_embeddings=False)).to(sizes.dtype).eval()
+    with torch.device("meta"):
+        peer = LlamaForCausalLM(TransformersConfig(**sizes.model, tie_word_embeddings=False))
+    random_weights(peer, sizes.dtype, device)
     bandwidth = engines.copy_bandwidth()
     rows: list[dict[str, Any]] = []
     cut: list[str] = ["EAGLE-3 shape: this engine has no EAGLE-3 head yet"]
@@ -313,20 +314,10 @@ def run(tiny: bool, device: torch.device, seconds: float, show: Callable[[str], 
     return {"copy_gb_per_s": round(bandwidth / 1e9, 1), "shape": sizes.shape, "rows": rows, "cut": cut}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tiny", action="store_true", help="a model of two layers; no result written")
-    parser.add_argument("--seconds", type=float, default=240, help="no batch is begun after so many")
-    args = parser.parse_args()
-    device = device_for(parser, args.tiny)
-    from benchmarks.report import write
-
-    figures = run(args.tiny, device, args.seconds, lambda line: print(line, flush=True))
-    if args.tiny:
-        print(json.dumps(figures))
-    else:
-        write("gpu_cycle", figures)
-
-
-if __name__ == "__main__":
-    main()
+def table_of(rows: list[dict[str, Any]]) -> Table:
+    table = Table("batch", "plain ms", "of the copy bound", "transformers / plain", "60 nodes / plain", "accepted: c")
+    for row in rows:
+        names = ("batch", "plain_ms", "share_of_copy_bound", "transformers_over_plain", "verification_over_plain")
+        cs = ", ".join(f"{one['accepted']}: {one['c']}" for one in row["eagle1"])
+        table.add_row(*(str(row[name]) for name in names), cs)
+    return table

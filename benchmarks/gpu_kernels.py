@@ -1,18 +1,13 @@
 """Every Triton kernel at the shapes of Llama-3.1-8B, against the machine's own copy and against torch.
 
-    python -m benchmarks.gpu_kernels            # needs a GPU; five minutes, the kernels' tests included
-    python -m benchmarks.gpu_kernels --tiny     # shows that it runs, on any machine; writes no result
-
-First the kernels' tests run on the GPU. Then each call is held against its twin in plain torch and timed in turns with
+A part of `benchmarks.gpu`. Each call is held against its twin in plain torch and timed in turns with
 its peers, as a CUDA graph behind a flush of the second-level cache; medians of rounds. Bytes are the fewest that a call
 must read and write; what share of the copy's bandwidth that makes says how far it is from the bound. The time of
 `one_number` is in every other. Attention of torch needs its keys gathered first: "gather" is the time of that, which
 is in none of the others. What there was no time or memory for is listed.
 """
 
-import argparse
 import importlib.util
-import json
 import os
 import signal
 import subprocess
@@ -24,10 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
-
-from benchmarks.gpu_device import device_for
 
 # The modules of kernels are imported late: Triton asks at their import whether it is to interpret them.
 
@@ -123,37 +115,3 @@ def table_of(rows: list[dict[str, Any]]) -> Table:
         figures = (f"{row['us']:.1f}", f"{row['gb_per_s']:.0f}", share, flops, f"{row['error']:.1g}")
         table.add_row(row["kernel"], shape, *figures, ", ".join(peers))
     return table
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tiny", action="store_true", help="a few rows, once; no tests, no result written")
-    parser.add_argument("--seconds", type=float, default=280, help="nothing is begun after so many")
-    parser.add_argument("--test-seconds", type=float, default=120, help="of these, for the kernels' tests; 0: none")
-    args = parser.parse_args()
-    device = device_for(parser, args.tiny)
-    from benchmarks.report import write
-
-    start = time.monotonic()
-    tests = None
-    if args.test_seconds and not args.tiny:
-        tests = run_tests(args.test_seconds)
-        print(*tests["end"], f"tests passed: {tests['passed']}, {tests['seconds']} s", sep="\n", flush=True)
-    left = args.seconds - (time.monotonic() - start)
-    figures = run(args.tiny, device, left, lambda line: print(line, flush=True))
-    console = Console(width=None if sys.stdout.isatty() else 140)
-    console.print(table_of(figures["rows"]))
-    for name in ("failed", "cut"):
-        for missing in figures[name]:
-            print(f"{name}: {missing['kernel']} {missing['shape']}: {missing['why']}")
-    document = {"seconds": round(time.monotonic() - start, 1), "tests": tests, **figures}
-    if args.tiny:
-        print(json.dumps(document))
-    else:
-        write("gpu_kernels", document)
-    if figures["failed"] or (tests and tests["passed"] is False):
-        raise SystemExit(1)
-
-
-if __name__ == "__main__":
-    main()

@@ -9,13 +9,12 @@ from torch import Tensor
 from specdec.draft_heads.draft_levels import DraftLevels
 from specdec.draft_heads.tree_search import TreeSearch
 from specdec.kernels.attention_plan import Heads, Plan
+from specdec.kernels.capture import Capture
 from specdec.kernels.plan_buffer import PlanBuffer, PlanSize
 from specdec.kernels.tree_attention import plan_of
 from specdec.verify.sampler import NoiseColumns, NoiseRows
 
 Grow = Callable[[DraftLevels, Tensor], TreeSearch]
-# Makes a graph of what it is given, which reads and writes the same memory each time, and hands back its replay.
-Capture = Callable[[Callable[[], TreeSearch]], Callable[[], TreeSearch]]
 
 
 class GraphKey(NamedTuple):
@@ -39,7 +38,7 @@ class DraftGraphs:
 
     Args:
         grow: the loop, which must wait for nothing.
-        capture: see `Capture`.
+        capture: `CudaGraphs.capture` on a GPU.
         heads: of the head's attention.
         max_blocks: of a request.
     """
@@ -63,7 +62,9 @@ class DraftGraphs:
             levels: of a padded batch of plain rows.
             hidden: `[rows, hidden_size]` of those that are no padding.
         """
-        plans = [plan_of(levels.outline(level, levels.positions), self.heads) for level in range(1, levels.depth)]
+        # A plan asks how long rows are, and not whom they see.
+        outlines = [levels.outline(level, levels.positions) for level in range(1, levels.depth)]
+        plans = [plan_of(outline, self.heads) for outline in outlines]
         key = GraphKey(levels.num_rows, levels.depth, levels.width, tuple(map(PlanSize.of, plans)))
         graph = self._graphs.get(key)
         if graph is None:

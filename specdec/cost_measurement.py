@@ -31,7 +31,6 @@ def measure_step_cost(
         drafter: one that always goes to the depth it is allowed, None where nothing drafts.
         shape: its bounds.
     """
-    runner.cache.clear_nowhere()
     depth = shape.depth if shape else 1
     # Rows have read so many tokens before the one they are measured with.
     context = max(1, min(CONTEXT, longest - 1 - depth))

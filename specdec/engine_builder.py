@@ -58,6 +58,8 @@ def build_engine(
     def assemble(num_blocks: int, num_host_blocks: int = 0, *, rehearses: bool = False) -> LLMEngine:
         size = config.block_size
         cache = KVCache(num_blocks, size, model.config, llama, config.dtype, config.device, num_host_blocks, kernels)
+        # Measurements and captures read it.
+        cache.clear_nowhere()
         runner = ModelRunner(model, cache)
         heads: list[EagleDrafter] = []
         if head is not None and cache.draft is not None and cache.features is not None:

@@ -1,12 +1,12 @@
 """Gives an engine's target and drafters their graphs."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from specdec.draft_heads.draft_graphs import DraftGraphs
 from specdec.draft_heads.eagle_drafter import EagleDrafter
 from specdec.draft_heads.llama_config import LlamaConfig
 from specdec.kernels.attention_plan import Heads
+from specdec.kernels.capture import Capture
 from specdec.kernels.ragged_rows import WORD_BITS
 from specdec.model_runner import ModelRunner
 from specdec.step_graphs import StepGraphs
@@ -15,7 +15,7 @@ from specdec.step_graphs import StepGraphs
 def attach_graphs(
     runner: ModelRunner,
     drafters: Sequence[EagleDrafter],
-    capture: Callable[[Callable[[], Any]], Callable[[], Any]],
+    capture: Capture,
     max_rows: int,
     entries: int,
 ) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.attention_plan import Heads, Plan
+from specdec.kernels.capture import Capture
 from specdec.kernels.plan_buffer import PlanBuffer, PlanSize
 from specdec.kernels.ragged_rows import RaggedRows
 from specdec.kernels.tree_attention import plan_of
@@ -16,8 +17,6 @@ from specdec.verify.tree_batch import TreeBatch
 TOKEN_BUCKETS = ((4, 1), (16, 4), (64, 8), (256, 32), (1024, 128))
 
 Pass = Callable[[TreeBatch], Tensor]
-# Makes a graph of what it is given, which writes and reads the same memory each time, and hands back its replay.
-Capture = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
 
 
 class GraphKey(NamedTuple):
