@@ -1,10 +1,10 @@
 """The engine's step at the shape of Llama-3.1-8B: plain, and with drafts of which so many are accepted by force.
 
-A part of `benchmarks.gpu`. Weights are random, so tokens mean nothing, and a verifier that does all its work and then is
-overruled settles how many drafts are accepted. Times are medians of steps, the kinds of steps in turns. c is the time
-of a cycle over that of a plain step; the bound is the time in which a plain copy reads and writes as many bytes as a
-step must read of weights and cached entries. transformers' `generate`, at the same batch and context, is the peer of
-the plain step.
+A part of `benchmarks.gpu`. Weights are random, so tokens mean nothing, and a verifier that does all its work and
+then is overruled settles how many drafts are accepted. Times are medians of steps, the kinds of steps in turns. c
+is the time of a cycle over that of a plain step; the bound is the time in which a plain copy reads and writes as
+many bytes as a step must read of weights and cached entries. transformers' `generate`, at the same batch and
+context, is the peer of the plain step.
 """
 
 import json
