@@ -101,8 +101,10 @@ class Engines:
         from specdec import DraftShape
         from specdec.acceptance_rule import AcceptanceRule
         from specdec.config import EngineConfig
+        from specdec.draft_heads.draft_model import DraftModel
         from specdec.draft_heads.eagle import EagleConfig, EagleHead
         from specdec.draft_heads.llama_config import LlamaConfig
+        from specdec.draft_heads.readout import MatrixReadout
         from specdec.engine_builder import build_engine
         from specdec.kernels.kernel_set import choose_kernels
         from specdec.kernels.linear import ready
@@ -139,7 +141,8 @@ class Engines:
         )
         rule = AcceptanceRule("coupled")
         self.plain = build_engine(config, self.target, None, kernels, rule, "raw_logprobs")
-        self.eagle = build_engine(config, self.target, head, kernels, rule, "raw_logprobs")
+        readout = MatrixReadout(self.target.output, len(self.target.embed_tokens.weight))
+        self.eagle = build_engine(config, self.target, DraftModel(head, readout), kernels, rule, "raw_logprobs")
         self.forced = Forced(self.eagle.verifier)
         self.eagle.verifier = self.forced
 

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from specdec.draft_heads.llama_config import LlamaConfig
 from specdec.draft_heads.llama_layer import Attention, LlamaLayer
 from specdec.draft_heads.rope import Rotary
+from specdec.draft_heads.target_output import TargetOutput
 from specdec.kernels.linear import Linear
 
 
@@ -40,6 +41,26 @@ class EagleHead(nn.Module):
         self.embed_tokens = nn.Embedding(llama.vocab_size, llama.hidden_size)
         self.fc = Linear(2 * llama.hidden_size, llama.hidden_size, bias=config.fc_bias)
         self.layers = nn.ModuleList(LlamaLayer(llama, input_norm=i > 0) for i in range(llama.num_layers))
+
+    @property
+    def llama(self) -> LlamaConfig:
+        return self.config.llama
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return ()
+
+    @property
+    def feature_size(self) -> int:
+        return self.config.llama.hidden_size
+
+    def feature_of(self, output: TargetOutput) -> Tensor:
+        """What the target's own output matrix reads."""
+        return output.features
+
+    def read(self, hidden: Tensor) -> Tensor:
+        """A predicted feature is what the target's output matrix takes."""
+        return hidden
 
     def forward(self, tokens: Tensor, features: Tensor, rotary: Rotary, attentions: Sequence[Attention]) -> Tensor:
         """Predicted features.

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from specdec.draft_heads.draft_head import DraftHead
 from specdec.draft_heads.draft_levels import DraftLevels, own_bits
 from specdec.draft_heads.draft_shape import DraftShape
 from specdec.draft_heads.drafter import DraftRow, Proposal
-from specdec.draft_heads.eagle import EagleHead
 from specdec.draft_heads.llama_layer import PagedAttention
+from specdec.draft_heads.readout import Readout
 from specdec.draft_heads.rope import rotary_at
 from specdec.draft_heads.tree_draw import TreeDraw
 from specdec.draft_heads.tree_search import Frontier, TreeSearch
 from specdec.kernels.kernel_set import TORCH, KernelSet
-from specdec.kernels.linear import Projection
 from specdec.kernels.ragged_rows import RaggedRows
 from specdec.verify.noise import GumbelNoise, Stream
-from specdec.verify.sampler import NoiseKey, Sampler
+from specdec.verify.sampler import Candidates, NoiseKey, Sampler
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.transforms import NodeRows, processed_logits
 from specdec.verify.tree import DraftTree
@@ -43,9 +43,9 @@ class EagleDrafter:
 
     Args:
         head: the draft head.
-        lm_head: the target's output matrix.
+        readout: from the head's states to scores of next tokens.
         kv: `[layers, slots, 2 * kv_heads, head_dim]`, the head's cache.
-        features: `[slots, hidden_size]`, the target's feature of each cached token.
+        features: `[slots, feature_size]`, what the target's passes have left of each cached token.
         block_size: slots of a block.
         shape: bounds of a tree.
         sampler: the verifier's own, so that coupled drafts at temperature > 0 follow the same draw.
@@ -59,8 +59,8 @@ class EagleDrafter:
 
     def __init__(
         self,
-        head: EagleHead,
-        lm_head: Projection,
+        head: DraftHead,
+        readout: Readout,
         kv: Tensor,
         features: Tensor,
         block_size: int,
@@ -71,13 +71,13 @@ class EagleDrafter:
         kernels: KernelSet = TORCH,
     ) -> None:
         self.kernels = kernels
-        llama = head.config.llama
-        self.head, self.lm_head, self.shape = head, lm_head, shape
+        llama = head.llama
+        self.head, self.readout, self.shape = head, readout, shape
         self.sampler, self.noise = sampler, noise
         self.kv, self.features, self.block_size = kv, features, block_size
         self.rope = llama.rope.table(llama.head_dim, llama.max_position, kv.dtype).to(kv.device)
         self.proposal = proposal
-        self.branching = min(shape.branching, lm_head.weight.shape[0])
+        self.branching = min(shape.branching, readout.size)
         self.graphs: DraftGraphs | None = None
         self._own_bits = own_bits(shape.depth - 1, self.branching, kv.device)
 
@@ -127,7 +127,7 @@ class EagleDrafter:
 
         Args:
             levels: from the roots on.
-            hidden: `[rows, hidden_size]`, the head's prediction after each root.
+            hidden: `[rows, feature_size]`, the head's state after each root.
             rows: need not be given where all are plain.
             depths: of the rows; lowered where there is little chance of getting deeper.
         """
@@ -150,7 +150,8 @@ class EagleDrafter:
         draw = TreeDraw(len(rows), self.branching, self.shape)
         levels = self._levels(rows, min(self.shape.depth, max(row.max_depth for row in rows)), draw.width)
         for level in range(1, levels.depth + 1):
-            log_q = torch.log_softmax(self._scores(hidden, levels, level, rows, draw.frontier_paths), -1)
+            scores = self._scores(hidden, levels, level, rows, draw.frontier_paths)
+            log_q = torch.log_softmax(scores.full(), -1)
             frontier = draw.expand(log_q.view(len(rows), -1, log_q.shape[-1]), self._draft_noise(rows, level))
             if level < levels.depth:
                 hidden = self._expand(levels, frontier, hidden, level)
@@ -217,17 +218,18 @@ class EagleDrafter:
 
     def _scores(
         self, hidden: Tensor, levels: DraftLevels, level: int, rows: Sequence[DraftRow], paths: Callable[[], Tensor]
-    ) -> Tensor:
-        """The head's processed logits `[rows * width, vocab]`; `paths` gives `[rows, width, level - 1]` tokens."""
-        logits = self.lm_head(hidden)
+    ) -> Candidates:
+        """The head's processed logits of `rows * width` nodes; `paths` gives `[rows, width, level - 1]` tokens."""
+        found = self.readout(self.head.read(hidden))
+        logits = found.scores
         if levels.is_plain:
             # What `processed_logits` does for such rows, without a look at each.
             scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
             temperatures = levels.temperatures_at(level - 1)
-            return scores if temperatures is None else scores / temperatures.to(scores.dtype)
+            return found._replace(scores=scores if temperatures is None else scores / temperatures.to(scores.dtype))
         width = logits.shape[0] // len(rows)
         parts = [NodeRows(row.context, width, partial(_paths_of, paths, i)) for i, row in enumerate(rows)]
-        return processed_logits(logits, parts)
+        return Candidates(processed_logits(found.full(), parts), found.vocab_size)
 
     def _noise_key(self, row: DraftRow) -> NoiseKey | None:
         """Of the output position that a root's children would take, where they follow its noise."""

@@ -88,16 +88,19 @@ class SiluAndMul(nn.Module):
         return kernels.silu_and_mul
 
 
-class LlamaLayer(nn.Module):
-    """Attention and MLP with residuals; `input_norm=False` is the first layer of an EAGLE-1/2 head."""
+class DecoderLayer(nn.Module):
+    """Attention and MLP with residuals, behind whatever makes attention's input.
 
-    def __init__(self, config: LlamaConfig, input_norm: bool = True) -> None:
+    Args:
+        input_size: of what queries, keys and values are made from.
+    """
+
+    def __init__(self, config: LlamaConfig, input_size: int) -> None:
         super().__init__()
         self.config = config
         hidden, dim = config.hidden_size, config.head_dim
-        self.input_layernorm = RMSNorm(hidden, config.rms_norm_eps) if input_norm else None
         qkv_size = (config.num_heads + 2 * config.num_kv_heads) * dim
-        self.qkv_proj = Linear(hidden, qkv_size, bias=config.attention_bias)
+        self.qkv_proj = Linear(input_size, qkv_size, bias=config.attention_bias)
         self.q_norm = RMSNorm(dim, config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(dim, config.rms_norm_eps) if config.qk_norm else None
         self.o_proj = Linear(config.num_heads * dim, hidden, bias=config.output_bias)
@@ -106,18 +109,30 @@ class LlamaLayer(nn.Module):
         self.act = SiluAndMul()
         self.down_proj = Linear(config.intermediate_size, hidden, bias=config.mlp_bias)
 
-    def forward(self, hidden: Tensor, rotary: Rotary, attention: Attention) -> Tensor:
-        """`hidden` `[rows, hidden_size]` -> `[rows, hidden_size]`."""
+    def mix(self, x: Tensor, residual: Tensor, rotary: Rotary, attention: Attention) -> Tensor:
+        """`x` `[rows, input_size]` and what it is added to, `[rows, hidden_size]` -> `[rows, hidden_size]`."""
         heads, kv_heads = self.config.num_heads, self.config.num_kv_heads
-        x = hidden if self.input_layernorm is None else self.input_layernorm(hidden)
         qkv = self.qkv_proj(x).view(x.shape[0], heads + 2 * kv_heads, self.config.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
             for norm, part in ((self.q_norm, qkv[:, :heads]), (self.k_norm, qkv[:, heads : heads + kv_heads])):
                 part.copy_(norm(part.reshape(-1, part.shape[-1])).view_as(part))
         mixed = attention(qkv, rotary, heads)
-        x, hidden = self.post_attention_layernorm.add(self.o_proj(mixed.flatten(1)), hidden)
-        output: Tensor = self.down_proj(self.act(self.gate_up_proj(x))).add_(hidden)
+        x, residual = self.post_attention_layernorm.add(self.o_proj(mixed.flatten(1)), residual)
+        output: Tensor = self.down_proj(self.act(self.gate_up_proj(x))).add_(residual)
         return output
+
+
+class LlamaLayer(DecoderLayer):
+    """`input_norm=False` is the first layer of an EAGLE-1/2 head."""
+
+    def __init__(self, config: LlamaConfig, input_norm: bool = True) -> None:
+        super().__init__(config, config.hidden_size)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps) if input_norm else None
+
+    def forward(self, hidden: Tensor, rotary: Rotary, attention: Attention) -> Tensor:
+        """`hidden` `[rows, hidden_size]` -> `[rows, hidden_size]`."""
+        x = hidden if self.input_layernorm is None else self.input_layernorm(hidden)
+        return self.mix(x, hidden, rotary, attention)
 
 
 # Parts of a layer by their names in the Hugging Face layout, and here.

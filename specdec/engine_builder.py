@@ -8,8 +8,8 @@ from specdec.cache_size import cache_bytes
 from specdec.config import NGRAM, EngineConfig
 from specdec.cost_measurement import measure_step_cost
 from specdec.cuda_graphs import CudaGraphs
+from specdec.draft_heads.draft_model import DraftModel
 from specdec.draft_heads.drafter import Drafter, NoDrafter
-from specdec.draft_heads.eagle import EagleHead
 from specdec.draft_heads.eagle_drafter import EagleDrafter
 from specdec.draft_heads.ngram_drafter import NGramDrafter
 from specdec.engine import LLMEngine
@@ -30,17 +30,18 @@ from specdec.warm_up import capture_graphs
 def build_engine(
     config: EngineConfig,
     model: LlamaModel,
-    head: EagleHead | None,
+    draft: DraftModel | None,
     kernels: KernelSet,
     rule: AcceptanceRule,
     mode: LogprobsMode,
 ) -> LLMEngine:
-    """An engine around a loaded target and head, None to decode plainly.
+    """An engine around a loaded target and what drafts for it, None to decode plainly.
 
     Raises:
         ValueError: the cache's memory is too small, or the kernels were not made for the model or its trees.
     """
-    llama = head.config.llama if head else None
+    head = draft.head if draft else None
+    llama = head.llama if head else None
     by_text = config.draft == NGRAM
     shape = config.shape if head or by_text else None
     slots = shape.slots if shape else 0
@@ -57,14 +58,14 @@ def build_engine(
 
     def assemble(num_blocks: int, num_host_blocks: int = 0, *, rehearses: bool = False) -> LLMEngine:
         size = config.block_size
-        cache = KVCache(num_blocks, size, model.config, llama, config.dtype, config.device, num_host_blocks, kernels)
+        cache = KVCache(num_blocks, size, model.config, head, config.dtype, config.device, num_host_blocks, kernels)
         # Measurements and captures read it.
         cache.clear_nowhere()
-        runner = ModelRunner(model, cache)
+        runner = ModelRunner(model, cache, head)
         heads: list[EagleDrafter] = []
-        if head is not None and cache.draft is not None and cache.features is not None:
+        if draft is not None and cache.draft is not None and cache.features is not None:
             # The second is for measurements: it goes as deep as it may, whatever it sees.
-            parts = (head, model.output, cache.draft, cache.features, size)
+            parts = (*draft, cache.draft, cache.features, size)
             heads = [
                 EagleDrafter(*parts, bounds, sampler, noise, rule.proposal, kernels)
                 for bounds in (config.shape, replace(config.shape, min_reach=0.0))
@@ -86,7 +87,7 @@ def build_engine(
         scheduler = Scheduler(manager, config.scheduler, shape, cost, draft_context, step_cost)
         return LLMEngine(scheduler, runner, cache, drafters[0], rule.verifier(sampler, kernels), mode)
 
-    per_block = config.block_size * entry_bytes(model.config, llama, config.dtype)
+    per_block = config.block_size * entry_bytes(model.config, head, config.dtype)
     rehearsal = Rehearsal(config, longest, slots)
 
     def rehearse() -> int:

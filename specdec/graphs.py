@@ -35,7 +35,7 @@ def attach_graphs(
     heads = _heads(runner.model.config, number_bytes)
     runner.graphs = StepGraphs(runner.features, capture, heads, max_rows, max_blocks, words)
     if drafters:
-        grow, heads = drafters[0].grow, _heads(drafters[0].head.config.llama, number_bytes)
+        grow, heads = drafters[0].grow, _heads(drafters[0].head.llama, number_bytes)
         graphs = DraftGraphs(grow, capture, heads, max_blocks)
         for drafter in drafters:
             drafter.graphs = graphs

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from specdec.block_move import BlockMove, MoveKind
+from specdec.draft_heads.draft_head import DraftHead
 from specdec.draft_heads.llama_config import LlamaConfig
 from specdec.kernels.kernel_set import TORCH, KernelSet
 
@@ -19,7 +20,7 @@ class KVCache:
     Attributes:
         target: `[layers, slots, 2 * kv_heads, head_dim]`, keys first.
         draft: the same with the head's own layers and sizes, or None.
-        features: `[slots, hidden_size]`, the target's feature of each cached token; None without a head.
+        features: `[slots, feature_size]`, what the head reads of each cached token; None without a head.
         target_layers: `target`, layer by layer.
 
     Args:
@@ -31,7 +32,7 @@ class KVCache:
         num_blocks: int,
         block_size: int,
         target: LlamaConfig,
-        draft: LlamaConfig | None,
+        head: DraftHead | None,
         dtype: torch.dtype,
         device: torch.device,
         num_host_blocks: int = 0,
@@ -47,8 +48,8 @@ class KVCache:
             return torch.empty(shape, dtype=dtype, device=device)
 
         self.target = allocate(target)
-        self.draft = None if draft is None else allocate(draft)
-        self.features = None if draft is None else torch.empty(slots, target.hidden_size, dtype=dtype, device=device)
+        self.draft = allocate(head.llama) if head else None
+        self.features = torch.empty(slots, head.feature_size, dtype=dtype, device=device) if head else None
         self.target_layers = self.target.unbind(0)
         self._blocks = [_by_block(t, 1, block_size) for t in (self.target, self.draft) if t is not None]
         if self.features is not None:
@@ -68,9 +69,9 @@ class KVCache:
             part[self.null_block] = 0
 
     def store_features(self, slots: Tensor, features: Tensor) -> None:
-        """Keep `features` (`[rows, hidden_size]`) at `slots` (int64 `[rows]`), if there is a head to read them."""
-        if self.features is not None:
-            self.features.index_copy_(0, slots, features)
+        """Keep `features` (`[rows, feature_size]`) at `slots` (int64 `[rows]`) for the head."""
+        assert self.features is not None
+        self.features.index_copy_(0, slots, features)
 
     def move(self, source: Sequence[int], target: Sequence[int]) -> None:
         """Copy what the target has written from slots `source` to slots `target`; the two may overlap."""
@@ -119,7 +120,8 @@ def _runs(moves: Sequence[BlockMove]) -> Iterator[list[BlockMove]]:
         yield run
 
 
-def entry_bytes(target: LlamaConfig, draft: LlamaConfig | None, dtype: torch.dtype) -> int:
+def entry_bytes(target: LlamaConfig, head: DraftHead | None, dtype: torch.dtype) -> int:
     """Bytes of all that the cache keeps of one token."""
-    numbers = sum(2 * c.num_layers * c.num_kv_heads * c.head_dim for c in (target, draft) if c is not None)
-    return (numbers + (target.hidden_size if draft is not None else 0)) * dtype.itemsize
+    configs = [target, head.llama] if head else [target]
+    numbers = sum(2 * c.num_layers * c.num_kv_heads * c.head_dim for c in configs)
+    return (numbers + (head.feature_size if head else 0)) * dtype.itemsize

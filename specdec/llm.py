@@ -13,8 +13,8 @@ from specdec.beam_request import BeamRequest
 from specdec.beam_search import BeamSearch, num_scored, run_searches
 from specdec.beam_search_params import BeamSearchParams
 from specdec.config import DEMO, EngineConfig, default_shape, resolve_device, resolve_dtype
-from specdec.draft_heads.checkpoint import load_eagle_head
 from specdec.draft_heads.draft_shape import DraftShape
+from specdec.draft_heads.load_draft import load_draft_model
 from specdec.engine_builder import build_engine
 from specdec.engine_stats import EngineStats
 from specdec.generation_config import GenerationConfig
@@ -116,11 +116,10 @@ class LLM:
         self.tokenizer = Tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
         self.max_model_len = self.config.context(self.model.config.max_position)
         self.generation_config = GenerationConfig.read(folder)
-        head = None
+        drafts = None
         if isinstance(self.config.draft, Path):
-            embedding = self.model.embed_tokens.weight
-            head = load_eagle_head(self.config.draft, embedding, self.config.dtype, place, kernel_set)
-        self.engine = build_engine(self.config, self.model, head, kernel_set, rule, logprobs_mode)
+            drafts = load_draft_model(self.config.draft, self.model.parts, self.config.dtype, place, kernel_set)
+        self.engine = build_engine(self.config, self.model, drafts, kernel_set, rule, logprobs_mode)
         self._requests = RequestMaker(
             self.tokenizer, self.model.config.vocab_size, self.max_model_len, self.generation_config.end_tokens, folder
         )

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from specdec.block_move import BlockMove, MoveKind
+from specdec.draft_heads.draft_head import DraftHead
 from specdec.draft_heads.llama_layer import PagedAttention
 from specdec.draft_heads.rope import rotary_at
+from specdec.draft_heads.target_output import TargetOutput
 from specdec.kv_cache import KVCache
-from specdec.models.llama import LlamaModel, TargetOutput
+from specdec.models.llama import LlamaModel
 from specdec.preemption_cost import PreemptionCost
 from specdec.verify.tree import ROOT, DraftTree
 from specdec.verify.tree_batch import TreeBatch, TreeRow
@@ -29,13 +31,16 @@ MEASURED_ROUNDS = 5
 class ModelRunner:
     """Owner of the target's weights and rotary table.
 
+    Args:
+        head: whose features the cache keeps of each token.
+
     Attributes:
         graphs: of the pass, where there are any.
     """
 
-    def __init__(self, model: LlamaModel, cache: KVCache) -> None:
+    def __init__(self, model: LlamaModel, cache: KVCache, head: DraftHead | None = None) -> None:
         config = model.config
-        self.model, self.cache = model, cache
+        self.model, self.cache, self.head = model, cache, head
         device, dtype = cache.target.device, cache.target.dtype
         self.max_position = config.max_position
         self.rope = config.rope.table(config.head_dim, config.max_position, dtype).to(device)
@@ -62,8 +67,10 @@ class ModelRunner:
         """The decoder's `[tokens, hidden_size]`; it waits for nothing, so that it can be captured."""
         cache = self.cache
         attentions = [PagedAttention(kv, batch.slots, batch.rows, cache.kernels) for kv in cache.target_layers]
-        output: TargetOutput = self.model(batch.tokens, rotary_at(self.rope, batch.positions), attentions)
-        cache.store_features(batch.slots, output.features)
+        taps = self.head.taps if self.head else ()
+        output: TargetOutput = self.model(batch.tokens, rotary_at(self.rope, batch.positions), attentions, taps)
+        if self.head:
+            cache.store_features(batch.slots, self.head.feature_of(output))
         return output.features
 
     def run_dummy(self, num_tokens: int) -> None:

@@ -13,6 +13,8 @@ from transformers import LlamaForCausalLM
 from specdec.draft_heads.checkpoint import save_eagle_head
 from specdec.draft_heads.drafter import DraftRow
 from specdec.draft_heads.eagle import EagleConfig, EagleHead
+from specdec.draft_heads.eagle3 import Eagle3Config, Eagle3Head
+from specdec.draft_heads.eagle3_checkpoint import save_eagle3_head
 from specdec.draft_heads.llama_config import LlamaConfig
 from specdec.verify.tree import ROOT, DraftTree
 
@@ -49,6 +51,20 @@ def save_random_head(folder: Path, seed: int = 0, fc_bias: bool = True, **overri
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=0.3)
     save_eagle_head(head, folder, {})
+    return head
+
+
+def save_random_eagle3(folder: Path, seed: int = 0, draft_vocab_size: int = 60, **overrides: Any) -> Eagle3Head:
+    """A random EAGLE-3 head for `save_random_llama`'s model, which proposes some tokens only."""
+    torch.manual_seed(seed)
+    config = LlamaConfig.from_json({**TINY, "num_hidden_layers": 1, **overrides})
+    taps = (0, 1, 2)
+    head = Eagle3Head(Eagle3Config(config, taps, TINY["hidden_size"], draft_vocab_size))
+    for parameter in head.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+    head.draft_tokens.copy_(torch.randperm(config.vocab_size)[:draft_vocab_size].sort().values)
+    save_eagle3_head(head, folder, {"eagle_aux_hidden_state_layer_ids": list(taps)})
     return head
 
 

@@ -79,6 +79,28 @@ class Children(NamedTuple):
     log_chances: Tensor
 
 
+class Candidates(NamedTuple):
+    """Scores of next tokens: logits, or what became of them.
+
+    Attributes:
+        scores: `[rows, n]`.
+        vocab_size: of all tokens.
+        tokens: int64 `[n]` or `[rows, n]`, which tokens are scored, ascending; None for all of them. The others
+            cannot come.
+    """
+
+    scores: Tensor
+    vocab_size: int
+    tokens: Tensor | None = None
+
+    def full(self) -> Tensor:
+        """`[rows, vocab_size]`."""
+        if self.tokens is None:
+            return self.scores
+        scores = self.scores.new_full((len(self.scores), self.vocab_size), float("-inf"))
+        return scores.scatter_(1, self.tokens.expand(self.scores.shape), self.scores)
+
+
 class Sampler(Protocol):
     """Gumbel-max sampling: the argmax of scores plus noise is a draw from their softmax."""
 
@@ -91,8 +113,8 @@ class Sampler(Protocol):
         """
         ...
 
-    def top_k(self, scores: Tensor, noise: NoiseRows, k: int) -> Children:
-        """The `k` largest of each row; arguments as for `argmax`."""
+    def top_k(self, candidates: Candidates, noise: NoiseRows, k: int) -> Children:
+        """The `k` largest of each row; scores are not to be used afterwards."""
         ...
 
 
@@ -114,14 +136,19 @@ class TorchSampler:
     def argmax(self, scores: Tensor, noise: NoiseRows) -> Tensor:
         return argmax(self._perturb_(scores, noise))
 
-    def top_k(self, scores: Tensor, noise: NoiseRows, k: int) -> Children:
-        values, tokens = self._perturb_(scores, noise).topk(k)
-        return Children(tokens, values - scores.logsumexp(-1, keepdim=True))
+    def top_k(self, candidates: Candidates, noise: NoiseRows, k: int) -> Children:
+        scores, tokens = candidates.scores, candidates.tokens
+        values, best = self._perturb_(scores, noise, tokens).topk(k)
+        log_chances = values - scores.logsumexp(-1, keepdim=True)
+        if tokens is None:
+            return Children(best, log_chances)
+        return Children(tokens.expand(scores.shape).gather(1, best), log_chances)
 
-    def _perturb_(self, scores: Tensor, noise: NoiseRows) -> Tensor:
+    def _perturb_(self, scores: Tensor, noise: NoiseRows, tokens: Tensor | None = None) -> Tensor:
         for row, key in enumerate(noise.keys):
             if key is not None:
-                scores[row] += self.noise.at(*key)
+                own = self.noise.at(*key)
+                scores[row] += own if tokens is None else own[tokens if tokens.ndim == 1 else tokens[row]]
         return scores
 
 
@@ -134,6 +161,7 @@ class KernelSampler:
     def argmax(self, scores: Tensor, noise: NoiseRows) -> Tensor:
         return self.kernels.gumbel_argmax(scores, *noise.columns(scores.device))
 
-    def top_k(self, scores: Tensor, noise: NoiseRows, k: int) -> Children:
+    def top_k(self, candidates: Candidates, noise: NoiseRows, k: int) -> Children:
+        scores = candidates.full()
         found = self.kernels.perturbed_top_k(scores, *noise.columns(scores.device), k)
         return Children(found.tokens, found.scores - found.log_sum_exp[:, None])

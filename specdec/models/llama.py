@@ -2,30 +2,19 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from specdec.draft_heads.checkpoint_files import CheckpointError, load_strictly, naming, read_config, read_tensors
+from specdec.draft_heads.draft_model import TargetParts
 from specdec.draft_heads.llama_config import DEFAULTS, LlamaConfig
 from specdec.draft_heads.llama_layer import Attention, LlamaLayer, RMSNorm, fuse_layer
 from specdec.draft_heads.rope import Rotary
+from specdec.draft_heads.target_output import TargetOutput
 from specdec.kernels.kernel_set import TORCH, KernelSet
 from specdec.kernels.linear import Projection, ready
-
-
-class TargetOutput(NamedTuple):
-    """What a forward pass yields per packed row.
-
-    Attributes:
-        features: `[rows, hidden_size]` hidden states after the final norm: what lm_head and EAGLE heads read.
-        taps: `[rows, hidden_size]` each: the residual stream before the layers asked for.
-    """
-
-    features: Tensor
-    taps: list[Tensor]
 
 
 class LlamaModel(nn.Module):
@@ -54,7 +43,8 @@ class LlamaModel(nn.Module):
             tokens: int64 `[rows]`.
             rotary: of the rows' positions.
             attentions: one per layer.
-            tap_layers: layers whose input is wanted as well (k is transformers' `hidden_states[k]`).
+            tap_layers: layers whose input is wanted as well (k is transformers' `hidden_states[k]`; as many as there
+                are layers for the stream behind the last).
         """
         hidden = F.embedding(tokens, self.embed_tokens.weight)
         taps: dict[int, Tensor] = {}
@@ -62,7 +52,13 @@ class LlamaModel(nn.Module):
             if index in tap_layers:
                 taps[index] = hidden
             hidden = layer(hidden, rotary, attention)
+        taps[len(self.layers)] = hidden
         return TargetOutput(self.norm(hidden), [taps[index] for index in tap_layers])
+
+    @property
+    def parts(self) -> TargetParts:
+        """What heads are loaded against."""
+        return TargetParts(self.embed_tokens.weight, self.output, self.config.num_layers)
 
     @property
     def output(self) -> Projection:

@@ -116,7 +116,7 @@ def run(llm: LLM, cases: list[Arrival], groups: list[RequestGroup]) -> None:
 @given(
     cases=arrivals,
     shape=st.builds(DraftShape, depth=st.integers(1, 4), branching=st.integers(1, 4), nodes=st.integers(1, 20)),
-    drafter=st.sampled_from(["none", "eagle", "eagle", "random", "knowing"]),
+    drafter=st.sampled_from(["none", "eagle", "eagle3", "random", "knowing"]),
     seats=st.integers(1, 6),
     budget=st.integers(6, 64),
     threshold=st.sampled_from([0, 0, 1, 5, 16]),
@@ -156,7 +156,7 @@ def test_output_is_that_of_the_request_alone(
     per_block = BLOCK_BYTES[block_size] - (0 if drafter != "none" else block_size * (2 * 16 + 32) * 8)
     llm = LLM(
         world.folder / "target",
-        world.folder / "head" if drafter != "none" else None,
+        world.folder / ("head3" if drafter == "eagle3" else "head") if drafter != "none" else None,
         dtype="float64",
         shape=shape,
         max_num_seqs=seats,

@@ -61,7 +61,7 @@ def run(llm: LLM, cases: list[Arrival]) -> list[RequestGroup]:
 @given(
     cases=arrivals,
     shape=shapes,
-    drafter=st.sampled_from(["none", "eagle", "random", "knowing", "knowing"]),
+    drafter=st.sampled_from(["none", "eagle", "eagle3", "random", "knowing", "knowing"]),
     seats=st.integers(1, 5),
     chunk=st.integers(5, 64),
     blocks=st.integers(20, 60),
@@ -79,7 +79,7 @@ def test_output_is_that_of_the_plain_loop(
     seed: int,
     processed: bool,
 ) -> None:
-    head = world.folder / "head" if drafter != "none" else None
+    head = world.folder / ("head3" if drafter == "eagle3" else "head") if drafter != "none" else None
     llm = LLM(
         world.folder / "target",
         head,
@@ -124,7 +124,7 @@ def test_alone_and_in_a_batch_of_eight(world: World, temperature: float) -> None
     prompts = [torch.randint(0, 97, (3 + 7 * i,), generator=generator).tolist() for i in range(8)]
     params = [SamplingParams(temperature=temperature, seed=i, max_tokens=48, ignore_eos=True) for i in range(8)]
     results = []
-    for draft in (None, world.folder / "head", "random"):
+    for draft in (None, world.folder / "head", world.folder / "head3", "random"):
         folder = world.folder / "head" if draft == "random" else draft
         llm = LLM(world.folder / "target", folder, dtype="float64", shape=DraftShape(4, 4, 16), adaptive_drafts=False)
         if draft == "random":

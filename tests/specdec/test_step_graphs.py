@@ -19,7 +19,7 @@ from specdec.verify.sampling import Context, Sampling
 from specdec.verify.tree import DraftTree
 from specdec.verify.tree_batch import TreeRow
 from specdec.warm_up import capture_graphs
-from tests.fakes import save_random_head, save_random_llama
+from tests.fakes import save_random_eagle3, save_random_head, save_random_llama
 from tests.strategies import draft_trees
 
 BLOCK, CONTEXT, SEATS = 8, 40, 3
@@ -41,10 +41,10 @@ class Recorder:
         return replay
 
 
-def load(folder: Path, recorder: Recorder | None) -> LLM:
+def load(folder: Path, recorder: Recorder | None, head: str = "head") -> LLM:
     llm = LLM(
         folder / "target",
-        folder / "head",
+        folder / head,
         dtype="float32",
         kernels="triton",
         shape=DraftShape(2, 2, 4),
@@ -66,6 +66,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("graphs")
     save_random_llama(folder / "target", head_dim=16)
     save_random_head(folder / "head", head_dim=16)
+    save_random_eagle3(folder / "head3", head_dim=16)
     return folder
 
 
@@ -106,8 +107,10 @@ def test_logits_and_cache_are_those_of_a_pass_of_its_own(
         torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)
 
 
-def test_tokens_are_those_of_an_engine_without_graphs(engines: tuple[LLM, LLM, Recorder]) -> None:
-    plain, graphed, recorder = engines
+@pytest.mark.parametrize("head", ["head", "head3"])
+def test_tokens_are_those_of_an_engine_without_graphs(folder: Path, head: str) -> None:
+    recorder = Recorder()
+    plain, graphed = load(folder, None, head), load(folder, recorder, head)
     params = [SamplingParams(temperature=t, seed=i, max_tokens=4, ignore_eos=True) for i, t in enumerate((0, 1.0))]
     prompts = [[5, 6, 7, 8, 9, 10, 11], [12, 13, 14]]
     expected, found = ([o.token_ids for o in llm.generate(prompts, params, use_tqdm=False)] for llm in (plain, graphed))

@@ -9,7 +9,7 @@ from specdec import LLM, SamplingParams
 from specdec.draft_heads.draft_shape import DraftShape
 from specdec.kernels.kernel_set import TORCH, choose_kernels
 from specdec.preemption_cost import PreemptionCost
-from tests.fakes import save_random_head, save_random_llama
+from tests.fakes import save_random_eagle3, save_random_head, save_random_llama
 
 SHAPE = DraftShape(3, 2, 6)
 
@@ -20,6 +20,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("triton")
     save_random_llama(folder / "target", head_dim=16)
     save_random_head(folder / "head", head_dim=16)
+    save_random_eagle3(folder / "head3", head_dim=16)
     return folder
 
 
@@ -28,6 +29,7 @@ def load(folder: Path, kernels: str, **settings: object) -> LLM:
     return LLM(folder / "target", **{"draft": folder / "head", **fixed, "kernels": kernels, **settings})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("head", ["head", "head3"])
 @pytest.mark.parametrize(
     "params",
     [
@@ -37,19 +39,19 @@ def load(folder: Path, kernels: str, **settings: object) -> LLM:
     ],
     ids=["greedy", "sampled, forked", "edited"],
 )
-def test_tokens_are_those_of_plain_torch(folder: Path, params: SamplingParams) -> None:
+def test_tokens_are_those_of_plain_torch(folder: Path, params: SamplingParams, head: str) -> None:
     """In float32, with drafts, chunks, forks in the middle of a block and trees beside a prompt."""
     prompts = [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14], [20, 21, 22], [5, 6, 7, 8, 9, 10, 11, 12, 40]]
     found = []
     for kernels in ("torch", "triton"):
-        llm = load(folder, kernels, max_num_batched_tokens=16, max_num_seqs=8, block_size=8)
+        llm = load(folder, kernels, draft=folder / head, max_num_batched_tokens=16, max_num_seqs=8, block_size=8)
         outputs = llm.generate(prompts, params, use_tqdm=False)
         found.append([[one.token_ids for one in output.outputs] for output in outputs])
         assert llm.stats().drafts_verified > 0
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("draft", ["head", "ngram"])
+@pytest.mark.parametrize("draft", ["head", "head3", "ngram"])
 def test_rejection_takes_the_same_coins(folder: Path, draft: str) -> None:
     """Drawn trees, whose children are weighed, and one-hot ones; greedy rows among sampled ones."""
     prompts = [[5, 6, 7, 8, 5, 6], [20, 21, 20, 21, 20], [30, 31]]
@@ -58,7 +60,7 @@ def test_rejection_takes_the_same_coins(folder: Path, draft: str) -> None:
     ]
     found = []
     for kernels in ("torch", "triton"):
-        llm = load(folder, kernels, verify="rejection", **({"draft": "ngram"} if draft == "ngram" else {}))
+        llm = load(folder, kernels, verify="rejection", draft="ngram" if draft == "ngram" else folder / draft)
         found.append([output.token_ids for output in llm.generate(prompts, params, use_tqdm=False)])
     assert found[0] == found[1]
 

@@ -17,7 +17,7 @@ from specdec.outputs import CompletionOutput
 from specdec.request import Request
 from specdec.request_group import RequestGroup
 from specdec.verify.tree import DraftTree
-from tests.fakes import TINY, RandomDrafter, save_random_head, save_random_llama
+from tests.fakes import TINY, RandomDrafter, save_random_eagle3, save_random_head, save_random_llama
 from tests.specdec import oracle
 from tests.specdec.oracle import Expected
 
@@ -39,6 +39,7 @@ def make_world(folder: Path) -> World:
     """A model of 97 tokens: special ones, pairs of letters, and bytes that only together are characters."""
     target = save_random_llama(folder / "target")
     save_random_head(folder / "head")
+    save_random_eagle3(folder / "head3")
     letters = [*"abcdefgh", "Ġ"]
     pieces = [*letters, *(a + b for a in letters for b in letters), "Ã", "©", "â", "Ĥ"]
     vocab = {token: i for i, token in enumerate(["<unk>", "<s>", "</s>", *pieces])}

@@ -82,6 +82,7 @@ def test_captured_features_are_those_of_serving(
     """Padded batches against the paged engine's own forward pass."""
     llm = LLM(target, dtype="float32")
     stored: list[torch.Tensor] = []
+    monkeypatch.setattr(llm.engine.runner, "head", new_head(llm.model))
     monkeypatch.setattr(llm.engine.cache, "store_features", lambda _, features: stored.append(features))
     for sample in samples[:5]:
         row = TreeRow(sample.tokens.tolist(), DraftTree(), 0, [3, 1, 0, 2, 4], False)
