@@ -31,15 +31,7 @@ def measure(llm: LLM, name: str, temperature: float, max_tokens: int) -> dict[st
     total = SpeculationStats()
     outputs = llm.generate(prompts, params)
     for output in outputs:
-        stats = output.stats
-        total.steps += stats.steps
-        total.tokens += stats.tokens
-        total.drafted += stats.drafted
-        depth = max(len(total.accepted_per_depth), len(stats.accepted_per_depth))
-        pairs = (
-            counts + [0] * (depth - len(counts)) for counts in (total.accepted_per_depth, stats.accepted_per_depth)
-        )
-        total.accepted_per_depth = [a + b for a, b in zip(*pairs, strict=True)]
+        total.add(output.stats)
     return {
         "prompts": name,
         "temperature": temperature,

@@ -21,9 +21,9 @@ from specdec import LLM, SamplingParams
 from specdec.config import DEMO
 from specdec.draft_heads.checkpoint import load_eagle_head
 from specdec.draft_heads.rope import rotary_at
-from specdec.train_eagle.causal_attention import CausalAttention
 from specdec.train_eagle.conversations import Sample
-from specdec.train_eagle.features import capture
+from specdec.train_eagle.features import OnlineFeatures
+from specdec.train_eagle.unrolled_attention import UnrolledAttention
 from specdec.verify.noise import gumbel
 
 CHILDREN = (1, 2, 4, 8)
@@ -51,10 +51,12 @@ def main() -> None:
                 for prompt, output in zip(prompts, outputs, strict=True)
             ]
             ps, qs = [], []
-            for prompt, features in zip(prompts, capture(llm.model, samples), strict=True):
+            source = OnlineFeatures(llm.model, samples, ())
+            for i, prompt in enumerate(prompts):
+                features = source.batch([i])
                 length = len(features.tokens) - 1
                 rotary = rotary_at(rope, torch.arange(length))
-                hidden = head(features.tokens[1:], features.features[:-1], rotary, [CausalAttention(1, length)])
+                hidden = head(features.tokens[1:], features.features[:-1], rotary, [UnrolledAttention([length])])
                 # Row i of both tells token i + 1; the answer's second token is the first that can be drafted.
                 start = len(prompt)
                 ps.append((features.features[start:-1] @ weight.T).log_softmax(-1))

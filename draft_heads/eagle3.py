@@ -48,8 +48,8 @@ def default_taps(num_layers: int) -> tuple[int, int, int]:
     Raises:
         ValueError: with so few layers they would not be three.
     """
-    if num_layers < 6:
-        raise ValueError(f"a target of {num_layers} layers has no three depths for EAGLE-3; it takes at least 6")
+    if num_layers < 7:
+        raise ValueError(f"a target of {num_layers} layers has no three depths for EAGLE-3; it takes at least 7")
     return 2, num_layers // 2, num_layers - 3
 
 

@@ -46,6 +46,15 @@ class SpeculationStats:
     def accepted_per_step(self) -> float:
         return sum(self.accepted_per_depth) / self.steps if self.steps else 0.0
 
+    def add(self, other: "SpeculationStats") -> None:
+        """Count another request's steps as well."""
+        self.steps += other.steps
+        self.tokens += other.tokens
+        self.drafted += other.drafted
+        self.accepted_per_depth += [0] * (len(other.accepted_per_depth) - len(self.accepted_per_depth))
+        for depth, count in enumerate(other.accepted_per_depth):
+            self.accepted_per_depth[depth] += count
+
     def count(self, accepted: int, kept: int, drafted: int) -> None:
         """A step that accepted `accepted` drafts, of whose tokens the output kept `kept`."""
         self.steps += 1

@@ -1,131 +1,167 @@
-"""The target's features of a set of conversations, captured once and kept as safetensors shards."""
+"""What a head learns from: conversations with the target's states of each token, made as needed or kept on disk."""
 
 import json
-import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from specdec.draft_heads.rope import rotary_at
+from specdec.draft_heads.target_output import TargetOutput
 from specdec.models.llama import LlamaModel
-from specdec.train_eagle.causal_attention import CausalAttention
 from specdec.train_eagle.conversations import Sample
+from specdec.train_eagle.unrolled_attention import UnrolledAttention
 
-
-@dataclass(frozen=True)
-class FeatureSample:
-    """One conversation, ready to train on.
-
-    Attributes:
-        tokens: int64 `[length]`.
-        mask: bool `[length]`, what the assistant said.
-        features: `[length, hidden_size]`, the target's hidden states after its final norm.
-    """
-
-    tokens: Tensor
-    mask: Tensor
-    features: Tensor
+PARTS = ("tokens", "mask", "features", "taps")
 
 
 @dataclass(frozen=True)
 class FeatureBatch:
-    """Conversations padded at their ends to one length: `[batch, length, …]`; padding is never in the mask."""
+    """Conversations laid end to end.
 
+    Attributes:
+        lengths: tokens of each conversation.
+        tokens: int64 `[tokens]`.
+        mask: bool `[tokens]`, what the assistant said.
+        features: `[tokens, hidden_size]`, the target's hidden states after its final norm.
+        taps: `[tokens, taps * hidden_size]`, the inputs of the layers that the head reads, side by side.
+    """
+
+    lengths: Sequence[int]
     tokens: Tensor
     mask: Tensor
     features: Tensor
+    taps: Tensor
+
+    def to(self, device: torch.device) -> "FeatureBatch":
+        parts = (getattr(self, name).to(device, non_blocking=True) for name in PARTS)
+        return FeatureBatch(self.lengths, *parts)
 
 
-@torch.inference_mode()
-def capture(model: LlamaModel, samples: Sequence[Sample], batch_tokens: int = 8192) -> Iterator[FeatureSample]:
-    """Run the target over `samples`, alike lengths together, and yield them in their own order."""
-    config = model.config
-    table = config.rope.table(config.head_dim, config.max_position, model.embed_tokens.weight.dtype)
-    captured: dict[int, Tensor] = {}
-    for group in _groups([len(sample.token_ids) for sample in samples], batch_tokens):
-        length = max(len(samples[i].token_ids) for i in group)
-        padded = [samples[i].token_ids + [0] * (length - len(samples[i].token_ids)) for i in group]
-        tokens = torch.tensor(padded)
-        attention = CausalAttention(len(group), length)
-        rotary = rotary_at(table, torch.arange(length).repeat(len(group)))
-        features = model(tokens.flatten(), rotary, [attention] * config.num_layers).features
-        for i, row in zip(group, features.view(len(group), length, -1), strict=True):
-            captured[i] = row[: len(samples[i].token_ids)].clone()
-    for i, sample in enumerate(samples):
-        yield FeatureSample(torch.tensor(sample.token_ids), torch.tensor(sample.mask), captured.pop(i))
+class FeatureSource(Protocol):
+    """Conversations by number.
+
+    Attributes:
+        lengths: tokens of each.
+    """
+
+    @property
+    def lengths(self) -> Sequence[int]: ...
+
+    def batch(self, conversations: Sequence[int]) -> FeatureBatch:
+        """Some of them, in the order given."""
+        ...
+
+
+class OnlineFeatures:
+    """From the target itself, whenever they are asked for.
+
+    Args:
+        tap_layers: layers whose input is wanted (k is transformers' `hidden_states[k]`).
+    """
+
+    def __init__(self, model: LlamaModel, samples: Sequence[Sample], tap_layers: Sequence[int]) -> None:
+        config, weight = model.config, model.embed_tokens.weight
+        self.model, self.samples, self.tap_layers = model, samples, tuple(tap_layers)
+        self.lengths = [len(sample.token_ids) for sample in samples]
+        self.device = weight.device
+        self.rope = config.rope.table(config.head_dim, config.max_position, weight.dtype).to(self.device)
+
+    @torch.no_grad()
+    def batch(self, conversations: Sequence[int]) -> FeatureBatch:
+        samples = [self.samples[i] for i in conversations]
+        lengths = [self.lengths[i] for i in conversations]
+        tokens = torch.tensor([token for sample in samples for token in sample.token_ids], device=self.device)
+        mask = torch.tensor([said for sample in samples for said in sample.mask], device=self.device)
+        positions = torch.cat([torch.arange(length, device=self.device) for length in lengths])
+        attention = [UnrolledAttention(lengths) for _ in range(self.model.config.num_layers)]
+        output: TargetOutput = self.model(tokens, rotary_at(self.rope, positions), attention, self.tap_layers)
+        features = output.features
+        taps = torch.cat(output.taps, -1) if output.taps else features.new_empty(len(features), 0)
+        return FeatureBatch(lengths, tokens, mask, features, taps)
 
 
 class FeatureStore:
-    """A folder of shards: tokens, masks and features laid end to end, and the conversations' lengths."""
+    """A folder of safetensors shards, and `index.json` with their conversations' lengths.
 
-    def __init__(self, folder: Path) -> None:
+    A shard lies there whole or not at all, and is named in the index only then: who was interrupted goes on with
+    conversation number `len(store.lengths)`.
+
+    Raises:
+        ValueError: the folder was written with other `settings`.
+    """
+
+    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
         self.folder = folder
+        self._index = folder / "index.json"
+        self._shards: list[Any] = []
+        self._places: list[tuple[int, int]] = []
+        self.lengths: list[int] = []
+        self._entries: dict[str, Any] = {"settings": settings, "shards": []}
+        if self._index.exists():
+            kept = json.loads(self._index.read_text(encoding="utf-8"))
+            if kept.get("settings") != json.loads(json.dumps(settings)):
+                raise ValueError(
+                    f"{folder} holds features of other settings: {kept.get('settings')}, not {settings}; "
+                    "remove it or name another folder"
+                )
+            self._entries = kept
+            for entry in kept["shards"]:
+                self._open(entry)
 
-    def add(self, samples: Sequence[FeatureSample]) -> None:
-        """Write one shard."""
+    def write(self, source: FeatureSource, shard_tokens: int, batch_tokens: int) -> Iterator[int]:
+        """Add what is missing of `source`; yields how many conversations are there after each shard."""
+        while (start := len(self.lengths)) < len(source.lengths):
+            end, size = start, 0
+            while end < len(source.lengths) and (size == 0 or size + source.lengths[end] <= shard_tokens):
+                size += source.lengths[end]
+                end += 1
+            self._add([source.batch(group) for group in _runs(source.lengths, start, end, batch_tokens)])
+            yield len(self.lengths)
+
+    def batch(self, conversations: Sequence[int]) -> FeatureBatch:
+        parts: dict[str, list[Tensor]] = {name: [] for name in PARTS}
+        for i in conversations:
+            shard, start = self._places[i]
+            for name in PARTS:
+                parts[name].append(self._shards[shard].get_slice(name)[start : start + self.lengths[i]])
+        tokens, *others = (torch.cat(parts[name]) for name in PARTS)
+        return FeatureBatch([self.lengths[i] for i in conversations], tokens.long(), *others)
+
+    def _add(self, batches: Sequence[FeatureBatch]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        index = self._index()
-        name = f"features-{len(index):05d}.safetensors"
-        tensors = {
-            "tokens": torch.cat([sample.tokens for sample in samples]).to(torch.int32),
-            "mask": torch.cat([sample.mask for sample in samples]),
-            "features": torch.cat([sample.features for sample in samples]),
-            "lengths": torch.tensor([len(sample.tokens) for sample in samples]),
-        }
-        save_file(tensors, self.folder / name)
-        index.append({"file": name, "conversations": len(samples)})
-        (self.folder / "index.json").write_text(json.dumps(index), encoding="utf-8")
+        lengths = [length for batch in batches for length in batch.lengths]
+        tensors = {name: torch.cat([getattr(batch, name) for batch in batches]).cpu() for name in PARTS}
+        tensors["tokens"] = tensors["tokens"].int()
+        entry = {"file": f"features-{len(self._shards):05d}.safetensors", "lengths": lengths}
+        file = self.folder / entry["file"]  # type: ignore[operator]
+        save_file(tensors, file.with_suffix(".tmp"))
+        file.with_suffix(".tmp").replace(file)
+        self._entries["shards"].append(entry)
+        self._index.with_suffix(".tmp").write_text(json.dumps(self._entries), encoding="utf-8")
+        self._index.with_suffix(".tmp").replace(self._index)
+        self._open(entry)
 
-    def load(self) -> list[FeatureSample]:
-        """All conversations, in the order they were added."""
-        samples: list[FeatureSample] = []
-        for entry in self._index():
-            shard = load_file(self.folder / str(entry["file"]))
-            lengths = shard["lengths"].tolist()
-            parts = (torch.split(shard[name], lengths) for name in ("tokens", "mask", "features"))
-            samples += [FeatureSample(t.long(), m, f) for t, m, f in zip(*parts, strict=True)]
-        return samples
-
-    def _index(self) -> list[dict[str, str | int]]:
-        file = self.folder / "index.json"
-        entries: list[dict[str, str | int]] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
-        return entries
+    def _open(self, entry: dict[str, Any]) -> None:
+        start = 0
+        for length in entry["lengths"]:
+            self._places.append((len(self._shards), start))
+            self.lengths.append(length)
+            start += length
+        self._shards.append(safe_open(self.folder / entry["file"], framework="pt"))
 
 
-def batches(samples: Sequence[FeatureSample], batch_tokens: int, seed: int) -> list[FeatureBatch]:
-    """One epoch: alike lengths together, batches in random order; a function of the seed."""
-    groups = _groups([len(sample.tokens) for sample in samples], batch_tokens, random.Random(seed))
-    return [_pad([samples[i] for i in group]) for group in groups]
-
-
-def _pad(samples: Sequence[FeatureSample]) -> FeatureBatch:
-    pad = torch.nn.utils.rnn.pad_sequence
-    return FeatureBatch(
-        tokens=pad([sample.tokens for sample in samples], batch_first=True),
-        mask=pad([sample.mask for sample in samples], batch_first=True),
-        features=pad([sample.features for sample in samples], batch_first=True),
-    )
-
-
-def _groups(lengths: Sequence[int], batch_tokens: int, shuffle: random.Random | None = None) -> list[list[int]]:
-    """Indices in batches of about `batch_tokens` padded tokens, alike lengths together."""
-    order = list(range(len(lengths)))
-    if shuffle:
-        # Lengths in buckets of 16, so that batches differ from epoch to epoch.
-        shuffle.shuffle(order)
-        order.sort(key=lambda i: lengths[i] // 16)
-    else:
-        order.sort(key=lambda i: lengths[i])
-    groups: list[list[int]] = []
-    for i in order:
-        if groups and (len(groups[-1]) + 1) * max(lengths[i], lengths[groups[-1][-1]]) <= batch_tokens:
-            groups[-1].append(i)
-        else:
-            groups.append([i])
-    if shuffle:
-        shuffle.shuffle(groups)
-    return groups
+def _runs(lengths: Sequence[int], start: int, end: int, batch_tokens: int) -> Iterator[list[int]]:
+    """Conversations `start` to `end` in their order, in groups of about `batch_tokens` tokens."""
+    group: list[int] = []
+    for i in range(start, end):
+        if group and sum(lengths[k] for k in group) + lengths[i] > batch_tokens:
+            yield group
+            group = []
+        group.append(i)
+    yield group

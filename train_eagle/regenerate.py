@@ -2,19 +2,55 @@
 
     python -m specdec.train_eagle.regenerate --model MODEL --data a.jsonl --out answers.jsonl
 
-The users' turns stay; every assistant turn is generated, in the context of those generated before it. A run
-that was killed goes on behind the last conversation written.
+The users' turns stay; every assistant turn is generated, in the context of those generated before it. What is no
+conversation to answer is left out and counted. A run that was killed goes on behind the last conversation written.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rich.progress import track
 
 from specdec.llm import LLM
 from specdec.sampling_params import SamplingParams
-from specdec.train_eagle.conversations import Message, read_conversations, write_conversations
+from specdec.train_eagle.chat_mask import BadConversation, Message
+from specdec.train_eagle.conversations import BadData, Source, open_source, read, write_conversations
+
+
+def answerable(llm: LLM, sources: Iterable[Source], limit: int | None, bad: BadData) -> list[list[Message]]:
+    """The conversations, of at most `limit` entries of each source, whose every answer `llm` can be asked for.
+
+    The others are left to `bad`.
+
+    Raises:
+        ValueError: a model without a chat template; a bad conversation, if `bad` is strict.
+    """
+    if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
+        raise ValueError(f"{llm.config.model}: no chat template; add a chat_template.jinja to the folder")
+    conversations = []
+    for entry in read(sources, limit):
+        try:
+            messages = entry.messages()
+            _ask_for_all(llm, messages)
+            conversations.append(messages)
+        except BadConversation as error:
+            bad.add(error, entry.place)
+    return conversations
+
+
+def _ask_for_all(llm: LLM, messages: Sequence[Message]) -> None:
+    """Render the prompt of every answer.
+
+    Raises:
+        BadConversation: the chat template refuses one.
+    """
+    try:
+        for i, message in enumerate(messages):
+            if message["role"] == "assistant":
+                llm.chat_prompt(messages[:i])
+    except Exception as error:  # a template is foreign code and raises what it likes
+        raise BadConversation("refused by the chat template", str(error)) from None
 
 
 def regenerate(
@@ -53,16 +89,22 @@ def regenerate(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="checkpoint folder of the target")
-    parser.add_argument("--data", type=Path, nargs="+", required=True, help="JSONL files with `messages`")
-    parser.add_argument("--limit", type=int, help="conversations of each file")
+    parser.add_argument("--data", nargs="+", required=True, help="JSONL files, JSON arrays, data sets as NAME:SPLIT")
+    parser.add_argument("--limit", type=int, help="most entries of each source")
+    parser.add_argument("--strict", action="store_true", help="refuse the first bad conversation")
     parser.add_argument("--out", type=Path, required=True, help="JSONL file to write")
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0], help="given in turn to conversations")
     parser.add_argument("--max-tokens", type=int, default=192, help="most tokens of an answer")
     parser.add_argument("--batch", type=int, default=128, help="conversations answered at once")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    conversations = read_conversations(args.data, args.limit)
-    llm = LLM(args.model, max_num_seqs=args.batch)
+    bad = BadData(args.strict)
+    try:
+        sources = [open_source(name) for name in args.data]
+        llm = LLM(args.model, max_num_seqs=args.batch)
+        conversations = answerable(llm, sources, args.limit, bad)
+    except ValueError as error:
+        parser.exit(2, f"regenerate: {error}\n")
     progress_file = args.out.with_suffix(".done")
     done = int(progress_file.read_text()) if progress_file.exists() else 0
     for start in track(range(done, len(conversations), args.batch), description="answering"):
@@ -71,6 +113,8 @@ def main() -> None:
         answered = regenerate(llm, batch, temperatures, args.max_tokens, args.seed + start * 1000)
         write_conversations(args.out, [messages for messages in answered if messages])
         progress_file.write_text(str(start + len(batch)))
+    if bad.counts:
+        print(bad.table())
 
 
 if __name__ == "__main__":

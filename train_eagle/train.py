@@ -1,220 +1,267 @@
-"""Train an EAGLE-1/2 head for a target.
+"""Train an EAGLE or EAGLE-3 head for a target.
 
-    python -m specdec.train_eagle.train --model MODEL --data answers.jsonl --features build/features --out HEAD
+    python -m specdec.train_eagle.train --model MODEL --data build/prepared --out HEAD
+    python -m specdec.train_eagle.train --config run.yaml --lr 2e-3
+    accelerate launch --multi_gpu -m specdec.train_eagle.train --config run.yaml
 
-and a run of a minute on the demo model, to see that it works:
-
-    python -m specdec.train_eagle.train --data answers.jsonl --limit 64 --epochs 1 --features /tmp/f --out /tmp/head
-
-Features are captured once into `--features` and found there by later runs. A killed run goes on from its last
-checkpoint when the same command is given again.
+The same command goes on with a run that was killed. OUT gets the best head by tau on held-out conversations, with
+the state of the run, `log.jsonl`, TensorBoard's files and `curves.png` under OUT/run.
 """
 
-import argparse
 import math
+import sys
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
-from accelerate import Accelerator
-from torch import Tensor, nn
-from transformers import AutoTokenizer
+from accelerate import Accelerator, PartialState
+from accelerate.utils import set_seed
 
-from specdec.config import DEMO, resolve_dtype
+from specdec.config import resolve_dtype
 from specdec.draft_heads.checkpoint import save_eagle_head
-from specdec.draft_heads.eagle import EagleConfig, EagleHead
-from specdec.draft_heads.llama_config import LlamaConfig
-from specdec.draft_heads.rope import RopeConfig, rotary_at
+from specdec.draft_heads.eagle import EagleHead
+from specdec.draft_heads.eagle3 import Eagle3Head
+from specdec.draft_heads.eagle3_checkpoint import save_eagle3_head
 from specdec.models.llama import LlamaModel, load_llama
-from specdec.train_eagle.causal_attention import CausalAttention
-from specdec.train_eagle.conversations import encode, read_conversations
-from specdec.train_eagle.features import FeatureBatch, FeatureSample, FeatureStore, batches, capture
-from specdec.train_eagle.losses import HeadLoss, eagle_loss
+from specdec.train_eagle.conversations import Sample
+from specdec.train_eagle.curves import draw_curves
+from specdec.train_eagle.evaluate import Worth, measure_tau
+from specdec.train_eagle.features import FeatureSource, FeatureStore, OnlineFeatures
+from specdec.train_eagle.head_trainer import HeadTrainer, LossSettings
+from specdec.train_eagle.new_head import frequent_tokens, new_eagle3_head, new_eagle_head
+from specdec.train_eagle.packing import packed
+from specdec.train_eagle.prepare import PreparedData
+from specdec.train_eagle.train_config import TrainConfig
+from specdec.train_eagle.train_log import TrainLog
+from specdec.train_eagle.training_state import TrainingState
+from specdec.train_eagle.unrolled_loss import UnrolledLoss
+
+SHARD_TOKENS = 1 << 18
+# Settings that another start of the same run may change.
+FREE = ("out", "features", "checkpoint_minutes", "evaluate_every", "evaluate_prompts", "gradient_checkpointing")
 
 
-def new_head(model: LlamaModel) -> EagleHead:
-    """A head of the target's sizes with default rotary settings; its embedding is the target's, frozen."""
-    target = model.config
-    config = LlamaConfig(
-        vocab_size=target.vocab_size,
-        hidden_size=target.hidden_size,
-        intermediate_size=target.intermediate_size,
-        num_layers=1,
-        num_heads=target.num_heads,
-        num_kv_heads=target.num_kv_heads,
-        head_dim=target.head_dim,
-        max_position=target.max_position,
-        rms_norm_eps=target.rms_norm_eps,
-        rope=RopeConfig(theta=target.rope.theta),
-    )
-    # No fc.bias: vLLM cannot load a head that has one.
-    head = EagleHead(EagleConfig(config, fc_bias=False))
-    for parameter in head.parameters():
-        if parameter.ndim == 2:
-            nn.init.normal_(parameter, std=0.02)
-    head.embed_tokens.weight.data.copy_(model.embed_tokens.weight)
-    head.embed_tokens.weight.requires_grad_(False)
-    return head
+class Data(NamedTuple):
+    """Conversations to train on, and some that are kept apart."""
+
+    train: list[Sample]
+    held_out: list[Sample]
 
 
-class HeadTrainer(nn.Module):
-    """The head with what turns a batch into its loss.
-
-    Args:
-        unroll: passes over a batch; in pass 2 and on the head reads its own predictions of the pass before
-            in place of the target's features, as it does when it drafts (HASS, Zhang et al. 2024).
-    """
-
-    def __init__(
-        self, head: EagleHead, lm_head: Tensor, noise: float, feature_weight: float, token_weight: float, unroll: int
-    ) -> None:
-        super().__init__()
-        self.head, self.noise, self.unroll = head, noise, unroll
-        self.weights = (feature_weight, token_weight)
-        llama = head.config.llama
-        self.register_buffer("lm_head", lm_head, persistent=False)
-        self.register_buffer("rope", llama.rope.table(llama.head_dim, llama.max_position, torch.float32), False)
-
-    def forward(self, batch: FeatureBatch) -> list[HeadLoss]:
-        """Losses of the rows whose next token the assistant says, per pass.
-
-        Row i of a sequence takes (x_i, f_{i-1}), i from 1 on, and predicts f_i, hence token i + 1.
-        """
-        assert isinstance(self.lm_head, Tensor)
-        assert isinstance(self.rope, Tensor)
-        count, length = batch.tokens.shape
-        rows = length - 1
-        tokens = batch.tokens[:, 1:].reshape(-1)
-        wanted = batch.features[:, 1:].float()
-        # The row before the assistant's first token is trained too: it predicts that token.
-        trained = batch.mask[:, 2:].nonzero(as_tuple=True)
-        features = batch.features[:, :-1].float()
-        if self.training and self.noise:
-            features = features + torch.empty_like(features).uniform_(-self.noise, self.noise)
-        rotary = rotary_at(self.rope, torch.arange(rows, device=self.rope.device).repeat(count))
-        losses = []
-        for _ in range(self.unroll if self.training else 1):
-            hidden = self.head(tokens, features.reshape(count * rows, -1), rotary, [CausalAttention(count, rows)])
-            predicted = hidden.view(count, rows, -1)
-            losses.append(eagle_loss(predicted[trained], wanted[trained], self.lm_head, *self.weights))
-            # What the head reads at row i is its own f'_{i-1}; row 1 has none and keeps the target's.
-            features = torch.cat([batch.features[:, :1].float(), predicted[:, :-1].float()], 1)
-        return losses
+def read_data(config: TrainConfig) -> Data:
+    """Raises ValueError where too little is left to train on."""
+    samples = [sample for folder in config.data for shard in PreparedData(folder) for sample in shard]
+    samples = [sample for sample in samples if any(sample.mask[2:])]
+    if len(samples) <= config.held_out:
+        raise ValueError(f"{len(samples)} conversations are too few to keep {config.held_out} apart; lower held_out")
+    # From all over, as files may be of different kinds.
+    apart = {i * len(samples) // config.held_out for i in range(config.held_out)}
+    held_out = [samples[i] for i in sorted(apart)]
+    return Data([sample for i, sample in enumerate(samples) if i not in apart], held_out)
 
 
-def capture_all(args: argparse.Namespace, model: LlamaModel) -> list[FeatureSample]:
-    """The features of the conversations in `args.data`, captured unless they are in `args.features` already."""
-    store = FeatureStore(args.features)
-    if not (args.features / "index.json").exists():
-        tokenizer = AutoTokenizer.from_pretrained(args.model, local_files_only=True)
-        conversations = read_conversations(args.data, args.limit)
-        samples = [encode(tokenizer, messages, args.max_length) for messages in conversations]
-        samples = [sample for sample in samples if sum(sample.mask[2:]) and len(sample.token_ids) > 2]
-        size = sum(len(sample.token_ids) for sample in samples) * model.config.hidden_size * args.dtype.itemsize
-        print(f"capturing features of {len(samples):,} conversations, {size / 2**20:,.0f} MiB, to {args.features}")
-        for start in range(0, len(samples), 2048):
-            store.add(list(capture(model, samples[start : start + 2048])))
-    return store.load()
+def new_head(config: TrainConfig, model: LlamaModel, samples: Sequence[Sample]) -> EagleHead | Eagle3Head:
+    """As the settings have it; a function of the seed."""
+    torch.manual_seed(config.seed)
+    if config.head == "eagle":
+        return new_eagle_head(model)
+    return new_eagle3_head(model, frequent_tokens(samples, config.draft_vocab_size, model.config.vocab_size))
 
 
-@torch.no_grad()
-def validate(trainer: HeadTrainer, samples: list[FeatureSample], batch_tokens: int) -> tuple[float, float]:
-    """Mean token loss and agreement over held-out conversations."""
-    trainer.eval()
-    results = [(batch.mask[:, 2:].sum().item(), trainer(batch)[0]) for batch in batches(samples, batch_tokens, 0)]
-    trainer.train()
-    rows = sum(count for count, _ in results)
-    token = sum(count * loss.token.item() for count, loss in results) / rows
-    return token, sum(count * loss.agreement.item() for count, loss in results) / rows
+def save_head(head: EagleHead | Eagle3Head, folder: Path, settings: dict[str, Any]) -> None:
+    """In the official layout of its kind."""
+    if isinstance(head, EagleHead):
+        save_eagle_head(head, folder, settings)
+    else:
+        save_eagle3_head(head, folder, settings)
 
 
-def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, default=DEMO / "target", help="checkpoint folder of the target")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the head to write")
-    data = parser.add_argument_group("data")
-    data.add_argument("--data", type=Path, nargs="+", required=True, help="JSONL files with `messages`")
-    data.add_argument("--limit", type=int, help="conversations of each file")
-    data.add_argument("--features", type=Path, required=True, help="folder of captured features")
-    data.add_argument("--max-length", type=int, default=1024, help="tokens kept of a conversation")
-    data.add_argument("--held-out", type=int, default=100, help="conversations for validation")
-    loop = parser.add_argument_group("loop")
-    loop.add_argument("--epochs", type=int, default=10)
-    loop.add_argument("--batch-tokens", type=int, default=8192)
-    loop.add_argument("--lr", type=float, default=2e-3)
-    loop.add_argument("--warmup-steps", type=int, default=50)
-    loop.add_argument("--clip-norm", type=float, default=1.0)
-    loop.add_argument("--noise", type=float, default=0.1, help="features get uniform noise of +- this")
-    loop.add_argument("--feature-weight", type=float, default=1.0, help="weight of the feature loss")
-    loop.add_argument("--token-weight", type=float, default=0.1, help="weight of the token loss")
-    loop.add_argument("--unroll", type=int, default=1, help="passes over a batch, from the second on own features")
-    loop.add_argument("--checkpoint-minutes", type=float, default=3.0)
-    loop.add_argument("--seed", type=int, default=0)
-    return parser.parse_args()
+class Run:
+    """One training run, from its settings to its head."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.config = config
+        self.data = read_data(config)
+        # Unless told, accelerate takes processes without a GPU for so many runs of their own.
+        on_cpu = not torch.cuda.is_available()
+        dtype = resolve_dtype("auto", PartialState(cpu=on_cpu).device)
+        mixed = config.mixed_precision
+        if mixed == "auto":
+            mixed = "bf16" if dtype == torch.bfloat16 else "no"
+        self.accelerator = Accelerator(mixed_precision=mixed, cpu=on_cpu)
+        self.device = self.accelerator.device
+        self.model = load_llama(config.model, dtype if mixed == "bf16" else torch.float32, self.device)
+        self.head = new_head(config, self.model, self.data.train)
+        settings = LossSettings(
+            config.loss,
+            config.unroll,
+            config.step_decay,
+            config.token_weight,
+            config.feature_weight,
+            config.noise,
+            config.gradient_checkpointing,
+        )
+        self.trainer = HeadTrainer(self.head, self.model.lm_head_weight, settings)
+        self.trained = [parameter for parameter in self.head.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.AdamW(self.trained, lr=config.lr, betas=(0.9, 0.95), weight_decay=0.0)
+        self.folder = config.out / "run"
+        kept = {name: value for name, value in config.model_dump(mode="json").items() if name not in FREE}
+        self.state = TrainingState(self.folder / "training_state.pt", kept)
+        self.state.load(self.head, self.optimizer)
+        self.source, self.held_out = self._sources()
+        self.wrapped, self.optimizer = self.accelerator.prepare(self.trainer, self.optimizer)
+        # All epochs' batches in a row, so that a step's number says which are its own.
+        epochs = [packed(self.source.lengths, config.batch_tokens, config.seed + i) for i in range(config.epochs)]
+        self.batches = [batch for epoch in epochs for batch in epoch]
+        self.per_step = config.accumulate * self.accelerator.num_processes
+        self.total = max(1, len(self.batches) // self.per_step)
+        self.evaluated_every = max(1, round(config.evaluate_every * self.total / config.epochs))
+
+    def _sources(self) -> tuple[FeatureSource, FeatureSource]:
+        """Of training and of validation."""
+        train = OnlineFeatures(self.model, self.data.train, self.head.taps)
+        held_out = OnlineFeatures(self.model, self.data.held_out, self.head.taps)
+        folder = self.config.features
+        if folder is None:
+            return train, held_out
+        settings = {
+            "data": [str(path) for path in self.config.data],
+            "held_out": self.config.held_out,
+            "taps": list(self.head.taps),
+            "dtype": str(self.model.embed_tokens.weight.dtype),
+        }
+        store = FeatureStore(folder, settings)
+        if self.accelerator.is_main_process:
+            width = self.model.config.hidden_size * (1 + len(self.head.taps))
+            left = sum(train.lengths[len(store.lengths) :])
+            if left:
+                size = left * (width * self.model.embed_tokens.weight.element_size() + 5)
+                print(f"{size / 2**30:.1f} GiB of features of {left:,} tokens go to {folder}", flush=True)
+            for done in store.write(train, SHARD_TOKENS, self.config.batch_tokens):
+                print(f"features of {done:,} of {len(train.lengths):,} conversations", flush=True)
+        self.accelerator.wait_for_everyone()
+        return FeatureStore(folder, settings), held_out
+
+    def train(self) -> None:
+        """To the end, with checkpoints on the way."""
+        config, state, main = self.config, self.state, self.accelerator.is_main_process
+        if main:
+            self._describe()
+        tokens = sum(self._tokens(step) for step in range(state.step))
+        saved = time.monotonic()
+        with TrainLog(self.folder, self.total, state.step) if main else nullcontext() as log:
+            while state.step < self.total:
+                began = time.monotonic()
+                loss, norm, rate = self._step(state.step)
+                tokens += self._tokens(state.step)
+                state.step += 1
+                if log is not None:
+                    log.step(state.step, tokens, time.monotonic() - began, loss, rate, norm)
+                if state.step % self.evaluated_every == 0 or state.step == self.total:
+                    self._evaluate(log, tokens)
+                due = time.monotonic() - saved > config.checkpoint_minutes * 60
+                if main and (due or state.step % self.evaluated_every == 0 or state.step == self.total):
+                    saved = time.monotonic()
+                    state.save(self.head, self.optimizer)
+        if main:
+            draw_curves(self.folder / "log.jsonl", self.folder / "curves.png")
+
+    def _step(self, step: int) -> tuple[UnrolledLoss, float, float]:
+        """One step of the optimizer: loss of its last batch, norm of its gradient, learning rate."""
+        config, accelerator = self.config, self.accelerator
+        warm = min(1.0, (step + 1) / config.warmup_steps)
+        rate = config.lr * warm * (0.5 + 0.5 * math.cos(math.pi * step / self.total))
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        own = list(self._batches(step))
+        for place, (number, conversations) in enumerate(own):
+            last = place == len(own) - 1
+            # Noise is a function of the batch, whoever computes it and after whatever.
+            set_seed(config.seed * 1_000_003 + number)
+            with nullcontext() if last else accelerator.no_sync(self.wrapped):
+                loss: UnrolledLoss = self.wrapped(self.source.batch(conversations).to(self.device))
+                accelerator.backward(loss.total / len(own))
+        norm = accelerator.clip_grad_norm_(self.trained, config.clip_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss, float(norm), rate
+
+    def _batches(self, step: int) -> Iterator[tuple[int, list[int]]]:
+        """Those of this process in a step, and their numbers."""
+        for number in range(step * self.per_step, (step + 1) * self.per_step):
+            if number % self.accelerator.num_processes == self.accelerator.process_index:
+                yield number, self.batches[number]
+
+    def _tokens(self, step: int) -> int:
+        """Of all processes' batches of a step."""
+        lengths = self.source.lengths
+        batches = self.batches[step * self.per_step : (step + 1) * self.per_step]
+        return sum(lengths[i] for batch in batches for i in batch)
+
+    def _evaluate(self, log: TrainLog | None, tokens: int) -> None:
+        """Loss and tau on what was held out; the best head so far is kept."""
+        if log is None:
+            return
+        loss = self._validate()
+        worth = self._worth()
+        values = {
+            "step": self.state.step,
+            "tokens": tokens,
+            "held_out_loss": round(loss.total.item(), 5),
+            "held_out_accuracy": [round(value, 4) for value in loss.accuracy.tolist()],
+            "tau": round(worth.tau, 4),
+            "accepted_per_depth": [round(value, 4) for value in worth.accepted_per_depth],
+        }
+        log.record(values)
+        log.console.print(f"step {self.state.step}: held out: {values}", soft_wrap=True)
+        if worth.tau >= self.state.best_tau:
+            self.state.best_tau = worth.tau
+            recipe = self.config.model_dump(mode="json", exclude={"model", "data", "out", "features"})
+            save_head(self.head, self.config.out, {"training": {**recipe, "tokens": tokens, "held_out_tau": worth.tau}})
+
+    @torch.no_grad()
+    def _validate(self) -> UnrolledLoss:
+        """Over all that was held out, weighed by batches."""
+        self.trainer.eval()
+        groups = packed(self.held_out.lengths, self.config.batch_tokens, 0)
+        with self.accelerator.autocast():
+            losses = [self.trainer(self.held_out.batch(group).to(self.device)) for group in groups]
+        self.trainer.train()
+        return UnrolledLoss(*(torch.stack(values).float().mean(0) for values in zip(*losses, strict=True)))
+
+    def _worth(self) -> Worth:
+        """Of the head as it is, by the engine."""
+        prompts = []
+        for sample in self.data.held_out[: self.config.evaluate_prompts]:
+            prompts.append(sample.token_ids[: sample.mask.index(True)])
+        if not prompts:
+            return Worth(0.0, [], 0)
+        folder = self.folder / "latest"
+        save_head(self.head, folder, {})
+        return measure_tau(self.config.model, folder, prompts)
+
+    def _describe(self) -> None:
+        weights = sum(parameter.numel() for parameter in self.trained)
+        tokens = sum(self.source.lengths)
+        print(
+            f"{len(self.data.train):,} conversations, {tokens:,} tokens, {self.total:,} steps of "
+            f"{self.per_step * self.config.batch_tokens:,} tokens at most, {weights:,} weights",
+            flush=True,
+        )
+        if self.state.step:
+            print(f"going on after step {self.state.step:,}", flush=True)
 
 
-def main() -> None:
-    args = parse_args()
-    torch.manual_seed(args.seed)
-    device = torch.device("cpu")
-    args.dtype = resolve_dtype("auto", device)
-    model = load_llama(args.model, args.dtype, device)
-    samples = capture_all(args, model)
-    held_out, train = samples[: args.held_out], samples[args.held_out :]
-    accelerator = Accelerator(mixed_precision="bf16" if args.dtype == torch.bfloat16 else "no")
-    head = new_head(model)
-    trainer = HeadTrainer(
-        head, model.lm_head_weight, args.noise, args.feature_weight, args.token_weight, args.unroll
-    ).train()
-    trained = [parameter for parameter in head.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=args.lr, betas=(0.9, 0.95), weight_decay=0.0)
-    wrapped, optimizer = accelerator.prepare(trainer, optimizer)
-
-    per_epoch = len(batches(train, args.batch_tokens, 0))
-    total = args.epochs * per_epoch
-    args.out.mkdir(parents=True, exist_ok=True)
-    state_file = args.out / "training_state.pt"
-    step = 0
-    if state_file.exists():
-        state = torch.load(state_file, weights_only=True)
-        head.load_state_dict(state["head"])
-        optimizer.load_state_dict(state["optimizer"])
-        torch.set_rng_state(state["rng"])
-        step = state["step"]
-    tokens = sum(len(sample.tokens) for sample in train)
-    print(f"{len(train):,} conversations, {tokens:,} tokens, {total:,} steps", flush=True)
-    started = saved = time.monotonic()
-    first = step
-    while step < total:
-        epoch = step // per_epoch
-        for batch in batches(train, args.batch_tokens, args.seed + epoch)[step % per_epoch :]:
-            progress = step / total
-            rate = args.lr * min(1.0, (step + 1) / args.warmup_steps) * (0.5 + 0.5 * math.cos(math.pi * progress))
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            losses = wrapped(batch)
-            accelerator.backward(torch.stack([loss.total for loss in losses]).mean())
-            accelerator.clip_grad_norm_(trained, args.clip_norm)
-            optimizer.step()
-            optimizer.zero_grad()
-            step += 1
-            now = time.monotonic()
-            if step % 20 == 0:
-                left = (total - step) * (now - started) / (step - first) / 60
-                shown = " ".join(
-                    f"[{loss.feature.item():.4f} {loss.token.item():.3f} {loss.agreement.item():.3f}]"
-                    for loss in losses
-                )
-                print(f"step {step}/{total} [feature token agreement] {shown} {left:.1f} min left", flush=True)
-            if now - saved > args.checkpoint_minutes * 60 or step == total:
-                saved = now
-                state = {"head": head.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-                torch.save({**state, "rng": torch.get_rng_state()}, state_file.with_suffix(".tmp"))
-                state_file.with_suffix(".tmp").replace(state_file)
-        token, agreement = validate(trainer, held_out, args.batch_tokens)
-        print(f"epoch {epoch + 1}: held-out token loss {token:.3f}, agreement {agreement:.3f}", flush=True)
-    recipe = {name: value for name, value in vars(args).items() if isinstance(value, int | float)}
-    save_eagle_head(head, args.out, {"training": recipe})
+def main(arguments: Sequence[str] | None = None) -> None:
+    try:
+        run = Run(TrainConfig.parse(arguments, __doc__))
+    except ValueError as error:
+        print(f"train: {error}", file=sys.stderr)
+        sys.exit(2)
+    run.train()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,102 @@
+"""The target's states: as in serving, and the same whether made anew or kept on disk."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from specdec import LLM
+from specdec.draft_heads.target_output import TargetOutput
+from specdec.models.llama import load_llama
+from specdec.train_eagle.conversations import Sample
+from specdec.train_eagle.features import PARTS, FeatureBatch, FeatureStore, OnlineFeatures
+from specdec.verify.tree import DraftTree
+from specdec.verify.tree_batch import TreeRow
+from tests.fakes import save_random_llama
+
+CPU = torch.device("cpu")
+TAPS = (2, 3, 6)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("target")
+    save_random_llama(folder, num_hidden_layers=7, initializer_range=0.15)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def source(folder: Path) -> OnlineFeatures:
+    generator = torch.Generator().manual_seed(0)
+    samples = []
+    for i in range(23):
+        tokens = torch.randint(0, 97, (3 + 5 * i % 31,), generator=generator).tolist()
+        samples.append(Sample(tokens, [k % 3 > 0 for k in range(len(tokens))]))
+    return OnlineFeatures(load_llama(folder, torch.float64, CPU), samples, TAPS)
+
+
+class Watcher:
+    """Stands for a head, and keeps what the target's pass gives it."""
+
+    taps = TAPS
+
+    def __init__(self) -> None:
+        self.seen: list[TargetOutput] = []
+
+    def feature_of(self, output: TargetOutput) -> torch.Tensor:
+        self.seen.append(output)
+        return output.features
+
+
+def test_packed_conversations_have_the_states_of_serving(
+    folder: Path, source: OnlineFeatures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm, watcher = LLM(folder, dtype="float64"), Watcher()
+    monkeypatch.setattr(llm.engine.runner, "head", watcher)
+    monkeypatch.setattr(llm.engine.cache, "store_features", lambda *_: None)
+    batch = source.batch([4, 1, 6])
+    start = 0
+    for length in batch.lengths:
+        rows = slice(start, start + length)
+        with torch.inference_mode():
+            llm.engine.runner.forward([TreeRow(batch.tokens[rows].tolist(), DraftTree(), 0, [3, 1, 0, 2, 4], 0)])
+        output = watcher.seen.pop()
+        torch.testing.assert_close(batch.features[rows], output.features, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(batch.taps[rows], torch.cat(output.taps, -1), rtol=1e-9, atol=1e-12)
+        start += length
+
+
+def same(mine: FeatureBatch, other: FeatureBatch) -> None:
+    assert mine.lengths == other.lengths
+    for name in PARTS:
+        torch.testing.assert_close(getattr(mine, name), getattr(other, name), rtol=1e-12, atol=1e-12)
+
+
+def test_kept_states_are_those_made_anew(source: OnlineFeatures, tmp_path: Path) -> None:
+    store = FeatureStore(tmp_path, {"data": ["a"], "taps": list(TAPS)})
+    assert list(store.write(source, 150, 40))[-1] == len(source.lengths)
+    assert len(list(tmp_path.glob("features-*.safetensors"))) > 2
+    for opened in (store, FeatureStore(tmp_path, {"data": ["a"], "taps": list(TAPS)})):
+        assert opened.lengths == source.lengths
+        same(opened.batch([20, 0, 7]), source.batch([20, 0, 7]))
+
+
+def test_an_interrupted_store_goes_on(source: OnlineFeatures, tmp_path: Path) -> None:
+    steps = FeatureStore(tmp_path, {}).write(source, 150, 40)
+    done = [next(steps), next(steps)]
+    (tmp_path / "features-00002.tmp").write_bytes(b"half a shard")
+    store = FeatureStore(tmp_path, {})
+    assert len(store.lengths) == done[-1] < len(source.lengths)
+    list(store.write(source, 150, 40))
+    same(store.batch(range(23)), source.batch(range(23)))
+
+
+def test_states_of_other_settings_are_refused(source: OnlineFeatures, tmp_path: Path) -> None:
+    list(FeatureStore(tmp_path, {"taps": [2]}).write(source, 150, 40))
+    with pytest.raises(ValueError, match="holds features of other settings"):
+        FeatureStore(tmp_path, {"taps": [2, 3]})
+
+
+def test_who_needs_no_layer_gets_none(folder: Path) -> None:
+    source = OnlineFeatures(load_llama(folder, torch.float64, CPU), [Sample([5, 6, 7], [False, True, True])], ())
+    assert source.batch([0]).taps.shape == (3, 0)

@@ -1,0 +1,159 @@
+"""The unrolled loss of a packed batch against drafting chains one after another, as serving does."""
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from specdec.draft_heads.eagle import EagleHead
+from specdec.draft_heads.eagle3 import Eagle3Head
+from specdec.draft_heads.rope import Rotary, rotary_at
+from specdec.draft_heads.target_output import TargetOutput
+from specdec.models.llama import LlamaModel, load_llama
+from specdec.train_eagle.conversations import Sample
+from specdec.train_eagle.features import FeatureBatch, OnlineFeatures
+from specdec.train_eagle.head_trainer import HeadTrainer, LossSettings
+from specdec.train_eagle.new_head import new_eagle3_head, new_eagle_head
+from tests.fakes import TINY, save_random_llama
+
+VOCAB = TINY["vocab_size"]
+KNOWN = torch.arange(0, VOCAB, 2)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> LlamaModel:
+    folder = tmp_path_factory.mktemp("target")
+    save_random_llama(folder, num_hidden_layers=7, initializer_range=0.15)
+    return load_llama(folder, torch.float64, torch.device("cpu"))
+
+
+def make_head(target: LlamaModel, kind: str, seed: int) -> EagleHead | Eagle3Head:
+    torch.manual_seed(seed)
+    head = new_eagle_head(target) if kind == "eagle" else new_eagle3_head(target, KNOWN)
+    for parameter in head.parameters():
+        if parameter.requires_grad:
+            parameter.data.normal_(std=0.3) if parameter.ndim == 2 else parameter.data.uniform_(0.5, 1.5)
+    return head.double()
+
+
+class Chain:
+    """Plain causal attention over one short sequence, by an explicit mask."""
+
+    def __call__(self, qkv: Tensor, rotary: Rotary, num_heads: int) -> Tensor:
+        rows, heads, dim = qkv.shape
+        kv_heads = (heads - num_heads) // 2
+        cos, sin = rotary
+        turned = qkv[:, : num_heads + kv_heads]
+        halves = torch.cat([turned[..., dim // 2 :], turned[..., : dim // 2]], -1)
+        turned = turned * cos + halves * sin
+        q, k, v = turned[:, :num_heads], turned[:, num_heads:], qkv[:, num_heads + kv_heads :]
+        k, v = (x.repeat_interleave(num_heads // kv_heads, 1) for x in (k, v))
+        scores = torch.einsum("qhd,khd->hqk", q, k) * dim**-0.5
+        scores = scores.masked_fill(torch.ones(rows, rows).triu(1).bool(), float("-inf"))
+        return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
+
+
+def naive_loss(
+    head: EagleHead | Eagle3Head, target: LlamaModel, batch: FeatureBatch, options: LossSettings
+) -> tuple[Tensor, Tensor]:
+    """Total, and the loss of each pass; every chain is drafted by itself."""
+    llama = head.llama
+    table = llama.rope.table(llama.head_dim, llama.max_position, torch.float64)
+    known = KNOWN if isinstance(head, Eagle3Head) else torch.arange(VOCAB)
+    weight = head.lm_head.weight if isinstance(head, Eagle3Head) else target.lm_head_weight
+    token_terms: list[list[Tensor]] = [[] for _ in range(options.unroll)]
+    feature_terms: list[list[Tensor]] = [[] for _ in range(options.unroll)]
+    start = 0
+    for length in batch.lengths:
+        tokens, said = batch.tokens[start : start + length], batch.mask[start : start + length]
+        outputs, taps = batch.features[start : start + length], batch.taps[start : start + length]
+        true = head.feature_of(TargetOutput(outputs, list(taps.chunk(len(head.taps), -1)) if head.taps else []))
+        start += length
+        for root in range(1, length - 1):
+            if not said[root + 1]:
+                continue
+            features = list(true[:root])
+            for step in range(min(options.unroll, length - 1 - root)):
+                last = root + step
+                rotary = rotary_at(table, torch.arange(last))
+                states = head(tokens[1 : last + 1], torch.stack(features), rotary, [Chain()] * llama.num_layers)
+                features.append(states[-1])
+                if not said[last + 1] or tokens[last + 1] not in known:
+                    continue
+                p = (outputs[last] @ target.lm_head_weight[known].T).softmax(-1)
+                q = (head.read(states[-1:])[0] @ weight.T).log_softmax(-1)
+                token_terms[step].append(-(p * q).sum())
+                feature_terms[step].append(F.smooth_l1_loss(states[-1], outputs[last]))
+    weights = [options.step_decay**step for step, terms in enumerate(token_terms) if terms]
+    token, feature = (
+        [torch.stack(terms).mean() for terms in of_steps if terms] for of_steps in (token_terms, feature_terms)
+    )
+    both = [options.token_weight * a + options.feature_weight * b for a, b in zip(token, feature, strict=True)]
+    total = sum((w * x for w, x in zip(weights, both, strict=True)), torch.zeros(())) / sum(weights)
+    return total, torch.stack(token)
+
+
+conversations = st.lists(
+    st.lists(st.tuples(st.integers(0, VOCAB - 1), st.booleans()), min_size=3, max_size=12), min_size=1, max_size=4
+).filter(lambda all_of: any(said for conversation in all_of for _, said in conversation[2:]))
+
+
+@settings(max_examples=15)
+@given(
+    said=conversations,
+    kind=st.sampled_from(["eagle", "eagle3"]),
+    unroll=st.integers(1, 4),
+    decay=st.sampled_from([1.0, 0.8]),
+    seed=st.integers(0, 99),
+)
+def test_loss_and_gradients_are_those_of_chains_drafted_one_by_one(
+    target: LlamaModel, said: list[list[tuple[int, bool]]], kind: str, unroll: int, decay: float, seed: int
+) -> None:
+    head = make_head(target, kind, seed)
+    options = LossSettings("ce", unroll, decay, 0.7, 0.4 if kind == "eagle" else 0.0, 0.0)
+    samples = [Sample([t for t, _ in one], [mine for _, mine in one]) for one in said]
+    batch = OnlineFeatures(target, samples, head.taps).batch(range(len(samples)))
+    trainer = HeadTrainer(head, target.lm_head_weight, options).double()
+    found = trainer(batch)
+    assume(int(found.count.sum()))
+    wanted, per_step = naive_loss(head, target, batch, options)
+    torch.testing.assert_close(found.loss[found.count > 0], per_step, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(found.total, wanted, rtol=1e-9, atol=1e-12)
+    trained = [parameter for parameter in head.parameters() if parameter.requires_grad]
+    # The norms compute in float32 whatever the dtype, as transformers' do.
+    grads = [torch.autograd.grad(total, trained, allow_unused=True) for total in (found.total, wanted)]
+    for mine, other in zip(*grads, strict=True):
+        torch.testing.assert_close(
+            torch.zeros(()) if mine is None else mine, torch.zeros(()) if other is None else other, rtol=1e-6, atol=1e-7
+        )
+
+
+def test_the_first_answer_token_is_trained_and_the_users_words_are_not(target: LlamaModel) -> None:
+    head = make_head(target, "eagle", 0)
+    options = LossSettings("ce", 1, 1.0, 1.0, 0.0, 0.0)
+    trainer = HeadTrainer(head, target.lm_head_weight, options).double()
+    tokens = list(range(5, 15))
+    counts = {}
+    for first in range(2, 10):
+        sample = Sample(tokens, [i >= first for i in range(10)])
+        counts[first] = int(trainer(OnlineFeatures(target, [sample], ()).batch([0])).count.sum())
+    # Row first - 1 predicts the token at `first`, and the last token is nobody's root.
+    assert counts == {first: 10 - first for first in range(2, 10)}
+
+
+def test_one_batch_is_learnt_by_heart(target: LlamaModel) -> None:
+    torch.manual_seed(0)
+    samples = [Sample(torch.randint(0, VOCAB, (14,)).tolist(), [False] * 4 + [True] * 10) for _ in range(4)]
+    head = new_eagle3_head(target, torch.arange(VOCAB)).double()
+    trainer = HeadTrainer(head, target.lm_head_weight, LossSettings("kl", 3, 0.8, 1.0, 0.0, 0.0)).double()
+    batch = OnlineFeatures(target, samples, head.taps).batch(range(4))
+    optimizer = torch.optim.AdamW([p for p in head.parameters() if p.requires_grad], lr=1e-2, weight_decay=0.0)
+    first = trainer(batch).total.item()
+    for _ in range(150):
+        loss = trainer(batch).total
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert trainer(batch).total.item() < 0.02 < 0.5 < first

@@ -1,0 +1,342 @@
+"""Prepared data: the same whatever interrupts it, and an account of what was left out."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from specdec.train_eagle import prepare as stage
+from specdec.train_eagle.chat_mask import ChatMask, Message, Sample, encode
+from specdec.train_eagle.prepare import PreparedData, load_tokenizer, main, prepare
+
+TEMPLATE = (
+    "{% for m in messages %}{{ '<' + m['role'] + '> ' + m['content'] + ' <end> ' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<assistant> ' }}{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    names = ["<end>", "<user>", "<assistant>", "<unk>", *"abcdefgh"]
+    tokenizer = Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
+    fast.chat_template = TEMPLATE
+    fast.save_pretrained(folder)
+    return folder
+
+
+def chat(question: str, answer: str) -> list[Message]:
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+def line(question: str, answer: str) -> str:
+    return json.dumps({"messages": chat(question, answer)})
+
+
+GOOD = [chat("a b", " ".join("abcdefgh"[: 1 + i])) for i in range(8)]
+# Every second line is bad.
+LINES = [text for messages in GOOD for text in (json.dumps({"messages": messages}), "{")]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    file = tmp_path / "data.jsonl"
+    file.write_text("\n".join(LINES))
+    return file
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def test_samples_are_the_conversations_in_order(model: Path, data: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps([{"conversations": [{"from": "gpt", "value": "h"}]}]))
+    prepared = prepare(model, [data, other], tmp_path / "out", shard_size=3)
+    tokenizer = load_tokenizer(model)
+    want = [encode(tokenizer, messages, 100) for messages in [*GOOD, [{"role": "assistant", "content": "h"}]]]
+    assert prepared.load() == want
+    assert [len(shard) for shard in PreparedData(tmp_path / "out")] == [3, 3, 3]
+    assert prepared.conversations == 9
+    assert prepared.tokens == sum(len(sample.token_ids) for sample in want)
+    assert prepared.assistant_tokens == sum(sum(sample.mask) for sample in want)
+
+
+def test_what_is_on_disk(model: Path, data: Path, tmp_path: Path) -> None:
+    prepared = prepare(model, [data], tmp_path / "out", shard_size=5)
+    index = json.loads((tmp_path / "out" / "index.json").read_text())
+    assert index["settings"]["model"] == model.name
+    assert index["settings"]["max_length"] == 2048
+    assert len(index["settings"]["inputs"]) == 64
+    assert index["sources"] == [str(data)]
+    assert (index["read"], index["conversations"], index["complete"]) == (16, 8, True)
+    assert (index["tokens"], index["assistant_tokens"]) == (prepared.tokens, prepared.assistant_tokens)
+    assert index["bad"]["counts"] == {"malformed JSON": 8}
+    assert index["bad"]["first"] == {"malformed JSON": [f"{data}:{n}" for n in (2, 4, 6)]}
+    assert [shard["conversations"] for shard in index["shards"]] == [5, 3]
+    tensors = load_file(tmp_path / "out" / index["shards"][0]["file"])
+    assert {name: str(tensor.dtype) for name, tensor in tensors.items()} == {
+        "tokens": "torch.int32",
+        "mask": "torch.bool",
+        "lengths": "torch.int32",
+    }
+    assert len(tensors["tokens"]) == len(tensors["mask"]) == tensors["lengths"].sum()
+
+
+@given(st.integers(1, 5), st.lists(st.integers(0, 8), max_size=4), st.booleans())
+def test_interruptions_lose_nothing(
+    model: Path, tmp_path_factory: pytest.TempPathFactory, shard_size: int, deaths: list[int], before: bool
+) -> None:
+    """Killed at any write, before or after the file has its name, and given again, the command ends the same."""
+    folder = tmp_path_factory.mktemp("runs")
+    data = folder / "data.jsonl"
+    data.write_text("\n".join(LINES))
+    prepare(model, [data], folder / "whole", shard_size=shard_size)
+    replace = stage._replace
+
+    def dying(write_number: int) -> Callable[..., None]:
+        left = write_number
+
+        def die(file: Path, write: Callable[[Path], Any]) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0 and before:
+                write(file.with_name(f"{file.name}.tmp"))
+                raise KeyboardInterrupt
+            replace(file, write)
+            if left < 0:
+                raise KeyboardInterrupt
+
+        return die
+
+    for death in deaths:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(stage, "_replace", dying(death))
+            try:
+                prepare(model, [data], folder / "cut", shard_size=shard_size)
+            except KeyboardInterrupt:
+                if (folder / "cut" / "index.json").exists() and not PreparedData(folder / "cut").complete:
+                    with pytest.raises(ValueError, match="not all is prepared"):
+                        PreparedData(folder / "cut").load()
+    prepare(model, [data], folder / "cut", shard_size=shard_size)
+    left = {name: content for name, content in files(folder / "cut").items() if not name.endswith(".tmp")}
+    assert left == files(folder / "whole")
+
+
+@pytest.mark.parametrize("writer", ["save_file", "json"])
+def test_a_file_that_is_half_written_never_has_its_name(
+    writer: str, model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = prepare(model, [data], tmp_path / "out")
+    before = files(tmp_path / "out")
+
+    def half(_: object, file: Path, **__: object) -> None:
+        file.write_bytes(b"{")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        if writer == "json":
+            patch.setattr(Path, "write_text", lambda file, text, **_: half(text, file))
+        else:
+            patch.setattr(stage, "save_file", half)
+        with pytest.raises(KeyboardInterrupt):
+            prepared.add([Sample([1], [True])])
+    assert before.items() <= files(tmp_path / "out").items()
+    assert not (tmp_path / "out" / "samples-00001.safetensors").exists() or writer == "json"
+
+
+def test_a_run_goes_on_behind_its_last_full_shard(
+    model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[Message]] = []
+    real = ChatMask.encode
+
+    def watched(self: ChatMask, messages: list[Message]) -> Sample:
+        seen.append(messages)
+        if len(seen) == 6:
+            raise KeyboardInterrupt
+        return real(self, messages)
+
+    monkeypatch.setattr(ChatMask, "encode", watched)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(model, [data], tmp_path / "out", shard_size=2)
+    assert prepare(model, [data], tmp_path / "out", shard_size=2).conversations == 8
+    assert seen == [*GOOD[:6], *GOOD[4:]]
+    prepare(model, [data], tmp_path / "out", shard_size=2)
+    assert len(seen) == 6 + 4, "nothing is left to do"
+
+
+@pytest.mark.parametrize(
+    ("setting", "changed"), [("max_length", {"max_length": 7}), ("long", {"long": "skip"}), ("limit", {"limit": 4})]
+)
+def test_other_settings_are_refused(
+    setting: str, changed: dict[str, Any], model: Path, data: Path, tmp_path: Path
+) -> None:
+    prepare(model, [data], tmp_path / "out")
+    before = files(tmp_path / "out")
+    with pytest.raises(ValueError, match=rf"out: made with {setting} \S+, not \S+; remove it or give another folder$"):
+        prepare(model, [data], tmp_path / "out", **changed)
+    assert files(tmp_path / "out") == before
+
+
+def test_other_inputs_and_templates_are_refused(model: Path, data: Path, tmp_path: Path) -> None:
+    prepare(model, [data], tmp_path / "out")
+    data.write_text(data.read_text() + "\n" + LINES[0])
+    with pytest.raises(ValueError, match="made with inputs"):
+        prepare(model, [data], tmp_path / "out")
+    prepare(model, [data], tmp_path / "other")
+    tokenizer = load_tokenizer(model)
+    tokenizer.chat_template = TEMPLATE + "x"
+    tokenizer.save_pretrained(tmp_path / model.name)
+    with pytest.raises(ValueError, match="made with tokenizer"):
+        prepare(tmp_path / model.name, [data], tmp_path / "other")
+
+
+def test_settings_may_change_while_there_is_no_shard(model: Path, data: Path, tmp_path: Path) -> None:
+    """So that a line that strict refused can be mended."""
+    with pytest.raises(ValueError, match=r"data\.jsonl, line 2: malformed JSON: .* column 1$"):
+        prepare(model, [data], tmp_path / "out", strict=True)
+    data.write_text("\n".join(LINES[::2]))
+    assert prepare(model, [data], tmp_path / "out", strict=True).conversations == 8
+
+
+def test_strict_does_not_go_on_over_bad_data(model: Path, data: Path, tmp_path: Path) -> None:
+    prepare(model, [data], tmp_path / "out")
+    with pytest.raises(ValueError, match="holds data prepared without strict"):
+        prepare(model, [data], tmp_path / "out", strict=True)
+
+
+# <user> a a a a <end> <assistant> …: the seventh token is the first of the answer.
+LONG = [line("a a a a", "b c d"), line("a", "b"), line("a a a a a a a", "b")]
+
+
+@pytest.fixture
+def long_data(tmp_path: Path) -> Path:
+    file = tmp_path / "long.jsonl"
+    file.write_text("\n".join(LONG))
+    return file
+
+
+def test_long_conversations_are_cut(model: Path, long_data: Path, tmp_path: Path) -> None:
+    prepared = prepare(model, [long_data], tmp_path / "out", max_length=8)
+    assert [len(sample.token_ids) for sample in prepared.load()] == [8, 6]
+    assert [sum(sample.mask) for sample in prepared.load()] == [1, 2]
+    assert prepared.bad.counts == {"too long, cut": 1, "too long, no token of the assistant left": 1}
+    assert prepared.bad.first["too long, cut"] == [f"{long_data}:1"]
+
+
+def test_long_conversations_are_left_out(model: Path, long_data: Path, tmp_path: Path) -> None:
+    prepared = prepare(model, [long_data], tmp_path / "out", max_length=8, long="skip")
+    assert [len(sample.token_ids) for sample in prepared.load()] == [6]
+    assert prepared.bad.counts == {"too long, left out": 2}
+
+
+def test_long_conversations_are_refused(model: Path, long_data: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"long\.jsonl, line 1: too long, cut: 11 tokens, more than max_length 8; raise"
+    ):
+        prepare(model, [long_data], tmp_path / "out", max_length=8, strict=True)
+    assert prepare(model, [long_data], tmp_path / "out", max_length=12, strict=True).conversations == 3
+
+
+ENTRIES = {
+    "": line("a", "b"),
+    "malformed JSON": "{",
+    "not a JSON object": "[]",
+    "empty conversation": '{"messages": []}',
+    "unknown role": line("a", "b").replace("user", "tool"),
+    "no assistant turn": line("a", "b").replace("assistant", "user"),
+    "content is no string": line("a", "b").replace('"b"', "null"),
+    "empty content": line("a", ""),
+    "content is no UTF-8 text": line("a", "\ud800"),
+    "refused by the chat template": line("a", "refuse me"),
+    "turns rewritten by the chat template": json.dumps({"messages": chat("a", "rewrite me") + chat("b", "c")}),
+    "no token of the assistant": line("a", "say nothing"),
+    "too long, no token of the assistant left": line("a " * 20, "b"),
+    "too long, cut": line("a", "b " * 20),
+}
+FICKLE = (
+    "{% for m in messages %}{% if m['content'] == 'refuse me' %}{{ raise_exception('I do') }}{% endif %}"
+    "{{ '<' + m['role'] + '> ' }}{% if m['content'] != 'say nothing' %}"
+    "{{ ('a' if m['content'] == 'rewrite me' and not loop.last else m['content']) + ' <end> ' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<assistant> ' }}{% endif %}"
+)
+
+
+@given(st.lists(st.sampled_from(list(ENTRIES))))
+def test_every_entry_is_used_or_counted(
+    model: Path, tmp_path_factory: pytest.TempPathFactory, reasons: list[str]
+) -> None:
+    folder = tmp_path_factory.mktemp("mix")
+    tokenizer = load_tokenizer(model)
+    tokenizer.chat_template = FICKLE
+    tokenizer.save_pretrained(folder / "model")
+    data = folder / "mix.jsonl"
+    data.write_text("\n".join([ENTRIES[""], *(ENTRIES[reason] for reason in reasons)]))
+    prepared = prepare(folder / "model", [data], folder / "out", max_length=12, shard_size=3)
+    assert prepared.bad.counts == {reason: reasons.count(reason) for reason in reasons if reason}
+    assert prepared.read == len(reasons) + 1
+    left_out = prepared.bad.counts.total() - prepared.bad.counts["too long, cut"]
+    assert prepared.conversations == prepared.read - left_out
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"), [("", "no entries"), ("{\n{\n1", r"2 malformed JSON \(\S*data.jsonl:1\)")]
+)
+def test_nothing_to_train_on_is_an_error(content: str, reason: str, model: Path, data: Path, tmp_path: Path) -> None:
+    data.write_text(content)
+    with pytest.raises(ValueError, match=rf"nothing to train on in \S*data.jsonl: {reason}"):
+        prepare(model, [data], tmp_path / "out")
+
+
+def test_settings_that_make_no_sense(model: Path, data: Path, tmp_path: Path) -> None:
+    for settings, message in (({"max_length": 1}, "at least 2"), ({"limit": 0}, "at least 1")):
+        with pytest.raises(ValueError, match=message):
+            prepare(model, [data], tmp_path / "out", **settings)
+    with pytest.raises(ValueError, match="none: no such folder"):
+        prepare(tmp_path / "none", [data], tmp_path / "out")
+    with pytest.raises(ValueError, match="the tokenizer cannot be read"):
+        prepare(tmp_path, [data], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", "{}", '{"settings": {}, "sources": [], "shards": [{"a": 1}]}'])
+def test_a_folder_without_an_index_is_named(content: str | None, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "index.json").write_text(content)
+    with pytest.raises(ValueError, match=r"index\.json: (not an index of|no) prepared data"):
+        PreparedData(tmp_path)
+
+
+def run(model: Path, data: Path, out: Path, *more: str) -> None:
+    main(["--model", str(model), "--data", str(data), "--out", str(out), *more])
+
+
+def test_the_command_shows_what_is_trained(
+    model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(model, data, tmp_path / "out", "--preview", "2")
+    shown = capsys.readouterr().out.split("\n")
+    assert shown[1] == "<user> a b <end> <assistant>[[a <end>]]"
+    assert shown[3] == "<user> a b <end> <assistant>[[a b <end>]]"
+    assert shown[5].split() == ["malformed", "JSON", "8", f"{data}:2,", f"{data}:4,", f"{data}:6"]
+    assert re.fullmatch(r"8 conversations, 84 tokens, 52% trained, in \S+out", shown[6])
+
+
+def test_the_command_complains_in_one_line(
+    model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run(model, data, tmp_path / "out", "--strict")
+    assert caught.value.code == 2
+    assert re.fullmatch(r"prepare: \S+data\.jsonl, line 2: malformed JSON: .*\n", capsys.readouterr().err)

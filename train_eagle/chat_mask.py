@@ -1,0 +1,165 @@
+"""A conversation as tokens, with a mask of what the assistant said."""
+
+import copy
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.text import Text
+from tokenizers import processors
+from transformers import PreTrainedTokenizerBase
+from transformers.utils.chat_template_utils import render_jinja_template
+
+Message = dict[str, str]
+Span = tuple[int, int]
+
+_GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+
+
+class Sample(NamedTuple):
+    """A tokenised conversation.
+
+    Attributes:
+        token_ids: the conversation through the chat template.
+        mask: per token, whether the assistant said it, end token included. Of `mask[i]` token i is meant itself: a
+            loss that compares what row i predicts with token i + 1 takes `mask[i + 1]`.
+    """
+
+    token_ids: list[int]
+    mask: list[bool]
+
+
+class BadConversation(ValueError):
+    """A conversation that cannot be trained on; the message is one line.
+
+    Attributes:
+        reason: what is wrong in a few words, the same for all of a kind.
+    """
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(" ".join((f"{reason}: {detail}" if detail else reason).split()))
+        self.reason = reason
+
+
+class ChatMask:
+    """What the assistant says in the rendering of a tokenizer's chat template.
+
+    Where the template marks it with `{% generation %}`, that is it. Elsewhere it is what an assistant's turn adds to
+    the rendering of the turns before it with `add_generation_prompt`. Either way white space behind the token that
+    ends the turn is left out: the template writes it when it goes on, the model never does. A turn that ends without
+    a special token keeps its white space, since the two cannot be told apart.
+
+    The text is tokenised once as a whole. A token is the assistant's if any of its characters is: if it begins inside
+    the assistant's text, even if it runs over its end, or straddles into it.
+
+    Raises:
+        ValueError: a tokenizer without a chat template, or one that cannot tell where in the text a token stands.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        name = tokenizer.name_or_path or "the tokenizer"
+        if tokenizer.chat_template is None:
+            raise ValueError(f"{name}: the tokenizer has no chat template; add a chat_template.jinja to the folder")
+        if not tokenizer.is_fast:
+            raise ValueError(f"{name}: the tokenizer gives no character offsets; add a tokenizer.json to the folder")
+        self.tokenizer = tokenizer
+        self._template: str = tokenizer.get_chat_template()
+        self._marked = bool(_GENERATION.search(self._template))
+        self._backend = copy.deepcopy(tokenizer.backend_tokenizer)
+        # What adds special tokens around a text, which a template writes itself, and may cut spaces off the offsets.
+        self._backend.post_processor = processors.Sequence([])
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        added = (token.content for token in tokenizer.added_tokens_decoder.values() if token.special)
+        self._specials = tuple({*added, *tokenizer.all_special_tokens} - {""})
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of tokenizer and chat template, in hex."""
+        return hashlib.sha256((self._backend.to_str() + self._template).encode()).hexdigest()
+
+    def encode(self, messages: Sequence[Message]) -> Sample:
+        """Tokens and mask of a conversation of at least one message.
+
+        Raises:
+            BadConversation: the template refuses it, or writes earlier turns differently once others follow.
+        """
+        text, spans = self._render(messages, track=True) if self._marked else self._added_spans(messages)
+        encoded = self._backend.encode(text, add_special_tokens=False)
+        said = bytearray(len(text))
+        for start, end in spans:
+            length = self._length(text[start:end])
+            said[start : start + length] = b"\1" * length
+        return Sample(encoded.ids, [1 in said[start:end] for start, end in encoded.offsets])
+
+    def _added_spans(self, messages: Sequence[Message]) -> tuple[str, list[Span]]:
+        """The text, and where in it each assistant's turn stands, by prefix difference."""
+        text, _ = self._render(messages)
+        spans = []
+        for i, message in enumerate(messages):
+            if message["role"] == "assistant":
+                prompt, _ = self._render(messages[:i], prompt=True)
+                answered, _ = self._render(messages[: i + 1])
+                if not (answered.startswith(prompt) and text.startswith(answered)):
+                    how = "changes once others follow" if answered.startswith(prompt) else "does not follow its prompt"
+                    raise BadConversation(
+                        "turns rewritten by the chat template",
+                        f"message {i + 1} {how}; mark the assistant's text in the template with {{% generation %}}",
+                    )
+                spans.append((len(prompt), len(answered)))
+        return text, spans
+
+    def _render(self, messages: Sequence[Message], prompt: bool = False, track: bool = False) -> tuple[str, list[Span]]:
+        """The text, and if `track` where in it the template stands inside `{% generation %}`."""
+        try:
+            texts, spans = render_jinja_template(
+                conversations=[list(messages)],
+                chat_template=self._template,
+                return_assistant_tokens_mask=track,
+                add_generation_prompt=prompt,
+                **self.tokenizer.special_tokens_map,
+            )
+        except Exception as error:  # a template is foreign code and raises what it likes
+            raise BadConversation("refused by the chat template", str(error) or type(error).__name__) from None
+        return texts[0], spans[0] if track else []
+
+    def _length(self, turn: str) -> int:
+        """Characters of a turn up to the token that ends it."""
+        bare = turn.rstrip()
+        return len(bare) if bare.endswith(self._specials) else len(turn)
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], max_length: int) -> Sample:
+    """Tokens and mask of one conversation, cut after `max_length` tokens.
+
+    Raises:
+        ValueError: as `ChatMask` and its `encode` do.
+    """
+    token_ids, mask = ChatMask(tokenizer).encode(messages)
+    return Sample(token_ids[:max_length], mask[:max_length])
+
+
+def preview(console: Console, tokenizer: PreTrainedTokenizerBase, samples: Iterable[Sample]) -> None:
+    """Samples as text: what is trained green and the rest dim on a terminal, in `[[…]]` elsewhere."""
+    for sample in samples:
+        said = sum(sample.mask)
+        head = f"── {len(sample.token_ids):,} tokens, {said / len(sample.token_ids):.0%} trained ──\n"
+        text = Text().append(head, "bold")
+        for trained, token_ids in _runs(sample):
+            piece = tokenizer.decode(token_ids, skip_special_tokens=False)
+            if console.is_terminal:
+                text.append(piece, "green" if trained else "dim")
+            else:
+                text.append(f"[[{piece}]]" if trained else piece)
+        console.print(text, soft_wrap=True)
+
+
+def _runs(sample: Sample) -> Iterator[tuple[bool, list[int]]]:
+    """Tokens next to each other that are all trained or all not."""
+    start = 0
+    for end in range(1, len(sample.mask) + 1):
+        if end == len(sample.mask) or sample.mask[end] != sample.mask[start]:
+            yield sample.mask[start], sample.token_ids[start:end]
+            start = end

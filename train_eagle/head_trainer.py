@@ -1,0 +1,181 @@
+"""From a batch to the loss of a head that is unrolled over its own states, as it is when it drafts."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from specdec.draft_heads.eagle import EagleHead
+from specdec.draft_heads.eagle3 import Eagle3Head
+from specdec.draft_heads.rope import Rotary, rotary_at
+from specdec.draft_heads.target_output import TargetOutput
+from specdec.train_eagle.features import FeatureBatch
+from specdec.train_eagle.unrolled_attention import UnrolledAttention
+from specdec.train_eagle.unrolled_loss import LossKind, UnrolledLoss, unrolled_loss
+
+
+class LossSettings(NamedTuple):
+    """What is minimised.
+
+    Attributes:
+        kind: between the target's and the head's distribution of the next token.
+        unroll: passes over a batch, from the second on over the head's own states.
+        step_decay: each pass counts so many times the one before.
+        token_weight: of the loss between distributions.
+        feature_weight: of the smooth L1 distance to the target's feature (EAGLE-1/2).
+        noise: features are moved by uniform noise of +- this.
+        checkpointing: a pass keeps its states alone, and is computed again for its gradient.
+    """
+
+    kind: LossKind
+    unroll: int
+    step_decay: float
+    token_weight: float
+    feature_weight: float
+    noise: float
+    checkpointing: bool = False
+
+
+class HeadTrainer(nn.Module):
+    """Training-time test (Li et al. 2025, section 3.2), for either kind of head.
+
+    The head's row r of a conversation takes (x_{r+1}, feature r) and predicts x_{r+2}. In pass j row r takes its own
+    state of the pass before and x_{r+1+j}, and sees the rows that it would see had it drafted those j tokens.
+    Only rows whose next token the assistant says go on after the first pass, the row before its first one included.
+
+    Args:
+        lm_head: `[vocab_size, hidden_size]`, the target's.
+    """
+
+    def __init__(self, head: EagleHead | Eagle3Head, lm_head: Tensor, settings: LossSettings) -> None:
+        super().__init__()
+        self.head, self.settings = head, settings
+        llama = head.llama
+        known = torch.arange(llama.vocab_size) if isinstance(head, EagleHead) else head.draft_tokens
+        proposable = torch.zeros(llama.vocab_size, dtype=torch.bool, device=lm_head.device)
+        proposable[known.to(lm_head.device)] = True
+        self.teacher: Tensor
+        self.proposable: Tensor
+        self.rope: Tensor
+        self.register_buffer("teacher", lm_head[known.to(lm_head.device)].detach(), persistent=False)
+        self.register_buffer("proposable", proposable, persistent=False)
+        self.register_buffer("rope", llama.rope.table(llama.head_dim, llama.max_position, torch.float32), False)
+
+    def forward(self, batch: FeatureBatch) -> UnrolledLoss:
+        """Losses of all passes."""
+        settings, head = self.settings, self.head
+        rows = _Rows(batch)
+        anchors = rows.said.nonzero().flatten()
+        features = self._features(batch)[rows.before]
+        if self.training and settings.noise:
+            features = features + torch.empty_like(features).uniform_(-settings.noise, settings.noise)
+        attentions = [UnrolledAttention(rows.lengths, anchors) for _ in range(head.llama.num_layers)]
+        hidden = self._pass(rows.tokens, features, rows.positions, attentions, 0).index_select(0, anchors)
+        states, counted = [hidden], [self._counts(rows, anchors, 0)]
+        for step in range(1, settings.unroll):
+            ahead = (anchors + step).clamp_max(len(rows.tokens) - 1)
+            positions = (rows.positions[anchors] + step).clamp_max(len(self.rope) - 1)
+            hidden = self._pass(rows.tokens[ahead], hidden, positions, attentions, step)
+            states.append(hidden)
+            counted.append(self._counts(rows, anchors, step))
+        wanted = batch.features[rows.here]
+        weights = [settings.step_decay**step for step in range(settings.unroll)]
+        loss = unrolled_loss(
+            [head.read(state) for state in states],
+            head.lm_head.weight if isinstance(head, Eagle3Head) else self.teacher,
+            anchors,
+            torch.stack(counted),
+            wanted,
+            self.teacher,
+            settings.kind,
+            weights,
+        )
+        total = settings.token_weight * loss.total
+        if settings.feature_weight:
+            total = total + settings.feature_weight * _distance(states, wanted, anchors, counted, weights)
+        return loss._replace(total=total)
+
+    def _pass(
+        self, tokens: Tensor, features: Tensor, positions: Tensor, attentions: Sequence[UnrolledAttention], step: int
+    ) -> Tensor:
+        """The head over its rows, `[rows, feature_size]`."""
+        at_step = [_AtStep(attention, step) for attention in attentions]
+        rotary = rotary_at(self.rope, positions)
+        if not (self.settings.checkpointing and torch.is_grad_enabled()):
+            hidden: Tensor = self.head(tokens, features, rotary, at_step)
+        else:
+            hidden = checkpoint(self.head, tokens, features, rotary, at_step, use_reentrant=False)
+        return hidden
+
+    def _features(self, batch: FeatureBatch) -> Tensor:
+        """What the head reads of every token, in the dtype that it is trained in."""
+        head = self.head
+        dtype = head.fc.weight.dtype
+        taps = [tap.to(dtype) for tap in batch.taps.chunk(len(head.taps), -1)] if head.taps else []
+        return head.feature_of(TargetOutput(batch.features.to(dtype), taps))
+
+    def _counts(self, rows: "_Rows", anchors: Tensor, step: int) -> Tensor:
+        """Bool `[anchors]`, whose prediction in a pass is of a token that the assistant says and the head can say."""
+        ahead = anchors + step
+        inside = ahead < rows.ends[anchors]
+        ahead = ahead.clamp_max(len(rows.tokens) - 1)
+        return inside & rows.said[ahead] & self.proposable[rows.next_tokens[ahead]]
+
+
+class _AtStep:
+    """The call of a pass to an attention, which may come again when its gradient is computed."""
+
+    def __init__(self, attention: UnrolledAttention, step: int) -> None:
+        self.attention, self.step = attention, step
+
+    def __call__(self, qkv: Tensor, rotary: Rotary, num_heads: int) -> Tensor:
+        # Gradients of later passes are done by then.
+        del self.attention.stored[self.step :]
+        return self.attention(qkv, rotary, num_heads)
+
+
+class _Rows:
+    """The head's rows of a batch, one less than tokens in each conversation.
+
+    Attributes:
+        lengths: rows of each conversation.
+        here, before: int64 `[rows]`, each row's token in the batch, and the one whose feature it takes.
+        tokens: int64 `[rows]`.
+        next_tokens: int64 `[rows]`, of no meaning in a conversation's last row.
+        said: bool `[rows]`, whether the assistant says the next token.
+        positions: int64 `[rows]`, rotary ones.
+        ends: int64 `[rows]`, the row behind the conversation's last.
+    """
+
+    def __init__(self, batch: FeatureBatch) -> None:
+        device = batch.tokens.device
+        lengths = torch.tensor(batch.lengths, device=device)
+        self.lengths = [length - 1 for length in batch.lengths]
+        numbers = torch.arange(len(lengths), device=device).repeat_interleave(lengths - 1)
+        rows = torch.arange(len(numbers), device=device)
+        self.here = rows + numbers + 1
+        self.before = rows + numbers
+        row_ends = (lengths - 1).cumsum(0)
+        self.ends = row_ends[numbers]
+        self.positions = rows - (row_ends - (lengths - 1))[numbers]
+        self.tokens = batch.tokens[self.here]
+        following = (self.here + 1).clamp_max(len(batch.tokens) - 1)
+        self.next_tokens = batch.tokens[following]
+        self.said = batch.mask[following] & (rows + 1 < self.ends)
+
+
+def _distance(
+    states: Sequence[Tensor], wanted: Tensor, anchors: Tensor, counted: Sequence[Tensor], weights: Sequence[float]
+) -> Tensor:
+    """Smooth L1 between the head's features and the target's (Li et al. 2024, equation 2), with the passes' weights."""
+    wide = torch.promote_types(states[0].dtype, torch.float32)
+    total, weight_sum = states[0].new_zeros((), dtype=wide), 0.0
+    for step, (state, counts, weight) in enumerate(zip(states, counted, weights, strict=True)):
+        chosen = counts.nonzero().flatten()
+        if len(chosen):
+            total = total + weight * F.smooth_l1_loss(state[chosen].to(wide), wanted[anchors[chosen] + step].to(wide))
+            weight_sum += weight
+    return total / weight_sum if weight_sum else total

@@ -1,0 +1,101 @@
+"""Everything that a training run goes by."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from specdec.config import DEMO
+from specdec.train_eagle.unrolled_loss import LossKind
+
+
+class TrainConfig(BaseModel):
+    """A run's settings: from a YAML file, from flags, or both, where flags win. Unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    model: Path = Field(DEMO / "target", description="checkpoint folder of the target")
+    data: list[Path] = Field(description="folders of conversations that specdec.train_eagle.prepare wrote")
+    out: Path = Field(description="folder of the head to write, with the run's state and logs")
+    features: Path | None = Field(None, description="folder to keep the target's states in; none to make them anew")
+    head: Literal["eagle", "eagle3"] = Field("eagle3", description="kind of head")
+    draft_vocab_size: int = Field(0, ge=0, description="how many tokens an EAGLE-3 head proposes, 0 for all")
+    held_out: int = Field(100, ge=1, description="conversations for validation")
+
+    epochs: int = Field(10, ge=1)
+    batch_tokens: int = Field(8192, ge=1, description="of a batch on one device")
+    accumulate: int = Field(1, ge=1, description="batches of each device before a step")
+    lr: float = Field(1e-4, gt=0)
+    warmup_steps: int = Field(50, ge=1)
+    clip_norm: float = Field(1.0, gt=0, description="gradients are scaled down to this norm")
+    mixed_precision: Literal["auto", "bf16", "no"] = Field("auto", description="over float32 weights")
+    gradient_checkpointing: bool = Field(False, description="compute a pass again for its gradient: less memory")
+    seed: int = Field(0, ge=0)
+
+    loss: LossKind = Field("ce", description="between the target's and the head's next-token distribution")
+    unroll: int = Field(7, ge=1, le=16, description="passes over a batch, later ones over the head's own states")
+    step_decay: float = Field(0.8, gt=0, le=1, description="a pass counts this much of the one before")
+    token_weight: float = Field(1.0, ge=0, description="weight of that loss")
+    feature_weight: float = Field(0.0, ge=0, description="weight of the smooth L1 distance of features (EAGLE-1)")
+    noise: float = Field(0.0, ge=0, description="features are moved by uniform noise of +- this (EAGLE-1: 0.1)")
+
+    checkpoint_minutes: float = Field(3.0, gt=0)
+    evaluate_every: float = Field(1.0, gt=0, description="epochs between evaluations by the engine")
+    evaluate_prompts: int = Field(40, ge=0, description="held-out conversations answered at each; 0 for the last head")
+
+    @classmethod
+    def parse(cls, arguments: Sequence[str] | None, description: str | None) -> "TrainConfig":
+        """From a command line: `--config FILE` and a flag for each setting.
+
+        Raises:
+            ValueError: a setting that is unknown, missing or out of its range; names it.
+        """
+        parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+        parser.add_argument("--config", type=Path, help="YAML file of these settings")
+        for name, field in cls.model_fields.items():
+            shown = field.description or ""
+            if not field.is_required() and field.default is not None:
+                shown = f"{shown} (default: {field.default})".strip()
+            many: dict[str, Any] = {"nargs": "+"} if name == "data" else {}
+            flag = f"--{name.replace('_', '-')}"
+            parser.add_argument(flag, dest=name, default=argparse.SUPPRESS, help=shown.replace("%", "%%"), **many)
+        given = vars(parser.parse_args(arguments))
+        file = given.pop("config")
+        return cls.read({**_settings(file), **given} if file else given)
+
+    @classmethod
+    def read(cls, settings: dict[str, Any]) -> "TrainConfig":
+        """Raises ValueError as `parse` does."""
+        try:
+            config = cls.model_validate(settings)
+        except ValidationError as error:
+            raise ValueError("; ".join(_told(problem) for problem in error.errors())) from None
+        if config.head == "eagle" and config.draft_vocab_size:
+            raise ValueError("draft_vocab_size is for eagle3 heads: eagle ones use the target's output matrix")
+        if config.head == "eagle3" and config.feature_weight:
+            raise ValueError("feature_weight is for eagle heads: an eagle3 head predicts no feature of the target")
+        return config
+
+
+def _settings(file: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise ValueError(f"{file}: cannot be read: {str(error).splitlines()[0]}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{file}: not a YAML mapping of settings")
+    return values
+
+
+def _told(problem: Any) -> str:
+    name = ".".join(str(part) for part in problem["loc"])
+    match problem["type"]:
+        case "extra_forbidden":
+            return f"{name} is no setting of a training run"
+        case "missing":
+            return f"{name} is missing"
+        case _:
+            return f"{name} is {problem['input']!r}: {problem['msg']}"

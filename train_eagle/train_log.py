@@ -1,0 +1,90 @@
+"""What a run tells while it goes on: a bar or lines, `log.jsonl`, TensorBoard."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+from tensorboardX import SummaryWriter
+
+from specdec.train_eagle.unrolled_loss import UnrolledLoss
+
+# Between lines where there is no terminal, and between records.
+LINE_SECONDS = 30.0
+RECORD_STEPS = 10
+
+
+class TrainLog:
+    """Written by one process of a run.
+
+    Args:
+        folder: of `log.jsonl`, which is added to, and `tensorboard/`.
+        total: steps of the run.
+        done: steps before this start.
+    """
+
+    def __init__(self, folder: Path, total: int, done: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.file = folder / "log.jsonl"
+        self.console = Console()
+        self.writer = SummaryWriter(str(folder / "tensorboard"))
+        self.total, self.began, self.first = total, time.monotonic(), done
+        self._shown = 0.0
+        columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), "{task.fields[told]}")
+        self.bar = Progress(*columns, TimeRemainingColumn(), console=self.console, disable=not self.console.is_terminal)
+        self._task = self.bar.add_task("training", total=total, completed=done, told="")
+
+    def __enter__(self) -> "TrainLog":
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+        self.writer.close()
+
+    def step(self, step: int, tokens: int, seconds: float, loss: UnrolledLoss, rate: float, norm: float) -> None:
+        """A step is done.
+
+        Args:
+            tokens: trained on so far in all.
+            seconds: that this step took.
+        """
+        if step % RECORD_STEPS and step != self.total and self.console.is_terminal is False:
+            now = time.monotonic()
+            if now - self._shown < LINE_SECONDS:
+                return
+        accuracy = [round(value, 4) for value in loss.accuracy.tolist()]
+        record = {
+            "step": step,
+            "tokens": tokens,
+            "loss": round(loss.total.item(), 5),
+            "step_loss": [round(value, 5) for value in loss.loss.tolist()],
+            "accuracy": accuracy,
+            "acceptance": [round(value, 4) for value in loss.acceptance.tolist()],
+            "lr": rate,
+            "grad_norm": round(norm, 4),
+            "seconds": round(seconds, 3),
+        }
+        self.record(record)
+        per_step = (time.monotonic() - self.began) / max(1, step - self.first)
+        told = f"loss {record['loss']:.3f} accuracy {' '.join(f'{value:.2f}' for value in accuracy)}"
+        self.bar.update(self._task, completed=step, told=told)
+        if not self.console.is_terminal and (time.monotonic() - self._shown >= LINE_SECONDS or step == self.total):
+            self._shown = time.monotonic()
+            left = (self.total - step) * per_step / 60
+            self.console.print(
+                f"step {step}/{self.total} {told}, {tokens:,} tokens, {left:.1f} min left", soft_wrap=True
+            )
+
+    def record(self, values: dict[str, Any]) -> None:
+        """Keep figures of a step."""
+        with self.file.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(values) + "\n")
+        for name, value in values.items():
+            if isinstance(value, list):
+                for i, part in enumerate(value):
+                    self.writer.add_scalar(f"{name}/{i}", part, values["step"])
+            elif isinstance(value, int | float) and name != "step":
+                self.writer.add_scalar(name, value, values["step"])

@@ -1,0 +1,52 @@
+"""Where a training run is, on disk: what a killed one goes on from."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class TrainingState:
+    """A file that is replaced as a whole.
+
+    Attributes:
+        step: optimizer steps done.
+        best_tau: of the evaluations so far.
+    """
+
+    def __init__(self, file: Path, settings: dict[str, Any]) -> None:
+        self.file, self.settings = file, settings
+        self.step = 0
+        self.best_tau = 0.0
+
+    def load(self, head: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
+        """Go on from the file; whether there was one.
+
+        Raises:
+            ValueError: it is of a run with other settings; names them.
+        """
+        if not self.file.exists():
+            return False
+        kept = torch.load(self.file, map_location="cpu", weights_only=True)
+        other = [name for name, value in self.settings.items() if kept["settings"].get(name) != value]
+        if other:
+            raise ValueError(
+                f"{self.file.parent} holds a run with another {', '.join(other)}; give its settings, or another folder"
+            )
+        head.load_state_dict(kept["head"])
+        optimizer.load_state_dict(kept["optimizer"])
+        self.step, self.best_tau = kept["step"], kept["best_tau"]
+        return True
+
+    def save(self, head: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        kept = {
+            "settings": self.settings,
+            "head": head.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "step": self.step,
+            "best_tau": self.best_tau,
+        }
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(kept, self.file.with_suffix(".tmp"))
+        self.file.with_suffix(".tmp").replace(self.file)
