@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -45,6 +46,7 @@ TINY_LLAMA = {
     "max_position_embeddings": 256,
 }
 STEPS_BEFORE = 3
+HEADS = ("eagle", "eagle3")
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class Sizes:
         context: tokens of each prompt.
         shape: depth, branching, nodes.
         accepted: drafts of a step, by force.
+        taps: layers that an EAGLE-3 head reads.
+        draft_vocab: tokens that it proposes.
         steps: timed of each kind and round.
         peer_tokens: that transformers generates.
     """
@@ -70,6 +74,8 @@ class Sizes:
     rounds: int
     steps: int
     peer_tokens: int
+    taps: tuple[int, ...]
+    draft_vocab: int
 
     @property
     def longest(self) -> int:
@@ -77,9 +83,9 @@ class Sizes:
         return self.context + (STEPS_BEFORE + 2 * self.steps + 2) * (1 + self.shape[0])
 
 
-FULL = Sizes(LLAMA_8B, torch.bfloat16, (1, 4, 16, 64), 1024, (6, 10, 60), (0, 2, 4), 3, 12, 24)
+FULL = Sizes(LLAMA_8B, torch.bfloat16, (1, 4, 16, 64), 1024, (6, 10, 60), (0, 2, 4), 3, 12, 24, (2, 16, 29), 32000)
 # Triton's interpreter is wrong about bfloat16.
-TINY = Sizes(TINY_LLAMA, torch.float32, (2,), 9, (2, 2, 4), (0, 1), 1, 2, 3)
+TINY = Sizes(TINY_LLAMA, torch.float32, (2,), 9, (2, 2, 4), (0, 1), 1, 2, 3, (0, 1, 2), 40)
 
 
 def random_weights(module: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
@@ -95,16 +101,13 @@ def random_weights(module: nn.Module, dtype: torch.dtype, device: torch.device) 
 
 
 class Engines:
-    """One target with and without a head, at one size."""
+    """One target without a head and with one at a time, as three caches of a large batch are too much for a GPU."""
 
     def __init__(self, sizes: Sizes, device: torch.device) -> None:
         from specdec import DraftShape
         from specdec.acceptance_rule import AcceptanceRule
         from specdec.config import EngineConfig
-        from specdec.draft_heads.draft_model import DraftModel
-        from specdec.draft_heads.eagle import EagleConfig, EagleHead
         from specdec.draft_heads.llama_config import LlamaConfig
-        from specdec.draft_heads.readout import MatrixReadout
         from specdec.engine_builder import build_engine
         from specdec.kernels.kernel_set import choose_kernels
         from specdec.kernels.linear import ready
@@ -112,20 +115,18 @@ class Engines:
         from specdec.scheduler_config import SchedulerConfig
 
         self.sizes, self.device = sizes, device
-        kernels = choose_kernels("triton", device, sizes.dtype)
+        self.kernels = choose_kernels("triton", device, sizes.dtype)
         with torch.device("meta"):
             self.target = LlamaModel(LlamaConfig.from_json(sizes.model))
-            head = EagleHead(EagleConfig(LlamaConfig.from_json({**sizes.model, "num_hidden_layers": 1}), True))
-        for module in (self.target, head):
-            random_weights(module, sizes.dtype, device)
-            ready(module, kernels)
+        random_weights(self.target, sizes.dtype, device)
+        ready(self.target, self.kernels)
         depth, branching, nodes = sizes.shape
         rows = sizes.batches[-1]
         length = sizes.longest + nodes
         entry = (
             2 * sizes.model["head_dim"] * sizes.model["num_key_value_heads"] * (1 + sizes.model["num_hidden_layers"])
         )
-        config = EngineConfig(
+        self.config = EngineConfig(
             dtype=sizes.dtype,
             device=device,
             shape=DraftShape(depth, branching, nodes),
@@ -139,10 +140,40 @@ class Engines:
             kv_cache_memory=(entry + sizes.model["hidden_size"]) * sizes.dtype.itemsize * rows * (length + 64),
             enable_prefix_caching=False,
         )
-        rule = AcceptanceRule("coupled")
-        self.plain = build_engine(config, self.target, None, kernels, rule, "raw_logprobs")
-        readout = MatrixReadout(self.target.output, len(self.target.embed_tokens.weight))
-        self.eagle = build_engine(config, self.target, DraftModel(head, readout), kernels, rule, "raw_logprobs")
+        self.rule = AcceptanceRule("coupled")
+        self.plain = build_engine(self.config, self.target, None, self.kernels, self.rule, "raw_logprobs")
+        self.eagle: Any = None
+
+    def use(self, kind: str) -> None:
+        """Have a head of random weights, of EAGLE-1's shape or of EAGLE-3's; the one before is gone."""
+        from specdec.draft_heads.draft_model import DraftModel
+        from specdec.draft_heads.eagle import EagleConfig, EagleHead
+        from specdec.draft_heads.eagle3 import Eagle3Config, Eagle3Head
+        from specdec.draft_heads.llama_config import LlamaConfig
+        from specdec.draft_heads.readout import MatrixReadout
+        from specdec.engine_builder import build_engine
+        from specdec.kernels.linear import Projection, ready
+
+        self.eagle = None
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        sizes, vocab = self.sizes, len(self.target.embed_tokens.weight)
+        llama = LlamaConfig.from_json({**sizes.model, "num_hidden_layers": 1})
+        head: EagleHead | Eagle3Head
+        with torch.device("meta"):
+            if kind == "eagle":
+                head = EagleHead(EagleConfig(llama, True))
+            else:
+                head = Eagle3Head(Eagle3Config(llama, sizes.taps, llama.hidden_size, sizes.draft_vocab))
+        random_weights(head, sizes.dtype, self.device)
+        ready(head, self.kernels)
+        readout = MatrixReadout(self.target.output, vocab)
+        if isinstance(head, Eagle3Head):
+            chosen = torch.randperm(vocab, device=self.device)[: sizes.draft_vocab].sort().values
+            head.draft_tokens.copy_(chosen)
+            readout = MatrixReadout(Projection(head.lm_head.weight), vocab, head.draft_tokens)
+        drafts = DraftModel(head, readout)
+        self.eagle = build_engine(self.config, self.target, drafts, self.kernels, self.rule, "raw_logprobs")
         self.forced = Forced(self.eagle.verifier)
         self.eagle.verifier = self.forced
 
@@ -255,30 +286,33 @@ def _request(chance: random.Random, index: int, sizes: Sizes) -> Any:
 
 
 def run(tiny: bool, device: torch.device, seconds: float, show: Callable[[str], object]) -> dict[str, Any]:
-    """Rows of figures, one per batch, and what was cut.
+    """Rows of figures, one per head and batch, and what was cut.
 
     Args:
         tiny: a model of two layers.
         device: a CPU only if `TRITON_INTERPRET` was set before any kernel was imported.
-        seconds: no batch is begun after them.
+        seconds: no batch is begun after them; each head has its share.
         show: is told of each row when it is done.
     """
     from transformers import LlamaConfig as TransformersConfig
     from transformers import LlamaForCausalLM
 
     sizes = TINY if tiny else FULL
-    end = time.monotonic() + seconds
+    start = time.monotonic()
     engines = Engines(sizes, device)
     with torch.device("meta"):
         peer = LlamaForCausalLM(TransformersConfig(**sizes.model, tie_word_embeddings=False))
     random_weights(peer, sizes.dtype, device)
     bandwidth = engines.copy_bandwidth()
     rows: list[dict[str, Any]] = []
-    cut: list[str] = ["EAGLE-3 shape: this engine has no EAGLE-3 head yet"]
-    for batch in sizes.batches:
-        if time.monotonic() > end:
-            cut.append(f"batch {batch}: {seconds:.0f} s were over")
+    cut: list[str] = []
+    for number, (kind, batch) in enumerate(product(HEADS, sizes.batches)):
+        place, of_head = divmod(number, len(sizes.batches))
+        if time.monotonic() - start > seconds * (place + 1) / len(HEADS):
+            cut.append(f"{kind}, batch {batch}: its {seconds / len(HEADS):.0f} s were over")
             continue
+        if of_head == 0:
+            engines.use(kind)
         plain: list[float] = []
         passes: dict[str, list[float]] = {"plain": [], "tree": []}
         cycles: dict[int, list[float]] = {accepted: [] for accepted in sizes.accepted}
@@ -296,13 +330,14 @@ def run(tiny: bool, device: torch.device, seconds: float, show: Callable[[str], 
         step = statistics.median(plain)
         bound = (engines.weight_bytes + batch * sizes.context * engines.entry_bytes) / bandwidth
         row = {
+            "head": kind,
             "batch": batch,
             "context": sizes.context,
             "plain_ms": round(step * 1e3, 3),
             "share_of_copy_bound": round(bound / step, 3),
             "transformers_over_plain": round(peer_seconds / step, 2),
             "verification_over_plain": round(statistics.median(passes["tree"]) / statistics.median(passes["plain"]), 3),
-            "eagle1": [
+            "cycles": [
                 {
                     "accepted": accepted,
                     "cycle_ms": round(statistics.median(times) * 1e3, 3),
@@ -318,9 +353,9 @@ def run(tiny: bool, device: torch.device, seconds: float, show: Callable[[str], 
 
 
 def table_of(rows: list[dict[str, Any]]) -> Table:
-    table = Table("batch", "plain ms", "of the copy bound", "transformers / plain", "60 nodes / plain", "accepted: c")
+    names = ("head", "batch", "plain_ms", "share_of_copy_bound", "transformers_over_plain", "verification_over_plain")
+    table = Table(*(name.replace("_", " ") for name in names), "accepted: c")
     for row in rows:
-        names = ("batch", "plain_ms", "share_of_copy_bound", "transformers_over_plain", "verification_over_plain")
-        cs = ", ".join(f"{one['accepted']}: {one['c']}" for one in row["eagle1"])
+        cs = ", ".join(f"{one['accepted']}: {one['c']}" for one in row["cycles"])
         table.add_row(*(str(row[name]) for name in names), cs)
     return table

@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from benchmarks.gpu_cycle import TINY, Engines, _request, run
+from benchmarks.gpu_cycle import HEADS, TINY, Engines, _request, run
 from specdec.kernels.kernel_set import TORCH
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -15,15 +15,17 @@ pytestmark = pytest.mark.filterwarnings("ignore:divide by zero encountered in lo
 
 def test_every_batch_is_measured() -> None:
     figures = run(True, DEVICE, 1e9, lambda _: None)
-    assert [row["batch"] for row in figures["rows"]] == list(TINY.batches)
+    assert [(row["head"], row["batch"]) for row in figures["rows"]] == list(itertools.product(HEADS, TINY.batches))
     for row in figures["rows"]:
         assert all(row[name] > 0 for name in ("plain_ms", "verification_over_plain"))
-        assert [one["accepted"] for one in row["eagle1"]] == list(TINY.accepted)
-        assert all(one["c"] > 0 for one in row["eagle1"])
+        assert [one["accepted"] for one in row["cycles"]] == list(TINY.accepted)
+        assert all(one["c"] > 0 for one in row["cycles"])
 
 
-def test_as_many_drafts_are_accepted_as_asked() -> None:
+@pytest.mark.parametrize("head", HEADS)
+def test_as_many_drafts_are_accepted_as_asked(head: str) -> None:
     engines = Engines(TINY, DEVICE)
+    engines.use(head)
     assert engines.eagle.cache.kernels is not TORCH
     for accepted in TINY.accepted:
         engines.forced.accepted = accepted
