@@ -50,7 +50,7 @@ def subjects(sizes: Sizes, device: torch.device) -> Iterator[Subject]:
     for rows in sizes.drafted_rows:
         for tokens in (sizes.draft_vocabulary, sizes.vocabulary):
             shape = {"rows": rows, "tokens": tokens, "k": CHILDREN}
-            yield Subject("perturbed_top_k", shape, partial(_perturbed_top_k, rows, tokens, device))
+            yield Subject("perturbed_top_k", shape, partial(_perturbed_top_k, rows, tokens, sizes.vocabulary, device))
     for rows in sizes.walks:
         yield Subject("tree_walk", {"rows": rows}, partial(_tree_walk, sizes, rows, device))
 
@@ -183,13 +183,15 @@ def _gumbel_argmax(rows: int, tokens: int, way: str, device: torch.device) -> Ca
     )
 
 
-def _perturbed_top_k(rows: int, tokens: int, device: torch.device) -> Case:
+def _perturbed_top_k(rows: int, tokens: int, vocabulary: int, device: torch.device) -> Case:
+    """A head that proposes some tokens only says which they are."""
+    own = None if tokens == vocabulary else torch.randperm(vocabulary, device=device)[:tokens].sort().values
     scores = SCORE_SCALE * _drawn(device, torch.float32, rows, tokens)
     keys = _noise_keys(rows, device)
     sampled = torch.ones(rows, dtype=torch.bool, device=device)
     return Case(
-        run=lambda: perturbed_top_k(scores, *keys, sampled, CHILDREN),
-        twin=lambda: reference_sampling.perturbed_top_k(scores, *keys, sampled, CHILDREN),
+        run=lambda: perturbed_top_k(scores, *keys, sampled, CHILDREN, own),
+        twin=lambda: reference_sampling.perturbed_top_k(scores, *keys, sampled, CHILDREN, own),
         num_bytes=scores.numel() * scores.element_size(),
         bound=BOUNDS[torch.float32],
         peers={"torch": Peer(lambda: torch.topk(scores, CHILDREN), None)},

@@ -1,14 +1,33 @@
 """Reading a Hugging Face checkpoint folder: config.json and its tensors."""
 
 import json
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
+
+# Numbers by their names in a safetensors file.
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
 
 
 class CheckpointError(ValueError):
@@ -59,6 +78,27 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     Raises:
         CheckpointError: no weights, a shard of the index that is missing, or an unreadable file.
     """
+    return _read(folder, load_file)
+
+
+def peek_tensors(folder: Path, whole: Collection[str]) -> dict[str, Tensor]:
+    """The same tensors of a safetensors file without their numbers: on the meta device.
+
+    Args:
+        whole: last parts of the names of those that are read all the same.
+
+    Raises:
+        CheckpointError: as `read_tensors`.
+    """
+    return _read(folder, partial(_peek, whole=whole))
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """Where the folder's tensors are.
+
+    Raises:
+        CheckpointError: nowhere, or the index is none.
+    """
     files = sorted(folder.glob("*.safetensors"))
     index = folder / "model.safetensors.index.json"
     if index.is_file():
@@ -67,20 +107,40 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
         files = sorted(folder.glob("pytorch_model*.bin"))
     if not files:
         raise CheckpointError(f"{folder}: no weights: neither *.safetensors nor pytorch_model*.bin")
+    return files
+
+
+def _read(folder: Path, load_safetensors: Callable[[Path], dict[str, Tensor]]) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
-    for file in files:
+    for file in _weight_files(folder):
         if not file.is_file():
-            raise CheckpointError(f"{folder}: {file.name} is named in {index.name} but missing")
+            raise CheckpointError(f"{folder}: {file.name} is named in model.safetensors.index.json but missing")
         try:
-            if file.suffix == ".safetensors":
-                part = load_file(file)
-            else:
-                part = torch.load(file, map_location="cpu", weights_only=True)
+            tensors |= load_safetensors(file) if file.suffix == ".safetensors" else _load_pickled(file)
         except Exception as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise CheckpointError(f"{file}: cannot be read: {reason}") from None
-        tensors.update(part)
     return tensors
+
+
+def _peek(file: Path, whole: Collection[str]) -> dict[str, Tensor]:
+    with safe_open(file, framework="pt") as opened:
+        return {
+            name: opened.get_tensor(name) if name.rpartition(".")[2] in whole else _outline(opened.get_slice(name))
+            for name in opened.keys()  # noqa: SIM118
+        }
+
+
+def _outline(part: Any) -> Tensor:
+    return torch.empty(part.get_shape(), dtype=DTYPES[part.get_dtype()], device="meta")
+
+
+def _load_pickled(file: Path) -> dict[str, Tensor]:
+    # Torch before 1.6 wrote files that cannot be mapped.
+    values = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+    if not isinstance(values, dict) or not all(isinstance(value, Tensor) for value in values.values()):
+        raise ValueError("not a dictionary of tensors")
+    return values
 
 
 def fuse(tensors: dict[str, Tensor], fused: str, parts: list[str]) -> None:
@@ -111,8 +171,8 @@ def load_strictly(module: nn.Module, tensors: dict[str, Tensor], where: Path) ->
     expected = dict(module.named_parameters())
     missing = sorted(set(expected) - set(tensors))
     unexpected = sorted(set(tensors) - set(expected))
-    problems = [f"missing tensors: {_names(missing)}"] if missing else []
-    problems += [f"unexpected tensors: {_names(unexpected)}"] if unexpected else []
+    problems = [f"missing tensors: {listed(missing)}"] if missing else []
+    problems += [f"unexpected tensors: {listed(unexpected)}"] if unexpected else []
     problems += [
         f"{name} has shape {list(tensors[name].shape)}, config.json says {list(parameter.shape)}"
         for name, parameter in expected.items()
@@ -120,9 +180,14 @@ def load_strictly(module: nn.Module, tensors: dict[str, Tensor], where: Path) ->
     ]
     if problems:
         raise CheckpointError(f"{where}: {'; '.join(problems)}")
-    with torch.no_grad():
-        for name, parameter in expected.items():
-            parameter.copy_(tensors[name])
+    fill(module, tensors)
+
+
+@torch.no_grad()
+def fill(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy `tensors`, which have its parameters' names and shapes, into `module`."""
+    for name, parameter in module.named_parameters():
+        parameter.copy_(tensors[name])
 
 
 def _shards(index: Path) -> list[str]:
@@ -132,6 +197,7 @@ def _shards(index: Path) -> list[str]:
         raise CheckpointError(f"{index}: not a JSON object with a 'weight_map'") from None
 
 
-def _names(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
+    """The first few, and how many more there are."""
     shown = ", ".join(names[:5])
     return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"

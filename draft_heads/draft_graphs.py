@@ -99,6 +99,7 @@ class _Graph:
             noise=NoiseRows((), self.noise),
             temperatures=self.temperatures,
             is_plain=True,
+            first=levels.first,
             plans={owner.heads: [buffer.plan for buffer in self.plans]},
         )
         self._fill(levels, hidden, plans)

@@ -17,7 +17,9 @@ class DraftHead(Protocol):
     Attributes:
         llama: sizes of its layers, cache and rotary table.
         taps: layers of the target whose inputs it reads (k is transformers' `hidden_states[k]`).
-        feature_size: of what it reads of a token's past.
+        feature_size: of what it reads of a token's past, 0 for nothing but keys and values.
+        first_entry: of the first token that it has a row of: 1 where a row reads the feature of the token before, else
+            0. Its rotary positions count from there.
     """
 
     @property
@@ -29,17 +31,21 @@ class DraftHead(Protocol):
     @property
     def feature_size(self) -> int: ...
 
+    @property
+    def first_entry(self) -> int: ...
+
     def feature_of(self, output: TargetOutput) -> Tensor:
-        """`[rows, feature_size]`, what the cache keeps of the target's pass for the head."""
+        """`[rows, feature_size]`, what the cache keeps of the target's pass; not asked where that is nothing."""
         ...
 
     def __call__(self, tokens: Tensor, features: Tensor, rotary: Rotary, attentions: Sequence[Attention]) -> Tensor:
-        """`[rows, feature_size]`: the state after each token, to be read on and by the output matrix.
+        """`[rows, hidden_size]`: the state after each token, to be read on and by the output matrix.
 
         Args:
             tokens: int64 `[rows]`, x_i.
-            features: `[rows, feature_size]`, of token i - 1.
-            rotary: of position i - 1.
+            features: of token i - 1, `[rows, feature_size]` of the target's or `[rows, hidden_size]` of its own; of
+                no meaning to a head that reads none.
+            rotary: of position i - `first_entry`.
             attentions: one per layer.
         """
         ...

@@ -10,8 +10,10 @@ from specdec.draft_heads.drafter import DraftRow
 from specdec.draft_heads.tree_search import Frontier
 from specdec.kernels.attention_plan import Heads, Plan
 from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
+from specdec.kernels.upload import upload
 from specdec.verify.sampler import NoiseKey, NoiseRows
-from specdec.verify.tree_batch import pad_block_tables, slots_of, split_words
+from specdec.verify.tree import split_words
+from specdec.verify.tree_batch import pad_block_tables, slots_of
 
 
 @dataclass
@@ -22,7 +24,7 @@ class DraftLevels:
         depth: levels at most.
         width: nodes expanded of a row at each level but the root's.
         block_size: entries a block.
-        positions: int64 `[rows * width]`, rotary positions of nodes at depth 1, one less than their own.
+        positions: int64 `[rows * width]`, rotary positions of nodes at depth 1.
         slots: int64 `[depth - 1, rows * width]`, where the head's keys and values of expanded nodes go.
         tables: int64 `[rows, blocks]`.
         own_bits: int64 `[depth - 1, width, words]`: of each scratch entry, the bit that stands for itself.
@@ -30,6 +32,7 @@ class DraftLevels:
         noise: of each row's first level.
         temperatures: `[rows, 1]` to divide logits by, where that is all that rows ask for; None where all are 1.
         is_plain: whether it is all.
+        first: the head's first entry.
         plans: per level but the last, how attention goes through it; made by its kernel where there is none.
     """
 
@@ -44,6 +47,7 @@ class DraftLevels:
     noise: NoiseRows
     temperatures: Tensor | None
     is_plain: bool
+    first: int
     plans: dict[Heads, list[Plan]] = field(default_factory=dict)
     _bits: Tensor | None = None
 
@@ -53,6 +57,7 @@ class DraftLevels:
         block_size: int,
         own_bits: Tensor,
         keys: Sequence[NoiseKey | None],
+        first: int,
         device: torch.device,
     ) -> "DraftLevels":
         """Before the first level."""
@@ -62,18 +67,18 @@ class DraftLevels:
         slots = [
             slots_of(row.block_table, start, start + count, block_size) for row, start in zip(rows, base, strict=True)
         ]
-        by_level = torch.tensor(slots, device=device).view(len(rows), levels, width).transpose(0, 1)
+        by_level = upload(slots, device).view(len(rows), levels, width).transpose(0, 1)
         samplings = [row.context.sampling for row in rows]
         is_plain = not any(s.edits or s.filters for s in samplings)
         temperatures = None
         if is_plain and any(not s.is_greedy and s.temperature != 1 for s in samplings):
             divisors = [[1.0 if s.is_greedy else s.temperature] for s in samplings]
-            temperatures = torch.tensor(divisors, dtype=torch.float64).to(device)
+            temperatures = upload(divisors, device, torch.float64)
         return DraftLevels(
             depth=levels + 1,
             width=width,
             block_size=block_size,
-            positions=torch.tensor([start - 1 for start in base for _ in range(width)], device=device),
+            positions=upload([start - first for start in base for _ in range(width)], device),
             slots=by_level.flatten(1).contiguous(),
             tables=pad_block_tables([row.block_table for row in rows], device),
             own_bits=own_bits,
@@ -81,6 +86,7 @@ class DraftLevels:
             noise=NoiseRows(keys),
             temperatures=temperatures,
             is_plain=is_plain,
+            first=first,
         )
 
     @property
@@ -120,10 +126,10 @@ class DraftLevels:
             lengths=[start + level * self.width for start in self.base],
             tree_starts=self.base,
             block_tables=self.tables,
-            visible=self.positions + 1,
+            visible=self.positions + self.first,
             ancestors=ancestors,
             block_size=self.block_size,
-            first=1,
+            first=self.first,
         )
 
 
@@ -131,4 +137,4 @@ def own_bits(levels: int, width: int, device: torch.device) -> Tensor:
     """int64 `[levels, width, words]`: of each scratch entry, the bit that stands for itself."""
     words = -(-max(levels * width, 1) // WORD_BITS)
     bits = [split_words(1 << node, words) for node in range(levels * width)]
-    return torch.tensor(bits, dtype=torch.int64, device=device).view(levels, width, words)
+    return upload(bits, device).view(levels, width, words)

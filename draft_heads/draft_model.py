@@ -5,6 +5,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from specdec.draft_heads.draft_head import DraftHead
+from specdec.draft_heads.head_description import TargetSizes
 from specdec.draft_heads.readout import Readout
 from specdec.kernels.linear import Projection
 
@@ -33,3 +34,8 @@ class TargetParts(NamedTuple):
     embedding: Tensor
     output: Projection
     num_layers: int
+
+    @property
+    def sizes(self) -> TargetSizes:
+        vocab_size, hidden_size = self.embedding.shape
+        return TargetSizes(vocab_size, hidden_size, self.num_layers)

@@ -54,6 +54,10 @@ class EagleHead(nn.Module):
     def feature_size(self) -> int:
         return self.config.llama.hidden_size
 
+    @property
+    def first_entry(self) -> int:
+        return 1
+
     def feature_of(self, output: TargetOutput) -> Tensor:
         """What the target's own output matrix reads."""
         return output.features

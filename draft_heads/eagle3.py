@@ -1,7 +1,8 @@
 """The EAGLE-3 draft head: it reads three depths of the target, and has an output matrix of its own (Li et al. 2025)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -80,6 +81,13 @@ class Eagle3Head(nn.Module):
         self.lm_head = nn.Linear(llama.hidden_size, config.draft_vocab_size, bias=False)
         self.register_buffer("draft_tokens", torch.arange(config.draft_vocab_size))
 
+    def reading(self, taps: tuple[int, ...]) -> "Eagle3Head":
+        """The same weights reading other layers of the target, as many."""
+        assert len(taps) == len(self.taps)
+        head = copy(self)
+        head.config = replace(self.config, taps=taps)
+        return head
+
     @property
     def llama(self) -> LlamaConfig:
         return self.config.llama
@@ -91,6 +99,10 @@ class Eagle3Head(nn.Module):
     @property
     def feature_size(self) -> int:
         return self.config.llama.hidden_size
+
+    @property
+    def first_entry(self) -> int:
+        return 1
 
     def feature_of(self, output: TargetOutput) -> Tensor:
         """g, `[rows, hidden_size]`."""

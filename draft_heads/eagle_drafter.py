@@ -1,4 +1,4 @@
-"""Drafts trees with an EAGLE head whose keys and values live in the paged cache under the target's block tables."""
+"""Drafts trees with a head whose keys and values live in the paged cache under the target's block tables."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,6 +18,7 @@ from specdec.draft_heads.tree_draw import TreeDraw
 from specdec.draft_heads.tree_search import Frontier, TreeSearch
 from specdec.kernels.kernel_set import TORCH, KernelSet
 from specdec.kernels.ragged_rows import RaggedRows
+from specdec.kernels.upload import upload
 from specdec.verify.noise import GumbelNoise, Stream
 from specdec.verify.sampler import Candidates, NoiseKey, Sampler
 from specdec.verify.sampling import Context, Sampling
@@ -33,9 +34,10 @@ if TYPE_CHECKING:
 class EagleDrafter:
     """EAGLE-2 drafting for a batch of rows.
 
-    The head's row of token i takes embedding(x_i) and the target's feature f_{i-1}, is stored at entry i of
-    the request's cache, and predicts x_{i+1}. Entry 0 stays empty. Rows written while drafting lie behind
-    the known tokens and are scratch: the entries of accepted tokens are rewritten from true features.
+    An EAGLE head's row of token i takes embedding(x_i) and the target's feature f_{i-1}, is stored at entry i of
+    the request's cache, and predicts x_{i+1}. Entry 0 stays empty. A small Llama's takes x_i alone, from entry 0 on.
+    Rows written while drafting lie behind the known tokens and are scratch: the entries of accepted tokens are
+    rewritten from true features.
 
     A row that drafts nothing costs nothing: the head catches up when it drafts, reading the features that the
     target's passes have left in the cache. Requests that share a block may both write the head's entries in it;
@@ -45,7 +47,8 @@ class EagleDrafter:
         head: the draft head.
         readout: from the head's states to scores of next tokens.
         kv: `[layers, slots, 2 * kv_heads, head_dim]`, the head's cache.
-        features: `[slots, feature_size]`, what the target's passes have left of each cached token.
+        features: `[slots, feature_size]`, what the target's passes have left of each cached token; None for a head
+            that reads none.
         block_size: slots of a block.
         shape: bounds of a tree.
         sampler: the verifier's own, so that coupled drafts at temperature > 0 follow the same draw.
@@ -62,7 +65,7 @@ class EagleDrafter:
         head: DraftHead,
         readout: Readout,
         kv: Tensor,
-        features: Tensor,
+        features: Tensor | None,
         block_size: int,
         shape: DraftShape,
         sampler: Sampler,
@@ -74,7 +77,8 @@ class EagleDrafter:
         llama = head.llama
         self.head, self.readout, self.shape = head, readout, shape
         self.sampler, self.noise = sampler, noise
-        self.kv, self.features, self.block_size = kv, features, block_size
+        self.kv, self.block_size = kv, block_size
+        self.features = kv.new_empty(kv.shape[1], 0) if features is None else features
         self.rope = llama.rope.table(llama.head_dim, llama.max_position, kv.dtype).to(kv.device)
         self.proposal = proposal
         self.branching = min(shape.branching, readout.size)
@@ -82,9 +86,10 @@ class EagleDrafter:
         self._own_bits = own_bits(shape.depth - 1, self.branching, kv.device)
 
     def propose(self, rows: Sequence[DraftRow]) -> list[DraftTree]:
-        """One tree per row; none after a single token, for which there is no feature yet."""
+        """One tree per row; none after a single token where a head needs the feature before it."""
         trees = [DraftTree()] * len(rows)
-        reading = [i for i, row in enumerate(rows) if row.read_to > max(row.num_read, 1)]
+        first = self.head.first_entry
+        reading = [i for i, row in enumerate(rows) if row.read_to > max(row.num_read, first)]
         if not reading:
             return trees
         hidden = self._read_features([rows[i] for i in reading])
@@ -108,11 +113,15 @@ class EagleDrafter:
         samplings = [row.context.sampling for row in rows]
         if self.graphs is None or self.shape.min_reach or any(s.edits or s.filters for s in samplings):
             levels = self._levels(rows, max(depths), self.branching)
-            return self.grow(levels, hidden, rows, depths).trees(nodes, depths)
+            return self._trees(self.grow(levels, hidden, rows, depths), nodes, depths)
         padding = self.graphs.padding(len(rows))
         levels = self._levels([*rows, *[self._nobody()] * padding], self.shape.depth, self.branching)
         search = self.graphs(levels, hidden)
-        return search.trees([*nodes, *[0] * padding], [*depths, *[1] * padding])[: len(rows)]
+        return self._trees(search, [*nodes, *[0] * padding], [*depths, *[1] * padding])[: len(rows)]
+
+    def _trees(self, search: TreeSearch, nodes: Sequence[int], depths: Sequence[int]) -> list[DraftTree]:
+        """On a CPU from lists, which is faster there; else left on the device, so that the host need not wait."""
+        return search.trees(nodes, depths) if self.kernels is TORCH else search.grown(nodes, depths)
 
     def _nobody(self) -> DraftRow:
         """A row whose nodes lie where no request reads."""
@@ -127,7 +136,7 @@ class EagleDrafter:
 
         Args:
             levels: from the roots on.
-            hidden: `[rows, feature_size]`, the head's state after each root.
+            hidden: `[rows, hidden_size]`, the head's state after each root.
             rows: need not be given where all are plain.
             depths: of the rows; lowered where there is little chance of getting deeper.
         """
@@ -164,38 +173,39 @@ class EagleDrafter:
         sources: list[int] = []
         positions: list[int] = []
         counts: list[int] = []
+        first = self.head.first_entry
         for row in rows:
-            start, end = max(row.num_read, 1), row.read_to
-            entries = slots_of(row.block_table, start - 1, end, self.block_size)
+            start, end = max(row.num_read, first), row.read_to
+            entries = slots_of(row.block_table, start - first, end, self.block_size)
             tokens += row.token_ids[start:end]
-            sources += entries[:-1]
-            slots += entries[1:]
-            positions += range(start - 1, end - 1)
+            sources += entries[: end - start]
+            slots += entries[first:]
+            positions += range(start - first, end - first)
             counts.append(end - start)
         device = self.kv.device
-        places = torch.tensor(positions, device=device)
+        places = upload(positions, device)
         lengths = [row.read_to for row in rows]
         ragged = RaggedRows(
             query_lens=counts,
             lengths=lengths,
             tree_starts=lengths,
             block_tables=pad_block_tables([row.block_table for row in rows], device),
-            visible=places + 2,
+            visible=places + (first + 1),
             ancestors=places.new_zeros(len(positions), 1),
             block_size=self.block_size,
-            first=1,
+            first=first,
         )
-        features = self.features.index_select(0, torch.tensor(sources, device=device))
-        hidden = self._forward(tokens, features, places, torch.tensor(slots, device=device), ragged)
+        features = self.features.index_select(0, upload(sources, device))
+        hidden = self._forward(tokens, features, places, upload(slots, device), ragged)
         if len(rows) == hidden.shape[0]:
             return hidden
-        return hidden.index_select(0, torch.tensor(counts, device=device).cumsum(0) - 1)
+        return hidden.index_select(0, upload(counts, device).cumsum(0) - 1)
 
     def _levels(self, rows: Sequence[DraftRow], depth: int, width: int) -> DraftLevels:
         device = self.kv.device
         bits = self._own_bits[: depth - 1] if width == self.branching else own_bits(depth - 1, width, device)
         keys = [self._noise_key(row) for row in rows]
-        return DraftLevels.start(rows, self.block_size, bits, keys, device)
+        return DraftLevels.start(rows, self.block_size, bits, keys, self.head.first_entry, device)
 
     def _expand(self, levels: DraftLevels, frontier: Frontier, hidden: Tensor, level: int) -> Tensor:
         """Run the head over the frontier; its predictions after each frontier node, `[rows * width, hidden]`."""
@@ -211,7 +221,7 @@ class EagleDrafter:
     def _forward(
         self, tokens: list[int] | Tensor, features: Tensor, positions: Tensor, slots: Tensor, rows: RaggedRows
     ) -> Tensor:
-        ids = tokens if isinstance(tokens, Tensor) else torch.tensor(tokens, device=self.kv.device)
+        ids = tokens if isinstance(tokens, Tensor) else upload(tokens, self.kv.device)
         attentions = [PagedAttention(kv, slots, rows, self.kernels) for kv in self.kv]
         hidden: Tensor = self.head(ids, features, rotary_at(self.rope, positions), attentions)
         return hidden

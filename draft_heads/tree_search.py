@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from specdec.verify.grown_trees import GrownTrees
 from specdec.verify.sampler import Children
 from specdec.verify.tree import ROOT, DraftTree
 
@@ -69,6 +70,16 @@ class TreeSearch:
             above = paths.to(tokens.device).gather(1, (best // each)[:, :, None].expand(-1, -1, paths.shape[2]))
             paths = torch.cat([above, tokens.gather(1, best)[:, :, None]], 2)
         return paths
+
+    def grown(self, budgets: Sequence[int], max_depths: Sequence[int]) -> list[DraftTree]:
+        """What `trees` gives, left on the device; as many nodes as there may be, also where none is possible."""
+        ends = list(accumulate(tokens.shape[1] for tokens in self._tokens))
+        above = [torch.full_like(self._tokens[0], ROOT)]
+        # A level's candidates are the children of the frontier before it, in turn.
+        for start, best, tokens in zip([0, *ends], self._best, self._tokens[1:], strict=False):
+            above.append((best + start).repeat_interleave(tokens.shape[1] // best.shape[1], 1))
+        values, tokens, parents = (torch.cat(parts, 1) for parts in (self._values, self._tokens, above))
+        return GrownTrees(values, tokens, parents, ends, budgets, max_depths).trees()
 
     def trees(self, budgets: Sequence[int], max_depths: Sequence[int]) -> list[DraftTree]:
         """Per row the best `budget` candidates of at most `max_depth` levels, as a tree in order of depth."""

@@ -35,7 +35,7 @@ class KernelSet:
     copy_blocks: Callable[[Tensor, Tensor, Tensor, int], None]
     copy_between: Callable[[Tensor, Tensor, Tensor, Tensor], None]
     gumbel_argmax: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-    perturbed_top_k: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int], TopK]
+    perturbed_top_k: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, Tensor | None], TopK]
     tree_walk: Callable[[Tensor, Tensor, Tensor, Tensor, int, int], Walk]
     rejection_walk: Callable[..., Walk]
     head_dims: tuple[int, ...] | None = None

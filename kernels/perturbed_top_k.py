@@ -7,13 +7,15 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec.kernels.gumbel_argmax import INFINITY, check_rows
-from specdec.kernels.philox import gumbel, token_words
+from specdec.kernels.philox import gumbel, token_words, words_of
 from specdec.kernels.reference_sampling import NoiseKeys, TopK
-from specdec.kernels.score_keys import NOTHING, score_keys, scores_of, tokens_of
+from specdec.kernels.score_keys import LOW_HALF, NOTHING, score_keys, scores_of, tokens_of
 
 MAX_K = 64
 # Tokens of a program. Twice those of the argmax: the second pass holds k keys of every part.
 BLOCK_SIZE = 2048
+# Where columns stand for tokens of their own, of which each takes a counter of its own.
+OWN_BLOCK_SIZE = 512
 
 
 def perturbed_top_k(
@@ -23,18 +25,21 @@ def perturbed_top_k(
     positions: Tensor,
     sampled: Tensor,
     k: int,
+    tokens: Tensor | None = None,
     stream: int = 0,
     lane: int = 0,
 ) -> TopK:
     """The k largest of `scores[v] + G(seed, sample index, position, v)`: without replacement (Kool et al. 2019).
 
     Args:
-        scores: `[rows, vocab]`, float32, bfloat16 or float16; need not be normalised; NaN counts as -inf; each
+        scores: `[rows, n]`, float32, bfloat16 or float16; need not be normalised; NaN counts as -inf; each
             row in one piece.
         seeds, sample_indices, positions: int64 `[rows]`, from 0 to 2**63 - 1, the noise's key; of no meaning where
             a row is not sampled.
         sampled: bool `[rows]`, False where the row's scores are taken alone.
-        k: from 1 to `MAX_K` and the size of the vocabulary.
+        k: from 1 to `MAX_K` and n.
+        tokens: int64 `[n]` or `[rows, n]`, which tokens v are scored, from 0 to 2**32 - 2, distinct and in any order,
+            each row in one piece; None for 0 .. n - 1.
         stream: what the noise is for, as `verify.noise.Stream`.
         lane: tells independent vectors of one position and stream apart.
 
@@ -43,9 +48,12 @@ def perturbed_top_k(
     """
     keys = NoiseKeys(seeds, sample_indices, positions)
     check_rows(scores, keys, sampled)
-    rows, vocab = scores.shape
-    if not 1 <= k <= min(MAX_K, vocab):
-        raise ValueError(f"k is {k}; it must be from 1 to {min(MAX_K, vocab)}")
+    rows, columns = scores.shape
+    if not 1 <= k <= min(MAX_K, columns):
+        raise ValueError(f"k is {k}; it must be from 1 to {min(MAX_K, columns)}")
+    own_stride, size = 0, BLOCK_SIZE
+    if tokens is not None:
+        own_stride, size = _own_stride(tokens, scores), min(OWN_BLOCK_SIZE, triton.next_power_of_2(columns))
     device = scores.device
     found = TopK(
         torch.empty(rows, k, dtype=torch.int64, device=device),
@@ -53,21 +61,23 @@ def perturbed_top_k(
         torch.empty(rows, device=device),
     )
     if rows:
-        parts = triton.cdiv(vocab, BLOCK_SIZE)
+        parts = triton.cdiv(columns, size)
         best = torch.empty(rows, parts, k, dtype=torch.int64, device=device)
         sums = torch.empty(rows, parts, device=device)
         top_k_of_part_kernel[(rows, parts)](
             scores,
+            tokens,
             *keys,
             sampled,
             best,
             sums,
             scores.stride(0),
+            own_stride,
             k,
             stream,
             lane,
-            VOCAB=vocab,
-            BLOCK=BLOCK_SIZE,
+            COLUMNS=columns,
+            BLOCK=size,
             num_warps=4,
         )
         block = triton.next_power_of_2(parts * k)
@@ -84,9 +94,24 @@ def perturbed_top_k(
     return found
 
 
+def _own_stride(tokens: Tensor, scores: Tensor) -> int:
+    """From one row's tokens to the next one's: 0 where all have the same.
+
+    Raises:
+        ValueError: they do not fit the scores.
+    """
+    if tokens.shape not in (scores.shape, scores.shape[1:]) or tokens.dtype != torch.int64 or tokens.stride(-1) != 1:
+        raise ValueError(
+            f"tokens {tuple(tokens.shape)} {tokens.dtype}, strides {tokens.stride()}: not int64, one for each of the "
+            f"scores {tuple(scores.shape)} or of their columns"
+        )
+    return tokens.stride(0) if tokens.ndim == 2 else 0
+
+
 @triton.jit(do_not_specialize=["k", "stream", "lane"])
 def top_k_of_part_kernel(
-    p_scores,  # [rows, VOCAB]
+    p_scores,  # [rows, COLUMNS]
+    p_tokens,  # [rows, COLUMNS], which tokens they stand for; None for every one in order
     p_seeds,  # [rows]
     p_sample_indices,  # [rows]
     p_positions,  # [rows]
@@ -94,27 +119,37 @@ def top_k_of_part_kernel(
     p_best,  # [rows, parts, k]: keys
     p_sums,  # [rows, parts]
     stride,  # run-time: scores may be columns of a wider tensor
+    token_stride,  # run-time: 0 where all rows have the same
     k,  # run-time: a loop's end, which every tree shape sets anew
     stream,  # run-time: one word of the counter
     lane,  # run-time: another
-    VOCAB: tl.constexpr,  # a model has one
+    COLUMNS: tl.constexpr,  # a readout has one number
     BLOCK: tl.constexpr,  # the shape of the registers
 ):
     i_row = tl.program_id(0).to(tl.int64)
     i_part = tl.program_id(1)
     # [BLOCK]
-    o_token = i_part * BLOCK + tl.arange(0, BLOCK)
-    b_scores = tl.load(p_scores + i_row * stride + o_token, mask=o_token < VOCAB, other=-INFINITY).to(tl.float32)
+    o_column = i_part * BLOCK + tl.arange(0, BLOCK)
+    m_column = o_column < COLUMNS
+    b_scores = tl.load(p_scores + i_row * stride + o_column, mask=m_column, other=-INFINITY).to(tl.float32)
+    # What lies beyond the columns is -inf and has the highest ids, and so comes last.
+    if p_tokens is None:
+        o_token = o_column
+    else:
+        o_token = tl.load(p_tokens + i_row * token_stride + o_column, mask=m_column, other=LOW_HALF)
     # One answer for the whole program: a greedy row computes no noise.
     if tl.load(p_sampled + i_row):
         seed = tl.load(p_seeds + i_row)
         sample_index = tl.load(p_sample_indices + i_row)
         position = tl.load(p_positions + i_row)
-        b_scores += gumbel(token_words(i_part * BLOCK, seed, sample_index, position, stream, lane, BLOCK))
+        if p_tokens is None:
+            words = token_words(i_part * BLOCK, seed, sample_index, position, stream, lane, BLOCK)
+        else:
+            words = words_of(o_token, seed, sample_index, position, stream, lane)
+        b_scores += gumbel(words)
     b_scores = tl.where(b_scores == b_scores, b_scores, -INFINITY)
     i_sum = i_row * tl.num_programs(1) + i_part
     tl.store(p_sums + i_sum, _log_sum_exp(b_scores))
-    # What lies beyond the vocabulary is -inf and has the highest ids, and so comes last.
     b_keys = score_keys(b_scores, o_token)
     for rank in range(k):
         best = tl.max(b_keys, 0)
@@ -130,7 +165,7 @@ def top_k_of_parts_kernel(
     p_scores,  # [rows, k]
     p_log_sum_exp,  # [rows]
     k,  # run-time, as above
-    PARTS: tl.constexpr,  # a model has one
+    PARTS: tl.constexpr,  # a readout has one number
     BLOCK: tl.constexpr,  # keys, the shape of the registers
     BLOCK_PARTS: tl.constexpr,  # likewise, of the sums
 ):

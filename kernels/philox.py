@@ -67,6 +67,27 @@ def token_words(start, seed, sample_index, position, stream, lane, SIZE: tl.cons
 
 
 @triton.jit
+def words_of(tokens, seed, sample_index, position, stream, lane):
+    """uint32, each token's own word: what `token_words` has at its place, for tokens in any order.
+
+    Args:
+        tokens: int64 tensor of numbers from 0 on; the others as there.
+    """
+    w_0, w_1, w_2, w_3 = philox_words(
+        (tokens // TOKENS).to(tl.uint64),
+        tl.cast(lane, tl.uint64),
+        tl.cast(stream, tl.uint64),
+        tl.cast(position, tl.uint64),
+        tl.cast(seed, tl.uint64),
+        tl.cast(sample_index, tl.uint64),
+    )
+    place = tokens % TOKENS
+    words = tl.where(place < 4, tl.where(place < 2, w_0, w_1), tl.where(place < 6, w_2, w_3))
+    # The low half first, as above.
+    return tl.where(place % 2 == 0, words, words >> 32).to(tl.uint32)
+
+
+@triton.jit
 def gumbel(words):
     """Standard Gumbel variates of uint32 words, float32: `-log(-log1p(-v))` with v = (word + 0.5) / 2**32.
 

@@ -127,14 +127,20 @@ def perturbed_top_k(
     positions: Tensor,
     sampled: Tensor,
     k: int,
+    tokens: Tensor | None = None,
     stream: int = 0,
     lane: int = 0,
 ) -> TopK:
     """See `specdec.kernels.perturbed_top_k`."""
-    perturbed = _perturbed(scores, seeds, sample_indices, positions, sampled, stream, lane)
+    if tokens is not None:
+        # In order, so that of equal scores the lowest token comes first.
+        tokens, order = tokens.expand(scores.shape).sort(dim=-1)
+        scores = scores.gather(1, order)
+    perturbed = _perturbed(scores, seeds, sample_indices, positions, sampled, stream, lane, tokens)
     perturbed = perturbed.masked_fill(perturbed.isnan(), float("-inf"))
-    values, tokens = perturbed.sort(dim=-1, descending=True, stable=True)
-    return TopK(tokens[:, :k], values[:, :k], torch.logsumexp(perturbed, -1))
+    values, best = perturbed.sort(dim=-1, descending=True, stable=True)
+    found = best[:, :k] if tokens is None else tokens.gather(1, best[:, :k])
+    return TopK(found, values[:, :k], torch.logsumexp(perturbed, -1))
 
 
 def _perturbed(
@@ -145,9 +151,13 @@ def _perturbed(
     sampled: Tensor,
     stream: int,
     lane: int,
+    tokens: Tensor | None = None,
 ) -> Tensor:
-    """`[rows, vocab]`, a tensor of its own: float32, float64 for float64 scores."""
-    noise = gumbel_noise(seeds, sample_indices, positions, scores.shape[1], stream, lane)
+    """`[rows, n]`, a tensor of its own: float32, float64 for float64 scores. `tokens` is `[rows, n]`."""
+    size = scores.shape[1] if tokens is None else int(tokens.max()) + 1
+    noise = gumbel_noise(seeds, sample_indices, positions, size, stream, lane)
+    if tokens is not None:
+        noise = noise.gather(1, tokens)
     exact = torch.float64 if scores.dtype == torch.float64 else torch.float32
     return scores.to(exact) + noise.masked_fill_(~sampled[:, None], 0)
 

@@ -1,20 +1,32 @@
 #!/usr/bin/env bash
-# The built-in demo model and its head, from the data: runs/demo.sh DATA [OUT]
+# The built-in demo model and its heads, from the data: runs/demo.sh DATA [OUT]
 #
 # DATA holds sgd-train.jsonl and gsm8k-train.jsonl (`messages` a line); the Python standard library's sources come
-# from the Python that runs this. About two hours on two cores. Killed, it goes on where it was.
+# from the Python that runs this. Every stage goes on where it was killed when the same command is given again.
 set -euo pipefail
-data=${1:?usage: runs/demo.sh DATA [OUT]}
-out=${2:-build/demo}
+data=$(realpath "${1:?usage: runs/demo.sh DATA [OUT]}")
+out=$(realpath -m "${2:-$(dirname "$0")/../build/demo}")
+target=$out/target
 cd "$(dirname "$0")/.."
 
-python runs/train_demo_target.py --data "$data" --out "$out/target" --compile
-python -m specdec.train_eagle.regenerate --model "$out/target" --limit 1800 --temperature 0 0 1 \
-  --data "$data/sgd-train.jsonl" --out "$out/answers-sgd.jsonl"
-python -m specdec.train_eagle.regenerate --model "$out/target" --limit 2944 --temperature 0 0 1 \
-  --data "$data/gsm8k-train.jsonl" --out "$out/answers-gsm8k.jsonl"
-python -m specdec.train_eagle.train --model "$out/target" --data "$out"/answers-*.jsonl \
-  --features "$out/features" --out "$out/eagle" --epochs 11 --unroll 2 --token-weight 1
+python runs/train_demo_target.py --data "$data" --out "$target" --compile
 
-echo "Measure: python -m benchmarks.acceptance --model $out/target --draft $out/eagle"
-echo "Ship:    copy config, tokenizer and safetensors files of both to specdec/demo/"
+python -m specdec.train_eagle.regenerate --model "$target" --limit 5000 --temperature 0 0 1 \
+  --data "$data/sgd-train.jsonl" --out "$out/answers-sgd.jsonl"
+python -m specdec.train_eagle.regenerate --model "$target" --limit 8000 --temperature 0 0 1 \
+  --data "$data/gsm8k-train.jsonl" --out "$out/answers-gsm8k.jsonl"
+python -m specdec.train_eagle.prepare --model "$target" --max-length 1024 \
+  --data "$out/answers-sgd.jsonl" "$out/answers-gsm8k.jsonl" --out "$out/prepared"
+
+for kind in eagle eagle3; do
+  head=$out/$kind
+  python -m specdec.train_eagle.train --config "runs/demo-$kind.yaml" \
+    --model "$target" --data "$out/prepared" --out "$head"
+  python -m specdec.train_eagle.evaluate --model "$target" --draft "$head" --out "$head/evaluation" \
+    --data sgd=benchmarks/prompts/sgd-eval.jsonl gsm8k=benchmarks/prompts/gsm8k-eval.jsonl
+  python -m specdec.train_eagle.export --model "$target" --draft "$head" --out "$out/export/$kind" \
+    --evaluation "$head/evaluation/evaluation.json" --notes runs/demo-data.md \
+    --base-model specdec/demo/target --licence cc-by-sa-4.0
+done
+
+echo "Ship: copy config, tokenizer and safetensors files of $target and of a head in $out/export to specdec/demo/"

@@ -6,6 +6,7 @@ from specdec.draft_heads.draft_shape import DraftShape
 from specdec.draft_heads.drafter import Proposal
 from specdec.kernels.kernel_set import TORCH, KernelSet
 from specdec.verify.block import walk_block
+from specdec.verify.kernel_coupled_verifier import KernelCoupledVerifier
 from specdec.verify.kernel_walk_verifier import KernelWalkVerifier
 from specdec.verify.rejection import walk_rejection
 from specdec.verify.sampler import Sampler
@@ -38,7 +39,7 @@ class AcceptanceRule:
     def verifier(self, sampler: Sampler, kernels: KernelSet) -> Verifier:
         """The rule by a device's means; a walk of blocks is the host's on every device."""
         if self.name == "coupled":
-            return CoupledVerifier(sampler)
+            return CoupledVerifier(sampler) if kernels is TORCH else KernelCoupledVerifier(kernels)
         if self.name == "rejection" and kernels is not TORCH:
             return KernelWalkVerifier(kernels)
         return WalkVerifier(walk_block if self.name == "block" else walk_rejection)

@@ -66,7 +66,9 @@ def generate(
     ] = None,
     draft: Annotated[
         str,
-        typer.Option(envvar="SPECDEC_DRAFT", help="eagle (the demo model's head), ngram, none, or a head's folder."),
+        typer.Option(
+            envvar="SPECDEC_DRAFT", help="eagle (the demo's head), ngram, none, or the folder of a head or small model."
+        ),
     ] = "eagle",
     chat: Annotated[
         bool | None,
@@ -109,6 +111,12 @@ def generate(
     nodes: Annotated[int | None, typer.Option(help="Draft nodes verified per step.")] = None,
     min_reach: Annotated[
         float | None, typer.Option(help="Draft deeper while the chance to get there is this; 0: always.")
+    ] = None,
+    draft_vocab: Annotated[
+        str | None, typer.Option(metavar="N|FILE", help="Tokens that can be drafted: how many, or a file of their ids.")
+    ] = None,
+    draft_rank: Annotated[
+        int | None, typer.Option(help="Score all tokens by so many numbers each, and the best of them exactly.")
     ] = None,
     adaptive_drafts: Annotated[
         bool,
@@ -187,14 +195,18 @@ def generate(
         "swap_space": swap_space,
         "block_size": block_size,
         "kernels": kernels,
+        "draft_vocab": draft_vocab,
+        "draft_rank": draft_rank,
         "enforce_eager": enforce_eager,
     }
     given_sizes = {name: value for name, value in sizes.items() if value is not None}
 
-    def load(head: str | None) -> LLM:
-        return LLM(model, head, dtype=dtype, device=device, shape=shape, verify=verify, **given_sizes)
+    def load(target: Path | None, head: str | None) -> LLM:
+        return LLM(target, head, dtype=dtype, device=device, shape=shape, verify=verify, **given_sizes)
 
-    llm, plain_llm = load(draft), load(None) if compare else None
+    llm = load(model, draft)
+    # A head may name its target.
+    plain_llm = load(llm.config.model, None) if compare else None
     params = SamplingParams(**{**OWN_DEFAULTS, **llm.generation_config.params, **chosen})
     inputs = [one.for_engine(llm, chat) for one in given]
     each = [params] * len(given)
@@ -218,3 +230,25 @@ def generate(
     if errors := [answer.error for answer in batch.answers if answer.error]:
         typer.echo(f"specdec: {len(errors)} of {len(given)} failed: {errors[0]}", err=True)
         raise typer.Exit(1)
+
+
+@app.command()
+def inspect(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="Folder of a draft head.")],
+    model: Annotated[
+        Path | None,
+        typer.Option(envvar="SPECDEC_MODEL", help="Folder of its target; default: the one it names, if that is here."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, nothing else.")] = False,
+) -> None:
+    """Tell what a draft head is, what it reads of its target, and what its files leave to be assumed.
+
+    \b
+    Examples:
+      specdec inspect path/to/head
+      specdec inspect path/to/head --model path/to/llama
+      specdec inspect path/to/head --json
+    """
+    from specdec.inspection import Inspection, show
+
+    show(Inspection.of(path, model), as_json)

@@ -29,7 +29,8 @@ class EngineConfig:
 
     Attributes:
         model: checkpoint folder of the target.
-        draft: checkpoint folder of the head, "ngram" for what the text itself holds, None for plain decoding.
+        draft: checkpoint folder of a head or a small model, "ngram" for what the text itself holds, None for plain
+            decoding.
         dtype: of weights, activations and cache.
         device: where the model runs.
         shape: bounds of draft trees.
@@ -42,6 +43,9 @@ class EngineConfig:
         block_size: entries a cache block, a multiple of 8.
         enable_prefix_caching: whether requests use the cached beginnings of others.
         kernels: "torch", "triton", or "auto": Triton on a GPU.
+        draft_vocab: tokens that can be drafted, as a number (its first ones) or a token map; end and special
+            tokens always can. None for all.
+        draft_rank: of the scores that pick the tokens whose draft logits are computed; None to compute all of them.
         enforce_eager: launch every kernel by itself, and capture no CUDA graphs.
     """
 
@@ -58,6 +62,8 @@ class EngineConfig:
     block_size: int = 16
     enable_prefix_caching: bool = True
     kernels: KernelChoice = "auto"
+    draft_vocab: int | Path | None = None
+    draft_rank: int | None = None
     enforce_eager: bool = False
 
     def __post_init__(self) -> None:
@@ -71,6 +77,10 @@ class EngineConfig:
             )
         if self.swap_space < 0:
             raise ValueError(f"swap_space is {self.swap_space} GiB; it must be at least 0")
+        if self.draft == NGRAM and (self.draft_vocab is not None or self.draft_rank is not None):
+            raise ValueError(
+                "draft_vocab and draft_rank are for a head's logits; draft 'ngram' has none; leave them out"
+            )
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ValueError(f"max_model_len is {self.max_model_len}; it must be at least 2")
 

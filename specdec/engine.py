@@ -2,7 +2,8 @@
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -39,6 +40,7 @@ class LLMEngine:
     ) -> None:
         self.scheduler, self.runner, self.cache = scheduler, runner, cache
         self.drafter, self.verifier, self.logprobs_mode = drafter, verifier, logprobs_mode
+        self._lesson: Callable[[], None] | None = None
 
     def add_request(self, request: Request) -> None:
         """Queue a request.
@@ -79,6 +81,8 @@ class LLMEngine:
         drafted = time.perf_counter()
         parts = [_tree_row(row, tree) for row, tree in zip(rows, trees, strict=True)]
         logits = self.runner.forward(parts)
+        # A GPU is busy with the pass by now.
+        self._catch_up()
         per_row = self._verify(rows, trees, parts, logits)
         done = [_Done(*row) for row in zip(rows, trees, per_row, strict=True)]
         for one in done:
@@ -88,8 +92,17 @@ class LLMEngine:
         accepted = {one.row.request: self._append(one) for one in kept}
         self.scheduler.update(plan, [accepted.get(row.request) for row in rows])
         draft_seconds = drafted - drafting
-        self._learn(done, draft_rows, time.perf_counter() - began - draft_seconds, draft_seconds)
+        self._lesson = partial(
+            self._learn, done, draft_rows, time.perf_counter() - began - draft_seconds, draft_seconds
+        )
         return [one.row.request for one in kept if one.acceptance is not None]
+
+    def _catch_up(self) -> None:
+        """What nobody waits for: the figures of the step before, and what the next one will ask."""
+        if self._lesson is not None:
+            self._lesson()
+            self._lesson = None
+        self.scheduler.look_ahead()
 
     def _learn(
         self, done: "list[_Done]", draft_rows: Sequence[DraftRow], pass_seconds: float, draft_seconds: float

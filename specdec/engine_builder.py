@@ -63,7 +63,7 @@ def build_engine(
         cache.clear_nowhere()
         runner = ModelRunner(model, cache, head)
         heads: list[EagleDrafter] = []
-        if draft is not None and cache.draft is not None and cache.features is not None:
+        if draft is not None and cache.draft is not None:
             # The second is for measurements: it goes as deep as it may, whatever it sees.
             parts = (*draft, cache.draft, cache.features, size)
             heads = [
@@ -78,7 +78,7 @@ def build_engine(
 
             seats = config.scheduler.max_num_seqs
             attach_graphs(runner, heads, CudaGraphs().capture, seats, longest + slots)
-            capture_graphs(runner, unhindered, seats, longest, shape)
+            capture_graphs(runner, unhindered, seats, longest, shape, draft_context)
         manager = KVCacheManager(num_blocks, size, num_host_blocks, config.enable_prefix_caching)
         cost = runner.preemption_cost() if num_host_blocks else PreemptionCost()
         # A rehearsal is of the largest steps.

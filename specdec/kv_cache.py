@@ -9,10 +9,11 @@ from specdec.block_move import BlockMove, MoveKind
 from specdec.draft_heads.draft_head import DraftHead
 from specdec.draft_heads.llama_config import LlamaConfig
 from specdec.kernels.kernel_set import TORCH, KernelSet
+from specdec.kernels.upload import upload
 
 
 class KVCache:
-    """One tensor for the target's layers, one for the head's and one for the features between the two.
+    """One tensor for the target's layers, one for the head's, and one for features where the head reads any.
 
     All are indexed by the same slots. Behind the last block lies one more, `null_block`, where rows without a place
     of their own are written and which no request reads.
@@ -20,7 +21,7 @@ class KVCache:
     Attributes:
         target: `[layers, slots, 2 * kv_heads, head_dim]`, keys first.
         draft: the same with the head's own layers and sizes, or None.
-        features: `[slots, feature_size]`, what the head reads of each cached token; None without a head.
+        features: `[slots, feature_size]`, what the head reads of each cached token; None where it is nothing.
         target_layers: `target`, layer by layer.
 
     Args:
@@ -49,7 +50,8 @@ class KVCache:
 
         self.target = allocate(target)
         self.draft = allocate(head.llama) if head else None
-        self.features = torch.empty(slots, head.feature_size, dtype=dtype, device=device) if head else None
+        width = head.feature_size if head else 0
+        self.features = torch.empty(slots, width, dtype=dtype, device=device) if width else None
         self.target_layers = self.target.unbind(0)
         self._blocks = [_by_block(t, 1, block_size) for t in (self.target, self.draft) if t is not None]
         if self.features is not None:
@@ -76,7 +78,7 @@ class KVCache:
     def move(self, source: Sequence[int], target: Sequence[int]) -> None:
         """Copy what the target has written from slots `source` to slots `target`; the two may overlap."""
         device = self.target.device
-        sources, targets = torch.tensor(source, device=device), torch.tensor(target, device=device)
+        sources, targets = upload(source, device), upload(target, device)
         self.kernels.move_kv(self.target, sources, targets)
         if self.features is not None:
             self.kernels.move_kv(self.features[None], sources, targets)

@@ -77,6 +77,11 @@ class KVCacheManager:
         num_tokens = min(len(blocks) * size, most)
         return Prefix(blocks[: self.blocks_for(num_tokens)], num_tokens, min(num_read, num_tokens))
 
+    def name_blocks(self, request: Request) -> None:
+        """Find the hashes by which the request's prefix will be looked up, before they are asked for."""
+        if self.enable_prefix_caching:
+            extend_hashes(request.block_hashes, request.token_ids, self.block_size, request.cache_salt)
+
     def is_under_way(self, request: Request, prefix: Prefix, running: Iterable[Request]) -> bool:
         """Whether one of `running` is computing what comes after the prefix, so that it is worth waiting for."""
         if request.params.prompt_logprobs is not None or prefix.num_tokens == len(request.token_ids) - 1:

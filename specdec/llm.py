@@ -14,7 +14,7 @@ from specdec.beam_search import BeamSearch, num_scored, run_searches
 from specdec.beam_search_params import BeamSearchParams
 from specdec.config import DEMO, EngineConfig, default_shape, resolve_device, resolve_dtype
 from specdec.draft_heads.draft_shape import DraftShape
-from specdec.draft_heads.load_draft import load_draft_model
+from specdec.draft_loader import load_drafts
 from specdec.engine_builder import build_engine
 from specdec.engine_stats import EngineStats
 from specdec.generation_config import GenerationConfig
@@ -27,6 +27,7 @@ from specdec.request_maker import Prompt, RequestMaker
 from specdec.sampling_params import SamplingParams
 from specdec.scheduler_config import Policy, SchedulerConfig
 from specdec.tokenizer import Tokenizer
+from specdec.verifier_folder import verifier_folder
 
 
 class LLM:
@@ -36,9 +37,10 @@ class LLM:
     llm.generate(["I would like to find a restaurant."], SamplingParams(temperature=0, max_tokens=64))
 
     Args:
-        model: checkpoint folder of the target; None for the built-in demo model.
-        draft: "eagle" for the demo model's own head, a head's folder, "ngram" for drafts from the text itself, or None
-            for plain decoding.
+        model: checkpoint folder of the target; None for the one that a head of speculators names, or else for the
+            built-in demo model.
+        draft: "eagle" for the demo model's own head, the folder of a head or of a small model with the target's
+            tokenizer, "ngram" for drafts from the text itself, or None for plain decoding.
         dtype: "auto", "float64", "float32", "bfloat16" or "float16".
         device: "auto", "cpu" or "cuda".
         shape: bounds of draft trees; None for the device's default.
@@ -46,8 +48,9 @@ class LLM:
         logprobs_mode: "raw_logprobs" of the model, or "processed_logprobs" after all parameters.
         max_num_seqs, max_num_batched_tokens, max_num_partial_prefills, long_prefill_token_threshold,
         scheduling_policy, prefill_stretch, adaptive_drafts, watermark, max_queued_requests: as in `SchedulerConfig`.
+        draft_vocab: how many tokens can be drafted, or a token map: the path of a JSON or torch file with their ids.
         max_model_len, kv_cache_memory, gpu_memory_utilization, swap_space, block_size, enable_prefix_caching, kernels,
-            enforce_eager: as in `EngineConfig`.
+            draft_rank, enforce_eager: as in `EngineConfig`.
 
     Raises:
         CheckpointError: a folder that cannot be loaded; the message names what is wrong.
@@ -80,13 +83,16 @@ class LLM:
         block_size: int = 16,
         enable_prefix_caching: bool = True,
         kernels: KernelChoice = "auto",
+        draft_vocab: int | str | Path | None = None,
+        draft_rank: int | None = None,
         enforce_eager: bool = False,
     ) -> None:
         rule = AcceptanceRule(verify)
         place = resolve_device(device)
+        source = _draft_source(draft, rule, is_demo=model is None)
         self.config = EngineConfig(
-            model=DEMO / "target" if model is None else Path(model),
-            draft=_draft_source(draft, rule, is_demo=model is None),
+            model=_target_folder(source) if model is None else Path(model),
+            draft=source,
             dtype=resolve_dtype(dtype, place),
             device=place,
             shape=rule.shape(shape or default_shape(place)),
@@ -108,6 +114,8 @@ class LLM:
             block_size=block_size,
             enable_prefix_caching=enable_prefix_caching,
             kernels=kernels,
+            draft_vocab=_draft_vocab(draft_vocab),
+            draft_rank=draft_rank,
             enforce_eager=enforce_eager,
         )
         folder = self.config.model
@@ -116,9 +124,8 @@ class LLM:
         self.tokenizer = Tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
         self.max_model_len = self.config.context(self.model.config.max_position)
         self.generation_config = GenerationConfig.read(folder)
-        drafts = None
-        if isinstance(self.config.draft, Path):
-            drafts = load_draft_model(self.config.draft, self.model.parts, self.config.dtype, place, kernel_set)
+        kept = self.generation_config.end_tokens | (self.tokenizer.special_tokens if self.tokenizer else frozenset())
+        drafts = load_drafts(self.config, self.model, kernel_set, kept)
         self.engine = build_engine(self.config, self.model, drafts, kernel_set, rule, logprobs_mode)
         self._requests = RequestMaker(
             self.tokenizer, self.model.config.vocab_size, self.max_model_len, self.generation_config.end_tokens, folder
@@ -286,6 +293,12 @@ class LLM:
                 self.engine.abort(request)
 
 
+def _target_folder(draft: Path | Literal["ngram"] | None) -> Path:
+    """The target where none is named."""
+    own = verifier_folder(draft) if isinstance(draft, Path) else None
+    return own or DEMO / "target"
+
+
 def _draft_source(draft: str | Path | None, rule: AcceptanceRule, is_demo: bool) -> Path | Literal["ngram"] | None:
     if draft is None or draft == "none":
         return None
@@ -298,3 +311,11 @@ def _draft_source(draft: str | Path | None, rule: AcceptanceRule, is_demo: bool)
             raise ValueError("draft 'eagle' is the demo model's own head; give the folder of this model's, or none")
         return DEMO / "eagle"
     return Path(draft)
+
+
+def _draft_vocab(given: int | str | Path | None) -> int | Path | None:
+    """A number, however it is written, or a file."""
+    try:
+        return given if given is None else int(str(given))
+    except ValueError:
+        return Path(str(given))

@@ -69,7 +69,7 @@ class ModelRunner:
         attentions = [PagedAttention(kv, batch.slots, batch.rows, cache.kernels) for kv in cache.target_layers]
         taps = self.head.taps if self.head else ()
         output: TargetOutput = self.model(batch.tokens, rotary_at(self.rope, batch.positions), attentions, taps)
-        if self.head:
+        if self.head and self.head.feature_size:
             cache.store_features(batch.slots, self.head.feature_of(output))
         return output.features
 

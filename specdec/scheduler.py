@@ -21,6 +21,8 @@ from specdec.tally import Tally
 
 # A request is overtaken by those of the next lower priority number only if they arrive within so many steps.
 PRIORITY_STEPS = 1000
+# Waiting requests that are made ready while a step runs.
+LOOK_AHEAD = 8
 
 
 class Scheduler:
@@ -114,6 +116,11 @@ class Scheduler:
             insort(self.running, child, key=_rank)
         else:
             insort(self.waiting, child, key=_rank)
+
+    def look_ahead(self) -> None:
+        """What the next step needs and the outcome of this one does not change: names of who waits first."""
+        for request in self.waiting[:LOOK_AHEAD]:
+            self.manager.name_blocks(request)
 
     def schedule(self) -> Plan:
         """The coming step; no rows if nothing is left to do. `update` or `cancel` must follow."""

@@ -27,6 +27,12 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._hf.chat_template is not None
 
+    @property
+    def special_tokens(self) -> frozenset[int]:
+        """Those that stand for no text, such as the ends of turns."""
+        added = self.backend.get_added_tokens_decoder()
+        return frozenset(token for token, content in added.items() if content.special)
+
     def encode(self, text: str) -> list[int]:
         """Tokens with the special ones that the tokenizer puts around plain text."""
         return list(self._hf(text)["input_ids"])
@@ -57,3 +63,29 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self._hf.decode(list(token_ids), skip_special_tokens=True))
+
+
+def check_same_vocabulary(folder: Path, target: Path) -> None:
+    """See that a draft model's tokens are the target's, where both folders have a tokenizer.
+
+    Raises:
+        CheckpointError: they are not; names the first that differs.
+    """
+    files = [where / "tokenizer.json" for where in (folder, target)]
+    if not all(file.is_file() for file in files):
+        return
+    own, wanted = ({i: token for token, i in _vocabulary(file).items()} for file in files)
+    for token in sorted(own.keys() | wanted.keys()):
+        if own.get(token) != wanted.get(token):
+            raise CheckpointError(
+                f"{folder}: its tokenizer is not the target's: token {token} is {own.get(token)!r}, "
+                f"the target's is {wanted.get(token)!r}; take a draft model with the target's tokenizer"
+            )
+
+
+def _vocabulary(file: Path) -> dict[str, int]:
+    try:
+        found: dict[str, int] = FastTokenizer.from_file(str(file)).get_vocab()
+    except Exception as error:  # tokenizers raises a bare Exception
+        raise CheckpointError(f"{file}: cannot be read: {str(error).splitlines()[0]}") from None
+    return found

@@ -1,5 +1,7 @@
 """Captures the graphs of usual steps before the first request comes."""
 
+import sys
+
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -15,7 +17,12 @@ CONTEXTS = (16, 128, 1024, 4096)
 
 
 def capture_graphs(
-    runner: ModelRunner, drafter: Drafter | None, max_rows: int, longest: int, shape: DraftShape | None
+    runner: ModelRunner,
+    drafter: Drafter | None,
+    max_rows: int,
+    longest: int,
+    shape: DraftShape | None,
+    draft_context: int = sys.maxsize,
 ) -> None:
     """Run plain steps, steps of the largest trees and the drafting of these, of 1, 2, 4 … rows.
 
@@ -26,6 +33,7 @@ def capture_graphs(
         max_rows: requests of a step.
         longest: tokens of a request.
         shape: of trees, None likewise.
+        draft_context: tokens from which on nothing is drafted.
     """
     counts = [1 << power for power in range(max_rows.bit_length())]
     nodes = shape.nodes if shape is not None else 0
@@ -41,5 +49,5 @@ def capture_graphs(
             for tree in sorted({0, nodes}):
                 if rows * (1 + tree) <= TOKEN_BUCKETS[-1][0]:
                     runner.run_dummy_rows(rows, context, tree)
-            if drafter is not None and shape is not None:
+            if drafter is not None and shape is not None and context + 1 < draft_context:
                 drafter.propose(dummy_draft_rows(runner.cache, rows, context, shape, shape.depth))

@@ -42,6 +42,15 @@ def save_random_llama(folder: Path, seed: int = 0, **overrides: Any) -> LlamaFor
     return model.eval()
 
 
+def save_shallow_llama(folder: Path, target: LlamaForCausalLM, **overrides: Any) -> LlamaForCausalLM:
+    """The first layer of a target with its embedding and output matrix: a small model that often guesses right."""
+    config = HFLlamaConfig(**{**target.config.to_dict(), "num_hidden_layers": 1, **overrides})
+    model = LlamaForCausalLM(config).to(torch.float64)
+    model.load_state_dict(target.state_dict(), strict=False)
+    model.save_pretrained(folder)
+    return model.eval()
+
+
 def save_random_head(folder: Path, seed: int = 0, fc_bias: bool = True, **overrides: Any) -> EagleHead:
     """A random head for `save_random_llama`'s model."""
     torch.manual_seed(seed)
@@ -64,7 +73,7 @@ def save_random_eagle3(folder: Path, seed: int = 0, draft_vocab_size: int = 60, 
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=0.3)
     head.draft_tokens.copy_(torch.randperm(config.vocab_size)[:draft_vocab_size].sort().values)
-    save_eagle3_head(head, folder, {"eagle_aux_hidden_state_layer_ids": list(taps)})
+    save_eagle3_head(head, folder, {})
     return head
 
 

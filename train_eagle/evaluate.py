@@ -1,16 +1,37 @@
-"""What a head is worth: tokens a step of the target yields, by the engine itself."""
+"""What a head is worth: tokens a step of the target yields, by the engine itself, and how good its guesses are.
 
-from collections.abc import Sequence
+    python -m specdec.train_eagle.evaluate --model TARGET --draft HEAD --data gsm8k=a.jsonl sgd=b.jsonl --out FOLDER
+
+A line of a file is a conversation, whose first question is answered (one that ends with a question: its last, all
+before it as it stands), or has a `prompt` or `turns`. FOLDER gets evaluation.json and evaluation.png.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+from rich.console import Console
+
 from specdec.draft_heads.draft_shape import DraftShape
+from specdec.draft_heads.eagle import EagleHead
+from specdec.draft_heads.eagle3 import Eagle3Head
+from specdec.draft_heads.eagle_drafter import EagleDrafter
+from specdec.draft_heads.readout import Readout
 from specdec.llm import LLM
-from specdec.outputs import SpeculationStats
+from specdec.outputs import RequestOutput, SpeculationStats
 from specdec.sampling_params import SamplingParams
+from specdec.train_eagle.chat_mask import BadConversation, Message, Sample
+from specdec.train_eagle.conversations import BadData, Entry, Source, open_source, parse, read
+from specdec.train_eagle.evaluation import Evaluation, Measured
+from specdec.train_eagle.features import OnlineFeatures
+from specdec.train_eagle.token_ranks import NO_TOKEN, token_ranks
 
 # EAGLE-2's published tree.
 SHAPE = DraftShape(6, 10, 60)
+# Of accuracy: among how many of the head's likeliest tokens.
+TOP = 3
 
 
 class Worth(NamedTuple):
@@ -20,11 +41,13 @@ class Worth(NamedTuple):
         tau: tokens that a step of the target yields, the target's own included.
         accepted_per_depth: share of steps that accept a draft of depth 1, 2, …
         tokens: generated.
+        steps: of the target.
     """
 
     tau: float
     accepted_per_depth: list[float]
     tokens: int
+    steps: int = 0
 
 
 def measure_tau(
@@ -38,10 +61,195 @@ def measure_tau(
 ) -> Worth:
     """Answer prompts (token ids) with every tree as large as `shape` allows, seeds 0, 1, …"""
     llm = LLM(model, head, dtype=dtype, shape=shape, adaptive_drafts=False)
+    return worth(answer(llm, prompts, temperature, max_tokens))
+
+
+def answer(llm: LLM, prompts: Sequence[list[int]], temperature: float, max_tokens: int) -> list[RequestOutput]:
+    """With seeds 0, 1, …"""
     params = [SamplingParams(temperature=temperature, seed=i, max_tokens=max_tokens) for i in range(len(prompts))]
-    outputs = llm.generate(list(prompts), params, use_tqdm=False)
+    return llm.generate(list(prompts), params, use_tqdm=False)
+
+
+def worth(outputs: Sequence[RequestOutput]) -> Worth:
+    """Over all of them."""
     total = SpeculationStats()
     for output in outputs:
         total.add(output.stats)
     share = [count / max(1, total.steps) for count in total.accepted_per_depth]
-    return Worth(total.tau, share, total.tokens)
+    return Worth(total.tau, share, total.tokens, total.steps)
+
+
+def accuracy(llm: LLM, outputs: Sequence[RequestOutput], depth: int) -> list[list[float]]:
+    """Of the head of `llm` on texts that it has answered, `[depth][TOP]`: see `Evaluation`.
+
+    Raises:
+        ValueError: what drafts is no EAGLE head.
+    """
+    head, readout = _head(llm)
+    samples = []
+    for output in outputs:
+        # The engine drafts from the first token of an answer on.
+        known = len(output.prompt_token_ids) + 1
+        tokens = [*output.prompt_token_ids, *output.token_ids][: head.llama.max_position]
+        if len(tokens) > known:
+            samples.append(Sample(tokens, [i >= known for i in range(len(tokens))]))
+    source = OnlineFeatures(llm.model, samples, head.taps)
+    ranks = [token_ranks(head, readout, source.batch([i]), depth).cpu() for i in range(len(samples))]
+    joined = torch.cat([torch.empty(depth, 0, dtype=torch.int64), *ranks], 1)
+    comes = joined != NO_TOKEN
+    shares = [(comes & (joined < top)).sum(1) / comes.sum(1).clamp_min(1) for top in range(1, TOP + 1)]
+    return [[round(share, 4) for share in of_depth] for of_depth in torch.stack(shares, 1).tolist()]
+
+
+def _head(llm: LLM) -> tuple[EagleHead | Eagle3Head, Readout]:
+    drafter = llm.engine.drafter
+    if isinstance(drafter, EagleDrafter) and isinstance(drafter.head, EagleHead | Eagle3Head):
+        return drafter.head, drafter.readout
+    raise ValueError(f"{llm.config.draft}: not an EAGLE head, and only those can be evaluated; give the folder of one")
+
+
+def question(entry: Entry) -> list[Message]:
+    """What is to be answered: a conversation up to its first answer; all of it where it ends with a question.
+
+    Raises:
+        BadConversation: there is nothing.
+    """
+    value = entry.value
+    if not isinstance(value, dict):
+        return entry.messages()
+    match value:
+        case {"prompt": str() as asked} | {"turns": [str() as asked, *_]}:
+            turns: object = [{"role": "user", "content": asked}]
+        case _:
+            turns = value.get("messages") or value.get("conversations")
+    if not isinstance(turns, list):
+        raise BadConversation("no question", "give messages, conversations, turns or a prompt")
+    # What is to be trained on has an answer, and `parse` insists on one.
+    *messages, _ = parse({"messages": [*turns, {"role": "assistant", "content": "?"}]})
+    if messages and messages[-1]["role"] == "assistant":
+        messages = messages[: [message["role"] for message in messages].index("assistant")]
+    if not any(message["role"] == "user" for message in messages):
+        raise BadConversation("no question", "the user says nothing before the first answer")
+    return messages
+
+
+def read_prompts(llm: LLM, source: Source, limit: int | None, max_tokens: int, bad: BadData) -> list[list[int]]:
+    """Token ids of the questions in the first `limit` entries; what is none goes to `bad`.
+
+    Raises:
+        ValueError: none is left.
+    """
+    prompts, problem = [], "there is nothing in it"
+    for entry in read([source], limit):
+        try:
+            prompts.append(_prompt(llm, question(entry), max_tokens))
+        except BadConversation as error:
+            bad.add(error, entry.place)
+            problem = f"line {entry.place.line}: {error}"
+    if not prompts:
+        raise ValueError(f"{source.name}: no prompt that can be answered: {problem}")
+    return prompts
+
+
+def _prompt(llm: LLM, messages: Sequence[Message], max_tokens: int) -> list[int]:
+    try:
+        prompt = llm.chat_prompt(messages)
+    except Exception as error:  # a template is foreign code and raises what it likes
+        raise BadConversation("refused by the chat template", str(error)) from None
+    if len(prompt) + max_tokens > llm.max_model_len:
+        detail = f"{len(prompt)} tokens and {max_tokens} to come, of {llm.max_model_len}; lower max_tokens"
+        raise BadConversation("too long", detail)
+    return prompt
+
+
+def evaluate(
+    model: Path,
+    draft: Path,
+    domains: Mapping[str, str | Path],
+    bad: BadData,
+    temperatures: Sequence[float] = (0.0, 1.0),
+    limit: int | None = 100,
+    max_tokens: int = 128,
+    shape: DraftShape = SHAPE,
+    dtype: str = "auto",
+) -> Evaluation:
+    """Measure a head.
+
+    Args:
+        domains: files or data sets of conversations, by the name of what they are.
+        bad: gets what is left out.
+        limit: most entries of each domain.
+
+    Raises:
+        ValueError: a setting, a source, the target or the head is no good.
+    """
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit is {limit}; it must be at least 1")
+    for temperature in temperatures:
+        SamplingParams(temperature=temperature, max_tokens=max_tokens)
+    sources = {name: open_source(source) for name, source in domains.items()}
+    llm = LLM(model, draft, dtype=dtype, shape=shape, adaptive_drafts=False)
+    _head(llm)
+    if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
+        raise ValueError(f"{model}: no chat template; add a chat_template.jinja to the folder")
+    prompts = {name: read_prompts(llm, source, limit, max_tokens, bad) for name, source in sources.items()}
+    measured, accuracies = [], {}
+    for name, asked in prompts.items():
+        # Accuracy is of the greedy answers, whether they are asked for or not.
+        answers = {t: answer(llm, asked, t, max_tokens) for t in dict.fromkeys((*temperatures, 0.0))}
+        accuracies[name] = accuracy(llm, answers[0.0], shape.depth)
+        for temperature in dict.fromkeys(temperatures):
+            found = worth(answers[temperature])
+            shares = [round(share, 4) for share in found.accepted_per_depth]
+            shares += [0.0] * (shape.depth - len(shares))
+            tau = round(found.tau, 4)
+            measured.append(Measured(name, temperature, len(asked), tau, shares, found.tokens, found.steps))
+    precision = str(llm.config.dtype).removeprefix("torch.")
+    settings = (str(model), str(draft), precision, max_tokens, shape.depth, shape.branching, shape.nodes)
+    return Evaluation(*settings, measured, accuracies)
+
+
+def _domains(words: Sequence[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for word in words:
+        name, _, source = word.partition("=")
+        if not (name and source):
+            raise ValueError(f"--data {word}: give NAME=FILE, such as gsm8k=gsm8k.jsonl")
+        if name in found:
+            raise ValueError(f"--data names {name} twice; give each file a name of its own")
+        found[name] = source
+    return found
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True, help="checkpoint folder of the target")
+    parser.add_argument("--draft", type=Path, required=True, help="folder of an EAGLE head")
+    parser.add_argument("--data", nargs="+", required=True, metavar="NAME=FILE", help="JSONL files or data sets")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument("--limit", type=int, default=100, help="most entries of each file")
+    parser.add_argument("--max-tokens", type=int, default=128, help="most tokens of an answer")
+    parser.add_argument("--depth", type=int, default=SHAPE.depth, help="most draft tokens in a row")
+    parser.add_argument("--branching", type=int, default=SHAPE.branching, help="nodes expanded at each depth")
+    parser.add_argument("--nodes", type=int, default=SHAPE.nodes, help="nodes of a tree")
+    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16 or float64")
+    parser.add_argument("--strict", action="store_true", help="refuse the first bad conversation")
+    args = parser.parse_args(words)
+    bad = BadData(args.strict)
+    try:
+        shape = DraftShape(args.depth, args.branching, args.nodes)
+        settings = (args.temperatures, args.limit, args.max_tokens, shape, args.dtype)
+        evaluation = evaluate(args.model, args.draft, _domains(args.data), bad, *settings)
+    except ValueError as error:
+        parser.exit(2, f"evaluate: {error}\n")
+    evaluation.save(args.out)
+    console = Console()
+    for table in evaluation.tables():
+        console.print(table)
+    if bad.counts:
+        print(bad.table())
+
+
+if __name__ == "__main__":
+    main()

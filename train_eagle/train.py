@@ -155,11 +155,12 @@ class Run:
         with TrainLog(self.folder, self.total, state.step) if main else nullcontext() as log:
             while state.step < self.total:
                 began = time.monotonic()
-                loss, norm, rate = self._step(state.step)
-                tokens += self._tokens(state.step)
+                loss, norm, rate = self.step(state.step)
+                new_tokens = self._tokens(state.step)
+                tokens += new_tokens
                 state.step += 1
                 if log is not None:
-                    log.step(state.step, tokens, time.monotonic() - began, loss, rate, norm)
+                    log.step(state.step, tokens, new_tokens, time.monotonic() - began, loss, rate, norm)
                 if state.step % self.evaluated_every == 0 or state.step == self.total:
                     self._evaluate(log, tokens)
                 due = time.monotonic() - saved > config.checkpoint_minutes * 60
@@ -169,7 +170,7 @@ class Run:
         if main:
             draw_curves(self.folder / "log.jsonl", self.folder / "curves.png")
 
-    def _step(self, step: int) -> tuple[UnrolledLoss, float, float]:
+    def step(self, step: int) -> tuple[UnrolledLoss, float, float]:
         """One step of the optimizer: loss of its last batch, norm of its gradient, learning rate."""
         config, accelerator = self.config, self.accelerator
         warm = min(1.0, (step + 1) / config.warmup_steps)

@@ -11,7 +11,7 @@ from tensorboardX import SummaryWriter
 
 from specdec.train_eagle.unrolled_loss import UnrolledLoss
 
-# Between lines where there is no terminal, and between records.
+# Between lines where there is no terminal, and between figures that are kept.
 LINE_SECONDS = 30.0
 RECORD_STEPS = 10
 
@@ -44,17 +44,21 @@ class TrainLog:
         self.bar.stop()
         self.writer.close()
 
-    def step(self, step: int, tokens: int, seconds: float, loss: UnrolledLoss, rate: float, norm: float) -> None:
+    def step(
+        self, step: int, tokens: int, new_tokens: int, seconds: float, loss: UnrolledLoss, rate: float, norm: float
+    ) -> None:
         """A step is done.
 
         Args:
             tokens: trained on so far in all.
-            seconds: that this step took.
+            new_tokens: of this step.
+            seconds: that it took.
         """
-        if step % RECORD_STEPS and step != self.total and self.console.is_terminal is False:
-            now = time.monotonic()
-            if now - self._shown < LINE_SECONDS:
-                return
+        now = time.monotonic()
+        line_due = now - self._shown >= LINE_SECONDS or step == self.total
+        if step % RECORD_STEPS and not line_due:
+            self.bar.update(self._task, completed=step)
+            return
         accuracy = [round(value, 4) for value in loss.accuracy.tolist()]
         record = {
             "step": step,
@@ -65,18 +69,17 @@ class TrainLog:
             "acceptance": [round(value, 4) for value in loss.acceptance.tolist()],
             "lr": rate,
             "grad_norm": round(norm, 4),
-            "seconds": round(seconds, 3),
+            "tokens_per_s": round(new_tokens / seconds, 1),
         }
         self.record(record)
-        per_step = (time.monotonic() - self.began) / max(1, step - self.first)
-        told = f"loss {record['loss']:.3f} accuracy {' '.join(f'{value:.2f}' for value in accuracy)}"
+        shares = " ".join(f"{value:.2f}" for value in accuracy)
+        told = f"loss {record['loss']:.3f} accuracy {shares} {new_tokens / seconds:,.0f} tokens/s"
         self.bar.update(self._task, completed=step, told=told)
-        if not self.console.is_terminal and (time.monotonic() - self._shown >= LINE_SECONDS or step == self.total):
-            self._shown = time.monotonic()
-            left = (self.total - step) * per_step / 60
-            self.console.print(
-                f"step {step}/{self.total} {told}, {tokens:,} tokens, {left:.1f} min left", soft_wrap=True
-            )
+        if line_due and not self.console.is_terminal:
+            self._shown = now
+            left = (self.total - step) * (now - self.began) / max(1, step - self.first) / 60
+            line = f"step {step}/{self.total} {told}, {tokens:,} tokens, {left:.1f} min left"
+            self.console.print(line, soft_wrap=True)
 
     def record(self, values: dict[str, Any]) -> None:
         """Keep figures of a step."""

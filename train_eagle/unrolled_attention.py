@@ -33,6 +33,10 @@ class UnrolledAttention:
     Args:
         lengths: of the conversations; their sum is the rows of call 0.
         anchors: int64 `[anchors]`, ascending, the rows that go on after call 0; all by default.
+
+    Attributes:
+        stored: each call's `[rows, 2 * kv_heads, head_dim]`, rotated keys and values; without the last ones, it is as
+            it was before those calls.
     """
 
     def __init__(self, lengths: Sequence[int], anchors: Tensor | None = None) -> None:

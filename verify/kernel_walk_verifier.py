@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.kernel_set import KernelSet
+from specdec.kernels.upload import upload
 from specdec.verify.sampler import NoiseKey, NoiseRows
 from specdec.verify.transforms import processed_logits
 from specdec.verify.verifier import Acceptance, SampledRow
@@ -45,16 +46,12 @@ class KernelWalkVerifier:
         walk = self.kernels.rejection_walk(
             scores,
             torch.cat(probs).to(device, torch.float32) if probs else None,
-            _integers([token for tree in trees for token in tree.tokens], device),
-            _integers([parent for tree in trees for parent in tree.parents], device),
-            _integers(starts, device),
+            upload([token for tree in trees for token in tree.tokens], device),
+            upload([parent for tree in trees for parent in tree.parents], device),
+            upload(starts, device),
             *NoiseRows(keys).columns(device),
             max(map(len, trees)),
             depth,
         )
         table = torch.cat([walk.paths, walk.lengths[:, None], walk.next_tokens[:, None]], 1).tolist()
         return [Acceptance(tuple(path[:length]), token) for *path, length, token in table]
-
-
-def _integers(numbers: list[int], device: torch.device) -> Tensor:
-    return torch.tensor(numbers, dtype=torch.int64).to(device)

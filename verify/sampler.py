@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.kernel_set import KernelSet
+from specdec.kernels.upload import upload
 from specdec.verify.noise import GumbelNoise
 
 # What is emitted where no token can be: the row's logits are not finite, or every token is forbidden.
@@ -44,10 +45,9 @@ class NoiseRows:
     def columns(self, device: torch.device) -> NoiseColumns:
         """Made and sent to the device by who first asks."""
         if self._columns is None:
-            known = torch.tensor([key or (0, 0, 0) for key in self.keys], dtype=torch.int64).view(-1, 3).T
-            sampled = torch.tensor([key is not None for key in self.keys], dtype=torch.bool)
-            seeds, indices, positions = known.contiguous().to(device).unbind()
-            self._columns = NoiseColumns(seeds, indices, positions, sampled.to(device))
+            numbers = [(*key, 1) if key else (0, 0, 0, 0) for key in self.keys]
+            seeds, indices, positions, sampled = upload(numbers, device).view(-1, 4).T.contiguous().unbind()
+            self._columns = NoiseColumns(seeds, indices, positions, sampled.bool())
         return self._columns
 
     def repeated(self, times: int) -> "NoiseRows":
@@ -85,8 +85,8 @@ class Candidates(NamedTuple):
     Attributes:
         scores: `[rows, n]`.
         vocab_size: of all tokens.
-        tokens: int64 `[n]` or `[rows, n]`, which tokens are scored, ascending; None for all of them. The others
-            cannot come.
+        tokens: int64 `[n]` or `[rows, n]`, which tokens are scored, distinct; None for all of them in order. The
+            others cannot come, so chances are normalised over these.
     """
 
     scores: Tensor
@@ -162,6 +162,6 @@ class KernelSampler:
         return self.kernels.gumbel_argmax(scores, *noise.columns(scores.device))
 
     def top_k(self, candidates: Candidates, noise: NoiseRows, k: int) -> Children:
-        scores = candidates.full()
-        found = self.kernels.perturbed_top_k(scores, *noise.columns(scores.device), k)
+        scores = candidates.scores
+        found = self.kernels.perturbed_top_k(scores, *noise.columns(scores.device), k, candidates.tokens)
         return Children(found.tokens, found.scores - found.log_sum_exp[:, None])

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from specdec.kernels.upload import upload
 from specdec.verify.sampling import Context
 
 # How many of the largest logits are sorted at first, beyond the top_k.
@@ -56,13 +57,14 @@ def processed_logits(logits: Tensor, parts: Sequence[NodeRows]) -> Tensor:
         if not sampling.is_greedy and sampling.temperature != 1:
             rows /= sampling.temperature
     if any(s.filters for s in samplings):
-        counts = torch.tensor([part.num_rows for part in parts], device=scores.device)
-        limits = torch.tensor([[s.min_p, s.top_k, s.top_p] for s in samplings], dtype=exact, device=scores.device)
-        limits = limits.repeat_interleave(counts, 0)
+        counts = upload([part.num_rows for part in parts], scores.device)
+        limits = upload([[s.min_p, s.top_k, s.top_p] for s in samplings], scores.device, exact)
+        limits = limits.repeat_interleave(counts, 0, output_size=len(scores))
         if all(s.filters for s in samplings):
             _filter_(scores, limits)
         else:
-            filtered = torch.tensor([s.filters for s in samplings], device=scores.device).repeat_interleave(counts)
+            filtered = upload([s.filters for s in samplings], scores.device, torch.bool)
+            filtered = filtered.repeat_interleave(counts, output_size=len(scores))
             scores[filtered] = _filter_(scores[filtered], limits[filtered])
     return scores
 

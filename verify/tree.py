@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from specdec.kernels.ragged_rows import WORD_BITS
+
 ROOT = -1
 
 
@@ -107,3 +109,10 @@ class DraftTree:
             path.append(node)
             node = self.parents[node]
         return path[::-1]
+
+
+def split_words(bits: int, words: int) -> list[int]:
+    """A bit set of any size as signed 64-bit words, lowest first."""
+    mask = (1 << WORD_BITS) - 1
+    parts = [(bits >> (WORD_BITS * word)) & mask for word in range(words)]
+    return [part - (1 << WORD_BITS) if part >> (WORD_BITS - 1) else part for part in parts]

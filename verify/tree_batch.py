@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
-from specdec.verify.tree import DraftTree
+from specdec.kernels.upload import upload
+from specdec.verify.grown_trees import grown_together
+from specdec.verify.tree import DraftTree, split_words
 
 
 class TreeRow(NamedTuple):
@@ -52,44 +54,60 @@ class TreeBatch:
     @staticmethod
     def pack(parts: Sequence[TreeRow], block_size: int, device: torch.device) -> "TreeBatch":
         words = max(1, max(-(-len(part.tree) // WORD_BITS) for part in parts))
+        grown = grown_together([part.tree for part in parts])
         tokens: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
         visible: list[int] = []
         ancestors: list[list[int]] = []
+        node_rows: list[int] = []
         logit_rows: list[int] = []
         starts: list[int] = []
         for part in parts:
-            start, known, nodes = len(tokens), len(part.tokens), len(part.tree)
+            start, known, size = len(tokens), len(part.tokens), len(part.tree)
             end = part.num_cached + known
             starts.append(start)
             tokens += part.tokens
-            tokens += part.tree.tokens
             positions += range(part.num_cached, end)
-            positions += [end - 1 + depth for depth in part.tree.depths]
-            slots += slots_of(part.block_table, part.num_cached, end + nodes, block_size)
-            visible += range(part.num_cached + 1, end + 1)
-            visible += [end] * nodes
             ancestors += [[0] * words] * known
-            ancestors += [split_words(bits, words) for bits in part.tree.ancestors]
-            logit_rows += range(start + known - part.num_scored, start + known + nodes)
+            if grown is None:
+                tokens += part.tree.tokens
+                positions += [end - 1 + depth for depth in part.tree.depths]
+                ancestors += [split_words(bits, words) for bits in part.tree.ancestors]
+            else:
+                # The device fills in what it alone knows.
+                node_rows += range(len(tokens), len(tokens) + size)
+                tokens += [0] * size
+                positions += [end - 1] * size
+                ancestors += [[0] * words] * size
+            slots += slots_of(part.block_table, part.num_cached, end + size, block_size)
+            visible += range(part.num_cached + 1, end + 1)
+            visible += [end] * size
+            logit_rows += range(start + known - part.num_scored, start + known + size)
         rows = RaggedRows(
             query_lens=[len(part.tokens) + len(part.tree) for part in parts],
             lengths=[part.num_cached + len(part.tokens) + len(part.tree) for part in parts],
             tree_starts=[part.num_cached + len(part.tokens) for part in parts],
             block_tables=pad_block_tables([part.block_table for part in parts], device),
-            visible=torch.tensor(visible, device=device),
-            ancestors=torch.tensor(ancestors, device=device),
+            visible=upload(visible, device),
+            ancestors=upload(ancestors, device),
             block_size=block_size,
         )
-        return TreeBatch(
-            tokens=torch.tensor(tokens, device=device),
-            positions=torch.tensor(positions, device=device),
-            slots=torch.tensor(slots, device=device),
+        batch = TreeBatch(
+            tokens=upload(tokens, device),
+            positions=upload(positions, device),
+            slots=upload(slots, device),
             rows=rows,
-            logit_rows=torch.tensor(logit_rows, dtype=torch.int64, device=device),
+            logit_rows=upload(logit_rows, device),
             row_starts=tuple(starts),
         )
+        if grown is not None:
+            trees, numbers = grown
+            nodes, places = trees.nodes(numbers), upload(node_rows, device)
+            batch.tokens.index_copy_(0, places, nodes.tokens)
+            batch.positions.index_add_(0, places, nodes.depths)
+            rows.ancestors[:, : nodes.ancestors.shape[1]].index_copy_(0, places, nodes.ancestors[:, :words])
+        return batch
 
 
 def slots_of(block_table: Sequence[int], start: int, end: int, block_size: int) -> list[int]:
@@ -100,11 +118,4 @@ def slots_of(block_table: Sequence[int], start: int, end: int, block_size: int) 
 def pad_block_tables(tables: Sequence[Sequence[int]], device: torch.device) -> Tensor:
     """int64 `[requests, longest]`, padded with block 0, which is never looked up there."""
     longest = max(len(table) for table in tables)
-    return torch.tensor([[*table, *[0] * (longest - len(table))] for table in tables], device=device)
-
-
-def split_words(bits: int, words: int) -> list[int]:
-    """A bit set of any size as signed 64-bit words, lowest first."""
-    mask = (1 << WORD_BITS) - 1
-    parts = [(bits >> (WORD_BITS * word)) & mask for word in range(words)]
-    return [part - (1 << WORD_BITS) if part >> (WORD_BITS - 1) else part for part in parts]
+    return upload([[*table, *[0] * (longest - len(table))] for table in tables], device)

@@ -61,34 +61,38 @@ class CoupledVerifier:
         self.sampler = sampler
 
     def verify(self, rows: Sequence[SampledRow], logits: Tensor) -> list[Acceptance]:
-        emitted = self.emitted_tokens(rows, logits).tolist()
+        return self.accept(rows, self.emitted_tokens(rows, logits))
+
+    def accept(self, rows: Sequence[SampledRow], emitted: Tensor) -> list[Acceptance]:
+        """Walk every row's tree by `emitted`, int64 `[sum of (1 + nodes)]`."""
+        tokens: list[int] = emitted.tolist()
         acceptances, start = [], 0
         for row in rows:
-            acceptances.append(walk(row.tree, emitted[start : start + 1 + len(row.tree)]))
+            acceptances.append(walk(row.tree, tokens[start : start + 1 + len(row.tree)]))
             start += 1 + len(row.tree)
         return acceptances
 
     def emitted_tokens(self, rows: Sequence[SampledRow], logits: Tensor) -> Tensor:
         """int64 `[sum of (1 + nodes)]`: the token that the target emits after each root and node."""
-        scores, keys = logits, _noise_keys(rows)
-        if any(key is not None for key in keys) or any(row.context.sampling.edits for row in rows):
+        scores, samplings = logits, [row.context.sampling for row in rows]
+        if any(sampling.edits or not sampling.is_greedy for sampling in samplings):
             scores = processed_logits(logits, [row.nodes for row in rows])
             # The sampler adds its noise in place, and the logits are still to be scored.
             scores = scores.clone() if scores.data_ptr() == logits.data_ptr() else scores
-        return self.sampler.argmax(scores, NoiseRows(keys))
+        return self.sampler.argmax(scores, self.noise_of(rows, logits.device))
 
-
-def _noise_keys(rows: Sequence[SampledRow]) -> list[NoiseKey | None]:
-    """Of each root and node: that of the output position which the token after it would take."""
-    keys: list[NoiseKey | None] = []
-    for tree, context in rows:
-        sampling = context.sampling
-        if sampling.is_greedy:
-            keys += [None] * (1 + len(tree))
-        else:
-            seed, index, position = sampling.seed, sampling.sample_index, context.num_output
-            keys += [NoiseKey(seed, index, position + depth) for depth in (0, *tree.depths)]
-    return keys
+    def noise_of(self, rows: Sequence[SampledRow], device: torch.device) -> NoiseRows:
+        """Of each root and node: that of the output position which the token after it would take."""
+        assert device is not None
+        keys: list[NoiseKey | None] = []
+        for tree, context in rows:
+            sampling = context.sampling
+            if sampling.is_greedy:
+                keys += [None] * (1 + len(tree))
+            else:
+                seed, index, position = sampling.seed, sampling.sample_index, context.num_output
+                keys += [NoiseKey(seed, index, position + depth) for depth in (0, *tree.depths)]
+        return NoiseRows(keys)
 
 
 def walk(tree: DraftTree, emitted: Sequence[int]) -> Acceptance:

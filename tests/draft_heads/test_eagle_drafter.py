@@ -1,6 +1,5 @@
 """The paged, batched EagleDrafter against EAGLE-2 with dense passes and no cache."""
 
-import math
 import random
 from functools import cache
 from pathlib import Path
@@ -22,18 +21,18 @@ from specdec.draft_heads.eagle import EagleHead
 from specdec.draft_heads.eagle_drafter import EagleDrafter
 from specdec.draft_heads.readout import MatrixReadout
 from specdec.kernels.linear import Projection
-from specdec.verify.noise import GumbelNoise, gumbel
+from specdec.verify.noise import GumbelNoise
 from specdec.verify.sampler import TorchSampler
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.tree import DraftTree
 from specdec.verify.tree_batch import slots_of
+from tests.draft_heads.dense_search import TokenPath, dense_search, paths_of
 from tests.fakes import TINY, save_random_head
 from tests.strategies import draft_shapes, seeds, shuffled_tables
 
 CPU = torch.device("cpu")
 VOCAB, HIDDEN = TINY["vocab_size"], TINY["hidden_size"]
 MOST_TOKENS = 70
-TokenPath = tuple[int, ...]
 # Sharp enough that deep candidates are among the best.
 LM_HEAD = torch.randn(VOCAB, HIDDEN, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
 
@@ -87,32 +86,7 @@ def naive_tree(head: DenseHead, row: DraftRow, features: Tensor, shape: DraftSha
         drafted = [predict(path[:depth])[None] for depth in range(len(path))]
         return head.last(known[1:] + list(path), torch.cat([features[: len(known) - 1], *drafted]))
 
-    def log_probs(path: TokenPath) -> list[float]:
-        logits = LM_HEAD @ predict(path)
-        sampling = row.context.sampling
-        if not sampling.is_greedy:
-            noise = gumbel(sampling.seed, sampling.sample_index, row.context.num_output + len(path), VOCAB)
-            logits = torch.log_softmax(logits / sampling.temperature, -1) + noise
-        return torch.log_softmax(logits, -1).tolist()
-
-    values: dict[TokenPath, float] = {(): 0.0}
-    frontier: list[TokenPath] = [()]
-    for _ in range(min(shape.depth, row.max_depth)):
-        level: dict[TokenPath, float] = {}
-        for path in frontier:
-            log_q = log_probs(path)
-            for token in sorted(range(VOCAB), key=lambda token, log_q=log_q: -log_q[token])[: shape.branching]:
-                level[*path, token] = values[path] + log_q[token]
-        values |= level
-        frontier = sorted(level, key=lambda path: -level[path])[: shape.branching]
-        if sum(math.exp(level[path]) for path in frontier) < shape.min_reach:
-            break
-    del values[()]
-    return set(sorted(values, key=lambda path: (-values[path], len(path)))[: row.num_nodes])
-
-
-def paths_of(tree: DraftTree) -> set[TokenPath]:
-    return {tuple(tree.tokens[above] for above in tree.path(node)) for node in range(len(tree))}
+    return dense_search(lambda path: LM_HEAD @ predict(path), row, shape)
 
 
 class Request:

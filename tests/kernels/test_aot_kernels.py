@@ -91,9 +91,15 @@ def sampling(vocab: int, dtype: str) -> Iterator[Specialisation]:
     sizes = {"VOCAB": vocab, "BLOCK": block}
     yield Specialisation(f"gumbel_argmax {label}", gumbel_argmax.best_of_part_kernel, rows, sizes)
     block = perturbed_top_k.BLOCK_SIZE
-    rows = {**rows, "p_sums": "*fp32:16", "k": "i32", "stream": "i32", "lane": "i32"}
-    sizes = {"VOCAB": vocab, "BLOCK": block}
-    yield Specialisation(f"perturbed_top_k {label}", perturbed_top_k.top_k_of_part_kernel, rows, sizes)
+    rows = {**rows, "p_sums": "*fp32:16", "token_stride": "i32:16", "k": "i32", "stream": "i32", "lane": "i32"}
+    sizes = {"COLUMNS": vocab, "BLOCK": block, "p_tokens": None}
+    kernel = perturbed_top_k.top_k_of_part_kernel
+    yield Specialisation(f"perturbed_top_k {label}", kernel, rows, sizes)
+    # A trimmed vocabulary, and candidates of each row's own.
+    for columns in (32000, 256):
+        sizes = {"COLUMNS": columns, "BLOCK": min(perturbed_top_k.OWN_BLOCK_SIZE, columns)}
+        own = {**rows, "p_tokens": "*i64:16"}
+        yield Specialisation(f"perturbed_top_k of {columns} tokens {dtype}", kernel, own, sizes)
 
 
 def second_passes(vocab: int) -> Iterator[Specialisation]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -208,14 +208,49 @@ def test_the_k_largest_are_the_references(
 ) -> None:
     scores, keys, sampled = drawn_rows(seed, rows, vocab, dtype)
     k = min(k, vocab)
-    actual = perturbed_top_k(scores, *keys, sampled, k, *of)
-    expected = reference_sampling.perturbed_top_k(scores, *keys, sampled, k, *of)
+    actual = perturbed_top_k(scores, *keys, sampled, k, None, *of)
+    expected = reference_sampling.perturbed_top_k(scores, *keys, sampled, k, None, *of)
     torch.testing.assert_close(actual.scores, expected.scores, rtol=3e-7, atol=NOISE_ERROR)
     torch.testing.assert_close(actual.log_sum_exp, expected.log_sum_exp, rtol=1e-6, atol=1e-5)
     assert torch.equal(actual.tokens[~sampled], expected.tokens[~sampled])
     # Each token has the score that stands beside it, so that no order but that of near ties can differ.
     perturbed = reference_sampling._perturbed(scores, *keys, sampled, *of)
     torch.testing.assert_close(perturbed.gather(1, actual.tokens), actual.scores, rtol=3e-7, atol=NOISE_ERROR)
+    assert all(len(set(row)) == k for row in actual.tokens.tolist())
+
+
+@settings(max_examples=15)
+@given(
+    seeds,
+    st.integers(1, 3),
+    st.one_of(st.integers(1, 40), st.sampled_from([300, 513, 1100])),
+    st.integers(1, 12),
+    st.booleans(),
+    st.sampled_from(DTYPES),
+    st.sampled_from([(0, 0), (1, 4)]),
+)
+@example(0, 2, 1100, MAX_K, True, torch.float32, (0, 0))
+def test_of_some_tokens_in_any_order_each_keeps_its_own_noise(
+    seed: int, rows: int, columns: int, k: int, each: bool, dtype: torch.dtype, of: tuple[int, int]
+) -> None:
+    """As the twin has it, and to the last bit what a vocabulary has in which no others can come."""
+    vocab = 2 * columns + 5
+    scores, keys, sampled = drawn_rows(seed, rows, columns, dtype)
+    generator = torch.Generator().manual_seed(seed)
+    orders = [torch.randperm(vocab, generator=generator)[:columns] for _ in range(rows)]
+    tokens = (torch.stack(orders) if each else orders[0]).to(DEVICE)
+    k = min(k, columns)
+    actual = perturbed_top_k(scores, *keys, sampled, k, tokens, *of)
+    expected = reference_sampling.perturbed_top_k(scores, *keys, sampled, k, tokens, *of)
+    full = torch.full((rows, vocab), float("-inf"), dtype=dtype, device=DEVICE)
+    among_all = perturbed_top_k(full.scatter_(1, tokens.expand(scores.shape), scores), *keys, sampled, k, None, *of)
+    torch.testing.assert_close(actual.scores, expected.scores, rtol=3e-7, atol=NOISE_ERROR)
+    torch.testing.assert_close(actual.log_sum_exp, expected.log_sum_exp, rtol=1e-6, atol=1e-5)
+    assert torch.equal(actual.tokens[~sampled], expected.tokens[~sampled])
+    assert torch.equal(actual.scores, among_all.scores)
+    # Where nothing more can come, the vocabulary has lower tokens to name.
+    possible = actual.scores.isfinite()
+    assert torch.equal(actual.tokens[possible], among_all.tokens[possible])
     assert all(len(set(row)) == k for row in actual.tokens.tolist())
 
 
@@ -227,6 +262,9 @@ def test_of_equal_scores_the_lowest_tokens_come_first_and_nan_comes_never() -> N
     assert found.tokens.tolist() == [[1, 3, 0, 4], [1, 0, 2, 3]]
     assert found.scores.tolist() == [[3.0, 3.0, 2.0, 2.0], [1.0, -inf, -inf, -inf]]
     assert found.log_sum_exp[1] == 1
+    own = torch.tensor([9, 7, 8, 5, 4], device=DEVICE)
+    found = perturbed_top_k(scores, key, key, key, torch.zeros(2, dtype=torch.bool, device=DEVICE), 4, own)
+    assert found.tokens.tolist() == [[5, 7, 4, 9], [7, 4, 5, 8]]
     nothing = perturbed_top_k(scores[1:, 2:], *[key[:1]] * 3, torch.ones(1, dtype=torch.bool, device=DEVICE), 2)
     assert nothing.tokens.tolist() == [[0, 1]]
     assert nothing.log_sum_exp.tolist() == [-inf]
@@ -243,6 +281,9 @@ def test_misfits_are_refused() -> None:
         gumbel_argmax(scores, key, key, key, key)
     with pytest.raises(ValueError, match="k is 6; it must be from 1 to 5"):
         perturbed_top_k(scores, key, key, key, greedy, 6)
+    for tokens in (torch.arange(4), torch.arange(5, dtype=torch.int32), torch.arange(10).view(5, 2).T):
+        with pytest.raises(ValueError, match=r"tokens \(.* one for each of the scores \(2, 5\) or of their columns"):
+            perturbed_top_k(scores, key, key, key, greedy, 2, tokens.to(DEVICE))
 
 
 @pytest.mark.parametrize("which", [0, 1, 2], ids=["seed", "sample", "position"])

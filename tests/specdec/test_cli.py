@@ -137,6 +137,14 @@ def test_plain_decoding_accepts_nothing(run: Run) -> None:
     assert answer["token_ids"] == run("Hello", "--json").objects[0]["token_ids"]
 
 
+@pytest.mark.parametrize("scored", [("--draft-vocab", 60, "--draft-rank", 8), ("--draft", "{tiny.target}")])
+def test_drafts_of_other_kinds_change_no_token(run: Run, tiny: Tiny, scored: tuple[object, ...]) -> None:
+    args = [str(arg).format(tiny=tiny) for arg in scored]
+    (answer,) = run("Hello", "--compare", "--json", *args).objects
+    assert answer["equal"] is True
+    assert sum(answer["accepted_per_depth"]) > 0  # type: ignore[call-overload]
+
+
 @pytest.mark.parametrize("sampling", [(), ("--temperature", 0.8), ("--temperature", 0.8, "--seed", 3)])
 def test_comparison_finds_equal_tokens(run: Run, jsonl: Callable[..., Path], sampling: tuple[object, ...]) -> None:
     result = run("--prompts", jsonl({"prompt": "Hi"}, {"prompt": "Bye"}), "--compare", "--json", *sampling)
@@ -379,7 +387,11 @@ def test_interrupted_before_any_output(run: Run, monkeypatch: pytest.MonkeyPatch
         (["hi", "--model", "{tmp}"], "{tmp}: not a checkpoint"),
         (["hi", "--draft", "/no/such"], "/no/such: no such folder"),
         (["hi", "--draft", "{tiny.wide_head}"], "{tiny.wide_head}"),
-        (["hi", "--draft", "{tiny.target}"], "{tiny.target}: not an EAGLE head"),
+        (["hi", "--draft-vocab", "0"], "draft_vocab is 0; it must be from 1 to 100, as many as are scored"),
+        (["hi", "--draft-vocab", "101"], "draft_vocab is 101; it must be from 1 to 100"),
+        (["hi", "--draft-vocab", "/no/map.pt"], "draft_vocab '/no/map.pt' is neither a number nor a file"),
+        (["hi", "--draft-rank", "33"], "draft_rank is 33; it must be from 1 to 32, the size of the states it reads"),
+        (["hi", "--draft", "ngram", "--draft-rank", "8"], "draft 'ngram' has none; leave them out"),
         (["hi", "--draft", "eagle"], "draft 'eagle'"),
         (["hi", "--model", "{tiny.bare}"], "{tiny.bare}: no tokenizer.json"),
         (["hi " * 200], "the context is 256"),

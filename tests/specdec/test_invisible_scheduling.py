@@ -26,7 +26,7 @@ from tests.specdec.world import EOS, VOCAB, KnowingDrafter, World, check, check_
 CASES = 1000 if settings.default and settings.default.max_examples >= 2000 else 60
 CONTEXT = 64
 RECOMPUTE, SWAP = PreemptionCost(), PreemptionCost(recompute_token=1.0, swap_block=0.0)
-# One block of eight entries: two layers of the target, one of the head, and a feature of 32, in float64.
+# One block of eight entries: two layers of the target, one of the draft head, and a feature of 32, in float64.
 BLOCK_BYTES = {8: 8 * (3 * 2 * 16 + 32) * 8, 24: 24 * (3 * 2 * 16 + 32) * 8}
 
 
@@ -116,7 +116,7 @@ def run(llm: LLM, cases: list[Arrival], groups: list[RequestGroup]) -> None:
 @given(
     cases=arrivals,
     shape=st.builds(DraftShape, depth=st.integers(1, 4), branching=st.integers(1, 4), nodes=st.integers(1, 20)),
-    drafter=st.sampled_from(["none", "eagle", "eagle3", "random", "knowing"]),
+    drafter=st.sampled_from(["none", "eagle", "eagle3", "llama", "random", "knowing"]),
     seats=st.integers(1, 6),
     budget=st.integers(6, 64),
     threshold=st.sampled_from([0, 0, 1, 5, 16]),
@@ -153,10 +153,12 @@ def test_output_is_that_of_the_request_alone(
 ) -> None:
     # Enough for one request at its longest, and not much more.
     num_blocks = -(-CONTEXT // block_size) + blocks // (block_size // 8)
-    per_block = BLOCK_BYTES[block_size] - (0 if drafter != "none" else block_size * (2 * 16 + 32) * 8)
+    # A Llama reads no features.
+    lacking = {"none": 2 * 16 + 32, "llama": 32}.get(drafter, 0)
+    per_block = BLOCK_BYTES[block_size] - block_size * lacking * 8
     llm = LLM(
         world.folder / "target",
-        world.folder / ("head3" if drafter == "eagle3" else "head") if drafter != "none" else None,
+        world.draft(drafter),
         dtype="float64",
         shape=shape,
         max_num_seqs=seats,

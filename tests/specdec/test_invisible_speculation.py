@@ -61,7 +61,9 @@ def run(llm: LLM, cases: list[Arrival]) -> list[RequestGroup]:
 @given(
     cases=arrivals,
     shape=shapes,
-    drafter=st.sampled_from(["none", "eagle", "eagle3", "random", "knowing", "knowing"]),
+    drafter=st.sampled_from(["none", "eagle", "eagle3", "llama", "random", "knowing", "knowing"]),
+    vocab=st.sampled_from([None, None, 1, 7, 60]),
+    rank=st.sampled_from([None, None, 1, 5, 32]),
     seats=st.integers(1, 5),
     chunk=st.integers(5, 64),
     blocks=st.integers(20, 60),
@@ -73,16 +75,17 @@ def test_output_is_that_of_the_plain_loop(
     cases: list[Arrival],
     shape: DraftShape,
     drafter: str,
+    vocab: int | None,
+    rank: int | None,
     seats: int,
     chunk: int,
     blocks: int,
     seed: int,
     processed: bool,
 ) -> None:
-    head = world.folder / ("head3" if drafter == "eagle3" else "head") if drafter != "none" else None
     llm = LLM(
         world.folder / "target",
-        head,
+        world.draft(drafter),
         dtype="float64",
         shape=shape,
         max_num_seqs=seats,
@@ -92,6 +95,8 @@ def test_output_is_that_of_the_plain_loop(
         max_model_len=64,
         kv_cache_memory=blocks * 8 * 3 * 2 * 16 * 8 * 2,
         block_size=8,
+        draft_vocab=vocab,
+        draft_rank=rank,
         logprobs_mode="processed_logprobs" if processed else "raw_logprobs",
     )
 
@@ -124,16 +129,21 @@ def test_alone_and_in_a_batch_of_eight(world: World, temperature: float) -> None
     prompts = [torch.randint(0, 97, (3 + 7 * i,), generator=generator).tolist() for i in range(8)]
     params = [SamplingParams(temperature=temperature, seed=i, max_tokens=48, ignore_eos=True) for i in range(8)]
     results = []
-    for draft in (None, world.folder / "head", world.folder / "head3", "random"):
-        folder = world.folder / "head" if draft == "random" else draft
-        llm = LLM(world.folder / "target", folder, dtype="float64", shape=DraftShape(4, 4, 16), adaptive_drafts=False)
-        if draft == "random":
+    for drafter in ("none", "eagle", "eagle3", "llama", "random"):
+        llm = LLM(
+            world.folder / "target",
+            world.draft(drafter),
+            dtype="float64",
+            shape=DraftShape(4, 4, 16),
+            adaptive_drafts=False,
+        )
+        if drafter == "random":
             llm.engine.drafter = RandomDrafter(97, 0)
         together = [output.token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
         alone = [llm.generate([p], q)[0].token_ids for p, q in zip(prompts, params, strict=True)]
         assert together == alone
         results.append(together)
-    assert results[0] == results[1] == results[2]
+    assert all(result == results[0] for result in results)
 
 
 def test_a_perfect_drafter_is_accepted_to_the_end(world: World) -> None:

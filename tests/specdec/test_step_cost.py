@@ -79,7 +79,8 @@ def test_what_a_machine_really_takes_is_learnt() -> None:
         seconds = true.step(rows, tokens, trees, levels) - draft
         seconds += true.prefill.value * (true.passes(tokens + prompts) - true.passes(tokens))
         cost.correct(rows, tokens, prompts, seconds * noise(), trees, levels, trees, draft * noise())
-    for name, most in (("plain", 0.15), ("checking", 0.15), ("first", 0.15), ("deeper", 0.2)):
+    # Over 30 seeds the first three are off by 0.07 at most, deeper by 0.1, prefill, the median of three, by 0.35.
+    for name, most in (("plain", 0.08), ("checking", 0.08), ("first", 0.08), ("deeper", 0.12), ("prefill", 0.4)):
         assert getattr(cost, name).value == pytest.approx(getattr(true, name).value, rel=most), name
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from specdec.verify.sampling import Context, Sampling
 from specdec.verify.tree import DraftTree
 from specdec.verify.tree_batch import TreeRow
 from specdec.warm_up import capture_graphs
-from tests.fakes import save_random_eagle3, save_random_head, save_random_llama
+from tests.fakes import save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
 from tests.strategies import draft_trees
 
 BLOCK, CONTEXT, SEATS = 8, 40, 3
@@ -41,7 +42,7 @@ class Recorder:
         return replay
 
 
-def load(folder: Path, recorder: Recorder | None, head: str = "head") -> LLM:
+def load(folder: Path, recorder: Recorder | None, head: str = "head", **settings: Any) -> LLM:
     llm = LLM(
         folder / "target",
         folder / head,
@@ -53,6 +54,7 @@ def load(folder: Path, recorder: Recorder | None, head: str = "head") -> LLM:
         max_model_len=CONTEXT,
         max_num_seqs=SEATS,
         block_size=BLOCK,
+        **settings,
     )
     if recorder is not None:
         drafter = llm.engine.drafter
@@ -64,7 +66,8 @@ def load(folder: Path, recorder: Recorder | None, head: str = "head") -> LLM:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("graphs")
-    save_random_llama(folder / "target", head_dim=16)
+    target = save_random_llama(folder / "target", head_dim=16)
+    save_shallow_llama(folder / "small", target)
     save_random_head(folder / "head", head_dim=16)
     save_random_eagle3(folder / "head3", head_dim=16)
     return folder
@@ -152,6 +155,20 @@ def test_usual_steps_are_captured_before_the_first_request(engines: tuple[LLM, L
     assert recorder.replays > before[2]
 
 
+def test_drafts_are_captured_up_to_where_the_head_has_positions(folder: Path, tmp_path: Path) -> None:
+    """Heads are often trained on shorter texts than their targets."""
+    save_random_head(tmp_path, head_dim=16, max_position_embeddings=16)
+    llm = load(folder, None, str(tmp_path))
+    calls = []
+    drafter = SimpleNamespace(propose=calls.append)
+    capture_graphs(llm.engine.runner, drafter, 1, CONTEXT, llm.config.shape, 16 - 2)
+    assert calls == []
+    capture_graphs(llm.engine.runner, drafter, 1, CONTEXT, llm.config.shape)
+    assert len(calls) == 1
+    with torch.inference_mode(), pytest.raises(IndexError):
+        llm.engine.drafter.propose(calls[0])
+
+
 @settings(max_examples=3)
 @given(
     st.lists(
@@ -164,24 +181,37 @@ def test_trees_are_those_of_a_loop_of_its_own(
     engines: tuple[LLM, LLM, Recorder], cases: list[tuple[int, float, int, int]]
 ) -> None:
     """Rows of any context, temperature, size and depth."""
+    before = engines[2].replays
+    plain, graphed = (drafted(llm, cases) for llm in engines[:2])
+    assert plain == graphed
+    asked = any(nodes and depth for _, _, nodes, depth in cases)
+    assert engines[2].replays == before + asked
+
+
+def drafted(llm: LLM, cases: list[tuple[int, float, int, int]]) -> list[DraftTree]:
+    """Trees of rows of so many known tokens, a temperature, nodes and levels, over a cache of random numbers."""
     rows = []
     for index, (known, temperature, nodes, depth) in enumerate(cases):
         context = Context(Sampling(temperature=temperature, seed=index), list(range(3, 4 + known)), known)
         table = list(range(index * 5, index * 5 + 5))
         rows.append(DraftRow(table, known, known + 1, nodes, depth, context))
-    found = []
-    before = engines[2].replays
-    for llm in engines[:2]:
-        cache, generator = llm.engine.cache, torch.Generator().manual_seed(1)
-        assert cache.draft is not None
-        assert cache.features is not None
-        for part in (cache.draft, cache.features):
+    cache, generator = llm.engine.cache, torch.Generator().manual_seed(1)
+    for part in (cache.draft, cache.features):
+        if part is not None:
             part.copy_(torch.randn(part.shape, generator=generator))
-        with torch.inference_mode():
-            found.append(llm.engine.drafter.propose(rows))
-    assert found[0] == found[1]
-    asked = any(nodes and depth for _, _, nodes, depth in cases)
-    assert engines[2].replays == before + asked
+    with torch.inference_mode():
+        return llm.engine.drafter.propose(rows)
+
+
+def test_trees_of_a_small_model_are_those_of_a_loop_of_its_own(folder: Path) -> None:
+    recorder = Recorder()
+    plain, graphed = (load(folder, one, "small", draft_rank=8) for one in (None, recorder))
+    before = recorder.replays
+    for cases in ([(3, 0.0, 4, 2), (20, 0.7, 4, 2), (9, 1.0, 3, 2)], [(17, 0.7, 4, 2)]):
+        expected = drafted(plain, cases)
+        assert expected == drafted(graphed, cases)
+        assert all(map(len, expected))
+    assert recorder.replays == before + 2
 
 
 def test_rows_that_ask_for_more_are_drafted_without_a_graph(engines: tuple[LLM, LLM, Recorder]) -> None:

@@ -1,15 +1,20 @@
 """The whole engine on Triton kernels, in the interpreter where there is no GPU."""
 
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from specdec import LLM, SamplingParams
 from specdec.draft_heads.draft_shape import DraftShape
+from specdec.draft_heads.drafter import Drafter, DraftRow
 from specdec.kernels.kernel_set import TORCH, choose_kernels
 from specdec.preemption_cost import PreemptionCost
-from tests.fakes import save_random_eagle3, save_random_head, save_random_llama
+from specdec.verify.tree import DraftTree
+from tests.fakes import save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
 
 SHAPE = DraftShape(3, 2, 6)
 
@@ -18,7 +23,8 @@ SHAPE = DraftShape(3, 2, 6)
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two layers, and a head; sharp enough that no two tokens are nearly alike."""
     folder = tmp_path_factory.mktemp("triton")
-    save_random_llama(folder / "target", head_dim=16)
+    target = save_random_llama(folder / "target", head_dim=16)
+    save_shallow_llama(folder / "small", target)
     save_random_head(folder / "head", head_dim=16)
     save_random_eagle3(folder / "head3", head_dim=16)
     return folder
@@ -48,6 +54,30 @@ def test_tokens_are_those_of_plain_torch(folder: Path, params: SamplingParams, h
         outputs = llm.generate(prompts, params, use_tqdm=False)
         found.append([[one.token_ids for one in output.outputs] for output in outputs])
         assert llm.stats().drafts_verified > 0
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("scored", [{}, {"draft_vocab": 40}, {"draft_vocab": 60, "draft_rank": 8}])
+def test_trees_of_a_small_model_are_those_of_plain_torch(folder: Path, scored: dict[str, int]) -> None:
+    """They follow the position's own noise, whichever tokens are scored."""
+    prompts = [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14], [20]]
+    params = [SamplingParams(temperature=t, seed=1, max_tokens=4, ignore_eos=True) for t in (0.0, 0.7)]
+    found = []
+    for kernels in ("torch", "triton"):
+        llm = load(folder, kernels, draft=folder / "small", **scored)
+        drafter, trees = llm.engine.drafter, []
+
+        def propose(
+            rows: Sequence[DraftRow], drafter: Drafter = drafter, trees: list[DraftTree] = trees
+        ) -> list[DraftTree]:
+            proposed = drafter.propose(rows)
+            trees += proposed
+            return proposed
+
+        llm.engine.drafter = SimpleNamespace(propose=propose)
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        found.append(([output.token_ids for output in outputs], trees))
+        assert sum(map(len, trees)) > 10
     assert found[0] == found[1]
 
 
@@ -112,3 +142,39 @@ def test_a_cpu_runs_plain_torch_unless_asked(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     with pytest.raises(ValueError, match="run on cpu in Triton's interpreter alone; set TRITON_INTERPRET=1"):
         choose_kernels("triton", cpu, torch.float32)
+
+
+READERS = ("tolist", "item", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__", "__index__", "__array__")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_the_host_reads_once_a_cycle(folder: Path, monkeypatch: pytest.MonkeyPatch, temperature: float) -> None:
+    """Trees, paths and tokens come in one piece, at the end; until then the host only asks."""
+    llm = load(folder, "triton", max_num_seqs=4)
+    reads: list[str] = []
+
+    def watched(name: str) -> Callable[..., object]:
+        original = getattr(torch.Tensor, name)
+
+        def read(tensor: torch.Tensor, *args: object, **settings: object) -> object:
+            asker = sys._getframe(1).f_globals["__name__"]
+            if asker.startswith("specdec.") and not asker.startswith("specdec.kernels.attention_plan"):
+                reads.append(f"{asker}: {name}")
+            return original(tensor, *args, **settings)
+
+        return read
+
+    params = SamplingParams(temperature=temperature, max_tokens=30, ignore_eos=True)
+    groups = [llm.new_group([5 + i, 6, 7, 8], params) for i in range(3)]
+    for request in (request for group in groups for request in group.requests):
+        llm.engine.add_request(request)
+    for _ in range(2):
+        llm.engine.step()
+    for name in READERS:
+        monkeypatch.setattr(torch.Tensor, name, watched(name))
+    for _ in range(3):
+        before = llm.stats().drafts_verified
+        reads.clear()
+        llm.engine.step()
+        assert llm.stats().drafts_verified > before
+        assert reads == ["specdec.verify.kernel_coupled_verifier: tolist"]

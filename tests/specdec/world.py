@@ -17,7 +17,7 @@ from specdec.outputs import CompletionOutput
 from specdec.request import Request
 from specdec.request_group import RequestGroup
 from specdec.verify.tree import DraftTree
-from tests.fakes import TINY, RandomDrafter, save_random_eagle3, save_random_head, save_random_llama
+from tests.fakes import TINY, RandomDrafter, save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
 from tests.specdec import oracle
 from tests.specdec.oracle import Expected
 
@@ -25,10 +25,19 @@ VOCAB = 97
 EOS = 2
 
 
+# What drafts, and its folder in a world.
+DRAFTS = {"eagle": "head", "eagle3": "head3", "llama": "small", "random": "head", "knowing": "head", "none": None}
+
+
 class World(NamedTuple):
     folder: Path
     target: LlamaForCausalLM
     tokenizer: Tokenizer
+
+    def draft(self, drafter: str) -> Path | None:
+        """The folder of one of `DRAFTS`."""
+        name = DRAFTS[drafter]
+        return self.folder / name if name else None
 
     def logits(self, tokens: Sequence[int]) -> Tensor:
         with torch.inference_mode():
@@ -40,6 +49,7 @@ def make_world(folder: Path) -> World:
     target = save_random_llama(folder / "target")
     save_random_head(folder / "head")
     save_random_eagle3(folder / "head3")
+    save_shallow_llama(folder / "small", target)
     letters = [*"abcdefgh", "Ġ"]
     pieces = [*letters, *(a + b for a in letters for b in letters), "Ã", "©", "â", "Ĥ"]
     vocab = {token: i for i, token in enumerate(["<unk>", "<s>", "</s>", *pieces])}

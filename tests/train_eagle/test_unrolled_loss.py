@@ -218,3 +218,21 @@ def test_autocast_is_of_the_heads_products(kind: LossKind) -> None:
     for got, wanted in zip(grads, right_grads, strict=True):
         assert got.dtype == torch.float32
         assert (got.double() - wanted).norm() < 0.05 * wanted.norm()
+
+
+def test_bfloat16_is_of_products_alone() -> None:
+    """Softmax and sums, those over chunks too, are float32."""
+    anchors = 600
+    case = make_case(anchors, torch.arange(anchors), torch.ones(1, anchors, dtype=torch.bool), 30, "ce", 1, seed=0)
+    state, weight, teacher_state, teacher_weight = (
+        x.detach().bfloat16().requires_grad_()
+        for x in (case.states[0], case.weight, case.teacher_states, case.teacher_weight)
+    )
+    case = case._replace(states=[state], weight=weight.detach().float().requires_grad_())
+    case = case._replace(teacher_states=teacher_state.detach(), teacher_weight=teacher_weight.detach())
+    found = case.loss()
+    logits, wanted = (state @ weight.t()).float(), (teacher_state @ teacher_weight.t()).float()
+    right = torch.nn.functional.cross_entropy(logits, wanted.softmax(-1))
+    torch.testing.assert_close(found.total, right, rtol=1e-5, atol=0)
+    (grad,), (right_grad,) = torch.autograd.grad(found.total, case.weight), torch.autograd.grad(right, weight)
+    assert (grad - right_grad).norm() < 0.01 * right_grad.norm()

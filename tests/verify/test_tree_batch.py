@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
-from specdec.verify.tree import ROOT, DraftTree
-from specdec.verify.tree_batch import TreeBatch, TreeRow, pad_block_tables, slots_of, split_words
+from specdec.verify.tree import ROOT, DraftTree, split_words
+from specdec.verify.tree_batch import TreeBatch, TreeRow, pad_block_tables, slots_of
 from tests.strategies import draft_trees, seeds, shuffled_tables
 
 CPU = torch.device("cpu")

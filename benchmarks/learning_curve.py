@@ -1,0 +1,36 @@
+"""tau against tokens trained on, from the log of a training run.
+
+python -m benchmarks.learning_curve --run build/demo/eagle3/run
+
+tau is the engine's on conversations held out from training, at temperature 0 and trees of up to 6, 10, 60.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.report import write
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", type=Path, required=True, help="folder with log.jsonl")
+    parser.add_argument("--name", default="learning_curve", help="of the JSON file under benchmarks/results/")
+    args = parser.parse_args()
+    lines = (args.run / "log.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [record for record in map(json.loads, lines) if "tau" in record]
+    table = Table("tokens", "tau", "accepted at depth 1, 2, …", "loss", "accuracy of each pass")
+    for row in rows:
+        shares, accuracy = (
+            " ".join(f"{value:.2f}" for value in row[name]) for name in ("accepted_per_depth", "held_out_accuracy")
+        )
+        table.add_row(f"{row['tokens']:,}", f"{row['tau']:.2f}", shares, f"{row['held_out_loss']:.3f}", accuracy)
+    Console().print(table)
+    write(args.name, {"rows": rows})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,270 @@
+"""Figures of a head: those of the engine, and ranks that foretell what the engine accepts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from specdec import LLM, DraftShape, SamplingParams
+from specdec.draft_heads.checkpoint import save_eagle_head
+from specdec.draft_heads.eagle3_checkpoint import save_eagle3_head
+from specdec.draft_heads.eagle_drafter import EagleDrafter
+from specdec.train_eagle.chat_mask import BadConversation, Sample
+from specdec.train_eagle.conversations import BadData, Entry, Place
+from specdec.train_eagle.evaluate import accuracy, answer, evaluate, main, measure_tau, question
+from specdec.train_eagle.evaluation import Evaluation
+from specdec.train_eagle.features import OnlineFeatures
+from specdec.train_eagle.head_trainer import HeadTrainer, LossSettings
+from specdec.train_eagle.token_ranks import NO_TOKEN, token_ranks
+from tests.fakes import TINY, save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
+
+VOCAB = TINY["vocab_size"]
+SHAPES = {"chains of likeliest tokens": DraftShape(4, 1, 4), "three tokens": DraftShape(1, 3, 3)}
+TEMPLATE = (
+    "{% for m in messages %}{{ '<' + m['role'] + '> ' + m['content'] + ' <end> ' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<assistant> ' }}{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("target")
+    # With weights this small the next token depends less on what is far back, and heads are right more often.
+    save_random_llama(folder, initializer_range=0.15)
+    names = ["<pad>", "<bos>", "<end>", "<user>", "<assistant>", *(f"w{i}" for i in range(VOCAB - 6)), "<unk>"]
+    tokenizer = Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
+    fast.chat_template = TEMPLATE
+    fast.save_pretrained(folder)
+    return folder
+
+
+def save_echo(kind: str, folder: Path, target: Path) -> Path:
+    """A head that hands on what it reads of the target with little change, and so is right now and then."""
+    model = LLM(target, dtype="float32").model
+    size = model.config.hidden_size
+    if kind == "eagle":
+        head: Any = save_random_head(folder)
+        layer = head.layers[0]
+    else:
+        head = save_random_eagle3(folder, draft_vocab_size=90)
+        layer = head.first
+        head.lm_head.weight.data = model.lm_head_weight[head.draft_tokens].clone()
+    for part in (layer.o_proj, layer.down_proj, head.fc):
+        part.weight.data *= 0.1
+    head.fc.weight.data[:, -size:] += torch.eye(size)
+    save_eagle_head(head, folder, {}) if kind == "eagle" else save_eagle3_head(head, folder, {})
+    return folder
+
+
+@pytest.fixture(scope="module", params=["eagle", "eagle3"])
+def head(request: pytest.FixtureRequest, target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_echo(request.param, tmp_path_factory.mktemp(request.param), target)
+
+
+@pytest.fixture(scope="module", params=list(SHAPES))
+def llm(request: pytest.FixtureRequest, target: Path, head: Path) -> LLM:
+    return LLM(target, head, dtype="float64", shape=SHAPES[request.param], adaptive_drafts=False)
+
+
+def answered(llm: LLM, prompt: list[int], length: int) -> tuple[Sample, Any]:
+    """A text with a greedy answer, and what it took."""
+    params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
+    (output,) = llm.generate([prompt], params, use_tqdm=False)
+    text = prompt + output.token_ids
+    return Sample(text, [i > len(prompt) for i in range(len(text))]), output.stats
+
+
+def ranks_of(llm: LLM, sample: Sample, depth: int) -> torch.Tensor:
+    assert isinstance(llm.engine.drafter, EagleDrafter)
+    head: Any = llm.engine.drafter.head
+    batch = OnlineFeatures(llm.model, [sample], head.taps).batch([0])
+    return token_ranks(head, llm.engine.drafter.readout, batch, depth)
+
+
+prompts = st.lists(st.integers(5, VOCAB - 1), min_size=1, max_size=9)
+
+
+@settings(max_examples=10)
+@given(prompt=prompts, length=st.integers(2, 24))
+def test_ranks_foretell_every_step_of_the_engine(llm: LLM, prompt: list[int], length: int) -> None:
+    """A step accepts as long as what comes is among the tokens that it tries; then the next one begins."""
+    sample, stats = answered(llm, prompt, length)
+    shape = llm.config.shape
+    ranks = ranks_of(llm, sample, shape.depth)
+    assert ranks.shape == (shape.depth, length - 1)
+    steps = place = 0
+    while place < length - 1:
+        accepts = [0 <= rank < shape.branching for rank in ranks[:, place].tolist()]
+        place += [*accepts, False].index(False) + 1
+        steps += 1
+    assert stats.steps == steps
+
+
+def test_the_heads_are_right_now_and_then(target: Path, head: Path) -> None:
+    """Without which the test above would show little."""
+    shape = SHAPES["chains of likeliest tokens"]
+    found = measure_tau(target, head, [[5 + i, 20 + i, 41] for i in range(12)], 0.0, 24, shape, "float64")
+    assert 0.05 < found.accepted_per_depth[0] < 0.95
+    assert len(found.accepted_per_depth) == shape.depth
+
+
+@settings(max_examples=10)
+@given(prompt=prompts, length=st.integers(2, 12))
+def test_ranks_are_those_of_training(llm: LLM, prompt: list[int], length: int) -> None:
+    sample, _ = answered(llm, prompt, length)
+    depth = llm.config.shape.depth
+    ranks = ranks_of(llm, sample, depth)
+    assert isinstance(llm.engine.drafter, EagleDrafter)
+    head: Any = llm.engine.drafter.head
+    options = LossSettings("ce", depth, 1.0, 1.0, 0.0, 0.0)
+    trainer = HeadTrainer(head, llm.model.lm_head_weight, options).double()
+    with torch.no_grad():
+        found = trainer(OnlineFeatures(llm.model, [sample], head.taps).batch([0]))
+    # Training is not about tokens that the head cannot propose.
+    assert found.count.tolist() == ((ranks != NO_TOKEN) & (ranks < VOCAB)).sum(1).tolist()
+    torch.testing.assert_close(found.accuracy * found.count, (ranks == 0).sum(1).double())
+
+
+def test_accuracy_is_of_the_tokens_that_the_engine_drafts(llm: LLM) -> None:
+    """All but each answer's first, over all answers."""
+    outputs = answer(llm, [[5 + i, 20 + i, 41] for i in range(8)], 0.0, 14)
+    depth = llm.config.shape.depth
+    samples = []
+    for output in outputs:
+        text = output.prompt_token_ids + output.token_ids
+        samples.append(Sample(text, [i > len(output.prompt_token_ids) for i in range(len(text))]))
+    ranks = torch.cat([ranks_of(llm, sample, depth) for sample in samples], 1)
+    wanted = [[sum(0 <= rank < top for rank in of_depth) for top in (1, 2, 3)] for of_depth in ranks.tolist()]
+    counts = [sum(rank != NO_TOKEN for rank in of_depth) for of_depth in ranks.tolist()]
+    shares = [[hits / count for hits in row] for row, count in zip(wanted, counts, strict=True)]
+    assert accuracy(llm, outputs, depth) == pytest.approx(torch.tensor(shares).numpy(), abs=1e-4)
+
+
+def write(file: Path, *values: Any) -> str:
+    file.write_text("".join(json.dumps(value) + "\n" for value in values), encoding="utf-8")
+    return str(file)
+
+
+def chat(*contents: str) -> dict[str, Any]:
+    """Turns of user and assistant."""
+    return {"messages": [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(contents)]}
+
+
+def test_the_command_reports_what_the_engine_does(
+    target: Path, head: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = write(tmp_path / "a.jsonl", *(chat(f"w{i} w3", "w1", "w2", "w4") for i in range(9)), {"messages": 3})
+    long = write(tmp_path / "b.jsonl", *({"prompt": f"w{i} w{i + 1} w7 w8"} for i in range(5)))
+    words = ["--model", str(target), "--draft", str(head), "--data", f"short={short}", f"long={long}", "--out"]
+    words += [str(tmp_path / "out"), "--max-tokens", "20", "--dtype", "float64"]
+    words += ["--depth", "3", "--branching", "4", "--nodes", "9"]
+    main([*words, "--temperatures", "0", "1"])
+    printed = capsys.readouterr().out
+    assert "no question         1" in printed  # what was left out
+    found = Evaluation.read(tmp_path / "out" / "evaluation.json")
+    assert [(row.domain, row.temperature, row.prompts) for row in found.measured] == [
+        ("short", 0, 9),
+        ("short", 1, 9),
+        ("long", 0, 5),
+        ("long", 1, 5),
+    ]
+    tokenizer = LLM(target).tokenizer
+    assert tokenizer is not None
+    asked = [tokenizer.encode_chat([{"role": "user", "content": f"w{i} w3"}]) for i in range(9)]
+    for row in found.measured[:2]:
+        wanted = measure_tau(target, head, asked, row.temperature, 20, DraftShape(3, 4, 9), "float64")
+        assert (row.tau, row.tokens, row.steps) == (round(wanted.tau, 4), wanted.tokens, wanted.steps)
+        assert row.accepted_per_depth == pytest.approx([*wanted.accepted_per_depth, 0, 0, 0][:3], abs=1e-4)
+        assert f"{row.tau:.2f}" in printed
+    for by_depth in found.accuracy.values():
+        assert len(by_depth) == 3
+        assert all(0 <= first <= second <= third <= 1 for first, second, third in by_depth)
+    assert (tmp_path / "out" / "evaluation.png").stat().st_size > 1000
+    # Accuracy is of the greedy answers, whatever temperatures are asked for.
+    main([*words, "--temperatures", "0.7"])
+    assert Evaluation.read(tmp_path / "out" / "evaluation.json").accuracy == found.accuracy
+
+
+def test_a_text_ends_where_the_heads_positions_do(target: Path, tmp_path: Path) -> None:
+    short = tmp_path / "short"
+    save_random_head(short, max_position_embeddings=24)
+    file = write(tmp_path / "a.jsonl", *({"prompt": "w1 w2 w3"} for _ in range(3)))
+    found = evaluate(target, short, {"a": file}, BadData(), (0.0,), None, 40, DraftShape(2, 2, 4), "float32")
+    assert found.measured[0].prompts == 3
+
+
+@pytest.mark.parametrize(
+    ("value", "contents"),
+    [
+        (chat("a", "b", "c", "d"), ["a"]),
+        (chat("a", "b", "c"), ["a", "b", "c"]),
+        (chat("a"), ["a"]),
+        ({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}, ["a"]),
+        ({"messages": [{"role": "system", "content": "s"}, *chat("a", "b")["messages"]]}, ["s", "a"]),
+        ({"messages": [{"role": "user", "content": "a"}, *chat("b", "c")["messages"]]}, ["a", "b"]),
+        ({"prompt": "a"}, ["a"]),
+        ({"turns": ["a", "b"]}, ["a"]),
+    ],
+)
+def test_a_question_is_what_stands_before_the_first_answer(value: object, contents: list[str]) -> None:
+    assert [message["content"] for message in question(Entry(Place("x", 1), value))] == contents
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (3, "not a JSON object"),
+        ({}, "no question"),
+        ({"prompt": 3}, "no question"),
+        ({"prompt": " "}, "empty content"),
+        ({"turns": []}, "no question"),
+        ({"messages": [{"role": "assistant", "content": "a"}]}, "no question"),
+        ({"messages": [{"role": "judge", "content": "a"}]}, "unknown role"),
+    ],
+)
+def test_what_asks_nothing_is_told(value: object, told: str) -> None:
+    with pytest.raises(BadConversation, match=told):
+        question(Entry(Place("x", 1), value))
+
+
+def test_refusals_are_one_line_with_a_remedy(
+    target: Path, head: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = write(tmp_path / "good.jsonl", {"prompt": "w1"})
+    empty, bad = write(tmp_path / "empty.jsonl"), write(tmp_path / "bad.jsonl", {"messages": []})
+    small, plain = tmp_path / "small", tmp_path / "plain"
+    save_shallow_llama(small, save_random_llama(plain))
+    base = {"--model": str(target), "--draft": str(head), "--data": f"a={good}", "--out": str(tmp_path / "out")}
+    for changes, told in [
+        ({"--data": good}, "give NAME=FILE"),
+        ({"--data": "a=nowhere.jsonl"}, "nowhere.jsonl: cannot be read"),
+        ({"--data": f"a={empty}"}, "empty.jsonl: no prompt that can be answered: there is nothing in it"),
+        ({"--data": f"a={bad}"}, "bad.jsonl: no prompt that can be answered: line 1: no question"),
+        ({"--draft": str(small)}, "small: not an EAGLE head"),
+        ({"--draft": "ngram"}, "ngram: no such folder"),
+        ({"--model": str(plain)}, "plain: no chat template"),
+        ({"--depth": "0"}, "depth is 0"),
+        ({"--limit": "0"}, "limit is 0"),
+        ({"--temperatures": "-1"}, "temperature is -1"),
+        ({"--max-tokens": "300"}, "300 to come, of 256; lower max_tokens"),
+    ]:
+        words = [word for pair in {**base, **changes}.items() for word in pair]
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        printed = capsys.readouterr().err
+        assert (ended.value.code, told in printed, printed.count("\n")) == (2, True, 1), printed
+    with pytest.raises(SystemExit):
+        main([*(word for pair in base.items() for word in pair), "--data", f"a={good}", f"a={good}"])
+    assert "--data names a twice" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="not an evaluation"):
+        Evaluation.read(Path(good))
+    with pytest.raises(ValueError, match=r"cannot be read.*evaluation\.json"):
+        Evaluation.read(tmp_path / "none.json")

@@ -1,0 +1,240 @@
+"""Exported heads: bit-identical when loaded, and laid out exactly as the official ones."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+
+from specdec.draft_heads.draft_model import DraftModel
+from specdec.draft_heads.eagle import EagleHead
+from specdec.draft_heads.eagle3 import Eagle3Head
+from specdec.draft_heads.load_draft import load_draft_model
+from specdec.draft_heads.readout import MatrixReadout
+from specdec.models.llama import LlamaModel, load_llama
+from specdec.train_eagle.evaluation import Evaluation, Measured
+from specdec.train_eagle.export import main
+from specdec.train_eagle.new_head import new_eagle3_head, new_eagle_head
+from specdec.train_eagle.training_state import TrainingState
+from tests.fakes import edit_json, save_random_eagle3, save_random_head, save_random_llama
+
+H, INNER, V, KV, VD = 32, 48, 97, 16, 50
+MAPS = {"d2t": torch.int64, "t2d": torch.bool}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+# Of the published checkpoints (SafeAILab/EAGLE), in the sizes of the tests' target.
+LAYER = {
+    "self_attn.o_proj.weight": [H, H],
+    "mlp.gate_proj.weight": [INNER, H],
+    "mlp.up_proj.weight": [INNER, H],
+    "mlp.down_proj.weight": [H, INNER],
+    "post_attention_layernorm.weight": [H],
+}
+OFFICIAL = {
+    "eagle": {
+        "embed_tokens.weight": [V, H],
+        "fc.weight": [H, 2 * H],
+        "layers.0.self_attn.q_proj.weight": [H, H],
+        "layers.0.self_attn.k_proj.weight": [KV, H],
+        "layers.0.self_attn.v_proj.weight": [KV, H],
+        **{f"layers.0.{name}": shape for name, shape in LAYER.items()},
+    },
+    "eagle3": {
+        "fc.weight": [H, 3 * H],
+        "midlayer.self_attn.q_proj.weight": [H, 2 * H],
+        "midlayer.self_attn.k_proj.weight": [KV, 2 * H],
+        "midlayer.self_attn.v_proj.weight": [KV, 2 * H],
+        **{f"midlayer.{name}": shape for name, shape in LAYER.items()},
+        "midlayer.hidden_norm.weight": [H],
+        "midlayer.input_layernorm.weight": [H],
+        "norm.weight": [H],
+        "lm_head.weight": [VD, H],
+        "d2t": [VD],
+        "t2d": [V],
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("target")
+    save_random_llama(folder, num_hidden_layers=7)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(target: Path) -> LlamaModel:
+    return load_llama(target, torch.float32, torch.device("cpu"))
+
+
+@pytest.fixture(params=["eagle", "eagle3"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def save_run(kind: str, folder: Path, target: Path, model: LlamaModel) -> EagleHead | Eagle3Head:
+    """A run's state, of a head whose weights bfloat16 cannot hold."""
+    torch.manual_seed(3)
+    known = torch.randperm(V)[:VD].sort().values
+    head = new_eagle_head(model) if kind == "eagle" else new_eagle3_head(model, known)
+    for parameter in head.parameters():
+        if parameter.requires_grad:
+            parameter.data.uniform_(-1, 1)
+    settings = {"model": str(target), "data": ["prepared"], "head": kind, "lr": 0.002, "unroll": 4}
+    state = TrainingState(folder / "training_state.pt", settings)
+    state.step = 70
+    state.save(head, torch.optim.AdamW(head.parameters()))
+    return head
+
+
+def export(*words: object) -> None:
+    main([str(word) for word in words])
+
+
+def load(folder: Path, model: LlamaModel, dtype: torch.dtype) -> DraftModel:
+    return load_draft_model(folder, model.parts, dtype, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_head_is_bit_identical_when_it_is_loaded(
+    kind: str, dtype: str, target: Path, model: LlamaModel, tmp_path: Path
+) -> None:
+    head = save_run(kind, tmp_path / "run", target, model)
+    export("--run", tmp_path / "run", "--out", tmp_path / "out", "--dtype", dtype)
+    loaded = load(tmp_path / "out", model, torch.float32)
+    assert isinstance(loaded.head, EagleHead | Eagle3Head)
+    rope = loaded.head.llama.rope
+    assert (rope.rope_type, rope.theta) == ("default", head.llama.rope.theta)
+    assert loaded.head.config == replace(head.config, llama=replace(head.llama, rope=rope))
+    for name, parameter in loaded.head.named_parameters():
+        exact = dict(head.named_parameters())[name]
+        # The embedding is the target's, of which no official EAGLE-3 file has a copy.
+        is_shared = kind == "eagle3" and name == "embed_tokens.weight"
+        assert torch.equal(parameter, exact if is_shared else exact.to(DTYPES[dtype]).float()), name
+    assert isinstance(loaded.readout, MatrixReadout)
+    if isinstance(head, Eagle3Head):
+        assert loaded.readout.tokens is not None
+        assert torch.equal(loaded.readout.tokens, head.draft_tokens)
+    # Once more, from the folder.
+    export("--draft", tmp_path / "out", "--out", tmp_path / "again", "--dtype", dtype)
+    first, again = (load_file(tmp_path / name / "model.safetensors") for name in ("out", "again"))
+    assert first.keys() == again.keys()
+    for name, tensor in first.items():
+        assert torch.equal(tensor, again[name]), name
+        assert tensor.dtype == again[name].dtype == MAPS.get(name, DTYPES[dtype]), name
+
+
+def test_a_file_has_the_official_names_and_shapes(kind: str, target: Path, model: LlamaModel, tmp_path: Path) -> None:
+    head = save_run(kind, tmp_path / "run", target, model)
+    export("--run", tmp_path / "run", "--out", tmp_path / "out")
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    assert {name: list(tensor.shape) for name, tensor in tensors.items()} == OFFICIAL[kind]
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["training"] == {"head": kind, "lr": 0.002, "unroll": 4, "steps": 70}
+    assert config["torch_dtype"] == "bfloat16"
+    if isinstance(head, Eagle3Head):
+        # The name that both vLLM and SGLang have for it.
+        assert config["architectures"] == ["LlamaForCausalLMEagle3"]
+        assert config["draft_vocab_size"] == VD
+        # vLLM counts the inputs of layers, SGLang the outputs.
+        assert config["eagle_aux_hidden_state_layer_ids"] == [2, 3, 4]
+        assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3]
+        assert torch.equal(torch.arange(VD) + tensors["d2t"], head.draft_tokens)
+        assert tensors["t2d"].nonzero().flatten().tolist() == head.draft_tokens.tolist()
+    else:
+        assert config["architectures"] == ["LlamaForCausalLM"]
+        assert config["bias"] is False
+
+
+def test_a_head_without_layer_ids_takes_its_targets(target: Path, model: LlamaModel, tmp_path: Path) -> None:
+    save_run("eagle3", tmp_path / "run", target, model)
+    export("--run", tmp_path / "run", "--out", tmp_path / "plain")
+    edit_json(tmp_path / "plain" / "config.json", eagle_aux_hidden_state_layer_ids=None, eagle_config=None)
+    export("--draft", tmp_path / "plain", "--model", target, "--out", tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["eagle_aux_hidden_state_layer_ids"] == [2, 3, 4]
+
+
+def card(folder: Path) -> tuple[dict[str, Any], str]:
+    """Front matter and text."""
+    _, front, text = (folder / "README.md").read_text().split("---\n", 2)
+    return yaml.safe_load(front), text
+
+
+def test_the_card_says_what_the_head_is_and_does(kind: str, target: Path, model: LlamaModel, tmp_path: Path) -> None:
+    save_run(kind, tmp_path / "run", target, model)
+    rows = [
+        Measured("maths", 0.0, 9, 3.456, [0.7, 0.25], 300, 90),
+        Measured("maths", 1.0, 9, 2.5, [0.5, 0.125], 300, 120),
+    ]
+    shape = (2, 10, 60)
+    evaluation = Evaluation("m", "d", "bfloat16", 128, *shape, rows, {"maths": [[0.61, 0.7, 0.8], [0.5, 0.6, 0.7]]})
+    evaluation.save(tmp_path)
+    (tmp_path / "notes.md").write_text("## Data\n\nMade up: by nobody.\n")
+    words = ["--run", tmp_path / "run", "--out", tmp_path / "my-head", "--evaluation", tmp_path / "evaluation.json"]
+    export(*words, "--base-model", "me/big: one", "--licence", "mit", "--notes", tmp_path / "notes.md")
+    front, text = card(tmp_path / "my-head")
+    assert front["base_model"] == "me/big: one"
+    assert front["license"] == "mit"
+    assert front["library_name"] == "specdec"
+    assert kind in front["tags"]
+    assert "| maths | 0 | 3.46 | 0.70 0.25 | 9 |" in text
+    assert "| maths | top 1 | 0.61 0.50 |" in text
+    assert "| `lr` | 0.002 |" in text
+    assert "Made up: by nobody." in text
+    assert "--draft my-head" in text
+    assert f'"method": "{kind}", "model": "my-head"' in text
+    # SGLang has no class that official EAGLE-1 heads fill.
+    assert ("--speculative-draft-model-path my-head" in text) == (kind == "eagle3")
+    assert ("proposes 50 of 97 tokens" in text) == (kind == "eagle3")
+
+
+def test_a_card_leaves_out_what_nobody_knows(tmp_path: Path) -> None:
+    save_random_head(tmp_path / "head")
+    export("--draft", tmp_path / "head", "--out", tmp_path / "out")
+    front, text = card(tmp_path / "out")
+    assert not {"base_model", "license"} & front.keys()
+    assert "## Training" not in text
+    assert "## Figures" not in text
+    # vLLM has no place for this head's fc.bias.
+    assert "vllm" not in text
+    assert "--model TARGET" in text
+
+
+def test_refusals_are_one_line_with_a_remedy(
+    target: Path, model: LlamaModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_run("eagle3", tmp_path / "run", target, model)
+    save_run("eagle", tmp_path / "moved", tmp_path / "gone", model)
+    save_random_llama(tmp_path / "wide", hidden_size=48, num_hidden_layers=7)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "training_state.pt").write_text("no")
+    for name, save in (("eagle", save_random_head), ("eagle3", save_random_eagle3)):
+        save(tmp_path / name)
+        save(tmp_path / f"{name}-more")
+        tensors = load_file(tmp_path / name / "model.safetensors")
+        more = {"lm_head.weight" if name == "eagle" else "embed_tokens.weight": torch.zeros(V, H)}
+        save_file({**tensors, **more}, tmp_path / f"{name}-more" / "model.safetensors")
+    edit_json(tmp_path / "eagle-more" / "config.json", architectures=["LlamaForCausalLMEagle"])
+    edit_json(tmp_path / "eagle3" / "config.json", eagle_aux_hidden_state_layer_ids=None, eagle_config=None)
+    (tmp_path / "no.json").write_text("{}")
+    for words, told in [
+        (["--run", tmp_path], "no training_state.pt; give the folder `run`"),
+        (["--run", tmp_path / "broken"], "not a training state"),
+        (["--run", tmp_path / "moved"], "the run's target is not here; give its folder by --model"),
+        (["--run", tmp_path / "run", "--model", tmp_path / "wide"], "not of a head for"),
+        (["--run", tmp_path / "run", "--evaluation", tmp_path / "no.json"], "not an evaluation"),
+        (["--run", tmp_path / "run", "--notes", tmp_path / "no.md"], "give a Markdown file"),
+        (["--draft", tmp_path / "nowhere"], "no such folder"),
+        (["--draft", target], "not an EAGLE head"),
+        (["--draft", tmp_path / "eagle-more"], "it has an output matrix of its own"),
+        (["--draft", tmp_path / "eagle3-more"], "it has an embedding of its own"),
+        (["--draft", tmp_path / "eagle3"], "leaves open which layers it reads"),
+    ]:
+        with pytest.raises(SystemExit) as ended:
+            export(*words, "--out", tmp_path / "out")
+        printed = capsys.readouterr().err
+        assert (ended.value.code, told in printed, printed.count("\n")) == (2, True, 1), printed
+    assert not (tmp_path / "out").exists()

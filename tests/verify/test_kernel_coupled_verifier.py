@@ -1,0 +1,58 @@
+"""The walk where the logits are takes the path that the host's takes."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specdec.kernels.kernel_set import TORCH, choose_kernels
+from specdec.verify.kernel_coupled_verifier import KernelCoupledVerifier
+from specdec.verify.noise import GumbelNoise
+from specdec.verify.sampler import NO_TOKEN, TorchSampler
+from specdec.verify.sampling import Context, Sampling
+from specdec.verify.tree import DraftTree
+from specdec.verify.verifier import CoupledVerifier, SampledRow
+from tests.strategies import draft_trees
+
+VOCAB = 12
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+samplings = st.builds(
+    Sampling,
+    temperature=st.sampled_from([0.0, 0.0, 0.7, 1.0]),
+    seed=st.integers(0, 2**63 - 1),
+    sample_index=st.integers(0, 3),
+    top_k=st.sampled_from([0, 0, 3]),
+)
+cases = st.lists(st.tuples(draft_trees(7, VOCAB), samplings, st.integers(0, 9)), min_size=1, max_size=4)
+
+
+def rows_of(cases: list[tuple[DraftTree, Sampling, int]]) -> list[SampledRow]:
+    return [SampledRow(tree, Context(sampling, [3] * (2 + said), 2)) for tree, sampling, said in cases]
+
+
+@pytest.mark.parametrize("kernels", ["torch", "triton"])
+@pytest.mark.filterwarnings("ignore:divide by zero encountered in log2")
+def test_paths_and_tokens_are_those_of_the_host(kernels: str) -> None:
+    ours = TORCH if kernels == "torch" else choose_kernels("triton", DEVICE, torch.float32)
+    device = torch.device("cpu") if kernels == "torch" else DEVICE
+
+    @settings(max_examples=100 if kernels == "torch" else 15)
+    @given(cases, st.integers(0, 999))
+    def check(cases: list[tuple[DraftTree, Sampling, int]], seed: int) -> None:
+        rows = rows_of(cases)
+        # Few likely tokens, which drafts do meet.
+        logits = 3 * torch.randn(
+            sum(1 + len(row.tree) for row in rows), VOCAB, generator=torch.Generator().manual_seed(seed)
+        )
+        wanted = CoupledVerifier(TorchSampler(GumbelNoise(VOCAB, torch.device("cpu")))).verify(rows, logits.clone())
+        assert KernelCoupledVerifier(ours).verify(rows, logits.to(device)) == wanted
+
+    check()
+
+
+def test_a_row_without_a_possible_token_says_so() -> None:
+    logits = torch.zeros(3, VOCAB)
+    logits[1:] = float("nan")
+    rows = rows_of([(DraftTree.chain([0]), Sampling(), 0), (DraftTree(), Sampling(), 0)])
+    found = KernelCoupledVerifier(TORCH).verify(rows, logits)
+    assert found == [((0,), NO_TOKEN), ((), NO_TOKEN)]

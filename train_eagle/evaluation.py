@@ -1,0 +1,122 @@
+"""What was measured of a head: as JSON, tables and a picture."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("agg")
+
+from matplotlib import pyplot as plt
+from rich.table import Table
+
+FILE = "evaluation.json"
+PICTURE = "evaluation.png"
+STYLES = ("-", "--", ":", "-.")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Drafting by the engine, on one kind of text at one temperature.
+
+    Attributes:
+        domain: the kind of text.
+        prompts: answered.
+        tau: tokens that a step of the target yields, the target's own included.
+        accepted_per_depth: share of steps that accept a draft of depth 1, 2, …
+        tokens: that the steps yielded.
+        steps: of the target.
+    """
+
+    domain: str
+    temperature: float
+    prompts: int
+    tau: float
+    accepted_per_depth: list[float]
+    tokens: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Of a head on some kinds of text.
+
+    Attributes:
+        model, draft: folders of target and head.
+        max_tokens: of an answer.
+        depth, branching, nodes: of the trees.
+        measured: by domain and temperature.
+        accuracy: of each domain, by depth: how often what the target says next at temperature 0 is among the 1, 2 and
+            3 tokens that the head takes for likeliest, where its drafts up to there were right.
+    """
+
+    model: str
+    draft: str
+    dtype: str
+    max_tokens: int
+    depth: int
+    branching: int
+    nodes: int
+    measured: list[Measured]
+    accuracy: dict[str, list[list[float]]]
+
+    @classmethod
+    def read(cls, file: Path) -> "Evaluation":
+        """As `save` wrote it.
+
+        Raises:
+            ValueError: it did not write this.
+        """
+        try:
+            values = json.loads(file.read_text(encoding="utf-8"))
+            return cls(**{**values, "measured": [Measured(**row) for row in values["measured"]]})
+        except OSError as error:
+            raise ValueError(f"{file}: cannot be read: {error.strerror}; give an {FILE}") from None
+        except (ValueError, LookupError, TypeError):
+            raise ValueError(f"{file}: not an evaluation; write one with specdec.train_eagle.evaluate") from None
+
+    def save(self, folder: Path) -> None:
+        """Write evaluation.json and evaluation.png."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / FILE).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        self._draw(folder / PICTURE)
+
+    def tables(self) -> Iterator[Table]:
+        """Of tau, and of accuracy."""
+        title = f"drafts verified, trees of {self.depth},{self.branching},{self.nodes}"
+        tau = Table("text", "temperature", "tau", "accepted at depth 1, 2, …", "tokens", "steps", title=title)
+        for row in self.measured:
+            shares = " ".join(f"{share:.2f}" for share in row.accepted_per_depth)
+            counts = f"{row.tokens:,}", f"{row.steps:,}"
+            tau.add_row(row.domain, f"{row.temperature:g}", f"{row.tau:.2f}", shares, *counts)
+        yield tau
+        title = "the target's next token among the head's likeliest"
+        accuracy = Table("text", "among", "at depth 1, 2, …", title=title)
+        for domain, by_depth in self.accuracy.items():
+            for place, of_place in enumerate(zip(*by_depth, strict=True), 1):
+                accuracy.add_row(domain, f"top {place}", " ".join(f"{share:.2f}" for share in of_place))
+        yield accuracy
+
+    def _draw(self, picture: Path) -> None:
+        figure, (accepted, accuracy) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+        depths = range(1, self.depth + 1)
+        temperatures = list(dict.fromkeys(row.temperature for row in self.measured))
+        colours = {domain: f"C{number}" for number, domain in enumerate(self.accuracy)}
+        for row in self.measured:
+            style = STYLES[temperatures.index(row.temperature) % len(STYLES)]
+            label = f"{row.domain}, temperature {row.temperature:g}: tau {row.tau:.2f}"
+            accepted.plot(depths, row.accepted_per_depth, style, color=colours[row.domain], label=label)
+        for domain, by_depth in self.accuracy.items():
+            for place, shares in enumerate(zip(*by_depth, strict=True)):
+                label = f"{domain}, top {place + 1}"
+                accuracy.plot(depths, shares, STYLES[place % len(STYLES)], color=colours[domain], label=label)
+        accepted.set(title="share of steps that accept a draft of this depth", xlabel="depth", ylim=(0, 1))
+        accuracy.set(title="share of next tokens among the head's likeliest", xlabel="depth", ylim=(0, 1))
+        for axes in (accepted, accuracy):
+            axes.set_xticks(depths)
+            axes.grid(alpha=0.3)
+            axes.legend(fontsize="small")
+        figure.savefig(picture, dpi=100)
+        plt.close(figure)
