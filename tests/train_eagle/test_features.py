@@ -39,6 +39,7 @@ class Watcher:
     """Stands for a head, and keeps what the target's pass gives it."""
 
     taps = TAPS
+    feature_size = 1
 
     def __init__(self) -> None:
         self.seen: list[TargetOutput] = []
