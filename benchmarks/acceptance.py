@@ -23,6 +23,8 @@ RULES = {
     "one-hot top-k": ("rejection", Proposal.LIKELIEST),
     "rejection, drawn": ("rejection", Proposal.DRAWN),
 }
+SEATS = 32
+PROMPT_TOKENS = 1 << 14
 
 
 def measure(llm: LLM, name: str, temperature: float, max_tokens: int) -> dict[str, Any]:
@@ -65,6 +67,9 @@ def main() -> None:
                 shape=DraftShape(depth, branching, nodes),
                 verify=verify,
                 adaptive_drafts=False,
+                # Every row's whole tree in every step, also beside prompts.
+                max_num_seqs=SEATS,
+                max_num_batched_tokens=SEATS * (1 + nodes) + PROMPT_TOKENS,
             )
             assert isinstance(llm.engine.drafter, EagleDrafter)
             llm.engine.drafter.proposal = proposal

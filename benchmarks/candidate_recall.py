@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from benchmarks.acceptance import measure
+from benchmarks.acceptance import PROMPT_TOKENS, SEATS, measure
 from benchmarks.report import parse_shape, read_prompts, write
 from specdec import LLM, SamplingParams
 from specdec.draft_heads.candidate_readout import CandidateReadout
@@ -122,7 +122,10 @@ def main() -> None:
 
     def load(**settings: int) -> LLM:
         shape = parse_shape(args.shape)
-        return LLM(draft="eagle", dtype=args.dtype, shape=shape, adaptive_drafts=False, **settings)  # type: ignore[arg-type]
+        # Room for every row's whole tree, also beside prompts.
+        sizes = {"max_num_seqs": SEATS, "max_num_batched_tokens": SEATS * (1 + shape.nodes) + PROMPT_TOKENS}
+        fixed = {"draft": "eagle", "dtype": args.dtype, "shape": shape, "adaptive_drafts": False}
+        return LLM(**fixed, **sizes, **settings)  # type: ignore[arg-type]
 
     llms = {name: load(**settings) for name, settings in READOUTS.items()}
     readouts = {name: readout_of(llm) for name, llm in llms.items()}

@@ -28,6 +28,9 @@ from specdec.train_eagle.evaluation import Evaluation, Measured
 from specdec.train_eagle.features import OnlineFeatures
 from specdec.train_eagle.token_ranks import NO_TOKEN, token_ranks
 
+# Requests at once, and tokens of a step beside their trees.
+SEATS = 32
+PROMPT_TOKENS = 1 << 14
 # EAGLE-2's published tree.
 SHAPE = DraftShape(6, 10, 60)
 # Of accuracy: among how many of the head's likeliest tokens.
@@ -60,8 +63,21 @@ def measure_tau(
     dtype: str = "auto",
 ) -> Worth:
     """Answer prompts (token ids) with every tree as large as `shape` allows, seeds 0, 1, …"""
-    llm = LLM(model, head, dtype=dtype, shape=shape, adaptive_drafts=False)
+    llm = engine(model, head, shape, dtype)
     return worth(answer(llm, prompts, temperature, max_tokens))
+
+
+def engine(model: Path, head: Path, shape: DraftShape, dtype: str) -> LLM:
+    """Every row gets its whole tree in every step, also beside prompts, though drafts are the last claim on tokens."""
+    return LLM(
+        model,
+        head,
+        dtype=dtype,
+        shape=shape,
+        adaptive_drafts=False,
+        max_num_seqs=SEATS,
+        max_num_batched_tokens=SEATS * (1 + shape.nodes) + PROMPT_TOKENS,
+    )
 
 
 def answer(llm: LLM, prompts: Sequence[list[int]], temperature: float, max_tokens: int) -> list[RequestOutput]:
@@ -188,7 +204,7 @@ def evaluate(
     for temperature in temperatures:
         SamplingParams(temperature=temperature, max_tokens=max_tokens)
     sources = {name: open_source(source) for name, source in domains.items()}
-    llm = LLM(model, draft, dtype=dtype, shape=shape, adaptive_drafts=False)
+    llm = engine(model, draft, shape, dtype)
     _head(llm)
     if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
         raise ValueError(f"{model}: no chat template; add a chat_template.jinja to the folder")

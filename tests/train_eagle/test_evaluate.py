@@ -268,3 +268,19 @@ def test_refusals_are_one_line_with_a_remedy(
         Evaluation.read(Path(good))
     with pytest.raises(ValueError, match=r"cannot be read.*evaluation\.json"):
         Evaluation.read(tmp_path / "none.json")
+
+
+def test_tau_is_that_of_prompts_one_by_one(target: Path, head: Path) -> None:
+    """With many rows and large trees a step's tokens run out, and drafts are the first to go."""
+    generator = torch.Generator().manual_seed(3)
+    prompts = [torch.randint(6, VOCAB - 1, (40 + i,), generator=generator).tolist() for i in range(48)]
+    shape = DraftShape(5, 8, 60)
+    together = measure_tau(target, head, prompts, max_tokens=12, shape=shape, dtype="float64")
+    alone = [
+        measure_tau(target, head, [prompt], max_tokens=12, shape=shape, dtype="float64") for prompt in prompts[:12]
+    ]
+    first = measure_tau(target, head, prompts[:12], max_tokens=12, shape=shape, dtype="float64")
+    assert (sum(one.steps for one in alone), sum(one.tokens for one in alone)) == (first.steps, first.tokens)
+    llm = LLM(target, head, dtype="float64", shape=shape, adaptive_drafts=False, max_num_seqs=1)
+    steps = sum(output.stats.steps for output in answer(llm, prompts, 0.0, 12))
+    assert together.steps == steps
