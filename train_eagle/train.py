@@ -36,7 +36,7 @@ from specdec.train_eagle.packing import packed
 from specdec.train_eagle.prepare import PreparedData
 from specdec.train_eagle.train_config import TrainConfig
 from specdec.train_eagle.train_log import TrainLog
-from specdec.train_eagle.training_state import TrainingState
+from specdec.train_eagle.training_state import FILE, TrainingState, begin_with
 from specdec.train_eagle.unrolled_loss import UnrolledLoss
 
 SHARD_TOKENS = 1 << 18
@@ -64,11 +64,19 @@ def read_data(config: TrainConfig) -> Data:
 
 
 def new_head(config: TrainConfig, model: LlamaModel, samples: Sequence[Sample]) -> EagleHead | Eagle3Head:
-    """As the settings have it; a function of the seed."""
+    """As the settings have it; a function of the seed.
+
+    Raises:
+        ValueError: the head to start from is not there, or another one.
+    """
     torch.manual_seed(config.seed)
     if config.head == "eagle":
-        return new_eagle_head(model)
-    return new_eagle3_head(model, frequent_tokens(samples, config.draft_vocab_size, model.config.vocab_size))
+        head: EagleHead | Eagle3Head = new_eagle_head(model)
+    else:
+        head = new_eagle3_head(model, frequent_tokens(samples, config.draft_vocab_size, model.config.vocab_size))
+    if config.start is not None:
+        begin_with(head, config.start)
+    return head
 
 
 def save_head(head: EagleHead | Eagle3Head, folder: Path, settings: dict[str, Any]) -> None:
@@ -109,7 +117,7 @@ class Run:
         self.optimizer = torch.optim.AdamW(self.trained, lr=config.lr, betas=(0.9, 0.95), weight_decay=0.0)
         self.folder = config.out / "run"
         kept = {name: value for name, value in config.model_dump(mode="json").items() if name not in FREE}
-        self.state = TrainingState(self.folder / "training_state.pt", kept)
+        self.state = TrainingState(self.folder / FILE, kept)
         self.state.load(self.head, self.optimizer)
         self.source, self.held_out = self._sources()
         self.wrapped, self.optimizer = self.accelerator.prepare(self.trainer, self.optimizer)

@@ -22,6 +22,7 @@ class TrainConfig(BaseModel):
     out: Path = Field(description="folder of the head to write, with the run's state and logs")
     features: Path | None = Field(None, description="folder to keep the target's states in; none to make them anew")
     head: Literal["eagle", "eagle3"] = Field("eagle3", description="kind of head")
+    start: Path | None = Field(None, description="folder of a run whose head to go on from, with a schedule of its own")
     draft_vocab_size: int = Field(0, ge=0, description="how many tokens an EAGLE-3 head proposes, 0 for all")
     held_out: int = Field(100, ge=1, description="conversations for validation")
 

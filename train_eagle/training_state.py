@@ -6,6 +6,23 @@ from typing import Any
 import torch
 from torch import nn
 
+FILE = "training_state.pt"
+
+
+def begin_with(head: nn.Module, run: Path) -> None:
+    """Give a head the weights of another run's.
+
+    Raises:
+        ValueError: there is no such run, or its head has other sizes.
+    """
+    file = run / FILE
+    if not file.is_file():
+        raise ValueError(f"{run}: holds no {FILE}; start names the folder of a run, OUT/run")
+    try:
+        head.load_state_dict(torch.load(file, map_location="cpu", weights_only=True)["head"])
+    except RuntimeError as error:
+        raise ValueError(f"{run}: its head does not fit: {str(error).splitlines()[1].strip()}") from None
+
 
 class TrainingState:
     """A file that is replaced as a whole.

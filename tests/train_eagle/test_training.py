@@ -220,3 +220,13 @@ def test_a_folder_of_another_run_is_refused(
 def test_too_little_data_is_named(target: Path, data: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="64 conversations are too few to keep 70 apart"):
         Run(config(target, data, tmp_path, held_out=70))
+
+
+def test_a_run_goes_on_from_another_ones_head(target: Path, data: Path, tmp_path: Path) -> None:
+    Run(config(target, data, tmp_path / "first", epochs=4)).train()
+    Run(config(target, data, tmp_path / "second", start=tmp_path / "first" / "run", lr=1e-9, seed=5)).train()
+    assert losses(tmp_path / "second")[0] < losses(tmp_path / "first")[0] - 0.5
+    with pytest.raises(ValueError, match=r"holds no training_state\.pt"):
+        Run(config(target, data, tmp_path / "third", start=tmp_path / "nowhere"))
+    with pytest.raises(ValueError, match="its head does not fit: Missing key"):
+        Run(config(target, data, tmp_path / "third", start=tmp_path / "first" / "run", head="eagle"))
