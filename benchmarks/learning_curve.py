@@ -1,13 +1,15 @@
 """tau against tokens trained on, from the log of a training run.
 
-python -m benchmarks.learning_curve --run build/demo/eagle3/run
+python -m benchmarks.learning_curve --run build/demo/eagle3/run build/demo/eagle3-more/run
 
-tau is the engine's on conversations held out from training, at temperature 0 and trees of up to 6, 10, 60.
+Of several runs each started from the head of the one before. tau is the engine's on conversations held out from
+training, at temperature 0 and trees of up to 6, 10, 60.
 """
 
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -17,11 +19,15 @@ from benchmarks.report import write
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", type=Path, required=True, help="folder with log.jsonl")
+    parser.add_argument("--run", type=Path, nargs="+", required=True, help="folders with log.jsonl")
     parser.add_argument("--name", default="learning_curve", help="of the JSON file under benchmarks/results/")
     args = parser.parse_args()
-    lines = (args.run / "log.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = [record for record in map(json.loads, lines) if "tau" in record]
+    rows: list[dict[str, Any]] = []
+    for number, run in enumerate(args.run):
+        before = rows[-1]["tokens"] if rows else 0
+        lines = (run / "log.jsonl").read_text(encoding="utf-8").splitlines()
+        records = [record for record in map(json.loads, lines) if "tau" in record]
+        rows += [{**record, "run": number + 1, "tokens": before + record["tokens"]} for record in records]
     table = Table("tokens", "tau", "accepted at depth 1, 2, …", "loss", "accuracy of each pass")
     for row in rows:
         shares, accuracy = (

@@ -17,13 +17,13 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.report import parse_shape, read_prompts, write
 from specdec import LLM, SamplingParams
-from specdec.config import DEMO
+from specdec.config import DEMO, DEMO_HEAD
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=str(DEMO / "target"), help="target folder")
-    parser.add_argument("--draft", default=str(DEMO / "eagle"), help="head folder")
+    parser.add_argument("--draft", default=str(DEMO_HEAD), help="head folder")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--prompts", type=int, default=6, help="of each kind of text")

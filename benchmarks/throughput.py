@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.report import parse_shape, read_prompts, write
 from specdec import LLM, SamplingParams
-from specdec.config import DEMO
+from specdec.config import DEMO, DEMO_HEAD
 
 
 def run_arriving(llm: LLM, prompts: Sequence[list[int]], params: SamplingParams, times: Sequence[float]) -> float:
@@ -69,7 +69,7 @@ def run_transformers(model: PreTrainedModel, prompts: Sequence[list[int]], max_t
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=str(DEMO / "target"), help="target folder")
-    parser.add_argument("--draft", default=str(DEMO / "eagle"), help="head folder")
+    parser.add_argument("--draft", default=str(DEMO_HEAD), help="head folder")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--shape", help="depth,branching,nodes and min_reach if any; default: the device's own")

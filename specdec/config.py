@@ -11,6 +11,8 @@ from specdec.kernels.kernel_set import KernelChoice
 from specdec.scheduler_config import SchedulerConfig
 
 DEMO = Path(__file__).parent / "demo"
+# The better of the demo target's two.
+DEMO_HEAD = DEMO / "eagle3"
 NGRAM = "ngram"
 CPU = torch.device("cpu")
 # EAGLE-2, paper and code: depth 6, 10 expanded a level, 60 verified.

@@ -12,7 +12,7 @@ from specdec.acceptance_rule import AcceptanceRule
 from specdec.beam_request import BeamRequest
 from specdec.beam_search import BeamSearch, num_scored, run_searches
 from specdec.beam_search_params import BeamSearchParams
-from specdec.config import DEMO, EngineConfig, default_shape, resolve_device, resolve_dtype
+from specdec.config import DEMO, DEMO_HEAD, EngineConfig, default_shape, resolve_device, resolve_dtype
 from specdec.draft_heads.draft_shape import DraftShape
 from specdec.draft_loader import load_drafts
 from specdec.engine_builder import build_engine
@@ -309,7 +309,7 @@ def _draft_source(draft: str | Path | None, rule: AcceptanceRule, is_demo: bool)
     if draft == "eagle":
         if not is_demo:
             raise ValueError("draft 'eagle' is the demo model's own head; give the folder of this model's, or none")
-        return DEMO / "eagle"
+        return DEMO_HEAD
     return Path(draft)
 
 

@@ -243,11 +243,13 @@ class Run:
 
     def _worth(self) -> Worth:
         """Of the head as it is, by the engine."""
-        prompts = []
-        for sample in self.data.held_out[: self.config.evaluate_prompts]:
-            prompts.append(sample.token_ids[: sample.mask.index(True)])
-        if not prompts:
+        held_out = self.data.held_out
+        count = min(self.config.evaluate_prompts, len(held_out))
+        if count == 0:
             return Worth(0.0, [], 0)
+        # From all over, too.
+        chosen = [held_out[i * len(held_out) // count] for i in range(count)]
+        prompts = [sample.token_ids[: sample.mask.index(True)] for sample in chosen]
         folder = self.folder / "latest"
         save_head(self.head, folder, {})
         return measure_tau(self.config.model, folder, prompts)
