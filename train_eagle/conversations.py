@@ -24,7 +24,6 @@ __all__ = [
     "open_source",
     "parse",
     "read",
-    "read_conversations",
     "write_conversations",
 ]
 
@@ -185,24 +184,6 @@ class BadData:
         for reason, count in self.counts.most_common():
             rows.append(f"{reason:{width}}  {count:8,}  {', '.join(self.first[reason])}")
         return "\n".join(rows)
-
-
-def read_conversations(sources: Sequence[str | Path], limit: int | None = None) -> list[list[Message]]:
-    """The conversations of all sources in order, of at most `limit` entries of each.
-
-    Raises:
-        ValueError: a source that cannot be read; bad entries, of which it names the first three.
-    """
-    conversations, errors = [], []
-    for entry in read([open_source(source) for source in sources], limit):
-        try:
-            conversations.append(entry.messages())
-        except BadConversation as error:
-            errors.append(f"{entry.place}: {error}")
-    if errors:
-        more = f"; and {len(errors) - 3} more" if len(errors) > 3 else ""
-        raise ValueError("; ".join(errors[:3]) + more)
-    return conversations
 
 
 def write_conversations(file: Path, conversations: Sequence[Sequence[Message]]) -> None:

@@ -7,21 +7,18 @@ HEAD has the best head of a training run, in bfloat16; HEAD/run the last one, in
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import save_file
-from torch import Tensor
 
-from specdec.draft_heads import eagle3_format, eagle_format
-from specdec.draft_heads.checkpoint import build_eagle_head, save_eagle_head
+from specdec.draft_heads.checkpoint import build_eagle_head
 from specdec.draft_heads.checkpoint_files import CheckpointError, naming, read_config, read_tensors
 from specdec.draft_heads.draft_model import TargetParts
 from specdec.draft_heads.eagle import EagleHead
 from specdec.draft_heads.eagle3 import Eagle3Config, Eagle3Head
-from specdec.draft_heads.eagle3_checkpoint import build_eagle3_head, save_eagle3_head
+from specdec.draft_heads.eagle3_checkpoint import build_eagle3_head
 from specdec.draft_heads.head_description import HeadDescription, Source
 from specdec.draft_heads.llama_config import LlamaConfig
 from specdec.draft_heads.recogniser import recognise
@@ -30,6 +27,7 @@ from specdec.models.llama import LlamaModel
 from specdec.train_eagle.evaluation import Evaluation
 from specdec.train_eagle.model_card import ModelCard
 from specdec.train_eagle.new_head import new_eagle3_head, new_eagle_head
+from specdec.train_eagle.save_head import save_head
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 # vLLM and SGLang choose a class by these. Of EAGLE-3 both know the second; of EAGLE-1/2 vLLM knows the official name
@@ -152,23 +150,7 @@ def export(trained: Trained, folder: Path, dtype: torch.dtype = torch.bfloat16) 
     settings: dict[str, Any] = {"architectures": names, "torch_dtype": str(dtype).removeprefix("torch.")}
     if trained.recipe:
         settings["training"] = trained.recipe
-    if isinstance(head, EagleHead):
-        save_eagle_head(head, folder, settings)
-        named = eagle_format.to_official(dict(head.named_parameters()), head.config)
-    else:
-        save_eagle3_head(head, folder, settings)
-        named = eagle3_format.to_official(dict(head.named_parameters()), head.config)
-    if dtype != torch.bfloat16:
-        _widen(folder / "model.safetensors", named, dtype)
-
-
-def _widen(file: Path, exact: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-    """Put in place of the file's rounded weights the exact ones."""
-    kept = read_tensors(file.parent)
-    wide = {name: exact[name].detach().to(dtype) if name in exact else tensor for name, tensor in kept.items()}
-    new = file.with_suffix(".tmp")
-    save_file({name: tensor.contiguous() for name, tensor in wide.items()}, new, {"format": "pt"})
-    new.replace(file)
+    save_head(head, folder, settings, dtype)
 
 
 def main(words: Sequence[str] | None = None) -> None:

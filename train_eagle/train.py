@@ -13,18 +13,15 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.utils import set_seed
 
 from specdec.config import resolve_dtype
-from specdec.draft_heads.checkpoint import save_eagle_head
 from specdec.draft_heads.eagle import EagleHead
 from specdec.draft_heads.eagle3 import Eagle3Head
-from specdec.draft_heads.eagle3_checkpoint import save_eagle3_head
 from specdec.models.llama import LlamaModel, load_llama
 from specdec.train_eagle.conversations import Sample
 from specdec.train_eagle.curves import draw_curves
@@ -34,6 +31,7 @@ from specdec.train_eagle.head_trainer import HeadTrainer, LossSettings
 from specdec.train_eagle.new_head import frequent_tokens, new_eagle3_head, new_eagle_head
 from specdec.train_eagle.packing import packed
 from specdec.train_eagle.prepare import PreparedData
+from specdec.train_eagle.save_head import save_head
 from specdec.train_eagle.train_config import TrainConfig
 from specdec.train_eagle.train_log import TrainLog
 from specdec.train_eagle.training_state import FILE, TrainingState, begin_with
@@ -77,14 +75,6 @@ def new_head(config: TrainConfig, model: LlamaModel, samples: Sequence[Sample]) 
     if config.start is not None:
         begin_with(head, config.start)
     return head
-
-
-def save_head(head: EagleHead | Eagle3Head, folder: Path, settings: dict[str, Any]) -> None:
-    """In the official layout of its kind."""
-    if isinstance(head, EagleHead):
-        save_eagle_head(head, folder, settings)
-    else:
-        save_eagle3_head(head, folder, settings)
 
 
 class Run:

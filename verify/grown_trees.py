@@ -77,6 +77,7 @@ class GrownTrees:
         self._depths = depth_of[kept_safe]
         self._ancestors = _ancestors(self._parents, len(level_ends))
         self._host: list[int] | None = None
+        self._nodes: dict[tuple[int, ...], NodeTensors] = {}
 
     def trees(self) -> list[DraftTree]:
         """One per row."""
@@ -101,12 +102,16 @@ class GrownTrees:
         return tuple(self._host[start : start + self.sizes[row]])
 
     def nodes(self, rows: Sequence[int]) -> NodeTensors:
-        """Of some rows' trees, on the device."""
+        """Of some rows' trees, on the device; packing, noise and walk ask for the same."""
+        if tuple(rows) in self._nodes:
+            return self._nodes[tuple(rows)]
         most = self._tokens.shape[1]
         flat = [row * most + node for row in rows for node in range(self.sizes[row])]
         chosen = upload(flat, self._tokens.device)
         tokens, depths, parents = (part.flatten()[chosen] for part in (self._tokens, self._depths, self._parents))
-        return NodeTensors(tokens, depths, parents, self._ancestors.flatten(0, 1)[chosen])
+        found = NodeTensors(tokens, depths, parents, self._ancestors.flatten(0, 1)[chosen])
+        self._nodes[tuple(rows)] = found
+        return found
 
 
 class GrownTree(DraftTree):

@@ -21,8 +21,6 @@ from specdec.train_eagle.conversations import (
     open_source,
     parse,
     read,
-    read_conversations,
-    write_conversations,
 )
 
 CHAT = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
@@ -215,17 +213,6 @@ def test_strict_refuses_the_first() -> None:
         BadData(strict=True).add(BadConversation("unknown role", "'tool'; use user"), Place("dir/a.jsonl", 3))
 
 
-def test_reading_all_names_the_first_bad_three(tmp_path: Path) -> None:
-    file = tmp_path / "a.jsonl"
-    write_conversations(file, [CHAT])
-    write_conversations(file, [CHAT])
-    assert read_conversations([file]) == [CHAT, CHAT]
-    with file.open("a") as lines:
-        lines.write("{\n1\n{}\n2\n3\n")
-    with pytest.raises(ValueError, match=r"line 3: malformed .*line 4: not .*line 5: no conv.*; and 2 more$"):
-        read_conversations([file])
-
-
 @pytest.mark.parametrize("name", ["none.jsonl", "dir/none.json", "/none/none", "."])
 def test_missing_files_are_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -315,7 +302,7 @@ def test_regenerating_leaves_out_and_counts_the_same_lines(
     words = ["regenerate", "--model", "m", "--data", str(data), "--out", str(out)]
     monkeypatch.setattr(sys, "argv", words)
     regenerate.main()
-    assert read_conversations([out]) == [CHAT, CHAT]
+    assert [entry.messages() for entry in read([open_source(out)])] == [CHAT, CHAT]
     shown = [line.split("  ")[0] for line in capsys.readouterr().out.split("\n")]
     assert {"refused by the chat template", "no assistant turn"} <= set(shown)
     monkeypatch.setattr(sys, "argv", [*words, "--strict"])
