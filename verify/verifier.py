@@ -81,9 +81,16 @@ class CoupledVerifier:
             scores = scores.clone() if scores.data_ptr() == logits.data_ptr() else scores
         return self.sampler.argmax(scores, self.noise_of(rows, logits.device))
 
-    def noise_of(self, rows: Sequence[SampledRow], device: torch.device) -> NoiseRows:
-        """Of each root and node: that of the output position which the token after it would take."""
-        assert device is not None
+    def noise_of(
+        self,
+        rows: Sequence[SampledRow],
+        device: torch.device,  # noqa: ARG002
+    ) -> NoiseRows:
+        """Of each root and node: that of the output position which the token after it would take.
+
+        Args:
+            device: of the logits.
+        """
         keys: list[NoiseKey | None] = []
         for tree, context in rows:
             sampling = context.sampling
