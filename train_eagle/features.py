@@ -16,6 +16,7 @@ from specdec.draft_heads.target_output import TargetOutput
 from specdec.models.llama import LlamaModel
 from specdec.train_eagle.conversations import Sample
 from specdec.train_eagle.unrolled_attention import UnrolledAttention
+from specdec.train_eagle.whole_file import write_json, write_whole
 
 PARTS = ("tokens", "mask", "features", "taps")
 
@@ -140,11 +141,9 @@ class FeatureStore:
         tensors["tokens"] = tensors["tokens"].int()
         entry = {"file": f"features-{len(self._shards):05d}.safetensors", "lengths": lengths}
         file = self.folder / entry["file"]  # type: ignore[operator]
-        save_file(tensors, file.with_suffix(".tmp"))
-        file.with_suffix(".tmp").replace(file)
+        write_whole(file, lambda new: save_file(tensors, new))
         self._entries["shards"].append(entry)
-        self._index.with_suffix(".tmp").write_text(json.dumps(self._entries), encoding="utf-8")
-        self._index.with_suffix(".tmp").replace(self._index)
+        write_json(self._index, self._entries)
         self._open(entry)
 
     def _open(self, entry: dict[str, Any]) -> None:

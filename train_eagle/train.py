@@ -30,7 +30,7 @@ from specdec.train_eagle.features import FeatureSource, FeatureStore, OnlineFeat
 from specdec.train_eagle.head_trainer import HeadTrainer, LossSettings
 from specdec.train_eagle.new_head import frequent_tokens, new_eagle3_head, new_eagle_head
 from specdec.train_eagle.packing import packed
-from specdec.train_eagle.prepare import PreparedData
+from specdec.train_eagle.prepared_data import PreparedData
 from specdec.train_eagle.save_head import save_head
 from specdec.train_eagle.train_config import TrainConfig
 from specdec.train_eagle.train_log import TrainLog

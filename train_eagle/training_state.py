@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from specdec.train_eagle.whole_file import write_whole
+
 FILE = "training_state.pt"
 
 
@@ -65,5 +67,4 @@ class TrainingState:
             "best_tau": self.best_tau,
         }
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(kept, self.file.with_suffix(".tmp"))
-        self.file.with_suffix(".tmp").replace(self.file)
+        write_whole(self.file, lambda new: torch.save(kept, new))

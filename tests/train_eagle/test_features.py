@@ -85,7 +85,7 @@ def test_kept_states_are_those_made_anew(source: OnlineFeatures, tmp_path: Path)
 def test_an_interrupted_store_goes_on(source: OnlineFeatures, tmp_path: Path) -> None:
     steps = FeatureStore(tmp_path, {}).write(source, 150, 40)
     done = [next(steps), next(steps)]
-    (tmp_path / "features-00002.tmp").write_bytes(b"half a shard")
+    (tmp_path / "features-00002.safetensors.tmp").write_bytes(b"half a shard")
     store = FeatureStore(tmp_path, {})
     assert len(store.lengths) == done[-1] < len(source.lengths)
     list(store.write(source, 150, 40))

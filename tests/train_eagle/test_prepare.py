@@ -13,9 +13,10 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from specdec.train_eagle import prepare as stage
+from specdec.train_eagle import prepared_data, whole_file
 from specdec.train_eagle.chat_mask import ChatMask, Message, Sample, encode
-from specdec.train_eagle.prepare import PreparedData, load_tokenizer, main, prepare
+from specdec.train_eagle.prepare import load_tokenizer, main, prepare
+from specdec.train_eagle.prepared_data import PreparedData
 
 TEMPLATE = (
     "{% for m in messages %}{{ '<' + m['role'] + '> ' + m['content'] + ' <end> ' }}{% endfor %}"
@@ -102,7 +103,7 @@ def test_interruptions_lose_nothing(
     data = folder / "data.jsonl"
     data.write_text("\n".join(LINES))
     prepare(model, [data], folder / "whole", shard_size=shard_size)
-    replace = stage._replace
+    replace = whole_file.write_whole
 
     def dying(write_number: int) -> Callable[..., None]:
         left = write_number
@@ -121,7 +122,9 @@ def test_interruptions_lose_nothing(
 
     for death in deaths:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(stage, "_replace", dying(death))
+            die = dying(death)
+            for module in (whole_file, prepared_data):
+                patch.setattr(module, "write_whole", die)
             try:
                 prepare(model, [data], folder / "cut", shard_size=shard_size)
             except KeyboardInterrupt:
@@ -148,7 +151,7 @@ def test_a_file_that_is_half_written_never_has_its_name(
         if writer == "json":
             patch.setattr(Path, "write_text", lambda file, text, **_: half(text, file))
         else:
-            patch.setattr(stage, "save_file", half)
+            patch.setattr(prepared_data, "save_file", half)
         with pytest.raises(KeyboardInterrupt):
             prepared.add([Sample([1], [True])])
     assert before.items() <= files(tmp_path / "out").items()

@@ -1,0 +1,139 @@
+"""Tokenised conversations on disk."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from specdec.train_eagle.chat_mask import Sample
+from specdec.train_eagle.conversations import BadData
+from specdec.train_eagle.whole_file import write_json, write_whole
+
+Settings = Mapping[str, str | int | None]
+INDEX = "index.json"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A file of conversations laid end to end: `tokens` int32 and `mask` bool, and their `lengths` int32."""
+
+    file: str
+    conversations: int
+    tokens: int
+    assistant_tokens: int
+
+
+class PreparedData:
+    """A folder of tokenised conversations with masks: `PreparedData(folder).load()`, or a loop over its shards.
+
+    Attributes:
+        folder: where it is.
+        settings: what makes the data what it is; another value makes other data.
+        sources: their names.
+        shards: in the order of the conversations.
+        read: entries of the sources that are in the shards or left out.
+        complete: whether these are all.
+        bad: what was left out or cut.
+
+    Raises:
+        ValueError: the folder holds none.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        file = folder / INDEX
+        try:
+            index = json.loads(file.read_text(encoding="utf-8"))
+            self.folder = folder
+            self.settings: Settings = index["settings"]
+            self.sources: list[str] = index["sources"]
+            self.shards = [Shard(**shard) for shard in index["shards"]]
+            self.read: int = index["read"]
+            self.complete: bool = index["complete"]
+            self.bad = BadData()
+            self.bad.counts.update(index["bad"]["counts"])
+            self.bad.first.update(index["bad"]["first"])
+        except OSError as error:
+            raise ValueError(f"{file}: no prepared data: {error.strerror}; prepare it first") from None
+        except (ValueError, LookupError, TypeError, AttributeError):
+            raise ValueError(f"{file}: not an index of prepared data; remove the folder and prepare again") from None
+
+    @classmethod
+    def begin(cls, folder: Path, settings: Settings, sources: Sequence[str]) -> "PreparedData":
+        """What is already there of these settings, or else nothing yet.
+
+        Raises:
+            ValueError: what is there was made with other settings.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        if (folder / INDEX).exists() and (prepared := cls(folder)).shards:
+            for name, value in settings.items():
+                if (old := prepared.settings.get(name)) != value:
+                    made = f"made with {name} {old!s:.16}, not {value!s:.16}"
+                    raise ValueError(f"{folder}: {made}; remove it or give another folder")
+            return prepared
+        nothing = {"sources": list(sources), "shards": [], "read": 0, "complete": False}
+        write_json(folder / INDEX, {"settings": dict(settings), **nothing, "bad": {"counts": {}, "first": {}}})
+        return cls(folder)
+
+    @property
+    def conversations(self) -> int:
+        return sum(shard.conversations for shard in self.shards)
+
+    @property
+    def tokens(self) -> int:
+        return sum(shard.tokens for shard in self.shards)
+
+    @property
+    def assistant_tokens(self) -> int:
+        return sum(shard.assistant_tokens for shard in self.shards)
+
+    def __iter__(self) -> Iterator[list[Sample]]:
+        """The conversations of each shard.
+
+        Raises:
+            ValueError: more are still to come.
+        """
+        if not self.complete:
+            raise ValueError(f"{self.folder}: not all is prepared; give the command that began it again")
+        for shard in self.shards:
+            tensors = load_file(self.folder / shard.file)
+            lengths = tensors["lengths"].tolist()
+            parts = (torch.split(tensors[name], lengths) for name in ("tokens", "mask"))
+            yield [Sample(tokens.tolist(), mask.tolist()) for tokens, mask in zip(*parts, strict=True)]
+
+    def load(self) -> list[Sample]:
+        """All conversations, in the order of the sources.
+
+        Raises:
+            ValueError: more are still to come.
+        """
+        return [sample for shard in self for sample in shard]
+
+    def add(self, samples: Sequence[Sample]) -> None:
+        """Write one shard, unless there are no samples, and the index."""
+        if samples:
+            tokens = [token for sample in samples for token in sample.token_ids]
+            mask = [said for sample in samples for said in sample.mask]
+            tensors = {
+                "tokens": torch.tensor(tokens, dtype=torch.int32),
+                "mask": torch.tensor(mask, dtype=torch.bool),
+                "lengths": torch.tensor([len(sample.token_ids) for sample in samples], dtype=torch.int32),
+            }
+            shard = Shard(f"samples-{len(self.shards):05d}.safetensors", len(samples), len(tokens), sum(mask))
+            # A run killed before the index is written makes this shard again.
+            write_whole(self.folder / shard.file, lambda new: save_file(tensors, new))
+            self.shards.append(shard)
+        totals = {name: getattr(self, name) for name in ("conversations", "tokens", "assistant_tokens")}
+        index = {
+            "settings": dict(self.settings),
+            "sources": self.sources,
+            "read": self.read,
+            "complete": self.complete,
+            **totals,
+            "bad": {"counts": self.bad.counts, "first": self.bad.first},
+            "shards": [asdict(shard) for shard in self.shards],
+        }
+        write_json(self.folder / INDEX, index)
