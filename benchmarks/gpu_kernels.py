@@ -40,14 +40,15 @@ def run(tiny: bool, device: torch.device, seconds: float, show: Callable[[str], 
     Returns:
         `rows`; `failed` and `cut`, each a list of kernel, shape and why.
     """
-    from benchmarks import gpu_attention, gpu_operations
+    from benchmarks import gpu_attention, gpu_operations, gpu_walks
     from benchmarks.gpu_clock import clock_of
     from benchmarks.gpu_race import Race, Subject, reason, rounded
     from benchmarks.gpu_sizes import LLAMA_8B, TINY
 
     sizes = TINY if tiny else LLAMA_8B
     race = Race(clock_of(device), sizes.rounds, sizes.iterations, time.monotonic() + seconds)
-    subjects: Iterator[Subject] = chain(gpu_operations.subjects(sizes, device), gpu_attention.subjects(sizes, device))
+    parts = (gpu_operations, gpu_walks, gpu_attention)
+    subjects: Iterator[Subject] = chain.from_iterable(part.subjects(sizes, device) for part in parts)
     figures: dict[str, list[dict[str, Any]]] = {"rows": [], "failed": [], "cut": []}
     copied = 0.0
     for subject in subjects:

@@ -11,22 +11,19 @@ from torch.nn import functional as F
 from benchmarks.gpu_batch import random_batch, random_tree
 from benchmarks.gpu_race import BOUNDS, EXACT, Case, Peer, Subject
 from benchmarks.gpu_sizes import Sizes
-from specdec.kernels import reference, reference_sampling
+from specdec.kernels import reference, reference_sampling, reference_swap
 from specdec.kernels.gumbel_argmax import gumbel_argmax
 from specdec.kernels.move import copy_blocks, move_kv
 from specdec.kernels.perturbed_top_k import perturbed_top_k
 from specdec.kernels.rms_norm import add_rms_norm, rms_norm
 from specdec.kernels.rotary_store import rotary_store
 from specdec.kernels.silu_and_mul import silu_and_mul
-from specdec.kernels.tree_walk import tree_walk
-from specdec.verify.tree import ROOT, DraftTree
+from specdec.kernels.swap import copy_between
 
 EPS = 1e-5
 # Best children of a node.
 CHILDREN = 10
 SCORE_SCALE = 4
-# Chance that the target emits a child's token, so that paths grow long.
-ACCEPTED = 0.85
 
 
 def subjects(sizes: Sizes, device: torch.device) -> Iterator[Subject]:
@@ -43,6 +40,9 @@ def subjects(sizes: Sizes, device: torch.device) -> Iterator[Subject]:
     for requests in sizes.moves:
         yield Subject("move_kv", {"requests": requests}, partial(_move_kv, sizes, requests, device))
         yield Subject("copy_blocks", {"blocks": requests}, partial(_copy_blocks, sizes, requests, device))
+        for way in ("out", "in"):
+            shape = {"blocks": requests, "way": way}
+            yield Subject("swap", shape, partial(_swap, sizes, requests, way, device))
     for rows in sizes.sampled_rows:
         for way in ("sampled", "greedy"):
             shape = {"rows": rows, "tokens": sizes.vocabulary, "way": way}
@@ -51,8 +51,6 @@ def subjects(sizes: Sizes, device: torch.device) -> Iterator[Subject]:
         for tokens in (sizes.draft_vocabulary, sizes.vocabulary):
             shape = {"rows": rows, "tokens": tokens, "k": CHILDREN}
             yield Subject("perturbed_top_k", shape, partial(_perturbed_top_k, rows, tokens, sizes.vocabulary, device))
-    for rows in sizes.walks:
-        yield Subject("tree_walk", {"rows": rows}, partial(_tree_walk, sizes, rows, device))
 
 
 def _drawn(device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:
@@ -165,6 +163,24 @@ def _copy_blocks(sizes: Sizes, copies: int, device: torch.device) -> Case:
     )
 
 
+def _swap(sizes: Sizes, copies: int, way: str, device: torch.device) -> Case:
+    """Between the device's cache and pinned memory of the host, which bounds it more than the device's copy does."""
+    shape = (sizes.layers, sizes.block_size * 2 * sizes.kv_heads * sizes.head_dim)
+    kv = _drawn(device, sizes.dtype, 4 * copies, *shape)
+    host = torch.empty(2 * copies, *shape, dtype=sizes.dtype, pin_memory=device.type == "cuda").normal_()
+    blocks, places = (torch.randperm(count, device=device)[:copies] for count in (4 * copies, 2 * copies))
+    source, target, *ends = (kv, host, blocks, places) if way == "out" else (host, kv, places, blocks)
+
+    return Case(
+        run=partial(copy_between, source, target, *ends),
+        twin=partial(reference_swap.copy_between, source, target, *ends),
+        num_bytes=copies * kv[0].numel() * kv.element_size(),
+        bound=EXACT,
+        peers={"torch": Peer(partial(reference_swap.copy_between, source, target, *ends), captured=False)},
+        changed=(target,),
+    )
+
+
 def _noise_keys(rows: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     seeds, samples, positions = torch.randint(0, 2**62, (3, rows), device=device)
     return seeds, samples, positions
@@ -196,34 +212,3 @@ def _perturbed_top_k(rows: int, tokens: int, vocabulary: int, device: torch.devi
         bound=BOUNDS[torch.float32],
         peers={"torch": Peer(lambda: torch.topk(scores, CHILDREN), None)},
     )
-
-
-def _tree_walk(sizes: Sizes, rows: int, device: torch.device) -> Case:
-    """The peer reads everything back and walks on the host, as an engine without the kernel does."""
-    chance = random.Random(rows)
-    trees = [random_tree(sizes.tree, chance) for _ in range(rows)]
-    starts = [0]
-    for tree in trees:
-        starts.append(starts[-1] + 1 + len(tree))
-    emitted = [token for tree in trees for token in _emitted(tree, chance)]
-    tokens = [token for tree in trees for token in tree.tokens]
-    parents = [parent for tree in trees for parent in tree.parents]
-    a, b, c, d = (torch.tensor(part, device=device) for part in (emitted, tokens, parents, starts))
-    inputs = (a, b, c, d, sizes.tree.nodes, sizes.tree.depth)
-    return Case(
-        run=lambda: tree_walk(*inputs),
-        twin=lambda: reference_sampling.tree_walk(*inputs),
-        num_bytes=8 * (len(emitted) + len(tokens) + len(parents) + len(starts)),
-        bound=EXACT,
-        peers={"host": Peer(lambda: reference_sampling.tree_walk(*inputs), captured=False)},
-    )
-
-
-def _emitted(tree: DraftTree, chance: random.Random) -> list[int]:
-    """The token after the root and after each node: mostly a child's, else one that no child carries."""
-    tokens = []
-    for node in range(ROOT, len(tree)):
-        children = tree.children_of.get(node, ())
-        is_accepted = children and chance.random() < ACCEPTED
-        tokens.append(tree.tokens[chance.choice(children)] if is_accepted else max(tree.tokens) + 1)
-    return tokens

@@ -148,6 +148,9 @@ def results(
     """What a call returns and what it makes of the tensors that it changes, which afterwards are as before."""
     before = [tensor.clone() for tensor in changed]
     returned = result(run())
+    if torch.cuda.is_available():
+        # What is the host's own can be looked at while a kernel still writes it.
+        torch.cuda.synchronize()
     made = [returned] if isinstance(returned, Tensor) else list(returned or ())
     made += [tensor.clone() for tensor in changed]
     for tensor, old in zip(changed, before, strict=True):

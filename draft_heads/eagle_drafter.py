@@ -19,8 +19,9 @@ from specdec.draft_heads.tree_search import Frontier, TreeSearch
 from specdec.kernels.kernel_set import TORCH, KernelSet
 from specdec.kernels.ragged_rows import RaggedRows
 from specdec.kernels.upload import upload
-from specdec.verify.noise import GumbelNoise, Stream
-from specdec.verify.sampler import Candidates, NoiseKey, Sampler
+from specdec.verify.grown_trees import joined
+from specdec.verify.noise import Stream
+from specdec.verify.sampler import Candidates, NoiseKey, NoiseRows, Sampler
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.transforms import NodeRows, processed_logits
 from specdec.verify.tree import DraftTree
@@ -52,7 +53,6 @@ class EagleDrafter:
         block_size: slots of a block.
         shape: bounds of a tree.
         sampler: the verifier's own, so that coupled drafts at temperature > 0 follow the same draw.
-        noise: what drawn drafts are drawn with.
         proposal: how tokens are chosen at temperature > 0.
         kernels: of the device.
 
@@ -69,14 +69,13 @@ class EagleDrafter:
         block_size: int,
         shape: DraftShape,
         sampler: Sampler,
-        noise: GumbelNoise,
         proposal: Proposal = Proposal.COUPLED,
         kernels: KernelSet = TORCH,
     ) -> None:
         self.kernels = kernels
         llama = head.llama
         self.head, self.readout, self.shape = head, readout, shape
-        self.sampler, self.noise = sampler, noise
+        self.sampler = sampler
         self.kv, self.block_size = kv, block_size
         self.features = kv.new_empty(kv.shape[1], 0) if features is None else features
         self.rope = llama.rope.table(llama.head_dim, llama.max_position, kv.dtype).to(kv.device)
@@ -104,7 +103,7 @@ class EagleDrafter:
                 places = [reading[k] for k in chosen]
                 for i, tree in zip(places, draft([rows[i] for i in places], roots), strict=True):
                     trees[i] = tree
-        return trees
+        return joined(trees)
 
     def _search(self, rows: Sequence[DraftRow], hidden: Tensor) -> list[DraftTree]:
         """Trees of the likeliest tokens, with the position's noise or without."""
@@ -158,13 +157,19 @@ class EagleDrafter:
         """Trees of tokens drawn from q. How many is settled before any is drawn, or q would not be their law."""
         draw = TreeDraw(len(rows), self.branching, self.shape)
         levels = self._levels(rows, min(self.shape.depth, max(row.max_depth for row in rows)), draw.width)
+        root_noise = self._draft_noise(rows)
         for level in range(1, levels.depth + 1):
             scores = self._scores(hidden, levels, level, rows, draw.frontier_paths)
             log_q = torch.log_softmax(scores.full(), -1)
-            frontier = draw.expand(log_q.view(len(rows), -1, log_q.shape[-1]), self._draft_noise(rows, level))
+            noise = root_noise.repeated(len(log_q) // len(rows))
+            candidates = Candidates(log_q.clone(), scores.vocab_size)
+            children = self.sampler.top_k(candidates, noise, min(draw.count, log_q.shape[1]), Stream.DRAFT, level)
+            by_row = (part.view(len(rows), -1, part.shape[1]) for part in (log_q, children.tokens))
+            frontier = draw.expand(*by_row)
             if level < levels.depth:
                 hidden = self._expand(levels, frontier, hidden, level)
-        return draw.trees([row.num_nodes for row in rows], [row.max_depth for row in rows])
+        nodes, depths = [row.num_nodes for row in rows], [row.max_depth for row in rows]
+        return draw.trees(nodes, depths) if self.kernels is TORCH else draw.grown(nodes, depths)
 
     def _read_features(self, rows: Sequence[DraftRow]) -> Tensor:
         """Run the head over the tokens that it shall read; its prediction after each row's last."""
@@ -248,13 +253,14 @@ class EagleDrafter:
             return None
         return NoiseKey(sampling.seed, sampling.sample_index, row.context.num_output)
 
-    def _draft_noise(self, rows: Sequence[DraftRow], level: int) -> Tensor:
-        """float32 `[rows, vocab]` of this step and level alone: a rule may cut a chain by what was drawn behind the
-        cut, and who drew the same again in the next step would know that.
+    def _draft_noise(self, rows: Sequence[DraftRow]) -> NoiseRows:
+        """Of this step alone: a rule may cut a chain by what was drawn behind the cut, and who drew the same again in
+        the next step would know that.
         """
         samplings = [row.context.sampling for row in rows]
-        keys = [(s.seed, s.sample_index, row.context.num_output) for s, row in zip(samplings, rows, strict=True)]
-        return self.noise.stack([(*key, Stream.DRAFT, level) for key in keys])
+        return NoiseRows(
+            [NoiseKey(s.seed, s.sample_index, row.context.num_output) for s, row in zip(samplings, rows, strict=True)]
+        )
 
 
 def _paths_of(paths: Callable[[], Tensor], row: int) -> Tensor:

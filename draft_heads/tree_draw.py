@@ -1,12 +1,15 @@
 """Draft trees drawn from the head's own distribution, for acceptance rules that weigh p against q."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from specdec.draft_heads.draft_shape import DraftShape
 from specdec.draft_heads.tree_search import Frontier
+from specdec.kernels.reference_sampling import DraftProbs
+from specdec.verify.grown_trees import NO_LAW, GrownTrees, NodeColumns
 from specdec.verify.tree import ROOT, DraftTree
 
 
@@ -35,18 +38,21 @@ class TreeDraw:
         self._paths = torch.empty(num_rows, 1, 0, dtype=torch.int64)
         self._values: Tensor | None = None
 
-    def expand(self, log_q: Tensor, noise: Tensor) -> Frontier:
-        """Draw each frontier node's children, and take the likeliest of them as the next frontier.
+    @property
+    def count(self) -> int:
+        """Children of each node of the level that is drawn next."""
+        return self.each if self._tokens else self.first
+
+    def expand(self, log_q: Tensor, tokens: Tensor) -> Frontier:
+        """Take each frontier node's children, and the likeliest of them as the next frontier.
 
         Args:
             log_q: `[rows, frontier, vocab]`, of the root alone on the first call.
-            noise: `[rows, vocab]` Gumbel noise. The largest of log q + noise are a draw without replacement,
-                in order (Kool et al. 2019). One vector serves all nodes of a level, since at most one of them
-                is on the accepted path.
+            tokens: int64 `[rows, frontier, count]`, drawn from q without replacement, in order: the largest of log q
+                + Gumbel noise (Kool et al. 2019). One vector of noise serves all nodes of a level, since at most one
+                of them is on the accepted path. What q cannot draw comes last.
         """
-        rows, _, vocab = log_q.shape
-        each = min(self.each if self._tokens else self.first, vocab)
-        tokens = (log_q + noise[:, None]).topk(each, dim=-1).indices
+        rows, _, each = tokens.shape
         values = log_q.gather(2, tokens)
         self._possible.append(values.isfinite().view(rows, -1))
         if self._values is not None:
@@ -66,6 +72,39 @@ class TreeDraw:
     def frontier_paths(self) -> Tensor:
         """int64 `[rows, frontier, level]`: the tokens from the root's child down to each frontier node."""
         return self._paths
+
+    def grown(self, budgets: Sequence[int], max_depths: Sequence[int]) -> list[DraftTree]:
+        """What `trees` gives, left on the device; with nodes also where q could draw nothing, which no rule accepts."""
+        widths = [level.shape[1] for level in self._tokens]
+        ends = list(accumulate(widths))
+        sizes = []
+        for budget, max_depth in zip(budgets, max_depths, strict=True):
+            whole = [end for end in ends[: max(max_depth, 0)] if end <= budget]
+            sizes.append(whole[-1] if whole else min(budget, ends[0]) if max_depth > 0 else 0)
+        most = max(sizes)
+        device, rows = self._tokens[0].device, self.num_rows
+        tokens = torch.cat(self._tokens, 1)
+        parents = [torch.full_like(self._tokens[0], ROOT)]
+        # The root's law, then those of each frontier.
+        laws = torch.full((rows, 1 + ends[-1]), NO_LAW, dtype=torch.int64, device=device)
+        laws[:, 0], place = 0, 1
+        for start, best, width in zip([0, *ends], self._best, widths[1:], strict=False):
+            frontier = best + start
+            parents.append(frontier.repeat_interleave(width // best.shape[1], 1))
+            own = torch.arange(place, place + best.shape[1], device=device)
+            laws.scatter_(1, 1 + frontier, own.expand(rows, -1))
+            place += best.shape[1]
+        table = torch.cat(self._probs, 1)
+        first = torch.arange(rows, device=device)[:, None] * table.shape[1]
+        depths = [torch.full((width,), level + 1, device=device) for level, width in enumerate(widths)]
+        columns = NodeColumns(
+            tokens=tokens[:, :most],
+            parents=torch.cat(parents, 1)[:, :most],
+            depths=torch.cat(depths).expand(rows, -1)[:, :most],
+            ranks=torch.arange(most, device=device).expand(rows, -1),
+        )
+        probs = DraftProbs(table.flatten(0, 1), torch.where(laws == NO_LAW, laws, laws + first)[:, : 1 + most])
+        return GrownTrees(columns, sizes, len(widths), probs).trees()
 
     def trees(self, budgets: Sequence[int], max_depths: Sequence[int]) -> list[DraftTree]:
         """Per row as many whole levels as `budget` nodes and `max_depth` allow, with the q of each parent."""

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.verify.grown_trees import GrownTrees
+from specdec.kernels.upload import upload
+from specdec.verify.grown_trees import GrownTrees, NodeColumns
 from specdec.verify.sampler import Children
 from specdec.verify.tree import ROOT, DraftTree
 
@@ -79,7 +80,7 @@ class TreeSearch:
         for start, best, tokens in zip([0, *ends], self._best, self._tokens[1:], strict=False):
             above.append((best + start).repeat_interleave(tokens.shape[1] // best.shape[1], 1))
         values, tokens, parents = (torch.cat(parts, 1) for parts in (self._values, self._tokens, above))
-        return GrownTrees(values, tokens, parents, ends, budgets, max_depths).trees()
+        return _best_of(values, tokens, parents, ends, budgets, max_depths).trees()
 
     def trees(self, budgets: Sequence[int], max_depths: Sequence[int]) -> list[DraftTree]:
         """Per row the best `budget` candidates of at most `max_depth` levels, as a tree in order of depth."""
@@ -116,3 +117,43 @@ class TreeSearch:
                 )
             )
         return trees
+
+
+def _best_of(
+    values: Tensor,
+    tokens: Tensor,
+    above: Tensor,
+    level_ends: Sequence[int],
+    budgets: Sequence[int],
+    max_depths: Sequence[int],
+) -> GrownTrees:
+    """The best candidates of each row as a tree in order of depth.
+
+    Every tree has as many nodes as it may, so the host knows all sizes before it knows a node.
+
+    Args:
+        values: float32 `[rows, candidates]`, level by level; a child's is at most its parent's.
+        tokens: int64, likewise.
+        above: int64, likewise: the candidate that each is a child of, `ROOT` for a child of the root.
+        level_ends: of levels 1, 2, …: how many candidates there are up to it.
+    """
+    device, (rows, count) = values.device, values.shape
+    reach = [level_ends[min(depth, len(level_ends)) - 1] if depth > 0 else 0 for depth in max_depths]
+    sizes = [min(budget, most) for budget, most in zip(budgets, reach, strict=True)]
+    most = max(sizes, default=0)
+    place = torch.arange(count, device=device)
+    depth_of = torch.bucketize(place, upload(level_ends, device), right=True) + 1
+    out_of_reach = place >= upload(reach, device)[:, None]
+    # Stable, so of equal values the shallower comes first, and what is out of reach comes last.
+    order = values.masked_fill(out_of_reach, float("-inf")).sort(dim=1, descending=True, stable=True).indices
+    beyond = torch.arange(most, device=device) >= upload(sizes, device)[:, None]
+    kept, ranks = order[:, :most].masked_fill(beyond, count).sort(dim=1)
+    # One more candidate stands for those that are none.
+    kept_safe = kept.clamp_max(count - 1)
+    places = torch.full((rows, count + 1), ROOT, dtype=torch.int64, device=device)
+    places.scatter_(1, kept, torch.arange(most, device=device).expand(rows, -1))
+    # The root is candidate -1, and so the last place, which no kept candidate takes.
+    places[:, count] = ROOT
+    parents = places.gather(1, above.gather(1, kept_safe) % (count + 1))
+    columns = NodeColumns(tokens.gather(1, kept_safe), parents, depth_of[kept_safe], ranks)
+    return GrownTrees(columns, sizes, len(level_ends))

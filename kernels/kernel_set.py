@@ -35,9 +35,10 @@ class KernelSet:
     copy_blocks: Callable[[Tensor, Tensor, Tensor, int], None]
     copy_between: Callable[[Tensor, Tensor, Tensor, Tensor], None]
     gumbel_argmax: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-    perturbed_top_k: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, Tensor | None], TopK]
+    perturbed_top_k: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, Tensor | None, int, int], TopK]
     tree_walk: Callable[[Tensor, Tensor, Tensor, Tensor, int, int], Walk]
     rejection_walk: Callable[..., Walk]
+    block_walk: Callable[..., Walk]
     head_dims: tuple[int, ...] | None = None
     max_nodes: int | None = None
     max_group: int | None = None
@@ -87,6 +88,7 @@ TORCH = KernelSet(
     reference_sampling.perturbed_top_k,
     reference_sampling.tree_walk,
     reference_rejection.rejection_walk,
+    reference_rejection.block_walk,
 )
 
 
@@ -112,6 +114,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> KernelSet:
     if device.type != "cuda" and not knobs.runtime.interpret:
         raise ValueError(f"the triton kernels run on {device} in Triton's interpreter alone; set TRITON_INTERPRET=1")
     from specdec.kernels import (
+        block_walk,
         gumbel_argmax,
         move,
         perturbed_top_k,
@@ -138,6 +141,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> KernelSet:
         perturbed_top_k.perturbed_top_k,
         tree_walk.tree_walk,
         rejection_walk.rejection_walk,
+        block_walk.block_walk,
         tree_attention.HEAD_DIMS,
         tree_attention.MAX_WORDS * WORD_BITS,
         tree_attention.MAX_GROUP,

@@ -1,4 +1,4 @@
-"""Rejection sampling down the draft trees of a batch in plain torch: the reference of the Triton kernel."""
+"""Walks that weigh p against q in plain torch: the reference of the Triton kernels."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -6,7 +6,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from specdec.kernels.reference_sampling import Walk, philox_words
+from specdec.kernels.reference_sampling import DraftProbs, Walk, philox_words
 
 # Streams of `verify.noise`.
 COIN, RESIDUAL = 2, 3
@@ -16,7 +16,7 @@ Uniform = Callable[[int, int, int], float]
 
 def rejection_walk(
     scores: Tensor,
-    draft_probs: Tensor | None,
+    draft_probs: DraftProbs | None,
     tokens: Tensor,
     parents: Tensor,
     starts: Tensor,
@@ -46,13 +46,14 @@ def rejection_walk(
         while following is not None:
             at = start + 1 + following
             below = children.get(following, []) if len(path) < max_depth else []
-            best, token = (part.item() for part in scores[at].double().max(-1))
+            largest, argmax = scores[at].double().max(-1)
+            best, token = float(largest), int(argmax)
             if not abs(best) < float("inf"):
                 following, token = None, -1
             elif not sampled[row]:
                 following = next((node for node, said in below if said == token), None)
             else:
-                q = None if draft_probs is None else draft_probs[at].double()
+                q = _law(draft_probs, at) if draft_probs is not None and below else None
                 following, left = _try_children(scores[at], q, below, uniform, position[row], len(path))
                 if following is None:
                     token = _draw(left, uniform(RESIDUAL, position[row] + len(path), 0))
@@ -61,12 +62,61 @@ def rejection_walk(
         paths.append(path + [-1] * (max_depth - len(path)))
         lengths.append(len(path))
         next_tokens.append(token)
-    device = scores.device
+    return _as_tensors(paths, lengths, next_tokens, max_depth, scores.device)
+
+
+def block_walk(
+    scores: Tensor,
+    draft_probs: DraftProbs,
+    tokens: Tensor,
+    starts: Tensor,
+    seeds: Tensor,
+    sample_indices: Tensor,
+    positions: Tensor,
+    max_depth: int,
+) -> Walk:
+    """See `specdec.kernels.block_walk`; computes in float64, and takes it."""
+    draft, position = tokens.tolist(), positions.tolist()
+    paths, lengths, next_tokens = [], [], []
+    for row, (start, end) in enumerate(pairwise(starts.tolist())):
+        chain = draft[start - row : end - row - 1]
+        largest = scores[start:end].double().max(-1).values.tolist()
+        lawful = next((at for at, best in enumerate(largest) if not abs(best) < float("inf")), len(largest))
+        chain = chain[:lawful]
+        p = torch.softmax(scores[start : start + min(lawful, 1 + len(chain))].double(), -1)
+        q = [_law(draft_probs, start + place) for place in range(len(chain))]
+        prefix = [1.0]
+        for place, token in enumerate(chain):
+            ratio = float(p[place, token] / q[place][token]) if q[place][token] > 0 else 0.0
+            prefix.append(min(prefix[-1] * ratio, 1.0))
+        uniform = _uniforms(seeds[row], sample_indices[row])
+        kept, h = len(chain), prefix[-1]
+        left = p[kept] if kept < lawful else None
+        while kept > 0 and not uniform(COIN, position[row], kept * (kept - 1) // 2) < h:
+            kept -= 1
+            rest = (prefix[kept] * p[kept] - q[kept]).clamp(min=0)
+            total = float(rest.sum()) + 1 - prefix[kept]
+            h = float(rest.sum()) / total if total > 0 else 1.0
+            left = _normalised(rest, p[kept])
+        paths.append([place if place < kept else -1 for place in range(max_depth)])
+        lengths.append(kept)
+        next_tokens.append(-1 if left is None else _draw(left, uniform(RESIDUAL, position[row] + kept, 0)))
+    return _as_tensors(paths, lengths, next_tokens, max_depth, scores.device)
+
+
+def _as_tensors(
+    paths: list[list[int]], lengths: list[int], next_tokens: list[int], max_depth: int, device: torch.device
+) -> Walk:
     return Walk(
         torch.tensor(paths, dtype=torch.int64, device=device).view(len(paths), max_depth),
         torch.tensor(lengths, dtype=torch.int64, device=device),
         torch.tensor(next_tokens, dtype=torch.int64, device=device),
     )
+
+
+def _law(draft_probs: DraftProbs, at: int) -> Tensor:
+    """float64 `[vocab]`: what the children of this root or node were drawn from."""
+    return draft_probs.table[draft_probs.rows[at]].double()
 
 
 def _uniforms(seed: Tensor, sample_index: Tensor) -> Uniform:

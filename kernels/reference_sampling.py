@@ -41,6 +41,19 @@ class TopK(NamedTuple):
     log_sum_exp: Tensor
 
 
+class DraftProbs(NamedTuple):
+    """What the children of a batch's roots and nodes were drawn from.
+
+    Attributes:
+        table: float32 `[laws, vocab]`.
+        rows: int64 `[rows + nodes]`, which law the children of each root and node were drawn from, row by row; of no
+            meaning where there are none.
+    """
+
+    table: Tensor
+    rows: Tensor
+
+
 class Walk(NamedTuple):
     """What each row's step yields: the tokens of its path, then `next_tokens`.
 

@@ -37,9 +37,9 @@ class AcceptanceRule:
         return replace(asked, branching=1, nodes=asked.depth) if self.name == "block" else asked
 
     def verifier(self, sampler: Sampler, kernels: KernelSet) -> Verifier:
-        """The rule by a device's means; a walk of blocks is the host's on every device."""
+        """The rule by a device's means."""
         if self.name == "coupled":
             return CoupledVerifier(sampler) if kernels is TORCH else KernelCoupledVerifier(kernels)
-        if self.name == "rejection" and kernels is not TORCH:
-            return KernelWalkVerifier(kernels)
+        if kernels is not TORCH:
+            return KernelWalkVerifier(kernels, in_blocks=self.name == "block")
         return WalkVerifier(walk_block if self.name == "block" else walk_rejection)

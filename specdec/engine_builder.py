@@ -53,8 +53,9 @@ def build_engine(
     draft_context = llama.max_position - config.shape.depth if llama else sys.maxsize
     positions = min(config.max_position for config in (model.config, llama) if config)
     longest = config.context(model.config.max_position)
-    noise = GumbelNoise(model.config.vocab_size, config.device)
-    sampler: Sampler = TorchSampler(noise) if kernels is TORCH else KernelSampler(kernels)
+    sampler: Sampler = KernelSampler(kernels)
+    if kernels is TORCH:
+        sampler = TorchSampler(GumbelNoise(model.config.vocab_size, config.device))
 
     def assemble(num_blocks: int, num_host_blocks: int = 0, *, rehearses: bool = False) -> LLMEngine:
         size = config.block_size
@@ -67,7 +68,7 @@ def build_engine(
             # The second is for measurements: it goes as deep as it may, whatever it sees.
             parts = (*draft, cache.draft, cache.features, size)
             heads = [
-                EagleDrafter(*parts, bounds, sampler, noise, rule.proposal, kernels)
+                EagleDrafter(*parts, bounds, sampler, rule.proposal, kernels)
                 for bounds in (config.shape, replace(config.shape, min_reach=0.0))
             ]
         drafters: list[Drafter] = [*heads] or [NGramDrafter(config.shape) if by_text else NoDrafter()]

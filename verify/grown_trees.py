@@ -5,8 +5,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from specdec.kernels.ragged_rows import WORD_BITS
+from specdec.kernels.reference_sampling import DraftProbs
 from specdec.kernels.upload import upload
 from specdec.verify.tree import ROOT, DraftTree, split_words
 
@@ -26,56 +28,45 @@ class NodeTensors(NamedTuple):
     ancestors: Tensor
 
 
-class GrownTrees:
-    """The best candidates of each row as a tree in order of depth.
-
-    Every tree of a row has as many nodes as it may, so the host knows all sizes before it knows a node.
-
-    Args:
-        values: float32 `[rows, candidates]`, the more a candidate is worth, level by level; a child's is at most its
-            parent's.
-        tokens: int64, likewise.
-        above: int64, likewise: the candidate that each is a child of, `ROOT` for a child of the root.
-        level_ends: of levels 1, 2, …: how many candidates there are up to it.
-        budgets: most nodes of each row.
-        max_depths: most levels of each row.
+class NodeColumns(NamedTuple):
+    """A tree per row, its nodes in order, parents before children; what lies behind them has no meaning.
 
     Attributes:
+        tokens, depths: int64 `[rows, most]`.
+        parents: int64 `[rows, most]`, the place of each node's parent, `ROOT` for a child of the root.
+        ranks: int64 `[rows, most]`, as `DraftTree.ranks`.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    depths: Tensor
+    ranks: Tensor
+
+
+class GrownTrees:
+    """A tree per row, of whose nodes the host knows the number alone.
+
+    Args:
+        columns: the nodes.
         sizes: nodes of each row's tree.
         levels: at most.
+        laws: what children were drawn from, `rows` here being `[rows, 1 + most]`; None where all were chosen without
+            chance.
+        drawn: of each row, whether its children were drawn; all of them where there are laws, unless it is given.
     """
 
     def __init__(
         self,
-        values: Tensor,
-        tokens: Tensor,
-        above: Tensor,
-        level_ends: Sequence[int],
-        budgets: Sequence[int],
-        max_depths: Sequence[int],
+        columns: NodeColumns,
+        sizes: Sequence[int],
+        levels: int,
+        laws: DraftProbs | None = None,
+        drawn: Sequence[bool] | None = None,
     ) -> None:
-        device, (rows, count) = values.device, values.shape
-        self.levels = len(level_ends)
-        reach = [level_ends[min(depth, len(level_ends)) - 1] if depth > 0 else 0 for depth in max_depths]
-        self.sizes = [min(budget, most) for budget, most in zip(budgets, reach, strict=True)]
-        most = max(self.sizes, default=0)
-        place = torch.arange(count, device=device)
-        depth_of = torch.bucketize(place, upload(level_ends, device), right=True) + 1
-        out_of_reach = place >= upload(reach, device)[:, None]
-        # Stable, so of equal values the shallower comes first, and what is out of reach comes last.
-        order = values.masked_fill(out_of_reach, float("-inf")).sort(dim=1, descending=True, stable=True).indices
-        beyond = torch.arange(most, device=device) >= upload(self.sizes, device)[:, None]
-        kept, self._ranks = order[:, :most].masked_fill(beyond, count).sort(dim=1)
-        # One more candidate stands for those that are none.
-        kept_safe = kept.clamp_max(count - 1)
-        places = torch.full((rows, count + 1), ROOT, dtype=torch.int64, device=device)
-        places.scatter_(1, kept, torch.arange(most, device=device).expand(rows, -1))
-        self._tokens = tokens.gather(1, kept_safe)
-        # The root is candidate -1, and so the last place, which no kept candidate takes.
-        places[:, count] = ROOT
-        self._parents = places.gather(1, above.gather(1, kept_safe) % (count + 1))
-        self._depths = depth_of[kept_safe]
-        self._ancestors = _ancestors(self._parents, len(level_ends))
+        self.columns = columns
+        self.sizes, self.levels, self.laws = sizes, levels, laws
+        self.drawn = [laws is not None] * len(sizes) if drawn is None else drawn
+        self._ancestors = _ancestors(columns.parents, levels)
         self._host: list[int] | None = None
         self._nodes: dict[tuple[int, ...], NodeTensors] = {}
 
@@ -86,7 +77,7 @@ class GrownTrees:
     @property
     def table(self) -> Tensor:
         """int64 `[rows, 3 * most]`: what the host reads, tokens, parents and ranks."""
-        return torch.cat([self._tokens, self._parents, self._ranks], 1)
+        return torch.cat([self.columns.tokens, self.columns.parents, self.columns.ranks], 1)
 
     def learn(self, table: list[int]) -> None:
         """The host has read `table`, row by row."""
@@ -97,21 +88,30 @@ class GrownTrees:
         if self._host is None:
             self.learn(self.table.flatten().tolist())
         assert self._host is not None
-        most = self._tokens.shape[1]
-        start = (3 * row + number) * most
+        start = (3 * row + number) * self.most
         return tuple(self._host[start : start + self.sizes[row]])
+
+    @property
+    def most(self) -> int:
+        """Nodes that a row has room for."""
+        return self.columns.tokens.shape[1]
 
     def nodes(self, rows: Sequence[int]) -> NodeTensors:
         """Of some rows' trees, on the device; packing, noise and walk ask for the same."""
         if tuple(rows) in self._nodes:
             return self._nodes[tuple(rows)]
-        most = self._tokens.shape[1]
-        flat = [row * most + node for row in rows for node in range(self.sizes[row])]
-        chosen = upload(flat, self._tokens.device)
-        tokens, depths, parents = (part.flatten()[chosen] for part in (self._tokens, self._depths, self._parents))
+        flat = [row * self.most + node for row in rows for node in range(self.sizes[row])]
+        chosen = upload(flat, self._ancestors.device)
+        tokens, parents, depths, _ = (part.flatten()[chosen] for part in self.columns)
         found = NodeTensors(tokens, depths, parents, self._ancestors.flatten(0, 1)[chosen])
         self._nodes[tuple(rows)] = found
         return found
+
+    def draft_laws(self, rows: Sequence[int]) -> DraftProbs:
+        """Of some rows' roots and nodes, in turn; all were drawn."""
+        assert self.laws is not None
+        flat = [row * (1 + self.most) + place for row in rows for place in range(1 + self.sizes[row])]
+        return DraftProbs(self.laws.table, self.laws.rows.flatten()[upload(flat, self.laws.rows.device)])
 
 
 class GrownTree(DraftTree):
@@ -145,6 +145,21 @@ class GrownTree(DraftTree):
     def ranks(self) -> tuple[int, ...]:
         return self.batch.column(self.row, 2)
 
+    @property
+    def is_drawn(self) -> bool:
+        return self.batch.drawn[self.row]
+
+    @property
+    def draft_probs(self) -> Tensor | None:
+        if not self.is_drawn:
+            return None
+        laws = self.batch.draft_laws([self.row])
+        return laws.table[laws.rows].masked_fill(laws.rows[:, None] == NO_LAW, 0)
+
+
+# In the place of a law where nothing was drawn.
+NO_LAW = -1
+
 
 def grown_together(trees: Sequence[DraftTree]) -> tuple[GrownTrees, list[int]] | None:
     """The batch that all trees with nodes are of, and their rows in it; None where they are not of one."""
@@ -153,6 +168,37 @@ def grown_together(trees: Sequence[DraftTree]) -> tuple[GrownTrees, list[int]] |
     if len(batches) != 1 or not all(isinstance(tree, GrownTree) for tree in grown):
         return None
     return next(iter(batches.values())), [tree.row for tree in grown if isinstance(tree, GrownTree)]
+
+
+def joined(trees: Sequence[DraftTree]) -> list[DraftTree]:
+    """The trees of several batches as those of one; as they are where they are of one, or of the host."""
+    grown = [tree for tree in trees if isinstance(tree, GrownTree)]
+    batches = list({id(tree.batch): tree.batch for tree in grown}.values())
+    if len(batches) < 2 or len(grown) < sum(1 for tree in trees if len(tree)):
+        return list(trees)
+    most, device = max(batch.most for batch in batches), batches[0].columns.tokens.device
+    columns = [[pad(part, (0, most - batch.most)) for part in batch.columns] for batch in batches]
+    tables, rows, count = list[Tensor](), list[Tensor](), 0
+    for batch in batches:
+        if batch.laws is None:
+            rows.append(torch.full((len(batch.sizes), 1 + most), NO_LAW, dtype=torch.int64, device=device))
+        else:
+            own = batch.laws.rows
+            rows.append(pad(torch.where(own == NO_LAW, own, own + count), (0, most - batch.most), value=NO_LAW))
+            tables.append(batch.laws.table)
+            count += len(batch.laws.table)
+    whole = GrownTrees(
+        NodeColumns(*(torch.cat(parts) for parts in zip(*columns, strict=True))),
+        sizes=[size for batch in batches for size in batch.sizes],
+        levels=max(batch.levels for batch in batches),
+        laws=DraftProbs(torch.cat(tables), torch.cat(rows)) if tables else None,
+        drawn=[drawn for batch in batches for drawn in batch.drawn],
+    )
+    firsts, first = {}, 0
+    for batch in batches:
+        firsts[id(batch)] = first
+        first += len(batch.sizes)
+    return [GrownTree(whole, firsts[id(t.batch)] + t.row) if isinstance(t, GrownTree) else t for t in trees]
 
 
 def node_tensors(trees: Sequence[DraftTree], device: torch.device) -> NodeTensors:
@@ -170,6 +216,22 @@ def node_tensors(trees: Sequence[DraftTree], device: torch.device) -> NodeTensor
             -1, words
         ),
     )
+
+
+def draft_laws(trees: Sequence[DraftTree], device: torch.device) -> DraftProbs:
+    """What the children of all trees' roots and nodes were drawn from; all must be drawn."""
+    together = grown_together(trees)
+    if together is not None and all(map(len, trees)):
+        batch, rows = together
+        return batch.draft_laws(rows)
+    table = torch.cat([tree.draft_probs for tree in trees if tree.draft_probs is not None]).to(device, torch.float32)
+    return DraftProbs(table, torch.arange(len(table), device=device))
+
+
+def levels_of(trees: Sequence[DraftTree]) -> int:
+    """At least the depth of the deepest node."""
+    together = grown_together(trees)
+    return together[0].levels if together else max((max(tree.depths, default=0) for tree in trees), default=0)
 
 
 def _ancestors(parents: Tensor, levels: int) -> Tensor:

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.upload import upload
-from specdec.verify.grown_trees import grown_together, node_tensors
+from specdec.verify.grown_trees import levels_of, node_tensors
+from specdec.verify.read_walks import read_walks
 from specdec.verify.sampler import KernelSampler, NoiseColumns, NoiseRows
 from specdec.verify.verifier import Acceptance, CoupledVerifier, SampledRow
 
@@ -25,23 +26,9 @@ class KernelCoupledVerifier(CoupledVerifier):
         starts = [0]
         for tree in trees:
             starts.append(starts[-1] + 1 + len(tree))
-        together = grown_together(trees)
-        depth = together[0].levels if together else max(max(tree.depths, default=0) for tree in trees)
-        most = max(map(len, trees))
+        most, depth = max(map(len, trees)), levels_of(trees)
         walk = self.kernels.tree_walk(emitted, nodes.tokens, nodes.parents, upload(starts, device), most, depth)
-        parts = [walk.lengths, walk.next_tokens, walk.paths.flatten()]
-        if together is not None:
-            parts.append(together[0].table.flatten())
-        # The one time in a step that the host waits.
-        numbers: list[int] = torch.cat(parts).tolist()
-        if together is not None:
-            together[0].learn(numbers[len(rows) * (2 + depth) :])
-        lengths, next_tokens = numbers[: len(rows)], numbers[len(rows) : 2 * len(rows)]
-        acceptances = []
-        for row, (length, token) in enumerate(zip(lengths, next_tokens, strict=True)):
-            start = len(rows) * 2 + row * depth
-            acceptances.append(Acceptance(tuple(numbers[start : start + length]), token))
-        return acceptances
+        return read_walks([walk], trees)
 
     def noise_of(self, rows: Sequence[SampledRow], device: torch.device) -> NoiseRows:
         samplings = [row.context.sampling for row in rows]

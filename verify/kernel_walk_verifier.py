@@ -1,4 +1,4 @@
-"""Rejection sampling by a device's kernel: all walks of a step at once, and one way back to the host."""
+"""Rules that weigh p against q by a device's kernels: the host waits once, for trees and outcome together."""
 
 from collections.abc import Sequence
 
@@ -6,52 +6,65 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.kernel_set import KernelSet
+from specdec.kernels.reference_sampling import Walk
 from specdec.kernels.upload import upload
+from specdec.verify.grown_trees import draft_laws, levels_of, node_tensors
+from specdec.verify.read_walks import read_walks
 from specdec.verify.sampler import NoiseKey, NoiseRows
 from specdec.verify.transforms import processed_logits
 from specdec.verify.verifier import Acceptance, SampledRow
 
 
 class KernelWalkVerifier:
-    """`WalkVerifier` of `walk_rejection`, with the same coins and draws."""
+    """`WalkVerifier` of `walk_rejection` or `walk_block`, with the same coins and draws.
 
-    def __init__(self, kernels: KernelSet) -> None:
-        self.kernels = kernels
+    Args:
+        kernels: of the device.
+        in_blocks: whether what was drawn is a chain, to be judged as a whole.
+    """
+
+    def __init__(self, kernels: KernelSet, *, in_blocks: bool = False) -> None:
+        self.kernels, self.in_blocks = kernels, in_blocks
 
     def verify(self, rows: Sequence[SampledRow], logits: Tensor) -> list[Acceptance]:
+        """As `Verifier.verify`.
+
+        Raises:
+            ValueError: a chain to be judged as a whole that nothing says the law of.
+        """
         scores = processed_logits(logits, [row.nodes for row in rows])
         parts = torch.split(scores, [1 + len(row.tree) for row in rows])
-        found: dict[int, Acceptance] = {}
+        order, walks = list[int](), list[Walk]()
         # A launch weighs all its children against q, or none.
         for weighed in (False, True):
-            chosen = [i for i, row in enumerate(rows) if (row.tree.draft_probs is not None) == weighed]
+            chosen = [i for i, row in enumerate(rows) if _is_weighed(row) == weighed]
             if chosen:
                 own = scores if len(chosen) == len(rows) else torch.cat([parts[i] for i in chosen])
-                found |= dict(zip(chosen, self._walk([rows[i] for i in chosen], own), strict=True))
+                walks.append(self._walk([rows[i] for i in chosen], own, weighed=weighed))
+                order += chosen
+        found = dict(zip(order, read_walks(walks, [row.tree for row in rows]), strict=True))
         return [found[i] for i in range(len(rows))]
 
-    def _walk(self, rows: Sequence[SampledRow], scores: Tensor) -> list[Acceptance]:
+    def _walk(self, rows: Sequence[SampledRow], scores: Tensor, *, weighed: bool) -> Walk:
         device = scores.device
         trees = [row.tree for row in rows]
-        probs = [tree.draft_probs for tree in trees if tree.draft_probs is not None]
-        starts = [0]
-        for tree in trees:
+        starts, keys = [0], list[NoiseKey | None]()
+        for tree, context in rows:
             starts.append(starts[-1] + 1 + len(tree))
-        keys: list[NoiseKey | None] = []
-        for _, context in rows:
             sampling = context.sampling
             key = NoiseKey(sampling.seed, sampling.sample_index, context.num_output)
             keys.append(None if sampling.is_greedy else key)
-        depth = max((max(tree.depths, default=0) for tree in trees), default=0)
-        walk = self.kernels.rejection_walk(
-            scores,
-            torch.cat(probs).to(device, torch.float32) if probs else None,
-            upload([token for tree in trees for token in tree.tokens], device),
-            upload([parent for tree in trees for parent in tree.parents], device),
-            upload(starts, device),
-            *NoiseRows(keys).columns(device),
-            max(map(len, trees)),
-            depth,
-        )
-        table = torch.cat([walk.paths, walk.lengths[:, None], walk.next_tokens[:, None]], 1).tolist()
-        return [Acceptance(tuple(path[:length]), token) for *path, length, token in table]
+            if self.in_blocks and not weighed and not sampling.is_greedy and len(tree):
+                raise ValueError(f"a chain of {len(tree)} tokens without draft_probs; block verification needs them")
+        nodes, bounds, columns = node_tensors(trees, device), upload(starts, device), NoiseRows(keys).columns(device)
+        laws = draft_laws(trees, device) if weighed else None
+        depth = levels_of(trees)
+        if laws is not None and self.in_blocks:
+            return self.kernels.block_walk(scores, laws, nodes.tokens, bounds, *columns[:3], depth)
+        most = max(map(len, trees))
+        return self.kernels.rejection_walk(scores, laws, nodes.tokens, nodes.parents, bounds, *columns, most, depth)
+
+
+def _is_weighed(row: SampledRow) -> bool:
+    """A greedy row follows the argmax, whatever its children were drawn from."""
+    return row.tree.is_drawn and not row.context.sampling.is_greedy

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.upload import upload
-from specdec.verify.noise import GumbelNoise
+from specdec.verify.noise import GumbelNoise, Stream
 
 # What is emitted where no token can be: the row's logits are not finite, or every token is forbidden.
 NO_TOKEN = -1
@@ -113,8 +113,15 @@ class Sampler(Protocol):
         """
         ...
 
-    def top_k(self, candidates: Candidates, noise: NoiseRows, k: int) -> Children:
-        """The `k` largest of each row; scores are not to be used afterwards."""
+    def top_k(
+        self, candidates: Candidates, noise: NoiseRows, k: int, stream: Stream = Stream.TARGET, lane: int = 0
+    ) -> Children:
+        """The `k` largest of each row; scores are not to be used afterwards.
+
+        Args:
+            stream: what the noise is for.
+            lane: tells independent noise of one position and stream apart.
+        """
         ...
 
 
@@ -136,18 +143,27 @@ class TorchSampler:
     def argmax(self, scores: Tensor, noise: NoiseRows) -> Tensor:
         return argmax(self._perturb_(scores, noise))
 
-    def top_k(self, candidates: Candidates, noise: NoiseRows, k: int) -> Children:
+    def top_k(
+        self, candidates: Candidates, noise: NoiseRows, k: int, stream: Stream = Stream.TARGET, lane: int = 0
+    ) -> Children:
         scores, tokens = candidates.scores, candidates.tokens
-        values, best = self._perturb_(scores, noise, tokens).topk(k)
+        values, best = self._perturb_(scores, noise, tokens, stream, lane).topk(k)
         log_chances = values - scores.logsumexp(-1, keepdim=True)
         if tokens is None:
             return Children(best, log_chances)
         return Children(tokens.expand(scores.shape).gather(1, best), log_chances)
 
-    def _perturb_(self, scores: Tensor, noise: NoiseRows, tokens: Tensor | None = None) -> Tensor:
+    def _perturb_(
+        self,
+        scores: Tensor,
+        noise: NoiseRows,
+        tokens: Tensor | None = None,
+        stream: Stream = Stream.TARGET,
+        lane: int = 0,
+    ) -> Tensor:
         for row, key in enumerate(noise.keys):
             if key is not None:
-                own = self.noise.at(*key)
+                own = self.noise.at(*key, stream, lane)
                 scores[row] += own if tokens is None else own[tokens if tokens.ndim == 1 else tokens[row]]
         return scores
 
@@ -161,7 +177,9 @@ class KernelSampler:
     def argmax(self, scores: Tensor, noise: NoiseRows) -> Tensor:
         return self.kernels.gumbel_argmax(scores, *noise.columns(scores.device))
 
-    def top_k(self, candidates: Candidates, noise: NoiseRows, k: int) -> Children:
-        scores = candidates.scores
-        found = self.kernels.perturbed_top_k(scores, *noise.columns(scores.device), k, candidates.tokens)
+    def top_k(
+        self, candidates: Candidates, noise: NoiseRows, k: int, stream: Stream = Stream.TARGET, lane: int = 0
+    ) -> Children:
+        scores, columns = candidates.scores, noise.columns(candidates.scores.device)
+        found = self.kernels.perturbed_top_k(scores, *columns, k, candidates.tokens, int(stream), lane)
         return Children(found.tokens, found.scores - found.log_sum_exp[:, None])

@@ -51,6 +51,11 @@ class DraftTree:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    @property
+    def is_drawn(self) -> bool:
+        """Whether its children were drawn from laws that are known."""
+        return self.draft_probs is not None
+
     @cached_property
     def children(self) -> dict[tuple[int, int], int]:
         """(parent, token) -> node."""

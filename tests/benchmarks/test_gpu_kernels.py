@@ -28,7 +28,10 @@ PEERS = {
     "copy_blocks": {"torch"},
     "gumbel_argmax": {"torch"},
     "perturbed_top_k": {"torch"},
+    "swap": {"torch"},
     "tree_walk": {"host"},
+    "rejection_walk": {"host"},
+    "block_walk": {"host"},
     "tree_attention": {"sdpa", "cudnn", "flex", "gather", "twin"},
 }
 # It takes neither float32 nor a CPU.

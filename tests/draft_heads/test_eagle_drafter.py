@@ -37,9 +37,8 @@ MOST_TOKENS = 70
 LM_HEAD = torch.randn(VOCAB, HIDDEN, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
 
 
-def by_noise() -> tuple[TorchSampler, GumbelNoise]:
-    noise = GumbelNoise(VOCAB, CPU)
-    return TorchSampler(noise), noise
+def sampler() -> TorchSampler:
+    return TorchSampler(GumbelNoise(VOCAB, CPU))
 
 
 class DenseHead:
@@ -153,7 +152,7 @@ def test_trees_equal_eagle2_with_dense_passes_over_many_rounds(
 ) -> None:
     plan = shuffled_tables([MOST_TOKENS + shape.slots] * 3, 8, seed)
     kv, features = empty_cache(heads.ours, plan.num_blocks)
-    drafter = EagleDrafter(heads.ours, MatrixReadout(Projection(LM_HEAD), VOCAB), kv, features, 8, shape, *by_noise())
+    drafter = EagleDrafter(heads.ours, MatrixReadout(Projection(LM_HEAD), VOCAB), kv, features, 8, shape, sampler())
     requests = [
         Request(seed + i, table, temperature, size)
         for i, (table, temperature, size) in enumerate(zip(plan.tables, temperatures, sizes, strict=True))
@@ -189,7 +188,7 @@ def test_a_row_with_less_room_than_others_keeps_to_its_own(heads: Heads, tempera
     rows = [request.row(shape)._replace(read_to=len(request.tokens), num_nodes=20, max_depth=9) for request in requests]
     # 12 tokens are known: 4 entries are left, which is one level.
     rows[1] = rows[1]._replace(max_depth=2, num_nodes=4)
-    drafter = EagleDrafter(heads.ours, MatrixReadout(Projection(LM_HEAD), VOCAB), kv, features, 8, shape, *by_noise())
+    drafter = EagleDrafter(heads.ours, MatrixReadout(Projection(LM_HEAD), VOCAB), kv, features, 8, shape, sampler())
     for request, row, tree in zip(requests, rows, drafter.propose(rows), strict=True):
         assert paths_of(tree) == naive_tree(heads.dense, row, request.features, shape)
     held = slots_of([0, 1, 2, 3, 4, 5, null], 0, 7 * 8, 8)
@@ -200,7 +199,7 @@ def test_a_row_with_less_room_than_others_keeps_to_its_own(heads: Heads, tempera
 def test_rows_without_budget_or_feature_get_empty_trees(heads: Heads) -> None:
     shape = DraftShape(2, 2, 3)
     kv, features = empty_cache(heads.ours, 4)
-    drafter = EagleDrafter(heads.ours, MatrixReadout(Projection(LM_HEAD), VOCAB), kv, features, 8, shape, *by_noise())
+    drafter = EagleDrafter(heads.ours, MatrixReadout(Projection(LM_HEAD), VOCAB), kv, features, 8, shape, sampler())
     features[16] = 0.0
 
     def row(tokens: list[int], num_nodes: int, max_depth: int) -> DraftRow:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from specdec.draft_heads.draft_shape import DraftShape
 from specdec.draft_heads.tree_draw import TreeDraw
+from specdec.draft_heads.tree_search import Frontier
 from specdec.verify.noise import Stream, gumbel
 from specdec.verify.tree import ROOT, DraftTree
 from tests.strategies import draft_shapes, seeds
@@ -50,6 +51,11 @@ class Drawn(NamedTuple):
     frontiers: list[list[list[Path]]]
 
 
+def draw_level(draw: TreeDraw, log_q: Tensor, noise: Tensor) -> Frontier:
+    """The next level, drawn with `noise` `[rows, vocab]`."""
+    return draw.expand(log_q, (log_q + noise[:, None]).topk(min(draw.count, VOCAB)).indices)
+
+
 def draw_with(heads: list[Head], shape: DraftShape, lanes: list[int]) -> Drawn:
     """Draw as many levels as there are `lanes`, which tell the levels' noise apart."""
     draw = TreeDraw(len(heads), min(shape.branching, VOCAB), shape)
@@ -62,7 +68,7 @@ def draw_with(heads: list[Head], shape: DraftShape, lanes: list[int]) -> Drawn:
         log_q = [
             torch.stack([head.log_q(path) for path in own[-1]]) for head, own in zip(heads, frontiers, strict=True)
         ]
-        frontier = draw.expand(torch.stack(log_q), torch.stack([own[level] for own in noise]))
+        frontier = draw_level(draw, torch.stack(log_q), torch.stack([own[level] for own in noise]))
         for own, tokens, parents in zip(frontiers, frontier.tokens.tolist(), frontier.parents.tolist(), strict=True):
             own.append([(*own[-1][parent], token) for token, parent in zip(tokens, parents, strict=True)])
         assert draw.frontier_paths().tolist() == [[list(path) for path in own[-1]] for own in frontiers]
@@ -182,6 +188,6 @@ def test_no_more_children_than_q_can_draw(possible: int) -> None:
     log_q = torch.full((1, 1, VOCAB), float("-inf"))
     log_q[0, 0, :possible] = 0.0
     draw = TreeDraw(1, VOCAB, DraftShape(1, VOCAB, VOCAB))
-    draw.expand(torch.log_softmax(log_q, -1), gumbel(0, 0, 0, VOCAB)[None])
+    draw_level(draw, torch.log_softmax(log_q, -1), gumbel(0, 0, 0, VOCAB)[None])
     (tree,) = draw.trees([VOCAB], [1])
     assert sorted(tree.tokens) == list(range(possible))

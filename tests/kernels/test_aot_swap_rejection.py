@@ -1,4 +1,4 @@
-"""Block swaps and the rejection walk, compiled for the models that we name in figures, without a GPU."""
+"""Block swaps and the walks that weigh p against q, compiled for the models that we name in figures, without a GPU."""
 
 import json
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import triton
 
-from specdec.kernels import rejection_walk, swap
+from specdec.kernels import block_walk, rejection_walk, swap
 from tests.kernels.aot import SHARED_LIMIT, Specialisation, compile_all
 
 DEMO = Path(__file__).parents[2] / "specdec" / "demo" / "target" / "config.json"
@@ -52,9 +52,9 @@ def walks() -> Iterator[Specialisation]:
             }
             types = {**signature, "p_scores": f"*{dtype}:16"}
             if has_draft:
-                types["p_draft"] = "*fp32:16"
+                types |= {"p_draft": "*fp32:16", "p_draft_rows": "*i64:16"}
             else:
-                sizes["p_draft"] = None
+                sizes |= {"p_draft": None, "p_draft_rows": None}
             yield Specialisation(
                 f"rejection_walk {model} {dtype} {nodes} nodes{' q' * has_draft}",
                 rejection_walk.rejection_walk_kernel,
@@ -64,13 +64,29 @@ def walks() -> Iterator[Specialisation]:
             )
 
 
+def block_walks() -> Iterator[Specialisation]:
+    pointers = "draft_rows tokens starts seeds sample_indices positions paths lengths next_tokens"
+    signature = {f"p_{name}": "*i64:16" for name in pointers.split()} | {"p_draft": "*fp32:16"}
+    signature |= {"scores_stride": "i32:16", "draft_stride": "i32:16", "max_depth": "i32"}
+    for model, vocab in vocabularies().items():
+        for dtype, depth in (("fp32", 8), ("bf16", 8), ("fp32", 256)):
+            block = min(triton.next_power_of_2(vocab), block_walk.BLOCK_SIZE)
+            yield Specialisation(
+                f"block_walk {model} {dtype} {depth} prefixes",
+                block_walk.block_walk_kernel,
+                {**signature, "p_scores": f"*{dtype}:16"},
+                {"VOCAB": vocab, "BLOCK": block, "BLOCK_DEPTH": depth},
+                block_walk.NUM_WARPS,
+            )
+
+
 def specialisations() -> list[Specialisation]:
-    return [*swaps(), *walks()]
+    return [*swaps(), *walks(), *block_walks()]
 
 
 @pytest.mark.parametrize("arch", SHARED_LIMIT)
 def test_kernels_fit_a_block_without_spilling(arch: int) -> None:
     compiled = compile_all(f"{__name__}:specialisations", arch)
-    assert len(compiled) == 4 + 2 * len(KINDS)
+    assert len(compiled) == 4 + 2 * len(KINDS) + 6
     assert {name: found.spills for name, found in compiled.items() if found.spills} == {}
     assert all(found.shared <= SHARED_LIMIT[arch] for found in compiled.values())

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -14,21 +14,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdec.kernels import reference_rejection
-from specdec.kernels.reference_sampling import Walk
-from specdec.kernels.rejection_walk import _uniform, rejection_walk
-from specdec.verify.chance import Chance, PhiloxChance
+from specdec.kernels.reference_sampling import DraftProbs
+from specdec.kernels.rejection_walk import rejection_walk
+from specdec.kernels.residual import uniform
 from specdec.verify.noise import Stream, uniforms
-from specdec.verify.rejection import walk_rejection
-from specdec.verify.sampling import Context, Sampling
 from specdec.verify.tree import ROOT, DraftTree
-from specdec.verify.verifier import Acceptance, SampledRow
-from specdec.verify.walk_verifier import WalkVerifier
 from tests.kernels.kernel_checks import DEVICE, DTYPES, huge, poisoned_outputs
+from tests.kernels.walk_batches import NAN, NEVER, TOO_NEAR, Batch, as_lists, batch, in_order, margin, verified
 from tests.strategies import draft_trees, seeds
 
-NAN, NEVER = float("nan"), float("-inf")
-# How near a coin may be to what it decides for float32 to see it on the other side.
-TOO_NEAR = 1e-5
 numbers = st.one_of(st.integers(0, 9), st.integers(0, 2**63 - 1), st.just(2**63 - 1))
 trees = st.lists(draft_trees(max_nodes=12, vocab_size=17), min_size=1, max_size=4)
 
@@ -45,153 +39,6 @@ def blocks_of(size: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("specdec.kernels.rejection_walk.BLOCK_SIZE", size)
         yield
-
-
-class Batch(NamedTuple):
-    """Trees under rows, and all that decides about them.
-
-    Attributes:
-        scores: `[rows + nodes, vocab]`.
-        draft_probs: of the same shape, or None.
-        keys: seed, sample index and position of each row.
-        sampled: which rows are.
-    """
-
-    trees: list[DraftTree]
-    scores: Tensor
-    draft_probs: Tensor | None
-    keys: list[tuple[int, int, int]]
-    sampled: list[bool]
-
-    def arguments(self, extra_nodes: int = 0, max_depth: int | None = None) -> dict[str, Any]:
-        starts = [0]
-        for tree in self.trees:
-            starts.append(starts[-1] + 1 + len(tree))
-        seeds, indices, positions = zip(*self.keys, strict=True)
-        lists = {
-            "tokens": [token for tree in self.trees for token in tree.tokens],
-            "parents": [parent for tree in self.trees for parent in tree.parents],
-            "starts": starts,
-            "seeds": seeds,
-            "sample_indices": indices,
-            "positions": positions,
-        }
-        return {
-            "scores": self.scores.to(DEVICE),
-            "draft_probs": None if self.draft_probs is None else self.draft_probs.to(DEVICE),
-            **{name: torch.tensor(part, dtype=torch.int64, device=DEVICE) for name, part in lists.items()},
-            "sampled": torch.tensor(self.sampled, device=DEVICE),
-            "max_nodes": max(len(tree) for tree in self.trees) + extra_nodes,
-            "max_depth": self.depth if max_depth is None else max_depth,
-        }
-
-    def only(self, row: int) -> "Batch":
-        """The batch of this row alone."""
-        start = sum(1 + len(tree) for tree in self.trees[:row])
-        part, own = slice(start, start + 1 + len(self.trees[row])), slice(row, row + 1)
-        q = None if self.draft_probs is None else self.draft_probs[part]
-        return Batch(self.trees[own], self.scores[part], q, self.keys[own], self.sampled[own])
-
-    @property
-    def depth(self) -> int:
-        return max(max(tree.depths, default=0) for tree in self.trees)
-
-    def rows(self) -> list[SampledRow]:
-        """As the verifier takes them: with room for output before the position, and q in float64."""
-        rows, start = [], 0
-        for tree, (seed, index, position), sampled in zip(self.trees, self.keys, self.sampled, strict=True):
-            part = slice(start, start + 1 + len(tree))
-            start = part.stop
-            q = None if self.draft_probs is None else self.draft_probs[part].double()
-            sampling = Sampling(float(sampled), seed=seed, sample_index=index)
-            rows.append(SampledRow(DraftTree(tree.tokens, tree.parents, q), Context(sampling, [0] * (1 + position), 1)))
-        return rows
-
-
-def batch(
-    trees: list[DraftTree],
-    vocab: int,
-    seed: int,
-    has_draft: bool,
-    dtype: torch.dtype = torch.float32,
-    lawless: float = 0.0,
-    apart: float = 0.7,
-    exact: bool = False,
-) -> Batch:
-    """Drawn from a seed, with some tokens that have no chance.
-
-    Args:
-        lawless: share of the rows of scores that are NaN, infinite or forbid every token.
-        apart: of p and q; where they have much in common paths grow long, else many children are rejected.
-        exact: scores of 0 and -inf alone and q of few bits, so that float32 makes no rounding that matters.
-    """
-    generator, choice = torch.Generator().manual_seed(seed), random.Random(seed)
-    rows = sum(1 + len(tree) for tree in trees)
-    logits = 2 * torch.randn(rows, vocab, generator=generator)
-    drafted = logits + apart * torch.randn(rows, vocab, generator=generator)
-    draft_probs = torch.softmax(drafted.masked_fill(torch.rand(logits.shape, generator=generator) < 0.2, NEVER), -1)
-    # Of a vocabulary forbidden as a whole.
-    draft_probs = torch.where(draft_probs.isnan(), 1 / vocab, draft_probs)
-    gone = torch.rand(logits.shape, generator=generator) < 0.2
-    gone[torch.arange(rows), torch.randint(vocab, (rows,), generator=generator)] = False
-    if exact:
-        logits = torch.zeros(rows, vocab)
-        counts = torch.bincount(torch.randint(vocab * rows, (8 * rows,), generator=generator), minlength=vocab * rows)
-        draft_probs = counts.view(rows, vocab) + 8 * torch.nn.functional.one_hot(torch.arange(rows) % vocab, vocab)
-        draft_probs = draft_probs / draft_probs.sum(-1, keepdim=True)
-    scores = logits.masked_fill(gone, NEVER).to(dtype)
-    for row in range(rows):
-        if choice.random() < lawless:
-            scores[row] = choice.choice([NAN, NEVER, float("inf")])
-        elif choice.random() < lawless / 2:
-            scores[row, choice.randrange(vocab)] = choice.choice([NAN, float("inf")])
-    keys = [(choice.randrange(2**63), choice.randrange(3), choice.randrange(40)) for _ in trees]
-    sampled = [choice.random() < 0.8 for _ in trees]
-    return Batch(trees, scores, draft_probs if has_draft else None, keys, sampled)
-
-
-def as_lists(found: Walk) -> list[tuple[list[int], int, int]]:
-    return list(zip(*(part.tolist() for part in found), strict=True))
-
-
-def verified(given_batch: Batch, depth: int) -> list[tuple[list[int], int, int]]:
-    """What `WalkVerifier` makes of it, in the form of a walk."""
-    found = WalkVerifier(walk_rejection).verify(given_batch.rows(), given_batch.scores.float())
-    return [([*path, *[-1] * (depth - len(path))], len(path), token) for path, token in found]
-
-
-class Margin(PhiloxChance):
-    """Remembers how near the nearest of its coins and draws was to going another way."""
-
-    least = 1.0
-
-    def accept(self, depth: int, rank: int, probability: Any) -> bool:
-        accepted = super().accept(depth, rank, probability)
-        coin = self._coins[(depth + rank) * (depth + rank + 1) // 2 + rank]
-        self.least = min(self.least, abs(coin - float(probability)))
-        return accepted
-
-    def draw(self, depth: int, weights: Any) -> int:
-        (u,) = uniforms(self.seed, self.sample_index, self.position + depth, 1, Stream.RESIDUAL)
-        sums = weights.cumsum(0)
-        self.least = min(self.least, float((sums / sums[-1] - u).abs().min()))
-        return super().draw(depth, weights)
-
-
-def margin(given_batch: Batch, row: int) -> float:
-    """Of one row of the batch."""
-    margins: list[float] = []
-
-    def spied(tree: DraftTree, target: Any, chance: Chance) -> Acceptance:
-        assert isinstance(chance, PhiloxChance)
-        spy = Margin(chance.seed, chance.sample_index, chance.position)
-        found = walk_rejection(tree, target, spy)
-        margins.append(spy.least)
-        return found
-
-    one = given_batch.only(row)
-    WalkVerifier(spied).verify(one.rows(), one.scores.float())
-    return margins[0] if margins else 1.0
 
 
 def prepared(drawn: Batch, extra: int = 0) -> dict[str, Any]:
@@ -213,7 +60,7 @@ def test_the_twin_walks_as_the_verifier_does(
     arguments = prepared(drawn, extra)
     arguments["scores"] = arguments["scores"].double()
     if has_draft:
-        arguments["draft_probs"] = arguments["draft_probs"].double()
+        arguments["draft_probs"] = in_order(arguments["draft_probs"].table.double())
     assert as_lists(reference_rejection.rejection_walk(**arguments)) == found
 
 
@@ -311,7 +158,7 @@ def test_a_path_of_the_greatest_length_ends_as_if_no_child_came_behind(
 def uniform_kernel(p_numbers, p_keys, stream, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
     seed, sample_index, position = tl.load(p_keys), tl.load(p_keys + 1), tl.load(p_keys + 2)
     for place in range(COUNT):
-        tl.store(p_numbers + place, _uniform(seed, sample_index, position, stream, place))
+        tl.store(p_numbers + place, uniform(seed, sample_index, position, stream, place))
 
 
 @settings(max_examples=8)
@@ -354,14 +201,16 @@ def test_scores_beyond_two_billion_numbers() -> None:
     """Columns of a wider tensor, so wide that its third row lies behind them; touches a few pages of it."""
     stride, drawn = 2**30, batch([DraftTree.chain([1, 2]), DraftTree.chain([3])], 5, 3, True)
     arguments = prepared(drawn)
-    for name, kind in (("scores", torch.bfloat16), ("draft_probs", torch.float32)):
-        rows = arguments[name]
+
+    def wide(rows: Tensor, kind: torch.dtype) -> Tensor:
         memory = huge(4 * stride + 64 if kind == torch.bfloat16 else 2 * (4 * stride + 64)).view(kind)
-        wide = memory.as_strided((5, 5), (stride, 1))
-        wide.copy_(rows)
-        arguments[name] = wide
-    near = {**arguments, "scores": arguments["scores"].clone(), "draft_probs": arguments["draft_probs"].clone()}
-    assert as_lists(rejection_walk(**arguments)) == as_lists(rejection_walk(**near))
+        return memory.as_strided((5, 5), (stride, 1)).copy_(rows)
+
+    laws = arguments["draft_probs"]
+    far = {"scores": wide(arguments["scores"], torch.bfloat16)}
+    far["draft_probs"] = laws._replace(table=wide(laws.table, torch.float32))
+    near = {"scores": far["scores"].clone()}
+    assert as_lists(rejection_walk(**{**arguments, **far})) == as_lists(rejection_walk(**{**arguments, **near}))
 
 
 @pytest.mark.parametrize("has_draft", [False, True])
@@ -396,19 +245,37 @@ def test_the_first_token_follows_p(has_draft: bool) -> None:
 def test_misfits_are_refused() -> None:
     given_arguments = batch([DraftTree.chain([1, 2])], 4, 0, True).arguments()
 
-    def refused(match: str, **changed: Tensor) -> None:
+    def refused(match: str, **changed: Any) -> None:
         with pytest.raises(ValueError, match=match):
             rejection_walk(**{**given_arguments, **changed})
 
-    scores, starts, seed = (given_arguments[name] for name in ("scores", "starts", "seeds"))
-    refused(r"scores \(2, 4\), 2 nodes, 2 parents and 1 rows", scores=scores[:2])
-    refused("2 nodes, 1 parents", parents=given_arguments["parents"][:1])
+    scores, starts, seed, laws = (given_arguments[name] for name in ("scores", "starts", "seeds", "draft_probs"))
+    refused(r"tokens \(2,\) .*: not 1 of int64 in one piece, as there are 2 scores of 1 rows", scores=scores[:2])
+    refused(r"parents \(1,\)", parents=given_arguments["parents"][:1])
     refused("float64", scores=scores.double())
     refused(r"strides \(1, 3\)", scores=scores.T.contiguous().T)
-    refused(r"draft_probs \(3, 3\)", draft_probs=scores[:, :3])
-    refused("draft_probs .* torch.float16", draft_probs=scores.half())
-    refused("int32", tokens=given_arguments["tokens"].int())
-    refused(r"\(2,\)", starts=starts.repeat_interleave(2)[::2])
+    refused(r"draft_probs \(3, 3\)", draft_probs=laws._replace(table=scores[:, :3]))
+    refused("draft_probs .* torch.float16", draft_probs=laws._replace(table=scores.half()))
+    refused(r"draft_probs.rows \(2,\)", draft_probs=laws._replace(rows=laws.rows[:2]))
+    refused("tokens .*int32", tokens=given_arguments["tokens"].int())
+    refused(r"strides \(2,\)", starts=starts.repeat_interleave(2)[::2])
     refused(r"seeds \(2,\)", seeds=seed.repeat(2))
     refused("positions .*int32", positions=given_arguments["positions"].int())
     refused(r"sampled \(1,\) torch.int64", sampled=seed)
+
+
+@settings(max_examples=12)
+@given(trees, seeds)
+def test_laws_may_lie_in_any_order(many: list[DraftTree], seed: int) -> None:
+    """Those that nothing was drawn from need not be there."""
+    drawn = batch(many, 17, seed, True)
+    arguments = prepared(drawn)
+    order = torch.randperm(len(drawn.scores), generator=torch.Generator().manual_seed(seed))
+    rows, start = order.argsort(), 0
+    for tree in many:
+        for node in (node for node in range(len(tree)) if node not in tree.children_of):
+            rows[start + 1 + node] = -(2**40)
+        start += 1 + len(tree)
+    laws = DraftProbs(arguments["draft_probs"].table[order.to(DEVICE)], rows.to(DEVICE))
+    for walk in (rejection_walk, reference_rejection.rejection_walk):
+        assert as_lists(walk(**{**arguments, "draft_probs": laws})) == as_lists(walk(**arguments))

@@ -84,7 +84,7 @@ def test_trees_equal_dense_passes_over_many_rounds(
         (llama.num_layers, plan.num_blocks * 8, 2 * llama.num_kv_heads, llama.head_dim), torch.nan, dtype=torch.float64
     )
     noise = GumbelNoise(VOCAB, CPU)
-    drafter = EagleDrafter(*draft, kv, None, 8, shape, TorchSampler(noise), noise)
+    drafter = EagleDrafter(*draft, kv, None, 8, shape, TorchSampler(noise))
     chance = random.Random(seed)
     texts = [[chance.randrange(VOCAB) for _ in range(size)] for size in sizes]
     read = [0] * 3

@@ -81,8 +81,11 @@ def test_trees_of_a_small_model_are_those_of_plain_torch(folder: Path, scored: d
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("draft", ["head", "head3", "ngram"])
-def test_rejection_takes_the_same_coins(folder: Path, draft: str) -> None:
+@pytest.mark.parametrize(
+    ("verify", "draft"),
+    [("rejection", "head"), ("rejection", "head3"), ("rejection", "ngram"), ("block", "head"), ("block", "head3")],
+)
+def test_rules_that_weigh_take_the_same_coins(folder: Path, verify: str, draft: str) -> None:
     """Drawn trees, whose children are weighed, and one-hot ones; greedy rows among sampled ones."""
     prompts = [[5, 6, 7, 8, 5, 6], [20, 21, 20, 21, 20], [30, 31]]
     params = [
@@ -90,7 +93,7 @@ def test_rejection_takes_the_same_coins(folder: Path, draft: str) -> None:
     ]
     found = []
     for kernels in ("torch", "triton"):
-        llm = load(folder, kernels, verify="rejection", draft="ngram" if draft == "ngram" else folder / draft)
+        llm = load(folder, kernels, verify=verify, draft="ngram" if draft == "ngram" else folder / draft)
         found.append([output.token_ids for output in llm.generate(prompts, params, use_tqdm=False)])
     assert found[0] == found[1]
 
@@ -147,10 +150,13 @@ def test_a_cpu_runs_plain_torch_unless_asked(monkeypatch: pytest.MonkeyPatch) ->
 READERS = ("tolist", "item", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__", "__index__", "__array__")
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_the_host_reads_once_a_cycle(folder: Path, monkeypatch: pytest.MonkeyPatch, temperature: float) -> None:
+@pytest.mark.parametrize("verify", ["coupled", "rejection", "block"])
+@pytest.mark.parametrize("temperatures", [(0.0,) * 3, (0.8,) * 3, (0.0, 0.8, 1.0)])
+def test_the_host_reads_once_a_cycle(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, temperatures: tuple[float, ...], verify: str
+) -> None:
     """Trees, paths and tokens come in one piece, at the end; until then the host only asks."""
-    llm = load(folder, "triton", max_num_seqs=4)
+    llm = load(folder, "triton", max_num_seqs=4, verify=verify)
     reads: list[str] = []
 
     def watched(name: str) -> Callable[..., object]:
@@ -164,8 +170,8 @@ def test_the_host_reads_once_a_cycle(folder: Path, monkeypatch: pytest.MonkeyPat
 
         return read
 
-    params = SamplingParams(temperature=temperature, max_tokens=30, ignore_eos=True)
-    groups = [llm.new_group([5 + i, 6, 7, 8], params) for i in range(3)]
+    params = [SamplingParams(temperature=t, seed=i, max_tokens=30, ignore_eos=True) for i, t in enumerate(temperatures)]
+    groups = [llm.new_group([5 + i, 6, 7, 8], own) for i, own in enumerate(params)]
     for request in (request for group in groups for request in group.requests):
         llm.engine.add_request(request)
     for _ in range(2):
@@ -177,4 +183,4 @@ def test_the_host_reads_once_a_cycle(folder: Path, monkeypatch: pytest.MonkeyPat
         reads.clear()
         llm.engine.step()
         assert llm.stats().drafts_verified > before
-        assert reads == ["specdec.verify.kernel_coupled_verifier: tolist"]
+        assert reads == ["specdec.verify.read_walks: tolist"]

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.kernels.kernel_set import TORCH
+from specdec.verify.block import walk_block
 from specdec.verify.kernel_walk_verifier import KernelWalkVerifier
 from specdec.verify.rejection import walk_rejection
 from specdec.verify.sampler import NO_TOKEN
@@ -44,6 +45,39 @@ def test_walks_equal_those_of_the_host(cases: list[tuple[DraftTree, bool, float,
         logits[seed % count] = torch.nan
     expected = WalkVerifier(walk_rejection).verify(rows, logits)
     assert KernelWalkVerifier(TORCH).verify(rows, logits) == expected
+
+
+@given(
+    st.lists(
+        st.tuples(st.lists(st.integers(0, VOCAB - 1), max_size=5), st.sampled_from([0.0, 0.6, 1.0]), st.integers(0, 3)),
+        min_size=1,
+        max_size=4,
+    ),
+    seeds,
+)
+def test_walks_of_blocks_equal_those_of_the_host(cases: list[tuple[list[int], float, int]], seed: int) -> None:
+    """Greedy rows, whose chains were not drawn, among sampled ones, and logits from which no token can come."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = []
+    for index, (tokens, temperature, output) in enumerate(cases):
+        tree, probs = DraftTree.chain(tokens), None
+        if temperature > 0:
+            probs = torch.rand(1 + len(tree), VOCAB, generator=generator).add(0.1)
+            probs = probs / probs.sum(-1, keepdim=True)
+        context = Context(Sampling(temperature=temperature, seed=seed, sample_index=index), [0] * (1 + output), 1)
+        rows.append(SampledRow(DraftTree(tree.tokens, tree.parents, probs), context))
+    count = sum(1 + len(row.tree) for row in rows)
+    logits = 0.5 * torch.randn(count, VOCAB, generator=generator, dtype=torch.float64)
+    if seed % 3 == 0:
+        logits[seed % count] = torch.nan
+    expected = WalkVerifier(walk_block).verify(rows, logits)
+    assert KernelWalkVerifier(TORCH, in_blocks=True).verify(rows, logits) == expected
+
+
+def test_a_block_of_tokens_that_nothing_was_drawn_from_is_refused() -> None:
+    row = SampledRow(DraftTree.chain([1, 2]), Context(Sampling(temperature=1.0), [3], 1))
+    with pytest.raises(ValueError, match="a chain of 2 tokens without draft_probs; block verification needs them"):
+        KernelWalkVerifier(TORCH, in_blocks=True).verify([row], torch.zeros(3, VOCAB))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

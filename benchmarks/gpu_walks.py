@@ -1,0 +1,119 @@
+"""The walks down a step's draft trees, against the host's own, as an engine without the kernels walks."""
+
+import random
+from collections.abc import Iterator
+from functools import partial
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu_batch import random_tree
+from benchmarks.gpu_race import EXACT, Case, Peer, Subject
+from benchmarks.gpu_sizes import Sizes
+from specdec.kernels import reference_rejection, reference_sampling
+from specdec.kernels.block_walk import block_walk
+from specdec.kernels.reference_sampling import DraftProbs
+from specdec.kernels.rejection_walk import rejection_walk
+from specdec.kernels.tree_walk import tree_walk
+from specdec.verify.tree import ROOT, DraftTree
+
+# Chance that the target emits a child's token, so that paths grow long.
+ACCEPTED = 0.85
+# Of the drafted tokens, how much likelier they are by q than by p.
+TOO_LIKELY = 1.25
+
+
+def subjects(sizes: Sizes, device: torch.device) -> Iterator[Subject]:
+    for rows in sizes.walks:
+        yield Subject("tree_walk", {"rows": rows}, partial(_tree_walk, sizes, rows, device))
+        yield Subject("rejection_walk", {"rows": rows}, partial(_rejection_walk, sizes, rows, device))
+        yield Subject("block_walk", {"rows": rows}, partial(_block_walk, sizes, rows, device))
+
+
+def _tree_walk(sizes: Sizes, rows: int, device: torch.device) -> Case:
+    chance = random.Random(rows)
+    trees = [random_tree(sizes.tree, chance) for _ in range(rows)]
+    starts = _starts(trees)
+    emitted = [token for tree in trees for token in _emitted(tree, chance)]
+    tokens = [token for tree in trees for token in tree.tokens]
+    parents = [parent for tree in trees for parent in tree.parents]
+    a, b, c, d = (torch.tensor(part, device=device) for part in (emitted, tokens, parents, starts))
+    inputs = (a, b, c, d, sizes.tree.nodes, sizes.tree.depth)
+    return Case(
+        run=lambda: tree_walk(*inputs),
+        twin=lambda: reference_sampling.tree_walk(*inputs),
+        num_bytes=8 * (len(emitted) + len(tokens) + len(parents) + len(starts)),
+        bound=EXACT,
+        peers={"host": Peer(lambda: reference_sampling.tree_walk(*inputs), captured=False)},
+    )
+
+
+def _emitted(tree: DraftTree, chance: random.Random) -> list[int]:
+    """The token after the root and after each node: mostly a child's, else one that no child carries."""
+    tokens = []
+    for node in range(ROOT, len(tree)):
+        children = tree.children_of.get(node, ())
+        is_accepted = children and chance.random() < ACCEPTED
+        tokens.append(tree.tokens[chance.choice(children)] if is_accepted else max(tree.tokens) + 1)
+    return tokens
+
+
+def _rejection_walk(sizes: Sizes, rows: int, device: torch.device) -> Case:
+    chance = random.Random(rows)
+    trees = [random_tree(sizes.tree, chance) for _ in range(rows)]
+    parents = torch.tensor([parent for tree in trees for parent in tree.parents], device=device)
+    sampled = torch.ones(rows, dtype=torch.bool, device=device)
+    scores, laws, tokens, starts, keys = _weighed(sizes, trees, device)
+    inputs = (scores, laws, tokens, parents, starts, *keys, sampled, sizes.tree.nodes, sizes.tree.depth)
+    return Case(
+        run=lambda: rejection_walk(*inputs),
+        twin=lambda: reference_rejection.rejection_walk(*inputs),
+        num_bytes=_bytes_read(scores, reference_rejection.rejection_walk(*inputs).lengths),
+        bound=EXACT,
+        peers={"host": Peer(lambda: reference_rejection.rejection_walk(*inputs), captured=False)},
+    )
+
+
+def _block_walk(sizes: Sizes, rows: int, device: torch.device) -> Case:
+    chance, depth = random.Random(rows), sizes.tree.depth
+    chains = [DraftTree.chain(chance.choices(range(sizes.vocabulary), k=depth)) for _ in range(rows)]
+    scores, laws, tokens, starts, keys = _weighed(sizes, chains, device)
+    inputs = (scores, laws, tokens, starts, *keys, depth)
+    return Case(
+        run=lambda: block_walk(*inputs),
+        twin=lambda: reference_rejection.block_walk(*inputs),
+        num_bytes=_bytes_read(scores, torch.full((rows,), depth, device=device)),
+        bound=EXACT,
+        peers={"host": Peer(lambda: reference_rejection.block_walk(*inputs), captured=False)},
+    )
+
+
+def _weighed(
+    sizes: Sizes, trees: list[DraftTree], device: torch.device
+) -> tuple[Tensor, DraftProbs, Tensor, Tensor, tuple[Tensor, Tensor, Tensor]]:
+    """Scores, laws, tokens, starts and keys of trees whose tokens all have the same chances.
+
+    All numbers are of few bits, so that float32 makes no rounding and kernel and twin never differ: by p, all tokens
+    of the first half of a power of two are equally likely; by q, those that any tree carries are a little likelier.
+    """
+    count = sum(1 + len(tree) for tree in trees)
+    possible = 1 << (sizes.vocabulary.bit_length() - 1)
+    tokens = torch.tensor([token % possible for tree in trees for token in tree.tokens], device=device)
+    scores = torch.full((count, sizes.vocabulary), float("-inf"), device=device)
+    scores[:, :possible] = 0.0
+    law = torch.zeros(sizes.vocabulary, device=device)
+    law[:possible] = 1 / possible
+    law[tokens] = TOO_LIKELY / possible
+    laws = DraftProbs(law[None] / law.sum(), torch.zeros(count, dtype=torch.int64, device=device))
+    seeds, samples, positions = torch.randint(0, 2**62, (3, len(trees)), device=device)
+    return scores, laws, tokens, torch.tensor(_starts(trees), device=device), (seeds, samples, positions)
+
+
+def _bytes_read(scores: Tensor, lengths: Tensor) -> int:
+    """Of the roots and of the nodes that a walk comes to, each once."""
+    return int((lengths + 1).sum()) * scores[0].numel() * scores.element_size()
+
+
+def _starts(trees: list[DraftTree]) -> list[int]:
+    return [0, *accumulate(1 + len(tree) for tree in trees)]
