@@ -72,6 +72,14 @@ def padded_rows(rows: int) -> int:
     return -(-rows // LARGEST_MULTIPLE) * LARGEST_MULTIPLE
 
 
+def pad_rows(x: Tensor) -> Tensor:
+    """`x` `[rows, …]` with zeros below it, to a row count as above; itself where oneDNN has no part in its products."""
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
+    if x.device.type != "cpu" or dtype != torch.bfloat16:
+        return x
+    return F.pad(x, (0, 0, 0, padded_rows(len(x)) - len(x)))
+
+
 def _without_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     onednn: Any = torch.backends.mkldnn
     before = onednn.enabled
@@ -84,6 +92,10 @@ def _without_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 class Linear(nn.Linear):
     """A linear layer that trains as itself and serves as its `Projection`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[rows, in_features]` to `[rows, out_features]`."""
+        return super().forward(pad_rows(x))[: len(x)]
 
     def served(self, _: KernelSet) -> Projection:
         """Take the weights as final. Large ones laid out anew are not kept in their old layout as well."""

@@ -22,12 +22,10 @@ for kind in eagle eagle3; do
   head=$out/$kind
   python -m specdec.train_eagle.train --config "runs/demo-$kind.yaml" \
     --model "$target" --data "$out/prepared" --out "$head"
-  if [ "$kind" = eagle3 ]; then
-    # One epoch more, of a schedule of its own.
-    python -m specdec.train_eagle.train --config "runs/demo-$kind.yaml" \
-      --model "$target" --data "$out/prepared" --out "$head-more" --start "$head/run" --epochs 1 --lr 0.0008 --seed 7
-    head=$head-more
-  fi
+  # One epoch more, of a schedule of its own.
+  python -m specdec.train_eagle.train --config "runs/demo-$kind.yaml" \
+    --model "$target" --data "$out/prepared" --out "$head-more" --start "$head/run" --epochs 1 --lr 0.0008 --seed 7
+  head=$head-more
   python -m specdec.train_eagle.evaluate --model "$target" --draft "$head" --out "$head/evaluation" \
     --data sgd=benchmarks/prompts/sgd-eval.jsonl gsm8k=benchmarks/prompts/gsm8k-eval.jsonl
   python -m specdec.train_eagle.export --model "$target" --draft "$head" --out "$out/export/$kind" \

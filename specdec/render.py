@@ -75,6 +75,7 @@ class JsonView:
                 "text": answer.text,
                 "token_ids": answer.token_ids,
                 "finish_reason": answer.finish_reason,
+                "error": answer.error,
                 "steps": answer.stats.steps,
                 "tau": answer.stats.tau,
                 "accepted_per_depth": answer.stats.accepted_per_depth,

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from specdec.kernels.linear import pad_rows
+
 LossKind = Literal["ce", "kl", "lk-hybrid"]
 # Logits that a CPU takes from scores to gradients at a time, so that what lies between stays in a core's cache.
 CPU_BLOCK = 2**17
@@ -116,7 +118,7 @@ class _Targets(NamedTuple):
 
 
 def _targets(states: Tensor, weight: Tensor, dtype: torch.dtype) -> _Targets:
-    log_probs = torch.log_softmax(states @ weight.t(), -1, dtype=dtype)
+    log_probs = torch.log_softmax((pad_rows(states) @ weight.t())[: len(states)], -1, dtype=dtype)
     # Twenty times as fast on a CPU as argmax.
     best = log_probs.max(-1).indices
     probs = log_probs.exp()
@@ -139,11 +141,12 @@ class _Loss(torch.autograd.Function):
                 rows, steps = problem.predictions(begin)
                 targets = _targets(problem.teacher_states[rows], problem.teacher_weight, wide)
                 for step, chosen, places in steps:
-                    state = states[step][chosen]
+                    # Rows of zeros have logits of zero, and so no gradients.
+                    state = pad_rows(states[step][chosen])
                     logits = state @ matrix.t()
-                    sums[:, step] += _score(logits, targets, places, problem)
+                    sums[:, step] += _score(logits[: len(chosen)], targets, places, problem)
                     if (grad := grads[step]) is not None:
-                        grad.index_copy_(0, chosen, logits @ matrix)
+                        grad.index_copy_(0, chosen, (logits @ matrix)[: len(chosen)])
                     if grad_weight is not None:
                         grad_weight.add_(logits.t() @ state, alpha=problem.scales[step])
         ctx.scales = problem.scales

@@ -25,7 +25,8 @@ from specdec.verify.verifier import CoupledVerifier
 from specdec.verify.walk_verifier import WalkVerifier
 from tests.specdec.conftest import CHARACTERS, Tiny
 
-KEYS = ["prompt", "text", "token_ids", "finish_reason", "steps", "tau", "accepted_per_depth", "seconds", "tok_per_s"]
+FIGURES = ["steps", "tau", "accepted_per_depth", "seconds", "tok_per_s"]
+KEYS = ["prompt", "text", "token_ids", "finish_reason", "error", *FIGURES]
 COMPARE_KEYS = [*KEYS, "plain_tok_per_s", "speedup", "equal"]
 GREEN = re.compile("\x1b\\[32m(.*?)\x1b\\[0m", re.DOTALL)
 
@@ -323,7 +324,7 @@ def test_a_failed_request_is_told_of(run: Run, spoilt: Path, as_json: bool) -> N
     if as_json:
         (answer,) = result.objects
         assert (list(answer), answer["text"], answer["token_ids"]) == (KEYS, "", [])
-        assert (answer["finish_reason"], answer["tau"]) == ("error", 0.0)
+        assert (answer["finish_reason"], answer["error"], answer["tau"]) == ("error", FAILED, 0.0)
     else:
         assert result.out.startswith("\n\n0 tokens, ")
 
@@ -334,6 +335,7 @@ def test_a_failed_request_does_not_keep_others_back(run: Run, spoilt: Path, json
     result = run("--prompts", jsonl({"prompt": "Hi"}, {"prompt": "a~b"}, {"prompt": "~"}, {"prompt": "Bye"}), *options)
     assert (result.code, result.err) == (1, f"specdec: 2 of 4 failed: {FAILED}\n")
     assert [answer["finish_reason"] for answer in result.objects] == ["length", "error", "error", "length"]
+    assert [answer["error"] for answer in result.objects] == [None, FAILED, FAILED, None]
     for prompt, answer in zip(("Hi", "Bye"), result.objects[::3], strict=True):
         (alone,) = run(prompt, *options).objects
         assert alone["token_ids"] == answer["token_ids"]

@@ -12,6 +12,7 @@ from torch import Tensor
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.draft_heads.eagle_drafter import EagleDrafter
 from specdec.verify.noise import Stream, gumbel, uniforms
+from specdec.verify.sampler import TorchSampler
 from tests.fakes import save_random_head, save_random_llama
 from tests.verify.test_statistics import chi_square_tail
 
@@ -212,7 +213,9 @@ def test_no_draw_shares_its_noise_with_another(
     asked: list[tuple[int, Stream, int]] = []
 
     def drafting(seed: int, index: int, position: int, stream: Stream = Stream.TARGET, lane: int = 0) -> Tensor:
-        asked.append((position, stream, lane))
+        # All nodes of a level ask for the same, one after the other.
+        if asked[-1:] != [(position, stream, lane)]:
+            asked.append((position, stream, lane))
         return gumbel(seed, index, position, VOCAB, stream, lane)
 
     def drawing(seed: int, index: int, position: int, count: int, stream: Stream = Stream.COIN) -> list[float]:
@@ -220,7 +223,9 @@ def test_no_draw_shares_its_noise_with_another(
             asked.append((position, stream, 0))
         return uniforms(seed, index, position, count, stream)
 
-    monkeypatch.setattr(llm.engine.drafter.noise, "at", drafting)
+    sampler = llm.engine.drafter.sampler
+    assert isinstance(sampler, TorchSampler)
+    monkeypatch.setattr(sampler.noise, "at", drafting)
     monkeypatch.setattr("specdec.verify.chance.uniforms", drawing)
     output = llm.generate([PROMPT], SamplingParams(temperature=1.0, seed=1, max_tokens=24, ignore_eos=True))[0]
     assert 0 < sum(output.outputs[0].accepted) < 20

@@ -1,16 +1,23 @@
 """The unrolled loss of a packed batch against drafting chains one after another, as serving does."""
 
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec.draft_heads.eagle import EagleHead
 from specdec.draft_heads.eagle3 import Eagle3Head
 from specdec.draft_heads.rope import Rotary, rotary_at
 from specdec.draft_heads.target_output import TargetOutput
+from specdec.kernels.linear import padded_rows
 from specdec.models.llama import LlamaModel, load_llama
 from specdec.train_eagle.conversations import Sample
 from specdec.train_eagle.features import FeatureBatch, OnlineFeatures
@@ -23,9 +30,14 @@ KNOWN = torch.arange(0, VOCAB, 2)
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> LlamaModel:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("target")
     save_random_llama(folder, num_hidden_layers=7, initializer_range=0.15)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def target(folder: Path) -> LlamaModel:
     return load_llama(folder, torch.float64, torch.device("cpu"))
 
 
@@ -56,11 +68,10 @@ class Chain:
 
 
 def naive_loss(
-    head: EagleHead | Eagle3Head, target: LlamaModel, batch: FeatureBatch, options: LossSettings
+    head: EagleHead | Eagle3Head, table: Tensor, target: LlamaModel, batch: FeatureBatch, options: LossSettings
 ) -> tuple[Tensor, Tensor]:
     """Total, and the loss of each pass; every chain is drafted by itself."""
     llama = head.llama
-    table = llama.rope.table(llama.head_dim, llama.max_position, torch.float64)
     known = KNOWN if isinstance(head, Eagle3Head) else torch.arange(VOCAB)
     weight = head.lm_head.weight if isinstance(head, Eagle3Head) else target.lm_head_weight
     token_terms: list[list[Tensor]] = [[] for _ in range(options.unroll)]
@@ -118,16 +129,54 @@ def test_loss_and_gradients_are_those_of_chains_drafted_one_by_one(
     trainer = HeadTrainer(head, target.lm_head_weight, options).double()
     found = trainer(batch)
     assume(int(found.count.sum()))
-    wanted, per_step = naive_loss(head, target, batch, options)
+    wanted, per_step = naive_loss(head, trainer.rope, target, batch, options)
     torch.testing.assert_close(found.loss[found.count > 0], per_step, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(found.total, wanted, rtol=1e-9, atol=1e-12)
     trained = [parameter for parameter in head.parameters() if parameter.requires_grad]
-    # The norms compute in float32 whatever the dtype, as transformers' do.
-    grads = [torch.autograd.grad(total, trained, allow_unused=True) for total in (found.total, wanted)]
-    for mine, other in zip(*grads, strict=True):
-        torch.testing.assert_close(
-            torch.zeros(()) if mine is None else mine, torch.zeros(()) if other is None else other, rtol=1e-6, atol=1e-7
-        )
+    with pytest.MonkeyPatch.context() as patch:
+        # The norms compute in float32 whatever the dtype, as transformers' do: in sums of gradients that is seen.
+        patch.setattr(torch.Tensor, "float", torch.Tensor.double)
+        naive, _ = naive_loss(head, trainer.rope, target, batch, options)
+        totals = trainer(batch).total, naive
+        grads = [torch.autograd.grad(total, trained, allow_unused=True) for total in totals]
+    nothing = torch.zeros(())
+    for pair in zip(*grads, strict=True):
+        mine, other = (nothing if grad is None else grad for grad in pair)
+        torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-11)
+
+
+class RowCounts(TorchDispatchMode):
+    """Rows of all matrix products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[int] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm):
+            left, right = args[-2:]
+            self.seen.update((len(left), len(right)))
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+def test_in_bfloat16_products_meet_few_row_counts(target: LlamaModel, folder: Path, kind: str) -> None:
+    """OneDNN compiles and keeps a kernel for each, up to a thousand of them: gigabytes, and the time it takes."""
+    head, model = make_head(target, kind, 0).float(), load_llama(folder, torch.bfloat16, torch.device("cpu"))
+    trainer = HeadTrainer(head, model.lm_head_weight, LossSettings("ce", 4, 0.8, 1.0, 0.5, 0.1))
+    sizes = {len(parameter) for parameter in [*head.parameters(), *model.parameters()]}
+    sizes |= {parameter.shape[-1] for parameter in [*head.parameters(), *model.parameters()]}
+    chance = random.Random(1)
+    for _ in range(5):
+        lengths = [chance.randrange(40, 60) for _ in range(20)]
+        samples = [Sample([chance.randrange(VOCAB) for _ in range(n)], [i > n // 3 for i in range(n)]) for n in lengths]
+        with RowCounts() as rows, torch.autocast("cpu", torch.bfloat16):
+            trainer(OnlineFeatures(model, samples, head.taps).batch(range(len(samples)))).total.backward()
+        assert len(rows.seen) > 5
+        assert {count for count in rows.seen if padded_rows(count) != count} <= sizes
 
 
 def test_the_first_answer_token_is_trained_and_the_users_words_are_not(target: LlamaModel) -> None:
