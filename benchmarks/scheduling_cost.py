@@ -22,6 +22,7 @@ from specdec import DraftShape, SamplingParams
 from specdec.block_pool import BlockPool
 from specdec.curve import Curve
 from specdec.detokenizer import Detokenizer
+from specdec.draft_worth import TreeOutcome
 from specdec.kv_cache_manager import KVCacheManager
 from specdec.request import Request
 from specdec.scheduler import Scheduler
@@ -81,7 +82,11 @@ def step(scheduler: Scheduler, chance: random.Random) -> float:
             request.num_read = len(request.token_ids)
         for _ in range(path + 1):
             request.token_ids.append(chance.randrange(4096))
-    outcomes = [(row.num_nodes, range(path)) for row, path in zip(plan.rows, accepted, strict=True) if row.num_nodes]
+    outcomes = [
+        TreeOutcome(row.num_nodes, range(path), row.request.draft_record)
+        for row, path in zip(plan.rows, accepted, strict=True)
+        if row.num_nodes
+    ]
     start = time.perf_counter()
     scheduler.update(plan, accepted)
     if scheduler.drafts is not None and scheduler.drafts.worth is not None:

@@ -37,11 +37,8 @@ def main() -> None:
     eagle = LLM(args.model, args.draft, dtype=args.dtype, shape=shape)
     reference = AutoModelForCausalLM.from_pretrained(args.model, dtype=plain.config.dtype).eval()
     params = SamplingParams(temperature=0, max_tokens=args.max_tokens, ignore_eos=True)
-    prompts = [
-        plain.chat_prompt(messages)
-        for name in ("sgd-eval", "gsm8k-eval")
-        for messages in read_prompts(name)[: args.prompts]
-    ]
+    kinds = [name for name in ("sgd-eval", "gsm8k-eval") for _ in range(args.prompts)]
+    prompts = [plain.chat_prompt(m) for name in dict.fromkeys(kinds) for m in read_prompts(name)[: args.prompts]]
     taus: list[float] = []
 
     def run_transformers(prompt: list[int]) -> list[int]:
@@ -84,8 +81,9 @@ def main() -> None:
                 speeds[name].append(len(tokens[name]) / (time.perf_counter() - start))
             equal += tokens["plain"] == tokens["eagle"]
 
-    def ratio(a: str, b: str) -> float:
-        return round(statistics.median(x / y for x, y in zip(speeds[a], speeds[b], strict=True)), 2)
+    def ratio(a: str, b: str, kind: str | None = None) -> float:
+        pairs = zip(speeds[a], speeds[b], kinds * args.rounds, strict=True)
+        return round(statistics.median(x / y for x, y, own in pairs if kind in (None, own)), 2)
 
     table = Table("", "tok/s, median", "of transformers", "of plain")
     for name in runs:
@@ -109,6 +107,7 @@ def main() -> None:
             "tok_per_s_median": {name: round(statistics.median(values), 1) for name, values in speeds.items()},
             "plain_over_transformers": ratio("plain", "transformers"),
             "eagle_over_plain": speedup,
+            "eagle_over_plain_by_prompts": {kind: ratio("eagle", "plain", kind) for kind in dict.fromkeys(kinds)},
             "tau": round(tau, 3),
             "cycle_cost": round(tau / speedup, 3),
             "runs_with_equal_tokens": f"{equal} of {len(prompts) * args.rounds}",

@@ -33,10 +33,10 @@ class DraftBudget:
 
     def size(self, decoding: Sequence[Request]) -> TreeSize:
         """Trees for requests that will add one token each to a step."""
-        drafting = sum(self._can_draft(request) for request in decoding)
+        records = [request.draft_record for request in decoding if self._can_draft(request)]
         if self.worth is None:
-            return TreeSize(self.shape.nodes, drafting)
-        return self.worth.size(len(decoding), len(decoding), drafting)
+            return TreeSize(self.shape.nodes, len(records))
+        return self.worth.size(len(decoding), len(decoding), records)
 
     def _can_draft(self, request: Request) -> bool:
         return request.may_draft and len(request.token_ids) < self.context

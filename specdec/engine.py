@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from specdec.draft_heads.drafter import Drafter, DraftRow
+from specdec.draft_worth import TreeOutcome
 from specdec.kv_cache import KVCache
 from specdec.logprobs import LogprobsMode, score_output, score_prompt
 from specdec.model_runner import ModelRunner
@@ -219,10 +220,11 @@ class _Done(NamedTuple):
         return len(self.tree) > 0 and self.acceptance == Acceptance((), NO_TOKEN)
 
     @property
-    def outcome(self) -> tuple[int, Sequence[int]]:
-        """Nodes of the tree, and the ranks of those accepted."""
+    def outcome(self) -> TreeOutcome:
+        """How the tree has fared."""
         path, ranks = self.acceptance.path if self.acceptance else (), self.tree.ranks
-        return len(self.tree), [ranks[node] for node in path] if ranks else path
+        accepted = [ranks[node] for node in path] if ranks else path
+        return TreeOutcome(len(self.tree), accepted, self.row.request.draft_record)
 
 
 def _tree_row(row: PlannedRow, tree: DraftTree) -> TreeRow:

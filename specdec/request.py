@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from specdec.detokenizer import Detokenizer
+from specdec.draft_record import DraftRecord
 from specdec.outputs import CompletionOutput, Logprob, SpeculationStats
 from specdec.sampling_params import SamplingParams
 from specdec.verify.sampling import Context, Sampling
@@ -36,6 +37,7 @@ class Request:
         num_registered, num_marked: blocks that the cache manager knows as full, and as read.
         accepted: per output token, whether a draft had it.
         drafts: whether its next step may carry drafts.
+        draft_record: how its drafts have fared.
         error: why it failed, where `finish_reason` is "error".
         logprobs: per output token, where asked for; may run ahead of the output within a step.
         prompt_logprobs: per prompt token scored so far, None for the first.
@@ -64,6 +66,7 @@ class Request:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     drafts: bool = True
+    draft_record: DraftRecord = field(default_factory=DraftRecord)
     error: str | None = None
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=lambda: [None])

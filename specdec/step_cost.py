@@ -1,15 +1,22 @@
 """How long the parts of a step take on the machine at hand. Pure Python."""
 
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
 from specdec.curve import Curve
 
 # Measurements whose median counts, of which one in two may be an accident. What a prompt adds changes with every chunk
 # of it.
-KEPT, KEPT_OF_PREFILL = 9, 3
+KEPT, KEPT_OF_PREFILL = 5, 3
+# Measurements whose mean counts.
+KEPT_OF_SHARE = 16
+# Plain steps of a single row that are not measured: it reads other copies of the weights than trees do, and takes up to
+# half as long again until they are in the caches.
+WARM = 6
 # Of a part that seems to take no time, as by an accident of the part it is told from.
 LEAST = 0.01
+# Of a share: more than the whole, as machines are noisy.
+MOST = 1.5
 NOTHING = Curve([(1, 0.0)])
 
 
@@ -23,12 +30,47 @@ class Ratio:
 
     def __init__(self, kept: int = KEPT, value: float = 1.0) -> None:
         self.value = value
-        self._last: deque[float] = deque(maxlen=kept)
+        # The first counts as one: what is met for the first time takes longer.
+        self._last: deque[float] = deque([value], maxlen=kept)
 
     def correct(self, seconds: float, foretold: float) -> None:
         if foretold > 0:
             self._last.append(max(seconds / foretold, LEAST))
-            self.value = sorted(self._last)[len(self._last) // 2]
+            self.value = sorted(self._last)[(len(self._last) - 1) // 2]
+
+
+class Ratios:
+    """A `Ratio` for each power of two of rows; where there is none yet, the nearest one counts."""
+
+    def __init__(self) -> None:
+        self._by_size: dict[int, Ratio] = {}
+
+    def at(self, rows: int) -> float:
+        """What is believed for so many rows."""
+        size = rows.bit_length()
+        nearest = min(self._by_size, key=lambda known: abs(known - size), default=None)
+        return 1.0 if nearest is None else self._by_size[nearest].value
+
+    def correct(self, rows: int, seconds: float, foretold: float) -> None:
+        self._by_size.setdefault(rows.bit_length(), Ratio(value=self.at(rows))).correct(seconds, foretold)
+
+
+class Share:
+    """How much of a part is needed: mostly little, at times all. The mean of the last measurements.
+
+    Args:
+        value: what is believed before the first.
+    """
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+        self._last: deque[float] = deque(maxlen=KEPT_OF_SHARE)
+
+    def correct(self, seconds: float, most: float) -> None:
+        if most > 0:
+            # More than all is an accident.
+            self._last.append(min(max(seconds / most, LEAST), MOST))
+            self.value = sum(self._last) / len(self._last)
 
 
 @dataclass
@@ -45,7 +87,8 @@ class StepCost:
         plain, checking: corrections of steps without trees, and of steps with trees but their drafting; the rest of
             a step counts as its pass.
         prefill: correction of what prompts add to a step.
-        first, deeper: corrections of drafting one level, and of all others together, which a drafter may not need.
+        first: correction of drafting one level.
+        deeper: by how many levels may be drafted, the share of all but the first that the drafter has needed.
     """
 
     passes: Curve
@@ -54,12 +97,13 @@ class StepCost:
     all_levels: Curve = NOTHING
     depth: int = 1
     reading: Curve = NOTHING
-    plain: Ratio = field(default_factory=Ratio)
-    checking: Ratio = field(default_factory=Ratio)
+    plain: Ratios = field(default_factory=Ratios)
+    checking: Ratios = field(default_factory=Ratios)
     prefill: Ratio = field(default_factory=lambda: Ratio(KEPT_OF_PREFILL))
     first: Ratio = field(default_factory=Ratio)
     # A belief that has trees tried: most drafters stop where there is little chance of getting deeper.
-    deeper: Ratio = field(default_factory=lambda: Ratio(value=0.3))
+    deeper: dict[int, Share] = field(default_factory=lambda: defaultdict(lambda: Share(0.3)))
+    _single: int = 0
 
     def step(self, rows: int, tokens: int, trees: int, levels: int) -> float:
         """Seconds of a step.
@@ -70,8 +114,8 @@ class StepCost:
             trees: that are drafted.
             levels: of these at most.
         """
-        ratio = self.checking if trees else self.plain
-        return ratio.value * (self.passes(tokens) + self.rows(rows)) + self.draft(trees, levels)
+        ratio = (self.checking if trees else self.plain).at(rows)
+        return ratio * (self.passes(tokens) + self.rows(rows)) + self.draft(trees, levels)
 
     def prompt_tokens(self, seconds: float, tokens: int) -> float:
         """How many tokens of prompts a step of `tokens` others can have, to take so many seconds more."""
@@ -81,7 +125,7 @@ class StepCost:
         """Seconds to draft trees of at most so many levels."""
         if trees == 0 or levels == 0:
             return 0.0
-        return self.first.value * self.first_level(trees) + self.deeper.value * self._deeper(trees, levels)
+        return self.first.value * self.first_level(trees) + self.deeper[levels].value * self._deeper(trees, levels)
 
     def _deeper(self, trees: int, levels: int) -> float:
         if self.depth == 1:
@@ -110,17 +154,18 @@ class StepCost:
             draft_seconds: of drafting, reading included.
         """
         ratio = self.checking if trees else self.plain
+        self._single = self._single + 1 if rows == 1 and not trees else 0
         alone = self.passes(tokens) + self.rows(rows)
         if prompts:
-            more = seconds - ratio.value * alone if tokens else seconds
+            more = seconds - ratio.at(rows) * alone if tokens else seconds
             foretold = self.passes(tokens + prompts) - (self.passes(tokens) if tokens else 0.0)
             self.prefill.correct(max(0.0, more), foretold)
-        else:
-            ratio.correct(seconds, alone)
+        elif not 0 < self._single <= WARM:
+            ratio.correct(rows, seconds, alone)
         if trees:
             draft_seconds -= max(0.0, self.reading(read) - self.reading(trees))
             if levels == 1:
                 self.first.correct(draft_seconds, self.first_level(trees))
             else:
                 rest = draft_seconds - self.first.value * self.first_level(trees)
-                self.deeper.correct(max(0.0, rest), self._deeper(trees, levels))
+                self.deeper[levels].correct(max(0.0, rest), self._deeper(trees, levels))

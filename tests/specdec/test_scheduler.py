@@ -9,7 +9,7 @@ import pytest
 from specdec.block_move import MoveKind
 from specdec.curve import Curve
 from specdec.draft_heads.draft_shape import DraftShape
-from specdec.draft_worth import LARGEST_EVERY, OTHER_EVERY
+from specdec.draft_worth import LARGEST_EVERY, TREES
 from specdec.kv_cache_manager import KVCacheManager
 from specdec.plan import Plan, PlannedRow
 from specdec.preemption_cost import PreemptionCost
@@ -341,14 +341,27 @@ def test_trees_are_as_large_as_the_load_allows() -> None:
 
 
 def test_one_row_in_turn_gets_the_largest_tree_now_and_then() -> None:
-    """At a load at which none repays."""
-    scheduler = make(300, shape=TREE, step_cost=costs(20.0), prefill_stretch=0)
+    """At a load at which small ones repay."""
+    scheduler = make(300, shape=TREE, step_cost=costs(0.12), prefill_stretch=0)
     for name in "ab":
         ask(scheduler, name, 2, most=400)
     granted = [grants(scheduler) for _ in range(300)]
-    lone = [row for rows in granted for row in rows if row[1] == 6]
-    assert len(lone) == 300 // LARGEST_EVERY
-    assert sum(row[1] > 0 for rows in granted for row in rows) <= len(lone) + 2 * (300 // OTHER_EVERY)
+    lone = [[row for row in rows if row[1]] for rows in granted]
+    largest = [rows for rows in lone if len(rows) == 1]
+    assert 3 <= len(largest) <= 300 // LARGEST_EVERY
+    assert all(row[1] == 6 for rows in largest for row in rows)
+    both = [rows for rows in lone if len(rows) == 2]
+    assert len(both) > 200
+    assert all(row[1] < 6 for rows in both for row in rows)
+
+
+def test_where_no_tree_repays_few_steps_have_any() -> None:
+    scheduler = make(300, shape=TREE, step_cost=costs(20.0), prefill_stretch=0, max_num_batched_tokens=400)
+    for name in "ab":
+        ask(scheduler, name, 2, most=400)
+    granted = [grants(scheduler) for _ in range(300)]
+    every, run = TREES
+    assert 0 < sum(any(row[1] for row in rows) for rows in granted) <= (300 // (every + run) + 1) * run
 
 
 def test_who_asks_for_the_same_waits_for_it_and_then_has_it() -> None:

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from specdec.block_hash import extend_hashes
 from specdec.curve import Curve
 from specdec.draft_heads.draft_shape import DraftShape
+from specdec.draft_worth import TreeOutcome
 from specdec.kv_cache_manager import KVCacheManager
 from specdec.plan import Plan, PlannedRow
 from specdec.preemption_cost import PreemptionCost
@@ -230,8 +231,16 @@ class World:
             prompts = sum(row.num_known for row in plan.rows if row.num_known > 1)
             cost.correct(len(plan.rows), len(plan.rows), prompts, seconds, len(trees), levels, 0, seconds)
         if drafts is not None and drafts.worth is not None:
-            sizes = [row.num_nodes for row in trees]
-            drafts.worth.learn([(n, chance.sample(range(n), chance.randint(0, n))) for n in sizes])
+            drafts.worth.learn(
+                [
+                    TreeOutcome(
+                        row.num_nodes,
+                        chance.sample(range(row.num_nodes), chance.randint(0, row.num_nodes)),
+                        row.request.draft_record,
+                    )
+                    for row in trees
+                ]
+            )
 
     def append(self, row: PlannedRow, chance: random.Random) -> int:
         request, end = row.request, row.request.num_cached + row.num_known
