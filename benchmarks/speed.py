@@ -35,6 +35,7 @@ def main() -> None:
     shape = parse_shape(args.shape) if args.shape else None
     plain = LLM(args.model, None, dtype=args.dtype)
     eagle = LLM(args.model, args.draft, dtype=args.dtype, shape=shape)
+    fixed = LLM(args.model, args.draft, dtype=args.dtype, shape=shape, adaptive_drafts=False)
     reference = AutoModelForCausalLM.from_pretrained(args.model, dtype=plain.config.dtype).eval()
     params = SamplingParams(temperature=0, max_tokens=args.max_tokens, ignore_eos=True)
     kinds = [name for name in ("sgd-eval", "gsm8k-eval") for _ in range(args.prompts)]
@@ -62,10 +63,14 @@ def main() -> None:
         taus.append(output.stats.tau)
         return output.token_ids
 
+    def run_fixed(prompt: list[int]) -> list[int]:
+        return fixed.generate([prompt], params)[0].token_ids
+
     runs: dict[str, Callable[[list[int]], list[int]]] = {
         "transformers": run_transformers,
         "plain": run_plain,
         "eagle": run_eagle,
+        "fixed": run_fixed,
     }
     speeds: dict[str, list[float]] = {name: [] for name in runs}
     equal = 0
@@ -85,13 +90,15 @@ def main() -> None:
         pairs = zip(speeds[a], speeds[b], kinds * args.rounds, strict=True)
         return round(statistics.median(x / y for x, y, own in pairs if kind in (None, own)), 2)
 
-    table = Table("", "tok/s, median", "of transformers", "of plain")
+    names = list(dict.fromkeys(kinds))
+    table = Table("", "tok/s, median", "of transformers", "of plain", *(f"of plain, {kind}" for kind in names))
     for name in runs:
         table.add_row(
             name,
             f"{statistics.median(speeds[name]):.0f}",
             f"{ratio(name, 'transformers'):.2f}",
             f"{ratio(name, 'plain'):.2f}",
+            *(f"{ratio(name, 'plain', kind):.2f}" for kind in names),
         )
     Console().print(table)
     tau = statistics.mean(taus)
@@ -107,7 +114,9 @@ def main() -> None:
             "tok_per_s_median": {name: round(statistics.median(values), 1) for name, values in speeds.items()},
             "plain_over_transformers": ratio("plain", "transformers"),
             "eagle_over_plain": speedup,
-            "eagle_over_plain_by_prompts": {kind: ratio("eagle", "plain", kind) for kind in dict.fromkeys(kinds)},
+            "over_plain_by_prompts": {
+                name: {kind: ratio(name, "plain", kind) for kind in names} for name in ("eagle", "fixed")
+            },
             "tau": round(tau, 3),
             "cycle_cost": round(tau / speedup, 3),
             "runs_with_equal_tokens": f"{equal} of {len(prompts) * args.rounds}",
