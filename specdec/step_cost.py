@@ -26,17 +26,17 @@ class Ratio:
     Args:
         kept: how many.
         value: what is believed before the first.
+        counted: as how many measurements that counts.
     """
 
-    def __init__(self, kept: int = KEPT, value: float = 1.0) -> None:
+    def __init__(self, kept: int = KEPT, value: float = 1.0, counted: int = 0) -> None:
         self.value = value
-        # The first counts as one: what is met for the first time takes longer.
-        self._last: deque[float] = deque([value], maxlen=kept)
+        self._last: deque[float] = deque([value] * counted, maxlen=kept)
 
     def correct(self, seconds: float, foretold: float) -> None:
         if foretold > 0:
             self._last.append(max(seconds / foretold, LEAST))
-            self.value = sorted(self._last)[(len(self._last) - 1) // 2]
+            self.value = sorted(self._last)[len(self._last) // 2]
 
 
 class Ratios:
@@ -52,7 +52,9 @@ class Ratios:
         return 1.0 if nearest is None else self._by_size[nearest].value
 
     def correct(self, rows: int, seconds: float, foretold: float) -> None:
-        self._by_size.setdefault(rows.bit_length(), Ratio(value=self.at(rows))).correct(seconds, foretold)
+        # Sizes that are met for the first time take longer.
+        ratio = self._by_size.setdefault(rows.bit_length(), Ratio(value=self.at(rows), counted=2))
+        ratio.correct(seconds, foretold)
 
 
 class Share:
