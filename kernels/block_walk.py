@@ -1,7 +1,6 @@
 # mypy: allow-incomplete-defs, allow-untyped-defs, allow-untyped-decorators
 """Block verification of the drafted chains of a batch, on the device."""
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -21,6 +20,7 @@ from specdec.kernels.residual import (
     weights,
 )
 from specdec.kernels.score_keys import scores_of
+from specdec.kernels.tree_walk import empty_walk
 
 # With fewer, each thread has more numbers than registers.
 NUM_WARPS = 16
@@ -61,12 +61,8 @@ def block_walk(
     """
     keys = NoiseKeys(seeds, sample_indices, positions)
     check_walk(scores, draft_probs, starts, {"tokens": tokens}, keys)
-    rows, vocab, device = starts.numel() - 1, scores.shape[1], scores.device
-    walk = Walk(
-        torch.empty(rows, max_depth, dtype=torch.int64, device=device),
-        torch.empty(rows, dtype=torch.int64, device=device),
-        torch.empty(rows, dtype=torch.int64, device=device),
-    )
+    rows, vocab = starts.numel() - 1, scores.shape[1]
+    walk = empty_walk(rows, max_depth, scores.device)
     if rows:
         block_walk_kernel[(rows,)](
             scores,

@@ -22,6 +22,7 @@ from specdec.kernels.residual import (
     without,
 )
 from specdec.kernels.score_keys import scores_of, tokens_of
+from specdec.kernels.tree_walk import empty_walk
 
 # Smaller trees take no less time, and would each have to be compiled for.
 LEAST_NODES = 64
@@ -69,14 +70,10 @@ def rejection_walk(
     """
     keys = NoiseKeys(seeds, sample_indices, positions)
     check_walk(scores, draft_probs, starts, {"tokens": tokens, "parents": parents}, keys)
-    rows, vocab, device = starts.numel() - 1, scores.shape[1], scores.device
+    rows, vocab = starts.numel() - 1, scores.shape[1]
     if sampled.shape != (rows,) or sampled.dtype != torch.bool or not sampled.is_contiguous():
         raise ValueError(f"sampled {tuple(sampled.shape)} {sampled.dtype}: not bool {(rows,)}, as there are rows")
-    walk = Walk(
-        torch.empty(rows, max_depth, dtype=torch.int64, device=device),
-        torch.empty(rows, dtype=torch.int64, device=device),
-        torch.empty(rows, dtype=torch.int64, device=device),
-    )
+    walk = empty_walk(rows, max_depth, scores.device)
     if rows:
         rejection_walk_kernel[(rows,)](
             scores,

@@ -36,12 +36,7 @@ def tree_walk(emitted: Tensor, tokens: Tensor, parents: Tensor, starts: Tensor, 
     if {part.dtype for part in given} != {torch.int64} or not all(part.is_contiguous() for part in given):
         kinds = [(part.dtype, part.stride()) for part in given]
         raise ValueError(f"emitted, tokens, parents and starts are {kinds}: all must be int64 in one piece")
-    device = emitted.device
-    walk = Walk(
-        torch.empty(rows, max_depth, dtype=torch.int64, device=device),
-        torch.empty(rows, dtype=torch.int64, device=device),
-        torch.empty(rows, dtype=torch.int64, device=device),
-    )
+    walk = empty_walk(rows, max_depth, emitted.device)
     if rows:
         tree_walk_kernel[(rows,)](
             emitted,
@@ -55,6 +50,15 @@ def tree_walk(emitted: Tensor, tokens: Tensor, parents: Tensor, starts: Tensor, 
             num_warps=1,
         )
     return walk
+
+
+def empty_walk(rows: int, max_depth: int, device: torch.device) -> Walk:
+    """Memory for a kernel to fill."""
+    return Walk(
+        torch.empty(rows, max_depth, dtype=torch.int64, device=device),
+        torch.empty(rows, dtype=torch.int64, device=device),
+        torch.empty(rows, dtype=torch.int64, device=device),
+    )
 
 
 @triton.jit(do_not_specialize=["max_depth"])

@@ -1,7 +1,6 @@
 """Gumbel noise that every output position of a request has of its own, whoever asks and in whatever order."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
 from enum import IntEnum
 
 import numpy as np
@@ -42,7 +41,7 @@ class GumbelNoise:
     def at(self, seed: int, sample_index: int, position: int, stream: Stream = Stream.TARGET, lane: int = 0) -> Tensor:
         """float32 `[vocab_size]` noise of output position `position` (0 is the first generated token).
 
-        Valid until the 64th call from now, when its memory may be used again; for more at once there is `stack`.
+        Valid until the 64th call from now, when its memory may be used again.
         """
         key = (seed, sample_index, position, stream, lane)
         place = self._kept.get(key)
@@ -53,13 +52,6 @@ class GumbelNoise:
         else:
             self._kept.move_to_end(key)
         return self._vectors[place]
-
-    def stack(self, keys: Sequence[tuple[int, int, int, Stream, int]]) -> Tensor:
-        """float32 `[keys, vocab_size]`, a copy of the noise of each (seed, sample index, position, stream, lane)."""
-        noise = torch.empty(len(keys), self.vocab_size, device=self._vectors.device)
-        for place, key in enumerate(keys):
-            noise[place] = self.at(*key)
-        return noise
 
 
 def gumbel(

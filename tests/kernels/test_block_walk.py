@@ -23,7 +23,7 @@ chains = st.lists(st.lists(st.integers(0, VOCAB - 1), max_size=9).map(DraftTree.
 
 @pytest.fixture(autouse=True, scope="module")
 def poisoned() -> Iterator[None]:
-    with poisoned_outputs("block_walk"):
+    with poisoned_outputs("tree_walk"):
         yield
 
 
