@@ -86,8 +86,9 @@ class KVCache:
     def carry_out(self, moves: Sequence[BlockMove]) -> None:
         """Copy whole blocks, target's, head's and features, in the order given."""
         for run in _runs(moves):
-            sources, targets = (torch.tensor([getattr(move, end) for move in run]) for end in ("source", "target"))
-            sources, targets = sources.to(self.target.device), targets.to(self.target.device)
+            device = self.target.device
+            sources = upload([move.source for move in run], device)
+            targets = upload([move.target for move in run], device)
             match run[0].kind:
                 case MoveKind.COPY:
                     features = None if self.features is None else self.features[None]

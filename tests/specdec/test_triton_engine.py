@@ -1,7 +1,6 @@
 """The whole engine on Triton kernels, in the interpreter where there is no GPU."""
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +11,6 @@ from specdec import LLM, SamplingParams
 from specdec.draft_heads.draft_shape import DraftShape
 from specdec.draft_heads.drafter import Drafter, DraftRow
 from specdec.kernels.kernel_set import TORCH, choose_kernels
-from specdec.preemption_cost import PreemptionCost
 from specdec.verify.tree import DraftTree
 from tests.fakes import save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
 
@@ -98,18 +96,6 @@ def test_rules_that_weigh_take_the_same_coins(folder: Path, verify: str, draft: 
     assert found[0] == found[1]
 
 
-def test_swaps_copies_and_moves_keep_what_they_carry(folder: Path) -> None:
-    params = SamplingParams(temperature=1.0, seed=3, max_tokens=12, ignore_eos=True)
-    prompts = [[5 + i, 6, 7, 8, 9] for i in range(3)]
-    found = []
-    for kernels in ("torch", "triton"):
-        llm = load(folder, kernels, max_num_seqs=3, block_size=8, kv_cache_memory=5 * 8 * (3 * 4 * 16 + 32) * 4)
-        llm.engine.scheduler.cost = PreemptionCost(recompute_token=1.0, swap_block=0.0)
-        found.append([output.token_ids for output in llm.generate(prompts, params, use_tqdm=False)])
-        assert llm.stats().preemptions > 0
-    assert found[0] == found[1]
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -145,42 +131,3 @@ def test_a_cpu_runs_plain_torch_unless_asked(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     with pytest.raises(ValueError, match="run on cpu in Triton's interpreter alone; set TRITON_INTERPRET=1"):
         choose_kernels("triton", cpu, torch.float32)
-
-
-READERS = ("tolist", "item", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__", "__index__", "__array__")
-
-
-@pytest.mark.parametrize("verify", ["coupled", "rejection", "block"])
-@pytest.mark.parametrize("temperatures", [(0.0,) * 3, (0.8,) * 3, (0.0, 0.8, 1.0)])
-def test_the_host_reads_once_a_cycle(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, temperatures: tuple[float, ...], verify: str
-) -> None:
-    """Trees, paths and tokens come in one piece, at the end; until then the host only asks."""
-    llm = load(folder, "triton", max_num_seqs=4, verify=verify)
-    reads: list[str] = []
-
-    def watched(name: str) -> Callable[..., object]:
-        original = getattr(torch.Tensor, name)
-
-        def read(tensor: torch.Tensor, *args: object, **settings: object) -> object:
-            asker = sys._getframe(1).f_globals["__name__"]
-            if asker.startswith("specdec.") and not asker.startswith("specdec.kernels.attention_plan"):
-                reads.append(f"{asker}: {name}")
-            return original(tensor, *args, **settings)
-
-        return read
-
-    params = [SamplingParams(temperature=t, seed=i, max_tokens=30, ignore_eos=True) for i, t in enumerate(temperatures)]
-    groups = [llm.new_group([5 + i, 6, 7, 8], own) for i, own in enumerate(params)]
-    for request in (request for group in groups for request in group.requests):
-        llm.engine.add_request(request)
-    for _ in range(2):
-        llm.engine.step()
-    for name in READERS:
-        monkeypatch.setattr(torch.Tensor, name, watched(name))
-    for _ in range(3):
-        before = llm.stats().drafts_verified
-        reads.clear()
-        llm.engine.step()
-        assert llm.stats().drafts_verified > before
-        assert reads == ["specdec.verify.read_walks: tolist"]

@@ -142,7 +142,8 @@ def test_loss_and_gradients_are_those_of_chains_drafted_one_by_one(
     nothing = torch.zeros(())
     for pair in zip(*grads, strict=True):
         mine, other = (nothing if grad is None else grad for grad in pair)
-        torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-11)
+        # Passes multiply what the first one rounds, and entries cancel: errors are as large as the largest lets them.
+        torch.testing.assert_close(mine, other, rtol=0, atol=1e-9 * max(1.0, float(other.abs().max())))
 
 
 class RowCounts(TorchDispatchMode):

@@ -1,0 +1,159 @@
+"""The engine on a pretended GPU: everything lies on one device, nothing waits but once a step, graphs are replayed."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+
+from specdec import LLM, SamplingParams
+from specdec.cuda_graphs import CudaGraphs
+from specdec.draft_heads.draft_shape import DraftShape
+from specdec.model_runner import ModelRunner
+from specdec.preemption_cost import PreemptionCost
+from tests.fakes import save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
+from tests.pretend_gpu import GPU, PretendGPU, PretendTensor, pretend_gpu
+
+SHAPE = DraftShape(3, 2, 6)
+PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22], [20, 21, 22]]
+# So few blocks that a request must give way to another.
+SWAPPING = {
+    "enforce_eager": True,
+    "max_num_seqs": 3,
+    "swap_space": 1e-3,
+    "kv_cache_memory": 5 * 8 * (3 * 4 * 16 + 32) * 4,
+}
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendGPU]:
+    with pretend_gpu(monkeypatch) as gpu:
+        yield gpu
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pretended")
+    target = save_random_llama(folder / "target", head_dim=16)
+    save_shallow_llama(folder / "small", target)
+    save_random_head(folder / "head", head_dim=16)
+    save_random_eagle3(folder / "head3", head_dim=16)
+    return folder
+
+
+def load(folder: Path, head: str, **settings: Any) -> LLM:
+    return LLM(
+        folder / "target",
+        folder / head,
+        **{  # type: ignore[arg-type]
+            "dtype": "float32",
+            "shape": SHAPE,
+            "adaptive_drafts": False,
+            "prefill_stretch": 0,
+            "max_model_len": 48,
+            "max_num_seqs": 2,
+            "block_size": 8,
+            "kv_cache_memory": 1 << 18,
+            **settings,
+        },
+    )
+
+
+def run(llm: LLM, params: list[SamplingParams]) -> list[list[list[int]]]:
+    groups = [llm.new_group(prompt, own) for prompt, own in zip(PROMPTS, params, strict=True)]
+    for request in (request for group in groups for request in group.requests):
+        llm.engine.add_request(request)
+    while llm.engine.has_unfinished:
+        llm.engine.step()
+    return [[list(one.token_ids) for one in group.output().outputs] for group in groups]
+
+
+@pytest.mark.parametrize(
+    ("head", "settings", "asked"),
+    [
+        ("head", {"kv_cache_memory": None}, [{}, {"temperature": 1.0}]),
+        ("head3", {}, [{"temperature": 0.7}, {"temperature": 1.0, "n": 2}]),
+        ("small", {"draft_rank": 8, "draft_vocab": 60}, [{}, {"temperature": 0.7}]),
+        ("head3", {"verify": "rejection"}, [{}, {"temperature": 0.8}]),
+        ("head", {"verify": "block"}, [{"temperature": 1.0}, {"temperature": 0.8}]),
+        ("head", SWAPPING, [{"max_tokens": 12}, {"temperature": 1.0, "n": 2, "max_tokens": 12}]),
+    ],
+    ids=["eagle", "eagle3", "small model", "rejection", "block", "eager, swapping"],
+)
+def test_tokens_are_those_of_a_cpu_and_the_host_waits_once_a_step(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, head: str, settings: dict[str, Any], asked: list[dict[str, Any]]
+) -> None:
+    params = [
+        SamplingParams(**{"temperature": 0.0, "seed": i, "max_tokens": 4, "ignore_eos": True, **own})
+        for i, own in enumerate(asked)
+    ]
+    expected = run(load(folder, head, **settings), params)
+    monkeypatch.setattr("specdec.cuda_graphs.WARM_UPS", 1)
+    monkeypatch.setattr(ModelRunner, "preemption_cost", Mock(return_value=PreemptionCost(1.0, 0.0)))
+    with pretend_gpu(monkeypatch) as gpu:
+        llm = load(folder, head, device="cuda:0", **settings)
+        assert isinstance(llm.model.output.weight, PretendTensor)
+        step, steps = llm.engine.step, list[list[str]]()
+
+        def watched() -> Any:
+            gpu.waits.clear()
+            found = step()
+            steps.append(list(gpu.waits))
+            return found
+
+        monkeypatch.setattr(llm.engine, "step", watched)
+        assert run(llm, params) == expected
+        assert llm.stats().drafts_verified > 0
+        once = ["specdec.verify.read_walks: tolist"]
+        assert all(waits in ([], once) for waits in steps), steps
+        assert steps.count(once) > 1
+        assert (llm.engine.runner.graphs is None) == (settings is SWAPPING)
+        assert llm.stats().preemptions > 0 or settings is not SWAPPING
+
+
+@pytest.mark.usefixtures("gpu")
+def test_what_a_gpu_would_refuse_is_refused() -> None:
+    there, here = torch.arange(3, device=GPU), torch.arange(3)
+    assert there.device == GPU
+    assert there.tolist() == [0, 1, 2]
+    with pytest.raises(RuntimeError, match="expected all tensors on the same device"):
+        there + here
+    with pytest.raises(AssertionError, match="item while a graph is captured"):
+        CudaGraphs().capture(lambda: there.sum().item())
+    with pytest.raises(AssertionError, match="to from pageable memory while a graph"):
+        CudaGraphs().capture(lambda: here.to(GPU))
+
+
+def test_what_the_host_waits_for_is_noted(gpu: PretendGPU) -> None:
+    there = torch.tensor([1, 2], pin_memory=True).to(GPU, non_blocking=True)
+    assert gpu.waits == []
+    torch.tensor([1, 2]).to(GPU, non_blocking=True)
+    there[there > 1]
+    bool(there.any())
+    torch.tensor([1], device=GPU)
+    assert [wait.split(": ")[1] for wait in gpu.waits] == [
+        "to from pageable memory", "__getitem__", "__bool__", "tensor from pageable memory",
+    ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_replay_runs_what_was_launched_and_no_python() -> None:
+    """So a number that the host had at the capture stays, and nothing has a value before the first replay."""
+    factor, calls = 2, []
+    there = torch.ones(2, device=GPU)
+
+    def work() -> torch.Tensor:
+        calls.append(1)
+        return there.view(1, 2) * factor + torch.arange(2, device=GPU)
+
+    replay = CudaGraphs().capture(work)
+    captured, factor = len(calls), 3
+    there.fill_(5)
+    first = replay()
+    assert first.tolist() == [[10, 11]]
+    there.fill_(6)
+    assert replay() is first
+    assert first.tolist() == [[12, 13]]
+    assert len(calls) == captured
