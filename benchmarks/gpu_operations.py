@@ -11,8 +11,9 @@ from torch.nn import functional as F
 from benchmarks.gpu_batch import random_batch, random_tree
 from benchmarks.gpu_race import BOUNDS, EXACT, Case, Peer, Subject
 from benchmarks.gpu_sizes import Sizes
-from specdec.kernels import reference, reference_sampling, reference_swap
+from specdec.kernels import reference, reference_likeliest, reference_sampling, reference_swap
 from specdec.kernels.gumbel_argmax import gumbel_argmax
+from specdec.kernels.likeliest import keep_likeliest
 from specdec.kernels.move import copy_blocks, move_kv
 from specdec.kernels.perturbed_top_k import perturbed_top_k
 from specdec.kernels.rms_norm import add_rms_norm, rms_norm
@@ -47,6 +48,8 @@ def subjects(sizes: Sizes, device: torch.device) -> Iterator[Subject]:
         for way in ("sampled", "greedy"):
             shape = {"rows": rows, "tokens": sizes.vocabulary, "way": way}
             yield Subject("gumbel_argmax", shape, partial(_gumbel_argmax, rows, sizes.vocabulary, way, device))
+        shape = {"rows": rows, "tokens": sizes.vocabulary}
+        yield Subject("keep_likeliest", shape, partial(_keep_likeliest, rows, sizes.vocabulary, device))
     for rows in sizes.drafted_rows:
         for tokens in (sizes.draft_vocabulary, sizes.vocabulary):
             shape = {"rows": rows, "tokens": tokens, "k": CHILDREN}
@@ -196,6 +199,20 @@ def _gumbel_argmax(rows: int, tokens: int, way: str, device: torch.device) -> Ca
         num_bytes=scores.numel() * scores.element_size(),
         bound=EXACT,
         peers={"torch": Peer(lambda: torch.argmax(scores, -1), None if way == "sampled" else lambda tokens: tokens)},
+    )
+
+
+def _keep_likeliest(rows: int, tokens: int, device: torch.device) -> Case:
+    """Each call filters a copy, which is timed as well."""
+    scores = SCORE_SCALE * _drawn(device, torch.float32, rows, tokens)
+    limits = torch.tensor([[0.0, 50, 0.9]], device=device).expand(rows, -1).contiguous()
+    return Case(
+        run=lambda: keep_likeliest(scores.clone(), limits) > float("-inf"),
+        twin=lambda: reference_likeliest.keep_likeliest(scores.clone(), limits) > float("-inf"),
+        num_bytes=2 * scores.numel() * scores.element_size(),
+        # Of all tokens: a rounding may let one in or out.
+        bound=2e-5,
+        peers={"torch's sort": Peer(lambda: torch.sort(scores, descending=True), None)},
     )
 
 

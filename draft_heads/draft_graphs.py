@@ -1,12 +1,14 @@
-"""The drafting loop in graphs that are captured once and replayed."""
+"""The drafting loops in graphs that are captured once and replayed."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from specdec.draft_heads.draft_levels import DraftLevels
+from specdec.draft_heads.row_sampling import RowSampling
+from specdec.draft_heads.tree_draw import TreeDraw
 from specdec.draft_heads.tree_search import TreeSearch
 from specdec.kernels.attention_plan import Heads, Plan
 from specdec.kernels.capture import Capture
@@ -14,7 +16,7 @@ from specdec.kernels.plan_buffer import PlanBuffer, PlanSize
 from specdec.kernels.tree_attention import plan_of
 from specdec.verify.sampler import NoiseColumns, NoiseRows
 
-Grow = Callable[[DraftLevels, Tensor], TreeSearch]
+Grown = TypeVar("Grown")
 
 
 class GraphKey(NamedTuple):
@@ -33,8 +35,8 @@ class GraphKey(NamedTuple):
     plans: tuple[PlanSize, ...]
 
 
-class DraftGraphs:
-    """Replays the whole loop over levels; one graph per number of rows, captured when a step first needs it.
+class LoopGraphs(Generic[Grown]):
+    """Replays a whole loop over levels; one graph per number of rows, captured when a step first needs it.
 
     Args:
         grow: the loop, which must wait for nothing.
@@ -43,23 +45,20 @@ class DraftGraphs:
         max_blocks: of a request.
     """
 
-    def __init__(self, grow: Grow, capture: Capture, heads: Heads, max_blocks: int) -> None:
+    def __init__(
+        self, grow: Callable[[DraftLevels, Tensor], Grown], capture: Capture, heads: Heads, max_blocks: int
+    ) -> None:
         self.grow, self.capture, self.heads, self.max_blocks = grow, capture, heads, max_blocks
-        self._graphs: dict[GraphKey, _Graph] = {}
+        self._graphs: dict[GraphKey, _Graph[Grown]] = {}
 
     def __len__(self) -> int:
         return len(self._graphs)
 
-    @staticmethod
-    def padding(rows: int) -> int:
-        """How many rows a batch lacks to the next power of two."""
-        return (1 << (rows - 1).bit_length()) - rows
-
-    def __call__(self, levels: DraftLevels, hidden: Tensor) -> TreeSearch:
+    def __call__(self, levels: DraftLevels, hidden: Tensor) -> Grown:
         """The candidates of all rows, valid until the next call.
 
         Args:
-            levels: of a padded batch of plain rows.
+            levels: of a padded batch of rows that ask for a temperature and filters alone.
             hidden: `[rows, hidden_size]` of those that are no padding.
         """
         # A plan asks how long rows are, and not whom they see.
@@ -72,10 +71,32 @@ class DraftGraphs:
         return graph(levels, hidden, plans)
 
 
-class _Graph:
+class DraftGraphs(NamedTuple):
+    """Both kinds of trees.
+
+    Attributes:
+        search: of the likeliest tokens.
+        draw: of tokens drawn from q.
+        most_drawn_rows: with more, drawn trees are grown without a graph, as a graph keeps what they were drawn from.
+    """
+
+    search: LoopGraphs[TreeSearch]
+    draw: LoopGraphs[TreeDraw]
+    most_drawn_rows: int
+
+    def __len__(self) -> int:
+        return len(self.search) + len(self.draw)
+
+    @staticmethod
+    def padding(rows: int) -> int:
+        """How many rows a batch lacks to the next power of two."""
+        return (1 << (rows - 1).bit_length()) - rows
+
+
+class _Graph(Generic[Grown]):
     """A captured loop and the memory that it reads."""
 
-    def __init__(self, owner: DraftGraphs, levels: DraftLevels, hidden: Tensor, plans: list[Plan]) -> None:
+    def __init__(self, owner: LoopGraphs[Grown], levels: DraftLevels, hidden: Tensor, plans: list[Plan]) -> None:
         rows, device = levels.num_rows, hidden.device
 
         def zeros(*shape: int) -> Tensor:
@@ -83,7 +104,7 @@ class _Graph:
 
         sampled = torch.zeros(rows, dtype=torch.bool, device=device)
         self.noise = NoiseColumns(zeros(rows), zeros(rows), zeros(rows), sampled)
-        self.temperatures = torch.ones(rows, 1, dtype=torch.float64, device=device)
+        self.sampling = RowSampling.buffer(rows, device, torch.promote_types(hidden.dtype, torch.float32))
         self.hidden = hidden.new_zeros(rows, hidden.shape[1])
         self.plans = [PlanBuffer(plan) for plan in plans]
         self.levels = DraftLevels(
@@ -97,15 +118,14 @@ class _Graph:
             # The kernel goes by the plans.
             base=(),
             noise=NoiseRows((), self.noise),
-            temperatures=self.temperatures,
-            is_plain=True,
+            sampling=self.sampling,
             first=levels.first,
             plans={owner.heads: [buffer.plan for buffer in self.plans]},
         )
         self._fill(levels, hidden, plans)
         self._replay = owner.capture(lambda: owner.grow(self.levels, self.hidden))
 
-    def __call__(self, levels: DraftLevels, hidden: Tensor, plans: list[Plan]) -> TreeSearch:
+    def __call__(self, levels: DraftLevels, hidden: Tensor, plans: list[Plan]) -> Grown:
         self._fill(levels, hidden, plans)
         return self._replay()
 
@@ -116,10 +136,8 @@ class _Graph:
         own.tables[:, : levels.tables.shape[1]].copy_(levels.tables)
         for mine, given in zip(self.noise, levels.noise.columns(hidden.device), strict=True):
             mine.copy_(given)
-        if levels.temperatures is None:
-            self.temperatures.fill_(1)
-        else:
-            self.temperatures.copy_(levels.temperatures)
+        assert levels.sampling is not None
+        self.sampling.fill(levels.sampling)
         self.hidden[: len(hidden)].copy_(hidden)
         for buffer, plan in zip(self.plans, plans, strict=True):
             buffer.fill(plan)

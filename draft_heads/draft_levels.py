@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from specdec.draft_heads.drafter import DraftRow
+from specdec.draft_heads.row_sampling import RowSampling
 from specdec.draft_heads.tree_search import Frontier
 from specdec.kernels.attention_plan import Heads, Plan
 from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
@@ -30,8 +31,7 @@ class DraftLevels:
         own_bits: int64 `[depth - 1, width, words]`: of each scratch entry, the bit that stands for itself.
         base: known tokens of each row, host side.
         noise: of each row's first level.
-        temperatures: `[rows, 1]` to divide logits by, where that is all that rows ask for; None where all are 1.
-        is_plain: whether it is all.
+        sampling: of the roots; None where a row asks for more than a temperature and filters.
         first: the head's first entry.
         plans: per level but the last, how attention goes through it; made by its kernel where there is none.
     """
@@ -45,11 +45,11 @@ class DraftLevels:
     own_bits: Tensor
     base: Sequence[int]
     noise: NoiseRows
-    temperatures: Tensor | None
-    is_plain: bool
+    sampling: RowSampling | None
     first: int
     plans: dict[Heads, list[Plan]] = field(default_factory=dict)
     _bits: Tensor | None = None
+    _wide: tuple[NoiseRows, RowSampling | None] | None = None
 
     @staticmethod
     def start(
@@ -59,8 +59,13 @@ class DraftLevels:
         keys: Sequence[NoiseKey | None],
         first: int,
         device: torch.device,
+        dtype: torch.dtype,
     ) -> "DraftLevels":
-        """Before the first level."""
+        """Before the first level.
+
+        Args:
+            dtype: of processed logits.
+        """
         levels, width, _ = own_bits.shape
         base = [len(row.token_ids) for row in rows]
         count = levels * width
@@ -68,12 +73,6 @@ class DraftLevels:
             slots_of(row.block_table, start, start + count, block_size) for row, start in zip(rows, base, strict=True)
         ]
         by_level = upload(slots, device).view(len(rows), levels, width).transpose(0, 1)
-        samplings = [row.context.sampling for row in rows]
-        is_plain = not any(s.edits or s.filters for s in samplings)
-        temperatures = None
-        if is_plain and any(not s.is_greedy and s.temperature != 1 for s in samplings):
-            divisors = [[1.0 if s.is_greedy else s.temperature] for s in samplings]
-            temperatures = upload(divisors, device, torch.float64)
         return DraftLevels(
             depth=levels + 1,
             width=width,
@@ -84,8 +83,7 @@ class DraftLevels:
             own_bits=own_bits,
             base=base,
             noise=NoiseRows(keys),
-            temperatures=temperatures,
-            is_plain=is_plain,
+            sampling=RowSampling.of([row.context.sampling for row in rows], device, dtype),
             first=first,
         )
 
@@ -95,16 +93,21 @@ class DraftLevels:
 
     def restart(self) -> None:
         """Go on from the roots once more."""
-        self._bits = None
+        self._bits = self._wide = None
 
     def noise_at(self, level: int) -> NoiseRows:
-        """Of the children of a level's nodes; the roots are level 0."""
-        return self.noise if level == 0 else self.noise.repeated(self.width).later(level)
+        """Of each node of a level; the roots are level 0."""
+        return self.noise if level == 0 else self._repeated()[0]
 
-    def temperatures_at(self, level: int) -> Tensor | None:
-        if self.temperatures is None or level == 0:
-            return self.temperatures
-        return self.temperatures.repeat_interleave(self.width, 0)
+    def sampling_at(self, level: int) -> RowSampling | None:
+        """Likewise."""
+        return self.sampling if level == 0 else self._repeated()[1]
+
+    def _repeated(self) -> tuple[NoiseRows, RowSampling | None]:
+        if self._wide is None:
+            sampling = self.sampling and self.sampling.repeated(self.width)
+            self._wide = self.noise.repeated(self.width), sampling
+        return self._wide
 
     def ragged(self, frontier: Frontier, level: int) -> RaggedRows:
         """What the nodes expanded at `level`, from 1 on, see; in order of levels."""

@@ -1,6 +1,6 @@
 """Drafts trees with a head whose keys and values live in the paged cache under the target's block tables."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,14 +14,14 @@ from specdec.draft_heads.drafter import DraftRow, Proposal
 from specdec.draft_heads.llama_layer import PagedAttention
 from specdec.draft_heads.readout import Readout
 from specdec.draft_heads.rope import rotary_at
-from specdec.draft_heads.tree_draw import TreeDraw
+from specdec.draft_heads.tree_draw import DrawSizes, TreeDraw
 from specdec.draft_heads.tree_search import Frontier, TreeSearch
 from specdec.kernels.kernel_set import TORCH, KernelSet
 from specdec.kernels.ragged_rows import RaggedRows
 from specdec.kernels.upload import upload
 from specdec.verify.grown_trees import joined
 from specdec.verify.noise import Stream
-from specdec.verify.sampler import Candidates, NoiseKey, NoiseRows, Sampler
+from specdec.verify.sampler import Candidates, NoiseKey, Sampler
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.transforms import NodeRows, processed_logits
 from specdec.verify.tree import DraftTree
@@ -57,7 +57,7 @@ class EagleDrafter:
         kernels: of the device.
 
     Attributes:
-        graphs: of the loop over levels, where there are any.
+        graphs: of the loops over levels, where there are any.
     """
 
     def __init__(
@@ -81,6 +81,7 @@ class EagleDrafter:
         self.rope = llama.rope.table(llama.head_dim, llama.max_position, kv.dtype).to(kv.device)
         self.proposal = proposal
         self.branching = min(shape.branching, readout.size)
+        self.draw_sizes = DrawSizes.of(self.branching, shape)
         self.graphs: DraftGraphs | None = None
         self._own_bits = own_bits(shape.depth - 1, self.branching, kv.device)
 
@@ -99,7 +100,7 @@ class EagleDrafter:
         ]
         for chosen, draft in ((drawn, self._draw), ([k for k in drafting if k not in drawn], self._search)):
             if chosen:
-                roots = hidden if len(chosen) == len(hidden) else hidden[chosen]
+                roots = hidden if len(chosen) == len(hidden) else hidden.index_select(0, upload(chosen, hidden.device))
                 places = [reading[k] for k in chosen]
                 for i, tree in zip(places, draft([rows[i] for i in places], roots), strict=True):
                     trees[i] = tree
@@ -108,19 +109,47 @@ class EagleDrafter:
     def _search(self, rows: Sequence[DraftRow], hidden: Tensor) -> list[DraftTree]:
         """Trees of the likeliest tokens, with the position's noise or without."""
         depths = [min(self.shape.depth, row.max_depth) for row in rows]
-        nodes = [row.num_nodes for row in rows]
-        samplings = [row.context.sampling for row in rows]
-        if self.graphs is None or self.shape.min_reach or any(s.edits or s.filters for s in samplings):
-            levels = self._levels(rows, max(depths), self.branching)
-            return self._trees(self.grow(levels, hidden, rows, depths), nodes, depths)
-        padding = self.graphs.padding(len(rows))
-        levels = self._levels([*rows, *[self._nobody()] * padding], self.shape.depth, self.branching)
-        search = self.graphs(levels, hidden)
-        return self._trees(search, [*nodes, *[0] * padding], [*depths, *[1] * padding])[: len(rows)]
+        search: TreeSearch
+        if self.graphs is None or self.shape.min_reach or _asks_for_more(rows):
+            levels = self._levels(rows, max(depths), self.branching, self._own_noise(rows))
+            search = self.search(levels, hidden, rows, depths)
+        else:
+            padded = self._padded(rows)
+            levels = self._levels(padded, self.shape.depth, self.branching, self._own_noise(padded))
+            search = self.graphs.search(levels, hidden)
+        return self._trees(search, rows, depths)
 
-    def _trees(self, search: TreeSearch, nodes: Sequence[int], depths: Sequence[int]) -> list[DraftTree]:
+    def _draw(self, rows: Sequence[DraftRow], hidden: Tensor) -> list[DraftTree]:
+        """Trees of tokens drawn from q. How many is settled before any is drawn, or q would not be their law."""
+        depths = [min(self.shape.depth, row.max_depth) for row in rows]
+        draw: TreeDraw
+        if self.graphs is None or _asks_for_more(rows) or len(rows) > self.graphs.most_drawn_rows:
+            levels = self._levels(rows, max(depths), self.draw_sizes.width, self._draft_noise(rows))
+            draw = self.draw(levels, hidden, rows)
+        else:
+            padded = self._padded(rows)
+            levels = self._levels(padded, self.shape.depth, self.draw_sizes.width, self._draft_noise(padded))
+            draw = self.graphs.draw(levels, hidden)
+        return self._trees(draw, rows, depths)
+
+    @property
+    def laws(self) -> int:
+        """How many distributions a drawn tree's children come from."""
+        return 1 + (self.shape.depth - 1) * self.draw_sizes.width
+
+    def _padded(self, rows: Sequence[DraftRow]) -> list[DraftRow]:
+        """Up to a number of rows that there are graphs of."""
+        assert self.graphs is not None
+        return [*rows, *[self._nobody()] * self.graphs.padding(len(rows))]
+
+    def _trees(
+        self, candidates: TreeSearch | TreeDraw, rows: Sequence[DraftRow], depths: Sequence[int]
+    ) -> list[DraftTree]:
         """On a CPU from lists, which is faster there; else left on the device, so that the host need not wait."""
-        return search.trees(nodes, depths) if self.kernels is TORCH else search.grown(nodes, depths)
+        padding = candidates.num_rows - len(rows)
+        bounds = [*(row.num_nodes for row in rows), *[0] * padding], [*depths, *[1] * padding]
+        trees = candidates.trees(*bounds) if self.kernels is TORCH else candidates.grown(*bounds)
+        return trees[: len(rows)]
 
     def _nobody(self) -> DraftRow:
         """A row whose nodes lie where no request reads."""
@@ -128,22 +157,23 @@ class EagleDrafter:
         table = [block] * -(-(2 + self.shape.slots) // self.block_size)
         return DraftRow(table, 1, 2, 0, 0, Context(Sampling(), [0, 0], 1))
 
-    def grow(
+    def search(
         self, levels: DraftLevels, hidden: Tensor, rows: Sequence[DraftRow] = (), depths: list[int] | None = None
     ) -> TreeSearch:
-        """The loop over levels. Where all rows are plain and `min_reach` is 0 it waits for nothing.
+        """The loop over levels. Where no row asks for more than filters and `min_reach` is 0 it waits for nothing.
 
         Args:
             levels: from the roots on.
             hidden: `[rows, hidden_size]`, the head's state after each root.
-            rows: need not be given where all are plain.
+            rows: need not be given then.
             depths: of the rows; lowered where there is little chance of getting deeper.
         """
         levels.restart()
         search = TreeSearch(levels.num_rows, self.branching)
         for level in range(1, levels.depth + 1):
             scores = self._scores(hidden, levels, level, rows, search.frontier_paths)
-            frontier = search.expand(self.sampler.top_k(scores, levels.noise_at(level - 1), self.branching))
+            noise = levels.noise_at(level - 1).later(level - 1)
+            frontier = search.expand(self.sampler.top_k(scores, noise, self.branching))
             if self.shape.min_reach and depths and level < levels.depth:
                 for i, reach in enumerate(frontier.values.exp().sum(1).tolist()):
                     if reach < self.shape.min_reach:
@@ -153,23 +183,21 @@ class EagleDrafter:
             hidden = self._expand(levels, frontier, hidden, level)
         return search
 
-    def _draw(self, rows: Sequence[DraftRow], hidden: Tensor) -> list[DraftTree]:
-        """Trees of tokens drawn from q. How many is settled before any is drawn, or q would not be their law."""
-        draw = TreeDraw(len(rows), self.branching, self.shape)
-        levels = self._levels(rows, min(self.shape.depth, max(row.max_depth for row in rows)), draw.width)
-        root_noise = self._draft_noise(rows)
+    def draw(self, levels: DraftLevels, hidden: Tensor, rows: Sequence[DraftRow] = ()) -> TreeDraw:
+        """Likewise of drawn trees."""
+        levels.restart()
+        draw = TreeDraw(levels.num_rows, self.draw_sizes)
         for level in range(1, levels.depth + 1):
             scores = self._scores(hidden, levels, level, rows, draw.frontier_paths)
             log_q = torch.log_softmax(scores.full(), -1)
-            noise = root_noise.repeated(len(log_q) // len(rows))
             candidates = Candidates(log_q.clone(), scores.vocab_size)
-            children = self.sampler.top_k(candidates, noise, min(draw.count, log_q.shape[1]), Stream.DRAFT, level)
-            by_row = (part.view(len(rows), -1, part.shape[1]) for part in (log_q, children.tokens))
+            count = min(draw.count, log_q.shape[1])
+            children = self.sampler.top_k(candidates, levels.noise_at(level - 1), count, Stream.DRAFT, level)
+            by_row = (part.view(levels.num_rows, -1, part.shape[1]) for part in (log_q, children.tokens))
             frontier = draw.expand(*by_row)
             if level < levels.depth:
                 hidden = self._expand(levels, frontier, hidden, level)
-        nodes, depths = [row.num_nodes for row in rows], [row.max_depth for row in rows]
-        return draw.trees(nodes, depths) if self.kernels is TORCH else draw.grown(nodes, depths)
+        return draw
 
     def _read_features(self, rows: Sequence[DraftRow]) -> Tensor:
         """Run the head over the tokens that it shall read; its prediction after each row's last."""
@@ -206,11 +234,11 @@ class EagleDrafter:
             return hidden
         return hidden.index_select(0, upload(counts, device).cumsum(0) - 1)
 
-    def _levels(self, rows: Sequence[DraftRow], depth: int, width: int) -> DraftLevels:
+    def _levels(self, rows: Sequence[DraftRow], depth: int, width: int, keys: list[NoiseKey | None]) -> DraftLevels:
         device = self.kv.device
         bits = self._own_bits[: depth - 1] if width == self.branching else own_bits(depth - 1, width, device)
-        keys = [self._noise_key(row) for row in rows]
-        return DraftLevels.start(rows, self.block_size, bits, keys, self.head.first_entry, device)
+        dtype = torch.promote_types(self.kv.dtype, torch.float32)
+        return DraftLevels.start(rows, self.block_size, bits, keys, self.head.first_entry, device, dtype)
 
     def _expand(self, levels: DraftLevels, frontier: Frontier, hidden: Tensor, level: int) -> Tensor:
         """Run the head over the frontier; its predictions after each frontier node, `[rows * width, hidden]`."""
@@ -236,31 +264,34 @@ class EagleDrafter:
     ) -> Candidates:
         """The head's processed logits of `rows * width` nodes; `paths` gives `[rows, width, level - 1]` tokens."""
         found = self.readout(self.head.read(hidden))
-        logits = found.scores
-        if levels.is_plain:
-            # What `processed_logits` does for such rows, without a look at each.
-            scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
-            temperatures = levels.temperatures_at(level - 1)
-            return found._replace(scores=scores if temperatures is None else scores / temperatures.to(scores.dtype))
-        width = logits.shape[0] // len(rows)
+        sampling = levels.sampling_at(level - 1)
+        if sampling is not None:
+            return found._replace(scores=sampling.process(found.scores, self.kernels))
+        width = len(found.scores) // len(rows)
         parts = [NodeRows(row.context, width, partial(_paths_of, paths, i)) for i, row in enumerate(rows)]
-        return Candidates(processed_logits(found.full(), parts), found.vocab_size)
+        return Candidates(processed_logits(found.full(), parts, self.kernels), found.vocab_size)
 
-    def _noise_key(self, row: DraftRow) -> NoiseKey | None:
+    def _own_noise(self, rows: Sequence[DraftRow]) -> list[NoiseKey | None]:
         """Of the output position that a root's children would take, where they follow its noise."""
-        sampling = row.context.sampling
-        if self.proposal != Proposal.COUPLED or sampling.is_greedy:
-            return None
-        return NoiseKey(sampling.seed, sampling.sample_index, row.context.num_output)
+        coupled = self.proposal == Proposal.COUPLED
+        return [key if coupled and not row.context.sampling.is_greedy else None for row, key in self._keys(rows)]
 
-    def _draft_noise(self, rows: Sequence[DraftRow]) -> NoiseRows:
+    def _draft_noise(self, rows: Sequence[DraftRow]) -> list[NoiseKey | None]:
         """Of this step alone: a rule may cut a chain by what was drawn behind the cut, and who drew the same again in
         the next step would know that.
         """
-        samplings = [row.context.sampling for row in rows]
-        return NoiseRows(
-            [NoiseKey(s.seed, s.sample_index, row.context.num_output) for s, row in zip(samplings, rows, strict=True)]
-        )
+        return [key for _, key in self._keys(rows)]
+
+    @staticmethod
+    def _keys(rows: Sequence[DraftRow]) -> Iterator[tuple[DraftRow, NoiseKey]]:
+        for row in rows:
+            sampling = row.context.sampling
+            yield row, NoiseKey(sampling.seed, sampling.sample_index, row.context.num_output)
+
+
+def _asks_for_more(rows: Sequence[DraftRow]) -> bool:
+    """Than a temperature and filters."""
+    return any(row.context.sampling.edits for row in rows)
 
 
 def _paths_of(paths: Callable[[], Tensor], row: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +14,27 @@ from specdec.verify.grown_trees import NO_LAW, GrownTrees, NodeColumns
 from specdec.verify.tree import ROOT, DraftTree
 
 
+class DrawSizes(NamedTuple):
+    """How drawn trees grow.
+
+    Attributes:
+        first: children of the root.
+        width: nodes expanded at each level after it.
+        each: children of each of these.
+    """
+
+    first: int
+    width: int
+    each: int
+
+    @staticmethod
+    def of(branching: int, shape: DraftShape) -> "DrawSizes":
+        per_level = max(1, shape.nodes // shape.depth)
+        first = min(branching, per_level)
+        width = min(branching, max(1, per_level // 2), first)
+        return DrawSizes(first, width, max(1, min(branching, per_level // width)))
+
+
 class TreeDraw:
     """Candidates of a batch of rows, level by level, each node's children drawn without replacement.
 
@@ -21,16 +43,12 @@ class TreeDraw:
     alone, and never on the children themselves.
 
     Args:
-        branching: most nodes expanded per level, and most children of one.
-        shape: bounds of a tree; `min_reach` is not used.
+        sizes: children a node, nodes a level.
     """
 
-    def __init__(self, num_rows: int, branching: int, shape: DraftShape) -> None:
+    def __init__(self, num_rows: int, sizes: DrawSizes) -> None:
         self.num_rows = num_rows
-        per_level = max(1, shape.nodes // shape.depth)
-        self.first = min(branching, per_level)
-        self.width = min(branching, max(1, per_level // 2), self.first)
-        self.each = max(1, min(branching, per_level // self.width))
+        self.sizes = sizes
         self._tokens: list[Tensor] = []
         self._possible: list[Tensor] = []
         self._probs: list[Tensor] = []
@@ -41,7 +59,7 @@ class TreeDraw:
     @property
     def count(self) -> int:
         """Children of each node of the level that is drawn next."""
-        return self.each if self._tokens else self.first
+        return self.sizes.each if self._tokens else self.sizes.first
 
     def expand(self, log_q: Tensor, tokens: Tensor) -> Frontier:
         """Take each frontier node's children, and the likeliest of them as the next frontier.
@@ -60,13 +78,15 @@ class TreeDraw:
         flat_values, flat_tokens = values.view(rows, -1), tokens.view(rows, -1)
         self._tokens.append(flat_tokens)
         self._probs.append(log_q.exp())
-        best_values, best = flat_values.topk(min(self.width, flat_values.shape[1]), dim=-1)
+        best_values, best = flat_values.topk(min(self.sizes.width, flat_values.shape[1]), dim=-1)
         self._values = best_values
         self._best.append(best)
         parents = best // each
         chosen = flat_tokens.gather(1, best)
-        above = self._paths.to(best.device).gather(1, parents[:, :, None].expand(-1, -1, self._paths.shape[2]))
-        self._paths = torch.cat([above, chosen[:, :, None]], 2)
+        last = chosen[:, :, None]
+        depth = self._paths.shape[2]
+        above = [self._paths.gather(1, parents[:, :, None].expand(-1, -1, depth))] if depth else []
+        self._paths = torch.cat([*above, last], 2)
         return Frontier(chosen, parents, best_values)
 
     def frontier_paths(self) -> Tensor:

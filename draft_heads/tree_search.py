@@ -65,10 +65,11 @@ class TreeSearch:
 
     def frontier_paths(self) -> Tensor:
         """int64 `[rows, frontier, level]`: the tokens from the root's child down to each frontier node."""
-        paths = torch.empty(self.num_rows, 1, 0, dtype=torch.int64)
+        device = self._tokens[0].device if self._tokens else None
+        paths = torch.empty(self.num_rows, 1, 0, dtype=torch.int64, device=device)
         for tokens, best in zip(self._tokens, self._best, strict=True):
             each = tokens.shape[1] // paths.shape[1]
-            above = paths.to(tokens.device).gather(1, (best // each)[:, :, None].expand(-1, -1, paths.shape[2]))
+            above = paths.gather(1, (best // each)[:, :, None].expand(-1, -1, paths.shape[2]))
             paths = torch.cat([above, tokens.gather(1, best)[:, :, None]], 2)
         return paths
 

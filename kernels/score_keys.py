@@ -17,15 +17,20 @@ def score_keys(scores, tokens):
         scores: float32, no NaN.
         tokens: integers from 0 to 2**32 - 1, of the same shape.
     """
+    return (score_bits(scores).to(tl.int64) << 32) | (tokens.to(tl.int64) ^ LOW_HALF)
+
+
+@triton.jit
+def score_bits(scores):
+    """int32 that compare as the scores do."""
     # 0 for -0, which is as large.
-    bits = tl.where(scores == 0, 0.0, scores).to(tl.int32, bitcast=True)
-    return (_ordered(bits).to(tl.int64) << 32) | (tokens.to(tl.int64) ^ LOW_HALF)
+    return ordered(tl.where(scores == 0, 0.0, scores).to(tl.int32, bitcast=True))
 
 
 @triton.jit
 def scores_of(keys):
     """float32."""
-    return _ordered((keys >> 32).to(tl.int32)).to(tl.float32, bitcast=True)
+    return ordered((keys >> 32).to(tl.int32)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -35,6 +40,6 @@ def tokens_of(keys):
 
 
 @triton.jit
-def _ordered(bits):
+def ordered(bits):
     """A float's bits as an integer that compares as the float does; its own inverse."""
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)

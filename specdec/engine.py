@@ -160,7 +160,7 @@ class LLMEngine:
             acceptance, span = next(found)
             acceptances.append(acceptance)
             if request.params.logprobs is not None:
-                score_output(request, acceptance, tree, logits[span], self.logprobs_mode)
+                score_output(request, acceptance, tree, logits[span], self.logprobs_mode, self.cache.kernels)
         return acceptances
 
     def _commit(self, done: "list[_Done]") -> None:

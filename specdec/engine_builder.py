@@ -9,7 +9,7 @@ from specdec.config import NGRAM, EngineConfig
 from specdec.cost_measurement import measure_step_cost
 from specdec.cuda_graphs import CudaGraphs
 from specdec.draft_heads.draft_model import DraftModel
-from specdec.draft_heads.drafter import Drafter, NoDrafter
+from specdec.draft_heads.drafter import Drafter, NoDrafter, Proposal
 from specdec.draft_heads.eagle_drafter import EagleDrafter
 from specdec.draft_heads.ngram_drafter import NGramDrafter
 from specdec.engine import LLMEngine
@@ -79,7 +79,8 @@ def build_engine(
 
             seats = config.scheduler.max_num_seqs
             attach_graphs(runner, heads, CudaGraphs().capture, seats, longest + slots)
-            capture_graphs(runner, unhindered, seats, longest, shape, draft_context)
+            temperatures = (0.0, 1.0) if rule.proposal == Proposal.DRAWN else (0.0,)
+            capture_graphs(runner, unhindered, seats, longest, shape, draft_context, temperatures)
         manager = KVCacheManager(num_blocks, size, num_host_blocks, config.enable_prefix_caching)
         cost = runner.preemption_cost() if num_host_blocks else PreemptionCost()
         # A rehearsal is of the largest steps.

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from specdec.draft_heads.draft_graphs import DraftGraphs
+from specdec.draft_heads.draft_graphs import DraftGraphs, LoopGraphs
 from specdec.draft_heads.eagle_drafter import EagleDrafter
 from specdec.draft_heads.llama_config import LlamaConfig
 from specdec.kernels.attention_plan import Heads
@@ -10,6 +10,9 @@ from specdec.kernels.capture import Capture
 from specdec.kernels.ragged_rows import WORD_BITS
 from specdec.model_runner import ModelRunner
 from specdec.step_graphs import StepGraphs
+
+# Of what a graph's drawn trees were drawn from, float32 over the vocabulary for each node: the graph keeps it for good.
+MOST_LAW_BYTES = 256 << 20
 
 
 def attach_graphs(
@@ -35,8 +38,10 @@ def attach_graphs(
     heads = _heads(runner.model.config, number_bytes)
     runner.graphs = StepGraphs(runner.features, capture, heads, max_rows, max_blocks, words)
     if drafters:
-        grow, heads = drafters[0].grow, _heads(drafters[0].head.llama, number_bytes)
-        graphs = DraftGraphs(grow, capture, heads, max_blocks)
+        first = drafters[0]
+        rest = (capture, _heads(first.head.llama, number_bytes), max_blocks)
+        most = MOST_LAW_BYTES // (4 * runner.model.config.vocab_size * first.laws)
+        graphs = DraftGraphs(LoopGraphs(first.search, *rest), LoopGraphs(first.draw, *rest), most)
         for drafter in drafters:
             drafter.graphs = graphs
 

@@ -6,6 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from specdec.kernels.kernel_set import KernelSet
+from specdec.kernels.upload import upload
 from specdec.outputs import Logprob
 from specdec.request import Request
 from specdec.verify.transforms import NodeRows, processed_logits
@@ -28,19 +30,22 @@ def score_prompt(request: Request, logits: Tensor) -> None:
         request.prompt_logprobs += _named(request, rows[known:])
 
 
-def score_output(request: Request, acceptance: Acceptance, tree: DraftTree, logits: Tensor, mode: LogprobsMode) -> None:
+def score_output(
+    request: Request, acceptance: Acceptance, tree: DraftTree, logits: Tensor, mode: LogprobsMode, kernels: KernelSet
+) -> None:
     """Note the log-probabilities of a step's tokens.
 
     Args:
         logits: `[1 + nodes, vocab]` of the root and the tree's nodes.
+        kernels: of the device.
     """
     assert request.params.logprobs is not None
     tokens = [*(tree.tokens[node] for node in acceptance.path), acceptance.next_token]
-    rows = torch.tensor([0, *(1 + node for node in acceptance.path)], device=logits.device)
-    scores = logits[rows]
+    rows = [0, *(1 + node for node in acceptance.path)]
+    scores = logits[upload(rows, logits.device)]
     if mode == "processed_logprobs":
-        paths = torch.from_numpy(tree.path_tokens)[rows.cpu()]
-        scores = processed_logits(scores, [NodeRows(request.context, len(rows), lambda: paths)])
+        paths = torch.from_numpy(tree.path_tokens)[rows]
+        scores = processed_logits(scores, [NodeRows(request.context, len(rows), lambda: paths)], kernels)
     if tokens[-1] < 0:
         tokens, scores = tokens[:-1], scores[:-1]
     request.logprobs += _named(request, top_logprobs(_log_softmax(scores), tokens, request.params.logprobs))

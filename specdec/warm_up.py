@@ -1,6 +1,7 @@
 """Captures the graphs of usual steps before the first request comes."""
 
 import sys
+from collections.abc import Sequence
 
 import torch
 from rich.console import Console
@@ -23,6 +24,7 @@ def capture_graphs(
     longest: int,
     shape: DraftShape | None,
     draft_context: int = sys.maxsize,
+    temperatures: Sequence[float] = (0.0,),
 ) -> None:
     """Run plain steps, steps of the largest trees and the drafting of these, of 1, 2, 4 … rows.
 
@@ -34,6 +36,7 @@ def capture_graphs(
         longest: tokens of a request.
         shape: of trees, None likewise.
         draft_context: tokens from which on nothing is drafted.
+        temperatures: of the rows that trees are drafted for: rules that weigh have other trees above 0.
     """
     counts = [1 << power for power in range(max_rows.bit_length())]
     nodes = shape.nodes if shape is not None else 0
@@ -50,4 +53,5 @@ def capture_graphs(
                 if rows * (1 + tree) <= TOKEN_BUCKETS[-1][0]:
                     runner.run_dummy_rows(rows, context, tree)
             if drafter is not None and shape is not None and context + 1 < draft_context:
-                drafter.propose(dummy_draft_rows(runner.cache, rows, context, shape, shape.depth))
+                for temperature in temperatures:
+                    drafter.propose(dummy_draft_rows(runner.cache, rows, context, shape, shape.depth, temperature))

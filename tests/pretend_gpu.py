@@ -188,7 +188,9 @@ class PretendGPU(TorchFunctionMode):
         if name == "repeat_interleave":
             return isinstance(args[1], Tensor) and "output_size" not in kwargs
         if name in ("__getitem__", "__setitem__"):
-            return any(isinstance(leaf, Tensor) and leaf.dtype == torch.bool for leaf in tree_leaves(args[1]))
+            index = args[1] if isinstance(args[1], tuple) else (args[1],)
+            # A list is made a tensor in pageable memory; a mask says how many by its numbers alone.
+            return any(isinstance(one, list) or (isinstance(one, Tensor) and one.dtype == torch.bool) for one in index)
         return name in READERS or (name == "to" and any(_is_cpu(leaf) for leaf in tree_leaves((args, kwargs))))
 
     def _note(self, what: str) -> None:

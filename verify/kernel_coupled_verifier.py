@@ -17,8 +17,7 @@ class KernelCoupledVerifier(CoupledVerifier):
     """`CoupledVerifier`, which walks where the logits are."""
 
     def __init__(self, kernels: KernelSet) -> None:
-        super().__init__(KernelSampler(kernels))
-        self.kernels = kernels
+        super().__init__(KernelSampler(kernels), kernels)
 
     def accept(self, rows: Sequence[SampledRow], emitted: Tensor) -> list[Acceptance]:
         device, trees = emitted.device, [row.tree for row in rows]

@@ -58,6 +58,11 @@ class Sampling:
         return not self.is_greedy and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
     @property
+    def limits(self) -> tuple[float, float, float]:
+        """min_p, top_k and top_p, of a greedy row those that keep all."""
+        return (self.min_p, self.top_k, self.top_p) if self.filters else (0.0, 0, 1.0)
+
+    @property
     def edits(self) -> bool:
         """Whether logits are changed in a way that can change the argmax."""
         limited = self.allowed_token_ids is not None or self.bad_words or self.logit_bias

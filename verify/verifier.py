@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from specdec.kernels.kernel_set import TORCH, KernelSet
 from specdec.verify.sampler import NoiseKey, NoiseRows, Sampler
 from specdec.verify.sampling import Context
 from specdec.verify.transforms import NodeRows, processed_logits
@@ -57,8 +58,8 @@ class CoupledVerifier:
     where there is none. The result is a function of p and the seed, whatever the tree (Daliri et al. 2024).
     """
 
-    def __init__(self, sampler: Sampler) -> None:
-        self.sampler = sampler
+    def __init__(self, sampler: Sampler, kernels: KernelSet = TORCH) -> None:
+        self.sampler, self.kernels = sampler, kernels
 
     def verify(self, rows: Sequence[SampledRow], logits: Tensor) -> list[Acceptance]:
         return self.accept(rows, self.emitted_tokens(rows, logits))
@@ -76,7 +77,7 @@ class CoupledVerifier:
         """int64 `[sum of (1 + nodes)]`: the token that the target emits after each root and node."""
         scores, samplings = logits, [row.context.sampling for row in rows]
         if any(sampling.edits or not sampling.is_greedy for sampling in samplings):
-            scores = processed_logits(logits, [row.nodes for row in rows])
+            scores = processed_logits(logits, [row.nodes for row in rows], self.kernels)
             # The sampler adds its noise in place, and the logits are still to be scored.
             scores = scores.clone() if scores.data_ptr() == logits.data_ptr() else scores
         return self.sampler.argmax(scores, self.noise_of(rows, logits.device))

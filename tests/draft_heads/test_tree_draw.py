@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdec.draft_heads.draft_shape import DraftShape
-from specdec.draft_heads.tree_draw import TreeDraw
+from specdec.draft_heads.tree_draw import DrawSizes, TreeDraw
 from specdec.draft_heads.tree_search import Frontier
 from specdec.verify.noise import Stream, gumbel
 from specdec.verify.tree import ROOT, DraftTree
@@ -58,7 +58,7 @@ def draw_level(draw: TreeDraw, log_q: Tensor, noise: Tensor) -> Frontier:
 
 def draw_with(heads: list[Head], shape: DraftShape, lanes: list[int]) -> Drawn:
     """Draw as many levels as there are `lanes`, which tell the levels' noise apart."""
-    draw = TreeDraw(len(heads), min(shape.branching, VOCAB), shape)
+    draw = TreeDraw(len(heads), DrawSizes.of(min(shape.branching, VOCAB), shape))
     noise = [
         [gumbel(11, row, level, VOCAB, Stream.DRAFT, lane) for level, lane in enumerate(lanes)]
         for row in range(len(heads))
@@ -187,7 +187,7 @@ def test_branching_of_one_is_a_chain(depth: int, seed: int) -> None:
 def test_no_more_children_than_q_can_draw(possible: int) -> None:
     log_q = torch.full((1, 1, VOCAB), float("-inf"))
     log_q[0, 0, :possible] = 0.0
-    draw = TreeDraw(1, VOCAB, DraftShape(1, VOCAB, VOCAB))
+    draw = TreeDraw(1, DrawSizes.of(VOCAB, DraftShape(1, VOCAB, VOCAB)))
     draw_level(draw, torch.log_softmax(log_q, -1), gumbel(0, 0, 0, VOCAB)[None])
     (tree,) = draw.trees([VOCAB], [1])
     assert sorted(tree.tokens) == list(range(possible))

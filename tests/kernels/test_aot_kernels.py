@@ -8,7 +8,16 @@ from typing import Any, NamedTuple
 import pytest
 import triton
 
-from specdec.kernels import gumbel_argmax, move, perturbed_top_k, rms_norm, rotary_store, silu_and_mul, tree_walk
+from specdec.kernels import (
+    gumbel_argmax,
+    likeliest,
+    move,
+    perturbed_top_k,
+    rms_norm,
+    rotary_store,
+    silu_and_mul,
+    tree_walk,
+)
 from tests.kernels.aot import SHARED_LIMIT, Specialisation, compile_all
 
 DEMO = Path(__file__).parents[2] / "specdec" / "demo" / "target" / "config.json"
@@ -122,6 +131,13 @@ def second_passes(vocab: int) -> Iterator[Specialisation]:
         )
 
 
+def filters(vocab: int) -> Specialisation:
+    signature = {**typed("p_scores p_limits", "fp32"), "stride": "i32:16"}
+    sizes = {"VOCAB": vocab, "BLOCK": likeliest.BLOCK_SIZE, "PIVOTS": likeliest.PIVOTS}
+    warps = likeliest.num_warps(likeliest.BLOCK_SIZE)
+    return Specialisation(f"keep_likeliest {vocab}", likeliest.keep_likeliest_kernel, signature, sizes, warps)
+
+
 def walks() -> Iterator[Specialisation]:
     names = "p_emitted p_tokens p_parents p_starts p_paths p_lengths p_next_tokens"
     signature = {**typed(names, "i64"), "max_depth": "i32"}
@@ -135,7 +151,13 @@ def specialisations() -> list[Specialisation]:
     specs = [spec for shape in shapes() for spec in layer(shape)]
     specs += [moves("bf16", "i64"), moves("bf16", "i32"), moves("fp32", "i32")]
     specs += [spec for vocab, dtype in ((128256, "fp32"), (128256, "bf16")) for spec in sampling(vocab, dtype)]
-    return [*specs, *second_passes(128256), *second_passes(shapes()[-1].vocab), *walks()]
+    return [
+        *specs,
+        *second_passes(128256),
+        *second_passes(shapes()[-1].vocab),
+        *walks(),
+        *map(filters, (128256, 32000)),
+    ]
 
 
 @pytest.mark.parametrize("arch", SHARED_LIMIT)

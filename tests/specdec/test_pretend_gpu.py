@@ -10,7 +10,9 @@ import torch
 
 from specdec import LLM, SamplingParams
 from specdec.cuda_graphs import CudaGraphs
+from specdec.draft_heads.draft_graphs import DraftGraphs
 from specdec.draft_heads.draft_shape import DraftShape
+from specdec.draft_heads.eagle_drafter import EagleDrafter
 from specdec.model_runner import ModelRunner
 from specdec.preemption_cost import PreemptionCost
 from tests.fakes import save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
@@ -61,6 +63,12 @@ def load(folder: Path, head: str, **settings: Any) -> LLM:
     )
 
 
+def graphs_of_drafting(llm: LLM) -> DraftGraphs | None:
+    drafter = llm.engine.drafter
+    assert isinstance(drafter, EagleDrafter)
+    return drafter.graphs
+
+
 def run(llm: LLM, params: list[SamplingParams]) -> list[list[list[int]]]:
     groups = [llm.new_group(prompt, own) for prompt, own in zip(PROMPTS, params, strict=True)]
     for request in (request for group in groups for request in group.requests):
@@ -73,10 +81,10 @@ def run(llm: LLM, params: list[SamplingParams]) -> list[list[list[int]]]:
 @pytest.mark.parametrize(
     ("head", "settings", "asked"),
     [
-        ("head", {"kv_cache_memory": None}, [{}, {"temperature": 1.0}]),
-        ("head3", {}, [{"temperature": 0.7}, {"temperature": 1.0, "n": 2}]),
+        ("head", {"kv_cache_memory": None}, [{"temperature": 0.7, "top_p": 0.9}, {"temperature": 1.0}]),
+        ("head3", {}, [{"temperature": 0.7, "top_k": 9, "min_p": 0.1}, {"temperature": 1.0, "n": 2}]),
         ("small", {"draft_rank": 8, "draft_vocab": 60}, [{}, {"temperature": 0.7}]),
-        ("head3", {"verify": "rejection"}, [{}, {"temperature": 0.8}]),
+        ("head3", {"verify": "rejection"}, [{}, {"temperature": 0.8, "top_p": 0.8}]),
         ("head", {"verify": "block"}, [{"temperature": 1.0}, {"temperature": 0.8}]),
         ("head", SWAPPING, [{"max_tokens": 12}, {"temperature": 1.0, "n": 2, "max_tokens": 12}]),
     ],
@@ -95,6 +103,8 @@ def test_tokens_are_those_of_a_cpu_and_the_host_waits_once_a_step(
     with pretend_gpu(monkeypatch) as gpu:
         llm = load(folder, head, device="cuda:0", **settings)
         assert isinstance(llm.model.output.weight, PretendTensor)
+        graphs = graphs_of_drafting(llm)
+        captured = graphs and [len(graphs.search), len(graphs.draw)]
         step, steps = llm.engine.step, list[list[str]]()
 
         def watched() -> Any:
@@ -109,6 +119,9 @@ def test_tokens_are_those_of_a_cpu_and_the_host_waits_once_a_step(
         once = ["specdec.verify.read_walks: tolist"]
         assert all(waits in ([], once) for waits in steps), steps
         assert steps.count(once) > 1
+        # Captured at the start, of one row and of two; drawn trees where the rule weighs them.
+        assert captured == (None if settings is SWAPPING else [2, 2 if "verify" in settings else 0])
+        assert captured == (graphs and [len(graphs.search), len(graphs.draw)])
         assert (llm.engine.runner.graphs is None) == (settings is SWAPPING)
         assert llm.stats().preemptions > 0 or settings is not SWAPPING
 

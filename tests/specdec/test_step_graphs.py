@@ -1,6 +1,7 @@
 """Steps padded into memory that stays in its place: what is replayed computes what a pass of its own does."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from specdec import LLM, SamplingParams
 from specdec.draft_heads.draft_shape import DraftShape
-from specdec.draft_heads.drafter import DraftRow
+from specdec.draft_heads.drafter import DraftRow, Proposal
 from specdec.draft_heads.eagle_drafter import EagleDrafter
 from specdec.graphs import attach_graphs
 from specdec.step_graphs import TOKEN_BUCKETS, StepGraphs
@@ -169,45 +170,66 @@ def test_drafts_are_captured_up_to_where_the_head_has_positions(folder: Path, tm
         llm.engine.drafter.propose(calls[0])
 
 
-@settings(max_examples=3)
+@settings(max_examples=4)
 @given(
+    st.sampled_from([Proposal.COUPLED, Proposal.DRAWN]),
     st.lists(
-        st.tuples(st.integers(1, 20), st.sampled_from([0.0, 0.6, 1.0]), st.integers(0, 4), st.integers(0, 2)),
+        st.tuples(
+            st.integers(1, 20),
+            st.sampled_from(
+                [Sampling(), Sampling(0.6), Sampling(1.0), Sampling(1.0, top_p=0.6), Sampling(0.6, top_k=3)]
+            ),
+            st.integers(0, 4),
+            st.integers(0, 2),
+        ),
         min_size=1,
         max_size=SEATS,
-    )
+    ),
 )
 def test_trees_are_those_of_a_loop_of_its_own(
-    engines: tuple[LLM, LLM, Recorder], cases: list[tuple[int, float, int, int]]
+    engines: tuple[LLM, LLM, Recorder], proposal: Proposal, cases: list[tuple[int, Sampling, int, int]]
 ) -> None:
-    """Rows of any context, temperature, size and depth."""
+    """Rows of any context, sampling, size and depth, with the position's noise or drawn."""
     before = engines[2].replays
-    plain, graphed = (drafted(llm, cases) for llm in engines[:2])
+    plain, graphed = (drafted(llm, cases, proposal) for llm in engines[:2])
     assert plain == graphed
-    asked = any(nodes and depth for _, _, nodes, depth in cases)
-    assert engines[2].replays == before + asked
+    laws = [[tree.draft_probs for tree in trees] for trees in (plain, graphed)]
+    torch.testing.assert_close(*laws, rtol=1e-5, atol=1e-6)
+    kinds = {
+        proposal == Proposal.DRAWN and not sampling.is_greedy for _, sampling, nodes, depth in cases if nodes * depth
+    }
+    assert engines[2].replays == before + len(kinds)
 
 
-def drafted(llm: LLM, cases: list[tuple[int, float, int, int]]) -> list[DraftTree]:
-    """Trees of rows of so many known tokens, a temperature, nodes and levels, over a cache of random numbers."""
+def drafted(
+    llm: LLM, cases: list[tuple[int, Sampling, int, int]], proposal: Proposal = Proposal.COUPLED
+) -> list[DraftTree]:
+    """Trees of rows of so many known tokens, nodes and levels, over a cache of random numbers."""
     rows = []
-    for index, (known, temperature, nodes, depth) in enumerate(cases):
-        context = Context(Sampling(temperature=temperature, seed=index), list(range(3, 4 + known)), known)
+    for index, (known, sampling, nodes, depth) in enumerate(cases):
+        context = Context(replace(sampling, seed=index), list(range(3, 4 + known)), known)
         table = list(range(index * 5, index * 5 + 5))
         rows.append(DraftRow(table, known, known + 1, nodes, depth, context))
     cache, generator = llm.engine.cache, torch.Generator().manual_seed(1)
     for part in (cache.draft, cache.features):
         if part is not None:
             part.copy_(torch.randn(part.shape, generator=generator))
-    with torch.inference_mode():
-        return llm.engine.drafter.propose(rows)
+    drafter = llm.engine.drafter
+    assert isinstance(drafter, EagleDrafter)
+    drafter.proposal = proposal
+    try:
+        with torch.inference_mode():
+            return drafter.propose(rows)
+    finally:
+        drafter.proposal = Proposal.COUPLED
 
 
 def test_trees_of_a_small_model_are_those_of_a_loop_of_its_own(folder: Path) -> None:
     recorder = Recorder()
     plain, graphed = (load(folder, one, "small", draft_rank=8) for one in (None, recorder))
     before = recorder.replays
-    for cases in ([(3, 0.0, 4, 2), (20, 0.7, 4, 2), (9, 1.0, 3, 2)], [(17, 0.7, 4, 2)]):
+    warm = Sampling(0.7)
+    for cases in ([(3, Sampling(), 4, 2), (20, warm, 4, 2), (9, Sampling(1.0), 3, 2)], [(17, warm, 4, 2)]):
         expected = drafted(plain, cases)
         assert expected == drafted(graphed, cases)
         assert all(map(len, expected))
@@ -216,7 +238,7 @@ def test_trees_of_a_small_model_are_those_of_a_loop_of_its_own(folder: Path) -> 
 
 def test_rows_that_ask_for_more_are_drafted_without_a_graph(engines: tuple[LLM, LLM, Recorder]) -> None:
     before = engines[2].replays
-    params = SamplingParams(temperature=1.0, seed=2, max_tokens=5, top_k=5, ignore_eos=True)
+    params = SamplingParams(temperature=1.0, seed=2, max_tokens=5, repetition_penalty=1.2, ignore_eos=True)
     expected, found = (llm.generate([[5, 6, 7, 8]], params, use_tqdm=False)[0].token_ids for llm in engines[:2])
     assert expected == found
     # The steps alone.
