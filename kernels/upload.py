@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
-def upload(numbers: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
-    """A tensor of nested lists of numbers.
+def upload(numbers: Sequence[Any] | NDArray[Any], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
+    """A tensor of nested lists of numbers, or of an array.
 
     From pageable memory a copy would first wait for all that the GPU has been asked.
     """

@@ -44,7 +44,7 @@ def score_output(
     rows = [0, *(1 + node for node in acceptance.path)]
     scores = logits[upload(rows, logits.device)]
     if mode == "processed_logprobs":
-        paths = torch.from_numpy(tree.path_tokens)[rows]
+        paths = upload(tree.path_tokens[rows], logits.device)
         scores = processed_logits(scores, [NodeRows(request.context, len(rows), lambda: paths)], kernels)
     if tokens[-1] < 0:
         tokens, scores = tokens[:-1], scores[:-1]
@@ -69,15 +69,15 @@ def top_logprobs(log_probs: Tensor, tokens: Sequence[int], count: int) -> list[d
         tokens: one per row.
     """
     most = log_probs.shape[1] if count < 0 else count
-    own = log_probs.gather(1, log_probs.new_tensor(tokens).long()[:, None])
-    ranks = (log_probs >= own).sum(1).tolist()
+    own = log_probs.gather(1, upload(tokens, log_probs.device)[:, None])
+    ranks = (log_probs >= own).sum(1, keepdim=True)
     values, ids = log_probs.topk(most, dim=1)
     rows = []
-    for token, value, rank, others, other_values in zip(
-        tokens, own[:, 0].tolist(), ranks, ids.tolist(), values.tolist(), strict=True
-    ):
-        entries = {token: Logprob(value, rank)}
-        for place, (other, other_value) in enumerate(zip(others, other_values, strict=True), 1):
-            entries.setdefault(other, Logprob(other_value, place))
+    # All in one, as a GPU's host waits for each; ids are exact in float64.
+    table = torch.cat([part.double() for part in (own, ranks, values, ids)], 1).tolist()
+    for token, (value, rank, *others) in zip(tokens, table, strict=True):
+        entries = {token: Logprob(value, int(rank))}
+        for place, (other_value, other) in enumerate(zip(others[:most], others[most:], strict=True), 1):
+            entries.setdefault(int(other), Logprob(other_value, place))
         rows.append(entries)
     return rows

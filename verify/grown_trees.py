@@ -68,6 +68,7 @@ class GrownTrees:
         self.drawn = [laws is not None] * len(sizes) if drawn is None else drawn
         self._ancestors = _ancestors(columns.parents, levels)
         self._host: list[int] | None = None
+        self._paths: Tensor | None = None
         self._nodes: dict[tuple[int, ...], NodeTensors] = {}
 
     def trees(self) -> list[DraftTree]:
@@ -95,6 +96,13 @@ class GrownTrees:
     def most(self) -> int:
         """Nodes that a row has room for."""
         return self.columns.tokens.shape[1]
+
+    @property
+    def paths(self) -> Tensor:
+        """int64 `[rows, 1 + most, levels]` tokens from below the root to the root and each node, padded with -1."""
+        if self._paths is None:
+            self._paths = _paths(self.columns, self.levels)
+        return self._paths
 
     def nodes(self, rows: Sequence[int]) -> NodeTensors:
         """Of some rows' trees, on the device; packing, noise and walk ask for the same."""
@@ -144,6 +152,9 @@ class GrownTree(DraftTree):
     @property
     def ranks(self) -> tuple[int, ...]:
         return self.batch.column(self.row, 2)
+
+    def paths_on(self, device: torch.device) -> Tensor:
+        return self.batch.paths[self.row, : 1 + len(self)].to(device)
 
     @property
     def is_drawn(self) -> bool:
@@ -232,6 +243,18 @@ def levels_of(trees: Sequence[DraftTree]) -> int:
     """At least the depth of the deepest node."""
     together = grown_together(trees)
     return together[0].levels if together else max((max(tree.depths, default=0) for tree in trees), default=0)
+
+
+def _paths(columns: NodeColumns, levels: int) -> Tensor:
+    device, rows = columns.tokens.device, len(columns.tokens)
+    place = torch.arange(levels, device=device)
+    own = torch.where(place == columns.depths[:, :, None] - 1, columns.tokens[:, :, None], -1)
+    root = own.new_full((rows, 1, levels), -1)
+    above = (columns.parents + 1)[:, :, None].expand(-1, -1, levels)
+    paths = torch.cat([root, own], 1)
+    for _ in range(levels - 1):
+        paths = torch.cat([root, torch.where(own >= 0, own, paths.gather(1, above))], 1)
+    return paths
 
 
 def _ancestors(parents: Tensor, levels: int) -> Tensor:

@@ -32,7 +32,7 @@ class KernelWalkVerifier:
         Raises:
             ValueError: a chain to be judged as a whole that nothing says the law of.
         """
-        scores = processed_logits(logits, [row.nodes for row in rows], self.kernels)
+        scores = processed_logits(logits, [row.nodes(logits.device) for row in rows], self.kernels)
         parts = torch.split(scores, [1 + len(row.tree) for row in rows])
         order, walks = list[int](), list[Walk]()
         # A launch weighs all its children against q, or none.

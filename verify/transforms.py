@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,13 +67,14 @@ def processed_logits(logits: Tensor, parts: Sequence[NodeRows], kernels: KernelS
 
 
 def _edit(scores: Tensor, part: NodeRows) -> None:
-    """What comes before the temperature, on the `[rows, vocab]` of one request, in place."""
+    """What comes before the temperature, on the `[rows, vocab]` of one request, in place; it waits for no device."""
     context, device = part.context, scores.device
     sampling = context.sampling
     needs_paths = sampling.penalises or sampling.bad_words or sampling.min_tokens > context.num_output
+    # Before the first level of drafting they are empty, and nowhere yet.
     paths = part.paths().to(device) if needs_paths else torch.empty(part.num_rows, 0, dtype=torch.int64, device=device)
     if sampling.allowed_token_ids is not None:
-        allowed = torch.tensor(sampling.allowed_token_ids, device=device)
+        allowed = upload(sampling.allowed_token_ids, device)
         kept = scores[:, allowed]
         scores.fill_(float("-inf"))
         scores[:, allowed] = kept
@@ -80,42 +82,52 @@ def _edit(scores: Tensor, part: NodeRows) -> None:
         _forbid_words(scores, context, paths)
     if sampling.min_tokens > context.num_output and sampling.end_tokens:
         lengths = context.num_output + (paths >= 0).sum(1, keepdim=True)
-        ends = torch.tensor(sampling.end_tokens, device=device)
+        ends = upload(sampling.end_tokens, device)
         scores[:, ends] = scores[:, ends].masked_fill(lengths < sampling.min_tokens, float("-inf"))
     if sampling.logit_bias:
         tokens, addends = zip(*sampling.logit_bias, strict=True)
-        scores[:, torch.tensor(tokens, device=device)] += torch.tensor(addends, dtype=scores.dtype, device=device)
+        scores[:, upload(tokens, device)] += upload(addends, device, scores.dtype)
     if sampling.penalises:
         _penalise(scores, context, paths)
 
 
 def _forbid_words(scores: Tensor, context: Context, paths: Tensor) -> None:
     """Drop the last token of each sequence whose others are the latest output, path included."""
-    words = context.sampling.bad_words
+    words, device = context.sampling.bad_words, scores.device
     longest = max(len(word) for word in words) - 1
     latest = list(context.output[-longest:]) if longest else []
-    before = torch.tensor([-1] * (longest - len(latest)) + latest, dtype=torch.int64, device=scores.device)
+    before = upload([-1] * (longest - len(latest)) + latest, device)
     history = torch.cat([before.expand(len(paths), -1), paths], 1)
     ends = longest + (paths >= 0).sum(1, keepdim=True)
     for *prefix, last in words:
         if not prefix:
             scores[:, last] = float("-inf")
             continue
-        wanted = torch.tensor(prefix, device=scores.device)
-        window = history.gather(1, ends + torch.arange(-len(prefix), 0, device=scores.device))
-        scores[:, last].masked_fill_((window == wanted).all(1), float("-inf"))
+        window = history.gather(1, ends + torch.arange(-len(prefix), 0, device=device))
+        scores[:, last].masked_fill_((window == upload(prefix, device)).all(1), float("-inf"))
 
 
 def _penalise(scores: Tensor, context: Context, paths: Tensor) -> None:
-    """Only the columns of tokens that occur are touched, a few hundred of the vocabulary."""
+    """Only the columns of tokens that occur are touched, a few hundred of the vocabulary.
+
+    What is on a path is known to the device alone: its columns come behind those that the host knows, and a token
+    that occurs twice is given the same score twice.
+    """
     sampling, device = context.sampling, scores.device
-    prompt, output = (torch.tensor(part, dtype=torch.int64, device=device) for part in (context.prompt, context.output))
-    tokens = torch.unique(torch.cat([prompt, output, paths[paths >= 0]]))
-    counts = torch.bincount(torch.searchsorted(tokens, output), minlength=len(tokens))
-    counts = counts + (paths[:, :, None] == tokens).sum(1)
+    known, counted = np.unique(np.array(context.token_ids), return_inverse=True)
+    said = np.bincount(counted[context.num_prompt :], minlength=len(known))
+    asked = np.bincount(counted[: context.num_prompt], minlength=len(known)) > 0
+    own, count, in_prompt = upload(np.stack([known, said, asked]), device).unbind()
+    # Of padding a column that is there anyway.
+    drafted = torch.where(paths >= 0, paths, own[0]).flatten()
+    place = torch.searchsorted(own, drafted).clamp_(max=len(own) - 1)
+    is_known = own[place] == drafted
+    tokens = torch.cat([own, drafted])
+    in_prompt = torch.cat([in_prompt, in_prompt[place] * is_known]) > 0
+    counts = torch.cat([count, count[place] * is_known]) + (paths[:, :, None] == tokens).sum(1)
     part = scores[:, tokens]
     if sampling.repetition_penalty != 1:
-        seen = (counts > 0) | torch.isin(tokens, prompt)
+        seen = (counts > 0) | in_prompt
         penalty = sampling.repetition_penalty
         part = torch.where(seen, torch.where(part > 0, part / penalty, part * penalty), part)
     if sampling.frequency_penalty:

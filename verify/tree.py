@@ -5,10 +5,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.kernels.ragged_rows import WORD_BITS
+from specdec.kernels.upload import upload
 
 ROOT = -1
 
@@ -95,6 +97,10 @@ class DraftTree:
             paths[1 + nodes] = paths[1 + parents[nodes]]
             paths[1 + nodes, depth - 1] = tokens[nodes]
         return paths
+
+    def paths_on(self, device: torch.device) -> Tensor:
+        """`path_tokens` on a device."""
+        return upload(self.path_tokens, device)
 
     def without_below(self, stumps: Collection[int]) -> "tuple[DraftTree, Sequence[int]]":
         """The tree without what grows on the nodes `stumps` (or `ROOT`), and the old index of each node left."""

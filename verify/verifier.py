@@ -31,10 +31,9 @@ class SampledRow(NamedTuple):
     tree: DraftTree
     context: Context
 
-    @property
-    def nodes(self) -> NodeRows:
+    def nodes(self, device: torch.device) -> NodeRows:
         """The root and the tree's nodes."""
-        return NodeRows(self.context, 1 + len(self.tree), lambda: torch.from_numpy(self.tree.path_tokens))
+        return NodeRows(self.context, 1 + len(self.tree), lambda: self.tree.paths_on(device))
 
 
 class Verifier(Protocol):
@@ -77,7 +76,7 @@ class CoupledVerifier:
         """int64 `[sum of (1 + nodes)]`: the token that the target emits after each root and node."""
         scores, samplings = logits, [row.context.sampling for row in rows]
         if any(sampling.edits or not sampling.is_greedy for sampling in samplings):
-            scores = processed_logits(logits, [row.nodes for row in rows], self.kernels)
+            scores = processed_logits(logits, [row.nodes(logits.device) for row in rows], self.kernels)
             # The sampler adds its noise in place, and the logits are still to be scored.
             scores = scores.clone() if scores.data_ptr() == logits.data_ptr() else scores
         return self.sampler.argmax(scores, self.noise_of(rows, logits.device))

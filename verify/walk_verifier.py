@@ -25,7 +25,7 @@ class WalkVerifier:
         self.walk_row = walk_row
 
     def verify(self, rows: Sequence[SampledRow], logits: Tensor) -> list[Acceptance]:
-        scores = processed_logits(logits, [row.nodes for row in rows])
+        scores = processed_logits(logits, [row.nodes(logits.device) for row in rows])
         emitted = argmax(scores).tolist()
         acceptances, start = [], 0
         for row in rows:

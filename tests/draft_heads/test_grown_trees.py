@@ -103,6 +103,10 @@ def test_drawn_trees_are_those_of_the_host(
             left = living(mine)
             assert left == other
             assert mine.depths == tuple(mine.batch.nodes([mine.row]).depths.tolist())
+            same = DraftTree(mine.tokens, mine.parents).path_tokens
+            paths = mine.paths_on(torch.device("cpu"))
+            assert (paths[:, : same.shape[1]].numpy() == same).all()
+            assert (paths[:, same.shape[1] :] == -1).all()
             assert mine.ranks == tuple(range(len(mine)))
             assert left.draft_probs is not None
             assert other.draft_probs is not None

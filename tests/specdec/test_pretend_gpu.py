@@ -21,12 +21,21 @@ from tests.pretend_gpu import GPU, PretendGPU, PretendTensor, pretend_gpu
 SHAPE = DraftShape(3, 2, 6)
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22], [20, 21, 22]]
 # So few blocks that a request must give way to another.
-SWAPPING = {
+SWAPPING: dict[str, Any] = {
     "enforce_eager": True,
     "max_num_seqs": 3,
     "swap_space": 1e-3,
     "kv_cache_memory": 5 * 8 * (3 * 4 * 16 + 32) * 4,
 }
+
+PENALISED = {
+    "temperature": 0.8,
+    "repetition_penalty": 1.3,
+    "presence_penalty": 0.2,
+    "min_tokens": 3,
+    "ignore_eos": False,
+}
+LIMITED = {"frequency_penalty": 0.5, "logit_bias": {7: 3.0}, "allowed_token_ids": list(range(5, 60))}
 
 
 @pytest.fixture
@@ -84,11 +93,12 @@ def run(llm: LLM, params: list[SamplingParams]) -> list[list[list[int]]]:
         ("head", {"kv_cache_memory": None}, [{"temperature": 0.7, "top_p": 0.9}, {"temperature": 1.0}]),
         ("head3", {}, [{"temperature": 0.7, "top_k": 9, "min_p": 0.1}, {"temperature": 1.0, "n": 2}]),
         ("small", {"draft_rank": 8, "draft_vocab": 60}, [{}, {"temperature": 0.7}]),
+        ("head", {"shape": DraftShape(2, 2, 4)}, [PENALISED, LIMITED]),
         ("head3", {"verify": "rejection"}, [{}, {"temperature": 0.8, "top_p": 0.8}]),
         ("head", {"verify": "block"}, [{"temperature": 1.0}, {"temperature": 0.8}]),
         ("head", SWAPPING, [{"max_tokens": 12}, {"temperature": 1.0, "n": 2, "max_tokens": 12}]),
     ],
-    ids=["eagle", "eagle3", "small model", "rejection", "block", "eager, swapping"],
+    ids=["eagle", "eagle3", "small model", "edited", "rejection", "block", "eager, swapping"],
 )
 def test_tokens_are_those_of_a_cpu_and_the_host_waits_once_a_step(
     folder: Path, monkeypatch: pytest.MonkeyPatch, head: str, settings: dict[str, Any], asked: list[dict[str, Any]]

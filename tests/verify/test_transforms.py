@@ -31,7 +31,7 @@ def test_every_node_equals_the_definition_with_its_own_path(batch: list[SampledR
     generator = torch.Generator().manual_seed(seed)
     logits = 3 * torch.randn(count, VOCAB, generator=generator, dtype=torch.float64)
     before = logits.clone()
-    got = iter(processed_logits(logits, [row.nodes for row in batch]))
+    got = iter(processed_logits(logits, [row.nodes(logits.device) for row in batch]))
     assert torch.equal(logits, before)
     given_logits = iter(logits.tolist())
     for tree, context in batch:
