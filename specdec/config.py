@@ -1,5 +1,6 @@
 """What an engine is built with."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -106,14 +107,21 @@ def resolve_device(name: str) -> torch.device:
         ValueError: not a device torch knows, or one this machine lacks.
     """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
         raise ValueError(f"device {name!r} is unknown; use auto, cpu or cuda") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device {name!r} is not there: torch sees no CUDA GPU; use cpu")
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
     return device
+
+
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """Where kernels and events go that name no device: of several GPUs to this one."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -72,6 +72,7 @@ def _drafting(
     @torch.inference_mode()
     def draft(trees: int) -> None:
         drafter.propose(dummy_draft_rows(runner.cache, trees, context, shape, depth))
+        runner.wait()
 
     return draft
 

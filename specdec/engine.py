@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from specdec.config import on_device
 from specdec.draft_heads.drafter import Drafter, DraftRow
 from specdec.draft_worth import TreeOutcome
 from specdec.kv_cache import KVCache
@@ -17,6 +18,7 @@ from specdec.model_runner import ModelRunner
 from specdec.plan import Plan, PlannedRow
 from specdec.request import Request
 from specdec.scheduler import Scheduler
+from specdec.stopwatch import Stopwatch
 from specdec.verify.sampler import NO_TOKEN
 from specdec.verify.tree import DraftTree
 from specdec.verify.tree_batch import TreeRow, slots_of
@@ -41,7 +43,10 @@ class LLMEngine:
     ) -> None:
         self.scheduler, self.runner, self.cache = scheduler, runner, cache
         self.drafter, self.verifier, self.logprobs_mode = drafter, verifier, logprobs_mode
+        self._stopwatch = Stopwatch(cache.target.device)
         self._lesson: Callable[[], None] | None = None
+        # Whether the device may still be busy with a step that nobody has waited for.
+        self._is_behind = False
 
     def add_request(self, request: Request) -> None:
         """Queue a request.
@@ -67,7 +72,8 @@ class LLMEngine:
         if not plan.rows:
             return []
         try:
-            return self._run(plan)
+            with on_device(self.cache.target.device):
+                return self._run(plan)
         except BaseException:
             self.scheduler.cancel(plan)
             raise
@@ -77,9 +83,9 @@ class LLMEngine:
         self.cache.carry_out(plan.moves)
         rows = plan.rows
         draft_rows = [self._draft_row(row) for row in rows]
-        drafting = time.perf_counter()
+        drafting = self._stopwatch.mark()
         trees = self.drafter.propose(draft_rows)
-        drafted = time.perf_counter()
+        drafted = self._stopwatch.mark()
         parts = [_tree_row(row, tree) for row, tree in zip(rows, trees, strict=True)]
         logits = self.runner.forward(parts)
         # A GPU is busy with the pass by now.
@@ -92,10 +98,12 @@ class LLMEngine:
         self._commit(kept)
         accepted = {one.row.request: self._append(one) for one in kept}
         self.scheduler.update(plan, [accepted.get(row.request) for row in rows])
-        draft_seconds = drafted - drafting
-        self._lesson = partial(
-            self._learn, done, draft_rows, time.perf_counter() - began - draft_seconds, draft_seconds
-        )
+        is_behind = self._stopwatch.runs_behind and not any(row.sampled for row in rows)
+        # What is not waited for is not measured, and neither is the step that waits for it as well.
+        if not (is_behind or self._is_behind):
+            seconds, draft_seconds = time.perf_counter() - began, self._stopwatch.seconds(drafting, drafted)
+            self._lesson = partial(self._learn, done, draft_rows, seconds - draft_seconds, draft_seconds)
+        self._is_behind = is_behind
         return [one.row.request for one in kept if one.acceptance is not None]
 
     def _catch_up(self) -> None:

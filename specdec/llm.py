@@ -12,7 +12,7 @@ from specdec.acceptance_rule import AcceptanceRule
 from specdec.beam_request import BeamRequest
 from specdec.beam_search import BeamSearch, num_scored, run_searches
 from specdec.beam_search_params import BeamSearchParams
-from specdec.config import DEMO, DEMO_HEAD, EngineConfig, default_shape, resolve_device, resolve_dtype
+from specdec.config import DEMO, DEMO_HEAD, EngineConfig, default_shape, on_device, resolve_device, resolve_dtype
 from specdec.draft_heads.draft_shape import DraftShape
 from specdec.draft_loader import load_drafts
 from specdec.engine_builder import build_engine
@@ -118,8 +118,12 @@ class LLM:
             draft_rank=draft_rank,
             enforce_eager=enforce_eager,
         )
-        folder = self.config.model
-        kernel_set = choose_kernels(kernels, place, self.config.dtype)
+        with on_device(place):
+            self._load(rule, logprobs_mode)
+
+    def _load(self, rule: AcceptanceRule, logprobs_mode: LogprobsMode) -> None:
+        folder, place = self.config.model, self.config.device
+        kernel_set = choose_kernels(self.config.kernels, place, self.config.dtype)
         self.model = load_llama(folder, self.config.dtype, place, kernel_set)
         self.tokenizer = Tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
         self.max_model_len = self.config.context(self.model.config.max_position)

@@ -1,11 +1,12 @@
 """A GPU where there is none: what runs on it is computed by the CPU, and what a GPU would not bear is refused.
 
-Tensors "on the GPU" say that they are on `cuda:0` and hold their numbers in a CPU tensor. What mixes the two kinds
+Tensors "on the GPU" say that they are on `cuda:1` and hold their numbers in a CPU tensor. What mixes the two kinds
 fails as it would on a GPU, what makes the host wait is noted, and CUDA graphs are tapes of what was launched: a
 replay runs the same on the same memory and not a line of Python, so what a capture has baked in stays as it was.
 """
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
@@ -19,7 +20,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 from triton.runtime import interpreter
 
-GPU = torch.device("cuda", 0)
+# Not the first, so that what names no device is found out.
+GPU = torch.device("cuda", 1)
 CPU = torch.device("cpu")
 # What gives the host numbers, or needs them to know a shape.
 READERS = {
@@ -76,17 +78,34 @@ class PretendGraph:
             made.fill_(float("nan") if made.is_floating_point() else True if made.dtype == torch.bool else 1 << 20)
 
 
+class PretendEvent:
+    """A moment in the device's work, known once the host has waited for what came after it."""
+
+    def __init__(self, gpu: "PretendGPU") -> None:
+        self.gpu = gpu
+
+    def record(self) -> None:
+        assert self.gpu.is_current
+        self.moment, self.waits = time.perf_counter(), len(self.gpu.waits)
+
+    def elapsed_time(self, end: "PretendEvent") -> float:
+        assert len(self.gpu.waits) > end.waits, "the device may not be there yet"
+        return (end.moment - self.moment) * 1e3
+
+
 class PretendGPU(TorchFunctionMode):
     """Everything that torch is asked for while it is entered.
 
     Attributes:
         waits: what has made the host wait.
+        is_current: whether kernels and events that name no device go to it.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.waits: list[str] = []
         self._tape: PretendGraph | None = None
+        self.is_current = False
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -113,7 +132,7 @@ class PretendGPU(TorchFunctionMode):
         if name in ("copy_", "to", "__setitem__"):
             self._note_copy(name, args, kwargs, goes_up=goes_up)
         elif any(other.ndim for other in others) and not name.endswith("_like"):
-            raise RuntimeError(f"{name}: expected all tensors on the same device, found cuda:0 and cpu")
+            raise RuntimeError(f"{name}: expected all tensors on the same device, found {GPU} and cpu")
         if goes_up and name in ("tensor", "as_tensor"):
             self._note(f"{name} from pageable memory")
         if on_gpu and self._waits(name, args, kwargs):
@@ -137,6 +156,7 @@ class PretendGPU(TorchFunctionMode):
         for leaf in tree_leaves((args, settings)):
             if isinstance(leaf, Tensor) and not isinstance(leaf, PretendTensor) and not _is_pinned(leaf):
                 raise ValueError("Pointer argument cannot be accessed from Triton (cpu tensor?)")
+        assert self.is_current, "a kernel goes to the current device, which is another"
         plain, named = tree_map(_lowered, args), tree_map(_lowered, settings)
         if self._tape is not None:
             self._tape.launches.append(Launch(work, plain, named, {}))
@@ -154,6 +174,21 @@ class PretendGPU(TorchFunctionMode):
         finally:
             self._tape = None
         graph.forget()
+
+    @contextmanager
+    def be_current(self, device: object) -> Iterator[None]:
+        """In the place of `torch.cuda.device`."""
+        assert device == GPU
+        before, self.is_current = self.is_current, True
+        try:
+            yield
+        finally:
+            self.is_current = before
+
+    def event(self, *, enable_timing: bool) -> PretendEvent:
+        """In the place of `torch.cuda.Event`."""
+        assert enable_timing
+        return PretendEvent(self)
 
     def synchronize(self, device: object) -> None:
         """In the place of `torch.cuda.synchronize`."""
@@ -225,10 +260,13 @@ def pretend_gpu(patch: pytest.MonkeyPatch) -> Iterator[PretendGPU]:
         "current_stream": Mock(),
         "stream": nullcontext(),
         "graph_pool_handle": (0, 1),
+        "current_device": GPU.index,
     }
     for name, answer in answers.items():
         patch.setattr(torch.cuda, name, Mock(return_value=answer))
     patch.setattr(torch.cuda, "synchronize", Mock(side_effect=gpu.synchronize))
+    patch.setattr(torch.cuda, "device", gpu.be_current)
+    patch.setattr(torch.cuda, "Event", gpu.event)
     patch.setattr(torch.cuda, "CUDAGraph", PretendGraph)
     patch.setattr(torch.cuda, "graph", gpu.capture)
     with gpu:

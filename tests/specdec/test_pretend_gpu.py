@@ -1,6 +1,6 @@
 """The engine on a pretended GPU: everything lies on one device, nothing waits but once a step, graphs are replayed."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from specdec import LLM, SamplingParams
+from specdec import LLM, SamplingParams, cost_measurement
 from specdec.cuda_graphs import CudaGraphs
 from specdec.draft_heads.draft_graphs import DraftGraphs
 from specdec.draft_heads.draft_shape import DraftShape
@@ -111,16 +111,17 @@ def test_tokens_are_those_of_a_cpu_and_the_host_waits_once_a_step(
     monkeypatch.setattr("specdec.cuda_graphs.WARM_UPS", 1)
     monkeypatch.setattr(ModelRunner, "preemption_cost", Mock(return_value=PreemptionCost(1.0, 0.0)))
     with pretend_gpu(monkeypatch) as gpu:
-        llm = load(folder, head, device="cuda:0", **settings)
+        llm = load(folder, head, device="cuda", **settings)
+        assert llm.config.device == GPU
         assert isinstance(llm.model.output.weight, PretendTensor)
         graphs = graphs_of_drafting(llm)
         captured = graphs and [len(graphs.search), len(graphs.draw)]
         step, steps = llm.engine.step, list[list[str]]()
 
         def watched() -> Any:
-            gpu.waits.clear()
+            before = len(gpu.waits)
             found = step()
-            steps.append(list(gpu.waits))
+            steps.append(gpu.waits[before:])
             return found
 
         monkeypatch.setattr(llm.engine, "step", watched)
@@ -180,3 +181,40 @@ def test_a_replay_runs_what_was_launched_and_no_python() -> None:
     assert replay() is first
     assert first.tolist() == [[12, 13]]
     assert len(calls) == captured
+
+
+def test_times_are_of_the_device_and_never_of_launches_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, gpu: PretendGPU
+) -> None:
+    """At the start each part is waited for; later a step that nobody waits for is not measured, nor the next one."""
+    measured = list[str]()
+    seconds = cost_measurement._seconds
+
+    def watched(work: Callable[[int], None], size: int) -> float:
+        def waited_for(size: int) -> None:
+            gpu.waits.clear()
+            work(size)
+            measured.append(gpu.waits[-1] if gpu.waits else "nobody waited")
+
+        return seconds(waited_for, size)
+
+    monkeypatch.setattr(cost_measurement, "_seconds", watched)
+    monkeypatch.setattr(cost_measurement, "ROUNDS", 1)
+    monkeypatch.setattr(cost_measurement, "ROWS", (1, 2))
+    monkeypatch.setattr(cost_measurement, "TOKENS", (1, 4))
+    settings = {"enforce_eager": True, "prefill_stretch": 1.75, "adaptive_drafts": True, "max_num_batched_tokens": 8}
+    llm = load(folder, "head", device="cuda", shape=DraftShape(2, 2, 3), **settings)
+    assert set(measured) == {"specdec.model_runner: synchronize"}
+    cost = llm.engine.scheduler.step_cost
+    assert cost is not None
+    corrected = Mock(wraps=cost.correct)
+    monkeypatch.setattr(cost, "correct", corrected)
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    llm.engine.add_request(llm.new_group(PROMPTS[0], params).requests[0])
+    counts = []
+    while llm.engine.has_unfinished:
+        llm.engine.step()
+        counts.append(corrected.call_count)
+    # Two chunks, a third that ends the prompt, and then the lesson of each step is learnt in the next.
+    assert counts[:4] == [0, 0, 0, 0]
+    assert counts[4:] == list(range(1, len(counts) - 3))
