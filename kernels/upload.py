@@ -1,15 +1,13 @@
 """Numbers from the host to a device, without waiting for what the device is doing."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 
-def upload(numbers: Sequence[Any] | NDArray[Any], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
-    """A tensor of nested lists of numbers, or of an array.
+def upload(numbers: Any, device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
+    """A tensor of nested lists of numbers, or of a numpy array.
 
     From pageable memory a copy would first wait for all that the GPU has been asked.
     """
