@@ -107,11 +107,13 @@ class LLMEngine:
         return [one.row.request for one in kept if one.acceptance is not None]
 
     def _catch_up(self) -> None:
-        """What nobody waits for: the figures of the step before, and what the next one will ask."""
+        """What nobody waits for: the figures of the step before, its text, and what the next one will ask."""
         if self._lesson is not None:
             self._lesson()
             self._lesson = None
         self.scheduler.look_ahead()
+        for request in self.scheduler.running:
+            request.detokenizer.settle()
 
     def _learn(
         self, done: "list[_Done]", draft_rows: Sequence[DraftRow], pass_seconds: float, draft_seconds: float
