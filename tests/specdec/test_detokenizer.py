@@ -37,6 +37,20 @@ def test_segments_join_to_the_text_and_split_no_character(text: str, flags: list
     assert shown == text == detokenizer.text
 
 
+@given(st.text(max_size=20), st.lists(st.booleans(), min_size=100, max_size=100))
+def test_it_does_not_matter_when_somebody_asks(text: str, asked: list[bool]) -> None:
+    """Tokens wait to become text where no stop string is looked for, and only there."""
+    waiting, searching = Detokenizer(TOKENIZER, ()), Detokenizer(TOKENIZER, ("no such string",))
+    for token, asks in zip(TOKENIZER.encode(text).ids, asked, strict=False):
+        for one in (waiting, searching):
+            one.push(token, asks)
+            if asks:
+                one.settle()
+        assert not asks or waiting.text == searching.text
+    assert waiting.segments(final=True) == searching.segments(final=True)
+    assert waiting.text == text
+
+
 @given(
     text=st.text(alphabet="abx", max_size=25),
     stops=st.lists(st.text(alphabet="abx", min_size=1, max_size=4), min_size=1, max_size=3),
