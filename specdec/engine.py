@@ -130,7 +130,7 @@ class LLMEngine:
         read = sum(row.read_to - row.num_read for row in draft_rows if row.read_to > row.num_read)
         cost.correct(len(singles), tokens, prompts, pass_seconds, len(asked), levels, read, draft_seconds)
         if drafts is not None and drafts.worth is not None:
-            outcomes = [one.outcome for one in done if one.tree.tokens and one.acceptance is not None]
+            outcomes = [one.outcome for one in done if len(one.tree) and one.acceptance is not None]
             if outcomes:
                 drafts.worth.learn(outcomes)
 
@@ -194,8 +194,8 @@ class LLMEngine:
         request.num_read = max(request.num_read, row.read_to)
         if acceptance is None:
             return 0
-        path, before = acceptance.path, request.num_output
-        for token, accepted in [*((tree.tokens[node], True) for node in path), (acceptance.next_token, False)]:
+        path, before, tokens = acceptance.path, request.num_output, tree.tokens
+        for token, accepted in [*((tokens[node], True) for node in path), (acceptance.next_token, False)]:
             if token == NO_TOKEN:
                 request.fail(
                     "no token can follow: the model's logits are not finite, or allowed_token_ids, bad_words "
