@@ -111,7 +111,8 @@ class PretendGPU(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is torch.device:
+        if func in (torch.device, torch._C._nn._parse_to):
+            # They only speak of devices.
             return func(*args, **kwargs)
         name = getattr(func, "__name__", str(func))
         given = tree_leaves((args, kwargs))
