@@ -191,9 +191,9 @@ class PretendGPU(TorchFunctionMode):
         assert enable_timing
         return PretendEvent(self)
 
-    def synchronize(self, device: object) -> None:
+    def synchronize(self, device: object = None) -> None:
         """In the place of `torch.cuda.synchronize`."""
-        assert device == GPU
+        assert device == GPU or self.is_current
         self._note("synchronize")
 
     def _on_host(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
