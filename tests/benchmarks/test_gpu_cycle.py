@@ -6,15 +6,17 @@ import random
 import pytest
 import torch
 
-from benchmarks.gpu_cycle import HEADS, TINY, Engines, _request, run
+from benchmarks.gpu_cycle import HEADS, TINY, Engines, _request
 from specdec.kernels.kernel_set import TORCH
+from tests.benchmarks.conftest import TinyRun
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytestmark = pytest.mark.filterwarnings("ignore:divide by zero encountered in log2")
 
 
-def test_every_batch_is_measured() -> None:
-    figures = run(True, DEVICE, 1e9, lambda _: None)
+def test_every_batch_is_measured(tiny_run: TinyRun) -> None:
+    figures = tiny_run.document["cycle"]
+    assert tiny_run.document["tests"] is None
     assert [(row["head"], row["batch"]) for row in figures["rows"]] == list(itertools.product(HEADS, TINY.batches))
     for row in figures["rows"]:
         assert all(row[name] > 0 for name in ("plain_ms", "verification_over_plain"))

@@ -13,6 +13,7 @@ from benchmarks.gpu_clock import clock_of
 from benchmarks.gpu_kernels import line_of, run, table_of
 from benchmarks.gpu_race import EXACT, Case, Peer, Race, Subject, worst_error
 from specdec import DraftShape
+from tests.benchmarks.conftest import TinyRun
 
 # Of a part of which a row sees nothing, the interpreter says so.
 pytestmark = pytest.mark.filterwarnings("ignore:divide by zero encountered in log2")
@@ -43,9 +44,8 @@ def is_positive(number: float) -> bool:
     return math.isfinite(number) and number > 0
 
 
-def test_every_kernel_is_checked_and_timed() -> None:
-    lines: list[str] = []
-    figures = run(True, DEVICE, math.inf, lines.append)
+def test_every_kernel_is_checked_and_timed(tiny_run: TinyRun) -> None:
+    figures = tiny_run.document["kernels"]
     assert figures["failed"] == figures["cut"] == []
     rows: list[dict[str, Any]] = figures["rows"]
     assert {row["kernel"] for row in rows} == set(PEERS)
@@ -65,7 +65,7 @@ def test_every_kernel_is_checked_and_timed() -> None:
             compared = name != "gather" and not other
             assert (peer["error"] is not None) == compared
             assert not compared or peer["error"] <= 2e-5
-    assert lines == [line_of(row) for row in rows]
+    assert tiny_run.lines[: len(rows)] == [line_of(row) for row in rows]
     assert table_of(rows).row_count == len(rows)
 
 
