@@ -132,10 +132,12 @@ def second_passes(vocab: int) -> Iterator[Specialisation]:
 
 
 def filters(vocab: int) -> Specialisation:
+    """Of a target's, a trimmed vocabulary, or each row's own candidates."""
     signature = {**typed("p_scores p_limits", "fp32"), "stride": "i32:16"}
-    sizes = {"VOCAB": vocab, "BLOCK": likeliest.BLOCK_SIZE, "PIVOTS": likeliest.PIVOTS}
-    warps = likeliest.num_warps(likeliest.BLOCK_SIZE)
-    return Specialisation(f"keep_likeliest {vocab}", likeliest.keep_likeliest_kernel, signature, sizes, warps)
+    block = min(likeliest.BLOCK_SIZE, triton.next_power_of_2(vocab))
+    sizes = {"VOCAB": vocab, "BLOCK": block, "PIVOTS": likeliest.PIVOTS}
+    name, warps = f"keep_likeliest {vocab}", likeliest.num_warps(block)
+    return Specialisation(name, likeliest.keep_likeliest_kernel, signature, sizes, warps)
 
 
 def walks() -> Iterator[Specialisation]:
@@ -156,7 +158,7 @@ def specialisations() -> list[Specialisation]:
         *second_passes(128256),
         *second_passes(shapes()[-1].vocab),
         *walks(),
-        *map(filters, (128256, 32000)),
+        *map(filters, (128256, 32000, shapes()[-1].vocab, 256)),
     ]
 
 
