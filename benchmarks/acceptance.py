@@ -13,9 +13,9 @@ from rich.table import Table
 
 from benchmarks.report import read_prompts, write
 from specdec import LLM, DraftShape, SamplingParams
-from specdec.draft_heads.drafter import Proposal
-from specdec.draft_heads.eagle_drafter import EagleDrafter
-from specdec.outputs import SpeculationStats
+from specdec.core.outputs import SpeculationStats
+from specdec.draft_heads.drafting.drafter import Proposal
+from specdec.draft_heads.drafting.model_drafter import ModelDrafter
 
 # Per line of the table: the rule, and how drafts are chosen for it.
 RULES = {
@@ -71,7 +71,7 @@ def main() -> None:
                 max_num_seqs=SEATS,
                 max_num_batched_tokens=SEATS * (1 + nodes) + PROMPT_TOKENS,
             )
-            assert isinstance(llm.engine.drafter, EagleDrafter)
+            assert isinstance(llm.engine.drafter, ModelDrafter)
             llm.engine.drafter.proposal = proposal
             for name in ("sgd-eval", "gsm8k-eval"):
                 for temperature in args.temperatures:

@@ -20,10 +20,8 @@ from torch import Tensor
 from benchmarks.acceptance import PROMPT_TOKENS, SEATS, measure
 from benchmarks.report import parse_shape, read_prompts, write
 from specdec import LLM, SamplingParams
-from specdec.draft_heads.candidate_readout import CandidateReadout
-from specdec.draft_heads.eagle_drafter import EagleDrafter
-from specdec.draft_heads.readout import MatrixReadout, Readout
-from specdec.draft_heads.trimmed_readout import trimmed_readout
+from specdec.draft_heads.drafting.model_drafter import ModelDrafter
+from specdec.draft_heads.heads.readout import CandidateReadout, MatrixReadout, Readout, trimmed_readout
 from specdec.kernels.linear import Projection
 from specdec.verify.sampler import Candidates
 
@@ -54,14 +52,14 @@ class Recorder:
 
 
 def readout_of(llm: LLM) -> Readout:
-    assert isinstance(llm.engine.drafter, EagleDrafter)
+    assert isinstance(llm.engine.drafter, ModelDrafter)
     return llm.engine.drafter.readout
 
 
 def states_of(llm: LLM, names: list[str], max_tokens: int) -> Tensor:
     """`[states, hidden_size]`, of all roots and expanded nodes of some answers."""
     drafter = llm.engine.drafter
-    assert isinstance(drafter, EagleDrafter)
+    assert isinstance(drafter, ModelDrafter)
     drafter.readout = recorder = Recorder(drafter.readout)
     prompts = [llm.chat_prompt(messages) for name in names for messages in read_prompts(name)[:20]]
     llm.generate(prompts, SamplingParams(temperature=0, max_tokens=max_tokens))

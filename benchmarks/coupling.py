@@ -19,8 +19,8 @@ from rich.table import Table
 from benchmarks.report import read_prompts, write
 from specdec import LLM, SamplingParams
 from specdec.config import DEMO
-from specdec.draft_heads.checkpoint import load_eagle_head
-from specdec.draft_heads.rope import rotary_at
+from specdec.draft_heads.formats.eagle_checkpoint import load_eagle_head
+from specdec.draft_heads.llama.rope import rotary_at
 from specdec.train_eagle.conversations import Sample
 from specdec.train_eagle.features import OnlineFeatures
 from specdec.train_eagle.unrolled_attention import UnrolledAttention

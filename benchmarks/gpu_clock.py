@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from specdec.cuda_graphs import CudaGraphs
+from specdec.execution.cuda_graphs import CudaGraphs
 
 WARM_UP = 3
 # Several times the second-level cache of any GPU.

@@ -105,14 +105,14 @@ class Engines:
 
     def __init__(self, sizes: Sizes, device: torch.device) -> None:
         from specdec import DraftShape
-        from specdec.acceptance_rule import AcceptanceRule
         from specdec.config import EngineConfig
-        from specdec.draft_heads.llama_config import LlamaConfig
-        from specdec.engine_builder import build_engine
+        from specdec.draft_heads.llama.llama_config import LlamaConfig
+        from specdec.engine.acceptance_rule import AcceptanceRule
+        from specdec.engine.engine_builder import build_engine
         from specdec.kernels.kernel_set import choose_kernels
         from specdec.kernels.linear import ready
         from specdec.models.llama import LlamaModel
-        from specdec.scheduler_config import SchedulerConfig
+        from specdec.scheduling.scheduler_config import SchedulerConfig
 
         self.sizes, self.device = sizes, device
         self.kernels = choose_kernels("triton", device, sizes.dtype)
@@ -146,12 +146,12 @@ class Engines:
 
     def use(self, kind: str) -> None:
         """Have a head of random weights, of EAGLE-1's shape or of EAGLE-3's; the one before is gone."""
-        from specdec.draft_heads.draft_model import DraftModel
-        from specdec.draft_heads.eagle import EagleConfig, EagleHead
-        from specdec.draft_heads.eagle3 import Eagle3Config, Eagle3Head
-        from specdec.draft_heads.llama_config import LlamaConfig
-        from specdec.draft_heads.readout import MatrixReadout
-        from specdec.engine_builder import build_engine
+        from specdec.draft_heads.heads.draft_head import DraftModel
+        from specdec.draft_heads.heads.eagle import EagleConfig, EagleHead
+        from specdec.draft_heads.heads.eagle3 import Eagle3Config, Eagle3Head
+        from specdec.draft_heads.heads.readout import MatrixReadout
+        from specdec.draft_heads.llama.llama_config import LlamaConfig
+        from specdec.engine.engine_builder import build_engine
         from specdec.kernels.linear import Projection, ready
 
         self.eagle = None
@@ -269,8 +269,8 @@ class Forced:
 
 def _request(chance: random.Random, index: int, sizes: Sizes) -> Any:
     from specdec import SamplingParams
-    from specdec.detokenizer import Detokenizer
-    from specdec.request import Request
+    from specdec.core.detokenizer import Detokenizer
+    from specdec.core.request import Request
     from specdec.verify.sampling import Sampling
 
     return Request(

@@ -11,9 +11,9 @@ from torch.nn import functional as F
 from benchmarks.gpu_batch import random_batch, random_tree
 from benchmarks.gpu_race import BOUNDS, EXACT, Case, Peer, Subject
 from benchmarks.gpu_sizes import Sizes
-from specdec.kernels import reference, reference_likeliest, reference_sampling, reference_swap
+from specdec.kernels import logit_filters_reference, reference, reference_sampling, reference_swap
 from specdec.kernels.gumbel_argmax import gumbel_argmax
-from specdec.kernels.likeliest import keep_likeliest
+from specdec.kernels.logit_filters import filter_logits
 from specdec.kernels.move import copy_blocks, move_kv
 from specdec.kernels.perturbed_top_k import perturbed_top_k
 from specdec.kernels.rms_norm import add_rms_norm, rms_norm
@@ -49,7 +49,7 @@ def subjects(sizes: Sizes, device: torch.device) -> Iterator[Subject]:
             shape = {"rows": rows, "tokens": sizes.vocabulary, "way": way}
             yield Subject("gumbel_argmax", shape, partial(_gumbel_argmax, rows, sizes.vocabulary, way, device))
         shape = {"rows": rows, "tokens": sizes.vocabulary}
-        yield Subject("keep_likeliest", shape, partial(_keep_likeliest, rows, sizes.vocabulary, device))
+        yield Subject("filter_logits", shape, partial(_filter_logits, rows, sizes.vocabulary, device))
     for rows in sizes.drafted_rows:
         for tokens in (sizes.draft_vocabulary, sizes.vocabulary):
             shape = {"rows": rows, "tokens": tokens, "k": CHILDREN}
@@ -202,13 +202,13 @@ def _gumbel_argmax(rows: int, tokens: int, way: str, device: torch.device) -> Ca
     )
 
 
-def _keep_likeliest(rows: int, tokens: int, device: torch.device) -> Case:
+def _filter_logits(rows: int, tokens: int, device: torch.device) -> Case:
     """Each call filters a copy, which is timed as well."""
     scores = SCORE_SCALE * _drawn(device, torch.float32, rows, tokens)
     limits = torch.tensor([[0.0, 50, 0.9]], device=device).expand(rows, -1).contiguous()
     return Case(
-        run=lambda: keep_likeliest(scores.clone(), limits) > float("-inf"),
-        twin=lambda: reference_likeliest.keep_likeliest(scores.clone(), limits) > float("-inf"),
+        run=lambda: filter_logits(scores.clone(), limits) > float("-inf"),
+        twin=lambda: logit_filters_reference.filter_logits(scores.clone(), limits) > float("-inf"),
         num_bytes=2 * scores.numel() * scores.element_size(),
         # Of all tokens: a rounding may let one in or out.
         bound=2e-5,

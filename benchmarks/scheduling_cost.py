@@ -19,15 +19,14 @@ from rich.table import Table
 
 from benchmarks.report import parse_shape, write
 from specdec import DraftShape, SamplingParams
-from specdec.block_pool import BlockPool
-from specdec.curve import Curve
-from specdec.detokenizer import Detokenizer
-from specdec.draft_worth import TreeOutcome
-from specdec.kv_cache_manager import KVCacheManager
-from specdec.request import Request
-from specdec.scheduler import Scheduler
-from specdec.scheduler_config import SchedulerConfig
-from specdec.step_cost import StepCost
+from specdec.cache.block_pool import BlockPool
+from specdec.cache.kv_cache_manager import KVCacheManager
+from specdec.core.detokenizer import Detokenizer
+from specdec.core.request import Request
+from specdec.scheduling.scheduler import Scheduler
+from specdec.scheduling.scheduler_config import SchedulerConfig
+from specdec.scheduling.step_cost import Curve, StepCost
+from specdec.scheduling.tree_sizer import TreeOutcome
 from specdec.verify.sampling import Sampling
 
 BLOCK_SIZE = 16
@@ -79,11 +78,11 @@ def step(scheduler: Scheduler, chance: random.Random) -> float:
     for row, path in zip(plan.rows, accepted, strict=True):
         request = row.request
         if row.num_nodes:
-            request.num_read = len(request.token_ids)
+            request.num_draft_cached = len(request.token_ids)
         for _ in range(path + 1):
             request.token_ids.append(chance.randrange(4096))
     outcomes = [
-        TreeOutcome(row.num_nodes, range(path), row.request.draft_record)
+        TreeOutcome(row.num_nodes, range(path), row.request.acceptance_history)
         for row, path in zip(plan.rows, accepted, strict=True)
         if row.num_nodes
     ]

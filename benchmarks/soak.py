@@ -24,9 +24,9 @@ import torch
 from benchmarks.memory import in_use_mib, resident_mib
 from benchmarks.report import read_prompts, write
 from specdec import LLM, SamplingParams
-from specdec.draft_heads.drafter import Drafter, DraftRow
-from specdec.engine_stats import EngineStats
-from specdec.request import Request
+from specdec.core.engine_stats import EngineStats
+from specdec.core.request import Request
+from specdec.draft_heads.drafting.drafter import Drafter, DraftRow
 from specdec.verify.tree import DraftTree
 
 MOST_OUTSTANDING = 48

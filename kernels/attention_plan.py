@@ -50,7 +50,7 @@ HOPPER_CONFIGS = CONFIGS | {(2, 128): {16: Config(64, 4), 64: Config(64, 4), 128
 STAGES = 5
 
 
-class Heads(NamedTuple):
+class AttentionGeometry(NamedTuple):
     """What of a model a plan depends on.
 
     Attributes:

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from specdec.kernels import reference, reference_likeliest, reference_rejection, reference_sampling, reference_swap
+from specdec.kernels import logit_filters_reference, reference, reference_rejection, reference_sampling, reference_swap
 from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
 from specdec.kernels.reference_sampling import TopK, Walk
 
@@ -34,7 +34,7 @@ class KernelSet:
     move_kv: Callable[[Tensor, Tensor, Tensor], None]
     copy_blocks: Callable[[Tensor, Tensor, Tensor, int], None]
     copy_between: Callable[[Tensor, Tensor, Tensor, Tensor], None]
-    keep_likeliest: Callable[[Tensor, Tensor], Tensor]
+    filter_logits: Callable[[Tensor, Tensor], Tensor]
     gumbel_argmax: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
     perturbed_top_k: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, Tensor | None, int, int], TopK]
     tree_walk: Callable[[Tensor, Tensor, Tensor, Tensor, int, int], Walk]
@@ -85,7 +85,7 @@ TORCH = KernelSet(
     reference.move_kv,
     reference.copy_blocks,
     reference_swap.copy_between,
-    reference_likeliest.keep_likeliest,
+    logit_filters_reference.filter_logits,
     reference_sampling.gumbel_argmax,
     reference_sampling.perturbed_top_k,
     reference_sampling.tree_walk,
@@ -118,7 +118,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> KernelSet:
     from specdec.kernels import (
         block_walk,
         gumbel_argmax,
-        likeliest,
+        logit_filters,
         move,
         perturbed_top_k,
         rejection_walk,
@@ -140,7 +140,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> KernelSet:
         move.move_kv,
         move.copy_blocks,
         swap.copy_between,
-        likeliest.keep_likeliest,
+        logit_filters.filter_logits,
         gumbel_argmax.gumbel_argmax,
         perturbed_top_k.perturbed_top_k,
         tree_walk.tree_walk,

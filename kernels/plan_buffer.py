@@ -1,11 +1,20 @@
 """An attention plan in memory that stays in its place, for graphs that are replayed."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from specdec.kernels.attention_plan import Plan
+
+Result = TypeVar("Result")
+
+
+class Capture(Protocol):
+    """Hands back the replay of some work, which reads and writes the same memory each time."""
+
+    def __call__(self, work: Callable[[], Result], /) -> Callable[[], Result]: ...
 
 
 class PlanSize(NamedTuple):

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec.kernels.attention_plan import CONFIGS, HOPPER_CONFIGS, STAGES, Heads, Plan, chip_of
+from specdec.kernels.attention_plan import CONFIGS, HOPPER_CONFIGS, STAGES, AttentionGeometry, Plan, chip_of
 from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
 from specdec.kernels.reference import DTYPES
 
@@ -49,7 +49,7 @@ def tree_attention(query: Tensor, kv: Tensor, rows: RaggedRows, scale: float) ->
     kv_heads = kv.shape[1] // 2
     _check(query, kv, rows)
     group, padded = heads // kv_heads, triton.next_power_of_2(dim)
-    plan = plan_of(rows, Heads(query.element_size(), padded, group, kv_heads))
+    plan = plan_of(rows, AttentionGeometry(query.element_size(), padded, group, kv_heads))
 
     output = torch.empty((num_rows, heads, dim), dtype=query.dtype, device=query.device)
     parts = torch.empty((plan.num_parts, kv_heads, plan.height, dim), dtype=torch.float32, device=query.device)
@@ -68,7 +68,7 @@ def tree_attention(query: Tensor, kv: Tensor, rows: RaggedRows, scale: float) ->
     return output
 
 
-def plan_of(rows: RaggedRows, heads: Heads) -> Plan:
+def plan_of(rows: RaggedRows, heads: AttentionGeometry) -> Plan:
     """How a call goes through these rows, made by the first that asks.
 
     Raises:

@@ -3,11 +3,10 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from specdec.beam_search_params import BeamSearchParams
-    from specdec.draft_heads.draft_shape import DraftShape
+    from specdec.core.outputs import CompletionOutput, RequestOutput
+    from specdec.core.sampling_params import BeamSearchParams, SamplingParams
+    from specdec.draft_heads.drafting.draft_shape import DraftShape
     from specdec.llm import LLM
-    from specdec.outputs import CompletionOutput, RequestOutput
-    from specdec.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
 __all__ = [
@@ -22,11 +21,11 @@ __all__ = [
 
 _HOMES = {
     "LLM": "specdec.llm",
-    "BeamSearchParams": "specdec.beam_search_params",
-    "CompletionOutput": "specdec.outputs",
-    "DraftShape": "specdec.draft_heads.draft_shape",
-    "RequestOutput": "specdec.outputs",
-    "SamplingParams": "specdec.sampling_params",
+    "BeamSearchParams": "specdec.core.sampling_params",
+    "CompletionOutput": "specdec.core.outputs",
+    "DraftShape": "specdec.draft_heads.drafting.draft_shape",
+    "RequestOutput": "specdec.core.outputs",
+    "SamplingParams": "specdec.core.sampling_params",
 }
 
 

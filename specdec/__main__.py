@@ -1,5 +1,5 @@
 """`python -m specdec` is `specdec`."""
 
-from specdec.cli import main
+from specdec.cli.app import main
 
 main()

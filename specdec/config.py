@@ -7,9 +7,9 @@ from typing import Literal
 
 import torch
 
-from specdec.draft_heads.draft_shape import DraftShape
+from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.kernels.kernel_set import KernelChoice
-from specdec.scheduler_config import SchedulerConfig
+from specdec.scheduling.scheduler_config import SchedulerConfig
 
 DEMO = Path(__file__).parent / "demo"
 # The better of the demo target's two.

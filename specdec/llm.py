@@ -8,26 +8,23 @@ from typing import Literal
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from specdec.acceptance_rule import AcceptanceRule
-from specdec.beam_request import BeamRequest
-from specdec.beam_search import BeamSearch, num_scored, run_searches
-from specdec.beam_search_params import BeamSearchParams
 from specdec.config import DEMO, DEMO_HEAD, EngineConfig, default_shape, on_device, resolve_device, resolve_dtype
-from specdec.draft_heads.draft_shape import DraftShape
-from specdec.draft_loader import load_drafts
-from specdec.engine_builder import build_engine
-from specdec.engine_stats import EngineStats
-from specdec.generation_config import GenerationConfig
+from specdec.core.engine_stats import EngineStats
+from specdec.core.logprobs import LogprobsMode
+from specdec.core.outputs import BeamSearchOutput, RequestOutput
+from specdec.core.request import RequestGroup
+from specdec.core.sampling_params import BeamSearchParams, SamplingParams
+from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.engine.acceptance_rule import AcceptanceRule
+from specdec.engine.beam_search import BeamRequest, BeamSearch, num_scored, run_searches
+from specdec.engine.draft_loader import load_drafts, named_target
+from specdec.engine.engine_builder import build_engine
+from specdec.engine.request_maker import Prompt, RequestMaker
 from specdec.kernels.kernel_set import KernelChoice, choose_kernels
-from specdec.logprobs import LogprobsMode
+from specdec.models.generation_config import GenerationConfig
 from specdec.models.llama import load_llama
-from specdec.outputs import BeamSearchOutput, RequestOutput
-from specdec.request_group import RequestGroup
-from specdec.request_maker import Prompt, RequestMaker
-from specdec.sampling_params import SamplingParams
-from specdec.scheduler_config import Policy, SchedulerConfig
-from specdec.tokenizer import Tokenizer
-from specdec.verifier_folder import verifier_folder
+from specdec.models.tokenizer import Tokenizer
+from specdec.scheduling.scheduler_config import Policy, SchedulerConfig
 
 
 class LLM:
@@ -299,7 +296,7 @@ class LLM:
 
 def _target_folder(draft: Path | Literal["ngram"] | None) -> Path:
     """The target where none is named."""
-    own = verifier_folder(draft) if isinstance(draft, Path) else None
+    own = named_target(draft) if isinstance(draft, Path) else None
     return own or DEMO / "target"
 
 

@@ -40,5 +40,5 @@ class _PoisonedTorch:
 def nan_cache() -> Iterator[None]:
     """Every `KVCache` starts as NaN, so that a slot read before it was written spoils the result."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("specdec.kv_cache.torch", _PoisonedTorch())
+        patch.setattr("specdec.cache.kv_cache.torch", _PoisonedTorch())
         yield

@@ -10,12 +10,12 @@ import torch
 from transformers import LlamaConfig as HFLlamaConfig
 from transformers import LlamaForCausalLM
 
-from specdec.draft_heads.checkpoint import save_eagle_head
-from specdec.draft_heads.drafter import DraftRow
-from specdec.draft_heads.eagle import EagleConfig, EagleHead
-from specdec.draft_heads.eagle3 import Eagle3Config, Eagle3Head
-from specdec.draft_heads.eagle3_checkpoint import save_eagle3_head
-from specdec.draft_heads.llama_config import LlamaConfig
+from specdec.draft_heads.drafting.drafter import DraftRow
+from specdec.draft_heads.formats.eagle3_checkpoint import save_eagle3_head
+from specdec.draft_heads.formats.eagle_checkpoint import save_eagle_head
+from specdec.draft_heads.heads.eagle import EagleConfig, EagleHead
+from specdec.draft_heads.heads.eagle3 import Eagle3Config, Eagle3Head
+from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.verify.tree import ROOT, DraftTree
 
 TINY = {

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from hypothesis import strategies as st
 
-from specdec.draft_heads.draft_shape import DraftShape
-from specdec.sampling_params import SamplingParams
+from specdec.core.sampling_params import SamplingParams
+from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.verify.sampling import Sampling
 from specdec.verify.tree import ROOT, DraftTree
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import typer
 
-from specdec.cli import app
+from specdec.cli.app import app
 
 README = Path(__file__).parents[1] / "README.md"
 GROUP: Any = typer.main.get_command(app)

@@ -14,14 +14,14 @@ from typing import NamedTuple
 import torch
 from rich.console import Console
 
-from specdec.draft_heads.draft_shape import DraftShape
-from specdec.draft_heads.eagle import EagleHead
-from specdec.draft_heads.eagle3 import Eagle3Head
-from specdec.draft_heads.eagle_drafter import EagleDrafter
-from specdec.draft_heads.readout import Readout
+from specdec.core.outputs import RequestOutput, SpeculationStats
+from specdec.core.sampling_params import SamplingParams
+from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.draft_heads.drafting.model_drafter import ModelDrafter
+from specdec.draft_heads.heads.eagle import EagleHead
+from specdec.draft_heads.heads.eagle3 import Eagle3Head
+from specdec.draft_heads.heads.readout import Readout
 from specdec.llm import LLM
-from specdec.outputs import RequestOutput, SpeculationStats
-from specdec.sampling_params import SamplingParams
 from specdec.train_eagle.chat_mask import BadConversation, Message, Sample
 from specdec.train_eagle.conversations import BadData, Entry, Source, open_source, parse, read
 from specdec.train_eagle.evaluation import Evaluation, Measured
@@ -119,7 +119,7 @@ def accuracy(llm: LLM, outputs: Sequence[RequestOutput], depth: int) -> list[lis
 
 def _head(llm: LLM) -> tuple[EagleHead | Eagle3Head, Readout]:
     drafter = llm.engine.drafter
-    if isinstance(drafter, EagleDrafter) and isinstance(drafter.head, EagleHead | Eagle3Head):
+    if isinstance(drafter, ModelDrafter) and isinstance(drafter.head, EagleHead | Eagle3Head):
         return drafter.head, drafter.readout
     raise ValueError(f"{llm.config.draft}: not an EAGLE head, and only those can be evaluated; give the folder of one")
 

@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from specdec.draft_heads.checkpoint import build_eagle_head
-from specdec.draft_heads.checkpoint_files import CheckpointError, naming, read_config, read_tensors
-from specdec.draft_heads.draft_model import TargetParts
-from specdec.draft_heads.eagle import EagleHead
-from specdec.draft_heads.eagle3 import Eagle3Config, Eagle3Head
-from specdec.draft_heads.eagle3_checkpoint import build_eagle3_head
-from specdec.draft_heads.head_description import HeadDescription, Source
-from specdec.draft_heads.llama_config import LlamaConfig
-from specdec.draft_heads.recogniser import recognise
+from specdec.draft_heads.formats.eagle3_checkpoint import build_eagle3_head
+from specdec.draft_heads.formats.eagle_checkpoint import build_eagle_head
+from specdec.draft_heads.formats.head_description import HeadDescription, Source
+from specdec.draft_heads.formats.recogniser import recognise
+from specdec.draft_heads.heads.draft_head import TargetParts
+from specdec.draft_heads.heads.eagle import EagleHead
+from specdec.draft_heads.heads.eagle3 import Eagle3Config, Eagle3Head
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context, read_config, read_tensors
+from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.kernels.linear import Projection
 from specdec.models.llama import LlamaModel
 from specdec.train_eagle.evaluation import Evaluation
@@ -71,7 +71,7 @@ def from_run(folder: Path, target: Path | None = None) -> Trained:
     target = target or Path(named)
     if not target.is_dir():
         raise ValueError(f"{target}: the run's target is not here; give its folder by --model")
-    with naming(target):
+    with error_context(target):
         sizes = LlamaConfig.from_json(read_config(target))
     try:
         with torch.device("meta"):
@@ -95,7 +95,7 @@ def from_folder(folder: Path, target: Path | None = None) -> Trained:
         ValueError: there is no head, or one that the official layout has no place for.
     """
     settings = read_config(folder)
-    with naming(folder):
+    with error_context(folder):
         found = recognise(settings, read_tensors(folder))
         found.check()
         head = _eagle(found) if found.taps is None else _eagle3(found, target)
@@ -124,7 +124,7 @@ def _eagle3(found: HeadDescription, target: Path | None) -> Eagle3Head:
     if found.embedding == Source.FILE and llama.hidden_size == sizes.target_hidden_size:
         raise CheckpointError("it has an embedding of its own; the official layout of EAGLE-3 takes the target's")
     if target is not None:
-        with naming(target):
+        with error_context(target):
             layers = taps.of(LlamaConfig.from_json(read_config(target)).num_layers)
         if layers.others:
             raise CheckpointError("config.json leaves open how it counts the layers it reads; give both countings")

@@ -11,8 +11,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specdec.draft_heads.rope import rotary_at
-from specdec.draft_heads.target_output import TargetOutput
+from specdec.draft_heads.heads.draft_head import TargetOutput
+from specdec.draft_heads.llama.rope import rotary_at
 from specdec.models.llama import LlamaModel
 from specdec.train_eagle.conversations import Sample
 from specdec.train_eagle.unrolled_attention import UnrolledAttention

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from specdec.draft_heads.eagle import EagleHead
-from specdec.draft_heads.eagle3 import Eagle3Head
-from specdec.draft_heads.rope import Rotary, rotary_at
-from specdec.draft_heads.target_output import TargetOutput
+from specdec.draft_heads.heads.draft_head import TargetOutput
+from specdec.draft_heads.heads.eagle import EagleHead
+from specdec.draft_heads.heads.eagle3 import Eagle3Head
+from specdec.draft_heads.llama.rope import Rotary, rotary_at
 from specdec.train_eagle.features import FeatureBatch
 from specdec.train_eagle.unrolled_attention import UnrolledAttention
 from specdec.train_eagle.unrolled_loss import LossKind, UnrolledLoss, unrolled_loss

@@ -6,8 +6,8 @@ from typing import Any
 
 import yaml
 
-from specdec.draft_heads.eagle import EagleHead
-from specdec.draft_heads.eagle3 import Eagle3Head
+from specdec.draft_heads.heads.eagle import EagleHead
+from specdec.draft_heads.heads.eagle3 import Eagle3Head
 from specdec.train_eagle.evaluation import Evaluation
 
 UNKNOWN = "TARGET"

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from specdec.draft_heads.eagle import EagleConfig, EagleHead
-from specdec.draft_heads.eagle3 import Eagle3Config, Eagle3Head, default_taps
-from specdec.draft_heads.llama_config import LlamaConfig
-from specdec.draft_heads.rope import RopeConfig
+from specdec.draft_heads.heads.eagle import EagleConfig, EagleHead
+from specdec.draft_heads.heads.eagle3 import Eagle3Config, Eagle3Head, default_taps
+from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.draft_heads.llama.rope import RopeConfig
 from specdec.models.llama import LlamaModel
 from specdec.train_eagle.conversations import Sample
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from rich.progress import track
 
+from specdec.core.sampling_params import SamplingParams
 from specdec.llm import LLM
-from specdec.sampling_params import SamplingParams
 from specdec.train_eagle.chat_mask import BadConversation, Message
 from specdec.train_eagle.conversations import BadData, Source, open_source, read, write_conversations
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from specdec.draft_heads.checkpoint import save_eagle_head
-from specdec.draft_heads.eagle import EagleHead
-from specdec.draft_heads.eagle3 import Eagle3Head
-from specdec.draft_heads.eagle3_checkpoint import save_eagle3_head
+from specdec.draft_heads.formats.eagle3_checkpoint import save_eagle3_head
+from specdec.draft_heads.formats.eagle_checkpoint import save_eagle_head
+from specdec.draft_heads.heads.eagle import EagleHead
+from specdec.draft_heads.heads.eagle3 import Eagle3Head
 
 
 def save_head(

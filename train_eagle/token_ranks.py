@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from specdec.draft_heads.eagle import EagleHead
-from specdec.draft_heads.eagle3 import Eagle3Head
-from specdec.draft_heads.readout import Readout
-from specdec.draft_heads.rope import rotary_at
-from specdec.draft_heads.target_output import TargetOutput
+from specdec.draft_heads.heads.draft_head import TargetOutput
+from specdec.draft_heads.heads.eagle import EagleHead
+from specdec.draft_heads.heads.eagle3 import Eagle3Head
+from specdec.draft_heads.heads.readout import Readout
+from specdec.draft_heads.llama.rope import rotary_at
 from specdec.train_eagle.features import FeatureBatch
 from specdec.train_eagle.unrolled_attention import UnrolledAttention
 

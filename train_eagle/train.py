@@ -20,8 +20,8 @@ from accelerate import Accelerator, PartialState
 from accelerate.utils import set_seed
 
 from specdec.config import resolve_dtype
-from specdec.draft_heads.eagle import EagleHead
-from specdec.draft_heads.eagle3 import Eagle3Head
+from specdec.draft_heads.heads.eagle import EagleHead
+from specdec.draft_heads.heads.eagle3 import Eagle3Head
 from specdec.models.llama import LlamaModel, load_llama
 from specdec.train_eagle.conversations import Sample
 from specdec.train_eagle.curves import draw_curves

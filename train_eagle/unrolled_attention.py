@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from specdec.draft_heads.rope import Rotary
+from specdec.draft_heads.llama.rope import Rotary
 from specdec.kernels.reference import Attended, attend_generic, rotate_
 
 _ATEN = torch.ops.aten

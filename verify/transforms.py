@@ -62,7 +62,7 @@ def processed_logits(logits: Tensor, parts: Sequence[NodeRows], kernels: KernelS
             scores.device,
             exact,
         )
-        kernels.keep_likeliest(scores, limits)
+        kernels.filter_logits(scores, limits)
     return scores
 
 
@@ -71,7 +71,7 @@ def _edit(scores: Tensor, part: NodeRows) -> None:
     context, device = part.context, scores.device
     sampling = context.sampling
     needs_paths = sampling.penalises or sampling.bad_words or sampling.min_tokens > context.num_output
-    # Before the first level of drafting they are empty, and nowhere yet.
+    # Before the first level of drafting they are empty, and null_block_table yet.
     paths = part.paths().to(device) if needs_paths else torch.empty(part.num_rows, 0, dtype=torch.int64, device=device)
     if sampling.allowed_token_ids is not None:
         allowed = upload(sampling.allowed_token_ids, device)

@@ -1,0 +1,1 @@
+"""Target models and what their checkpoint folders hold."""

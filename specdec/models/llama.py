@@ -7,12 +7,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from specdec.draft_heads.checkpoint_files import CheckpointError, load_strictly, naming, read_config, read_tensors
-from specdec.draft_heads.draft_model import TargetParts
-from specdec.draft_heads.llama_config import DEFAULTS, LlamaConfig
-from specdec.draft_heads.llama_layer import Attention, LlamaLayer, RMSNorm, fuse_layer
-from specdec.draft_heads.rope import Rotary
-from specdec.draft_heads.target_output import TargetOutput
+from specdec.draft_heads.heads.draft_head import TargetOutput, TargetParts
+from specdec.draft_heads.llama.checkpoint_files import (
+    CheckpointError,
+    error_context,
+    load_strictly,
+    read_config,
+    read_tensors,
+)
+from specdec.draft_heads.llama.llama_config import DEFAULTS, LlamaConfig
+from specdec.draft_heads.llama.llama_layer import Attention, LlamaLayer, RMSNorm, fuse_layer
+from specdec.draft_heads.llama.rope import Rotary
 from specdec.kernels.kernel_set import TORCH, KernelSet
 from specdec.kernels.linear import Projection, ready
 
@@ -80,7 +85,7 @@ def load_llama(folder: Path, dtype: torch.dtype, device: torch.device, kernels: 
     if model_type not in DEFAULTS:
         known = ", ".join(DEFAULTS)
         raise CheckpointError(f"{folder}: model_type {model_type!r} is not supported; this engine serves {known}")
-    with naming(folder):
+    with error_context(folder):
         config = LlamaConfig.from_json(settings)
     tensors = read_tensors(folder)
     tensors = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
@@ -89,7 +94,7 @@ def load_llama(folder: Path, dtype: torch.dtype, device: torch.device, kernels: 
         head = tensors.pop("lm_head.weight", None)
         if head is not None and not torch.equal(head, tensors.get("embed_tokens.weight", head)):
             raise CheckpointError(f"{folder}: tie_word_embeddings is true, but lm_head.weight is another matrix")
-    with naming(folder):
+    with error_context(folder):
         for layer in range(config.num_layers):
             fuse_layer(tensors, f"layers.{layer}.")
     with torch.device("meta"):

@@ -6,16 +6,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from specdec.draft_heads.checkpoint_files import CheckpointError, peek_tensors
-from specdec.draft_heads.draft_model import DraftModel
-from specdec.draft_heads.llama_config import LlamaConfig
-from specdec.draft_heads.llama_layer import Attention
-from specdec.draft_heads.readout import MatrixReadout
-from specdec.draft_heads.rope import Rotary
-from specdec.draft_heads.target_output import TargetOutput
+from specdec.draft_heads.heads.draft_head import DraftModel, TargetOutput
+from specdec.draft_heads.heads.readout import MatrixReadout
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, peek_tensors
+from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.draft_heads.llama.llama_layer import Attention
+from specdec.draft_heads.llama.rope import Rotary
 from specdec.kernels.kernel_set import TORCH, KernelSet
 from specdec.models.llama import LlamaModel, load_llama
-from specdec.tokenizer import check_same_vocabulary
+from specdec.models.tokenizer import check_same_vocabulary
 
 
 class LlamaDraftHead:

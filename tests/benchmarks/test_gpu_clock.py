@@ -9,14 +9,14 @@ import torch
 from benchmarks import gpu_attention, gpu_clock, gpu_operations, gpu_walks
 from benchmarks.gpu_race import Race
 from benchmarks.gpu_sizes import TINY
-from tests.pretend_gpu import GPU, pretend_gpu
+from tests.simulated_gpu import GPU, simulated_gpu
 
 pytestmark = pytest.mark.filterwarnings("ignore:divide by zero encountered in log2")
 
 
 def test_every_kernel_is_captured_and_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_clock, "FLUSHED_BYTES", 1 << 10)
-    with pretend_gpu(monkeypatch), torch.cuda.device(GPU):
+    with simulated_gpu(monkeypatch), torch.cuda.device(GPU):
         race = Race(gpu_clock.CudaClock(GPU), 1, 1, time.monotonic() + 600)
         parts = (gpu_operations, gpu_walks, gpu_attention)
         measured = set()
@@ -26,4 +26,4 @@ def test_every_kernel_is_captured_and_timed(monkeypatch: pytest.MonkeyPatch) -> 
             assert row["error"] <= row["error_bound"]
             assert row["us"] > 0
             measured.add(subject.kernel)
-    assert {"swap", "keep_likeliest", "tree_walk", "rejection_walk", "block_walk", "tree_attention"} < measured
+    assert {"swap", "filter_logits", "tree_walk", "rejection_walk", "block_walk", "tree_attention"} < measured

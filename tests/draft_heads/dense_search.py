@@ -6,8 +6,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from specdec.draft_heads.draft_shape import DraftShape
-from specdec.draft_heads.drafter import DraftRow
+from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.verify.noise import gumbel
 from specdec.verify.tree import DraftTree
 

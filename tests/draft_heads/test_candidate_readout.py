@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.draft_heads import candidate_readout
-from specdec.draft_heads.candidate_readout import CandidateReadout, leading_directions
-from specdec.draft_heads.readout import MatrixReadout
+from specdec.draft_heads.heads import readout as candidate_readout
+from specdec.draft_heads.heads.readout import CandidateReadout, MatrixReadout, leading_directions
 from specdec.kernels.linear import Projection
 from tests.strategies import seeds
 

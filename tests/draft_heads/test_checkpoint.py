@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from specdec.draft_heads.checkpoint import load_eagle_head, save_eagle_head
-from specdec.draft_heads.checkpoint_files import CheckpointError, read_config
-from specdec.draft_heads.eagle import EagleConfig, EagleHead
-from specdec.draft_heads.llama_config import LlamaConfig
-from specdec.draft_heads.rope import RopeConfig
+from specdec.draft_heads.formats.eagle_checkpoint import load_eagle_head, save_eagle_head
+from specdec.draft_heads.heads.eagle import EagleConfig, EagleHead
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, read_config
+from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.draft_heads.llama.rope import RopeConfig
 from tests.fakes import TINY, edit_json, save_random_head
 
 CPU = torch.device("cpu")

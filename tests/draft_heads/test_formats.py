@@ -8,13 +8,12 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from specdec.draft_heads.draft_model import DraftModel, TargetParts
-from specdec.draft_heads.head_description import Source
-from specdec.draft_heads.llama_layer import PagedAttention
-from specdec.draft_heads.load_draft import LoadedHead, load_head
-from specdec.draft_heads.recogniser import describe_folder
-from specdec.draft_heads.rope import rotary_at
-from specdec.draft_heads.target_output import TargetOutput
+from specdec.draft_heads.formats.head_description import Source
+from specdec.draft_heads.formats.load_draft import LoadedHead, load_head
+from specdec.draft_heads.formats.recogniser import describe_folder
+from specdec.draft_heads.heads.draft_head import DraftModel, TargetOutput, TargetParts
+from specdec.draft_heads.llama.llama_layer import PagedAttention
+from specdec.draft_heads.llama.rope import rotary_at
 from specdec.kernels.linear import Projection
 from specdec.kernels.ragged_rows import RaggedRows
 from specdec.verify.tree import ROOT, DraftTree

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.draft_heads.draft_shape import DraftShape
-from specdec.draft_heads.tree_draw import TreeDraw
+from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.draft_heads.drafting.tree_draw import TreeDraw
 from specdec.verify.grown_trees import GrownTree, grown_together, joined, node_tensors
 from specdec.verify.tree import ROOT, DraftTree
 from tests.draft_heads.test_tree_draw import Head, draw_with

@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from specdec.draft_heads.draft_model import TargetParts
-from specdec.draft_heads.eagle3 import Eagle3Config, Eagle3Head
-from specdec.draft_heads.eagle3_checkpoint import VARIANTS, save_eagle3_head
-from specdec.draft_heads.llama_config import LlamaConfig
-from specdec.draft_heads.load_draft import LoadedHead, load_head
-from specdec.draft_heads.rope import RopeConfig
+from specdec.draft_heads.formats.eagle3_checkpoint import VARIANTS, save_eagle3_head
+from specdec.draft_heads.formats.load_draft import LoadedHead, load_head
+from specdec.draft_heads.heads.draft_head import TargetParts
+from specdec.draft_heads.heads.eagle3 import Eagle3Config, Eagle3Head
+from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.draft_heads.llama.rope import RopeConfig
 from specdec.kernels.linear import Projection
 from tests.checkpoints import FEW, TARGET_EMBED, TARGET_HIDDEN, TARGET_LAYERS, TARGET_OUT, VOCAB, llama_config
 from tests.draft_heads.test_formats import load as load_double

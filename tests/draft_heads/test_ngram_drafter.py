@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.draft_heads.draft_shape import DraftShape
-from specdec.draft_heads.drafter import DraftRow
-from specdec.draft_heads.ngram_drafter import LEAST_MATCH, LONGEST_MATCH, NGramDrafter
+from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.draft_heads.drafting.drafter import DraftRow
+from specdec.draft_heads.drafting.ngram_drafter import LEAST_MATCH, LONGEST_MATCH, NGramDrafter
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.tree import DraftTree
 from tests.strategies import draft_shapes

@@ -2,8 +2,8 @@
 
 import pytest
 
-from specdec.draft_heads.checkpoint_files import CheckpointError
-from specdec.draft_heads.tap_ids import Counting, TapIds
+from specdec.draft_heads.formats.tap_ids import Counting, TapIds
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 
 INPUTS, OUTPUTS = Counting.INPUTS, Counting.OUTPUTS
 

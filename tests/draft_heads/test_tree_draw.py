@@ -9,9 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.draft_heads.draft_shape import DraftShape
-from specdec.draft_heads.tree_draw import DrawSizes, TreeDraw
-from specdec.draft_heads.tree_search import Frontier
+from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.draft_heads.drafting.tree_draw import DrawSizes, TreeDraw
+from specdec.draft_heads.drafting.tree_search import Frontier
 from specdec.verify.noise import Stream, gumbel
 from specdec.verify.tree import ROOT, DraftTree
 from tests.strategies import draft_shapes, seeds

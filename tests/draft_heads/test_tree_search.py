@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.draft_heads.draft_shape import DraftShape
-from specdec.draft_heads.tree_search import TreeSearch
+from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.draft_heads.drafting.tree_search import TreeSearch
 from specdec.verify.sampler import Children
 from specdec.verify.tree import DraftTree
 from tests.strategies import draft_shapes, seeds

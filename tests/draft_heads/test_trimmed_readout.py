@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.draft_heads.readout import MatrixReadout
-from specdec.draft_heads.trimmed_readout import read_token_map, trimmed_readout
+from specdec.draft_heads.heads.readout import MatrixReadout, read_token_map, trimmed_readout
 from specdec.kernels.linear import Projection
 
 VOCAB = 30

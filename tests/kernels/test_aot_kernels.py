@@ -10,7 +10,7 @@ import triton
 
 from specdec.kernels import (
     gumbel_argmax,
-    likeliest,
+    logit_filters,
     move,
     perturbed_top_k,
     rms_norm,
@@ -134,10 +134,10 @@ def second_passes(vocab: int) -> Iterator[Specialisation]:
 def filters(vocab: int) -> Specialisation:
     """Of a target's, a trimmed vocabulary, or each row's own candidates."""
     signature = {**typed("p_scores p_limits", "fp32"), "stride": "i32:16"}
-    block = min(likeliest.BLOCK_SIZE, triton.next_power_of_2(vocab))
-    sizes = {"VOCAB": vocab, "BLOCK": block, "PIVOTS": likeliest.PIVOTS}
-    name, warps = f"keep_likeliest {vocab}", likeliest.num_warps(block)
-    return Specialisation(name, likeliest.keep_likeliest_kernel, signature, sizes, warps)
+    block = min(logit_filters.BLOCK_SIZE, triton.next_power_of_2(vocab))
+    sizes = {"VOCAB": vocab, "BLOCK": block, "PIVOTS": logit_filters.PIVOTS}
+    name, warps = f"filter_logits {vocab}", logit_filters.num_warps(block)
+    return Specialisation(name, logit_filters.filter_logits_kernel, signature, sizes, warps)
 
 
 def walks() -> Iterator[Specialisation]:

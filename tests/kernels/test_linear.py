@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from specdec.draft_heads.llama_layer import RMSNorm
+from specdec.draft_heads.llama.llama_layer import RMSNorm
 from specdec.kernels.kernel_set import TORCH
 from specdec.kernels.linear import SMALL_BYTES, Linear, Projection, padded_rows, ready
 

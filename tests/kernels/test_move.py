@@ -91,7 +91,7 @@ def test_few_moves_may_overlap_in_any_way(seed: int, count: int, size: int) -> N
 
 @given(seeds, st.integers(1, 60), st.sampled_from([1, 4, MOVES_AT_ONCE]), st.sampled_from([1, 3, 8]))
 def test_blocks_are_copied_like_runs_of_slots(seed: int, count: int, at_once: int, block_size: int) -> None:
-    """As `KVCache.carry_out` asks: no block is read or written again after it was written, but read before."""
+    """As `KVCache.apply_moves` asks: no block is read or written again after it was written, but read before."""
     generator = random.Random(seed)
     blocks = list(range(40))
     generator.shuffle(blocks)

@@ -71,7 +71,7 @@ def both(case: Case) -> tuple[Tensor, Tensor]:
     return device, pinned(host)
 
 
-def carry_out(source: Tensor, target: Tensor, source_blocks: list[int], target_blocks: list[int]) -> None:
+def apply_moves(source: Tensor, target: Tensor, source_blocks: list[int], target_blocks: list[int]) -> None:
     copy_between(source, target, indices(source_blocks), indices(target_blocks))
     if DEVICE.type == "cuda":
         torch.cuda.synchronize()
@@ -95,7 +95,7 @@ def test_blocks_go_both_ways(case: Case) -> None:
     for one, other in zip(old, new, strict=True):
         bits(expected)[other] = bits(source)[one]
     reference_swap.copy_between(bits(source), bits(plain), indices(old), indices(new))
-    carry_out(source, target, old, new)
+    apply_moves(source, target, old, new)
     assert torch.equal(bits(source), bits(before))
     assert torch.equal(bits(target), bits(expected))
     assert torch.equal(bits(plain), bits(expected))
@@ -106,7 +106,7 @@ def test_no_number_beside_a_block_is_written() -> None:
     source, wide = (filled(4, 6, 2, 3, dtype=torch.bfloat16, seed=seed) for seed in (0, 1))
     expected = wide.clone()
     bits(expected)[1, 1::2] = bits(source)[3, ::2]
-    carry_out(source[:, ::2], wide[:, 1::2], [3], [1])
+    apply_moves(source[:, ::2], wide[:, 1::2], [3], [1])
     assert torch.equal(bits(wide), bits(expected))
 
 
@@ -114,7 +114,7 @@ def test_two_dimensions_are_one_layer() -> None:
     source, target = (filled(4, CHUNK_SIZE + 3, dtype=torch.float32, seed=seed) for seed in (0, 1))
     expected = target.clone()
     bits(expected)[[2, 0]] = bits(source)[[1, 3]]
-    carry_out(source, target, [1, 3], [2, 0])
+    apply_moves(source, target, [1, 3], [2, 0])
     assert torch.equal(bits(target), bits(expected))
 
 
@@ -127,7 +127,7 @@ def test_blocks_beyond_two_billion_numbers(layers: int, blocks: int, out: bool) 
     source, target, old, new = (far, near, blocks - 1, 2) if out else (near, far, 1, blocks - 2)
     for layer in range(layers):
         source[old, layer] = 1 + layer
-    carry_out(source, target, [old], [new])
+    apply_moves(source, target, [old], [new])
     for layer in range(layers):
         assert (target[new, layer] == 1 + layer).all()
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from specdec import LLM, BeamSearchParams
-from specdec.kv_cache import entry_bytes
-from specdec.outputs import BeamSearchOutput
-from specdec.preemption_cost import PreemptionCost
-from specdec.request import Request
+from specdec.cache.kv_cache import entry_bytes
+from specdec.core.outputs import BeamSearchOutput
+from specdec.core.request import Request
+from specdec.scheduling.step_cost import PreemptionCost
 
 BLOCK = 8
 

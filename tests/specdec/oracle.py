@@ -8,7 +8,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from specdec.sampling_params import SamplingParams
+from specdec.core.sampling_params import SamplingParams
 from specdec.verify.noise import gumbel
 from specdec.verify.sampling import Sampling
 from tests.verify.naive import naive_logits

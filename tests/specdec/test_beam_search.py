@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from specdec import LLM, BeamSearchParams, DraftShape, SamplingParams
 from specdec.config import DEMO
-from specdec.request import Request
+from specdec.core.request import Request
 from tests.fakes import save_random_head, save_random_llama
 from tests.specdec.beams import BLOCK, Tiny, check, cramped, tokens_of, watched
 

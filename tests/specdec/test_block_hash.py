@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.block_hash import extend_hashes
+from specdec.cache.block_pool import extend_hashes
 
 CASES = 2000 if settings.default and settings.default.max_examples >= 2000 else 200
 # Neighbours here are equal to Python's `hash`, to 32 bits or to 8, or differ in the sign alone.

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from specdec.block_pool import BlockPool
+from specdec.cache.block_pool import BlockPool
 
 CASES = 2000 if settings.default and settings.default.max_examples >= 2000 else 200
 NAMES = [b"a", b"b", b"c", b"d", b"e"]

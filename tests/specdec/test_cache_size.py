@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from specdec import LLM, DraftShape
-from specdec.cache_size import CPU_CACHE_BYTES, cache_bytes
+from specdec.cache.kv_cache import entry_bytes
 from specdec.config import EngineConfig
-from specdec.kv_cache import entry_bytes
-from specdec.rehearsal import Rehearsal
-from specdec.scheduler_config import SchedulerConfig
+from specdec.engine.memory_profile import CPU_CACHE_BYTES, Rehearsal, cache_bytes
+from specdec.scheduling.scheduler_config import SchedulerConfig
 from tests.specdec.world import World
 
 GIB = 1 << 30

@@ -14,11 +14,11 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from specdec import LLM, DraftShape, SamplingParams
-from specdec.cli import main
-from specdec.draft_heads.drafter import Proposal
-from specdec.draft_heads.eagle_drafter import EagleDrafter
-from specdec.engine import LLMEngine
-from specdec.request import Request
+from specdec.cli.app import main
+from specdec.core.request import Request
+from specdec.draft_heads.drafting.drafter import Proposal
+from specdec.draft_heads.drafting.model_drafter import ModelDrafter
+from specdec.engine.engine import LLMEngine
 from specdec.verify.block import walk_block
 from specdec.verify.rejection import walk_rejection
 from specdec.verify.verifier import CoupledVerifier
@@ -285,7 +285,7 @@ def test_acceptance_rule_and_tree_reach_the_engine(
     assert (result.code, len(result.objects[0]["token_ids"])) == (0, 24)  # type: ignore[arg-type]
     engine = engines[-1]
     drafter = engine.drafter
-    assert isinstance(drafter, EagleDrafter)
+    assert isinstance(drafter, ModelDrafter)
     assert (drafter.proposal, drafter.shape) == (proposal, shape)
     if isinstance(engine.verifier, WalkVerifier):
         assert engine.verifier.walk_row is verifier
@@ -495,7 +495,7 @@ def test_environment_names_the_checkpoints(
 def test_help_and_mistakes_do_not_wait_for_torch() -> None:
     code = """
 import sys
-from specdec.cli import main
+from specdec.cli.app import main
 for args, expected in ((["generate", "--help"], 0), (["--version"], 0), (["generate", "x", "--top-p", "2"], 2)):
     try:
         main(args)

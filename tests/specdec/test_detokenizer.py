@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from specdec.detokenizer import Detokenizer
+from specdec.core.detokenizer import Detokenizer
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 

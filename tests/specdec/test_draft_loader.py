@@ -7,15 +7,14 @@ import pytest
 import torch
 
 from specdec import LLM
-from specdec.draft_heads.candidate_readout import CandidateReadout
-from specdec.draft_heads.eagle_drafter import EagleDrafter
-from specdec.draft_heads.readout import MatrixReadout, Readout
+from specdec.draft_heads.drafting.model_drafter import ModelDrafter
+from specdec.draft_heads.heads.readout import CandidateReadout, MatrixReadout, Readout
 from tests.fakes import edit_json
 from tests.specdec.world import World
 
 
 def readout(llm: LLM) -> Readout:
-    assert isinstance(llm.engine.drafter, EagleDrafter)
+    assert isinstance(llm.engine.drafter, ModelDrafter)
     return llm.engine.drafter.readout
 
 
@@ -76,7 +75,7 @@ def test_a_rank_picks_among_the_trimmed(world: World) -> None:
 
 
 def test_without_a_draft_they_are_of_no_meaning(world: World) -> None:
-    assert not isinstance(LLM(world.folder / "target", draft_vocab=3, draft_rank=2).engine.drafter, EagleDrafter)
+    assert not isinstance(LLM(world.folder / "target", draft_vocab=3, draft_rank=2).engine.drafter, ModelDrafter)
 
 
 @pytest.mark.parametrize(("rank", "draft"), [(0, "eagle"), (33, "llama")])

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from specdec import LLM, SamplingParams
-from specdec.draft_heads.checkpoint_files import CheckpointError
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.models.llama import load_llama
 from tests.fakes import TINY, edit_json, save_random_head
 from tests.specdec.test_llama import CHUNKS, CPU, chunked_logits, random_tokens

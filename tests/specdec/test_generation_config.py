@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from specdec import LLM, SamplingParams
-from specdec.cli import main
-from specdec.draft_heads.checkpoint_files import CheckpointError
-from specdec.generation_config import GenerationConfig
-from specdec.request_group import RequestGroup
+from specdec.cli.app import main
+from specdec.core.request import RequestGroup
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+from specdec.models.generation_config import GenerationConfig
 from tests.specdec.conftest import Tiny
 
 SAMPLED = {"temperature": 0.6, "top_k": 40, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.2}

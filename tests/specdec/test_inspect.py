@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from specdec import LLM
-from specdec.cli import main
+from specdec.cli.app import main
 from specdec.config import DEMO
 from tests.checkpoints import TARGET_HIDDEN, TARGET_LAYERS, VOCAB
 from tests.fakes import edit_json, save_random_llama

@@ -14,10 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec import LLM, DraftShape, SamplingParams
-from specdec.draft_heads.drafter import Drafter, DraftRow
-from specdec.preemption_cost import PreemptionCost
-from specdec.request import Request
-from specdec.request_group import RequestGroup
+from specdec.core.request import Request, RequestGroup
+from specdec.draft_heads.drafting.drafter import Drafter, DraftRow
+from specdec.scheduling.step_cost import PreemptionCost
 from specdec.verify.tree import DraftTree
 from tests.fakes import RandomDrafter
 from tests.specdec.oracle import Expected

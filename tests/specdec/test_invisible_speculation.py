@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec import LLM, DraftShape, SamplingParams
-from specdec.draft_heads.drafter import DraftRow
-from specdec.request_group import RequestGroup
+from specdec.core.request import RequestGroup
+from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.verify.sampling import Sampling
 from specdec.verify.tree import DraftTree
 from tests.fakes import RandomDrafter

@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.block_move import BlockMove, MoveKind
-from specdec.detokenizer import Detokenizer
-from specdec.kv_cache_manager import KVCacheManager, Prefix
-from specdec.request import Request
-from specdec.sampling_params import SamplingParams
+from specdec.cache.kv_cache_manager import BlockMove, KVCacheManager, MoveKind, Prefix
+from specdec.core.detokenizer import Detokenizer
+from specdec.core.request import Request
+from specdec.core.sampling_params import SamplingParams
 from specdec.verify.sampling import Sampling
 
 SIZE = 4
@@ -27,7 +26,7 @@ class FakeMemory:
             [[[None] * self.size, [None] * self.size] for _ in range(pool.num_blocks)] for pool in pools
         )
 
-    def carry_out(self, moves: list[BlockMove]) -> None:
+    def apply_moves(self, moves: list[BlockMove]) -> None:
         for move in moves:
             sources = self.host if move.kind == MoveKind.SWAP_IN else self.device
             targets = self.host if move.kind == MoveKind.SWAP_OUT else self.device
@@ -48,7 +47,7 @@ class FakeMemory:
         table, blocks = request.block_table, self.device
         if request.host_blocks:
             table, blocks = request.host_blocks, self.host
-        for head, count in ((0, request.num_cached), (1, request.num_read)):
+        for head, count in ((0, request.num_cached), (1, request.num_draft_cached)):
             for entry in range(count):
                 found = blocks[table[entry // self.size]][head][entry % self.size]
                 assert found == self.right(request, entry), f"entry {entry}"
@@ -78,7 +77,7 @@ class World:
 
     def move(self) -> list[BlockMove]:
         moves, self.manager.moves = self.manager.moves, []
-        self.memory.carry_out(moves)
+        self.memory.apply_moves(moves)
         self.check()
         return moves
 
@@ -90,8 +89,8 @@ class World:
         assert self.manager.reserve(request, end)
         moves = self.move()
         self.memory.write(request, request.num_cached, end)
-        self.memory.write(request, request.num_read, read, head=True)
-        request.num_cached, request.num_read = end, max(request.num_read, read)
+        self.memory.write(request, request.num_draft_cached, read, head=True)
+        request.num_cached, request.num_draft_cached = end, max(request.num_draft_cached, read)
         self.manager.commit(request)
         self.check()
         return moves
@@ -127,7 +126,7 @@ class World:
 
 
 def counters(request: Request) -> tuple[int, int, int, int]:
-    return request.num_cached, request.num_read, request.num_registered, request.num_marked
+    return request.num_cached, request.num_draft_cached, request.num_registered, request.num_marked
 
 
 def count(length: int) -> Request:
@@ -183,7 +182,7 @@ def test_a_scored_prompt_asks_for_no_prefix() -> None:
     world.compute(first, end=4)
     scored = make_request(list(range(8)), params=SamplingParams(prompt_logprobs=0), samples=[first])
     assert world.manager.find_prefix(scored) == NOTHING
-    assert not world.manager.is_under_way(scored, NOTHING, [first])
+    assert not world.manager.is_being_prefilled(scored, NOTHING, [first])
     # Others do find what it has computed.
     assert world.manager.find_prefix(count(8)).num_tokens == 4
 
@@ -216,7 +215,7 @@ def test_a_prefix_that_someone_is_computing_is_worth_waiting_for() -> None:
     first, other, second = count(8), make_request([5, *range(8)]), count(9)
 
     def waits_for(running: Request) -> bool:
-        return world.manager.is_under_way(second, world.manager.find_prefix(second), [running])
+        return world.manager.is_being_prefilled(second, world.manager.find_prefix(second), [running])
 
     world.manager.find_prefix(first)
     world.manager.find_prefix(other)
@@ -237,7 +236,7 @@ def test_what_is_found_already_is_not_waited_for(length: int) -> None:
     world.compute(first, end=8)
     prefix = world.manager.find_prefix(second)
     assert prefix.num_tokens == length - 1
-    assert not world.manager.is_under_way(second, prefix, [first])
+    assert not world.manager.is_being_prefilled(second, prefix, [first])
 
 
 def test_what_is_computed_but_has_no_name_is_not_waited_for() -> None:
@@ -250,7 +249,7 @@ def test_what_is_computed_but_has_no_name_is_not_waited_for() -> None:
     world.release(older)
     world.compute(make_request([90] * 16))
     assert world.manager.find_prefix(second) == NOTHING
-    assert not world.manager.is_under_way(second, NOTHING, [younger])
+    assert not world.manager.is_being_prefilled(second, NOTHING, [younger])
 
 
 @pytest.mark.parametrize("first", ["parent", "child"])
@@ -308,12 +307,12 @@ def test_what_the_head_reads_for_one_it_has_read_for_all() -> None:
     assert counters(second)[:2] == (12, 0)
     world.compute(first, read=9)
     world.manager.catch_up(second)
-    assert second.num_read == 8
+    assert second.num_draft_cached == 8
     # Its own reading ends within a block, and goes on from there.
     world.compute(second, read=10)
     world.compute(first, read=15)
     world.manager.catch_up(second)
-    assert second.num_read == 10
+    assert second.num_draft_cached == 10
     world.check()
 
 

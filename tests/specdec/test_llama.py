@@ -12,11 +12,11 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from specdec import LLM, SamplingParams
-from specdec.draft_heads.checkpoint_files import CheckpointError
-from specdec.draft_heads.llama_layer import PagedAttention
-from specdec.draft_heads.rope import rotary_at
-from specdec.kv_cache import KVCache
-from specdec.model_runner import ModelRunner
+from specdec.cache.kv_cache import KVCache
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+from specdec.draft_heads.llama.llama_layer import PagedAttention
+from specdec.draft_heads.llama.rope import rotary_at
+from specdec.execution.model_runner import ModelRunner
 from specdec.models.llama import LlamaModel, load_llama
 from specdec.verify.tree import DraftTree
 from specdec.verify.tree_batch import TreeBatch, TreeRow

@@ -17,10 +17,10 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from specdec import LLM, SamplingParams
-from specdec.draft_heads.checkpoint_files import CheckpointError
-from specdec.draft_heads.draft_shape import DraftShape
-from specdec.draft_heads.drafter import DraftRow
-from specdec.draft_heads.eagle_drafter import EagleDrafter
+from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.draft_heads.drafting.drafter import DraftRow
+from specdec.draft_heads.drafting.model_drafter import ModelDrafter
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.models.llama_draft import holds_llama, load_llama_draft
 from specdec.verify.noise import GumbelNoise
 from specdec.verify.sampler import TorchSampler
@@ -84,7 +84,7 @@ def test_trees_equal_dense_passes_over_many_rounds(
         (llama.num_layers, plan.num_blocks * 8, 2 * llama.num_kv_heads, llama.head_dim), torch.nan, dtype=torch.float64
     )
     noise = GumbelNoise(VOCAB, CPU)
-    drafter = EagleDrafter(*draft, kv, None, 8, shape, TorchSampler(noise))
+    drafter = ModelDrafter(*draft, kv, None, 8, shape, TorchSampler(noise))
     chance = random.Random(seed)
     texts = [[chance.randrange(VOCAB) for _ in range(size)] for size in sizes]
     read = [0] * 3
@@ -92,12 +92,12 @@ def test_trees_equal_dense_passes_over_many_rounds(
         rows = []
         for i, (table, temperature) in enumerate(zip(plan.tables, temperatures, strict=True)):
             nodes = chance.choice([0, shape.nodes, shape.nodes])
-            read_to = len(texts[i]) if nodes else chance.randint(0, len(texts[i]))
+            draft_prefill_end = len(texts[i]) if nodes else chance.randint(0, len(texts[i]))
             context = Context(Sampling(temperature=temperature, seed=seed + i), texts[i], sizes[i])
-            rows.append(DraftRow(table, read[i], read_to, nodes, chance.choice([1, 2, 9, 9]), context))
+            rows.append(DraftRow(table, read[i], draft_prefill_end, nodes, chance.choice([1, 2, 9, 9]), context))
         for i, (row, tree) in enumerate(zip(rows, drafter.propose(rows), strict=True)):
             assert paths_of(tree) == dense_tree(small.dense, row, shape)
-            read[i] = max(read[i], row.read_to)
+            read[i] = max(read[i], row.draft_prefill_end)
             texts[i] = texts[i] + [chance.randrange(VOCAB) for _ in range(chance.randint(1, 5))]
         if number == 1 and restarted < 3:
             # Its cache has gone.

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from specdec import LLM, DraftShape, SamplingParams
-from specdec.admission import QueueFullError
-from specdec.draft_heads.checkpoint_files import CheckpointError
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+from specdec.scheduling.scheduler import QueueFullError
 from tests.fakes import save_random_head, save_random_llama
 
 FREE = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specdec import LLM, SamplingParams
-from specdec.draft_heads.draft_shape import DraftShape
+from specdec.draft_heads.drafting.draft_shape import DraftShape
 from tests.fakes import save_random_llama
 
 SHAPE = DraftShape(4, 3, 8)

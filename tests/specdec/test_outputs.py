@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from specdec import LLM, DraftShape, RequestOutput, SamplingParams
-from specdec.outputs import CompletionOutput
+from specdec.core.outputs import CompletionOutput
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.transforms import NodeRows, processed_logits
 from tests.specdec.conftest import CHARACTERS, Tiny

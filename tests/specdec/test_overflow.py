@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from specdec import LLM, DraftShape, SamplingParams
-from specdec.draft_heads.drafter import DraftRow
+from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.verify.tree import DraftTree
 from tests.fakes import RandomDrafter, save_random_head, save_random_llama
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specdec import LLM, DraftShape, SamplingParams
-from specdec.draft_heads.eagle_drafter import EagleDrafter
+from specdec.draft_heads.drafting.model_drafter import ModelDrafter
 from specdec.verify.noise import Stream, gumbel, uniforms
 from specdec.verify.sampler import TorchSampler
 from tests.fakes import save_random_head, save_random_llama
@@ -209,7 +209,7 @@ def test_no_draw_shares_its_noise_with_another(
     for the tests above.
     """
     llm = engine(world, verify, True, shape)
-    assert isinstance(llm.engine.drafter, EagleDrafter)
+    assert isinstance(llm.engine.drafter, ModelDrafter)
     asked: list[tuple[int, Stream, int]] = []
 
     def drafting(seed: int, index: int, position: int, stream: Stream = Stream.TARGET, lane: int = 0) -> Tensor:

@@ -6,17 +6,14 @@ from typing import Any
 
 import pytest
 
-from specdec.block_move import MoveKind
-from specdec.curve import Curve
-from specdec.draft_heads.draft_shape import DraftShape
-from specdec.draft_worth import LARGEST_EVERY, TREES
-from specdec.kv_cache_manager import KVCacheManager
-from specdec.plan import Plan, PlannedRow
-from specdec.preemption_cost import PreemptionCost
-from specdec.request import Request
-from specdec.scheduler import PRIORITY_STEPS, Admission, QueueFullError, Scheduler
-from specdec.scheduler_config import SchedulerConfig
-from specdec.step_cost import StepCost
+from specdec.cache.kv_cache_manager import KVCacheManager, MoveKind
+from specdec.core.request import Request
+from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.scheduling.plan import Plan, PlannedRow
+from specdec.scheduling.scheduler import PRIORITY_STEPS, Admission, QueueFullError, Scheduler
+from specdec.scheduling.scheduler_config import SchedulerConfig
+from specdec.scheduling.step_cost import Curve, PreemptionCost, StepCost
+from specdec.scheduling.tree_sizer import LARGEST_EVERY, TREES
 from tests.specdec.test_kv_cache_manager import make_request
 
 SWAP = PreemptionCost(recompute_token=1.0, swap_block=0.0)
@@ -41,7 +38,7 @@ def finish(scheduler: Scheduler, plan: Plan, accepted: int = 0) -> None:
     """Every sampled row emits as many drafts as it can of `accepted`, and one token more."""
     paths = [min(accepted, row.num_nodes, row.max_depth) for row in plan.rows]
     for row, path in zip(plan.rows, paths, strict=True):
-        row.request.num_read = max(row.request.num_read, row.read_to)
+        row.request.num_draft_cached = max(row.request.num_draft_cached, row.draft_prefill_end)
         for _ in range(row.sampled * (path + 1)):
             row.request.append(0, False)
     scheduler.update(plan, paths)
@@ -292,7 +289,7 @@ def test_a_long_prompt_is_read_by_the_head_in_parts_before_it_drafts() -> None:
     ask(scheduler, "a", 30)
     for _ in range(3):
         step(scheduler)
-    reads = [[(row.read_to, row.num_nodes) for row in run(scheduler)] for _ in range(4)]
+    reads = [[(row.draft_prefill_end, row.num_nodes) for row in run(scheduler)] for _ in range(4)]
     assert reads == [[(12, 0)], [(24, 0)], [(33, 6)], [(34, 6)]]
 
 
@@ -467,5 +464,5 @@ def test_check_integrity_sees_queues_in_disorder() -> None:
 
 def test_the_scheduler_needs_no_torch() -> None:
     """It decides between two passes of a GPU, and must start and run without anything heavy."""
-    code = "import sys, specdec.scheduler; sys.exit('torch' in sys.modules)"
+    code = "import sys, specdec.scheduling.scheduler; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

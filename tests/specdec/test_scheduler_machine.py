@@ -12,17 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from specdec.block_hash import extend_hashes
-from specdec.curve import Curve
-from specdec.draft_heads.draft_shape import DraftShape
-from specdec.draft_worth import TreeOutcome
-from specdec.kv_cache_manager import KVCacheManager
-from specdec.plan import Plan, PlannedRow
-from specdec.preemption_cost import PreemptionCost
-from specdec.request import Request
-from specdec.scheduler import Scheduler
-from specdec.scheduler_config import SchedulerConfig
-from specdec.step_cost import StepCost
+from specdec.cache.block_pool import extend_hashes
+from specdec.cache.kv_cache_manager import KVCacheManager
+from specdec.core.request import Request
+from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.scheduling.plan import Plan, PlannedRow
+from specdec.scheduling.scheduler import Scheduler
+from specdec.scheduling.scheduler_config import SchedulerConfig
+from specdec.scheduling.step_cost import Curve, PreemptionCost, StepCost
+from specdec.scheduling.tree_sizer import TreeOutcome
 from tests.specdec.test_kv_cache_manager import FakeMemory, make_request
 from tests.strategies import prompts, seeds
 
@@ -142,13 +140,13 @@ class World:
     def begin(self) -> Plan:
         """A step as far as its forward pass."""
         first = min(self.scheduler, key=lambda request: request.rank, default=None)
-        scored = {request for request in self.scheduler.running if request.num_missing == 0}
-        with mock.patch("specdec.prefill_limit.LEAST", 1):
+        scored = {request for request in self.scheduler.running if request.num_uncached_tokens == 0}
+        with mock.patch("specdec.scheduling.prefill_limit.LEAST", 1):
             plan = self.scheduler.schedule()
         self.check_plan(plan, first)
         # Not even one that was preempted: a beam would be scored again.
         assert scored.isdisjoint(row.request for row in plan.rows)
-        self.memory.carry_out(plan.moves)
+        self.memory.apply_moves(plan.moves)
         if plan.rows:
             self.check_memory()
         for row in plan.rows:
@@ -161,7 +159,7 @@ class World:
         end, room = request.num_cached + row.num_known, len(request.block_table) * size
         for place in range(request.num_cached // size, -(-(room if row.num_nodes else end) // size)):
             assert self.manager.pool.is_private(request.block_table[place])
-        self.memory.write(request, request.num_read, row.read_to, head=True)
+        self.memory.write(request, request.num_draft_cached, row.draft_prefill_end, head=True)
         self.memory.write(request, request.num_cached, end)
         if row.num_nodes:
             self.memory.write(request, end, room, head=True, content="draft")
@@ -175,11 +173,11 @@ class World:
         assert {*requests} <= {*scheduler.running}
         assert len(scheduler.running) <= config.max_num_seqs
         assert sum(row.num_known + row.num_nodes for row in rows) <= config.max_num_batched_tokens
-        reads = sum(max(0, row.read_to - row.request.num_read) for row in rows)
+        reads = sum(max(0, row.draft_prefill_end - row.request.num_draft_cached) for row in rows)
         assert reads <= config.max_num_batched_tokens + config.max_num_seqs
         if first is not None:
             assert first in scheduler.running
-            assert first in requests or first.num_missing == 0
+            assert first in requests or first.num_uncached_tokens == 0
         assert rows or all(request in self.beams for request in scheduler.running)
         assert rows or scheduler.running or not scheduler.waiting
         for row in rows:
@@ -188,17 +186,19 @@ class World:
     def check_row(self, row: PlannedRow) -> None:
         request, shape = row.request, self.case.shape
         assert not request.finished
-        assert 1 <= row.num_known <= min(request.num_missing, self.case.config.long_prefill_token_threshold or 99)
-        assert row.sampled == (row.num_known == request.num_missing)
-        assert row.read_to <= request.num_cached + row.num_known
+        assert (
+            1 <= row.num_known <= min(request.num_uncached_tokens, self.case.config.long_prefill_token_threshold or 99)
+        )
+        assert row.sampled == (row.num_known == request.num_uncached_tokens)
+        assert row.draft_prefill_end <= request.num_cached + row.num_known
         if row.num_nodes == 0:
             assert row.max_depth == 0
             return
         assert shape is not None
         assert request.drafts
         assert request.num_output > 0
-        assert row.num_known == request.num_missing == 1
-        assert row.read_to == len(request.token_ids) < self.case.draft_context
+        assert row.num_known == request.num_uncached_tokens == 1
+        assert row.draft_prefill_end == len(request.token_ids) < self.case.draft_context
         assert 1 <= row.num_nodes <= shape.nodes
         assert 1 <= row.max_depth <= min(shape.depth, request.num_remaining - 1)
         room = len(request.block_table) * self.case.size - len(request.token_ids)
@@ -209,13 +209,13 @@ class World:
         accepted: list[int | None] = []
         for row in plan.rows:
             request = row.request
-            is_spoilt = row.num_nodes > 0 and chance.random() < self.spoilt
-            request.drafts = not is_spoilt and request not in self.beams
-            accepted.append(None if is_spoilt or request.finished else self.append(row, chance))
+            needs_retry_without_drafts = row.num_nodes > 0 and chance.random() < self.spoilt
+            request.drafts = not needs_retry_without_drafts and request not in self.beams
+            accepted.append(None if needs_retry_without_drafts or request.finished else self.append(row, chance))
         self.scheduler.update(plan, accepted)
         self.learn(plan, chance)
         is_stuck = not plan.rows
-        for beam in [beam for beam in self.beams.intersection(self.alive) if beam.num_missing == 0]:
+        for beam in [beam for beam in self.beams.intersection(self.alive) if beam.num_uncached_tokens == 0]:
             # What lost its blocks, or keeps those that others lack, makes room; some have to wait for others.
             if is_stuck or not beam.block_table or chance.random() < 0.1:
                 self.scheduler.abort(beam)
@@ -236,7 +236,7 @@ class World:
                     TreeOutcome(
                         row.num_nodes,
                         chance.sample(range(row.num_nodes), chance.randint(0, row.num_nodes)),
-                        row.request.draft_record,
+                        row.request.acceptance_history,
                     )
                     for row in trees
                 ]
@@ -244,7 +244,7 @@ class World:
 
     def append(self, row: PlannedRow, chance: random.Random) -> int:
         request, end = row.request, row.request.num_cached + row.num_known
-        request.num_read = max(request.num_read, row.read_to)
+        request.num_draft_cached = max(request.num_draft_cached, row.draft_prefill_end)
         if not row.sampled or request in self.beams:
             return 0
         path = chance.randint(0, min(row.num_nodes, row.max_depth))
@@ -273,7 +273,7 @@ class World:
         memory = self.memory
         if self.manager.moves:
             memory = deepcopy(memory)
-            memory.carry_out(self.manager.moves)
+            memory.apply_moves(self.manager.moves)
         for request in self.alive:
             memory.check(request)
 

@@ -4,7 +4,7 @@ import random
 
 from benchmarks.soak import soak
 from specdec import LLM
-from specdec.preemption_cost import PreemptionCost
+from specdec.scheduling.step_cost import PreemptionCost
 from tests.specdec.conftest import Tiny
 
 BLOCK_SIZE = 8

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.curve import Curve
-from specdec.prefill_limit import LEAST, PrefillLimit
-from specdec.step_cost import WARM, Ratio, StepCost
+from specdec.scheduling.prefill_limit import LEAST, PrefillLimit
+from specdec.scheduling.step_cost import WARM, Curve, Ratio, StepCost
 
 points = st.lists(
     st.tuples(st.integers(1, 1000), st.floats(0.001, 1.0)), min_size=1, max_size=6, unique_by=lambda p: p[0]

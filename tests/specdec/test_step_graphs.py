@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec import LLM, SamplingParams
-from specdec.draft_heads.draft_shape import DraftShape
-from specdec.draft_heads.drafter import DraftRow, Proposal
-from specdec.draft_heads.eagle_drafter import EagleDrafter
-from specdec.graphs import attach_graphs
-from specdec.step_graphs import TOKEN_BUCKETS, StepGraphs
+from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.draft_heads.drafting.drafter import DraftRow, Proposal
+from specdec.draft_heads.drafting.model_drafter import ModelDrafter
+from specdec.execution.cuda_graphs import attach_graphs
+from specdec.execution.step_graphs import TOKEN_BUCKETS, StepGraphs
+from specdec.execution.warm_up import capture_graphs
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.tree import DraftTree
 from specdec.verify.tree_batch import TreeRow
-from specdec.warm_up import capture_graphs
 from tests.fakes import save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
 from tests.strategies import draft_trees
 
@@ -59,7 +59,7 @@ def load(folder: Path, recorder: Recorder | None, head: str = "head", **settings
     )
     if recorder is not None:
         drafter = llm.engine.drafter
-        assert isinstance(drafter, EagleDrafter)
+        assert isinstance(drafter, ModelDrafter)
         attach_graphs(llm.engine.runner, [drafter], recorder.capture, SEATS, 8 * BLOCK)
     return llm
 
@@ -146,7 +146,7 @@ def test_padding_is_small_and_leads_to_few_counts() -> None:
 def test_usual_steps_are_captured_before_the_first_request(engines: tuple[LLM, LLM, Recorder]) -> None:
     _, graphed, recorder = engines
     runner, drafter = graphed.engine.runner, graphed.engine.drafter
-    assert isinstance(drafter, EagleDrafter)
+    assert isinstance(drafter, ModelDrafter)
     assert runner.graphs is not None
     assert drafter.graphs is not None
     capture_graphs(runner, drafter, SEATS, CONTEXT, graphed.config.shape)
@@ -215,7 +215,7 @@ def drafted(
         if part is not None:
             part.copy_(torch.randn(part.shape, generator=generator))
     drafter = llm.engine.drafter
-    assert isinstance(drafter, EagleDrafter)
+    assert isinstance(drafter, ModelDrafter)
     drafter.proposal = proposal
     try:
         with torch.inference_mode():

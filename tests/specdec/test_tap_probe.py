@@ -10,13 +10,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specdec import LLM, SamplingParams
-from specdec.draft_heads.eagle3 import Eagle3Config, Eagle3Head
-from specdec.draft_heads.eagle3_checkpoint import save_eagle3_head
-from specdec.draft_heads.llama_config import LlamaConfig
-from specdec.draft_heads.load_draft import LoadedHead, load_head
-from specdec.draft_heads.tap_ids import KEY
+from specdec.draft_heads.formats.eagle3_checkpoint import save_eagle3_head
+from specdec.draft_heads.formats.load_draft import LoadedHead, load_head
+from specdec.draft_heads.formats.tap_ids import KEY
+from specdec.draft_heads.heads.eagle3 import Eagle3Config, Eagle3Head
+from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.engine.tap_probe import NEW_TOKENS, QUESTIONS, TapProbe, prompts_for, settle_taps
 from specdec.models.llama import LlamaModel, load_llama
-from specdec.tap_probe import NEW_TOKENS, QUESTIONS, TapProbe, prompts_for, settle_taps
 from tests.checkpoints import TARGET_HIDDEN, TARGET_LAYERS, VOCAB
 from tests.draft_heads.dense_head import DenseHead
 from tests.fakes import TINY, edit_json, save_random_llama

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from specdec.kv_cache import KVCache
-from specdec.model_runner import ModelRunner
+from specdec.cache.kv_cache import KVCache
+from specdec.execution.model_runner import ModelRunner
 from specdec.models.llama import LlamaModel, load_llama
 from specdec.verify.tree import DraftTree
 from specdec.verify.tree_batch import TreeRow

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from specdec import LLM, SamplingParams
-from specdec.draft_heads.draft_shape import DraftShape
-from specdec.draft_heads.drafter import Drafter, DraftRow
+from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.draft_heads.drafting.drafter import Drafter, DraftRow
 from specdec.kernels.kernel_set import TORCH, choose_kernels
 from specdec.verify.tree import DraftTree
 from tests.fakes import save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama

@@ -12,10 +12,9 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specdec import LLM, SamplingParams
-from specdec.draft_heads.drafter import DraftRow
-from specdec.outputs import CompletionOutput
-from specdec.request import Request
-from specdec.request_group import RequestGroup
+from specdec.core.outputs import CompletionOutput
+from specdec.core.request import Request, RequestGroup
+from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.verify.tree import DraftTree
 from tests.fakes import TINY, RandomDrafter, save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
 from tests.specdec import oracle

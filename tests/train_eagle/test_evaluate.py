@@ -12,9 +12,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from specdec import LLM, DraftShape, SamplingParams
-from specdec.draft_heads.checkpoint import save_eagle_head
-from specdec.draft_heads.eagle3_checkpoint import save_eagle3_head
-from specdec.draft_heads.eagle_drafter import EagleDrafter
+from specdec.draft_heads.drafting.model_drafter import ModelDrafter
+from specdec.draft_heads.formats.eagle3_checkpoint import save_eagle3_head
+from specdec.draft_heads.formats.eagle_checkpoint import save_eagle_head
 from specdec.train_eagle.chat_mask import BadConversation, Sample
 from specdec.train_eagle.conversations import BadData, Entry, Place
 from specdec.train_eagle.evaluate import accuracy, answer, evaluate, main, measure_tau, question
@@ -83,7 +83,7 @@ def answered(llm: LLM, prompt: list[int], length: int) -> tuple[Sample, Any]:
 
 
 def ranks_of(llm: LLM, sample: Sample, depth: int) -> torch.Tensor:
-    assert isinstance(llm.engine.drafter, EagleDrafter)
+    assert isinstance(llm.engine.drafter, ModelDrafter)
     head: Any = llm.engine.drafter.head
     batch = OnlineFeatures(llm.model, [sample], head.taps).batch([0])
     return token_ranks(head, llm.engine.drafter.readout, batch, depth)
@@ -122,7 +122,7 @@ def test_ranks_are_those_of_training(llm: LLM, prompt: list[int], length: int) -
     sample, _ = answered(llm, prompt, length)
     depth = llm.config.shape.depth
     ranks = ranks_of(llm, sample, depth)
-    assert isinstance(llm.engine.drafter, EagleDrafter)
+    assert isinstance(llm.engine.drafter, ModelDrafter)
     head: Any = llm.engine.drafter.head
     options = LossSettings("ce", depth, 1.0, 1.0, 0.0, 0.0)
     trainer = HeadTrainer(head, llm.model.lm_head_weight, options).double()
@@ -245,7 +245,7 @@ def test_refusals_are_one_line_with_a_remedy(
     base = {"--model": str(target), "--draft": str(head), "--data": f"a={good}", "--out": str(tmp_path / "out")}
     for changes, told in [
         ({"--data": good}, "give NAME=FILE"),
-        ({"--data": "a=nowhere.jsonl"}, "nowhere.jsonl: cannot be read"),
+        ({"--data": "a=null_block_table.jsonl"}, "null_block_table.jsonl: cannot be read"),
         ({"--data": f"a={empty}"}, "empty.jsonl: no prompt that can be answered: there is nothing in it"),
         ({"--data": f"a={bad}"}, "bad.jsonl: no prompt that can be answered: line 1: no question"),
         ({"--draft": str(small)}, "small: not an EAGLE head"),

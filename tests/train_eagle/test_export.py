@@ -10,11 +10,11 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from specdec.draft_heads.draft_model import DraftModel
-from specdec.draft_heads.eagle import EagleHead
-from specdec.draft_heads.eagle3 import Eagle3Head
-from specdec.draft_heads.load_draft import load_draft_model
-from specdec.draft_heads.readout import MatrixReadout
+from specdec.draft_heads.formats.load_draft import load_draft_model
+from specdec.draft_heads.heads.draft_head import DraftModel
+from specdec.draft_heads.heads.eagle import EagleHead
+from specdec.draft_heads.heads.eagle3 import Eagle3Head
+from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.models.llama import LlamaModel, load_llama
 from specdec.train_eagle.evaluation import Evaluation, Measured
 from specdec.train_eagle.export import main
@@ -227,7 +227,7 @@ def test_refusals_are_one_line_with_a_remedy(
         (["--run", tmp_path / "run", "--model", tmp_path / "wide"], "not of a head for"),
         (["--run", tmp_path / "run", "--evaluation", tmp_path / "no.json"], "not an evaluation"),
         (["--run", tmp_path / "run", "--notes", tmp_path / "no.md"], "give a Markdown file"),
-        (["--draft", tmp_path / "nowhere"], "no such folder"),
+        (["--draft", tmp_path / "null_block_table"], "no such folder"),
         (["--draft", target], "not an EAGLE head"),
         (["--draft", tmp_path / "eagle-more"], "it has an output matrix of its own"),
         (["--draft", tmp_path / "eagle3-more"], "it has an embedding of its own"),

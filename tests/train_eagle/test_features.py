@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specdec import LLM
-from specdec.draft_heads.target_output import TargetOutput
+from specdec.draft_heads.heads.draft_head import TargetOutput
 from specdec.models.llama import load_llama
 from specdec.train_eagle.conversations import Sample
 from specdec.train_eagle.features import PARTS, FeatureBatch, FeatureStore, OnlineFeatures

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specdec.draft_heads.eagle import EagleHead
-from specdec.draft_heads.eagle3 import Eagle3Head
-from specdec.draft_heads.rope import Rotary, rotary_at
-from specdec.draft_heads.target_output import TargetOutput
+from specdec.draft_heads.heads.draft_head import TargetOutput
+from specdec.draft_heads.heads.eagle import EagleHead
+from specdec.draft_heads.heads.eagle3 import Eagle3Head
+from specdec.draft_heads.llama.rope import Rotary, rotary_at
 from specdec.kernels.linear import padded_rows
 from specdec.models.llama import LlamaModel, load_llama
 from specdec.train_eagle.conversations import Sample

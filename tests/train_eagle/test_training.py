@@ -211,9 +211,9 @@ def test_a_folder_of_another_run_is_refused(
         Run(config(target, data, tmp_path, epochs=1, lr=1.0))
     capsys.readouterr()
     with pytest.raises(SystemExit, match="2"):
-        main(["--data", "nowhere", "--out", str(tmp_path)])
+        main(["--data", "null_block_table", "--out", str(tmp_path)])
     told = capsys.readouterr().err
-    assert "nowhere" in told
+    assert "null_block_table" in told
     assert told.count("\n") == 1
 
 
@@ -227,6 +227,6 @@ def test_a_run_goes_on_from_another_ones_head(target: Path, data: Path, tmp_path
     Run(config(target, data, tmp_path / "second", start=tmp_path / "first" / "run", lr=1e-9, seed=5)).train()
     assert losses(tmp_path / "second")[0] < losses(tmp_path / "first")[0] - 0.5
     with pytest.raises(ValueError, match=r"holds no training_state\.pt"):
-        Run(config(target, data, tmp_path / "third", start=tmp_path / "nowhere"))
+        Run(config(target, data, tmp_path / "third", start=tmp_path / "null_block_table"))
     with pytest.raises(ValueError, match="its head does not fit: Missing key"):
         Run(config(target, data, tmp_path / "third", start=tmp_path / "first" / "run", head="eagle"))

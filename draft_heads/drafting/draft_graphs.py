@@ -1,0 +1,142 @@
+"""The drafting loops in graphs that are captured once and replayed."""
+
+from collections.abc import Callable
+from typing import Generic, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from specdec.draft_heads.drafting.draft_levels import DraftLevels
+from specdec.draft_heads.drafting.row_sampling import RowSampling
+from specdec.draft_heads.drafting.tree_draw import TreeDraw
+from specdec.draft_heads.drafting.tree_search import TreeSearch
+from specdec.kernels.attention_plan import AttentionGeometry, Plan
+from specdec.kernels.plan_buffer import Capture, PlanBuffer, PlanSize
+from specdec.kernels.tree_attention import plan_of
+from specdec.verify.sampler import NoiseColumns, NoiseRows
+
+Grown = TypeVar("Grown")
+
+
+class GraphKey(NamedTuple):
+    """What is fixed in a graph.
+
+    Attributes:
+        rows: of the batch, padding included.
+        depth: levels.
+        width: nodes expanded of a row at each level.
+        plans: of each level but the last.
+    """
+
+    rows: int
+    depth: int
+    width: int
+    plans: tuple[PlanSize, ...]
+
+
+class LoopGraphs(Generic[Grown]):
+    """Replays a whole loop over levels; one graph per number of rows, captured when a step first needs it.
+
+    Args:
+        grow: the loop, which must wait for nothing.
+        capture: `CudaGraphs.capture` on a GPU.
+        heads: of the head's attention.
+        max_blocks: of a request.
+    """
+
+    def __init__(
+        self, grow: Callable[[DraftLevels, Tensor], Grown], capture: Capture, heads: AttentionGeometry, max_blocks: int
+    ) -> None:
+        self.grow, self.capture, self.heads, self.max_blocks = grow, capture, heads, max_blocks
+        self._graphs: dict[GraphKey, _Graph[Grown]] = {}
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def __call__(self, levels: DraftLevels, hidden: Tensor) -> Grown:
+        """The candidates of all rows, valid until the next call.
+
+        Args:
+            levels: of a padded batch of rows that ask for a temperature and filters alone.
+            hidden: `[rows, hidden_size]` of those that are no padding.
+        """
+        # A plan asks how long rows are, and not whom they see.
+        outlines = [levels.outline(level, levels.positions) for level in range(1, levels.depth)]
+        plans = [plan_of(outline, self.heads) for outline in outlines]
+        key = GraphKey(levels.num_rows, levels.depth, levels.width, tuple(map(PlanSize.of, plans)))
+        graph = self._graphs.get(key)
+        if graph is None:
+            graph = self._graphs[key] = _Graph(self, levels, hidden, plans)
+        return graph(levels, hidden, plans)
+
+
+class DraftGraphs(NamedTuple):
+    """Both kinds of trees.
+
+    Attributes:
+        search: of the likeliest tokens.
+        draw: of tokens drawn from q.
+        most_drawn_rows: with more, drawn trees are grown without a graph, as a graph keeps what they were drawn from.
+    """
+
+    search: LoopGraphs[TreeSearch]
+    draw: LoopGraphs[TreeDraw]
+    most_drawn_rows: int
+
+    def __len__(self) -> int:
+        return len(self.search) + len(self.draw)
+
+    @staticmethod
+    def padding(rows: int) -> int:
+        """How many rows a batch lacks to the next power of two."""
+        return (1 << (rows - 1).bit_length()) - rows
+
+
+class _Graph(Generic[Grown]):
+    """A captured loop and the memory that it reads."""
+
+    def __init__(self, owner: LoopGraphs[Grown], levels: DraftLevels, hidden: Tensor, plans: list[Plan]) -> None:
+        rows, device = levels.num_rows, hidden.device
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.int64, device=device)
+
+        sampled = torch.zeros(rows, dtype=torch.bool, device=device)
+        self.noise = NoiseColumns(zeros(rows), zeros(rows), zeros(rows), sampled)
+        self.sampling = RowSampling.buffer(rows, device, torch.promote_types(hidden.dtype, torch.float32))
+        self.hidden = hidden.new_zeros(rows, hidden.shape[1])
+        self.plans = [PlanBuffer(plan) for plan in plans]
+        self.levels = DraftLevels(
+            depth=levels.depth,
+            width=levels.width,
+            block_size=levels.block_size,
+            positions=torch.zeros_like(levels.positions),
+            slots=torch.zeros_like(levels.slots),
+            tables=zeros(rows, owner.max_blocks),
+            own_bits=levels.own_bits,
+            # The kernel goes by the plans.
+            base=(),
+            noise=NoiseRows((), self.noise),
+            sampling=self.sampling,
+            first=levels.first,
+            plans={owner.heads: [buffer.plan for buffer in self.plans]},
+        )
+        self._fill(levels, hidden, plans)
+        self._replay = owner.capture(lambda: owner.grow(self.levels, self.hidden))
+
+    def __call__(self, levels: DraftLevels, hidden: Tensor, plans: list[Plan]) -> Grown:
+        self._fill(levels, hidden, plans)
+        return self._replay()
+
+    def _fill(self, levels: DraftLevels, hidden: Tensor, plans: list[Plan]) -> None:
+        own = self.levels
+        own.positions.copy_(levels.positions)
+        own.slots.copy_(levels.slots)
+        own.tables[:, : levels.tables.shape[1]].copy_(levels.tables)
+        for mine, given in zip(self.noise, levels.noise.columns(hidden.device), strict=True):
+            mine.copy_(given)
+        assert levels.sampling is not None
+        self.sampling.fill(levels.sampling)
+        self.hidden[: len(hidden)].copy_(hidden)
+        for buffer, plan in zip(self.plans, plans, strict=True):
+            buffer.fill(plan)

@@ -1,0 +1,298 @@
+"""Drafts trees with a head whose keys and values live in the paged cache under the target's block tables."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from specdec.draft_heads.drafting.draft_levels import DraftLevels, own_bits
+from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.draft_heads.drafting.drafter import DraftRow, Proposal
+from specdec.draft_heads.drafting.tree_draw import DrawSizes, TreeDraw
+from specdec.draft_heads.drafting.tree_search import Frontier, TreeSearch
+from specdec.draft_heads.heads.draft_head import DraftHead
+from specdec.draft_heads.heads.readout import Readout
+from specdec.draft_heads.llama.llama_layer import PagedAttention
+from specdec.draft_heads.llama.rope import rotary_at
+from specdec.kernels.kernel_set import TORCH, KernelSet
+from specdec.kernels.ragged_rows import RaggedRows
+from specdec.kernels.upload import upload
+from specdec.verify.grown_trees import joined
+from specdec.verify.noise import Stream
+from specdec.verify.sampler import Candidates, NoiseKey, Sampler
+from specdec.verify.sampling import Context, Sampling
+from specdec.verify.transforms import NodeRows, processed_logits
+from specdec.verify.tree import DraftTree
+from specdec.verify.tree_batch import pad_block_tables, slots_of
+
+if TYPE_CHECKING:
+    # It brings Triton's kernels, which an engine on plain torch does without.
+    from specdec.draft_heads.drafting.draft_graphs import DraftGraphs
+
+
+class ModelDrafter:
+    """EAGLE-2 drafting for a batch of rows.
+
+    An EAGLE head's row of token i takes embedding(x_i) and the target's feature f_{i-1}, is stored at entry i of
+    the request's cache, and predicts x_{i+1}. Entry 0 stays empty. A small Llama's takes x_i alone, from entry 0 on.
+    Rows written while drafting lie behind the known tokens and are scratch: the entries of accepted tokens are
+    rewritten from true features.
+
+    A row that drafts nothing costs nothing: the head catches up when it drafts, reading the features that the
+    target's passes have left in the cache. Requests that share a block may both write the head's entries in it;
+    they write the same.
+
+    Args:
+        head: the draft head.
+        readout: from the head's states to scores of next tokens.
+        kv: `[layers, slots, 2 * kv_heads, head_dim]`, the head's cache.
+        features: `[slots, feature_size]`, what the target's passes have left of each cached token; None for a head
+            that reads none.
+        block_size: slots of a block.
+        shape: bounds of a tree.
+        sampler: the verifier's own, so that coupled drafts at temperature > 0 follow the same draw.
+        proposal: how tokens are chosen at temperature > 0.
+        kernels: of the device.
+
+    Attributes:
+        graphs: of the loops over levels, where there are any.
+    """
+
+    def __init__(
+        self,
+        head: DraftHead,
+        readout: Readout,
+        kv: Tensor,
+        features: Tensor | None,
+        block_size: int,
+        shape: DraftShape,
+        sampler: Sampler,
+        proposal: Proposal = Proposal.COUPLED,
+        kernels: KernelSet = TORCH,
+    ) -> None:
+        self.kernels = kernels
+        llama = head.llama
+        self.head, self.readout, self.shape = head, readout, shape
+        self.sampler = sampler
+        self.kv, self.block_size = kv, block_size
+        self.features = kv.new_empty(kv.shape[1], 0) if features is None else features
+        self.rope = llama.rope.table(llama.head_dim, llama.max_position, kv.dtype).to(kv.device)
+        self.proposal = proposal
+        self.branching = min(shape.branching, readout.size)
+        self.draw_sizes = DrawSizes.of(self.branching, shape)
+        self.graphs: DraftGraphs | None = None
+        self._own_bits = own_bits(shape.depth - 1, self.branching, kv.device)
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[DraftTree]:
+        """One tree per row; none after a single token where a head needs the feature before it."""
+        trees = [DraftTree()] * len(rows)
+        first = self.head.first_entry
+        reading = [i for i, row in enumerate(rows) if row.draft_prefill_end > max(row.num_draft_cached, first)]
+        if not reading:
+            return trees
+        hidden = self._read_features([rows[i] for i in reading])
+        # Their places among the reading ones.
+        drafting = [k for k, i in enumerate(reading) if rows[i].num_nodes > 0 and rows[i].max_depth > 0]
+        drawn = [
+            k for k in drafting if self.proposal == Proposal.DRAWN and not rows[reading[k]].context.sampling.is_greedy
+        ]
+        for chosen, draft in ((drawn, self._draw), ([k for k in drafting if k not in drawn], self._search)):
+            if chosen:
+                roots = hidden if len(chosen) == len(hidden) else hidden.index_select(0, upload(chosen, hidden.device))
+                places = [reading[k] for k in chosen]
+                for i, tree in zip(places, draft([rows[i] for i in places], roots), strict=True):
+                    trees[i] = tree
+        return joined(trees)
+
+    def _search(self, rows: Sequence[DraftRow], hidden: Tensor) -> list[DraftTree]:
+        """Trees of the likeliest tokens, with the position's noise or without."""
+        depths = [min(self.shape.depth, row.max_depth) for row in rows]
+        search: TreeSearch
+        if self.graphs is None or self.shape.min_reach or _asks_for_more(rows):
+            levels = self._levels(rows, max(depths), self.branching, self._own_noise(rows))
+            search = self.search(levels, hidden, rows, depths)
+        else:
+            padded = self._padded(rows)
+            levels = self._levels(padded, self.shape.depth, self.branching, self._own_noise(padded))
+            search = self.graphs.search(levels, hidden)
+        return self._trees(search, rows, depths)
+
+    def _draw(self, rows: Sequence[DraftRow], hidden: Tensor) -> list[DraftTree]:
+        """Trees of tokens drawn from q. How many is settled before any is drawn, or q would not be their law."""
+        depths = [min(self.shape.depth, row.max_depth) for row in rows]
+        draw: TreeDraw
+        if self.graphs is None or _asks_for_more(rows) or len(rows) > self.graphs.most_drawn_rows:
+            levels = self._levels(rows, max(depths), self.draw_sizes.width, self._draft_noise(rows))
+            draw = self.draw(levels, hidden, rows)
+        else:
+            padded = self._padded(rows)
+            levels = self._levels(padded, self.shape.depth, self.draw_sizes.width, self._draft_noise(padded))
+            draw = self.graphs.draw(levels, hidden)
+        return self._trees(draw, rows, depths)
+
+    @property
+    def laws(self) -> int:
+        """How many distributions a drawn tree's children come from."""
+        return 1 + (self.shape.depth - 1) * self.draw_sizes.width
+
+    def _padded(self, rows: Sequence[DraftRow]) -> list[DraftRow]:
+        """Up to a number of rows that there are graphs of."""
+        assert self.graphs is not None
+        return [*rows, *[self._nobody()] * self.graphs.padding(len(rows))]
+
+    def _trees(
+        self, candidates: TreeSearch | TreeDraw, rows: Sequence[DraftRow], depths: Sequence[int]
+    ) -> list[DraftTree]:
+        """On a CPU from lists, which is faster there; else left on the device, so that the host need not wait."""
+        padding = candidates.num_rows - len(rows)
+        bounds = [*(row.num_nodes for row in rows), *[0] * padding], [*depths, *[1] * padding]
+        trees = candidates.trees(*bounds) if self.kernels is TORCH else candidates.grown(*bounds)
+        return trees[: len(rows)]
+
+    def _nobody(self) -> DraftRow:
+        """A row whose nodes lie where no request reads."""
+        block = self.kv.shape[1] // self.block_size - 1
+        table = [block] * -(-(2 + self.shape.slots) // self.block_size)
+        return DraftRow(table, 1, 2, 0, 0, Context(Sampling(), [0, 0], 1))
+
+    def search(
+        self, levels: DraftLevels, hidden: Tensor, rows: Sequence[DraftRow] = (), depths: list[int] | None = None
+    ) -> TreeSearch:
+        """The loop over levels. Where no row asks for more than filters and `min_reach` is 0 it waits for nothing.
+
+        Args:
+            levels: from the roots on.
+            hidden: `[rows, hidden_size]`, the head's state after each root.
+            rows: need not be given then.
+            depths: of the rows; lowered where there is little chance of getting deeper.
+        """
+        levels.restart()
+        search = TreeSearch(levels.num_rows, self.branching)
+        for level in range(1, levels.depth + 1):
+            scores = self._scores(hidden, levels, level, rows, search.frontier_paths)
+            noise = levels.noise_at(level - 1).later(level - 1)
+            frontier = search.expand(self.sampler.top_k(scores, noise, self.branching))
+            if self.shape.min_reach and depths and level < levels.depth:
+                for i, reach in enumerate(frontier.values.exp().sum(1).tolist()):
+                    if reach < self.shape.min_reach:
+                        depths[i] = min(depths[i], level)
+            if level >= max(depths or [levels.depth]):
+                break
+            hidden = self._expand(levels, frontier, hidden, level)
+        return search
+
+    def draw(self, levels: DraftLevels, hidden: Tensor, rows: Sequence[DraftRow] = ()) -> TreeDraw:
+        """Likewise of drawn trees."""
+        levels.restart()
+        draw = TreeDraw(levels.num_rows, self.draw_sizes)
+        for level in range(1, levels.depth + 1):
+            scores = self._scores(hidden, levels, level, rows, draw.frontier_paths)
+            log_q = torch.log_softmax(scores.full(), -1)
+            candidates = Candidates(log_q.clone(), scores.vocab_size)
+            count = min(draw.count, log_q.shape[1])
+            children = self.sampler.top_k(candidates, levels.noise_at(level - 1), count, Stream.DRAFT, level)
+            by_row = (part.view(levels.num_rows, -1, part.shape[1]) for part in (log_q, children.tokens))
+            frontier = draw.expand(*by_row)
+            if level < levels.depth:
+                hidden = self._expand(levels, frontier, hidden, level)
+        return draw
+
+    def _read_features(self, rows: Sequence[DraftRow]) -> Tensor:
+        """Run the head over the tokens that it shall read; its prediction after each row's last."""
+        tokens: list[int] = []
+        slots: list[int] = []
+        sources: list[int] = []
+        positions: list[int] = []
+        counts: list[int] = []
+        first = self.head.first_entry
+        for row in rows:
+            start, end = max(row.num_draft_cached, first), row.draft_prefill_end
+            entries = slots_of(row.block_table, start - first, end, self.block_size)
+            tokens += row.token_ids[start:end]
+            sources += entries[: end - start]
+            slots += entries[first:]
+            positions += range(start - first, end - first)
+            counts.append(end - start)
+        device = self.kv.device
+        places = upload(positions, device)
+        lengths = [row.draft_prefill_end for row in rows]
+        ragged = RaggedRows(
+            query_lens=counts,
+            lengths=lengths,
+            tree_starts=lengths,
+            block_tables=pad_block_tables([row.block_table for row in rows], device),
+            visible=places + (first + 1),
+            ancestors=places.new_zeros(len(positions), 1),
+            block_size=self.block_size,
+            first=first,
+        )
+        features = self.features.index_select(0, upload(sources, device))
+        hidden = self._forward(tokens, features, places, upload(slots, device), ragged)
+        if len(rows) == hidden.shape[0]:
+            return hidden
+        return hidden.index_select(0, upload(counts, device).cumsum(0) - 1)
+
+    def _levels(self, rows: Sequence[DraftRow], depth: int, width: int, keys: list[NoiseKey | None]) -> DraftLevels:
+        device = self.kv.device
+        bits = self._own_bits[: depth - 1] if width == self.branching else own_bits(depth - 1, width, device)
+        dtype = torch.promote_types(self.kv.dtype, torch.float32)
+        return DraftLevels.start(rows, self.block_size, bits, keys, self.head.first_entry, device, dtype)
+
+    def _expand(self, levels: DraftLevels, frontier: Frontier, hidden: Tensor, level: int) -> Tensor:
+        """Run the head over the frontier; its predictions after each frontier node, `[rows * width, hidden]`."""
+        num_rows = len(frontier.tokens)
+        before = hidden.view(num_rows, -1, hidden.shape[-1])
+        size = before.shape[-1]
+        features = before.gather(1, frontier.parents[:, :, None].expand(-1, -1, size)).view(-1, size)
+        ragged = levels.ragged(frontier, level)
+        positions = levels.positions + (level - 1)
+        tokens = frontier.tokens.flatten()
+        return self._forward(tokens, features, positions, levels.slots[level - 1], ragged)
+
+    def _forward(
+        self, tokens: list[int] | Tensor, features: Tensor, positions: Tensor, slots: Tensor, rows: RaggedRows
+    ) -> Tensor:
+        ids = tokens if isinstance(tokens, Tensor) else upload(tokens, self.kv.device)
+        attentions = [PagedAttention(kv, slots, rows, self.kernels) for kv in self.kv]
+        hidden: Tensor = self.head(ids, features, rotary_at(self.rope, positions), attentions)
+        return hidden
+
+    def _scores(
+        self, hidden: Tensor, levels: DraftLevels, level: int, rows: Sequence[DraftRow], paths: Callable[[], Tensor]
+    ) -> Candidates:
+        """The head's processed logits of `rows * width` nodes; `paths` gives `[rows, width, level - 1]` tokens."""
+        found = self.readout(self.head.read(hidden))
+        sampling = levels.sampling_at(level - 1)
+        if sampling is not None:
+            return found._replace(scores=sampling.process(found.scores, self.kernels))
+        width = len(found.scores) // len(rows)
+        parts = [NodeRows(row.context, width, partial(_paths_of, paths, i)) for i, row in enumerate(rows)]
+        return Candidates(processed_logits(found.full(), parts, self.kernels), found.vocab_size)
+
+    def _own_noise(self, rows: Sequence[DraftRow]) -> list[NoiseKey | None]:
+        """Of the output position that a root's children would take, where they follow its noise."""
+        coupled = self.proposal == Proposal.COUPLED
+        return [key if coupled and not row.context.sampling.is_greedy else None for row, key in self._keys(rows)]
+
+    def _draft_noise(self, rows: Sequence[DraftRow]) -> list[NoiseKey | None]:
+        """Of this step alone: a rule may cut a chain by what was drawn behind the cut, and who drew the same again in
+        the next step would know that.
+        """
+        return [key for _, key in self._keys(rows)]
+
+    @staticmethod
+    def _keys(rows: Sequence[DraftRow]) -> Iterator[tuple[DraftRow, NoiseKey]]:
+        for row in rows:
+            sampling = row.context.sampling
+            yield row, NoiseKey(sampling.seed, sampling.sample_index, row.context.num_output)
+
+
+def _asks_for_more(rows: Sequence[DraftRow]) -> bool:
+    """Than a temperature and filters."""
+    return any(row.context.sampling.edits for row in rows)
+
+
+def _paths_of(paths: Callable[[], Tensor], row: int) -> Tensor:
+    return paths()[row]

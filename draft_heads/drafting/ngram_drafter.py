@@ -1,0 +1,71 @@
+"""Drafts from the text itself: what has followed the last tokens before (prompt lookup, Saxena 2023)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.draft_heads.drafting.drafter import DraftRow
+from specdec.verify.tree import ROOT, DraftTree
+
+# Tokens that must have occurred before, at least, and how many more are compared to find the best places.
+LEAST_MATCH = 2
+LONGEST_MATCH = 8
+
+
+class NGramDrafter:
+    """Needs no weights and no cache. The continuations of several places make a tree.
+
+    Places whose text agrees with the last tokens for longer come first, of equal ones the later; each adds what it has
+    in a chain, sharing what others have begun with.
+
+    Args:
+        shape: bounds of a tree; from at most `branching` places.
+    """
+
+    def __init__(self, shape: DraftShape) -> None:
+        self.shape = shape
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[DraftTree]:
+        return [self._tree(row) if row.num_nodes and row.max_depth else DraftTree() for row in rows]
+
+    def _tree(self, row: DraftRow) -> DraftTree:
+        depth = min(self.shape.depth, row.max_depth)
+        tokens: list[int] = []
+        parents: list[int] = []
+        children: dict[tuple[int, int], int] = {}
+        text = np.fromiter(row.token_ids, np.int64, len(row.token_ids))
+        for place in best_places(text, self.shape.branching):
+            node = ROOT
+            for token in text[place : place + depth].tolist():
+                child = children.get((node, token))
+                if child is None:
+                    if len(tokens) == row.num_nodes:
+                        return DraftTree(tuple(tokens), tuple(parents))
+                    child = children[node, token] = len(tokens)
+                    tokens.append(token)
+                    parents.append(node)
+                node = child
+        return DraftTree(tuple(tokens), tuple(parents))
+
+
+def best_places(text: "np.typing.NDArray[np.int64]", most: int) -> list[int]:
+    """Where in the text a token stands that follows the same tokens as the next one will, best places first.
+
+    Args:
+        text: int64 `[tokens]`.
+        most: how many places.
+    """
+    size = len(text)
+    # `ends` are places behind a match; the last one, the text's own end, is none.
+    ends = np.arange(1, size)
+    lengths = np.zeros(len(ends), np.int64)
+    agreeing = np.arange(len(ends))
+    for back in range(1, min(LONGEST_MATCH, size - 1) + 1):
+        agreeing = agreeing[ends[agreeing] >= back]
+        agreeing = agreeing[text[ends[agreeing] - back] == text[size - back]]
+        lengths[agreeing] += 1
+    # Stable, so the later of equal ones comes first.
+    order = np.argsort(-lengths[::-1], kind="stable")[:most]
+    found = len(ends) - 1 - order
+    return [int(ends[i]) for i in found if lengths[i] >= LEAST_MATCH]

@@ -1,0 +1,53 @@
+"""The tokens that a head of a reduced vocabulary can propose, from the maps of its checkpoint."""
+
+import torch
+from torch import Tensor
+
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+
+
+def draft_tokens(d2t: Tensor | None, t2d: Tensor | None, draft_vocab: int, vocab_size: int) -> Tensor:
+    """int64 `[draft_vocab]`, ascending, of an EAGLE-3 head.
+
+    Args:
+        d2t: int64 `[draft_vocab]`, target id minus draft id.
+        t2d: bool `[vocab_size]`, which of the target's tokens have a draft id.
+
+    Raises:
+        CheckpointError: they are missing, of another size, or do not say the same.
+    """
+    if d2t is None and t2d is None and draft_vocab == vocab_size:
+        return torch.arange(vocab_size)
+    if d2t is None:
+        raise CheckpointError(f"missing tensor 'd2t', which a draft vocabulary of {draft_vocab} tokens needs")
+    if list(d2t.shape) != [draft_vocab]:
+        raise CheckpointError(f"d2t has shape {list(d2t.shape)}, config.json says draft_vocab_size {draft_vocab}")
+    if t2d is not None and list(t2d.shape) != [vocab_size]:
+        raise CheckpointError(f"t2d has shape {list(t2d.shape)}, config.json says vocab_size {vocab_size}")
+    tokens = d2t.long() + torch.arange(draft_vocab)
+    known = None if t2d is None else t2d.bool().nonzero().flatten()
+    agrees = known is None or torch.equal(tokens, known)
+    if agrees and (tokens.diff() > 0).all() and tokens[0] >= 0 and tokens[-1] < vocab_size:
+        return tokens
+    found = f"d2t, {d2t[0]} to {d2t[-1]}, must hold target id minus draft id"
+    if (d2t.diff() > 0).all():
+        raise CheckpointError(f"{found}; it holds ids themselves")
+    if known is not None and len(known) != draft_vocab:
+        raise CheckpointError(f"t2d keeps {len(known)} tokens, config.json says draft_vocab_size {draft_vocab}")
+    if not agrees:
+        raise CheckpointError(f"d2t and t2d name other tokens; {found}")
+    raise CheckpointError(f"{found}, which makes an ascending map into {vocab_size} tokens; it does not")
+
+
+def mapped_tokens(token_map: Tensor, vocab_size: int) -> Tensor:
+    """int64, the target's ids in vLLM's `token_map`, in its order.
+
+    Raises:
+        CheckpointError: an id is none of the target's, or comes twice.
+    """
+    tokens = token_map.long()
+    if tokens.ndim != 1 or not len(tokens) or tokens.min() < 0 or tokens.max() >= vocab_size:
+        raise CheckpointError(f"token_map holds what is no token; ids are 0 to {vocab_size - 1}")
+    if (tokens.sort().values.diff() == 0).any():
+        raise CheckpointError("token_map names a token twice")
+    return tokens

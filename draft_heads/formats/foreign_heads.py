@@ -1,0 +1,75 @@
+"""Draft heads of other kinds, which are refused by their names."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from specdec.draft_heads.formats.head_settings import section
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+
+
+class ForeignHead(NamedTuple):
+    """What shows a kind of head; any one sign is enough.
+
+    Attributes:
+        name: what it is.
+        keys: of config.json, where they have a value that is neither false nor empty.
+        words: in `architectures`, `model_type`, `speculators_model_type` or `projector_type`, as expressions.
+        tensors: in names of tensors, as an expression.
+    """
+
+    name: str
+    keys: tuple[str, ...] = ()
+    words: str = "(?!)"
+    tensors: str = "(?!)"
+
+
+FOREIGN = (
+    ForeignHead("a P-EAGLE head", words="peagle", tensors=r"\bmask_hidden\b"),
+    ForeignHead("a DSpark head", words="dspark"),
+    ForeignHead("a Domino head", words="domino"),
+    ForeignHead("a DFlash head", ("dflash_config",), "dflash"),
+    ForeignHead("an XPress head", words="xpress"),
+    ForeignHead("a Medusa head", ("medusa_num_heads",), "medusa", r"medusa_head|^\d+\.\d+\.linear\.weight"),
+    ForeignHead("a Hydra head", ("hydra_num_heads",), "hydra"),
+    ForeignHead("an MLP speculator", words="mlp_speculator"),
+    ForeignHead("an MTP head", words=r"mtp|nextn", tensors=r"(^|\.)(mtp|eh_proj)\."),
+    ForeignHead(
+        "an EAGLE head with norms before fc (HASS)",
+        ("add_para_norm", "layernorms"),
+        tensors=r"\b(enorm|hnorm|embedding_layernorm|pre_lm_head_layernorm)\.",
+    ),
+    ForeignHead(
+        "an EAGLE head with experts",
+        ("num_local_experts", "num_experts", "n_routed_experts"),
+        "mixtral",
+        r"\bexperts\.|block_sparse_moe",
+    ),
+    ForeignHead("an EAGLE head with latent attention (MLA)", tensors=r"\bkv_a_proj"),
+    ForeignHead(
+        "a quantised EAGLE head", ("quantization_config",), tensors=r"\.(qweight|qzeros|weight_scale|weight_packed)\b"
+    ),
+)
+
+
+def refuse_foreign(settings: Mapping[str, Any], names: Iterable[str] = ()) -> None:
+    """See that this is none of those that are known and not supported.
+
+    Args:
+        settings: config.json.
+        names: of the tensors.
+
+    Raises:
+        CheckpointError: it is one.
+    """
+    values = [settings.get(key) for key in ("model_type", "speculators_model_type", "projector_type")]
+    said = " ".join(str(value) for value in (*(settings.get("architectures") or ()), *values))
+    names = list(names)
+    for head in FOREIGN:
+        signs = [f"{key} in config.json" for key in head.keys if settings.get(key)]
+        signs += [f"{word.group()!r} in config.json" for word in [re.search(head.words, said, re.IGNORECASE)] if word]
+        signs += [f"tensor {name!r}" for name in names if re.search(head.tensors, name)]
+        if signs:
+            raise CheckpointError(f"{head.name} ({signs[0]}); this engine drafts with EAGLE-1, -2 and -3 heads")
+    if section(settings, "eagle_config").get("use_aux_hidden_state") is False:
+        raise CheckpointError("use_aux_hidden_state is false; EAGLE-3 heads without inner layers are not supported")

@@ -1,0 +1,130 @@
+"""A head's config.json, whichever of the nestings in use it has."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from specdec.draft_heads.formats.head_tensors import HeadTensors
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+from specdec.draft_heads.llama.llama_config import LlamaConfig
+
+
+class Layout(StrEnum):
+    """Whose conventions a config.json follows. Which program wrote it cannot be seen."""
+
+    OFFICIAL = "official EAGLE"
+    SGLANG = "SGLang"
+    SPECFORGE = "SpecForge and SGLang"
+    SPECULATORS = "speculators"
+    VLLM = "vLLM"
+
+
+@dataclass(frozen=True)
+class HeadSettings:
+    """What config.json says.
+
+    Attributes:
+        layout: whose conventions it follows.
+        own: keys about the head.
+        layer: keys about its decoder layers, those of a Llama's config.json.
+        verifier: name or path of the target that it was trained for; None if it does not say.
+    """
+
+    layout: Layout
+    own: Mapping[str, Any]
+    layer: Mapping[str, Any]
+    verifier: str | None = None
+
+    @classmethod
+    def from_json(cls, settings: Mapping[str, Any]) -> "HeadSettings":
+        """Tell the nesting.
+
+        Raises:
+            CheckpointError: a nested part that is none.
+        """
+        if "speculators_model_type" in settings or "speculators_config" in settings:
+            verifier = section(section(settings, "speculators_config"), "verifier").get("name_or_path")
+            layer = section(settings, "transformer_layer_config")
+            return cls(Layout.SPECULATORS, settings, layer, str(verifier) if verifier else None)
+        if isinstance(settings.get("model"), Mapping):
+            # vLLM lets the outer keys win.
+            outer = {key: value for key, value in settings.items() if key not in ("model", "model_type")}
+            layer = {**section(settings, "model"), **outer}
+            return cls(Layout.VLLM, layer, layer)
+        return cls(_plain_layout(settings), settings, settings)
+
+    def size(self, key: str, default: int) -> int:
+        """A number of the head.
+
+        Raises:
+            CheckpointError: it is no positive whole number.
+        """
+        value = self.own.get(key)
+        if value is None:
+            return default
+        if type(value) is not int or value < 1:
+            raise CheckpointError(f"config.json: {key} = {value!r} must be a positive whole number")
+        return value
+
+    def llama(self, tensors: HeadTensors) -> tuple[LlamaConfig, list[str]]:
+        """The decoder layers, and what was assumed about them. Of what the tensors show, they decide.
+
+        Raises:
+            CheckpointError: a setting that is missing or not honoured.
+        """
+        layer, assumptions = dict(self.layer), []
+        if layer.get("num_hidden_layers") is None:
+            layer["num_hidden_layers"] = max(1, tensors.num_layers)
+            assumptions.append(f"config.json does not count its layers: the file has {layer['num_hidden_layers']}")
+        window = layer.pop("sliding_window", None) if self._is_windowed() else None
+        layer.pop("sliding_window", None)
+        layer["layer_types"] = [kind for kind in layer.get("layer_types") or () if kind != "sliding_attention"]
+        config = LlamaConfig.from_json(layer)
+        if window is not None:
+            if isinstance(window, bool) or not isinstance(window, int) or window < 1:
+                raise CheckpointError(f"config.json: sliding_window = {window!r} must be a positive whole number")
+            if window < config.max_position:
+                assumptions.append(f"it attends within {window} tokens: it drafts no further into a text than that")
+            config = replace(config, max_position=min(config.max_position, window))
+        nested = section(layer, "rope_parameters") or section(layer, "rope_scaling")
+        if not layer.get("rope_theta") and not nested.get("rope_theta"):
+            assumptions.append(f"config.json has no rope_theta: {config.rope.theta:g}")
+        promised = bool(self.own.get("qkv_bias") or layer.get("attention_bias"))
+        # Elsewhere heads of a Qwen3 are mostly made of Llama's layers.
+        norms_promised = self.layout == Layout.SPECULATORS and config.qk_norm
+        return replace(
+            config,
+            attention_bias=promised or any(tensors.has(f"self_attn.{name}_proj.bias") for name in "qkv"),
+            output_bias=tensors.has("self_attn.o_proj.bias"),
+            mlp_bias=config.mlp_bias or tensors.has("mlp.down_proj.bias"),
+            qk_norm=norms_promised or any(tensors.has(f"self_attn.{name}_norm.weight") for name in "qk"),
+            tie_word_embeddings=False,
+        ), assumptions
+
+    def _is_windowed(self) -> bool:
+        kinds = self.layer.get("layer_types") or ["sliding_attention"]
+        return "sliding_attention" in kinds and self.layer.get("use_sliding_window", True) is not False
+
+
+def _plain_layout(settings: Mapping[str, Any]) -> Layout:
+    names = [str(name) for name in settings.get("architectures") or ()]
+    if any(name.endswith("ForCausalLMEagle3") for name in names) or "eagle_config" in settings:
+        return Layout.SPECFORGE
+    if any(name.endswith("ForCausalLMEagle") for name in names):
+        return Layout.SGLANG
+    if any(name.startswith("Eagle") for name in names) or settings.get("model_type") == "eagle":
+        return Layout.VLLM
+    return Layout.OFFICIAL
+
+
+def section(settings: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """A nested part of a config.json, empty where there is none.
+
+    Raises:
+        CheckpointError: it is no object.
+    """
+    value = settings.get(key) or {}
+    if not isinstance(value, Mapping):
+        raise CheckpointError(f"config.json: {key} = {value!r} must be an object")
+    return value

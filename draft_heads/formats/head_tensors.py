@@ -1,0 +1,102 @@
+"""A draft head's tensors under one set of names, whatever its file calls them."""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from torch import Tensor
+
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, listed
+
+# Beginnings of names in other layouts, and here: official EAGLE-3, speculators' EAGLE-1, SGLang's first EAGLE-3.1.
+ALIASES = (
+    ("midlayer.", "layers.0."),
+    ("transformer.", "layers.0."),
+    ("fusion_fc.", "fc."),
+    ("aux_norm_low.", "fc_norm.0."),
+    ("aux_norm_mid.", "fc_norm.1."),
+    ("aux_norm_high.", "fc_norm.2."),
+)
+# They hold token ids, not weights.
+VOCABULARY_MAPS = ("d2t", "t2d", "token_map")
+
+
+class HeadTensors:
+    """Named as in the official EAGLE layouts, but for the first layer, which is `layers.0` in EAGLE-3 too.
+
+    Attributes:
+        by_name: the tensors, which may be on the meta device where only shapes matter.
+
+    Raises:
+        CheckpointError: two of the file's names mean one tensor.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.by_name: dict[str, Tensor] = {}
+        self.spellings: dict[str, str] = {}
+        for spelling, tensor in tensors.items():
+            # Old conversions carry the rotary frequencies, which follow from the config.
+            if spelling.endswith("rotary_emb.inv_freq"):
+                continue
+            name = _plain(spelling)
+            if name in self.by_name:
+                raise CheckpointError(f"tensors {self.spellings[name]!r} and {spelling!r} have the same meaning")
+            self.by_name[name] = tensor
+            self.spellings[name] = spelling
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.by_name
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of which there is any tensor."""
+        return len({name.split(".")[1] for name in self.by_name if name.startswith("layers.")})
+
+    def has(self, part: str) -> bool:
+        """Whether the first layer has it, such as `self_attn.q_norm.weight`."""
+        return f"layers.0.{part}" in self.by_name
+
+    def rename(self, old: str, new: str) -> None:
+        """Take the tensor `old` for `new`."""
+        self.by_name[new] = self.by_name.pop(old)
+        self.spellings[new] = self.spellings.pop(old)
+
+    def spelling(self, name: str) -> str:
+        """What the file calls a tensor, or would."""
+        if name in self.spellings:
+            return self.spellings[name]
+        for alias, plain in ALIASES:
+            family = alias.partition("_")[0]
+            if name.startswith(plain) and any(family in used for used in self.spellings.values()):
+                return alias + name.removeprefix(plain)
+        return name
+
+    def check(self, expected: Mapping[str, Sequence[int]], ignored: Collection[str] = ()) -> None:
+        """See that these are the tensors, no fewer and no more.
+
+        Args:
+            expected: shapes by name.
+            ignored: names that are looked at elsewhere.
+
+        Raises:
+            CheckpointError: names what is missing, unexpected, or of another shape, as the file spells it.
+        """
+        missing = [self.spelling(name) for name in expected if name not in self.by_name]
+        unexpected = [self.spelling(name) for name in self.by_name if name not in expected and name not in ignored]
+        problems = [f"missing tensors: {listed(sorted(missing))}"] if missing else []
+        problems += [f"unexpected tensors: {listed(sorted(unexpected))}"] if unexpected else []
+        for name, shape in expected.items():
+            found = list(self.by_name[name].shape) if name in self.by_name else list(shape)
+            if found != list(shape):
+                hint = ": it is transposed" if found == list(shape)[::-1] else ""
+                problems.append(f"{self.spelling(name)} has shape {found}, config.json says {list(shape)}{hint}")
+        if problems:
+            more = f"; and {len(problems) - 4} more" if len(problems) > 4 else ""
+            raise CheckpointError("; ".join(problems[:4]) + more)
+
+
+def _plain(name: str) -> str:
+    while name.startswith("model."):
+        name = name.removeprefix("model.")
+    for alias, plain in ALIASES:
+        if name.startswith(alias):
+            return plain + name.removeprefix(alias)
+    return name

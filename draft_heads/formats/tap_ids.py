@@ -1,0 +1,89 @@
+"""Which layers of the target an EAGLE-3 head reads, by the two countings in use."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from specdec.draft_heads.heads.eagle3 import default_taps
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+
+KEY = "eagle_aux_hidden_state_layer_ids"
+
+
+class Counting(StrEnum):
+    """What an id k stands for.
+
+    Attributes:
+        INPUTS: what layer k takes, transformers' `hidden_states[k]`: vLLM and speculators.
+        OUTPUTS: what layer k gives, `hidden_states[k + 1]`: SpecForge, and ids that SGLang is given.
+    """
+
+    INPUTS = "inputs of layers"
+    OUTPUTS = "outputs of layers"
+
+
+class Taps(NamedTuple):
+    """Layers whose inputs a head reads.
+
+    Attributes:
+        layers: likelier than
+        others: the same ids counted the other way; empty where it is certain that they are not meant.
+        reason: why they are these.
+    """
+
+    layers: tuple[int, ...]
+    others: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class TapIds:
+    """Ids as config.json gives them.
+
+    Attributes:
+        ids: None where it gives none.
+        counting: the one they are likelier to follow.
+        settled_by: who vouches for it; empty where nobody does, so that the numbers may tell, or only a probe.
+    """
+
+    ids: tuple[int, ...] | None
+    counting: Counting = Counting.INPUTS
+    settled_by: str = ""
+
+    def __str__(self) -> str:
+        """What they mean as far as that can be said without a target."""
+        if self.ids is None:
+            return "the official layers of a target: 2, the middle one, the last but two"
+        if self.settled_by:
+            return f"{self.counting} {list(self.ids)}, as {self.settled_by} counts them"
+        return f"{list(self.ids)}, inputs or outputs of layers: perhaps a target's number of layers tells"
+
+    def of(self, num_layers: int) -> Taps:
+        """The layers, for a target of so many.
+
+        Raises:
+            CheckpointError: the target has no such layers.
+        """
+        if self.ids is None:
+            try:
+                return Taps(default_taps(num_layers), (), "config.json names none: the official ones")
+            except ValueError as error:
+                raise CheckpointError(str(error)) from None
+        shifted = {Counting.INPUTS: self.ids, Counting.OUTPUTS: tuple(tap + 1 for tap in self.ids)}
+        likelier, other = shifted.pop(self.counting), shifted.popitem()[1]
+        fits = [all(0 <= tap <= num_layers for tap in taps) for taps in (likelier, other)]
+        if self.settled_by and fits[0]:
+            return Taps(likelier, (), f"{self.counting}, as {self.settled_by} counts them")
+        if self.settled_by or not any(fits):
+            raise CheckpointError(f"{KEY} = {list(self.ids)} are no layers of a target that has {num_layers}")
+        if not all(fits):
+            one = likelier if fits[0] else other
+            return Taps(one, (), f"{self._counting_of(one)}, since a target of {num_layers} layers has no others")
+        if num_layers >= 6:
+            for one in (likelier, other):
+                if one == default_taps(num_layers):
+                    return Taps(one, (), f"{self._counting_of(one)}, since they then are the official ones")
+        return Taps(likelier, other, f"{self.counting}, a guess")
+
+    def _counting_of(self, taps: tuple[int, ...]) -> Counting:
+        return Counting.INPUTS if taps == self.ids else Counting.OUTPUTS

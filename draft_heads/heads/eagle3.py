@@ -1,0 +1,166 @@
+"""The EAGLE-3 draft head: it reads three depths of the target, and has an output matrix of its own (Li et al. 2025)."""
+
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from specdec.draft_heads.heads.draft_head import TargetOutput
+from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.draft_heads.llama.llama_layer import Attention, DecoderLayer, LlamaLayer, RMSNorm
+from specdec.draft_heads.llama.rope import Rotary
+from specdec.kernels.kernel_set import TORCH, KernelSet
+from specdec.kernels.linear import Linear
+
+
+@dataclass(frozen=True)
+class Eagle3Config:
+    """Shape of a head.
+
+    Attributes:
+        llama: its decoder layers; `vocab_size` is the target's, rotary settings are the head's own.
+        taps: layers of the target whose inputs it reads (k is transformers' `hidden_states[k]`), as `fc` orders them.
+        target_hidden_size: of each tap.
+        draft_vocab_size: tokens that it can propose.
+        fc_bias: whether the projection of the taps has a bias.
+        norm_before_fc: the taps laid side by side are normed as one.
+        fc_norm: each tap is normed by itself (EAGLE-3.1).
+        norm_before_residual: the first layer's residual is the normed state.
+        norm_output: what the head reads of itself is behind its last norm (EAGLE-3.1).
+    """
+
+    llama: LlamaConfig
+    taps: tuple[int, ...]
+    target_hidden_size: int
+    draft_vocab_size: int
+    fc_bias: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_before_residual: bool = False
+    norm_output: bool = False
+
+
+def default_taps(num_layers: int) -> tuple[int, int, int]:
+    """The official low, middle and high layer of a target.
+
+    Raises:
+        ValueError: with so few layers they would not be three.
+    """
+    if num_layers < 7:
+        raise ValueError(f"a target of {num_layers} layers has no three depths for EAGLE-3; it takes at least 7")
+    return 2, num_layers // 2, num_layers - 3
+
+
+class Eagle3Head(nn.Module):
+    """h_i = layer(embedding(x_i), g_{i-1}), logits of token i + 1 are lm_head(norm(h_i)).
+
+    g is `fc` of the target's taps where the target has been, and the head's own h beyond.
+
+    Attributes:
+        draft_tokens: int64 `[draft_vocab_size]`, the target's id of each token that it can propose, ascending.
+    """
+
+    draft_tokens: Tensor
+
+    def __init__(self, config: Eagle3Config) -> None:
+        super().__init__()
+        llama = config.llama
+        self.config = config
+        width = len(config.taps) * config.target_hidden_size
+        eps = llama.rms_norm_eps
+        self.embed_tokens = nn.Embedding(llama.vocab_size, llama.hidden_size)
+        self.input_norm = RMSNorm(width, eps) if config.norm_before_fc else None
+        self.fc_norm = TapNorm(len(config.taps), config.target_hidden_size, eps) if config.fc_norm else None
+        self.fc = Linear(width, llama.hidden_size, bias=config.fc_bias)
+        self.first = Eagle3Layer(llama, config.norm_before_residual)
+        self.layers = nn.ModuleList(LlamaLayer(llama) for _ in range(llama.num_layers - 1))
+        self.norm = RMSNorm(llama.hidden_size, eps)
+        self.lm_head = nn.Linear(llama.hidden_size, config.draft_vocab_size, bias=False)
+        self.register_buffer("draft_tokens", torch.arange(config.draft_vocab_size))
+
+    def reading(self, taps: tuple[int, ...]) -> "Eagle3Head":
+        """The same weights reading other layers of the target, as many."""
+        assert len(taps) == len(self.taps)
+        head = copy(self)
+        head.config = replace(self.config, taps=taps)
+        return head
+
+    @property
+    def llama(self) -> LlamaConfig:
+        return self.config.llama
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return self.config.taps
+
+    @property
+    def feature_size(self) -> int:
+        return self.config.llama.hidden_size
+
+    @property
+    def first_entry(self) -> int:
+        return 1
+
+    def feature_of(self, output: TargetOutput) -> Tensor:
+        """g, `[rows, hidden_size]`."""
+        taps = output.taps if self.fc_norm is None else self.fc_norm(output.taps)
+        states = torch.cat(taps, -1)
+        if self.input_norm is not None:
+            states = self.input_norm(states)
+        feature: Tensor = self.fc(states)
+        return feature
+
+    def forward(self, tokens: Tensor, features: Tensor, rotary: Rotary, attentions: Sequence[Attention]) -> Tensor:
+        """What the head reads of itself one token on, `[rows, hidden_size]`.
+
+        Args:
+            tokens: int64 `[rows]`, x_i.
+            features: `[rows, hidden_size]`, g_{i-1}, or while drafting the head's own.
+            rotary: of position i - 1.
+            attentions: one per layer, how the rows see each other.
+        """
+        embedded = F.embedding(tokens, self.embed_tokens.weight)
+        hidden: Tensor = self.first(embedded, features, rotary, attentions[0])
+        for layer, attention in zip(self.layers, attentions[1:], strict=True):
+            hidden = layer(hidden, rotary, attention)
+        return self.norm(hidden) if self.config.norm_output else hidden
+
+    def read(self, hidden: Tensor) -> Tensor:
+        """What the output matrix takes, `[rows, hidden_size]`, of what `forward` gives."""
+        return hidden if self.config.norm_output else self.norm(hidden)
+
+
+class Eagle3Layer(DecoderLayer):
+    """Attention over embedding and state side by side; only the state is carried on."""
+
+    def __init__(self, config: LlamaConfig, norm_before_residual: bool) -> None:
+        super().__init__(config, 2 * config.hidden_size)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm_before_residual = norm_before_residual
+
+    def forward(self, embedded: Tensor, hidden: Tensor, rotary: Rotary, attention: Attention) -> Tensor:
+        """Both `[rows, hidden_size]` -> `[rows, hidden_size]`."""
+        normed = self.hidden_norm(hidden)
+        x = torch.cat([self.input_layernorm(embedded), normed], -1)
+        return self.mix(x, normed if self.norm_before_residual else hidden, rotary, attention)
+
+
+class TapNorm(nn.Module):
+    """A norm of its own for each tap; `weight` is `[taps, size]`."""
+
+    def __init__(self, taps: int, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(taps, size))
+        self.eps = eps
+        self.kernels = TORCH
+
+    def forward(self, taps: Sequence[Tensor]) -> list[Tensor]:
+        return [self.kernels.rms_norm(tap, weight, self.eps) for tap, weight in zip(taps, self.weight, strict=True)]
+
+    def served(self, kernels: KernelSet) -> "TapNorm":
+        self.kernels = kernels
+        return self

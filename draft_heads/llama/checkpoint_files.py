@@ -1,0 +1,203 @@
+"""Reading a Hugging Face checkpoint folder: config.json and its tensors."""
+
+import json
+import zipfile
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+# Numbers by their names in a safetensors file.
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
+
+
+class CheckpointError(ValueError):
+    """A folder that cannot be loaded as it stands; the message is one line that names what is wrong."""
+
+
+@contextmanager
+def error_context(folder: Path) -> Iterator[None]:
+    """Put the folder in front of a `CheckpointError` about a part of it."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{folder}: {error}") from None
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The folder's config.json.
+
+    Raises:
+        CheckpointError: no such folder, no config.json in it, or one that is no JSON object.
+    """
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: no such folder")
+    file = folder / "config.json"
+    if not file.is_file():
+        raise CheckpointError(f"{folder}: not a checkpoint: it holds no config.json")
+    return read_object(file)
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """A JSON object on disk.
+
+    Raises:
+        CheckpointError: it is none.
+    """
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{file}: not valid JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{file}: not a JSON object")
+    return values
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """All tensors of the folder, from `*.safetensors` or else from `pytorch_model*.bin`.
+
+    Raises:
+        CheckpointError: no weights, a shard of the index that is missing, or an unreadable file.
+    """
+    return _read(folder, load_file)
+
+
+def peek_tensors(folder: Path, whole: Collection[str]) -> dict[str, Tensor]:
+    """The same tensors of a safetensors file without their numbers: on the meta device.
+
+    Args:
+        whole: last parts of the names of those that are read all the same.
+
+    Raises:
+        CheckpointError: as `read_tensors`.
+    """
+    return _read(folder, partial(_peek, whole=whole))
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """Where the folder's tensors are.
+
+    Raises:
+        CheckpointError: null_block_table, or the index is none.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        files = [folder / name for name in _shards(index)]
+    if not files:
+        files = sorted(folder.glob("pytorch_model*.bin"))
+    if not files:
+        raise CheckpointError(f"{folder}: no weights: neither *.safetensors nor pytorch_model*.bin")
+    return files
+
+
+def _read(folder: Path, load_safetensors: Callable[[Path], dict[str, Tensor]]) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for file in _weight_files(folder):
+        if not file.is_file():
+            raise CheckpointError(f"{folder}: {file.name} is named in model.safetensors.index.json but missing")
+        try:
+            tensors |= load_safetensors(file) if file.suffix == ".safetensors" else _load_pickled(file)
+        except Exception as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise CheckpointError(f"{file}: cannot be read: {reason}") from None
+    return tensors
+
+
+def _peek(file: Path, whole: Collection[str]) -> dict[str, Tensor]:
+    with safe_open(file, framework="pt") as opened:
+        return {
+            name: opened.get_tensor(name) if name.rpartition(".")[2] in whole else _outline(opened.get_slice(name))
+            for name in opened.keys()  # noqa: SIM118
+        }
+
+
+def _outline(part: Any) -> Tensor:
+    return torch.empty(part.get_shape(), dtype=DTYPES[part.get_dtype()], device="meta")
+
+
+def _load_pickled(file: Path) -> dict[str, Tensor]:
+    # Torch before 1.6 wrote files that cannot be mapped.
+    values = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+    if not isinstance(values, dict) or not all(isinstance(value, Tensor) for value in values.values()):
+        raise ValueError("not a dictionary of tensors")
+    return values
+
+
+def fuse(tensors: dict[str, Tensor], fused: str, parts: list[str]) -> None:
+    """Replace the tensors named by `parts` by their concatenation `fused`, where any of them is present.
+
+    Raises:
+        CheckpointError: some parts are present and others are not, or their shapes do not go together.
+    """
+    missing = [name for name in parts if name not in tensors]
+    if len(missing) == len(parts):
+        return
+    if missing:
+        raise CheckpointError(f"missing tensor {missing[0]!r}, though others of {', '.join(parts)} are there")
+    values = [tensors.pop(name) for name in parts]
+    # Of query, key and value only the query may have another number of rows; gate and up are alike.
+    if values[-2].shape != values[-1].shape or values[0].shape[1:] != values[-1].shape[1:]:
+        shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in zip(parts, values, strict=True))
+        raise CheckpointError(f"tensors of shapes that do not go together: {shapes}")
+    tensors[fused] = torch.cat(values)
+
+
+def load_strictly(module: nn.Module, tensors: dict[str, Tensor], where: Path) -> None:
+    """Copy `tensors` into `module`'s parameters; every one must be there, fit, and be used.
+
+    Raises:
+        CheckpointError: names what is missing, unexpected, or of another shape.
+    """
+    expected = dict(module.named_parameters())
+    missing = sorted(set(expected) - set(tensors))
+    unexpected = sorted(set(tensors) - set(expected))
+    problems = [f"missing tensors: {listed(missing)}"] if missing else []
+    problems += [f"unexpected tensors: {listed(unexpected)}"] if unexpected else []
+    problems += [
+        f"{name} has shape {list(tensors[name].shape)}, config.json says {list(parameter.shape)}"
+        for name, parameter in expected.items()
+        if name in tensors and tensors[name].shape != parameter.shape
+    ]
+    if problems:
+        raise CheckpointError(f"{where}: {'; '.join(problems)}")
+    fill(module, tensors)
+
+
+@torch.no_grad()
+def fill(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy `tensors`, which have its parameters' names and shapes, into `module`."""
+    for name, parameter in module.named_parameters():
+        parameter.copy_(tensors[name])
+
+
+def _shards(index: Path) -> list[str]:
+    try:
+        return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, LookupError, TypeError, AttributeError):
+        raise CheckpointError(f"{index}: not a JSON object with a 'weight_map'") from None
+
+
+def listed(names: list[str]) -> str:
+    """The first few, and how many more there are."""
+    shown = ", ".join(names[:5])
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"

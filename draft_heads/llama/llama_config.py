@@ -1,0 +1,112 @@
+"""The numbers of a Llama-family config.json that this engine honours, and a refusal of the rest."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+from specdec.draft_heads.llama.rope import RopeConfig
+
+# Keys that change what the model computes, with the only values under which ours computes the same.
+REQUIRED_VALUES: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu", None),
+    "quantization_config": (None,),
+    "attention_chunk_size": (None,),
+    "use_qk_norm": (None, False),
+}
+
+# What a config.json of a family may leave out, where it is not what Llama's would be.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"num_key_value_heads": 8, "max_position_embeddings": 131072},
+    "qwen2": {"max_position_embeddings": 32768},
+    "qwen3": {"max_position_embeddings": 32768, "head_dim": 128},
+}
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    """Shape of a Llama or of a model like it, or of a draft head made of Llama layers.
+
+    Qwen2 has biases at queries, keys and values alone; Qwen3 norms each head's queries and keys (`qk_norm`); Mistral is
+    a Llama. Where keys lie behind a sliding window, `max_position` is no more than the window: up to there all is seen.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+
+    @classmethod
+    def from_json(cls, config: Mapping[str, Any]) -> "LlamaConfig":
+        """Read a config.json.
+
+        Raises:
+            CheckpointError: a missing number, one that does not fit the others, or a setting that this
+                model would not honour (sliding window, quantisation, another activation, ...).
+        """
+        family = config.get("model_type")
+        config = {**DEFAULTS.get(str(family), {}), **config}
+        for key, allowed in REQUIRED_VALUES.items():
+            if config.get(key) not in allowed:
+                raise CheckpointError(f"config.json: {key} = {config[key]!r} is not supported")
+        known_types = {"full_attention", "sliding_attention"} if family == "mistral" else {"full_attention"}
+        layer_types = set(config.get("layer_types") or ()) - known_types
+        if layer_types:
+            raise CheckpointError(f"config.json: layer_types {sorted(layer_types)} are not supported")
+
+        def count(name: str, default: int | None = None) -> int:
+            value = config.get(name)
+            value = default if value is None else value
+            if value is None:
+                raise CheckpointError(f"config.json: {name!r} is missing")
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise CheckpointError(f"config.json: {name} = {value!r} must be a positive whole number")
+            return value
+
+        hidden, heads = count("hidden_size"), count("num_attention_heads")
+        kv_heads = count("num_key_value_heads", heads)
+        if heads % kv_heads:
+            raise CheckpointError(f"config.json: {heads} attention heads are no multiple of {kv_heads} key-value heads")
+        if config.get("head_dim") is None and hidden % heads:
+            raise CheckpointError(f"config.json: hidden_size {hidden} is no multiple of {heads} attention heads")
+        head_dim = count("head_dim", hidden // heads)
+        if head_dim % 2:
+            raise CheckpointError(f"config.json: head_dim {head_dim} must be even for rotary embeddings")
+        epsilon = config.get("rms_norm_eps", 1e-6)
+        if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not epsilon > 0:
+            raise CheckpointError(f"config.json: rms_norm_eps = {epsilon!r} must be a positive number")
+        max_position = count("max_position_embeddings", 2048)
+        if config.get("sliding_window") and config.get("use_sliding_window", True):
+            if family != "mistral":
+                raise CheckpointError(f"config.json: sliding_window = {config['sliding_window']!r} is not supported")
+            max_position = min(max_position, count("sliding_window"))
+        bias = bool(config.get("attention_bias", False))
+        return cls(
+            vocab_size=count("vocab_size"),
+            hidden_size=hidden,
+            intermediate_size=count("intermediate_size"),
+            num_layers=count("num_hidden_layers"),
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            max_position=max_position,
+            rms_norm_eps=float(epsilon),
+            rope=RopeConfig.from_json(config),
+            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+            attention_bias=bias or family == "qwen2",
+            output_bias=bias and family != "qwen2",
+            mlp_bias=bool(config.get("mlp_bias", False)),
+            qk_norm=family == "qwen3",
+        )

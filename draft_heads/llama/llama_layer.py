@@ -1,0 +1,172 @@
+"""The Llama decoder layer over packed rows: targets and heads, serving and training, are made of it."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from specdec.draft_heads.llama.checkpoint_files import fuse
+from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.draft_heads.llama.rope import Rotary
+from specdec.kernels.kernel_set import TORCH, KernelSet
+from specdec.kernels.linear import Linear
+from specdec.kernels.ragged_rows import RaggedRows
+from specdec.kernels.reference import add_rms_norm, rms_norm, silu_and_mul
+
+
+class Attention(Protocol):
+    """How packed rows attend to each other and to the past."""
+
+    def __call__(self, qkv: Tensor, rotary: Rotary, num_heads: int) -> Tensor:
+        """Rotate and attend.
+
+        Args:
+            qkv: `[rows, num_heads + 2 * kv_heads, head_dim]`, queries, keys, values; not to be used afterwards.
+            rotary: of the rows' positions.
+
+        Returns:
+            `[rows, num_heads, head_dim]`.
+        """
+        ...
+
+
+class PagedAttention:
+    """Stores a step's keys and values in one layer's paged cache, then attends over it.
+
+    Args:
+        kv: `[slots, 2 * kv_heads, head_dim]`, keys first.
+        slots: int64 `[rows]`, where the rows' own keys and values go.
+        rows: what each row sees.
+    """
+
+    def __init__(self, kv: Tensor, slots: Tensor, rows: RaggedRows, kernels: KernelSet = TORCH) -> None:
+        self.kv, self.slots, self.rows, self.kernels = kv, slots, rows, kernels
+
+    def __call__(self, qkv: Tensor, rotary: Rotary, num_heads: int) -> Tensor:
+        query = self.kernels.rotary_store(qkv, *rotary, self.kv, self.slots, num_heads)
+        return self.kernels.tree_attention(query, self.kv, self.rows, query.shape[-1] ** -0.5)
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """The norm of `residual + x`, and that sum."""
+        return add_rms_norm(x, residual, self.weight, self.eps)
+
+    def served(self, kernels: KernelSet) -> "ServedRMSNorm":
+        return ServedRMSNorm(self.weight.detach(), self.eps, kernels)
+
+
+class ServedRMSNorm:
+    """`RMSNorm` by a device's kernels."""
+
+    def __init__(self, weight: Tensor, eps: float, kernels: KernelSet) -> None:
+        self.weight, self.eps, self.kernels = weight, eps, kernels
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.kernels.rms_norm(x, self.weight, self.eps)
+
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        return self.kernels.add_rms_norm(x, residual, self.weight, self.eps)
+
+
+class SiluAndMul(nn.Module):
+    """`silu(gate) * up` for `[rows, 2 * intermediate]`."""
+
+    def forward(self, gate_up: Tensor) -> Tensor:
+        return silu_and_mul(gate_up)
+
+    def served(self, kernels: KernelSet) -> Callable[[Tensor], Tensor]:
+        return kernels.silu_and_mul
+
+
+class DecoderLayer(nn.Module):
+    """Attention and MLP with residuals, behind whatever makes attention's input.
+
+    Args:
+        input_size: of what queries, keys and values are made from.
+    """
+
+    def __init__(self, config: LlamaConfig, input_size: int) -> None:
+        super().__init__()
+        self.config = config
+        hidden, dim = config.hidden_size, config.head_dim
+        qkv_size = (config.num_heads + 2 * config.num_kv_heads) * dim
+        self.qkv_proj = Linear(input_size, qkv_size, bias=config.attention_bias)
+        self.q_norm = RMSNorm(dim, config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(dim, config.rms_norm_eps) if config.qk_norm else None
+        self.o_proj = Linear(config.num_heads * dim, hidden, bias=config.output_bias)
+        self.post_attention_layernorm = RMSNorm(hidden, config.rms_norm_eps)
+        self.gate_up_proj = Linear(hidden, 2 * config.intermediate_size, bias=config.mlp_bias)
+        self.act = SiluAndMul()
+        self.down_proj = Linear(config.intermediate_size, hidden, bias=config.mlp_bias)
+
+    def mix(self, x: Tensor, residual: Tensor, rotary: Rotary, attention: Attention) -> Tensor:
+        """`x` `[rows, input_size]` and what it is added to, `[rows, hidden_size]` -> `[rows, hidden_size]`."""
+        heads, kv_heads = self.config.num_heads, self.config.num_kv_heads
+        qkv = self.qkv_proj(x).view(x.shape[0], heads + 2 * kv_heads, self.config.head_dim)
+        if self.q_norm is not None and self.k_norm is not None:
+            for norm, part in ((self.q_norm, qkv[:, :heads]), (self.k_norm, qkv[:, heads : heads + kv_heads])):
+                part.copy_(norm(part.reshape(-1, part.shape[-1])).view_as(part))
+        mixed = attention(qkv, rotary, heads)
+        x, residual = self.post_attention_layernorm.add(self.o_proj(mixed.flatten(1)), residual)
+        output: Tensor = self.down_proj(self.act(self.gate_up_proj(x))).add_(residual)
+        return output
+
+
+class LlamaLayer(DecoderLayer):
+    """`input_norm=False` is the first layer of an EAGLE-1/2 head."""
+
+    def __init__(self, config: LlamaConfig, input_norm: bool = True) -> None:
+        super().__init__(config, config.hidden_size)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps) if input_norm else None
+
+    def forward(self, hidden: Tensor, rotary: Rotary, attention: Attention) -> Tensor:
+        """`hidden` `[rows, hidden_size]` -> `[rows, hidden_size]`."""
+        x = hidden if self.input_layernorm is None else self.input_layernorm(hidden)
+        return self.mix(x, hidden, rotary, attention)
+
+
+# Parts of a layer by their names in the Hugging Face layout, and here.
+RENAMED = (
+    ("self_attn.o_proj", "o_proj"),
+    ("self_attn.q_norm", "q_norm"),
+    ("self_attn.k_norm", "k_norm"),
+    ("mlp.down_proj", "down_proj"),
+)
+
+
+def fuse_layer(tensors: dict[str, Tensor], prefix: str) -> None:
+    """Rename a layer's tensors from the Hugging Face layout to `LlamaLayer`'s, fusing QKV and gate-up."""
+    for kind in ("weight", "bias"):
+        parts = [f"{prefix}self_attn.{name}_proj.{kind}" for name in "qkv"]
+        fuse(tensors, f"{prefix}qkv_proj.{kind}", parts)
+        fuse(tensors, f"{prefix}gate_up_proj.{kind}", [f"{prefix}mlp.{name}_proj.{kind}" for name in ("gate", "up")])
+        for old, new in RENAMED:
+            if f"{prefix}{old}.{kind}" in tensors:
+                tensors[f"{prefix}{new}.{kind}"] = tensors.pop(f"{prefix}{old}.{kind}")
+    # Old Llama conversions carry the rotary frequencies as a buffer; they follow from the config.
+    tensors.pop(f"{prefix}self_attn.rotary_emb.inv_freq", None)
+
+
+def split_layer(tensors: dict[str, Tensor], prefix: str, config: LlamaConfig) -> None:
+    """The inverse of `fuse_layer`, for saving in the Hugging Face layout."""
+    sizes = [heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
+    for kind in ("weight", "bias"):
+        if (qkv := tensors.pop(f"{prefix}qkv_proj.{kind}", None)) is not None:
+            for name, part in zip("qkv", torch.split(qkv, sizes), strict=True):
+                tensors[f"{prefix}self_attn.{name}_proj.{kind}"] = part.contiguous()
+        if (gate_up := tensors.pop(f"{prefix}gate_up_proj.{kind}", None)) is not None:
+            for name, part in zip(("gate", "up"), gate_up.chunk(2), strict=True):
+                tensors[f"{prefix}mlp.{name}_proj.{kind}"] = part.contiguous()
+        for old, new in RENAMED:
+            if (tensor := tensors.pop(f"{prefix}{new}.{kind}", None)) is not None:
+                tensors[f"{prefix}{old}.{kind}"] = tensor

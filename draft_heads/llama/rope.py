@@ -1,0 +1,151 @@
+"""Rotary frequencies of the rope types found in Llama checkpoints, and their cosine and sine tables."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+
+# Cosines and signed sines at the rows' positions, `[rows, 1, head_dim]` each, as `kernels.rotate_` takes them.
+Rotary = tuple[Tensor, Tensor]
+
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary embedding of a checkpoint, whichever of the two spellings its config.json uses."""
+
+    rope_type: str = "default"
+    theta: float = 10000.0
+    factor: float = 1.0
+    original_max_position: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+    truncate: bool = True
+
+    @classmethod
+    def from_json(cls, config: Mapping[str, Any]) -> "RopeConfig":
+        """Read `rope_parameters` (transformers 5) or `rope_theta` with `rope_scaling` (before).
+
+        Raises:
+            CheckpointError: an unknown rope type, or a missing or unusable number.
+        """
+        spelled = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        values = {**spelled}
+        kind = values.get("rope_type", values.get("type", "default"))
+        if kind not in ROPE_TYPES:
+            raise CheckpointError(f"config.json: rope type {kind!r} is not supported; known: {', '.join(ROPE_TYPES)}")
+        if values.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) not in (1, 1.0, None):
+            raise CheckpointError("config.json: partial_rotary_factor other than 1 is not supported")
+
+        def number(name: str, default: float | None) -> float:
+            value = values.get(name)
+            if value is None:
+                value = default
+            if value is None:
+                raise CheckpointError(f"config.json: rope type {kind!r} needs {name!r}")
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+                raise CheckpointError(f"config.json: rope {name!r} is {value!r}; it must be a positive number")
+            return float(value)
+
+        limit = config.get("max_position_embeddings", 2048)
+        # Beside the rope's own settings it has priority, as in transformers.
+        name = "original_max_position_embeddings"
+        original = config.get(name) or values.get(name) or limit
+        factor_default = limit / original if kind == "yarn" and "factor" in values else None
+        return cls(
+            rope_type=kind,
+            theta=number("rope_theta", config.get("rope_theta") or 10000.0),
+            factor=1.0 if kind == "default" else number("factor", factor_default),
+            original_max_position=int(original),
+            low_freq_factor=number("low_freq_factor", None if kind == "llama3" else 1.0),
+            high_freq_factor=number("high_freq_factor", None if kind == "llama3" else 4.0),
+            beta_fast=number("beta_fast", 32.0),
+            beta_slow=number("beta_slow", 1.0),
+            attention_factor=number("attention_factor", 1.0) if values.get("attention_factor") is not None else None,
+            mscale=number("mscale", 1.0) if values.get("mscale") else 0.0,
+            mscale_all_dim=number("mscale_all_dim", 1.0) if values.get("mscale_all_dim") else 0.0,
+            truncate=values.get("truncate", True),
+        )
+
+    def frequencies(self, head_dim: int) -> tuple[Tensor, float]:
+        """Angular frequency of each pair of dimensions, float32 `[head_dim / 2]`, and the factor of cos and sin.
+
+        `dynamic` (NTK-aware) equals `default` up to `max_position_embeddings`, which is where this engine's
+        contexts end: beyond it, a key's rotation would depend on how long its request grows later.
+        """
+        exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+        inverse = 1.0 / (self.theta**exponents)
+        if self.rope_type == "linear":
+            return inverse / self.factor, 1.0
+        if self.rope_type == "llama3":
+            return self._llama3(inverse), 1.0
+        if self.rope_type == "yarn":
+            return self._yarn(self.theta**exponents, head_dim), self._yarn_scale()
+        return inverse, 1.0
+
+    def _llama3(self, inverse: Tensor) -> Tensor:
+        """Llama 3.1: long wavelengths are stretched by `factor`, short ones kept, those between blended."""
+        wavelength = 2 * math.pi / inverse
+        longest = self.original_max_position / self.low_freq_factor
+        shortest = self.original_max_position / self.high_freq_factor
+        blend = (self.original_max_position / wavelength - self.low_freq_factor) / (
+            self.high_freq_factor - self.low_freq_factor
+        )
+        blended = (1 - blend) * inverse / self.factor + blend * inverse
+        stretched = torch.where(wavelength > longest, inverse / self.factor, blended)
+        return torch.where(wavelength < shortest, inverse, stretched)
+
+    def _yarn(self, powers: Tensor, head_dim: int) -> Tensor:
+        """YaRN (Peng et al. 2023): interpolation ramps in between `beta_fast` and `beta_slow` rotations."""
+
+        def dimension(rotations: float) -> float:
+            turns = self.original_max_position / (rotations * 2 * math.pi)
+            return head_dim * math.log(turns) / (2 * math.log(self.theta))
+
+        low, high = dimension(self.beta_fast), dimension(self.beta_slow)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, head_dim - 1)
+        if low == high:
+            high += 0.001
+        ramp = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+        keep = 1 - ramp
+        return (1.0 / (self.factor * powers)) * (1 - keep) + (1.0 / powers) * keep
+
+    def _yarn_scale(self) -> float:
+        if self.attention_factor is not None:
+            return float(self.attention_factor)
+
+        def scale(weight: float) -> float:
+            return 1.0 if self.factor <= 1 else 0.1 * weight * math.log(self.factor) + 1.0
+
+        if self.mscale and self.mscale_all_dim:
+            return scale(self.mscale) / scale(self.mscale_all_dim)
+        return scale(1.0)
+
+    def table(self, head_dim: int, positions: int, dtype: torch.dtype) -> Tensor:
+        """Cosines and signed sines of every position: `[positions, 2, 1, head_dim]`, to be read by `rotary_at`.
+
+        Angles are float32 whatever the dtype, as in transformers.
+        """
+        inverse, scale = self.frequencies(head_dim)
+        angles = torch.arange(positions, dtype=torch.float32)[:, None] * inverse
+        cos, sin = angles.cos() * scale, angles.sin() * scale
+        return torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)], 1)[:, :, None].to(dtype)
+
+
+def rotary_at(table: Tensor, positions: Tensor) -> Rotary:
+    """The table's rows at `positions` (int64 `[rows]`)."""
+    cos, sin = table.index_select(0, positions).unbind(1)
+    return cos, sin

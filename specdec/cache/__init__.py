@@ -1,0 +1,1 @@
+"""The paged key-value cache: blocks, block tables and tensors."""

@@ -1,0 +1,155 @@
+"""Who holds which block of the paged cache, and what free blocks still remember. Pure Python: ids only, no tensors."""
+
+import hashlib
+from array import array
+from collections.abc import Iterable, Sequence
+
+
+def extend_hashes(hashes: list[bytes], token_ids: Sequence[int], block_size: int, salt: str | None) -> None:
+    """Append the hashes of the full blocks of `token_ids` that `hashes` lacks.
+
+    Each is the SHA-256 of the hash before it and the block's tokens, so that equal hashes mean equal tokens from the
+    beginning on; the first follows the salt's, so that requests of different salts share nothing.
+    """
+    parent = (
+        hashes[-1]
+        if hashes
+        else hashlib.sha256(b"" if salt is None else b"salt " + salt.encode(errors="surrogatepass")).digest()
+    )
+    for start in range(len(hashes) * block_size, len(token_ids) - block_size + 1, block_size):
+        tokens = array("q", token_ids[start : start + block_size])
+        parent = hashlib.sha256(parent + tokens.tobytes()).digest()
+        hashes.append(parent)
+
+
+NONE = -1
+
+
+class BlockPool:
+    """A fixed number of blocks with reference counts, found again by the hash of what they hold.
+
+    A block that nobody holds is free, and free blocks are reused in the order in which they became so: those without
+    a hash first, then the least recently used. Until it is reused a free block with a hash can be found and shared.
+    All operations take constant time a block: free blocks are a doubly linked list.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.num_free = num_blocks
+        self._refs = [0] * num_blocks
+        self._hashes: list[bytes | None] = [None] * num_blocks
+        self._by_hash: dict[bytes, int] = {}
+        self._read = bytearray(num_blocks)
+        # A ring through all free blocks; the last place is its head and no block.
+        self._next = [*range(1, num_blocks + 1), 0]
+        self._previous = [num_blocks, *range(num_blocks)]
+
+    def allocate(self, count: int) -> list[int]:
+        """`count` blocks that hold nothing any more. The caller has checked `num_free`."""
+        assert count <= self.num_free, f"{count} blocks asked, {self.num_free} free"
+        blocks = []
+        for _ in range(count):
+            block = self._next[self.num_blocks]
+            self._unlink(block)
+            self._refs[block] = 1
+            self._read[block] = False
+            old = self._hashes[block]
+            if old is not None:
+                del self._by_hash[old]
+                self._hashes[block] = None
+            blocks.append(block)
+        return blocks
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """One more holder of each, free ones included."""
+        for block in blocks:
+            if self._refs[block] == 0:
+                self._unlink(block)
+            self._refs[block] += 1
+
+    def free(self, blocks: Iterable[int]) -> None:
+        """One holder less of each. Of those given here that become free, the first are reused first."""
+        for block in blocks:
+            assert self._refs[block] > 0, f"block {block} is free already"
+            self._refs[block] -= 1
+            if self._refs[block] == 0:
+                self._link(block)
+
+    def register(self, block: int, block_hash: bytes) -> None:
+        """Make a held block, full and written, findable; where the hash is taken, the older block stays the one."""
+        if self._hashes[block] is None and block_hash not in self._by_hash:
+            self._hashes[block] = block_hash
+            self._by_hash[block_hash] = block
+
+    def find(self, block_hash: bytes) -> int | None:
+        """The block registered with the hash."""
+        return self._by_hash.get(block_hash)
+
+    def hash_of(self, block: int) -> bytes | None:
+        """What `find` finds it by."""
+        return self._hashes[block]
+
+    def is_free(self, block: int) -> bool:
+        return self._refs[block] == 0
+
+    def is_private(self, block: int) -> bool:
+        """Whether a holder may write to it: it has no other, and nobody can find it."""
+        return self._refs[block] == 1 and self._hashes[block] is None
+
+    def mark_read(self, block: int) -> None:
+        """The draft head's keys and values of all its entries are written."""
+        self._read[block] = True
+
+    def is_read(self, block: int) -> bool:
+        return bool(self._read[block])
+
+    def _unlink(self, block: int) -> None:
+        before, after = self._previous[block], self._next[block]
+        self._next[before] = after
+        self._previous[after] = before
+        self._next[block] = self._previous[block] = NONE
+        self.num_free -= 1
+
+    def _link(self, block: int) -> None:
+        """At the end of the list, or at its head where there is nothing to find."""
+        head = self.num_blocks
+        if self._hashes[block] is None:
+            before, after = head, self._next[head]
+        else:
+            before, after = self._previous[head], head
+        self._next[before] = self._previous[after] = block
+        self._previous[block], self._next[block] = before, after
+        self.num_free += 1
+
+    def check_integrity(self, holders: Iterable[Iterable[int]] | None = None) -> None:
+        """Everything recomputed from scratch.
+
+        Args:
+            holders: all block tables, whose sum the counts must be.
+
+        Raises:
+            AssertionError: what is wrong.
+        """
+        listed: list[int] = []
+        block, before = self._next[self.num_blocks], self.num_blocks
+        while block != self.num_blocks:
+            assert len(listed) < self.num_blocks, "the free list does not end"
+            assert self._previous[block] == before, f"block {block} is linked one way only"
+            listed.append(block)
+            before, block = block, self._next[block]
+        assert self._previous[self.num_blocks] == before, "the free list's end is linked one way only"
+        assert len(set(listed)) == len(listed) == self.num_free, "the free list is not what num_free says"
+        unheld = {block for block in range(self.num_blocks) if self._refs[block] == 0}
+        assert set(listed) == unheld, f"free and held, or neither: {sorted(set(listed) ^ unheld)}"
+        hashed = [self._hashes[block] is not None for block in listed]
+        assert hashed == sorted(hashed), "a block that can be found is reused before one that cannot"
+        found = {block_hash: block for block, block_hash in enumerate(self._hashes) if block_hash is not None}
+        named = sum(block_hash is not None for block_hash in self._hashes)
+        assert len(found) == named, "the hash map is not what the blocks say"
+        assert found == self._by_hash, "the hash map is not what the blocks say"
+        if holders is not None:
+            counts = [0] * self.num_blocks
+            for table in holders:
+                for block in table:
+                    counts[block] += 1
+            assert counts == self._refs, "reference counts are not those of the block tables"

@@ -1,0 +1,130 @@
+"""The keys and values of all layers, in blocks, allocated once."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from specdec.cache.kv_cache_manager import BlockMove, MoveKind
+from specdec.draft_heads.heads.draft_head import DraftHead
+from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.kernels.kernel_set import TORCH, KernelSet
+from specdec.kernels.upload import upload
+
+
+class KVCache:
+    """One tensor for the target's layers, one for the head's, and one for features where the head reads any.
+
+    All are indexed by the same slots. Behind the last block lies one more, `null_block`, where rows without a place
+    of their own are written and which no request reads.
+
+    Attributes:
+        target: `[layers, slots, 2 * kv_heads, head_dim]`, keys first.
+        draft: the same with the head's own layers and sizes, or None.
+        features: `[slots, feature_size]`, what the head reads of each cached token; None where it is nothing.
+        target_layers: `target`, layer by layer.
+
+    Args:
+        num_host_blocks: blocks of host memory (pinned beside a GPU) to swap to.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        target: LlamaConfig,
+        head: DraftHead | None,
+        dtype: torch.dtype,
+        device: torch.device,
+        num_host_blocks: int = 0,
+        kernels: KernelSet = TORCH,
+    ) -> None:
+        self.kernels = kernels
+        self.num_blocks, self.num_host_blocks, self.block_size = num_blocks, num_host_blocks, block_size
+        self.null_block = num_blocks
+        slots = (num_blocks + 1) * block_size
+
+        def allocate(config: LlamaConfig) -> Tensor:
+            shape = (config.num_layers, slots, 2 * config.num_kv_heads, config.head_dim)
+            return torch.empty(shape, dtype=dtype, device=device)
+
+        self.target = allocate(target)
+        self.draft = allocate(head.llama) if head else None
+        width = head.feature_size if head else 0
+        self.features = torch.empty(slots, width, dtype=dtype, device=device) if width else None
+        self.target_layers = self.target.unbind(0)
+        self._blocks = [_by_block(t, 1, block_size) for t in (self.target, self.draft) if t is not None]
+        if self.features is not None:
+            self._blocks.append(_by_block(self.features, 0, block_size))
+        pinned = device.type == "cuda"
+        self._host = [
+            torch.empty(num_host_blocks, *part.shape[1:], dtype=dtype, pin_memory=pinned) for part in self._blocks
+        ]
+
+    def null_block_table(self, num_tokens: int) -> list[int]:
+        """A block table for so many tokens that are of no interest."""
+        return [self.null_block] * -(-num_tokens // self.block_size)
+
+    def clear_null_block(self) -> None:
+        """Let what is read there be 0 until it is written."""
+        for part in self._blocks:
+            part[self.null_block] = 0
+
+    def store_features(self, slots: Tensor, features: Tensor) -> None:
+        """Keep `features` (`[rows, feature_size]`) at `slots` (int64 `[rows]`) for the head."""
+        assert self.features is not None
+        self.features.index_copy_(0, slots, features)
+
+    def move(self, source: Sequence[int], target: Sequence[int]) -> None:
+        """Copy what the target has written from slots `source` to slots `target`; the two may overlap."""
+        device = self.target.device
+        sources, targets = upload(source, device), upload(target, device)
+        self.kernels.move_kv(self.target, sources, targets)
+        if self.features is not None:
+            self.kernels.move_kv(self.features[None], sources, targets)
+
+    def apply_moves(self, moves: Sequence[BlockMove]) -> None:
+        """Copy whole blocks, target's, head's and features, in the order given."""
+        for run in _runs(moves):
+            device = self.target.device
+            sources = upload([move.source for move in run], device)
+            targets = upload([move.target for move in run], device)
+            match run[0].kind:
+                case MoveKind.COPY:
+                    features = None if self.features is None else self.features[None]
+                    for layers in (self.target, self.draft, features):
+                        if layers is not None:
+                            self.kernels.copy_blocks(layers, sources, targets, self.block_size)
+                case MoveKind.SWAP_OUT:
+                    for part, host in zip(self._blocks, self._host, strict=True):
+                        self.kernels.copy_between(part, host, sources, targets)
+                case MoveKind.SWAP_IN:
+                    for part, host in zip(self._blocks, self._host, strict=True):
+                        self.kernels.copy_between(host, part, sources, targets)
+
+
+def _by_block(tensor: Tensor, dim: int, block_size: int) -> Tensor:
+    """The same memory as `[blocks, ...]`."""
+    shape = (*tensor.shape[:dim], -1, block_size, *tensor.shape[dim + 1 :])
+    return tensor.view(shape).movedim(dim, 0)
+
+
+def _runs(moves: Sequence[BlockMove]) -> Iterator[list[BlockMove]]:
+    """Consecutive moves that can be done as one: of a kind, and none touching what an earlier one has written."""
+    run: list[BlockMove] = []
+    written: set[int] = set()
+    for move in moves:
+        if run and (move.kind != run[0].kind or move.source in written or move.target in written):
+            yield run
+            run, written = [], set()
+        run.append(move)
+        written.add(move.target)
+    if run:
+        yield run
+
+
+def entry_bytes(target: LlamaConfig, head: DraftHead | None, dtype: torch.dtype) -> int:
+    """Bytes of all that the cache keeps of one token."""
+    configs = [target, head.llama] if head else [target]
+    numbers = sum(2 * c.num_layers * c.num_kv_heads * c.head_dim for c in configs)
+    return (numbers + (head.feature_size if head else 0)) * dtype.itemsize

@@ -1,0 +1,198 @@
+"""What a folder was recognised as, for people and for programs."""
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from specdec.draft_heads.formats.eagle3_checkpoint import VARIANTS
+from specdec.draft_heads.formats.head_description import HeadDescription
+from specdec.draft_heads.formats.recogniser import describe_folder
+from specdec.draft_heads.formats.tap_ids import KEY, Taps
+from specdec.draft_heads.heads.draft_head import TargetSizes
+from specdec.draft_heads.heads.eagle import EagleConfig
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context, read_config
+from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.engine.draft_loader import local_folder
+from specdec.models.llama_draft import holds_llama
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A head, and the target that it was held against.
+
+    Attributes:
+        folder: the head's.
+        head: what it is.
+        target: the target's folder; None where there is none on this machine.
+        sizes: the target's.
+    """
+
+    folder: Path
+    head: HeadDescription
+    target: Path | None
+    sizes: TargetSizes | None
+
+    @classmethod
+    def of(cls, folder: Path, target: Path | None) -> "Inspection":
+        """Look at a folder, without reading its weights.
+
+        Args:
+            target: folder of the target; None for the one that the head names, if it is on this machine.
+
+        Raises:
+            CheckpointError: no head that is supported, or none of this target, with the reason.
+        """
+        if holds_llama(folder):
+            raise CheckpointError(f"{folder}: a whole model and no head; given to --draft it drafts as it is")
+        head = describe_folder(folder)
+        if target is None and head.verifier is not None:
+            target = local_folder(head.verifier, folder)
+        if target is None:
+            return cls(folder, head, None, None)
+        config = read_config(target)
+        with error_context(target):
+            llama = LlamaConfig.from_json(config)
+        sizes = TargetSizes(llama.vocab_size, llama.hidden_size, llama.num_layers)
+        with error_context(folder):
+            head.check(sizes)
+        return cls(folder, head, target, sizes)
+
+    @property
+    def taps(self) -> Taps | None:
+        """The layers that the head reads; None for EAGLE-1/2, and where that depends on a target that is not given."""
+        return self.head.taps.of(self.sizes.num_layers) if self.head.taps and self.sizes else None
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What there is to know, in a few words each."""
+        head, llama = self.head, self.head.config.llama
+        rope = llama.rope
+        scaled = "" if rope.rope_type == "default" else f", {rope.rope_type} by {rope.factor:g}"
+        facts = {
+            "recognised": f"{head.kind} in the layout of {head.layout}",
+            "trained for": head.verifier or "not said",
+            "target": f"{self.target}: fits" if self.target else "not given: whether it fits is not known",
+            "reads": self._reads(),
+            "layers": f"{llama.num_layers}, {', '.join(self._parts())}",
+            "rope": f"theta {rope.theta:g}{scaled}; {llama.max_position} positions",
+            "tokens": self._tokens(),
+            "embedding": str(head.embedding),
+            "output": str(head.output),
+            "weights": self._weights(),
+        }
+        if variants := self.variants:
+            facts["besides"] = ", ".join(variants)
+        return facts
+
+    @property
+    def assumptions(self) -> list[str]:
+        """What is not told, sentence by sentence."""
+        said, named, taps = list(self.head.assumptions), self.head.taps, self.taps
+        if named and named.ids is None:
+            said.append("config.json names no layers to read: the official ones")
+        if named and taps and taps.others:
+            said.append(f"{KEY} {list(named.ids or ())} count {taps.reason}; a probe decides when the head is loaded")
+        return said
+
+    @property
+    def variants(self) -> list[str]:
+        """What plain heads do not have."""
+        config = self.head.config
+        names = [name for name in VARIANTS if getattr(config, name, False)]
+        return [*(["fc.bias"] if config.fc_bias else []), *names]
+
+    def to_json(self) -> dict[str, Any]:
+        """The same for programs."""
+        head, llama, taps = self.head, self.head.config.llama, self.taps
+        ids = head.taps.ids if head.taps else None
+        return {
+            "path": str(self.folder),
+            "kind": head.kind,
+            "layout": str(head.layout),
+            "verifier": head.verifier,
+            "target": str(self.target) if self.target else None,
+            "layer_ids": list(ids) if ids else None,
+            "taps": list(taps.layers) if taps else None,
+            "other_taps": list(taps.others) if taps and taps.others else None,
+            "num_layers": llama.num_layers,
+            "hidden_size": llama.hidden_size,
+            "vocab_size": llama.vocab_size,
+            "draft_vocab_size": llama.vocab_size if head.tokens is None else len(head.tokens),
+            "max_position": llama.max_position,
+            "rope_theta": llama.rope.theta,
+            "embedding": head.embedding.name.lower(),
+            "output": head.output.name.lower(),
+            "variants": self.variants,
+            "tensors": {
+                name: {"shape": list(t.shape), "dtype": _dtype(t)} for name, t in self.head.file_tensors.items()
+            },
+            "assumptions": self.assumptions,
+        }
+
+    def _reads(self) -> str:
+        config, ids = self.head.config, self.head.taps
+        if isinstance(config, EagleConfig) or ids is None:
+            return "the target's last state, behind its final norm"
+        taps = self.taps
+        if taps is None:
+            return str(ids)
+        layers = f"inputs of layers {list(taps.layers)}"
+        if taps.others:
+            return f"{layers}, or of {list(taps.others)}"
+        return f"{layers} ({taps.reason})"
+
+    def _parts(self) -> list[str]:
+        llama = self.head.config.llama
+        flags = {"q_norm and k_norm": llama.qk_norm, "biases": llama.attention_bias or llama.mlp_bias}
+        sizes = f"hidden {llama.hidden_size}", f"MLP {llama.intermediate_size}"
+        heads = f"{llama.num_heads} query and {llama.num_kv_heads} key-value heads of {llama.head_dim}"
+        return [*sizes, heads, *(name for name, has in flags.items() if has)]
+
+    def _tokens(self) -> str:
+        config = self.head.config
+        few = self.head.tokens
+        return f"{config.llama.vocab_size:,}" + ("" if few is None else f", of which it proposes {len(few):,}")
+
+    def _weights(self) -> str:
+        counts = Counter[str]()
+        for name, tensor in self.head.file_tensors.items():
+            if name.rpartition(".")[2] in ("weight", "bias"):
+                counts[_dtype(tensor)] += tensor.numel()
+        return ", ".join(f"{count:,} in {dtype}" for dtype, count in counts.items())
+
+
+def show(inspection: Inspection, as_json: bool) -> None:
+    """Print it: one JSON object, tables on a terminal, or lines."""
+    if as_json:
+        print(json.dumps(inspection.to_json()))
+        return
+    rows = list(inspection.facts.items())
+    tensors = [(name, f"{list(t.shape)}", _dtype(t)) for name, t in sorted(inspection.head.file_tensors.items())]
+    console = Console()
+    if console.is_terminal:
+        facts = Table(show_header=False, title=str(inspection.folder))
+        for row in rows:
+            facts.add_row(*row)
+        shapes = Table("tensor", "shape", "numbers")
+        for line in tensors:
+            shapes.add_row(*line)
+        console.print(facts, shapes)
+    else:
+        width = max(len(label) for label, _ in rows)
+        for label, value in rows:
+            print(f"{label:<{width}}  {value}")
+        width = max(len(name) for name, _, _ in tensors)
+        for name, shape, dtype in tensors:
+            print(f"tensor  {name:<{width}}  {shape} {dtype}")
+    for sentence in inspection.assumptions:
+        console.print(f"assumed: {sentence}", soft_wrap=True, markup=False, highlight=False)
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

@@ -1,0 +1,129 @@
+"""What a command prints: text in the colours of where it came from, figures, and JSON lines."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.segment import Segment as Piece
+from rich.segment import Segments
+from rich.style import Style
+
+from specdec.cli.prompts import GivenPrompt
+from specdec.cli.timed_batch import Answer, TimedBatch
+from specdec.core.outputs import RequestOutput, Segment
+
+ACCEPTED = Style(color="green")
+OWN = Style()
+DIM = Style(dim=True)
+BOLD = Style(bold=True)
+
+
+class TextView:
+    """For people: the text as it comes, or answers under headers where there are several, and the figures.
+
+    Coloured on a terminal, plain elsewhere.
+    """
+
+    def __init__(self, given: Sequence[GivenPrompt], drafting: bool) -> None:
+        self._given = given
+        self._console = Console()
+        if drafting and self._console.is_terminal:
+            self._write(("accepted from the draft", ACCEPTED), (" · ", DIM), ("the target's own\n\n", OWN))
+
+    def show(self, output: RequestOutput) -> None:
+        """News of a running request."""
+        if len(self._given) == 1:
+            self._write_segments(output.segments)
+
+    def end(self, batch: TimedBatch, plain: TimedBatch | None) -> None:
+        """All that is left to say; `plain` is the same run without drafts, where it took place."""
+        total = len(self._given)
+        if total > 1:
+            for number, (one, answer) in enumerate(zip(self._given, batch.answers, strict=True), 1):
+                space = "" if number == 1 else "\n\n"
+                self._write((f"{space}[{number}/{total}] {_shortened(one.text)}\n", BOLD))
+                self._write_segments(answer.segments)
+        self._write((f"\n\n{_summary(batch, plain)}\n", DIM))
+
+    def _write_segments(self, segments: Sequence[Segment]) -> None:
+        self._write(*((piece.text, ACCEPTED if piece.accepted else OWN) for piece in segments))
+
+    def _write(self, *pieces: tuple[str, Style]) -> None:
+        # Not rich's `Text`, which would expand tabs and drop control characters of the answer.
+        self._console.print(Segments([Piece(text, style) for text, style in pieces]), soft_wrap=True, end="")
+
+
+class JsonView:
+    """For machines: one object per request and line, in the order of the prompts."""
+
+    def __init__(self, given: Sequence[GivenPrompt], compare: bool) -> None:
+        self._given = given
+        self._compare = compare
+
+    def show(self, output: RequestOutput) -> None:
+        pass
+
+    def end(self, batch: TimedBatch, plain: TimedBatch | None) -> None:
+        """Print all. What an interrupted comparison could not tell is null."""
+        pairs = plain.answers if plain else [None] * len(self._given)
+        for one, answer, other in zip(self._given, batch.answers, pairs, strict=True):
+            value = {
+                "prompt": one.text,
+                "text": answer.text,
+                "token_ids": answer.token_ids,
+                "finish_reason": answer.finish_reason,
+                "error": answer.error,
+                "steps": answer.stats.steps,
+                "tau": answer.stats.tau,
+                "accepted_per_depth": answer.stats.accepted_per_depth,
+                "seconds": answer.seconds,
+                "tok_per_s": answer.tok_per_s,
+            }
+            if self._compare:
+                value |= _comparison(answer, other)
+            sys.stdout.write(json.dumps(value) + "\n")
+        sys.stdout.flush()
+
+
+def _comparison(answer: Answer, plain: Answer | None) -> dict[str, float | bool | None]:
+    if plain is None or {"abort", "error"} & {answer.finish_reason, plain.finish_reason}:
+        return {"plain_tok_per_s": None, "speedup": None, "equal": None}
+    return {
+        "plain_tok_per_s": plain.tok_per_s,
+        "speedup": answer.tok_per_s / plain.tok_per_s,
+        "equal": answer.token_ids == plain.token_ids,
+    }
+
+
+def _summary(batch: TimedBatch, plain: TimedBatch | None) -> str:
+    stats = batch.stats
+    line = (
+        f"{batch.tokens} tokens, {batch.tok_per_s:.1f} tok/s, tau {stats.tau:.2f}, "
+        f"{stats.accepted_per_step:.2f} accepted tokens per step"
+    )
+    if plain and not plain.interrupted and plain.tok_per_s:
+        total = len(batch.answers)
+        unequal = sum(a.token_ids != b.token_ids for a, b in zip(batch.answers, plain.answers, strict=True))
+        line += f"; without drafts {plain.tok_per_s:.1f} tok/s, speed-up {batch.tok_per_s / plain.tok_per_s:.2f}x, " + (
+            f"tokens differ in {unequal} of {total}" if unequal else "tokens equal"
+        )
+    return line + (", interrupted" if batch.interrupted or (plain and plain.interrupted) else "")
+
+
+def _shortened(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 60 else line[:59] + "…"
+
+
+@contextmanager
+def progress_bar(total: int, what: str) -> Iterator[Callable[[RequestOutput], None]]:
+    """A bar on standard error that counts finished requests, where that is a terminal and there are several."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    off = total < 2 or not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=off) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda output: progress.advance(task) if output.finished else None

@@ -1,0 +1,103 @@
+"""A batch of prompts, run to its end or to Ctrl-C, and what each of them cost."""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from specdec.core.outputs import RequestOutput, Segment, SpeculationStats
+from specdec.core.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from specdec.llm import LLM
+
+
+@dataclass
+class Answer:
+    """What came of one prompt.
+
+    Attributes:
+        finish_reason: "abort" until it has ended otherwise.
+        error: why it failed.
+        seconds: from the batch's start to this answer's end.
+    """
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=list)
+    finish_reason: str = "abort"
+    error: str | None = None
+    stats: SpeculationStats = field(default_factory=SpeculationStats)
+    seconds: float = 0.0
+
+    @property
+    def tok_per_s(self) -> float:
+        return len(self.token_ids) / self.seconds if self.seconds else 0.0
+
+    def take(self, output: RequestOutput, seconds: float) -> None:
+        self.text, self.token_ids, self.stats = output.text, output.token_ids, output.stats
+        self.segments += output.segments
+        self.finish_reason = output.finish_reason or "abort"
+        self.error = output.outputs[0].error
+        self.seconds = seconds
+
+
+@dataclass
+class TimedBatch:
+    """Answers in the order of the prompts."""
+
+    answers: list[Answer]
+    seconds: float = 0.0
+    interrupted: bool = False
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(answer.token_ids) for answer in self.answers)
+
+    @property
+    def tok_per_s(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def stats(self) -> SpeculationStats:
+        """Steps and tokens of all answers; the depths are summed up into one."""
+        every = [answer.stats for answer in self.answers]
+        return SpeculationStats(
+            steps=sum(stats.steps for stats in every),
+            tokens=sum(stats.tokens for stats in every),
+            accepted_per_depth=[sum(sum(stats.accepted_per_depth) for stats in every)],
+            drafted=sum(stats.drafted for stats in every),
+        )
+
+
+def run_batch(
+    llm: "LLM",
+    prompts: Sequence[str | list[int]],
+    params: Sequence[SamplingParams],
+    *listeners: Callable[[RequestOutput], None],
+) -> TimedBatch:
+    """Run all prompts together. Ctrl-C ends the run and leaves what has come so far.
+
+    Raises:
+        ValueError: a prompt that cannot be run; nothing has run then.
+    """
+    batch = TimedBatch([Answer() for _ in prompts])
+    order: dict[str, Answer] = {}
+    start = time.perf_counter()
+    try:
+        with closing(llm.stream(prompts, params)) as states:
+            for output in states:
+                # First come, first served: requests show up in the order of their prompts.
+                if output.request_id not in order:
+                    order[output.request_id] = batch.answers[len(order)]
+                order[output.request_id].take(output, time.perf_counter() - start)
+                for listen in listeners:
+                    listen(output)
+    except KeyboardInterrupt:
+        batch.interrupted = True
+    batch.seconds = time.perf_counter() - start
+    for answer in batch.answers:
+        if answer.finish_reason == "abort":
+            answer.seconds = batch.seconds
+    return batch

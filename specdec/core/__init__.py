@@ -1,0 +1,1 @@
+"""Requests: parameters, state, text and outputs."""

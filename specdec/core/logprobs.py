@@ -1,0 +1,83 @@
+"""Log-probabilities of tokens beside the likeliest others, as vLLM reports them."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from specdec.core.outputs import Logprob
+from specdec.core.request import Request
+from specdec.kernels.kernel_set import KernelSet
+from specdec.kernels.upload import upload
+from specdec.verify.transforms import NodeRows, processed_logits
+from specdec.verify.tree import DraftTree
+from specdec.verify.verifier import Acceptance
+
+# Of the model's own distribution, or of the one that is sampled from.
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
+
+
+def score_prompt(request: Request, logits: Tensor) -> None:
+    """Note the log-probabilities of prompt tokens that the rows `[rows, vocab]` after the cached ones predict."""
+    assert request.params.prompt_logprobs is not None
+    start = request.num_cached + 1
+    tokens = request.token_ids[start : min(start + len(logits), request.num_prompt)]
+    # A preempted request computes again what it has scored before.
+    if tokens and len(request.prompt_logprobs) < start + len(tokens):
+        known = max(0, len(request.prompt_logprobs) - start)
+        rows = top_logprobs(_log_softmax(logits[: len(tokens)]), tokens, request.params.prompt_logprobs)
+        request.prompt_logprobs += _named(request, rows[known:])
+
+
+def score_output(
+    request: Request, acceptance: Acceptance, tree: DraftTree, logits: Tensor, mode: LogprobsMode, kernels: KernelSet
+) -> None:
+    """Note the log-probabilities of a step's tokens.
+
+    Args:
+        logits: `[1 + nodes, vocab]` of the root and the tree's nodes.
+        kernels: of the device.
+    """
+    assert request.params.logprobs is not None
+    tokens = [*(tree.tokens[node] for node in acceptance.path), acceptance.next_token]
+    rows = [0, *(1 + node for node in acceptance.path)]
+    scores = logits[upload(rows, logits.device)]
+    if mode == "processed_logprobs":
+        paths = upload(tree.path_tokens[rows], logits.device)
+        scores = processed_logits(scores, [NodeRows(request.context, len(rows), lambda: paths)], kernels)
+    if tokens[-1] < 0:
+        tokens, scores = tokens[:-1], scores[:-1]
+    request.logprobs += _named(request, top_logprobs(_log_softmax(scores), tokens, request.params.logprobs))
+
+
+def _named(request: Request, rows: list[dict[int, Logprob]]) -> list[dict[int, Logprob]]:
+    """With each token's text."""
+    name = request.detokenizer.token_text
+    return [{token: entry._replace(decoded_token=name(token)) for token, entry in row.items()} for row in rows]
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    return torch.log_softmax(logits, -1, dtype=torch.float64 if logits.dtype == torch.float64 else torch.float32)
+
+
+def top_logprobs(log_probs: Tensor, tokens: Sequence[int], count: int) -> list[dict[int, Logprob]]:
+    """Per row the token's own entry and those of the `count` likeliest (-1: all), likeliest first after its own.
+
+    Args:
+        log_probs: `[rows, vocab]`, normalised.
+        tokens: one per row.
+    """
+    most = log_probs.shape[1] if count < 0 else count
+    own = log_probs.gather(1, upload(tokens, log_probs.device)[:, None])
+    ranks = (log_probs >= own).sum(1, keepdim=True)
+    values, ids = log_probs.topk(most, dim=1)
+    rows = []
+    # All in one, as a GPU's host waits for each; ids are exact in float64.
+    table = torch.cat([part.double() for part in (own, ranks, values, ids)], 1).tolist()
+    for token, (value, rank, *others) in zip(tokens, table, strict=True):
+        entries = {token: Logprob(value, int(rank))}
+        for place, (other_value, other) in enumerate(zip(others[:most], others[most:], strict=True), 1):
+            entries.setdefault(int(other), Logprob(other_value, place))
+        rows.append(entries)
+    return rows

@@ -1,0 +1,199 @@
+"""A request: its tokens, how far its cache has come, and where its output ends. Pure Python."""
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from specdec.core.detokenizer import Detokenizer
+from specdec.core.outputs import CompletionOutput, Logprob, RequestOutput, SpeculationStats
+from specdec.core.sampling_params import SamplingParams
+from specdec.verify.sampling import Context, Sampling
+
+# Tokens that a new request counts as having been predicted, and how many of them as accepted: text that is easier than
+# most is found by those who look for it, and a few trees are enough to see that it is not.
+PRIOR, HOPE = 2.0, 2.0
+# How trees fade, from one to the next: text changes.
+FADING = 0.9
+
+
+@dataclass
+class AcceptanceHistory:
+    """Drafted tokens that were accepted, and those that were to be expected of trees of such sizes."""
+
+    accepted: float = HOPE * PRIOR
+    predicted: float = PRIOR
+
+    @property
+    def ratio(self) -> float:
+        """How many times the predicted tokens this request's trees bring."""
+        return self.accepted / self.predicted
+
+    def learn(self, accepted: int, predicted: float) -> None:
+        """Take in a tree."""
+        self.accepted = FADING * self.accepted + accepted
+        self.predicted = FADING * self.predicted + predicted
+
+
+# Sorts before every later arrival's.
+Rank = tuple[int, int, int]
+
+
+@dataclass(eq=False)
+class Request:
+    """The only mutable object of the domain.
+
+    `num_cached < len(token_ids)` while it lives; they are equal only while whoever chooses its tokens has not yet.
+
+    Attributes:
+        token_ids: prompt and output.
+        num_prompt: tokens of the prompt.
+        max_length: most tokens it may come to, prompt included.
+        sampling: how it samples.
+        end_tokens: tokens after which the output ends.
+        priority: lower runs first, where the scheduler goes by it.
+        cache_salt: only requests of the same salt share cached blocks.
+        samples: the requests for the same prompt, itself among them.
+        rank: its place among all requests, given when it is queued.
+        num_cached: tokens whose keys and values are in the cache, or in host memory while it is swapped out.
+        num_draft_cached: tokens that the draft head has read, so that its own entries are in the cache too.
+        block_table: cache blocks, in order.
+        host_blocks: blocks of host memory, while it is swapped out.
+        block_hashes: of its full blocks of known tokens, as far as anyone has asked.
+        num_registered, num_marked: blocks that the cache manager knows as full, and as read.
+        accepted: per output token, whether a draft had it.
+        drafts: whether its next step may carry drafts.
+        acceptance_history: how its drafts have fared.
+        error: why it failed, where `finish_reason` is "error".
+        logprobs: per output token, where asked for; may run ahead of the output within a step.
+        prompt_logprobs: per prompt token scored so far, None for the first.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    num_prompt: int
+    params: SamplingParams
+    sampling: Sampling
+    max_length: int
+    end_tokens: frozenset[int]
+    detokenizer: Detokenizer
+    priority: int = 0
+    cache_salt: str | None = None
+    samples: "list[Request]" = field(default_factory=list, repr=False)
+    rank: Rank = (0, 0, 0)
+    num_cached: int = 0
+    num_draft_cached: int = 0
+    block_table: list[int] = field(default_factory=list)
+    host_blocks: list[int] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list, repr=False)
+    num_registered: int = 0
+    num_marked: int = 0
+    accepted: list[bool] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    drafts: bool = True
+    acceptance_history: AcceptanceHistory = field(default_factory=AcceptanceHistory)
+    error: str | None = None
+    logprobs: list[dict[int, Logprob]] = field(default_factory=list)
+    prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=lambda: [None])
+    stats: SpeculationStats = field(default_factory=SpeculationStats)
+
+    @cached_property
+    def context(self) -> Context:
+        """What sampling sees; grows with `token_ids`."""
+        return Context(self.sampling, self.token_ids, self.num_prompt)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.token_ids) - self.num_prompt
+
+    @property
+    def num_uncached_tokens(self) -> int:
+        """Known tokens that are not cached yet."""
+        return len(self.token_ids) - self.num_cached
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens that may still be generated."""
+        return self.max_length - len(self.token_ids)
+
+    @property
+    def may_draft(self) -> bool:
+        """Whether the next step may carry drafts: never the first, whose tree would hang on what was cached."""
+        return self.drafts and self.num_output > 0 and self.num_remaining > 1
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def append(self, token: int, accepted: bool) -> None:
+        """Take one generated token and see whether the output ends with it."""
+        assert not self.finished, "a finished request takes no token"
+        self.token_ids.append(token)
+        self.accepted.append(accepted)
+        if token in self.end_tokens:
+            self.finish_reason = "stop"
+            self.stop_reason = token if token in (self.params.stop_token_ids or ()) else None
+            if self.params.include_stop_str_in_output:
+                self.detokenizer.push(token, accepted, may_stop=False)
+        elif self.detokenizer.push(token, accepted, may_stop=self.num_output > self.params.min_tokens):
+            self.finish_reason, self.stop_reason = "stop", self.detokenizer.matched
+        elif self.num_remaining == 0:
+            self.finish_reason = "length"
+        if self.finished:
+            del self.logprobs[self.num_output :]
+
+    def fail(self, message: str) -> None:
+        """End without another token; the other requests of the step go on."""
+        self.finish_reason, self.error = "error", message
+        del self.logprobs[self.num_output :]
+
+    def completion(self) -> CompletionOutput:
+        """A snapshot, with the text that is new since the last one."""
+        segments = self.detokenizer.segments(final=self.finished)
+        tokens = self.token_ids[self.num_prompt :]
+        logprobs = None if self.params.logprobs is None else self.logprobs[: len(tokens)]
+        return CompletionOutput(
+            index=self.sampling.sample_index,
+            text=self.detokenizer.text,
+            token_ids=tokens,
+            accepted=list(self.accepted),
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            error=self.error,
+            logprobs=logprobs,
+            cumulative_logprob=None
+            if logprobs is None
+            else sum(entries[token].logprob for entries, token in zip(logprobs, tokens, strict=True)),
+            stats=replace(self.stats, accepted_per_depth=list(self.stats.accepted_per_depth)),
+            segments=segments,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class RequestGroup:
+    """A prompt and its `SamplingParams.n` requests.
+
+    Attributes:
+        prompt: text as given, None for token ids.
+        prompt_token_ids: the prompt's tokens.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    requests: list[Request]
+
+    @property
+    def finished(self) -> bool:
+        return all(request.finished for request in self.requests)
+
+    def output(self) -> RequestOutput:
+        """A snapshot of all samples."""
+        first = self.requests[0]
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.prompt_token_ids,
+            outputs=[request.completion() for request in self.requests],
+            finished=self.finished,
+            prompt_logprobs=None if first.params.prompt_logprobs is None else list(first.prompt_logprobs),
+        )

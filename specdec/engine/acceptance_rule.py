@@ -1,0 +1,45 @@
+"""The choice of an acceptance rule, and what it means for drafts."""
+
+from dataclasses import replace
+
+from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.draft_heads.drafting.drafter import Proposal
+from specdec.kernels.kernel_set import TORCH, KernelSet
+from specdec.verify.block import walk_block
+from specdec.verify.kernel_coupled_verifier import KernelCoupledVerifier
+from specdec.verify.kernel_walk_verifier import KernelWalkVerifier
+from specdec.verify.rejection import walk_rejection
+from specdec.verify.sampler import Sampler
+from specdec.verify.verifier import CoupledVerifier, Verifier
+from specdec.verify.walk_verifier import WalkVerifier
+
+RULES = ("coupled", "rejection", "block")
+
+
+class AcceptanceRule:
+    """One of `RULES`, by name.
+
+    Attributes:
+        proposal: how drafts are chosen for it.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+
+    def __init__(self, name: str) -> None:
+        if name not in RULES:
+            raise ValueError(f"verify is {name!r}; it must be one of {', '.join(RULES)}")
+        self.name = name
+        self.proposal = Proposal.COUPLED if name == "coupled" else Proposal.DRAWN
+
+    def shape(self, asked: DraftShape) -> DraftShape:
+        """The bounds asked for, of a chain where the rule takes nothing else."""
+        return replace(asked, branching=1, nodes=asked.depth) if self.name == "block" else asked
+
+    def verifier(self, sampler: Sampler, kernels: KernelSet) -> Verifier:
+        """The rule by a device's means."""
+        if self.name == "coupled":
+            return CoupledVerifier(sampler) if kernels is TORCH else KernelCoupledVerifier(kernels)
+        if kernels is not TORCH:
+            return KernelWalkVerifier(kernels, in_blocks=self.name == "block")
+        return WalkVerifier(walk_block if self.name == "block" else walk_rejection)

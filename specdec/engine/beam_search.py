@@ -1,0 +1,246 @@
+"""The likeliest sequences after a prompt: beams that share the cache blocks of what they have in common."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from specdec.core.outputs import BeamSearchOutput, BeamSearchSequence, Logprob
+from specdec.core.request import Request
+from specdec.core.sampling_params import BeamSearchParams
+from specdec.engine.engine import LLMEngine
+from specdec.models.tokenizer import Tokenizer
+from specdec.scheduling.scheduler import Admission
+
+
+@dataclass(eq=False)
+class BeamRequest(Request):
+    """A sequence under search. Its tokens never change; its children have one more.
+
+    A step scores what can follow it: `logprobs` then has an entry more than there are output tokens. From there on
+    nothing of it is missing in the cache, so the scheduler lets it be, while its blocks wait to be shared by children.
+
+    Attributes:
+        cum_logprob: sum of the output tokens' log-probabilities.
+    """
+
+    cum_logprob: float = 0.0
+
+    @property
+    def is_scored(self) -> bool:
+        return len(self.logprobs) > self.num_output
+
+    @property
+    def may_draft(self) -> bool:
+        """Never: drafts foretell what a sampler picks."""
+        return False
+
+    def append(self, token: int, accepted: bool) -> None:
+        """Leave the engine's token to the search, for which it is a candidate like others."""
+        assert not accepted, "a beam has no drafts"
+        assert token in self.logprobs[-1], "a beam is scored"
+
+    def candidates(self) -> Iterator[tuple[int, float]]:
+        """Tokens that can follow, as far as they have been scored, and the cumulative log-probability with each."""
+        for token, entry in self.logprobs[-1].items():
+            yield token, self.cum_logprob + entry.logprob
+
+    @classmethod
+    def root(cls, request: Request) -> "BeamRequest":
+        """The first beam, without output, of a request that asks for log-probabilities and has not been queued."""
+        return cls._of(request, list(request.token_ids), [], 0.0)
+
+    def child(self, token: int) -> "BeamRequest":
+        """The beam that goes on with a candidate; not yet queued."""
+        cum_logprob = self.cum_logprob + self.logprobs[-1][token].logprob
+        return self._of(self, [*self.token_ids, token], list(self.logprobs), cum_logprob)
+
+    @classmethod
+    def _of(
+        cls, request: Request, token_ids: list[int], logprobs: list[dict[int, Logprob]], cum_logprob: float
+    ) -> "BeamRequest":
+        return cls(
+            request_id=request.request_id,
+            token_ids=token_ids,
+            num_prompt=request.num_prompt,
+            params=request.params,
+            sampling=request.sampling,
+            max_length=request.max_length,
+            end_tokens=request.end_tokens,
+            # Of which only the names of single tokens are asked.
+            detokenizer=request.detokenizer,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+            logprobs=logprobs,
+            cum_logprob=cum_logprob,
+        )
+
+
+class Candidate(NamedTuple):
+    """A beam with one more token."""
+
+    parent: BeamRequest
+    token: int
+    cum_logprob: float
+
+
+class BeamSearch:
+    """The search of one prompt; it finds what transformers' `generate` finds with as many beams.
+
+    Beams are requests of the engine. Once a step has scored the last of them, the best candidates become the next
+    beams, forks of their parents, and the parents end.
+
+    Args:
+        root: the prompt; its `params.logprobs` is `num_scored` of the search.
+
+    Attributes:
+        beams: live ones, best first; all of a length.
+        ended: sequences that have ended, best first, as many as the beam is wide at most.
+        error: why the search failed.
+        finished: whether it is over; no beam is queued then.
+    """
+
+    def __init__(self, engine: LLMEngine, params: BeamSearchParams, root: BeamRequest) -> None:
+        self.engine, self.params, self.root = engine, params, root
+        self.beams = [root]
+        self.ended: list[BeamSearchSequence] = []
+        self.error: str | None = None
+        self.finished = False
+
+    @property
+    def admission(self) -> Admission:
+        """Whether the search can begin now, later or never."""
+        return self.engine.scheduler.admission(self.root)
+
+    def begin(self) -> None:
+        self.engine.add_request(self.root)
+
+    def go_on(self, is_stuck: bool) -> None:
+        """Take note of a step.
+
+        Args:
+            is_stuck: nobody could run, so the scored beams have to make room for the others.
+        """
+        self.error = next((beam.error for beam in self.beams if beam.error), None)
+        if self.error is not None:
+            self.end()
+        elif all(beam.is_scored for beam in self.beams):
+            self._choose()
+        else:
+            for beam in self.beams:
+                # What has been preempted would be computed again, only to be scored again.
+                if beam.is_scored and (is_stuck or not beam.block_table):
+                    self.engine.abort(beam)
+
+    def end(self) -> None:
+        """Leave nothing behind."""
+        self.finished = True
+        for beam in self.beams:
+            self.engine.abort(beam)
+
+    def output(self, tokenizer: Tokenizer | None) -> BeamSearchOutput:
+        """What has been found, with its text."""
+        if self.error is not None:
+            return BeamSearchOutput([], self.error)
+        if tokenizer is None:
+            return BeamSearchOutput(list(self.ended))
+        return BeamSearchOutput([replace(found, text=tokenizer.decode(found.tokens)) for found in self.ended])
+
+    def _choose(self) -> None:
+        """Sort out which candidates end and which go on."""
+        width, ends = self.params.beam_width, self.root.end_tokens
+        is_last = self.beams[0].num_remaining == 1
+        ranked = [
+            (-cum_logprob, place, token)
+            for place, beam in enumerate(self.beams)
+            for token, cum_logprob in beam.candidates()
+        ]
+        candidates = [Candidate(self.beams[place], token, -negated) for negated, place, token in sorted(ranked)]
+        # A candidate that ends counts only if it is among the best of all; those behind make up the next beams.
+        self.ended += [self._sequence(found) for found in candidates[:width] if is_last or found.token in ends]
+        self.ended = sorted(self.ended, key=lambda sequence: -sequence.score)[:width]
+        live = [] if is_last else [found for found in candidates if found.token not in ends][:width]
+        if live and self._may_improve(live[0]):
+            self._fork(live)
+        else:
+            self.end()
+
+    def _sequence(self, found: Candidate) -> BeamSearchSequence:
+        parent, token, cum_logprob = found
+        return BeamSearchSequence(
+            tokens=[*parent.token_ids, token],
+            logprobs=list(parent.logprobs),
+            cum_logprob=cum_logprob,
+            score=self.params.score(cum_logprob, parent.num_output + 1),
+            finish_reason="stop" if token in parent.end_tokens else "length",
+        )
+
+    def _may_improve(self, best: Candidate) -> bool:
+        """Whether what the best live beam may come to is worth the wait."""
+        params = self.params
+        if len(self.ended) < params.beam_width:
+            return True
+        if params.early_stopping is True or params.beam_width == 1:
+            return False
+        length = best.parent.num_output + 1
+        if params.early_stopping == "never" and params.length_penalty > 0:
+            length = self.root.max_length - self.root.num_prompt
+        return params.score(best.cum_logprob, length) > self.ended[-1].score
+
+    def _fork(self, live: list[Candidate]) -> None:
+        """Let candidates take their parents' places."""
+        scheduler = self.engine.scheduler
+        parents, children = self.beams, [found.parent.child(found.token) for found in live]
+        # All of them, so that `end` finds each at any moment.
+        self.beams = [*parents, *children]
+        running = set(scheduler.running)
+        seats = scheduler.config.max_num_seqs - len(running.difference(parents))
+        late = []
+        for found, child in zip(live, children, strict=True):
+            if seats > 0 and found.parent.block_table:
+                scheduler.fork(found.parent, child)
+                seats -= 1
+            else:
+                late.append((found.parent, child))
+        for parent in parents:
+            self.engine.abort(parent)
+        for parent, child in late:
+            # By now the parent has no blocks, so the child queues for a seat.
+            scheduler.fork(parent, child)
+        self.beams = children
+
+
+def num_scored(params: BeamSearchParams, num_ends: int, vocab_size: int) -> int:
+    """Candidates of a beam that can matter: the best as many as the beam is wide, and as many that do not end."""
+    return min(params.beam_width + num_ends, vocab_size)
+
+
+def run_searches(engine: LLMEngine, searches: Sequence[BeamSearch]) -> None:
+    """Step until all are over, as many at once as have seats for all their beams; interrupted, none is left behind.
+
+    Raises:
+        ValueError: the cache could never hold a beam; nothing has run then.
+    """
+    for search in searches:
+        if search.admission is Admission.NEVER:
+            # Refuses it, and says why.
+            search.begin()
+    pending, active = list(searches), list[BeamSearch]()
+    scheduler = engine.scheduler
+    counts, pool = scheduler.counts, scheduler.manager.pool
+    try:
+        while pending or active:
+            seats = scheduler.config.max_num_seqs - sum(search.params.beam_width for search in active)
+            while pending and pending[0].params.beam_width <= seats and pending[0].admission is Admission.OK:
+                seats -= pending[0].params.beam_width
+                active.append(pending.pop(0))
+                active[-1].begin()
+            steps, free = counts.steps, pool.num_free
+            engine.step()
+            is_stuck = counts.steps == steps
+            for search in active:
+                search.go_on(is_stuck)
+            assert not is_stuck or pool.num_free > free, "no beam can run, and none makes room"
+            active = [search for search in active if not search.finished]
+    finally:
+        for search in active:
+            search.end()

@@ -1,0 +1,113 @@
+"""Prompts and parameters, checked, become requests."""
+
+import itertools
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from specdec.core.detokenizer import Detokenizer
+from specdec.core.request import Request, RequestGroup
+from specdec.core.sampling_params import SamplingParams
+from specdec.models.tokenizer import Tokenizer
+from specdec.verify.sampling import Sampling
+
+Prompt = str | Sequence[int]
+
+
+@dataclass
+class RequestMaker:
+    """What of a model decides whether a request can be honoured.
+
+    Attributes:
+        tokenizer: None where the model has none, so that prompts must be token ids.
+        vocab_size: token ids there are.
+        max_model_len: most tokens of a request, prompt included.
+        end_tokens: the model's own.
+        folder: the model's, for messages.
+    """
+
+    tokenizer: Tokenizer | None
+    vocab_size: int
+    max_model_len: int
+    end_tokens: frozenset[int]
+    folder: Path
+    _ids: "itertools.count[int]" = field(default_factory=itertools.count)
+
+    def need_tokenizer(self) -> Tokenizer:
+        """The tokenizer.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if self.tokenizer is None:
+            raise ValueError(f"{self.folder}: no tokenizer.json; give prompts as token ids")
+        return self.tokenizer
+
+    def group(self, prompt: Prompt, params: SamplingParams, priority: int, cache_salt: str | None) -> RequestGroup:
+        """The requests of a prompt, one per sample; not yet queued.
+
+        Raises:
+            ValueError: see `LLM.new_group`.
+        """
+        tokens = self.need_tokenizer().encode(prompt) if isinstance(prompt, str) else list(prompt)
+        vocab = self.vocab_size
+        if not tokens:
+            raise ValueError("the prompt is empty; give at least one token")
+        if bad := [token for token in tokens if not 0 <= token < vocab]:
+            raise ValueError(f"prompt token {bad[0]} is outside the vocabulary of {vocab}")
+        if len(tokens) >= self.max_model_len:
+            raise ValueError(
+                f"the prompt has {len(tokens)} tokens, and the context is {self.max_model_len}; shorten it"
+            )
+        params.check_tokens(vocab)
+        for name in ("stop", "bad_words"):
+            if getattr(params, name) and self.tokenizer is None:
+                raise ValueError(f"{name} needs a tokenizer, and the model's folder has none; use token ids")
+        longest = self.max_model_len
+        if params.max_tokens is not None:
+            longest = min(longest, len(tokens) + params.max_tokens)
+        ends = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else self.end_tokens)
+        backend = self.tokenizer.backend if self.tokenizer else None
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        group_id = str(next(self._ids))
+        requests = [
+            Request(
+                request_id=f"{group_id}-{index}",
+                token_ids=list(tokens),
+                num_prompt=len(tokens),
+                # The prompt is scored once.
+                params=params if index == 0 else replace(params, prompt_logprobs=None),
+                sampling=self._sampling(params, ends, seed, index),
+                max_length=longest,
+                end_tokens=ends,
+                detokenizer=Detokenizer(
+                    backend, params.stop_strings, params.include_stop_str_in_output, params.skip_special_tokens
+                ),
+                priority=priority,
+                cache_salt=cache_salt,
+            )
+            for index in range(params.n)
+        ]
+        for request in requests:
+            request.samples = requests
+        return RequestGroup(group_id, prompt if isinstance(prompt, str) else None, tokens, requests)
+
+    def _sampling(self, params: SamplingParams, ends: frozenset[int], seed: int, index: int) -> Sampling:
+        allowed = params.allowed_token_ids
+        return Sampling(
+            temperature=params.temperature,
+            top_k=max(params.top_k, 0),
+            top_p=params.top_p,
+            min_p=params.min_p,
+            repetition_penalty=params.repetition_penalty,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            logit_bias=tuple((params.logit_bias or {}).items()),
+            allowed_token_ids=None if allowed is None else tuple(sorted(set(allowed))),
+            bad_words=self.tokenizer.encode_words(params.bad_words) if self.tokenizer else (),
+            min_tokens=params.min_tokens,
+            end_tokens=tuple(sorted(ends)),
+            seed=seed,
+            sample_index=index,
+        )

@@ -1,0 +1,163 @@
+"""Finds out which layers a head was trained to read, where its layer ids can be counted in two ways."""
+
+import logging
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from specdec.cache.kv_cache import KVCache
+from specdec.draft_heads.formats.load_draft import LoadedHead
+from specdec.draft_heads.formats.tap_ids import KEY
+from specdec.draft_heads.heads.draft_head import DraftHead, DraftModel
+from specdec.draft_heads.llama.llama_layer import PagedAttention
+from specdec.draft_heads.llama.rope import rotary_at
+from specdec.execution.model_runner import ModelRunner
+from specdec.kernels.kernel_set import TORCH, KernelSet
+from specdec.models.llama import LlamaModel
+from specdec.models.tokenizer import Tokenizer
+from specdec.verify.tree import DraftTree
+from specdec.verify.tree_batch import TreeBatch, TreeRow
+
+logger = logging.getLogger(__name__)
+QUESTIONS = (
+    "Explain in a few sentences why the sky is blue.",
+    "Write a short story about a lighthouse keeper who finds a letter.",
+    "A train leaves at 9:40 and arrives at 13:05. How long does the journey take?",
+    "Write a Python function that counts the vowels in a string.",
+)
+# Without a tokenizer, prompts are so many random tokens.
+RANDOM_TOKENS = 8
+NEW_TOKENS = 32
+BLOCK_SIZE = 16
+
+
+def settle_taps(loaded: LoadedHead, model: LlamaModel, folder: Path, kernels: KernelSet = TORCH) -> DraftModel:
+    """The head with its layer ids counted the way in which it guesses more of what the target says next.
+
+    Args:
+        folder: the target's, for its tokenizer.
+    """
+    draft, other = loaded.draft, loaded.other
+    if other is None:
+        return draft
+    context = min(model.config.max_position, draft.head.llama.max_position)
+    probe = TapProbe(model, prompts_for(folder, model.config.vocab_size), context, kernels)
+    hits, other_hits = probe.hits(draft), probe.hits(other)
+    chosen = other if other_hits > hits else draft
+    logger.warning(
+        "the head's %s can be counted in two ways; of %d tokens it guesses %d reading the inputs of layers %s, "
+        "and %d reading those of %s: the %s are taken",
+        KEY,
+        probe.num_guessed,
+        hits,
+        list(draft.head.taps),
+        other_hits,
+        list(other.head.taps),
+        "first" if chosen is draft else "second",
+    )
+    return chosen
+
+
+def prompts_for(folder: Path, vocab_size: int) -> list[list[int]]:
+    """Token ids of questions to a target, or random ones where it has no tokenizer."""
+    if not (folder / "tokenizer.json").is_file():
+        draw = random.Random(0).randrange
+        return [[draw(vocab_size) for _ in range(RANDOM_TOKENS)] for _ in QUESTIONS]
+    tokenizer = Tokenizer(folder)
+    if tokenizer.has_chat_template:
+        return [tokenizer.encode_chat([{"role": "user", "content": question}]) for question in QUESTIONS]
+    return [tokenizer.encode(question) for question in QUESTIONS]
+
+
+class TapProbe:
+    """What a target says to a few prompts, greedily and past any end, and how much of it heads guess.
+
+    Args:
+        prompts: token ids.
+        context: tokens of a text, at most.
+
+    Attributes:
+        texts: prompts and answers.
+        num_guessed: tokens of the answers that a head can guess.
+    """
+
+    @torch.inference_mode()
+    def __init__(
+        self, model: LlamaModel, prompts: Sequence[Sequence[int]], context: int, kernels: KernelSet = TORCH
+    ) -> None:
+        self.model, self.kernels = model, kernels
+        weight = model.embed_tokens.weight
+        self.dtype, self.device = weight.dtype, weight.device
+        self.texts = [list(prompt[: context // 2]) for prompt in prompts]
+        self.prompt_lens = [len(text) for text in self.texts]
+        new_tokens = min(NEW_TOKENS, context - max(self.prompt_lens))
+        self.tables = _tables([length + new_tokens for length in self.prompt_lens])
+        cache = KVCache(self.num_blocks, BLOCK_SIZE, model.config, None, self.dtype, self.device, kernels=kernels)
+        self.runner = ModelRunner(model, cache)
+        cached = [0] * len(self.texts)
+        for _ in range(new_tokens):
+            logits = self.runner.forward(self._rows(self.texts, cached))
+            cached = [len(text) for text in self.texts]
+            for text, token in zip(self.texts, logits.argmax(-1).tolist(), strict=True):
+                text.append(token)
+        self.num_guessed = sum(len(text) - start for text, start in zip(self.texts, self._starts(), strict=True))
+
+    @property
+    def num_blocks(self) -> int:
+        return sum(len(table) for table in self.tables)
+
+    @torch.inference_mode()
+    def hits(self, draft: DraftModel) -> int:
+        """Tokens of the answers that are a head's first guess, one step ahead of the target."""
+        states, tokens = self.guessing(draft.head)
+        found = draft.readout(states)
+        best = found.scores.argmax(-1)
+        return int(((best if found.tokens is None else found.tokens[best]) == tokens).sum())
+
+    @torch.inference_mode()
+    def guessing(self, head: DraftHead) -> tuple[Tensor, Tensor]:
+        """What a head's output matrix takes before each token of the answers, `[tokens, size]`, and the tokens."""
+        batch, attentions = self._pass(self.texts, self.runner.cache.target)
+        output = self.model(batch.tokens, rotary_at(self.runner.rope, batch.positions), attentions, head.taps)
+        features = torch.split(head.feature_of(output), [len(text) for text in self.texts])
+        # The head's row of token i reads what the target made of token i - 1, and is rotated as that was.
+        llama = head.llama
+        size = (llama.num_layers, self.num_blocks * BLOCK_SIZE, 2 * llama.num_kv_heads, llama.head_dim)
+        kv = torch.zeros(size, dtype=self.dtype, device=self.device)
+        batch, attentions = self._pass([text[1:] for text in self.texts], kv)
+        table = llama.rope.table(llama.head_dim, llama.max_position, self.dtype).to(self.device)
+        read = torch.cat([part[:-1] for part in features])
+        states = head.read(head(batch.tokens, read, rotary_at(table, batch.positions), attentions))
+        rows: list[int] = []
+        tokens: list[int] = []
+        for first, text, start in zip(batch.row_starts, self.texts, self._starts(), strict=True):
+            # Row j of a text is that of its token j + 1, and guesses token j + 2.
+            rows += range(first + start - 2, first + len(text) - 2)
+            tokens += text[start:]
+        return states[torch.tensor(rows, device=self.device)], torch.tensor(tokens, device=self.device)
+
+    def _starts(self) -> list[int]:
+        """Of each text the first token of the answer that a head can guess, who needs two before it."""
+        return [max(length, 2) for length in self.prompt_lens]
+
+    def _pass(self, texts: Sequence[list[int]], kv: Tensor) -> tuple[TreeBatch, list[PagedAttention]]:
+        """Whole texts through layers whose keys and values go to `kv`, `[layers, slots, 2 * kv_heads, head_dim]`."""
+        batch = TreeBatch.pack(self._rows(texts, [0] * len(texts)), BLOCK_SIZE, self.device)
+        return batch, [PagedAttention(layer, batch.slots, batch.rows, self.kernels) for layer in kv]
+
+    def _rows(self, texts: Sequence[list[int]], cached: Sequence[int]) -> list[TreeRow]:
+        rows = zip(texts, cached, self.tables, strict=True)
+        return [TreeRow(text[start:], DraftTree(), start, table, 1) for text, start, table in rows]
+
+
+def _tables(lengths: Sequence[int]) -> list[list[int]]:
+    """Block tables for texts of these lengths, one after another."""
+    tables, start = [], 0
+    for length in lengths:
+        count = -(-length // BLOCK_SIZE)
+        tables.append(list(range(start, start + count)))
+        start += count
+    return tables

@@ -1,0 +1,1 @@
+"""Forward passes of the target: runner, CUDA graphs and timing."""

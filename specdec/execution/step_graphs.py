@@ -1,0 +1,121 @@
+"""The target's pass in graphs, captured once and replayed: the host launches one thing and not hundreds."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specdec.kernels.attention_plan import AttentionGeometry, Plan
+from specdec.kernels.plan_buffer import Capture, PlanBuffer, PlanSize
+from specdec.kernels.ragged_rows import RaggedRows
+from specdec.kernels.tree_attention import plan_of
+from specdec.verify.tree_batch import TreeBatch
+
+# Token counts up to the first number are multiples of the second; longer steps are not captured.
+TOKEN_BUCKETS = ((4, 1), (16, 4), (64, 8), (256, 32), (1024, 128))
+
+Pass = Callable[[TreeBatch], Tensor]
+
+
+class GraphKey(NamedTuple):
+    """What is fixed in a graph.
+
+    Attributes:
+        tokens: of the step, padding included.
+        plan: of the attention.
+    """
+
+    tokens: int
+    plan: PlanSize
+
+
+class StepGraphs:
+    """Replays the target's pass; runs it as it is where a step is too long.
+
+    What differs from step to step is copied into memory that stays in its place. A graph is captured when a step
+    first needs it. A step must be padded to one of few token counts (`padding`).
+
+    Args:
+        run: the pass: features `[tokens, hidden_size]`, with keys, values and features stored in the cache.
+        capture: `CudaGraphs.capture` on a GPU.
+        heads: of the target's attention.
+        max_rows: requests of a step, padding not counted.
+        max_blocks: of a request.
+        words: 64-bit words of ancestor bits.
+    """
+
+    def __init__(
+        self, run: Pass, capture: Capture, heads: AttentionGeometry, max_rows: int, max_blocks: int, words: int
+    ) -> None:
+        self.run, self.capture, self.heads = run, capture, heads
+        self.max_rows, self.max_blocks, self.words = max_rows + 1, max_blocks, words
+        self._graphs: dict[GraphKey, _Graph] = {}
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    @staticmethod
+    def padding(tokens: int) -> int:
+        """How many tokens a step of so many lacks to a bucket's count."""
+        for most, multiple in TOKEN_BUCKETS:
+            if tokens <= most:
+                return -tokens % multiple
+        return 0
+
+    def __call__(self, batch: TreeBatch) -> Tensor:
+        """Features `[tokens, hidden_size]`, valid until the next call."""
+        tokens, (rows, blocks) = len(batch.tokens), batch.rows.block_tables.shape
+        if tokens > TOKEN_BUCKETS[-1][0] or rows > self.max_rows or blocks > self.max_blocks:
+            return self.run(batch)
+        plan = plan_of(batch.rows, self.heads)
+        key = GraphKey(tokens, PlanSize.of(plan))
+        graph = self._graphs.get(key)
+        if graph is None:
+            graph = self._graphs[key] = _Graph(self, key, batch, plan)
+        return graph(batch, plan)
+
+
+class _Graph:
+    """A captured pass and the memory that it reads."""
+
+    def __init__(self, owner: StepGraphs, key: GraphKey, batch: TreeBatch, plan: Plan) -> None:
+        device = batch.tokens.device
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.int64, device=device)
+
+        self.plan = PlanBuffer(plan)
+        # The kernel goes by the plan, and never asks how many rows whose requests have.
+        rows = RaggedRows(
+            query_lens=(),
+            lengths=(),
+            tree_starts=(),
+            block_tables=zeros(owner.max_rows, owner.max_blocks),
+            visible=zeros(key.tokens),
+            ancestors=zeros(key.tokens, owner.words),
+            block_size=batch.rows.block_size,
+        )
+        rows.plans[owner.heads] = self.plan.plan
+        slots = zeros(key.tokens)
+        self.batch = TreeBatch(zeros(key.tokens), zeros(key.tokens), slots, rows, zeros(0), ())
+        self._fill(batch, plan)
+        self._replay = owner.capture(lambda: owner.run(self.batch))
+
+    def __call__(self, batch: TreeBatch, plan: Plan) -> Tensor:
+        self._fill(batch, plan)
+        return self._replay()
+
+    def _fill(self, batch: TreeBatch, plan: Plan) -> None:
+        own, rows = self.batch, self.batch.rows
+        for mine, given in (
+            (own.tokens, batch.tokens),
+            (own.positions, batch.positions),
+            (own.slots, batch.slots),
+            (rows.visible, batch.rows.visible),
+        ):
+            mine.copy_(given)
+        for mine, given in ((rows.block_tables, batch.rows.block_tables), (rows.ancestors, batch.rows.ancestors)):
+            mine[: given.shape[0], : given.shape[1]].copy_(given)
+        rows.ancestors[:, batch.rows.ancestors.shape[1] :].zero_()
+        self.plan.fill(plan)

@@ -1,0 +1,55 @@
+"""What a checkpoint's generation_config.json says: end tokens, and defaults of sampling."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specdec.core.sampling_params import SamplingParams
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, read_object
+
+
+@dataclass(frozen=True)
+class GenerationConfig:
+    """Of a model.
+
+    Attributes:
+        end_tokens: tokens after which an output ends.
+        params: the request parameters that the file sets, by their names in `SamplingParams`.
+    """
+
+    end_tokens: frozenset[int]
+    params: dict[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path) -> "GenerationConfig":
+        """From generation_config.json; the end token, where that names none, from config.json.
+
+        Raises:
+            CheckpointError: not valid JSON, or a value outside its parameter's range.
+        """
+        files = (folder / name for name in ("generation_config.json", "config.json"))
+        settings, config = (read_object(file) if file.is_file() else {} for file in files)
+        ends = settings.get("eos_token_id")
+        if ends is None:
+            ends = config.get("eos_token_id")
+        found = ends if isinstance(ends, list) else [] if ends is None else [ends]
+        vocab = config.get("vocab_size", math.inf)
+        for token in found:
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab:
+                raise CheckpointError(f"{folder}: eos_token_id is {ends!r}; it must be token ids below {vocab}")
+        params = {name: settings[name] for name in _NAMES if settings.get(name) is not None}
+        if settings.get("max_new_tokens") is not None:
+            params["max_tokens"] = settings["max_new_tokens"]
+        if settings.get("do_sample") is False:
+            # In transformers the sampling parameters of such a file are without effect.
+            params = {name: value for name, value in params.items() if name in ("repetition_penalty", "max_tokens")}
+            params["temperature"] = 0.0
+        try:
+            SamplingParams(**params)
+        except (ValueError, TypeError) as error:
+            raise CheckpointError(f"{folder / 'generation_config.json'}: {error}") from None
+        return cls(frozenset(found), params)
+
+
+_NAMES = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")

@@ -1,0 +1,91 @@
+"""Text to tokens and back, and the chat template of a checkpoint."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from jinja2 import TemplateError
+from tokenizers import Tokenizer as FastTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+
+
+class Tokenizer:
+    """A checkpoint folder's tokenizer."""
+
+    def __init__(self, folder: Path) -> None:
+        if not (folder / "tokenizer.json").is_file():
+            raise CheckpointError(f"{folder}: no tokenizer.json; give prompts as token ids, or add the tokenizer")
+        try:
+            self._hf: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        except Exception as error:  # tokenizers raises a bare Exception, transformers many kinds
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise CheckpointError(f"{folder}: the tokenizer cannot be read: {reason}") from None
+        self.backend: FastTokenizer = self._hf.backend_tokenizer
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._hf.chat_template is not None
+
+    @property
+    def special_tokens(self) -> frozenset[int]:
+        """Those that stand for no text, such as the ends of turns."""
+        added = self.backend.get_added_tokens_decoder()
+        return frozenset(token for token, content in added.items() if content.special)
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens with the special ones that the tokenizer puts around plain text."""
+        return list(self._hf(text)["input_ids"])
+
+    def encode_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Token sequences that spell each word, at the beginning of a text and after a space, as vLLM takes them."""
+        found: list[tuple[int, ...]] = []
+        for word in words:
+            plain, spaced = (
+                tuple(self._hf(space + word.lstrip(), add_special_tokens=False)["input_ids"]) for space in ("", " ")
+            )
+            found.append(plain)
+            if spaced[0] != plain[0] and len(spaced) == len(plain):
+                found.append(spaced)
+        return tuple(found)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Tokens of a conversation, up to where the assistant's answer begins.
+
+        Raises:
+            ValueError: the chat template refuses the messages.
+        """
+        try:
+            text = self._hf.apply_chat_template([dict(m) for m in messages], tokenize=False, add_generation_prompt=True)
+        except TemplateError as error:
+            raise ValueError(f"the chat template refuses the conversation: {error}") from None
+        return list(self._hf(text, add_special_tokens=False)["input_ids"])
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return str(self._hf.decode(list(token_ids), skip_special_tokens=True))
+
+
+def check_same_vocabulary(folder: Path, target: Path) -> None:
+    """See that a draft model's tokens are the target's, where both folders have a tokenizer.
+
+    Raises:
+        CheckpointError: they are not; names the first that differs.
+    """
+    files = [where / "tokenizer.json" for where in (folder, target)]
+    if not all(file.is_file() for file in files):
+        return
+    own, wanted = ({i: token for token, i in _vocabulary(file).items()} for file in files)
+    for token in sorted(own.keys() | wanted.keys()):
+        if own.get(token) != wanted.get(token):
+            raise CheckpointError(
+                f"{folder}: its tokenizer is not the target's: token {token} is {own.get(token)!r}, "
+                f"the target's is {wanted.get(token)!r}; take a draft model with the target's tokenizer"
+            )
+
+
+def _vocabulary(file: Path) -> dict[str, int]:
+    try:
+        found: dict[str, int] = FastTokenizer.from_file(str(file)).get_vocab()
+    except Exception as error:  # tokenizers raises a bare Exception
+        raise CheckpointError(f"{file}: cannot be read: {str(error).splitlines()[0]}") from None
+    return found

@@ -1,0 +1,1 @@
+"""Which requests run in a step, with how many tokens and draft nodes."""

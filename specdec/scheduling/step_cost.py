@@ -1,0 +1,228 @@
+"""How long the parts of a step take on the machine at hand. Pure Python."""
+
+from bisect import bisect_right
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+
+class Curve:
+    """Straight lines between the points, and their first and last line onwards; never falls, never below 0.
+
+    Args:
+        points: `(x, y)`, at least one, x ascending; where a y is below one before it, that one counts.
+
+    Raises:
+        ValueError: no point, or x does not ascend.
+    """
+
+    def __init__(self, points: Iterable[tuple[float, float]]) -> None:
+        pairs = list(points)
+        self.xs = [float(x) for x, _ in pairs]
+        self.ys = list(accumulate((float(y) for _, y in pairs), max))
+        if not pairs or any(a >= b for a, b in zip(self.xs, self.xs[1:], strict=False)):
+            raise ValueError(f"a curve needs points with ascending x; got {self.xs}")
+
+    def __call__(self, x: float) -> float:
+        xs, ys = self.xs, self.ys
+        if len(xs) == 1:
+            return ys[0]
+        i = min(max(bisect_right(xs, x), 1), len(xs) - 1)
+        return max(0.0, ys[i - 1] + (ys[i] - ys[i - 1]) * (x - xs[i - 1]) / (xs[i] - xs[i - 1]))
+
+    def inverse(self, y: float) -> float:
+        """The x that costs `y`; the first point's where the curve starts flat there, infinite where it ends flat."""
+        xs, ys = self.xs, self.ys
+        if len(xs) == 1:
+            return xs[0] if y < ys[0] else float("inf")
+        i = min(max(bisect_right(ys, y), 1), len(ys) - 1)
+        rise = (ys[i] - ys[i - 1]) / (xs[i] - xs[i - 1])
+        if rise == 0:
+            return xs[0] if y < ys[i] else float("inf")
+        return xs[i - 1] + (y - ys[i - 1]) / rise
+
+
+# Measurements whose median counts, of which one in two may be an accident. What a prompt adds changes with every chunk
+# of it.
+KEPT, KEPT_OF_PREFILL = 5, 3
+# Measurements whose mean counts.
+KEPT_OF_SHARE = 16
+# Plain steps of a single row that are not measured: it reads other copies of the weights than trees do, and takes up to
+# half as long again until they are in the caches.
+WARM = 6
+# Of a part that seems to take no time, as by an accident of the part it is told from.
+LEAST = 0.01
+# Of a share: more than the whole, as machines are noisy.
+MOST = 1.5
+NOTHING = Curve([(1, 0.0)])
+
+
+class Ratio:
+    """Seconds measured over those predicted: the median of the last ones.
+
+    Args:
+        kept: how many.
+        value: what is believed before the first.
+        counted: as how many measurements that counts.
+    """
+
+    def __init__(self, kept: int = KEPT, value: float = 1.0, counted: int = 0) -> None:
+        self.value = value
+        self._last: deque[float] = deque([value] * counted, maxlen=kept)
+
+    def correct(self, seconds: float, predicted: float) -> None:
+        if predicted > 0:
+            self._last.append(max(seconds / predicted, LEAST))
+            self.value = sorted(self._last)[len(self._last) // 2]
+
+
+class Ratios:
+    """A `Ratio` for each power of two of rows; where there is none yet, the nearest one counts."""
+
+    def __init__(self) -> None:
+        self._by_size: dict[int, Ratio] = {}
+
+    def at(self, rows: int) -> float:
+        """What is believed for so many rows."""
+        size = rows.bit_length()
+        nearest = min(self._by_size, key=lambda known: abs(known - size), default=None)
+        return 1.0 if nearest is None else self._by_size[nearest].value
+
+    def correct(self, rows: int, seconds: float, predicted: float) -> None:
+        # Sizes that are met for the first time take longer.
+        ratio = self._by_size.setdefault(rows.bit_length(), Ratio(value=self.at(rows), counted=2))
+        ratio.correct(seconds, predicted)
+
+
+class Share:
+    """How much of a part is needed: mostly little, at times all. The mean of the last measurements.
+
+    Args:
+        value: what is believed before the first.
+    """
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+        self._last: deque[float] = deque(maxlen=KEPT_OF_SHARE)
+
+    def correct(self, seconds: float, most: float) -> None:
+        if most > 0:
+            # More than all is an accident.
+            self._last.append(min(max(seconds / most, LEAST), MOST))
+            self.value = sum(self._last) / len(self._last)
+
+
+@dataclass
+class StepCost:
+    """Measured at the start, and corrected as the engine runs: contexts grow, and machines are shared.
+
+    Attributes:
+        passes: seconds of a forward pass over tokens of one row.
+        rows: seconds more where as many rows have them, over the rows.
+        first_level: seconds of drafting trees of one level, over their number.
+        all_levels: seconds of drafting trees of `depth` levels, over their number.
+        depth: of these.
+        reading: seconds in which a draft head reads tokens.
+        plain, checking: corrections of steps without trees, and of steps with trees but their drafting; the rest of
+            a step counts as its pass.
+        prefill: correction of what prompts add to a step.
+        first: correction of drafting one level.
+        deeper: by how many levels may be drafted, the share of all but the first that the drafter has needed.
+    """
+
+    passes: Curve
+    rows: Curve = NOTHING
+    first_level: Curve = NOTHING
+    all_levels: Curve = NOTHING
+    depth: int = 1
+    reading: Curve = NOTHING
+    plain: Ratios = field(default_factory=Ratios)
+    checking: Ratios = field(default_factory=Ratios)
+    prefill: Ratio = field(default_factory=lambda: Ratio(KEPT_OF_PREFILL))
+    first: Ratio = field(default_factory=Ratio)
+    # A belief that has trees tried: most drafters stop where there is little chance of getting deeper.
+    deeper: dict[int, Share] = field(default_factory=lambda: defaultdict(lambda: Share(0.3)))
+    _single: int = 0
+
+    def step(self, rows: int, tokens: int, trees: int, levels: int) -> float:
+        """Seconds of a step.
+
+        Args:
+            rows: of it.
+            tokens: of it, draft nodes among them.
+            trees: that are drafted.
+            levels: of these at most.
+        """
+        ratio = (self.checking if trees else self.plain).at(rows)
+        return ratio * (self.passes(tokens) + self.rows(rows)) + self.draft(trees, levels)
+
+    def prompt_tokens(self, seconds: float, tokens: int) -> float:
+        """How many tokens of prompts a step of `tokens` others can have, to take so many seconds more."""
+        return self.passes.inverse(self.passes(tokens) + seconds / self.prefill.value) - tokens
+
+    def draft(self, trees: int, levels: int) -> float:
+        """Seconds to draft trees of at most so many levels."""
+        if trees == 0 or levels == 0:
+            return 0.0
+        return self.first.value * self.first_level(trees) + self.deeper[levels].value * self._deeper(trees, levels)
+
+    def _deeper(self, trees: int, levels: int) -> float:
+        if self.depth == 1:
+            return 0.0
+        most = max(0.0, self.all_levels(trees) - self.first_level(trees))
+        return most * (levels - 1) / (self.depth - 1)
+
+    def correct(
+        self,
+        rows: int,
+        tokens: int,
+        prompts: int,
+        seconds: float,
+        trees: int,
+        levels: int,
+        read: int,
+        draft_seconds: float,
+    ) -> None:
+        """Take in what a step has taken.
+
+        Args:
+            rows, tokens, trees, levels: as for `step`.
+            prompts: tokens of prompts, which are not among `tokens`.
+            seconds: but for drafting.
+            read: tokens the draft head has read.
+            draft_seconds: of drafting, reading included.
+        """
+        ratio = self.checking if trees else self.plain
+        self._single = self._single + 1 if rows == 1 and not trees else 0
+        alone = self.passes(tokens) + self.rows(rows)
+        if prompts:
+            more = seconds - ratio.at(rows) * alone if tokens else seconds
+            predicted = self.passes(tokens + prompts) - (self.passes(tokens) if tokens else 0.0)
+            self.prefill.correct(max(0.0, more), predicted)
+        elif not 0 < self._single <= WARM:
+            ratio.correct(rows, seconds, alone)
+        if trees:
+            draft_seconds -= max(0.0, self.reading(read) - self.reading(trees))
+            if levels == 1:
+                self.first.correct(draft_seconds, self.first_level(trees))
+            else:
+                rest = draft_seconds - self.first.value * self.first_level(trees)
+                self.deeper[levels].correct(max(0.0, rest), self._deeper(trees, levels))
+
+
+@dataclass(frozen=True)
+class PreemptionCost:
+    """Measured on the machine at hand; the defaults never swap.
+
+    Attributes:
+        recompute_token: seconds to compute one token of a prompt again.
+        swap_block: seconds to copy one block to host memory, or back.
+    """
+
+    recompute_token: float = 0.0
+    swap_block: float = 1.0
+
+    def prefers_swap(self, num_tokens: int, num_blocks: int) -> bool:
+        """Whether a request of `num_tokens` cached tokens is swapped rather than recomputed."""
+        return 2 * num_blocks * self.swap_block < num_tokens * self.recompute_token

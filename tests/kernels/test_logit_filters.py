@@ -1,0 +1,129 @@
+"""min_p, top_k and top_p on the device: what is kept is what plain torch keeps, but where a rounding decides."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from specdec.kernels import logit_filters_reference
+from specdec.kernels.logit_filters import BLOCK_SIZE, filter_logits
+from tests.kernels.kernel_checks import DEVICE, huge
+from tests.strategies import seeds
+
+vocabularies = st.one_of(
+    st.integers(1, 40), st.sampled_from([999, BLOCK_SIZE, BLOCK_SIZE + 1, 2 * BLOCK_SIZE + 1, 3100])
+)
+# Shares of a mass that a sum of thousands of roundings does not tell apart.
+UNSURE = 1e-5
+limits = st.tuples(
+    st.one_of(st.just(0.0), st.sampled_from([0.01, 0.3, 1.0])),
+    st.one_of(st.just(0), st.integers(1, 50), st.just(10**6)),
+    st.one_of(st.just(1.0), st.sampled_from([1e-6, 0.3, 0.9, 0.999])),
+)
+
+
+def scores_of(rows: int, vocab: int, seed: int, step: float) -> Tensor:
+    """Many of them equal where `step` is not 0; some impossible."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = 3 * torch.randn(rows, vocab, generator=generator)
+    if step:
+        scores = (scores / step).round() * step
+    impossible = torch.rand(rows, vocab, generator=generator) < 0.2
+    impossible[:, seed % vocab] = False
+    return scores.masked_fill(impossible, float("-inf"))
+
+
+def kept_exactly(scores: Tensor, min_p: float, top_k: int, top_p: float, slack: float) -> set[int]:
+    """The ids that one row keeps, by definition, in float64; bounds are widened by `slack` times themselves."""
+    row = scores.double()
+    best = row.max()
+    possible = [v for v in range(len(row)) if row[v] > float("-inf")]
+    if min_p:
+        possible = [v for v in possible if row[v] >= best + math.log(min_p) - slack]
+    ranked = sorted(possible, key=lambda v: (-row[v].item(), v))[: top_k or None]
+    if top_p == 1:
+        return set(ranked)
+    weights = [(row[v] - best).exp().item() for v in ranked]
+    wanted, before, kept = top_p * sum(weights) * (1 + slack), 0.0, set()
+    for v, weight in zip(ranked, weights, strict=True):
+        if kept and before >= wanted:
+            break
+        kept.add(v)
+        before += weight
+    return kept
+
+
+@given(vocabularies, st.lists(limits, min_size=1, max_size=3), seeds, st.sampled_from([0.0, 0.5, 4.0]))
+@example(1, [(1.0, 1, 1e-6)], 0, 0.0)
+# Mass of what top_k has left, half of it in a score that equals the best.
+@example(40, [(0.0, 2, 0.9), (0.0, 3, 0.6)], 0, 4.0)
+@example(3100, [(0.0, 0, 0.999), (0.0, 2, 0.9), (0.3, 10**6, 1.0)], 5, 4.0)
+def test_what_is_kept_is_what_is_asked(
+    vocab: int, asked: list[tuple[float, int, float]], seed: int, step: float
+) -> None:
+    scores = scores_of(len(asked), vocab, seed, step)
+    table = torch.tensor(asked, dtype=torch.float32, device=DEVICE)
+    found = filter_logits(scores.to(DEVICE, copy=True), table).cpu()
+    twin = logit_filters_reference.filter_logits(scores.clone(), table.cpu())
+    for row, own, other, bounds in zip(scores, found, twin, asked, strict=True):
+        kept = own > float("-inf")
+        assert torch.equal(own[kept], row[kept])
+        least, most = (kept_exactly(row, *bounds, slack) for slack in (-UNSURE, UNSURE))
+        for ids in (set(kept.nonzero()[:, 0].tolist()), set((other > float("-inf")).nonzero()[:, 0].tolist())):
+            assert least <= ids <= most
+
+
+@given(vocabularies, limits, seeds)
+def test_a_row_keeps_the_same_whatever_runs_beside_it(vocab: int, asked: tuple[float, int, float], seed: int) -> None:
+    """Speculation is invisible only so: a token of the step's root is judged alike with a tree and without."""
+    scores = scores_of(4, vocab, seed, 0.0).to(DEVICE)
+    others = [asked, (0.0, 1, 1.0), asked, (0.0, 0, 1.0)]
+    together = filter_logits(scores.clone(), torch.tensor(others, device=DEVICE))
+    alone = filter_logits(scores[2:3].clone(), torch.tensor([asked], device=DEVICE))
+    assert torch.equal(together[2:3], alone)
+    assert torch.equal(together[3], scores[3])
+
+
+@pytest.mark.parametrize("spoilt", [float("nan"), float("inf")])
+def test_a_row_that_is_not_finite_stays_so(spoilt: float) -> None:
+    """So the sampler says that no token can follow, and only for that row."""
+    scores = scores_of(3, 100, 1, 0.0).to(DEVICE)
+    scores[1, 40], scores[2] = spoilt, float("-inf")
+    table = torch.tensor([[0.0, 2, 0.5]] * 3, device=DEVICE)
+    found = filter_logits(scores.clone(), table)
+    assert not found[1].amax().isfinite()
+    assert not found[2].isfinite().any()
+    assert torch.equal(found[:1], filter_logits(scores[:1].clone(), table[:1]))
+
+
+def test_columns_of_a_wider_tensor_and_rows_far_apart() -> None:
+    """Rows more than 2**31 elements from the first; what lies beside them stays."""
+    stride = 2**30 + 8
+    memory = huge(2 * (2 * stride + 64)).view(torch.float32)
+    rows = memory.as_strided((3, 40), (stride, 1), 8)
+    rows[:] = scores_of(3, 40, 3, 0.0).to(DEVICE)
+    beside = memory.as_strided((3, 8), (stride, 1), 48)
+    beside[:] = 7.0
+    table = torch.tensor([[0.0, 5, 1.0]] * 3, device=DEVICE)
+    expected = filter_logits(rows.clone(), table)
+    assert torch.equal(filter_logits(rows, table), expected)
+    assert (expected > float("-inf")).sum(1).tolist() == [5, 5, 5]
+    assert (beside == 7.0).all()
+
+
+@pytest.mark.parametrize(
+    ("scores", "table", "message"),
+    [
+        (torch.zeros(2, 5, dtype=torch.float64), torch.zeros(2, 3), "scores .* not .rows, vocab. of float32"),
+        (torch.zeros(5, 2).T, torch.zeros(2, 3), "scores .* not .rows, vocab. of float32"),
+        (torch.zeros(2, 5), torch.zeros(1, 3), r"limits .* not float32 \(2, 3\)"),
+        (torch.zeros(2, 5), torch.zeros(2, 3, dtype=torch.float64), r"limits .* not float32 \(2, 3\)"),
+    ],
+)
+def test_what_does_not_fit_is_refused(scores: Tensor, table: Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        filter_logits(scores.to(DEVICE), table.to(DEVICE))
+    assert filter_logits(torch.zeros(0, 5, device=DEVICE), torch.zeros(0, 3, device=DEVICE)).shape == (0, 5)

@@ -1,0 +1,221 @@
+"""The engine on a pretended GPU: everything lies on one device, nothing waits but once a step, graphs are replayed."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+
+from specdec import LLM, SamplingParams
+from specdec.draft_heads.drafting.draft_graphs import DraftGraphs
+from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.draft_heads.drafting.model_drafter import ModelDrafter
+from specdec.execution import cost_measurement
+from specdec.execution.cuda_graphs import CudaGraphs
+from specdec.execution.model_runner import ModelRunner
+from specdec.scheduling.step_cost import PreemptionCost
+from tests.fakes import save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
+from tests.simulated_gpu import GPU, PretendGPU, PretendTensor, simulated_gpu
+
+SHAPE = DraftShape(3, 2, 6)
+PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22], [20, 21, 22]]
+# So few blocks that a request must give way to another.
+SWAPPING: dict[str, Any] = {
+    "enforce_eager": True,
+    "max_num_seqs": 3,
+    "swap_space": 1e-3,
+    "kv_cache_memory": 5 * 8 * (3 * 4 * 16 + 32) * 4,
+}
+
+PENALISED = {
+    "temperature": 0.8,
+    "repetition_penalty": 1.3,
+    "presence_penalty": 0.2,
+    "min_tokens": 3,
+    "ignore_eos": False,
+}
+LIMITED = {"frequency_penalty": 0.5, "logit_bias": {7: 3.0}, "allowed_token_ids": list(range(5, 60))}
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendGPU]:
+    with simulated_gpu(monkeypatch) as gpu:
+        yield gpu
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pretended")
+    target = save_random_llama(folder / "target", head_dim=16)
+    save_shallow_llama(folder / "small", target)
+    save_random_head(folder / "head", head_dim=16)
+    save_random_eagle3(folder / "head3", head_dim=16)
+    return folder
+
+
+def load(folder: Path, head: str, **settings: Any) -> LLM:
+    return LLM(
+        folder / "target",
+        folder / head,
+        **{  # type: ignore[arg-type]
+            "dtype": "float32",
+            "shape": SHAPE,
+            "adaptive_drafts": False,
+            "prefill_stretch": 0,
+            "max_model_len": 48,
+            "max_num_seqs": 2,
+            "block_size": 8,
+            "kv_cache_memory": 1 << 18,
+            **settings,
+        },
+    )
+
+
+def graphs_of_drafting(llm: LLM) -> DraftGraphs | None:
+    drafter = llm.engine.drafter
+    assert isinstance(drafter, ModelDrafter)
+    return drafter.graphs
+
+
+def run(llm: LLM, params: list[SamplingParams]) -> list[list[list[int]]]:
+    groups = [llm.new_group(prompt, own) for prompt, own in zip(PROMPTS, params, strict=True)]
+    for request in (request for group in groups for request in group.requests):
+        llm.engine.add_request(request)
+    while llm.engine.has_unfinished:
+        llm.engine.step()
+    return [[list(one.token_ids) for one in group.output().outputs] for group in groups]
+
+
+@pytest.mark.parametrize(
+    ("head", "settings", "asked"),
+    [
+        ("head", {"kv_cache_memory": None}, [{"temperature": 0.7, "top_p": 0.9}, {"temperature": 1.0}]),
+        ("head3", {}, [{"temperature": 0.7, "top_k": 9, "min_p": 0.1}, {"temperature": 1.0, "n": 2}]),
+        ("small", {"draft_rank": 8, "draft_vocab": 60}, [{}, {"temperature": 0.7}]),
+        ("head", {"shape": DraftShape(2, 2, 4)}, [PENALISED, LIMITED]),
+        ("head3", {"verify": "rejection"}, [{}, {"temperature": 0.8, "top_p": 0.8}]),
+        ("head", {"verify": "block"}, [{"temperature": 1.0}, {"temperature": 0.8}]),
+        ("head", SWAPPING, [{"max_tokens": 12}, {"temperature": 1.0, "n": 2, "max_tokens": 12}]),
+    ],
+    ids=["eagle", "eagle3", "small model", "edited", "rejection", "block", "eager, swapping"],
+)
+def test_tokens_are_those_of_a_cpu_and_the_host_waits_once_a_step(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, head: str, settings: dict[str, Any], asked: list[dict[str, Any]]
+) -> None:
+    params = [
+        SamplingParams(**{"temperature": 0.0, "seed": i, "max_tokens": 4, "ignore_eos": True, **own})
+        for i, own in enumerate(asked)
+    ]
+    expected = run(load(folder, head, **settings), params)
+    monkeypatch.setattr("specdec.execution.cuda_graphs.WARM_UPS", 1)
+    monkeypatch.setattr(ModelRunner, "preemption_cost", Mock(return_value=PreemptionCost(1.0, 0.0)))
+    with simulated_gpu(monkeypatch) as gpu:
+        llm = load(folder, head, device="cuda", **settings)
+        assert llm.config.device == GPU
+        assert isinstance(llm.model.output.weight, PretendTensor)
+        graphs = graphs_of_drafting(llm)
+        captured = graphs and [len(graphs.search), len(graphs.draw)]
+        step, steps = llm.engine.step, list[list[str]]()
+
+        def watched() -> Any:
+            before = len(gpu.waits)
+            found = step()
+            steps.append(gpu.waits[before:])
+            return found
+
+        monkeypatch.setattr(llm.engine, "step", watched)
+        assert run(llm, params) == expected
+        assert llm.stats().drafts_verified > 0
+        once = ["specdec.verify.read_walks: tolist"]
+        assert all(waits in ([], once) for waits in steps), steps
+        assert steps.count(once) > 1
+        # Captured at the start, of one row and of two; drawn trees where the rule weighs them.
+        assert captured == (None if settings is SWAPPING else [2, 2 if "verify" in settings else 0])
+        assert captured == (graphs and [len(graphs.search), len(graphs.draw)])
+        assert (llm.engine.runner.graphs is None) == (settings is SWAPPING)
+        assert llm.stats().preemptions > 0 or settings is not SWAPPING
+
+
+@pytest.mark.usefixtures("gpu")
+def test_what_a_gpu_would_refuse_is_refused() -> None:
+    there, here = torch.arange(3, device=GPU), torch.arange(3)
+    assert there.device == GPU
+    assert there.tolist() == [0, 1, 2]
+    with pytest.raises(RuntimeError, match="expected all tensors on the same device"):
+        there + here
+    with pytest.raises(AssertionError, match="item while a graph is captured"):
+        CudaGraphs().capture(lambda: there.sum().item())
+    with pytest.raises(AssertionError, match="to from pageable memory while a graph"):
+        CudaGraphs().capture(lambda: here.to(GPU))
+
+
+def test_what_the_host_waits_for_is_noted(gpu: PretendGPU) -> None:
+    there = torch.tensor([1, 2], pin_memory=True).to(GPU, non_blocking=True)
+    assert gpu.waits == []
+    torch.tensor([1, 2]).to(GPU, non_blocking=True)
+    there[there > 1]
+    bool(there.any())
+    torch.tensor([1], device=GPU)
+    assert [wait.split(": ")[1] for wait in gpu.waits] == [
+        "to from pageable memory", "__getitem__", "__bool__", "tensor from pageable memory",
+    ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_replay_runs_what_was_launched_and_no_python() -> None:
+    """So a number that the host had at the capture stays, and nothing has a value before the first replay."""
+    factor, calls = 2, []
+    there = torch.ones(2, device=GPU)
+
+    def work() -> torch.Tensor:
+        calls.append(1)
+        return there.view(1, 2) * factor + torch.arange(2, device=GPU)
+
+    replay = CudaGraphs().capture(work)
+    captured, factor = len(calls), 3
+    there.fill_(5)
+    first = replay()
+    assert first.tolist() == [[10, 11]]
+    there.fill_(6)
+    assert replay() is first
+    assert first.tolist() == [[12, 13]]
+    assert len(calls) == captured
+
+
+def test_times_are_of_the_device_and_never_of_launches_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, gpu: PretendGPU
+) -> None:
+    """At the start each part is waited for; later a step that nobody waits for is not measured, nor the next one."""
+    measured = list[str]()
+    seconds = cost_measurement._seconds
+
+    def watched(work: Callable[[int], None], size: int) -> float:
+        def waited_for(size: int) -> None:
+            gpu.waits.clear()
+            work(size)
+            measured.append(gpu.waits[-1] if gpu.waits else "nobody waited")
+
+        return seconds(waited_for, size)
+
+    monkeypatch.setattr(cost_measurement, "_seconds", watched)
+    monkeypatch.setattr(cost_measurement, "ROUNDS", 1)
+    monkeypatch.setattr(cost_measurement, "ROWS", (1, 2))
+    monkeypatch.setattr(cost_measurement, "TOKENS", (1, 4))
+    settings = {"enforce_eager": True, "prefill_stretch": 1.75, "adaptive_drafts": True, "max_num_batched_tokens": 8}
+    llm = load(folder, "head", device="cuda", shape=DraftShape(2, 2, 3), **settings)
+    assert set(measured) == {"specdec.execution.model_runner: synchronize"}
+    cost = llm.engine.scheduler.step_cost
+    assert cost is not None
+    corrected = Mock(wraps=cost.correct)
+    monkeypatch.setattr(cost, "correct", corrected)
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    llm.engine.add_request(llm.new_group(PROMPTS[0], params).requests[0])
+    counts = []
+    while llm.engine.has_unfinished:
+        llm.engine.step()
+        counts.append(corrected.call_count)
+    # Two chunks, a third that ends the prompt, and then the lesson of each step is learnt in the next.
+    assert counts[:4] == [0, 0, 0, 0]
+    assert counts[4:] == list(range(1, len(counts) - 3))

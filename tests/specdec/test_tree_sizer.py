@@ -1,0 +1,174 @@
+"""Trees as large as they repay."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdec.core.request import HOPE, PRIOR, AcceptanceHistory
+from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.scheduling.step_cost import Curve, StepCost
+from specdec.scheduling.tree_sizer import (
+    LARGEST_EVERY,
+    MARGIN,
+    PLAIN,
+    PLAIN_OF_ONE,
+    SUREST,
+    TREES,
+    TREES_OF_ONE,
+    TreeOutcome,
+    TreeSize,
+    TreeSizer,
+)
+
+SHAPE = DraftShape(4, 4, 16)
+
+
+def make(token: float, level: float, shape: DraftShape = SHAPE) -> TreeSizer:
+    """A machine on which a pass takes 1 and `token` per token, and drafting `level` per level and tree."""
+    passes = Curve([(1, 1.0 + token), (1001, 1.0 + 1001 * token)])
+    first, every = (Curve([(1, n * level), (101, 101 * n * level)]) for n in (1, shape.depth))
+    return TreeSizer(StepCost(passes, first_level=first, all_levels=every, depth=shape.depth), shape)
+
+
+def usual(rows: int) -> list[AcceptanceHistory]:
+    """Of rows whose trees fare as all do."""
+    return [AcceptanceHistory(1.0, 1.0) for _ in range(rows)]
+
+
+def rate(worth: TreeSizer, rows: int, nodes: int) -> float:
+    seconds = worth.cost.step(rows, rows * (1 + nodes), rows if nodes else 0, min(nodes, worth.shape.depth))
+    return rows * (1 + sum(worth.values[:nodes])) / seconds
+
+
+@given(st.floats(0.0001, 0.5), st.floats(0.0001, 0.5), st.integers(1, 64), st.lists(st.floats(0, SUREST), min_size=16))
+def test_no_other_size_brings_more(token: float, level: float, rows: int, values: list[float]) -> None:
+    worth = make(token, level)
+    worth.values = sorted(values[:16], reverse=True)
+    chosen = worth.size(rows, rows, usual(rows))
+    best = max((1, 2, 3, 4, 6, 8, 12, 16), key=lambda nodes: rate(worth, rows, nodes))
+    if chosen.nodes:
+        assert chosen == TreeSize(chosen.nodes, rows)
+        assert rate(worth, rows, chosen.nodes) >= rate(worth, rows, best) * (1 - 1e-9)
+        assert rate(worth, rows, chosen.nodes) > rate(worth, rows, 0) * MARGIN * (1 - 1e-9)
+    else:
+        assert rate(worth, rows, best) <= rate(worth, rows, 0) * MARGIN * (1 + 1e-9)
+
+
+def test_free_drafts_are_taken_and_dear_ones_are_not() -> None:
+    assert make(token=0.0001, level=0.0001).size(1, 1, usual(1)) == TreeSize(16, 1)
+    assert make(token=1.0, level=1.0).size(1, 1, usual(1)) == TreeSize(0, 0)
+
+
+def test_trees_shrink_as_the_load_grows() -> None:
+    sizes = [make(token=0.01, level=0.001).size(rows, rows, usual(rows)).nodes for rows in (1, 4, 16, 64, 256)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] >= 12
+    assert sizes[-1] <= 1
+
+
+def test_nothing_is_asked_where_nobody_can_draft() -> None:
+    assert make(0.0001, 0.0001).size(5, 5, []) == TreeSize(0, 0)
+
+
+def test_outcomes_are_learnt_by_rank() -> None:
+    worth, chance = make(0.01, 0.01), random.Random(1)
+    true = [0.8, 0.5, 0.3, 0.1] + [0.02] * 12
+    for _ in range(300):
+        sizes = [chance.choice([4, 16]) for _ in range(4)]
+        ranks = [[r for r in range(size) if chance.random() < true[r]] for size in sizes]
+        worth.learn([TreeOutcome(size, own, AcceptanceHistory()) for size, own in zip(sizes, ranks, strict=True)])
+    assert all(abs(value - expected) < 0.12 for value, expected in zip(worth.values, true, strict=True))
+
+
+def test_ranks_that_no_tree_had_keep_their_values() -> None:
+    worth = make(0.01, 0.01)
+    before = list(worth.values)
+    worth.learn([TreeOutcome(3, [0, 2], AcceptanceHistory())] * 100)
+    assert worth.values[3:] == before[3:]
+    assert worth.values[0] > 0.9
+    assert worth.values[1] < 0.1
+
+
+def simulate(worth: TreeSizer, chance: random.Random, true: list[float], steps: int, rows: int = 4) -> list[TreeSize]:
+    """Steps of a world in which nodes are accepted by `true`, and costs are as predicted."""
+    sizes, records = [], usual(rows)
+    for _ in range(steps):
+        size = worth.size(rows, rows, records)
+        ranks = [[r for r in range(size.nodes) if chance.random() < true[r]] for _ in range(size.trees)]
+        if size.nodes:
+            worth.learn([TreeOutcome(size.nodes, own, record) for own, record in zip(ranks, records, strict=False)])
+        sizes.append(size)
+    return sizes
+
+
+def test_a_bad_head_is_given_up_and_a_better_text_is_noticed() -> None:
+    worth, chance = make(token=0.05, level=0.02), random.Random(2)
+    bad = simulate(worth, chance, [0.01] * 16, 1000)
+    assert sum(size.nodes > 0 for size in bad[-500:]) < 60
+    good = simulate(worth, chance, [0.9, 0.8, 0.7, 0.6] + [0.05] * 12, 4000)
+    assert sum(size.nodes >= 4 for size in good[-500:]) > 400
+
+
+@pytest.mark.parametrize(("rows", "plain", "trees"), [(4, PLAIN, TREES), (1, PLAIN_OF_ONE, TREES_OF_ONE)])
+def test_both_kinds_of_steps_are_tried_now_and_then(rows: int, plain: tuple[int, int], trees: tuple[int, int]) -> None:
+    chance = random.Random(3)
+    sizes = simulate(make(token=0.0001, level=0.0001), chance, [0.9] * 16, 1000, rows)
+    tried, period = sum(size.nodes == 0 for size in sizes), sum(plain)
+    assert 1000 // period * plain[1] <= tried <= (1000 // period + 1) * plain[1]
+    # The outermost nodes are learnt of now and then.
+    assert rows == 1 or 10 <= sum(size == TreeSize(16, 1) for size in sizes) <= 1000 // LARGEST_EVERY
+    sizes = simulate(make(token=1.0, level=1.0), chance, [0.1] * 16, 1000, rows)
+    tried, period = sum(size.nodes > 0 for size in sizes), sum(trees)
+    assert 1000 // period * trees[1] <= tried <= (1000 // period + 1) * trees[1]
+
+
+def test_a_change_of_kind_is_not_taken_lightly() -> None:
+    """Where both are worth the same, but for noise of 2 %, steps stay as they are."""
+    worth, chance = make(token=0.01, level=0.02, shape=DraftShape(1, 1, 1)), random.Random(4)
+    cost = worth.cost.step(1, 2, 1, 1) / worth.cost.step(1, 1, 0, 0)
+
+    def kinds(gains: list[float]) -> set[bool]:
+        found = set()
+        for gain in gains:
+            worth.values = [gain * cost - 1]
+            found.add(worth.size(1, 1, usual(1)).nodes > 0)
+        return found
+
+    noise = [chance.uniform(0.98, 1.02) for _ in range(100)]
+    assert kinds(noise) == {False}
+    kinds([1.2] * 8)
+    assert kinds(noise) == {True}
+    kinds([0.8] * 8)
+    assert kinds(noise) == {False}
+
+
+def test_a_request_whose_trees_fare_better_gets_trees() -> None:
+    """And one whose trees fare worse gets none, at the same load."""
+    worth = make(token=0.1, level=0.1)
+    worth.values = [0.2, 0.1] + [0.0] * 14
+    assert worth.size(1, 1, [AcceptanceHistory(4.0, 1.0)]).nodes > 0
+    assert worth.size(1, 1, [AcceptanceHistory(0.2, 1.0)]).nodes == 0
+    assert worth.size(1, 1, [AcceptanceHistory(4.0, 1.0)]).nodes > 0
+
+
+def test_a_record_starts_with_hope_and_forgets() -> None:
+    record = AcceptanceHistory()
+    assert record.ratio == HOPE
+    for _ in range(4):
+        record.learn(0, PRIOR)
+    assert record.ratio < 0.5
+    for _ in range(12):
+        record.learn(4, PRIOR)
+    assert record.ratio > 1.5
+    for _ in range(100):
+        record.learn(3, 2.0)
+    assert record.ratio == pytest.approx(1.5, abs=0.01)
+
+
+def test_a_new_request_tries_trees_though_the_last_ones_text_was_bad() -> None:
+    worth = make(token=0.1, level=0.1)
+    worth.values = [0.15, 0.05] + [0.0] * 14
+    assert worth.size(1, 1, usual(1)).nodes == 0
+    assert worth.size(1, 1, [AcceptanceHistory()]).nodes > 0
