@@ -192,8 +192,7 @@ class BeamSearch:
         parents, children = self.beams, [found.parent.child(found.token) for found in live]
         # All of them, so that `end` finds each at any moment.
         self.beams = [*parents, *children]
-        running = set(scheduler.running)
-        seats = scheduler.config.max_num_seqs - len(running.difference(parents))
+        seats = scheduler.free_seats(leaving=parents)
         late = []
         for found, child in zip(live, children, strict=True):
             if seats > 0 and found.parent.block_table:
@@ -226,7 +225,6 @@ def run_searches(engine: LLMEngine, searches: Sequence[BeamSearch]) -> None:
             search.begin()
     pending, active = list(searches), list[BeamSearch]()
     scheduler = engine.scheduler
-    counts, pool = scheduler.counts, scheduler.manager.pool
     try:
         while pending or active:
             seats = scheduler.config.max_num_seqs - sum(search.params.beam_width for search in active)
@@ -234,12 +232,13 @@ def run_searches(engine: LLMEngine, searches: Sequence[BeamSearch]) -> None:
                 seats -= pending[0].params.beam_width
                 active.append(pending.pop(0))
                 active[-1].begin()
-            steps, free = counts.steps, pool.num_free
+            before = scheduler.stats()
             engine.step()
-            is_stuck = counts.steps == steps
+            is_stuck = scheduler.stats().steps == before.steps
             for search in active:
                 search.go_on(is_stuck)
-            assert not is_stuck or pool.num_free > free, "no beam can run, and none makes room"
+            makes_room = scheduler.stats().kv_usage < before.kv_usage
+            assert not is_stuck or makes_room, "no beam can run, and none makes room"
             active = [search for search in active if not search.finished]
     finally:
         for search in active:
