@@ -25,6 +25,7 @@ from specdec.models.generation_config import GenerationConfig
 from specdec.models.llama import load_llama
 from specdec.models.tokenizer import Tokenizer
 from specdec.scheduling.scheduler_config import Policy, SchedulerConfig
+from specdec.verify.noise import GumbelNoise
 
 
 class LLM:
@@ -120,7 +121,7 @@ class LLM:
 
     def _load(self, rule: AcceptanceRule, logprobs_mode: LogprobsMode) -> None:
         folder, place = self.config.model, self.config.device
-        kernel_set = choose_kernels(self.config.kernels, place, self.config.dtype)
+        kernel_set = choose_kernels(self.config.kernels, place, self.config.dtype, GumbelNoise(place))
         self.model = load_llama(folder, self.config.dtype, place, kernel_set)
         self.tokenizer = Tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
         self.max_model_len = self.config.context(self.model.config.max_position)

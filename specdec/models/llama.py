@@ -18,7 +18,7 @@ from specdec.draft_heads.llama.checkpoint_files import (
 from specdec.draft_heads.llama.llama_config import DEFAULTS, LlamaConfig
 from specdec.draft_heads.llama.llama_layer import Attention, LlamaLayer, RMSNorm, fuse_layer
 from specdec.draft_heads.llama.rope import Rotary
-from specdec.kernels.kernel_set import TORCH, KernelSet
+from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.linear import Projection, ready
 
 
@@ -73,7 +73,7 @@ class LlamaModel(nn.Module):
         return self._output
 
 
-def load_llama(folder: Path, dtype: torch.dtype, device: torch.device, kernels: KernelSet = TORCH) -> LlamaModel:
+def load_llama(folder: Path, dtype: torch.dtype, device: torch.device, kernels: KernelSet) -> LlamaModel:
     """Load a Llama, Mistral, Qwen2 or Qwen3 from a Hugging Face checkpoint folder, strictly.
 
     Raises:

@@ -11,6 +11,7 @@ from specdec import LLM, SamplingParams
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.models.llama import load_llama
 from tests.fakes import TINY, edit_json, save_random_head
+from tests.kernel_sets import TORCH
 from tests.specdec.test_llama import CHUNKS, CPU, chunked_logits, random_tokens
 
 FAMILIES: dict[str, type[PreTrainedConfig]] = {"mistral": MistralConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
@@ -67,7 +68,7 @@ def test_drafted_tokens_equal_generate(tmp_path: Path, family: str) -> None:
 @torch.no_grad()
 def test_up_to_its_window_a_mistral_sees_all(tmp_path: Path) -> None:
     save_family(tmp_path, "mistral", sliding_window=40)
-    assert load_llama(tmp_path, torch.float64, CPU).config.max_position == 40
+    assert load_llama(tmp_path, torch.float64, CPU, TORCH).config.max_position == 40
     tokens = random_tokens(40)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64, attn_implementation="sdpa").eval()
     expected = model(torch.tensor([tokens])).logits[0]
@@ -80,14 +81,14 @@ def test_up_to_its_window_a_mistral_sees_all(tmp_path: Path) -> None:
 def test_a_window_that_is_not_used_does_not_count(tmp_path: Path) -> None:
     save_family(tmp_path, "qwen2")
     edit_json(tmp_path / "config.json", sliding_window=16, use_sliding_window=False)
-    assert load_llama(tmp_path, torch.float64, CPU).config.max_position == TINY["max_position_embeddings"]
+    assert load_llama(tmp_path, torch.float64, CPU, TORCH).config.max_position == TINY["max_position_embeddings"]
     edit_json(tmp_path / "config.json", use_sliding_window=True)
     with pytest.raises(CheckpointError, match="sliding_window = 16 is not supported"):
-        load_llama(tmp_path, torch.float64, CPU)
+        load_llama(tmp_path, torch.float64, CPU, TORCH)
 
 
 def test_what_a_config_leaves_out_is_its_familys(tmp_path: Path) -> None:
     save_family(tmp_path, "mistral", num_attention_heads=8, num_key_value_heads=8, head_dim=4)
     edit_json(tmp_path / "config.json", num_key_value_heads=None, max_position_embeddings=None)
-    config = load_llama(tmp_path, torch.float64, CPU).config
+    config = load_llama(tmp_path, torch.float64, CPU, TORCH).config
     assert (config.num_kv_heads, config.max_position) == (8, 131072)

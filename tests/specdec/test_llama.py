@@ -21,6 +21,7 @@ from specdec.models.llama import LlamaModel, load_llama
 from specdec.verify.tree import DraftTree
 from specdec.verify.tree_batch import TreeBatch, TreeRow
 from tests.fakes import TINY, edit_json, save_random_head, save_random_llama
+from tests.kernel_sets import TORCH
 from tests.strategies import shuffled_tables
 
 CPU = torch.device("cpu")
@@ -52,13 +53,13 @@ def random_tokens(count: int, seed: int = 1) -> list[int]:
 
 
 def new_cache(model: LlamaModel, num_blocks: int, dtype: torch.dtype) -> KVCache:
-    return KVCache(num_blocks, BLOCK, model.config, None, dtype, CPU)
+    return KVCache(num_blocks, BLOCK, model.config, None, dtype, CPU, kernels=TORCH)
 
 
 def chunked_logits(folder: Path, dtype: torch.dtype, tokens: Sequence[int], chunks: Sequence[int] = CHUNKS) -> Tensor:
     """Logits of all positions, the prompt fed chunk by chunk through the engine's own pieces."""
     assert sum(chunks) == len(tokens)
-    model = load_llama(folder, dtype, CPU)
+    model = load_llama(folder, dtype, CPU, TORCH)
     plan = shuffled_tables([len(tokens)], BLOCK, seed=0)
     runner = ModelRunner(model, new_cache(model, plan.num_blocks, dtype))
     logits, start = [], 0
@@ -227,12 +228,12 @@ def test_taps_and_features_equal_transformers_hidden_states(tmp_path: Path) -> N
     save_llama(tmp_path, num_hidden_layers=4)
     tokens = random_tokens(30)
     expected = load_hf(tmp_path, torch.float64)(torch.tensor([tokens]), output_hidden_states=True).hidden_states
-    model = load_llama(tmp_path, torch.float64, CPU)
+    model = load_llama(tmp_path, torch.float64, CPU, TORCH)
     plan = shuffled_tables([30], BLOCK, seed=0)
     cache = new_cache(model, plan.num_blocks, torch.float64)
     batch = TreeBatch.pack([TreeRow(tokens, DraftTree(), 0, plan.tables[0], num_scored=0)], BLOCK, CPU)
     rope = model.config.rope.table(model.config.head_dim, 30, torch.float64)
-    attentions = [PagedAttention(kv, batch.slots, batch.rows) for kv in cache.target]
+    attentions = [PagedAttention(kv, batch.slots, batch.rows, TORCH) for kv in cache.target]
     asked = (3, 0, 2, 1)
     output = model(batch.tokens, rotary_at(rope, torch.arange(30)), attentions, asked)
     for layer, tap in zip(asked, output.taps, strict=True):
@@ -264,7 +265,7 @@ def test_greedy_tokens_equal_transformers_generate(tmp_path: Path, with_head: bo
 def test_tied_checkpoint_that_stores_the_matrix_twice_loads(tmp_path: Path) -> None:
     save_llama(tmp_path, tie_word_embeddings=True)
     edit_tensors(tmp_path, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
-    assert load_llama(tmp_path, torch.float32, CPU).lm_head is None
+    assert load_llama(tmp_path, torch.float32, CPU, TORCH).lm_head is None
 
 
 def edit_tensors(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
@@ -363,10 +364,10 @@ def test_broken_checkpoint_is_refused_in_one_line_that_names_it(tmp_path: Path, 
     damage, named = BROKEN[what]
     folder = tmp_path / "target"
     save_llama(folder)
-    load_llama(folder, torch.float32, CPU)
+    load_llama(folder, torch.float32, CPU, TORCH)
     damage(folder)
     with pytest.raises(CheckpointError) as caught:
-        load_llama(folder, torch.float32, CPU)
+        load_llama(folder, torch.float32, CPU, TORCH)
     message = str(caught.value)
     assert named in message
     assert str(folder) in message
