@@ -28,6 +28,7 @@ DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
 }
+WEIGHT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 class CheckpointError(ValueError):
@@ -141,6 +142,21 @@ def _load_pickled(file: Path) -> dict[str, Tensor]:
     if not isinstance(values, dict) or not all(isinstance(value, Tensor) for value in values.values()):
         raise ValueError("not a dictionary of tensors")
     return values
+
+
+def check_weight_dtypes(tensors: Mapping[str, Tensor]) -> None:
+    """Check that all tensors are plain floating-point numbers.
+
+    Raises:
+        CheckpointError: one is an integer or an 8-bit number, whose scale is elsewhere.
+    """
+    for name, tensor in tensors.items():
+        if tensor.dtype not in WEIGHT_DTYPES:
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            raise CheckpointError(
+                f"{name} is stored as {dtype}; weights must be float64, float32, bfloat16 or float16: "
+                "use a checkpoint that is not quantised"
+            )
 
 
 def fuse(tensors: dict[str, Tensor], fused: str, parts: list[str]) -> None:
