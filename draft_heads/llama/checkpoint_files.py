@@ -66,7 +66,7 @@ def read_object(file: Path) -> dict[str, Any]:
     """
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: not valid JSON: {error}") from None
     if not isinstance(values, dict):
         raise CheckpointError(f"{file}: not a JSON object")
@@ -207,10 +207,14 @@ def fill(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _shards(index: Path) -> list[str]:
-    try:
-        return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, LookupError, TypeError, AttributeError):
-        raise CheckpointError(f"{index}: not a JSON object with a 'weight_map'") from None
+    """Return the files that an index names, all of them inside its folder."""
+    weight_map = read_object(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise CheckpointError(f"{index}: not a JSON object with a 'weight_map'")
+    for name in weight_map.values():
+        if not isinstance(name, str) or len(name) > 255 or Path(name).is_absolute() or ".." in Path(name).parts:
+            raise CheckpointError(f"{index}: 'weight_map' names {name!r:.100}; it must be a file in the index's folder")
+    return sorted(set(weight_map.values()))
 
 
 def listed(names: list[str]) -> str:

@@ -64,8 +64,8 @@ WITHOUT_EFFECT = [
     ("mistral", {"sliding_window": 40, "use_sliding_window": False}),
     ("mistral", {"sliding_window": 40, "layer_types": ["full_attention", "full_attention"]}),
     ("qwen2", {"attention_bias": True, "mlp_bias": True}),
-    ("qwen2", {"sliding_window": 16}),
-    ("qwen3", {"sliding_window": 16}),
+    ("qwen2", {"sliding_window": 16, "use_sliding_window": None}),
+    ("qwen3", {"sliding_window": 16, "use_sliding_window": None}),
     ("qwen3", {"mlp_bias": True}),
 ]
 

@@ -316,6 +316,19 @@ def break_index(text: str) -> Callable[[Path], None]:
     return lambda folder: (folder / "model.safetensors.index.json").write_text(text) and None
 
 
+def outside(name: str) -> Callable[[Path], None]:
+    """Move the weights to a folder beside the checkpoint's, and name them in its index."""
+
+    def damage(folder: Path) -> None:
+        other = folder.with_name("other")
+        other.mkdir()
+        (folder / "model.safetensors").rename(other / "model.safetensors")
+        names = dict.fromkeys(load_file(other / "model.safetensors"), name.format(folder.parent))
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+
+    return damage
+
+
 BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "missing tensor": (tensor_edit(lambda t: t.pop("model.norm.weight")), "norm.weight"),
     "missing layer": (config_edit(num_hidden_layers=3), "layers.2"),
@@ -390,6 +403,13 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "missing shard": (drop_shard, "model-00002-of-"),
     "index no JSON": (break_index("{,"), "model.safetensors.index.json"),
     "index without map": (break_index("{}"), "model.safetensors.index.json"),
+    "index of a number": (break_index('{"weight_map": {"a": 5}}'), "'weight_map' names 5"),
+    "index of a list": (break_index('{"weight_map": {"a": ["model.safetensors"]}}'), "'weight_map' names ['model.saf"),
+    "index, deep": (break_index('{"weight_map": ' + "[" * 10**5), "model.safetensors.index.json: not valid JSON"),
+    "index that climbs out": (outside("../other/model.safetensors"), "'weight_map' names '../other/model.safetensors'"),
+    "index that goes round": (outside("a/../../other/model.safetensors"), "it must be a file in the index's folder"),
+    "index of an absolute path": (outside("{}/other/model.safetensors"), "it must be a file in the index's folder"),
+    "index of a long name": (outside("a" * 300), "it must be a file in the index's folder"),
 }
 
 
