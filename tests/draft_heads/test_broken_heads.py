@@ -29,6 +29,10 @@ def turn(name: str) -> Damage:
     return lambda fixture: fixture.tensors.update({name: fixture.tensors[name].T.contiguous()})
 
 
+def quantise(name: str) -> Damage:
+    return lambda fixture: fixture.tensors.update({name: fixture.tensors[name].to(torch.int8)})
+
+
 def say(**keys: Any) -> Damage:
     return lambda fixture: fixture.config.update(keys)
 
@@ -55,6 +59,7 @@ NO_MASK = lose("t2d")
 FAULTS: dict[str, list[tuple[Damage, str]]] = {
     "official_eagle": [
         (lose("fc.weight"), "not an EAGLE head: it has no tensor 'fc.weight', but 10 others"),
+        (quantise("fc.weight"), "fc.weight is stored as int8"),
         (turn("fc.weight"), "fc.weight has shape [48, 24], config.json says [24, 48]: it is transposed"),
         (gain("norm.weight", TARGET_HIDDEN), "unexpected tensors: norm.weight"),
         (gain("lm_head.weight", VOCAB, TARGET_HIDDEN), "unexpected tensors: lm_head.weight"),
@@ -109,7 +114,7 @@ FAULTS: dict[str, list[tuple[Damage, str]]] = {
         (say(eagle_config={IDS: [1, 4]}), f"fc.weight reads 3 states of size 24; {IDS} = [1, 4] names 2 layers"),
         (say(**{IDS: [1, 2, 6]}), f"config.json has two {IDS}, [1, 2, 6] and in eagle_config [1, 3, 4]"),
         (say(eagle_config=[1, 2, 3]), "config.json: eagle_config = [1, 2, 3] must be an object"),
-        (say(rope_parameters={"rope_type": "mrope"}), "rope type 'mrope' is not supported"),
+        (say(rope_scaling={"rope_type": "mrope"}), "rope type 'mrope' is not supported"),
         (say(eagle_config={"use_aux_hidden_state": False}), "use_aux_hidden_state is false"),
     ],
     "specforge_eagle31": [(lose("fc_norm.1.weight"), "missing tensors: fc_norm.1.weight")],
@@ -143,6 +148,11 @@ CASES = [(name, damage, message) for name, cases in FAULTS.items() for damage, m
 WITHOUT_TARGET = [case for case in CASES if "target's" not in case[2] and "no layers of" not in case[2]]
 
 
+def ids(cases: list[tuple[str, Damage, str]]) -> list[str]:
+    """Return an id for each case, the same in every process."""
+    return [f"{name}: {message}" for name, _, message in cases]
+
+
 def refusal(read: Callable[[Path], Any], fixture: Fixture, folder: Path) -> str:
     with pytest.raises(CheckpointError) as caught:
         read(fixture.write(folder))
@@ -151,7 +161,7 @@ def refusal(read: Callable[[Path], Any], fixture: Fixture, folder: Path) -> str:
     return said.removeprefix(f"{folder}: ")
 
 
-@pytest.mark.parametrize(("name", "damage", "message"), CASES, ids=[f"{name}: {said}" for name, _, said in CASES])
+@pytest.mark.parametrize(("name", "damage", "message"), CASES, ids=ids(CASES))
 def test_fault_is_named_in_one_line(name: str, damage: Damage, message: str, tmp_path: Path) -> None:
     fixture = FORMATS[name]()
     load(fixture.write(tmp_path / "whole"))
@@ -159,7 +169,7 @@ def test_fault_is_named_in_one_line(name: str, damage: Damage, message: str, tmp
     assert message in refusal(load, fixture, tmp_path / "broken")
 
 
-@pytest.mark.parametrize(("name", "damage", "message"), WITHOUT_TARGET, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("name", "damage", "message"), WITHOUT_TARGET, ids=ids(WITHOUT_TARGET))
 def test_fault_shows_without_a_target(name: str, damage: Damage, message: str, tmp_path: Path) -> None:
     fixture = FORMATS[name]()
     damage(fixture)
@@ -209,7 +219,7 @@ FOREIGN: list[tuple[str, Damage, str]] = [
 
 
 @pytest.mark.parametrize("read", [load, describe_folder])
-@pytest.mark.parametrize(("name", "change", "message"), FOREIGN, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("name", "change", "message"), FOREIGN, ids=ids(FOREIGN))
 def test_head_of_another_kind_is_refused_by_its_name(
     read: Callable[[Path], Any], name: str, change: Damage, message: str, tmp_path: Path
 ) -> None:
