@@ -15,8 +15,6 @@ ALIASES = (
     ("aux_norm_mid.", "fc_norm.1."),
     ("aux_norm_high.", "fc_norm.2."),
 )
-# They hold token ids, not weights.
-VOCABULARY_MAPS = ("d2t", "t2d", "token_map")
 
 
 class HeadTensors:
@@ -69,25 +67,32 @@ class HeadTensors:
                 return alias + name.removeprefix(plain)
         return name
 
-    def check(self, expected: Mapping[str, Sequence[int]], ignored: Collection[str] = ()) -> None:
-        """See that these are the tensors, no fewer and no more.
+    def check(self, expected: Mapping[str, Sequence[int]], id_maps: Collection[str] = ()) -> None:
+        """See that these are the tensors, no fewer and no more, and that weights are floating-point numbers.
 
         Args:
-            expected: shapes by name.
-            ignored: names that are looked at elsewhere.
+            expected: shapes of the weights by name.
+            id_maps: names of tensors of token ids, which may be there as well.
 
         Raises:
-            CheckpointError: names what is missing, unexpected, or of another shape, as the file spells it.
+            CheckpointError: names what is missing, unexpected, or of another shape or type, as the file spells it.
         """
         missing = [self.spelling(name) for name in expected if name not in self.by_name]
-        unexpected = [self.spelling(name) for name in self.by_name if name not in expected and name not in ignored]
+        unexpected = [self.spelling(name) for name in self.by_name if name not in expected and name not in id_maps]
         problems = [f"missing tensors: {listed(sorted(missing))}"] if missing else []
         problems += [f"unexpected tensors: {listed(sorted(unexpected))}"] if unexpected else []
-        for name, shape in expected.items():
-            found = list(self.by_name[name].shape) if name in self.by_name else list(shape)
-            if found != list(shape):
-                hint = ": it is transposed" if found == list(shape)[::-1] else ""
-                problems.append(f"{self.spelling(name)} has shape {found}, config.json says {list(shape)}{hint}")
+        for name, tensor in self.by_name.items():
+            is_weight, found = name in expected, list(tensor.shape)
+            if not (is_weight or name in id_maps):
+                continue
+            if tensor.is_floating_point() != is_weight:
+                needed = "floating-point numbers" if is_weight else "token ids"
+                problems.append(f"{self.spelling(name)} holds {str(tensor.dtype).removeprefix('torch.')}, not {needed}")
+            if is_weight and found != list(expected[name]):
+                hint = ": it is transposed" if found == list(expected[name])[::-1] else ""
+                problems.append(
+                    f"{self.spelling(name)} has shape {found}, config.json says {list(expected[name])}{hint}"
+                )
         if problems:
             more = f"; and {len(problems) - 4} more" if len(problems) > 4 else ""
             raise CheckpointError("; ".join(problems[:4]) + more)

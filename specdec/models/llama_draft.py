@@ -6,13 +6,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from specdec.draft_heads.formats.head_kinds import kind_of
+from specdec.draft_heads.formats.head_settings import HeadSettings
+from specdec.draft_heads.formats.head_tensors import HeadTensors
 from specdec.draft_heads.heads.draft_head import DraftModel, TargetOutput
 from specdec.draft_heads.heads.readout import MatrixReadout
-from specdec.draft_heads.llama.checkpoint_files import CheckpointError, peek_tensors
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, peek_tensors, read_config
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import Attention
 from specdec.draft_heads.llama.rope import Rotary
-from specdec.kernels.kernel_set import TORCH, KernelSet
+from specdec.kernels.kernel_set import KernelSet
 from specdec.models.llama import LlamaModel, load_llama
 from specdec.models.tokenizer import check_same_vocabulary
 
@@ -67,17 +70,17 @@ class LlamaDraftHead:
 
 
 def holds_llama(folder: Path) -> bool:
-    """Whether a folder holds a whole model and no head, told by its tensors; False where it cannot be read."""
+    """Return whether a folder holds a whole model and no head, by its tensors; False if it cannot be read."""
     try:
-        names = {name.removeprefix("model.") for name in peek_tensors(folder, ())}
+        tensors = HeadTensors(peek_tensors(folder, ()))
+        is_head = kind_of(HeadSettings.from_json(read_config(folder)), tensors) is not None
     except CheckpointError:
         return False
-    is_head = any("fc." in name or "hidden_norm" in name for name in names)
-    return {"embed_tokens.weight", "norm.weight"} <= names and not is_head
+    return "embed_tokens.weight" in tensors and "norm.weight" in tensors and not is_head
 
 
 def load_llama_draft(
-    folder: Path, target: Path, vocab_size: int, dtype: torch.dtype, device: torch.device, kernels: KernelSet = TORCH
+    folder: Path, target: Path, vocab_size: int, dtype: torch.dtype, device: torch.device, kernels: KernelSet
 ) -> DraftModel:
     """Load a model that drafts for another one.
 

@@ -21,6 +21,7 @@ from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.draft_heads.drafting.model_drafter import ModelDrafter
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+from specdec.kernels.kernel_set import TORCH
 from specdec.models.llama_draft import holds_llama, load_llama_draft
 from specdec.verify.noise import GumbelNoise
 from specdec.verify.sampler import TorchSampler
@@ -77,7 +78,7 @@ def test_trees_equal_dense_passes_over_many_rounds(
     restarted: int,
 ) -> None:
     """Rows that read all, a part or nothing of what is known of them, from the very first token on."""
-    draft = load_llama_draft(small.folder, small.folder, VOCAB, torch.float64, CPU)
+    draft = load_llama_draft(small.folder, small.folder, VOCAB, torch.float64, CPU, TORCH)
     plan = shuffled_tables([MOST_TOKENS + shape.slots] * 3, 8, seed)
     llama = draft.head.llama
     kv = torch.full(
@@ -193,4 +194,4 @@ def test_the_same_tokenizer_is_taken(world: World, tmp_path: Path) -> None:
     save_random_llama(tmp_path, seed=3, **SMALL)
     shutil.copy(world.folder / "target" / "tokenizer.json", tmp_path)
     assert Tokenizer.from_file(str(tmp_path / "tokenizer.json")).get_vocab_size() == VOCAB
-    assert load_llama_draft(tmp_path, world.folder / "target", VOCAB, torch.float64, CPU).head.feature_size == 0
+    assert load_llama_draft(tmp_path, world.folder / "target", VOCAB, torch.float64, CPU, TORCH).head.feature_size == 0
