@@ -249,7 +249,7 @@ def test_refusals_are_one_line_with_a_remedy(
         ({"--data": "a=null_block_table.jsonl"}, "null_block_table.jsonl: cannot be read"),
         ({"--data": f"a={empty}"}, "empty.jsonl: no prompt that can be answered: there is nothing in it"),
         ({"--data": f"a={bad}"}, "bad.jsonl: no prompt that can be answered: line 1: no question"),
-        ({"--draft": str(small)}, "small: not an EAGLE head"),
+        ({"--draft": str(small)}, "small: not a draft head"),
         ({"--draft": "ngram"}, "ngram: no such folder"),
         ({"--model": str(plain)}, "plain: no chat template"),
         ({"--depth": "0"}, "depth is 0"),
