@@ -21,7 +21,6 @@ from specdec import LLM, SamplingParams
 from specdec.config import DEMO
 from specdec.draft_heads.formats.head_kinds import load_head
 from specdec.draft_heads.llama.rope import rotary_at
-from specdec.kernels.kernel_set import TORCH
 from specdec.train_eagle.conversations import Sample
 from specdec.train_eagle.features import OnlineFeatures
 from specdec.train_eagle.unrolled_attention import UnrolledAttention
@@ -38,7 +37,7 @@ def main() -> None:
     args = parser.parse_args()
     llm = LLM(dtype="float32")
     weight = llm.model.lm_head_weight
-    head = load_head(DEMO / "eagle", llm.model.parts, TORCH).draft.head
+    head = load_head(DEMO / "eagle", llm.model.parts, llm.engine.cache.kernels).draft.head
     llama = head.llama
     rope = llama.rope.table(llama.head_dim, llama.max_position, torch.float32)
     rows: list[dict[str, Any]] = []

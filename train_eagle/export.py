@@ -19,13 +19,14 @@ from specdec.draft_heads.formats.head_kinds import recognise
 from specdec.draft_heads.heads.draft_head import FeatureHead, TargetParts
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context, read_config, read_tensors
 from specdec.draft_heads.llama.llama_config import LlamaConfig
-from specdec.kernels.kernel_set import TORCH
+from specdec.kernels.kernel_set import torch_kernels
 from specdec.kernels.linear import Projection
 from specdec.models.llama import LlamaModel
 from specdec.train_eagle.evaluation import Evaluation
 from specdec.train_eagle.model_card import ModelCard
 from specdec.train_eagle.training_kind import TrainingKind
 from specdec.train_eagle.training_kinds import TRAINING_KINDS
+from specdec.verify.noise import GumbelNoise
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -96,8 +97,9 @@ def from_folder(folder: Path, target: Path | None = None) -> Trained:
         found.kind.check_official(found)
         llama = replace(found.config.llama, num_layers=_num_layers(found, target))
         # Nothing of the target is written, so placeholders for its matrices do.
-        nothing = torch.zeros(1).expand(llama.vocab_size, llama.hidden_size)
-        loaded = found.kind.build(found, TargetParts(nothing, Projection(nothing), llama), TORCH)
+        device, nothing = torch.device("cpu"), torch.zeros(1).expand(llama.vocab_size, llama.hidden_size)
+        parts = TargetParts(nothing, Projection(nothing), llama)
+        loaded = found.kind.build(found, parts, torch_kernels(GumbelNoise(device)))
         if loaded.other is not None:
             raise CheckpointError("config.json leaves open how it counts the layers it reads; give both countings")
     head, kind = loaded.draft.head, TRAINING_KINDS[found.kind.name]

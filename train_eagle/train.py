@@ -23,6 +23,7 @@ from torch import Tensor
 
 from specdec.config import resolve_dtype
 from specdec.draft_heads.heads.draft_head import FeatureHead
+from specdec.kernels.kernel_set import torch_kernels
 from specdec.models.llama import LlamaModel, load_llama
 from specdec.train_eagle.conversations import Sample
 from specdec.train_eagle.evaluate import Worth, measure_tau
@@ -34,6 +35,7 @@ from specdec.train_eagle.train_log import TrainLog, draw_curves
 from specdec.train_eagle.training_kinds import TRAINING_KINDS
 from specdec.train_eagle.training_state import FILE, TrainingState, begin_with
 from specdec.train_eagle.unrolled_loss import UnrolledLoss
+from specdec.verify.noise import GumbelNoise
 
 SHARD_TOKENS = 1 << 18
 # Settings that another start of the same run may change.
@@ -101,7 +103,8 @@ class Run:
             mixed = "bf16" if dtype == torch.bfloat16 else "no"
         self.accelerator = Accelerator(mixed_precision=mixed, cpu=on_cpu)
         self.device = self.accelerator.device
-        self.model = load_llama(config.model, dtype if mixed == "bf16" else torch.float32, self.device)
+        weights = dtype if mixed == "bf16" else torch.float32
+        self.model = load_llama(config.model, weights, self.device, torch_kernels(GumbelNoise(self.device)))
         self.kind = TRAINING_KINDS[config.head]
         self.head = new_head(config, self.model, self.data.train)
         settings = LossSettings(

@@ -193,7 +193,7 @@ def expected_shapes(make: Callable[[], dict[str, Tensor]]) -> dict[str, list[int
     try:
         with torch.device("meta"):
             return {name: list(tensor.shape) for name, tensor in make().items()}
-    except (RuntimeError, OverflowError):
+    except (RuntimeError, OverflowError, TypeError):
         raise CheckpointError(
             "config.json: its sizes are too large for any tensor; compare them with the file"
         ) from None

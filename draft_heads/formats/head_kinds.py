@@ -15,6 +15,7 @@ from specdec.draft_heads.formats.head_tensors import HeadTensors
 from specdec.draft_heads.heads.draft_head import TargetParts
 from specdec.draft_heads.llama.checkpoint_files import (
     CheckpointError,
+    check_weight_dtypes,
     error_context,
     listed,
     peek_tensors,
@@ -52,7 +53,7 @@ def describe_folder(folder: Path) -> HeadDescription[Any]:
     settings = read_config(folder)
     with error_context(folder):
         _refuse_foreign(settings)
-    tensors = peek_tensors(folder, [name for kind in KINDS.values() for name in kind.id_maps])
+    tensors = peek_tensors(folder, _id_maps())
     with error_context(folder):
         description = recognise(settings, tensors)
         description.check()
@@ -70,6 +71,7 @@ def recognise(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Hea
         CheckpointError: no head, or one that is not supported, with what was found instead.
     """
     _refuse_foreign(settings, tensors)
+    check_weight_dtypes({name: x for name, x in tensors.items() if name.rpartition(".")[2] not in _id_maps()})
     own, found = HeadSettings.from_json(settings), HeadTensors(tensors)
     kind = kind_of(own, found)
     if kind is None:
@@ -92,6 +94,10 @@ def _refuse_foreign(settings: Mapping[str, Any], tensors: Mapping[str, Tensor] |
     foreign = foreign_kind(settings, tensors or ())
     if foreign is not None:
         raise CheckpointError(f"{foreign} is not supported; the kinds of heads that are: {_supported()}")
+
+
+def _id_maps() -> list[str]:
+    return [name for kind in KINDS.values() for name in kind.id_maps]
 
 
 def _supported() -> str:

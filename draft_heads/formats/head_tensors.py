@@ -68,7 +68,7 @@ class HeadTensors:
         return name
 
     def check(self, expected: Mapping[str, Sequence[int]], id_maps: Collection[str] = ()) -> None:
-        """See that these are the tensors, no fewer and no more, and that weights are floating-point numbers.
+        """See that these are the tensors, no fewer and no more.
 
         Args:
             expected: shapes of the weights by name.
@@ -81,18 +81,14 @@ class HeadTensors:
         unexpected = [self.spelling(name) for name in self.by_name if name not in expected and name not in id_maps]
         problems = [f"missing tensors: {listed(sorted(missing))}"] if missing else []
         problems += [f"unexpected tensors: {listed(sorted(unexpected))}"] if unexpected else []
-        for name, tensor in self.by_name.items():
-            is_weight, found = name in expected, list(tensor.shape)
-            if not (is_weight or name in id_maps):
-                continue
-            if tensor.is_floating_point() != is_weight:
-                needed = "floating-point numbers" if is_weight else "token ids"
-                problems.append(f"{self.spelling(name)} holds {str(tensor.dtype).removeprefix('torch.')}, not {needed}")
-            if is_weight and found != list(expected[name]):
-                hint = ": it is transposed" if found == list(expected[name])[::-1] else ""
-                problems.append(
-                    f"{self.spelling(name)} has shape {found}, config.json says {list(expected[name])}{hint}"
-                )
+        for name in id_maps:
+            if name in self.by_name and self.by_name[name].is_floating_point():
+                problems.append(f"{self.spelling(name)} holds fractions, not token ids")
+        for name, shape in expected.items():
+            found = list(self.by_name[name].shape) if name in self.by_name else list(shape)
+            if found != list(shape):
+                hint = ": it is transposed" if found == list(shape)[::-1] else ""
+                problems.append(f"{self.spelling(name)} has shape {found}, config.json says {list(shape)}{hint}")
         if problems:
             more = f"; and {len(problems) - 4} more" if len(problems) > 4 else ""
             raise CheckpointError("; ".join(problems[:4]) + more)

@@ -62,7 +62,7 @@ def load_drafts(
     if not isinstance(folder, Path):
         return None
     if holds_llama(folder):
-        drafts = load_llama_draft(folder, config.model, target.config.vocab_size, config.dtype, config.device, kernels)
+        drafts = load_llama_draft(folder, config.model, target.config, config.dtype, config.device, kernels)
     else:
         drafts = settle_taps(load_head(folder, target.parts, kernels), target, config.model, kernels)
     if config.draft_vocab is not None:

@@ -1,6 +1,7 @@
 """A small Llama as a draft head: it reads the text alone, and nothing of the target."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -21,14 +22,16 @@ from specdec.models.tokenizer import check_same_vocabulary
 
 
 class LlamaDraftHead:
-    """Its row of token i takes x_i, is stored at entry i, and predicts x_(i+1)."""
+    """A Llama whose row of token i takes x_i, is stored at entry i, and predicts x_(i+1).
 
-    def __init__(self, model: LlamaModel) -> None:
+    Args:
+        model: the Llama.
+        max_position: positions of the target, beyond which nothing is drafted.
+    """
+
+    def __init__(self, model: LlamaModel, max_position: int) -> None:
         self.model = model
-
-    @property
-    def llama(self) -> LlamaConfig:
-        return self.model.config
+        self.llama = replace(model.config, max_position=min(model.config.max_position, max_position))
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -80,21 +83,22 @@ def holds_llama(folder: Path) -> bool:
 
 
 def load_llama_draft(
-    folder: Path, target: Path, vocab_size: int, dtype: torch.dtype, device: torch.device, kernels: KernelSet
+    folder: Path, target: Path, sizes: LlamaConfig, dtype: torch.dtype, device: torch.device, kernels: KernelSet
 ) -> DraftModel:
-    """Load a model that drafts for another one.
+    """Load a model that drafts for a target.
 
     Args:
-        target: the other one's folder, for its tokenizer.
-        vocab_size: the other one's.
+        target: the target's folder, for its tokenizer.
+        sizes: the target's shape.
 
     Raises:
-        CheckpointError: it cannot be loaded, or it has another vocabulary.
+        CheckpointError: the model cannot be loaded, or it has another vocabulary.
     """
     model = load_llama(folder, dtype, device, kernels)
-    if model.config.vocab_size != vocab_size:
+    own = model.config.vocab_size
+    if own != sizes.vocab_size:
         raise CheckpointError(
-            f"{folder}: the draft model's vocab_size {model.config.vocab_size} does not fit the target's {vocab_size}"
+            f"{folder}: the draft model's vocab_size {own} does not fit the target's {sizes.vocab_size}"
         )
     check_same_vocabulary(folder, target)
-    return DraftModel(LlamaDraftHead(model), MatrixReadout(model.output, vocab_size))
+    return DraftModel(LlamaDraftHead(model, sizes.max_position), MatrixReadout(model.output, own))

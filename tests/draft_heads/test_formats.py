@@ -14,7 +14,6 @@ from specdec.draft_heads.heads.draft_head import DraftModel, TargetOutput, Targe
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
-from specdec.kernels.kernel_set import TORCH
 from specdec.kernels.linear import Projection
 from specdec.kernels.ragged_rows import RaggedRows
 from specdec.verify.tree import ROOT, DraftTree
@@ -22,6 +21,7 @@ from specdec.verify.tree_batch import pad_block_tables, slots_of
 from tests.checkpoints import TARGET_EMBED, TARGET_HIDDEN, TARGET_LAYERS, TARGET_OUT, VOCAB, Fixture, llama_config
 from tests.draft_heads.dense_head import DenseHead
 from tests.head_formats import FORMATS
+from tests.kernel_sets import TORCH
 from tests.strategies import draft_trees, seeds, shuffled_tables
 
 CPU = torch.device("cpu")
@@ -79,7 +79,7 @@ class Served:
             first=1,
         )
         slots = torch.tensor(slots_of(self.table, first, end, BLOCK))
-        attentions = [PagedAttention(kv, slots, rows) for kv in self.kv]
+        attentions = [PagedAttention(kv, slots, rows, TORCH) for kv in self.kv]
         if not ancestors:
             self.known = end
         return self.draft.head(

@@ -16,11 +16,11 @@ from specdec.draft_heads.heads.draft_head import TargetParts
 from specdec.draft_heads.heads.eagle3 import Eagle3Config, Eagle3Head
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.rope import RopeConfig
-from specdec.kernels.kernel_set import TORCH
 from specdec.kernels.linear import Projection
 from tests.checkpoints import FEW, TARGET_EMBED, TARGET_HIDDEN, TARGET_LAYERS, TARGET_OUT, VOCAB, llama_config
 from tests.draft_heads.test_formats import load as load_double
 from tests.head_formats import FORMATS
+from tests.kernel_sets import TORCH
 
 EAGLE3 = KINDS["eagle3"]
 IDS = "eagle_aux_hidden_state_layer_ids"

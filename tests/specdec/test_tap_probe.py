@@ -16,12 +16,12 @@ from specdec.draft_heads.formats.tap_ids import KEY
 from specdec.draft_heads.heads.eagle3 import Eagle3Config, Eagle3Head
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.engine.tap_probe import NEW_TOKENS, QUESTIONS, TapProbe, prompts_for, settle_taps
-from specdec.kernels.kernel_set import TORCH
 from specdec.models.llama import LlamaModel, load_llama
 from tests.checkpoints import TARGET_HIDDEN, TARGET_LAYERS, VOCAB
 from tests.draft_heads.dense_head import DenseHead
 from tests.fakes import TINY, edit_json, save_random_llama
 from tests.head_formats import FORMATS
+from tests.kernel_sets import TORCH
 from tests.specdec.conftest import Tiny
 
 CPU = torch.device("cpu")
@@ -49,7 +49,7 @@ def make(tmp_path: Path) -> Make:
 
     def build(trained_on: tuple[int, ...]) -> Ambiguous:
         save_random_llama(tmp_path / "target", num_hidden_layers=8, seed=5)
-        model = load_llama(tmp_path / "target", torch.float64, CPU)
+        model = load_llama(tmp_path / "target", torch.float64, CPU, TORCH)
         torch.manual_seed(1)
         sizes = {**TINY, "num_hidden_layers": 1, "hidden_size": 256, "head_dim": 8}
         config = Eagle3Config(LlamaConfig.from_json(sizes), trained_on, TINY["hidden_size"], TINY["vocab_size"])
@@ -131,7 +131,7 @@ def test_guesses_are_the_heads_before_each_token_of_the_answers(tmp_path: Path) 
     sizes = {"vocab_size": VOCAB, "hidden_size": TARGET_HIDDEN, "num_hidden_layers": TARGET_LAYERS}
     target = save_random_llama(tmp_path / "target", **sizes)
     fixture = FORMATS["official_eagle3_whole"]()
-    model = load_llama(tmp_path / "target", torch.float64, CPU)
+    model = load_llama(tmp_path / "target", torch.float64, CPU, TORCH)
     draft = load_head(fixture.write(tmp_path / "head"), model.parts, TORCH).draft
     prompts = [[3], [5, 6, 7, 8], [1, 2]]
     probe = TapProbe(model, prompts, 64, TORCH)

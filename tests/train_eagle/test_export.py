@@ -15,13 +15,13 @@ from specdec.draft_heads.heads.draft_head import DraftModel
 from specdec.draft_heads.heads.eagle import EagleHead
 from specdec.draft_heads.heads.eagle3 import Eagle3Head
 from specdec.draft_heads.heads.readout import MatrixReadout
-from specdec.kernels.kernel_set import TORCH
 from specdec.models.llama import LlamaModel, load_llama
 from specdec.train_eagle.evaluation import Evaluation, Measured
 from specdec.train_eagle.export import main
 from specdec.train_eagle.training_kinds import TRAINING_KINDS
 from specdec.train_eagle.training_state import TrainingState
 from tests.fakes import edit_json, save_random_eagle3, save_random_head, save_random_llama
+from tests.kernel_sets import TORCH
 
 H, INNER, V, KV, VD = 32, 48, 97, 16, 50
 MAPS = {"d2t": torch.int64, "t2d": torch.bool}
@@ -68,7 +68,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(target: Path) -> LlamaModel:
-    return load_llama(target, torch.float32, torch.device("cpu"))
+    return load_llama(target, torch.float32, torch.device("cpu"), TORCH)
 
 
 @pytest.fixture(params=["eagle", "eagle3"])

@@ -11,7 +11,6 @@ from specdec import LLM, SamplingParams
 from specdec.cli.inspection import Inspection
 from specdec.draft_heads.formats.head_kinds import KINDS, load_head
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
-from specdec.kernels.kernel_set import TORCH
 from specdec.models.llama import load_llama
 from specdec.models.llama_draft import holds_llama
 from specdec.train_eagle.accuracy import accuracy
@@ -23,6 +22,7 @@ from specdec.train_eagle.train_config import TrainConfig
 from specdec.train_eagle.training_kinds import TRAINING_KINDS
 from tests.fakes import TINY, save_random_llama
 from tests.gated_head import GatedHead, GatedKind, GatedTraining
+from tests.kernel_sets import TORCH
 
 CPU = torch.device("cpu")
 
