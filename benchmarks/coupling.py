@@ -19,7 +19,7 @@ from rich.table import Table
 from benchmarks.report import read_prompts, write
 from specdec import LLM, SamplingParams
 from specdec.config import DEMO
-from specdec.draft_heads.formats.eagle_checkpoint import load_eagle_head
+from specdec.draft_heads.formats.head_kinds import load_head
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.train_eagle.conversations import Sample
 from specdec.train_eagle.features import OnlineFeatures
@@ -37,10 +37,8 @@ def main() -> None:
     args = parser.parse_args()
     llm = LLM(dtype="float32")
     weight = llm.model.lm_head_weight
-    head = load_eagle_head(
-        DEMO / "eagle", llm.model.embed_tokens.weight, torch.float32, torch.device("cpu"), llm.engine.cache.kernels
-    )
-    llama = head.config.llama
+    head = load_head(DEMO / "eagle", llm.model.parts, llm.engine.cache.kernels).draft.head
+    llama = head.llama
     rope = llama.rope.table(llama.head_dim, llama.max_position, torch.float32)
     rows: list[dict[str, Any]] = []
     for name in ("sgd-eval", "gsm8k-eval"):

@@ -160,19 +160,17 @@ class Engines:
             torch.cuda.empty_cache()
         sizes, vocab = self.sizes, len(self.target.embed_tokens.weight)
         llama = LlamaConfig.from_json({**sizes.model, "num_hidden_layers": 1})
-        head: EagleHead | Eagle3Head
         with torch.device("meta"):
-            if kind == "eagle":
-                head = EagleHead(EagleConfig(llama, True))
-            else:
-                head = Eagle3Head(Eagle3Config(llama, sizes.taps, llama.hidden_size, sizes.draft_vocab))
+            eagle = EagleHead(EagleConfig(llama, True))
+            eagle3 = Eagle3Head(Eagle3Config(llama, sizes.taps, llama.hidden_size, sizes.draft_vocab))
+        head = eagle if kind == "eagle" else eagle3
         random_weights(head, sizes.dtype, self.device)
         ready(head, self.kernels)
         readout = MatrixReadout(self.target.output, vocab)
-        if isinstance(head, Eagle3Head):
+        if head is eagle3:
             chosen = torch.randperm(vocab, device=self.device)[: sizes.draft_vocab].sort().values
-            head.draft_tokens.copy_(chosen)
-            readout = MatrixReadout(Projection(head.lm_head.weight), vocab, head.draft_tokens)
+            eagle3.draft_tokens.copy_(chosen)
+            readout = MatrixReadout(Projection(eagle3.lm_head.weight), vocab, eagle3.draft_tokens)
         drafts = DraftModel(head, readout)
         self.eagle = build_engine(self.config, self.target, drafts, self.kernels, self.rule, "raw_logprobs")
         self.forced = Forced(self.eagle.verifier)
