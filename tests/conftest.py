@@ -1,17 +1,20 @@
-"""Hypothesis profiles, a silent transformers, and caches that show every read of what was never written."""
+"""Test processes and their threads, Hypothesis profiles, a silent transformers, and caches that begin as NaN."""
 
 import os
 from collections.abc import Iterator
 from typing import Any
+
+# torch reads the number of its threads when it is imported, transformers whether it may use the network. One thread
+# each: a test process runs on every core, and tiny models gain nothing from threads that wait for each other.
+os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from torch import Tensor
 
-# Before anything imports transformers.
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 # Before anything imports a kernel.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -23,6 +26,13 @@ settings.register_profile(
 settings.register_profile("dev", deadline=None, max_examples=25, suppress_health_check=SLOW)
 settings.register_profile("nightly", deadline=None, max_examples=2000, suppress_health_check=SLOW)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """Run files and tests named on the command line in this process, folders and the whole suite on all cores."""
+    named = [argument.partition("::")[0] for argument in config.args]
+    return 0 if named and all(name.endswith(".py") for name in named) else None
 
 
 class _PoisonedTorch:

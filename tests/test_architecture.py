@@ -1,4 +1,4 @@
-"""The layers: who may import whom."""
+"""Layers and rooms: which module may import which."""
 
 import ast
 import os
@@ -13,10 +13,30 @@ ROOT = Path(__file__).parents[1]
 # Each imports only itself and those before it.
 LAYERS = ["kernels", "verify", "draft_heads", "specdec", "train_eagle"]
 LINKED = [name for name in LAYERS if name != "specdec"]
+# The rooms of a layer (its sub-packages and the modules beside them), floor by floor. Each room imports only itself and
+# the floors before its own; rooms of one floor do not import each other.
+FLOORS = {
+    "specdec": [
+        {"core"},
+        {"cache"},
+        {"scheduling"},
+        {"config"},
+        {"models"},
+        {"execution"},
+        {"engine"},
+        {"llm"},
+        {"__init__"},
+        {"cli"},
+        {"__main__"},
+    ],
+    "draft_heads": [{"llama"}, {"heads"}, {"drafting", "formats"}],
+}
+MAX_ROOMS = {"specdec": 12, "draft_heads": 6}
+MAX_LINES = 400
 
 
 def _sources() -> dict[str, Path]:
-    """Importable name of every module, and its file in its real folder."""
+    """Map the importable name of every module to its file in its real folder."""
     found = {}
     for layer in LAYERS:
         # Unlike a glob, `os.walk` never follows the links in specdec/.
@@ -33,15 +53,21 @@ SOURCES = _sources()
 
 
 def _layer(module: str) -> str | None:
-    """The layer of an imported name, None for what is not ours."""
+    """The layer of an imported name, or None if it is not ours."""
     parts = module.split(".")
     if parts[0] != "specdec":
         return None
     return parts[1] if len(parts) > 1 and parts[1] in LINKED else "specdec"
 
 
+def _room(module: str) -> str:
+    """The folder of a layer that holds one of our modules, or the module itself where it stands beside the folders."""
+    inside = module.split(".")[1 if _layer(module) == "specdec" else 2 :]
+    return inside[0] if inside else "__init__"
+
+
 def _imports(module: str) -> set[str]:
-    """Names of modules imported anywhere in a module, wherever the statement stands."""
+    """Names of all modules that a module imports: at its head, inside functions, and under TYPE_CHECKING."""
     names = set()
     for node in ast.walk(ast.parse(SOURCES[module].read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -66,6 +92,29 @@ def test_imports_point_downwards(module: str) -> None:
     allowed = LAYERS[: LAYERS.index(own) + 1]
     wrong = {name for name in _imports(module) if _layer(name) not in (None, *allowed)}
     assert not wrong
+
+
+@pytest.mark.parametrize("layer", FLOORS)
+def test_every_room_has_a_floor(layer: str) -> None:
+    rooms = {_room(module) for module in SOURCES if _layer(module) == layer}
+    assert rooms == set().union(*FLOORS[layer])
+    assert len(rooms) <= MAX_ROOMS[layer]
+
+
+@pytest.mark.parametrize("module", [name for name in SOURCES if _layer(name) in FLOORS])
+def test_imports_point_to_earlier_rooms(module: str) -> None:
+    layer = _layer(module)
+    assert layer is not None
+    floors, room = FLOORS[layer], _room(module)
+    own = next(index for index, floor in enumerate(floors) if room in floor)
+    allowed = {room}.union(*floors[:own])
+    wrong = {name for name in _imports(module) & set(SOURCES) if _layer(name) == layer and _room(name) not in allowed}
+    assert not wrong
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_files_are_short(module: str) -> None:
+    assert len(SOURCES[module].read_text(encoding="utf-8").splitlines()) <= MAX_LINES
 
 
 @pytest.mark.parametrize("module", SOURCES)

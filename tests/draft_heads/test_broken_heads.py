@@ -143,6 +143,11 @@ CASES = [(name, damage, message) for name, cases in FAULTS.items() for damage, m
 WITHOUT_TARGET = [case for case in CASES if "target's" not in case[2] and "no layers of" not in case[2]]
 
 
+def ids(cases: list[tuple[str, Damage, str]]) -> list[str]:
+    """Return an id for each case, the same in every process."""
+    return [f"{name}: {message}" for name, _, message in cases]
+
+
 def refusal(read: Callable[[Path], Any], fixture: Fixture, folder: Path) -> str:
     with pytest.raises(CheckpointError) as caught:
         read(fixture.write(folder))
@@ -151,7 +156,7 @@ def refusal(read: Callable[[Path], Any], fixture: Fixture, folder: Path) -> str:
     return said.removeprefix(f"{folder}: ")
 
 
-@pytest.mark.parametrize(("name", "damage", "message"), CASES, ids=[f"{name}: {said}" for name, _, said in CASES])
+@pytest.mark.parametrize(("name", "damage", "message"), CASES, ids=ids(CASES))
 def test_fault_is_named_in_one_line(name: str, damage: Damage, message: str, tmp_path: Path) -> None:
     fixture = FORMATS[name]()
     load(fixture.write(tmp_path / "whole"))
@@ -159,7 +164,7 @@ def test_fault_is_named_in_one_line(name: str, damage: Damage, message: str, tmp
     assert message in refusal(load, fixture, tmp_path / "broken")
 
 
-@pytest.mark.parametrize(("name", "damage", "message"), WITHOUT_TARGET, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("name", "damage", "message"), WITHOUT_TARGET, ids=ids(WITHOUT_TARGET))
 def test_fault_shows_without_a_target(name: str, damage: Damage, message: str, tmp_path: Path) -> None:
     fixture = FORMATS[name]()
     damage(fixture)
@@ -209,7 +214,7 @@ FOREIGN: list[tuple[str, Damage, str]] = [
 
 
 @pytest.mark.parametrize("read", [load, describe_folder])
-@pytest.mark.parametrize(("name", "change", "message"), FOREIGN, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("name", "change", "message"), FOREIGN, ids=ids(FOREIGN))
 def test_head_of_another_kind_is_refused_by_its_name(
     read: Callable[[Path], Any], name: str, change: Damage, message: str, tmp_path: Path
 ) -> None:

@@ -1,12 +1,10 @@
 """A checkpoint small enough to generate from in a test, with tokenizer, chat template and head."""
 
 import string
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import torch
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
@@ -31,15 +29,6 @@ class Tiny(NamedTuple):
     head: Path
     wide_head: Path
     bare: Path
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads that wait for each other make tiny models slow on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

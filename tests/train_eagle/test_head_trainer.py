@@ -17,7 +17,7 @@ from specdec.draft_heads.heads.draft_head import TargetOutput
 from specdec.draft_heads.heads.eagle import EagleHead
 from specdec.draft_heads.heads.eagle3 import Eagle3Head
 from specdec.draft_heads.llama.rope import Rotary, rotary_at
-from specdec.kernels.linear import padded_rows
+from specdec.kernels.linear import onednn_multiplies, padded_rows
 from specdec.models.llama import LlamaModel, load_llama
 from specdec.train_eagle.conversations import Sample
 from specdec.train_eagle.features import FeatureBatch, OnlineFeatures
@@ -160,12 +160,17 @@ class RowCounts(TorchDispatchMode):
         if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm):
             left, right = args[-2:]
             self.seen.update((len(left), len(right)))
+        elif func.overloadpacket is torch.ops.mkldnn._linear_pointwise:
+            self.seen[len(args[0])] += 1
         return func(*args, **kwargs or {})
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 def test_in_bfloat16_products_meet_few_row_counts(target: LlamaModel, folder: Path, kind: str) -> None:
-    """OneDNN compiles and keeps a kernel for each, up to a thousand of them: gigabytes, and the time it takes."""
+    """OneDNN compiles and keeps a kernel for each, up to a thousand of them: gigabytes, and the time it takes.
+
+    On a processor without AVX-512 torch multiplies bfloat16 without oneDNN, so nothing is padded.
+    """
     head, model = make_head(target, kind, 0).float(), load_llama(folder, torch.bfloat16, torch.device("cpu"))
     trainer = HeadTrainer(head, model.lm_head_weight, LossSettings("ce", 4, 0.8, 1.0, 0.5, 0.1))
     sizes = {len(parameter) for parameter in [*head.parameters(), *model.parameters()]}
@@ -177,7 +182,8 @@ def test_in_bfloat16_products_meet_few_row_counts(target: LlamaModel, folder: Pa
         with RowCounts() as rows, torch.autocast("cpu", torch.bfloat16):
             trainer(OnlineFeatures(model, samples, head.taps).batch(range(len(samples)))).total.backward()
         assert len(rows.seen) > 5
-        assert {count for count in rows.seen if padded_rows(count) != count} <= sizes
+        unpadded = {count for count in rows.seen if padded_rows(count) != count} - sizes
+        assert bool(unpadded) != onednn_multiplies(torch.bfloat16, torch.device("cpu"))
 
 
 def test_the_first_answer_token_is_trained_and_the_users_words_are_not(target: LlamaModel) -> None:
