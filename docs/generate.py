@@ -36,7 +36,7 @@ def documents() -> dict[Path, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", action="store_true", help="run the demo model for the pictures of the terminal and tree")
+    parser.add_argument("--runs", action="store_true", help="also run the demo model for its pictures")
     arguments = parser.parse_args()
     for path, text in documents().items():
         if not path.exists() or path.read_text(encoding="utf-8") != text:

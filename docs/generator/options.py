@@ -34,7 +34,7 @@ def _row(parameter: Any) -> list[str]:
 def _kind(parameter: Any) -> str:
     """Return what stands for an option's value; typer names types in one way or another, by its version."""
     descriptor = getattr(parameter, "type_descriptor", None)
-    name = descriptor.annotation.__name__ if descriptor else parameter.type.name
+    name: str = descriptor.annotation.__name__ if descriptor else parameter.type.name
     return {"int": "N", "integer": "N", "float": "X", "str": "TEXT", "text": "TEXT"}.get(name, name.upper())
 
 

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
@@ -85,16 +85,16 @@ def _find_tree() -> Drawn:
     llm = LLM(draft="eagle", dtype="float32", adaptive_drafts=False, shape=DraftShape(*TREE_SHAPE))
     assert llm.tokenizer is not None
     found: list[Drawn] = []
-    group = llm.new_group(llm.chat_prompt([{"role": "user", "content": TREE_PROMPT}]), SamplingParams(temperature=0, max_tokens=96))
-    request = group.requests[0]
-    propose = llm.engine.drafter.propose
+    prompt = llm.chat_prompt([{"role": "user", "content": TREE_PROMPT}])
+    request = llm.new_group(prompt, SamplingParams(temperature=0, max_tokens=96)).requests[0]
+    propose, trees = llm.engine.drafter.propose, []
 
-    def watch(rows):  # type: ignore[no-untyped-def]
+    def watch(rows: Any) -> Any:
         trees.append(propose(rows))
         return trees[-1]
 
-    trees: list = []
-    llm.engine.drafter.propose = watch
+    # A method may not be assigned to, says mypy; here that is what is wanted.
+    setattr(llm.engine.drafter, "propose", watch)  # noqa: B010
     llm.engine.add_request(request)
     while llm.engine.has_unfinished:
         before = len(request.token_ids)
@@ -165,10 +165,8 @@ def _tree(tree: Drawn) -> str:
         boxes.append(_shape(x, total - 26, 18, colour, is_root, dashed))
         boxes.append(f'<text x="{x + 26}" y="{total - 12}" font-size="12" fill="{DARK}">{text}</text>')
     width = max(width, 12 + 4 * LEGEND_X)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {total}" width="{width}" height="{total}" '
-        f'font-family="monospace"><rect width="100%" height="100%" fill="white"/>\n' + "\n".join([*lines, *boxes]) + "\n</svg>\n"
-    )
+    start = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {total}" font-family="monospace">'
+    return "\n".join([start, '<rect width="100%" height="100%" fill="white"/>', *lines, *boxes, "</svg>\n"])
 
 
 def _line(x0: float, y0: float, x1: float, y1: float, is_accepted: bool, dashed: bool = False) -> str:
@@ -196,7 +194,8 @@ def _box(x: float, y: float, text: str, colour: str, is_root: bool = False, dash
 def _shape(left: float, top: float, width: float, colour: str, is_filled: bool, dashed: bool) -> str:
     style = ' stroke-dasharray="4 3"' if dashed else ""
     height = 26 if width == BOX else 18
+    fill = colour if is_filled else "white"
     return (
-        f'<rect x="{left}" y="{top}" width="{width}" height="{height}" rx="5" fill="{colour if is_filled else "white"}" '
+        f'<rect x="{left}" y="{top}" width="{width}" height="{height}" rx="5" fill="{fill}" '
         f'stroke="{colour}" stroke-width="1.5"{style}/>'
     )

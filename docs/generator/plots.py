@@ -68,7 +68,9 @@ def _draw_trees(figure: Figure, data: list[list[Any]]) -> None:
     panel: Axes = figure.subplots()
     names = [shape for shape, _, _, _ in data]
     bars = panel.barh(names, [speedup for *_, speedup in data], color=COLOURS[0])
-    panel.bar_label(bars, [f"{s:.2f}  (tau {tau:.2f}, c {cost:.2f})" for _, tau, cost, s in data], padding=3, fontsize=7)
+    panel.bar_label(
+        bars, [f"{s:.2f}  (tau {tau:.2f}, c {cost:.2f})" for _, tau, cost, s in data], padding=3, fontsize=7
+    )
     panel.axvline(1, color=COLOURS[3], linewidth=1)
     panel.invert_yaxis()
     panel.set_xlim(0, 1.5)

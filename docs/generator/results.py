@@ -50,7 +50,9 @@ def _tau() -> str:
         for rule in rules
     ]
     header = ["prompts", "head and rule", *(f"temperature {t:g}" for t in temperatures)]
-    return f"{_with_source('acceptance', header, rows)} EAGLE-1 head: the same command with `--draft specdec/demo/eagle`."
+    return (
+        f"{_with_source('acceptance', header, rows)} EAGLE-1 head: the same command with `--draft specdec/demo/eagle`."
+    )
 
 
 def rule_name(rule: str) -> str:
@@ -163,7 +165,12 @@ def _scheduling_cost() -> str:
 
 def _chunked_prefill() -> str:
     rows = [
-        [row["drafts"], str(row["max_num_batched_tokens"]), f"{row['gap_over_step']:.1f}", f"{row['noise_over_step']:.1f}"]
+        [
+            row["drafts"],
+            str(row["max_num_batched_tokens"]),
+            f"{row['gap_over_step']:.1f}",
+            f"{row['noise_over_step']:.1f}",
+        ]
         for row in read("chunked_prefill")["rows"]
     ]
     header = ["drafts", "tokens per step", "longest gap, in steps", "longest gap without the prompt, in steps"]
