@@ -23,7 +23,7 @@ from specdec import LLM, SamplingParams
 from specdec.draft_heads.drafting.model_drafter import ModelDrafter
 from specdec.draft_heads.heads.readout import CandidateReadout, MatrixReadout, Readout, trimmed_readout
 from specdec.kernels.linear import Projection
-from specdec.verify.sampler import Candidates
+from specdec.kernels.types import Candidates
 
 BEST = 10
 READOUTS: dict[str, dict[str, int]] = {

@@ -37,7 +37,9 @@ def main() -> None:
     args = parser.parse_args()
     llm = LLM(dtype="float32")
     weight = llm.model.lm_head_weight
-    head = load_eagle_head(DEMO / "eagle", llm.model.embed_tokens.weight, torch.float32, torch.device("cpu"))
+    head = load_eagle_head(
+        DEMO / "eagle", llm.model.embed_tokens.weight, torch.float32, torch.device("cpu"), llm.engine.cache.kernels
+    )
     llama = head.config.llama
     rope = llama.rope.table(llama.head_dim, llama.max_position, torch.float32)
     rows: list[dict[str, Any]] = []

@@ -19,7 +19,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from benchmarks.gpu_batch import random_batch, random_tree
 from benchmarks.gpu_race import BOUNDS, Case, Peer, Subject
 from benchmarks.gpu_sizes import Sizes
-from specdec.kernels import reference
+from specdec.kernels import tree_attention_reference
 from specdec.kernels.ragged_rows import RaggedRows
 from specdec.kernels.tree_attention import tree_attention
 from specdec.verify.tree import DraftTree
@@ -124,7 +124,7 @@ def _case(sizes: Sizes, made: Callable[[], Tensor], kind: Kind, batch: int, cont
     if batch in sizes.flex_batches and context in sizes.flex_contexts:
         peers["flex"] = Peer(flex, lambda output: output.transpose(1, 2).reshape(query.shape))
     if 4 * len(query) * sizes.heads * length <= TWIN_SCORES:
-        peers["twin"] = Peer(lambda: reference.tree_attention(query, kv, rows, scale))
+        peers["twin"] = Peer(lambda: tree_attention_reference.tree_attention(query, kv, rows, scale))
     # Every row sees the context and, on average, half of a chunk; of a tree, little.
     seen = len(query) * (context + (count + 1) / 2 * (not kind.has_tree))
     return Case(
@@ -152,7 +152,7 @@ def _one_by_one(query: Tensor, kv: Tensor, rows: RaggedRows, scale: float) -> Te
             visible=rows.visible[own],
             ancestors=rows.ancestors[own],
         )
-        outputs.append(reference.tree_attention(query[own], kv, alone, scale))
+        outputs.append(tree_attention_reference.tree_attention(query[own], kv, alone, scale))
         start += count
     return torch.cat(outputs)
 

@@ -113,9 +113,10 @@ class Engines:
         from specdec.kernels.linear import ready
         from specdec.models.llama import LlamaModel
         from specdec.scheduling.scheduler_config import SchedulerConfig
+        from specdec.verify.noise import GumbelNoise
 
         self.sizes, self.device = sizes, device
-        self.kernels = choose_kernels("triton", device, sizes.dtype)
+        self.kernels = choose_kernels("triton", device, sizes.dtype, GumbelNoise(device))
         with torch.device("meta"):
             self.target = LlamaModel(LlamaConfig.from_json(sizes.model))
         random_weights(self.target, sizes.dtype, device)
@@ -257,7 +258,7 @@ class Forced:
         self.verifier, self.accepted = verifier, 0
 
     def verify(self, rows: Sequence[Any], logits: Tensor) -> list[Any]:
-        from specdec.verify.verifier import Acceptance
+        from specdec.kernels.types import Acceptance
 
         self.verifier.verify(rows, logits)
         found = []

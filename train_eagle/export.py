@@ -22,12 +22,14 @@ from specdec.draft_heads.heads.eagle import EagleHead
 from specdec.draft_heads.heads.eagle3 import Eagle3Config, Eagle3Head
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context, read_config, read_tensors
 from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.kernels.kernel_set import torch_kernels
 from specdec.kernels.linear import Projection
 from specdec.models.llama import LlamaModel
 from specdec.train_eagle.evaluation import Evaluation
 from specdec.train_eagle.model_card import ModelCard
 from specdec.train_eagle.new_head import new_eagle3_head, new_eagle_head
 from specdec.train_eagle.save_head import save_head
+from specdec.verify.noise import GumbelNoise
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 # vLLM and SGLang choose a class by these. Of EAGLE-3 both know the second; of EAGLE-1/2 vLLM knows the official name
@@ -110,8 +112,8 @@ def _eagle(found: HeadDescription) -> EagleHead:
         raise CheckpointError(
             "it has an output matrix of its own; the official layout of EAGLE-1/2 has no place for one"
         )
-    embedding = found.tensors.by_name["embed_tokens.weight"]
-    return build_eagle_head(found, embedding, torch.float32, torch.device("cpu"))
+    embedding, device = found.tensors.by_name["embed_tokens.weight"], torch.device("cpu")
+    return build_eagle_head(found, embedding, torch.float32, device, torch_kernels(GumbelNoise(device)))
 
 
 def _eagle3(found: HeadDescription, target: Path | None) -> Eagle3Head:
@@ -134,9 +136,9 @@ def _eagle3(found: HeadDescription, target: Path | None) -> Eagle3Head:
     else:
         raise CheckpointError("config.json leaves open which layers it reads; give the folder of its target by --model")
     # Nothing of the target is written, so nothing of it is needed.
-    nothing = torch.zeros(1).expand(llama.vocab_size, llama.hidden_size)
+    device, nothing = torch.device("cpu"), torch.zeros(1).expand(llama.vocab_size, llama.hidden_size)
     parts = TargetParts(nothing, Projection(nothing), 0)
-    return build_eagle3_head(found, read, parts, torch.float32, torch.device("cpu"))
+    return build_eagle3_head(found, read, parts, torch.float32, device, torch_kernels(GumbelNoise(device)))
 
 
 def export(trained: Trained, folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:

@@ -22,6 +22,7 @@ from accelerate.utils import set_seed
 from specdec.config import resolve_dtype
 from specdec.draft_heads.heads.eagle import EagleHead
 from specdec.draft_heads.heads.eagle3 import Eagle3Head
+from specdec.kernels.kernel_set import torch_kernels
 from specdec.models.llama import LlamaModel, load_llama
 from specdec.train_eagle.conversations import Sample
 from specdec.train_eagle.curves import draw_curves
@@ -36,6 +37,7 @@ from specdec.train_eagle.train_config import TrainConfig
 from specdec.train_eagle.train_log import TrainLog
 from specdec.train_eagle.training_state import FILE, TrainingState, begin_with
 from specdec.train_eagle.unrolled_loss import UnrolledLoss
+from specdec.verify.noise import GumbelNoise
 
 SHARD_TOKENS = 1 << 18
 # Settings that another start of the same run may change.
@@ -91,7 +93,8 @@ class Run:
             mixed = "bf16" if dtype == torch.bfloat16 else "no"
         self.accelerator = Accelerator(mixed_precision=mixed, cpu=on_cpu)
         self.device = self.accelerator.device
-        self.model = load_llama(config.model, dtype if mixed == "bf16" else torch.float32, self.device)
+        weights = dtype if mixed == "bf16" else torch.float32
+        self.model = load_llama(config.model, weights, self.device, torch_kernels(GumbelNoise(self.device)))
         self.head = new_head(config, self.model, self.data.train)
         settings = LossSettings(
             config.loss,

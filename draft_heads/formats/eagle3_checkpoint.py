@@ -14,7 +14,7 @@ from specdec.draft_heads.formats.tap_ids import KEY
 from specdec.draft_heads.heads.draft_head import TargetParts
 from specdec.draft_heads.heads.eagle3 import Eagle3Config, Eagle3Head
 from specdec.draft_heads.llama.checkpoint_files import fill
-from specdec.kernels.kernel_set import TORCH, KernelSet
+from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.linear import ready
 
 # What plain EAGLE-3 does not have, under the names of config.json.
@@ -27,7 +27,7 @@ def build_eagle3_head(
     target: TargetParts,
     dtype: torch.dtype,
     device: torch.device,
-    kernels: KernelSet = TORCH,
+    kernels: KernelSet,
 ) -> Eagle3Head:
     """The head that was described, from tensors with numbers, ready to serve.
 

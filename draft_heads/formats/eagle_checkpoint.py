@@ -16,7 +16,7 @@ from specdec.draft_heads.heads.draft_head import TargetSizes
 from specdec.draft_heads.heads.eagle import EagleConfig, EagleHead
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context, fill, read_config, read_tensors
 from specdec.draft_heads.llama.llama_config import LlamaConfig
-from specdec.kernels.kernel_set import TORCH, KernelSet
+from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.linear import ready
 
 # Of a description's tensors, those that are no part of the head itself.
@@ -28,7 +28,7 @@ def load_eagle_head(
     target_embedding: Tensor,
     dtype: torch.dtype,
     device: torch.device,
-    kernels: KernelSet = TORCH,
+    kernels: KernelSet,
 ) -> EagleHead:
     """Load an EAGLE-1/2 head alone, without what scores its states.
 
@@ -53,7 +53,7 @@ def build_eagle_head(
     target_embedding: Tensor,
     dtype: torch.dtype,
     device: torch.device,
-    kernels: KernelSet = TORCH,
+    kernels: KernelSet,
 ) -> EagleHead:
     """The head that was described, from tensors with numbers, ready to serve."""
     config = description.config

@@ -78,7 +78,7 @@ class HeadSettings:
             layer["num_hidden_layers"] = max(1, tensors.num_layers)
             assumptions.append(f"config.json does not count its layers: the file has {layer['num_hidden_layers']}")
         window = layer.pop("sliding_window", None) if self._is_windowed() else None
-        layer.pop("sliding_window", None)
+        layer["sliding_window"] = None
         layer["layer_types"] = [kind for kind in layer.get("layer_types") or () if kind != "sliding_attention"]
         config = LlamaConfig.from_json(layer)
         if window is not None:
@@ -87,7 +87,7 @@ class HeadSettings:
             if window < config.max_position:
                 assumptions.append(f"it attends within {window} tokens: it drafts no further into a text than that")
             config = replace(config, max_position=min(config.max_position, window))
-        nested = section(layer, "rope_parameters") or section(layer, "rope_scaling")
+        nested = section(layer, "rope_scaling") or section(layer, "rope_parameters")
         if not layer.get("rope_theta") and not nested.get("rope_theta"):
             assumptions.append(f"config.json has no rope_theta: {config.rope.theta:g}")
         promised = bool(self.own.get("qkv_bias") or layer.get("attention_bias"))

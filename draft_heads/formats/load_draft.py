@@ -13,7 +13,7 @@ from specdec.draft_heads.formats.recogniser import recognise
 from specdec.draft_heads.heads.draft_head import DraftModel, TargetParts
 from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.draft_heads.llama.checkpoint_files import error_context, read_config, read_tensors
-from specdec.kernels.kernel_set import TORCH, KernelSet
+from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.linear import Projection
 
 
@@ -33,7 +33,7 @@ class LoadedHead(NamedTuple):
 
 
 def load_head(
-    folder: Path, target: TargetParts, dtype: torch.dtype, device: torch.device, kernels: KernelSet = TORCH
+    folder: Path, target: TargetParts, dtype: torch.dtype, device: torch.device, kernels: KernelSet
 ) -> LoadedHead:
     """Load a head, told by its config.json and its tensors and not by its name.
 
@@ -60,7 +60,7 @@ def load_head(
 
 
 def load_draft_model(
-    folder: Path, target: TargetParts, dtype: torch.dtype, device: torch.device, kernels: KernelSet = TORCH
+    folder: Path, target: TargetParts, dtype: torch.dtype, device: torch.device, kernels: KernelSet
 ) -> DraftModel:
     """`load_head`, by the likelier reading of what its folder leaves open.
 

@@ -14,6 +14,7 @@ from specdec.draft_heads.formats.head_settings import HeadSettings
 from specdec.draft_heads.formats.head_tensors import VOCABULARY_MAPS, HeadTensors
 from specdec.draft_heads.llama.checkpoint_files import (
     CheckpointError,
+    check_weight_dtypes,
     error_context,
     listed,
     peek_tensors,
@@ -51,6 +52,7 @@ def recognise(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Hea
         CheckpointError: it is none, or one that is not supported, with what was found instead.
     """
     refuse_foreign(settings, tensors)
+    check_weight_dtypes({name: x for name, x in tensors.items() if name.rpartition(".")[2] not in VOCABULARY_MAPS})
     own = HeadSettings.from_json(settings)
     found = HeadTensors(tensors)
     if _is_eagle3(found):

@@ -1,6 +1,6 @@
 """The EAGLE-3 draft head: it reads three depths of the target, and has an output matrix of its own (Li et al. 2025)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 
@@ -12,7 +12,8 @@ from specdec.draft_heads.heads.draft_head import TargetOutput
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import Attention, DecoderLayer, LlamaLayer, RMSNorm
 from specdec.draft_heads.llama.rope import Rotary
-from specdec.kernels.kernel_set import TORCH, KernelSet
+from specdec.kernels.elementwise_reference import rms_norm
+from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.linear import Linear
 
 
@@ -156,11 +157,11 @@ class TapNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(taps, size))
         self.eps = eps
-        self.kernels = TORCH
+        self.rms_norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm
 
     def forward(self, taps: Sequence[Tensor]) -> list[Tensor]:
-        return [self.kernels.rms_norm(tap, weight, self.eps) for tap, weight in zip(taps, self.weight, strict=True)]
+        return [self.rms_norm(tap, weight, self.eps) for tap, weight in zip(taps, self.weight, strict=True)]
 
     def served(self, kernels: KernelSet) -> "TapNorm":
-        self.kernels = kernels
+        self.rms_norm = kernels.rms_norm
         return self

@@ -51,7 +51,8 @@ class Request:
         end_tokens: tokens after which the output ends.
         priority: lower runs first, where the scheduler goes by it.
         cache_salt: only requests of the same salt share cached blocks.
-        samples: the requests for the same prompt, itself among them.
+        cached_samples: samples of the same prompt that hold cache blocks, longest-holding first; one dict for all
+            samples, used as an ordered set.
         rank: its place among all requests, given when it is queued.
         num_cached: tokens whose keys and values are in the cache, or in host memory while it is swapped out.
         num_draft_cached: tokens that the draft head has read, so that its own entries are in the cache too.
@@ -77,7 +78,7 @@ class Request:
     detokenizer: Detokenizer
     priority: int = 0
     cache_salt: str | None = None
-    samples: "list[Request]" = field(default_factory=list, repr=False)
+    cached_samples: "dict[Request, None]" = field(default_factory=dict, repr=False)
     rank: Rank = (0, 0, 0)
     num_cached: int = 0
     num_draft_cached: int = 0
@@ -168,7 +169,7 @@ class Request:
         )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class RequestGroup:
     """A prompt and its `SamplingParams.n` requests.
 
@@ -181,10 +182,15 @@ class RequestGroup:
     prompt: str | None
     prompt_token_ids: list[int]
     requests: list[Request]
+    _num_finished: int = field(default=0, repr=False)
 
     @property
     def finished(self) -> bool:
-        return all(request.finished for request in self.requests)
+        """Whether all samples have ended."""
+        # A sample that has ended is not looked at again, so that the calls of n steps take n looks and not n².
+        while self._num_finished < len(self.requests) and self.requests[self._num_finished].finished:
+            self._num_finished += 1
+        return self._num_finished == len(self.requests)
 
     def output(self) -> RequestOutput:
         """A snapshot of all samples."""

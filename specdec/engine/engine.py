@@ -16,13 +16,13 @@ from specdec.core.request import Request
 from specdec.draft_heads.drafting.drafter import Drafter, DraftRow
 from specdec.execution.model_runner import ModelRunner
 from specdec.execution.stopwatch import Stopwatch
+from specdec.kernels.types import NO_TOKEN, Acceptance
 from specdec.scheduling.plan import Plan, PlannedRow
 from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.tree_sizer import TreeOutcome
-from specdec.verify.sampler import NO_TOKEN
 from specdec.verify.tree import DraftTree
 from specdec.verify.tree_batch import TreeRow, slots_of
-from specdec.verify.verifier import Acceptance, SampledRow, Verifier
+from specdec.verify.verifier import SampledRow, Verifier
 
 
 class LLMEngine:

@@ -12,7 +12,7 @@ from specdec.draft_heads.llama.checkpoint_files import CheckpointError, peek_ten
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import Attention
 from specdec.draft_heads.llama.rope import Rotary
-from specdec.kernels.kernel_set import TORCH, KernelSet
+from specdec.kernels.kernel_set import KernelSet
 from specdec.models.llama import LlamaModel, load_llama
 from specdec.models.tokenizer import check_same_vocabulary
 
@@ -77,7 +77,7 @@ def holds_llama(folder: Path) -> bool:
 
 
 def load_llama_draft(
-    folder: Path, target: Path, vocab_size: int, dtype: torch.dtype, device: torch.device, kernels: KernelSet = TORCH
+    folder: Path, target: Path, vocab_size: int, dtype: torch.dtype, device: torch.device, kernels: KernelSet
 ) -> DraftModel:
     """Load a model that drafts for another one.
 

@@ -29,6 +29,10 @@ def turn(name: str) -> Damage:
     return lambda fixture: fixture.tensors.update({name: fixture.tensors[name].T.contiguous()})
 
 
+def quantise(name: str) -> Damage:
+    return lambda fixture: fixture.tensors.update({name: fixture.tensors[name].to(torch.int8)})
+
+
 def say(**keys: Any) -> Damage:
     return lambda fixture: fixture.config.update(keys)
 
@@ -55,6 +59,7 @@ NO_MASK = lose("t2d")
 FAULTS: dict[str, list[tuple[Damage, str]]] = {
     "official_eagle": [
         (lose("fc.weight"), "not an EAGLE head: it has no tensor 'fc.weight', but 10 others"),
+        (quantise("fc.weight"), "fc.weight is stored as int8"),
         (turn("fc.weight"), "fc.weight has shape [48, 24], config.json says [24, 48]: it is transposed"),
         (gain("norm.weight", TARGET_HIDDEN), "unexpected tensors: norm.weight"),
         (gain("lm_head.weight", VOCAB, TARGET_HIDDEN), "unexpected tensors: lm_head.weight"),
@@ -109,7 +114,7 @@ FAULTS: dict[str, list[tuple[Damage, str]]] = {
         (say(eagle_config={IDS: [1, 4]}), f"fc.weight reads 3 states of size 24; {IDS} = [1, 4] names 2 layers"),
         (say(**{IDS: [1, 2, 6]}), f"config.json has two {IDS}, [1, 2, 6] and in eagle_config [1, 3, 4]"),
         (say(eagle_config=[1, 2, 3]), "config.json: eagle_config = [1, 2, 3] must be an object"),
-        (say(rope_parameters={"rope_type": "mrope"}), "rope type 'mrope' is not supported"),
+        (say(rope_scaling={"rope_type": "mrope"}), "rope type 'mrope' is not supported"),
         (say(eagle_config={"use_aux_hidden_state": False}), "use_aux_hidden_state is false"),
     ],
     "specforge_eagle31": [(lose("fc_norm.1.weight"), "missing tensors: fc_norm.1.weight")],

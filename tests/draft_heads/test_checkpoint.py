@@ -16,6 +16,7 @@ from specdec.draft_heads.llama.checkpoint_files import CheckpointError, read_con
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.rope import RopeConfig
 from tests.fakes import TINY, edit_json, save_random_head
+from tests.kernel_sets import TORCH
 
 CPU = torch.device("cpu")
 VOCAB, HIDDEN = TINY["vocab_size"], TINY["hidden_size"]
@@ -37,7 +38,7 @@ BIASES = {f"layers.0.self_attn.{name}_proj.bias": (size,) for name, size in (("q
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> EagleHead:
-    return load_eagle_head(folder, EMBEDDING.to(dtype), dtype, CPU)
+    return load_eagle_head(folder, EMBEDDING.to(dtype), dtype, CPU, TORCH)
 
 
 def edit_tensors(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:

@@ -21,6 +21,7 @@ from specdec.verify.tree_batch import pad_block_tables, slots_of
 from tests.checkpoints import TARGET_EMBED, TARGET_HIDDEN, TARGET_LAYERS, TARGET_OUT, VOCAB, Fixture
 from tests.draft_heads.dense_head import DenseHead
 from tests.head_formats import FORMATS
+from tests.kernel_sets import TORCH
 from tests.strategies import draft_trees, seeds, shuffled_tables
 
 CPU = torch.device("cpu")
@@ -31,7 +32,7 @@ PARTS = TargetParts(TARGET_EMBED.double(), Projection(TARGET_OUT.double()), TARG
 
 
 def load(folder: Path) -> LoadedHead:
-    return load_head(folder, PARTS, torch.float64, CPU)
+    return load_head(folder, PARTS, torch.float64, CPU, TORCH)
 
 
 class Heads:
@@ -77,7 +78,7 @@ class Served:
             first=1,
         )
         slots = torch.tensor(slots_of(self.table, first, end, BLOCK))
-        attentions = [PagedAttention(kv, slots, rows) for kv in self.kv]
+        attentions = [PagedAttention(kv, slots, rows, TORCH) for kv in self.kv]
         if not ancestors:
             self.known = end
         return self.draft.head(

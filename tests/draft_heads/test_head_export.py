@@ -19,6 +19,7 @@ from specdec.kernels.linear import Projection
 from tests.checkpoints import FEW, TARGET_EMBED, TARGET_HIDDEN, TARGET_LAYERS, TARGET_OUT, VOCAB, llama_config
 from tests.draft_heads.test_formats import load as load_double
 from tests.head_formats import FORMATS
+from tests.kernel_sets import TORCH
 
 CPU = torch.device("cpu")
 IDS = "eagle_aux_hidden_state_layer_ids"
@@ -70,7 +71,7 @@ def layer_config(layers: int) -> LlamaConfig:
 
 def load(folder: Path) -> LoadedHead:
     parts = TargetParts(TARGET_EMBED.bfloat16().float(), Projection(TARGET_OUT.float()), TARGET_LAYERS)
-    return load_head(folder, parts, torch.float32, CPU)
+    return load_head(folder, parts, torch.float32, CPU, TORCH)
 
 
 def check_round_trip(head: Eagle3Head, folder: Path) -> LoadedHead:

@@ -108,14 +108,14 @@ class World:
         most = min(most, room + 1 - len(prompt))
         group = [make_request(prompt, most, cache_salt=salt, end_tokens=frozenset([END])) for _ in range(samples)]
         for request in group:
-            request.samples = group
+            request.cached_samples = group[0].cached_samples
             request.priority = priority if self.case.config.scheduling_policy == "priority" else 0
             self.scheduler.add(request)
             self.requests.append(request)
 
     def make_beam(self, request: Request) -> None:
         self.beams.add(request)
-        request.samples, request.drafts = [], False
+        request.cached_samples, request.drafts = {}, False
 
     def fork(self, parent: Request, tokens: Sequence[int]) -> None:
         """Children that go on otherwise after what the parent has in the cache; then it ends, as a beam does."""

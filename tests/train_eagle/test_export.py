@@ -21,6 +21,7 @@ from specdec.train_eagle.export import main
 from specdec.train_eagle.new_head import new_eagle3_head, new_eagle_head
 from specdec.train_eagle.training_state import TrainingState
 from tests.fakes import edit_json, save_random_eagle3, save_random_head, save_random_llama
+from tests.kernel_sets import TORCH
 
 H, INNER, V, KV, VD = 32, 48, 97, 16, 50
 MAPS = {"d2t": torch.int64, "t2d": torch.bool}
@@ -67,7 +68,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(target: Path) -> LlamaModel:
-    return load_llama(target, torch.float32, torch.device("cpu"))
+    return load_llama(target, torch.float32, torch.device("cpu"), TORCH)
 
 
 @pytest.fixture(params=["eagle", "eagle3"])

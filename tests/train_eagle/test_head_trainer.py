@@ -24,6 +24,7 @@ from specdec.train_eagle.features import FeatureBatch, OnlineFeatures
 from specdec.train_eagle.head_trainer import HeadTrainer, LossSettings
 from specdec.train_eagle.new_head import new_eagle3_head, new_eagle_head
 from tests.fakes import TINY, save_random_llama
+from tests.kernel_sets import TORCH
 
 VOCAB = TINY["vocab_size"]
 KNOWN = torch.arange(0, VOCAB, 2)
@@ -38,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def target(folder: Path) -> LlamaModel:
-    return load_llama(folder, torch.float64, torch.device("cpu"))
+    return load_llama(folder, torch.float64, torch.device("cpu"), TORCH)
 
 
 def make_head(target: LlamaModel, kind: str, seed: int) -> EagleHead | Eagle3Head:
@@ -171,7 +172,7 @@ def test_in_bfloat16_products_meet_few_row_counts(target: LlamaModel, folder: Pa
 
     On a processor without AVX-512 torch multiplies bfloat16 without oneDNN, so nothing is padded.
     """
-    head, model = make_head(target, kind, 0).float(), load_llama(folder, torch.bfloat16, torch.device("cpu"))
+    head, model = make_head(target, kind, 0).float(), load_llama(folder, torch.bfloat16, torch.device("cpu"), TORCH)
     trainer = HeadTrainer(head, model.lm_head_weight, LossSettings("ce", 4, 0.8, 1.0, 0.5, 0.1))
     sizes = {len(parameter) for parameter in [*head.parameters(), *model.parameters()]}
     sizes |= {parameter.shape[-1] for parameter in [*head.parameters(), *model.parameters()]}

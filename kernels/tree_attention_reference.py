@@ -1,99 +1,14 @@
-"""What a step asks of a device, in plain torch: the CPU path, and the reference of the Triton kernels."""
+"""Attention over a paged cache in plain torch: what a CPU runs, and the reference of the Triton kernel."""
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from specdec.kernels.ragged_rows import RaggedRows
 
 # What `scaled_dot_product_attention` runs on a CPU; called by its own name, it also gives the log-sum-exp.
 _FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-# What the Triton kernels compute with; what is here takes float64 as well.
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """`weight * x / sqrt(mean(x^2) + eps)` over the last dimension (Zhang & Sennrich 2019).
-
-    Computed as the layer norm of `[x, -x]`, which has mean 0 and the mean square of x as its variance: one
-    fused operation, where torch's own RMS norm is nine on a CPU.
-
-    In float64 the normalisation itself runs in float32, as in transformers, so that a float64 run can be
-    compared with it digit for digit.
-    """
-    if x.dtype != torch.float64:
-        size = x.shape[-1]
-        normed = F.layer_norm(torch.cat([x, -x], -1), (2 * size,), None, None, eps)
-        return normed[..., :size] * weight
-    single = x.float()
-    single = single * torch.rsqrt(single.pow(2).mean(-1, keepdim=True) + eps)
-    return weight * single.to(x.dtype)
-
-
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The `rms_norm` of `residual + x`, and that sum."""
-    total = residual + x
-    return rms_norm(total, weight, eps), total
-
-
-def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding (Su et al. 2021), halves convention, in place.
-
-    Args:
-        x: `[rows, heads, head_dim]`.
-        cos: `[rows, 1, head_dim]`.
-        sin: the same; its first half carries the minus sign of "rotate half", so that the rotation needs no
-            negated copy.
-    """
-    swapped = x.roll(x.shape[-1] // 2, -1)
-    return x.mul_(cos).addcmul_(swapped, sin)
-
-
-def silu_and_mul(gate_up: Tensor) -> Tensor:
-    """`silu(gate) * up` for `gate_up = [rows, 2 * intermediate]`."""
-    size = gate_up.shape[-1] // 2
-    gate, up = gate_up.split_with_sizes((size, size), -1)
-    return F.silu(gate) * up
-
-
-def rotary_store(qkv: Tensor, cos: Tensor, sin: Tensor, kv: Tensor, slots: Tensor, num_heads: int) -> Tensor:
-    """`rotate_` of queries and keys, then the write of keys and values to one layer's cache.
-
-    Args:
-        qkv: `[rows, heads + 2 * kv_heads, head_dim]`, rotated in place.
-        cos, sin: see `rotate_`.
-        kv: `[slots, 2 * kv_heads, head_dim]`, keys first.
-        slots: int64 `[rows]`.
-        num_heads: query heads.
-
-    Returns:
-        `[rows, heads, head_dim]`, the rotated queries, in the memory of `qkv`.
-    """
-    stored = kv.shape[1]
-    rotate_(qkv.narrow(1, 0, num_heads + stored // 2), cos, sin)
-    query, key_value = qkv.split_with_sizes((num_heads, stored), 1)
-    kv.index_copy_(0, slots, key_value)
-    return query
-
-
-def move_kv(kv: Tensor, source: Tensor, target: Tensor) -> None:
-    """Copy slots `source` to slots `target` (int64 `[moves]`) in all layers; the two may overlap.
-
-    Args:
-        kv: `[layers, slots, 2 * kv_heads, head_dim]`.
-    """
-    kv.index_copy_(1, target, kv.index_select(1, source))
-
-
-def copy_blocks(kv: Tensor, source_blocks: Tensor, target_blocks: Tensor, block_size: int) -> None:
-    """Copy blocks `source_blocks` to `target_blocks` (int64 `[copies]`) in all layers; the two may overlap.
-
-    Args:
-        kv: `[layers, blocks * block_size, 2 * kv_heads, head_dim]`.
-    """
-    move_kv(kv.view(kv.shape[0], -1, block_size, *kv.shape[2:]), source_blocks, target_blocks)
 
 
 def tree_attention(query: Tensor, kv: Tensor, rows: RaggedRows, scale: float) -> Tensor:
