@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from specdec.draft_heads.heads.draft_head import TargetOutput, TargetParts
 from specdec.draft_heads.llama.checkpoint_files import (
     CheckpointError,
+    check_weight_dtypes,
     error_context,
     load_strictly,
     read_config,
@@ -63,7 +64,7 @@ class LlamaModel(nn.Module):
     @property
     def parts(self) -> TargetParts:
         """What heads are loaded against."""
-        return TargetParts(self.embed_tokens.weight, self.output, self.config.num_layers)
+        return TargetParts(self.embed_tokens.weight, self.output, self.config)
 
     @property
     def output(self) -> Projection:
@@ -95,6 +96,7 @@ def load_llama(folder: Path, dtype: torch.dtype, device: torch.device, kernels: 
         if head is not None and not torch.equal(head, tensors.get("embed_tokens.weight", head)):
             raise CheckpointError(f"{folder}: tie_word_embeddings is true, but lm_head.weight is another matrix")
     with error_context(folder):
+        check_weight_dtypes(tensors)
         for layer in range(config.num_layers):
             fuse_layer(tensors, f"layers.{layer}.")
     with torch.device("meta"):
