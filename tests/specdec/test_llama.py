@@ -18,7 +18,7 @@ from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.execution.model_runner import ModelRunner
 from specdec.models.llama import LlamaModel, load_llama
-from specdec.verify.tree import DraftTree
+from specdec.verify.draft_trees import HostTrees
 from specdec.verify.tree_batch import TreeBatch, TreeRow
 from tests.fakes import TINY, edit_json, save_random_head, save_random_llama
 from tests.kernel_sets import TORCH
@@ -64,8 +64,8 @@ def chunked_logits(folder: Path, dtype: torch.dtype, tokens: Sequence[int], chun
     runner = ModelRunner(model, new_cache(model, plan.num_blocks, dtype))
     logits, start = [], 0
     for chunk in chunks:
-        row = TreeRow(tokens[start : start + chunk], DraftTree(), start, plan.tables[0], num_scored=chunk)
-        logits.append(runner.forward([row]))
+        row = TreeRow(tokens[start : start + chunk], start, plan.tables[0], num_scored=chunk)
+        logits.append(runner.forward([row], HostTrees.empty(1)))
         start += chunk
     return torch.cat(logits)
 
@@ -243,7 +243,7 @@ def test_taps_and_features_equal_transformers_hidden_states(tmp_path: Path) -> N
     model = load_llama(tmp_path, torch.float64, CPU, TORCH)
     plan = shuffled_tables([30], BLOCK, seed=0)
     cache = new_cache(model, plan.num_blocks, torch.float64)
-    batch = TreeBatch.pack([TreeRow(tokens, DraftTree(), 0, plan.tables[0], num_scored=0)], BLOCK, CPU)
+    batch = TreeBatch.pack([TreeRow(tokens, 0, plan.tables[0], num_scored=0)], HostTrees.empty(1), BLOCK, CPU)
     rope = model.config.rope.table(model.config.head_dim, 30, torch.float64)
     attentions = [PagedAttention(kv, batch.slots, batch.rows, TORCH) for kv in cache.target]
     asked = (3, 0, 2, 1)
