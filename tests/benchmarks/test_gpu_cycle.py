@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.gpu_cycle import HEADS, TINY, Engines, _request
 from specdec.kernels.kernel_set import TORCH
-from tests.benchmarks.conftest import TinyRun
+from tests.benchmarks.tiny_run import TinyRun
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytestmark = pytest.mark.filterwarnings("ignore:divide by zero encountered in log2")

@@ -9,29 +9,20 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from specdec.draft_heads.formats.head_description import Source
-from specdec.draft_heads.formats.load_draft import LoadedHead, load_head
 from specdec.draft_heads.formats.recogniser import describe_folder
-from specdec.draft_heads.heads.draft_head import DraftModel, TargetOutput, TargetParts
+from specdec.draft_heads.heads.draft_head import DraftModel, TargetOutput
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
-from specdec.kernels.linear import Projection
 from specdec.kernels.ragged_rows import RaggedRows
 from specdec.verify.tree import ROOT, DraftTree
 from specdec.verify.tree_batch import pad_block_tables, slots_of
-from tests.checkpoints import TARGET_EMBED, TARGET_HIDDEN, TARGET_LAYERS, TARGET_OUT, VOCAB, Fixture
+from tests.checkpoints import TARGET_HIDDEN, TARGET_LAYERS, VOCAB, Fixture
 from tests.draft_heads.dense_head import DenseHead
+from tests.draft_heads.loading import CPU, PARTS, load
 from tests.head_formats import FORMATS
 from tests.strategies import draft_trees, seeds, shuffled_tables
 
-CPU = torch.device("cpu")
 BLOCK = 8
-
-
-PARTS = TargetParts(TARGET_EMBED.double(), Projection(TARGET_OUT.double()), TARGET_LAYERS)
-
-
-def load(folder: Path) -> LoadedHead:
-    return load_head(folder, PARTS, torch.float64, CPU)
 
 
 class Heads:

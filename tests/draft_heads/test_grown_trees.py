@@ -12,8 +12,8 @@ from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.tree_draw import TreeDraw
 from specdec.verify.grown_trees import GrownTree, grown_together, joined, node_tensors
 from specdec.verify.tree import ROOT, DraftTree
-from tests.draft_heads.test_tree_draw import Head, draw_with
-from tests.draft_heads.test_tree_search import bounds, coarse_head, random_head, search_with
+from tests.draft_heads.drawn_levels import Head, draw_with
+from tests.draft_heads.searched_levels import bounds, coarse_head, random_head, search_with
 from tests.strategies import draft_shapes, draft_trees, seeds
 
 CPU = torch.device("cpu")

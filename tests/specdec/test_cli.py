@@ -23,7 +23,7 @@ from specdec.verify.block import walk_block
 from specdec.verify.rejection import walk_rejection
 from specdec.verify.verifier import CoupledVerifier
 from specdec.verify.walk_verifier import WalkVerifier
-from tests.specdec.conftest import CHARACTERS, Tiny
+from tests.specdec.tiny_checkpoints import CHARACTERS, Tiny
 
 FIGURES = ["steps", "tau", "accepted_per_depth", "seconds", "tok_per_s"]
 KEYS = ["prompt", "text", "token_ids", "finish_reason", "error", *FIGURES]

@@ -14,7 +14,7 @@ from specdec.draft_heads.drafting.model_drafter import ModelDrafter
 from specdec.verify.noise import Stream, gumbel, uniforms
 from specdec.verify.sampler import TorchSampler
 from tests.fakes import save_random_head, save_random_llama
-from tests.verify.test_statistics import chi_square_tail
+from tests.verify.chi_square import chi_square_tail
 
 VOCAB = 6
 SMALL: dict[str, Any] = {

@@ -21,7 +21,7 @@ from tests.checkpoints import TARGET_HIDDEN, TARGET_LAYERS, VOCAB
 from tests.draft_heads.dense_head import DenseHead
 from tests.fakes import TINY, edit_json, save_random_llama
 from tests.head_formats import FORMATS
-from tests.specdec.conftest import Tiny
+from tests.specdec.tiny_checkpoints import Tiny
 
 CPU = torch.device("cpu")
 IDS = [1, 3, 6]
