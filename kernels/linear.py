@@ -16,6 +16,18 @@ ROW_BUCKETS = ((8, 1), (32, 4), (64, 8), (256, 32), (1024, 64))
 LARGEST_MULTIPLE = 128
 
 
+def onednn_multiplies(dtype: torch.dtype, device: torch.device) -> bool:
+    """Return whether oneDNN computes the matrix products of this dtype, which only some processors can."""
+    return device.type == "cpu" and dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def is_bfloat16_fast(device: torch.device) -> bool:
+    """Return whether the device has instructions for bfloat16; other processors are faster in float32."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported())
+    return onednn_multiplies(torch.bfloat16, device) and torch.cpu._is_avx512_bf16_supported()
+
+
 class Projection:
     """`x @ weight.T + bias`.
 
@@ -32,8 +44,7 @@ class Projection:
         self.weight, self.bias = weight, bias
         self._packed: Tensor | None = None
         self._is_small = 0 < weight.nbytes <= SMALL_BYTES
-        on_cpu = weight.device.type == "cpu" and weight.dtype == torch.bfloat16
-        if on_cpu and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        if onednn_multiplies(weight.dtype, weight.device):
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
 
     @property
@@ -73,9 +84,9 @@ def padded_rows(rows: int) -> int:
 
 
 def pad_rows(x: Tensor) -> Tensor:
-    """`x` `[rows, …]` with zeros below it, to a row count as above; itself where oneDNN has no part in its products."""
+    """Append rows of zeros to `x` `[rows, …]` up to `padded_rows`, if oneDNN computes its products."""
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
-    if x.device.type != "cpu" or dtype != torch.bfloat16:
+    if not onednn_multiplies(dtype, x.device):
         return x
     return F.pad(x, (0, 0, 0, padded_rows(len(x)) - len(x)))
 

@@ -9,6 +9,7 @@ import torch
 
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.kernels.kernel_set import KernelChoice
+from specdec.kernels.linear import is_bfloat16_fast
 from specdec.scheduling.scheduler_config import SchedulerConfig
 
 DEMO = Path(__file__).parent / "demo"
@@ -131,8 +132,7 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
         ValueError: an unknown name.
     """
     if name == "auto":
-        fast = torch.cuda.is_bf16_supported() if device.type == "cuda" else torch.cpu._is_avx512_bf16_supported()
-        return torch.bfloat16 if fast else torch.float32
+        return torch.bfloat16 if is_bfloat16_fast(device) else torch.float32
     if name not in DTYPES:
         raise ValueError(f"dtype {name!r} is unknown; use auto, {', '.join(DTYPES)}")
     return DTYPES[name]

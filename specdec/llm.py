@@ -20,15 +20,19 @@ from specdec.engine.beam_search import BeamRequest, BeamSearch, num_scored, run_
 from specdec.engine.draft_loader import load_drafts, named_target
 from specdec.engine.engine_builder import build_engine
 from specdec.engine.request_maker import Prompt, RequestMaker
+from specdec.engine.shared_engine import SharedEngine
 from specdec.kernels.kernel_set import KernelChoice, choose_kernels
 from specdec.models.generation_config import GenerationConfig
 from specdec.models.llama import load_llama
 from specdec.models.tokenizer import Tokenizer
 from specdec.scheduling.scheduler_config import Policy, SchedulerConfig
+from specdec.verify.noise import GumbelNoise
 
 
 class LLM:
     """A target with a draft head.
+
+    Calls may interleave, and may come from several threads: their requests share the engine's steps.
 
     llm = LLM(draft="eagle")
     llm.generate(["I would like to find a restaurant."], SamplingParams(temperature=0, max_tokens=64))
@@ -120,7 +124,7 @@ class LLM:
 
     def _load(self, rule: AcceptanceRule, logprobs_mode: LogprobsMode) -> None:
         folder, place = self.config.model, self.config.device
-        kernel_set = choose_kernels(self.config.kernels, place, self.config.dtype)
+        kernel_set = choose_kernels(self.config.kernels, place, self.config.dtype, GumbelNoise(place))
         self.model = load_llama(folder, self.config.dtype, place, kernel_set)
         self.tokenizer = Tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
         self.max_model_len = self.config.context(self.model.config.max_position)
@@ -128,6 +132,7 @@ class LLM:
         kept = self.generation_config.end_tokens | (self.tokenizer.special_tokens if self.tokenizer else frozenset())
         drafts = load_drafts(self.config, self.model, kernel_set, kept)
         self.engine = build_engine(self.config, self.model, drafts, kernel_set, rule, logprobs_mode)
+        self._shared = SharedEngine(self.engine)
         self._requests = RequestMaker(
             self.tokenizer, self.model.config.vocab_size, self.max_model_len, self.generation_config.end_tokens, folder
         )
@@ -160,8 +165,8 @@ class LLM:
         hidden = not use_tqdm or len(groups) < 2 or not console.is_terminal
         with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
             task = progress.add_task("generating", total=len(groups))
-            for group in self._run(groups):
-                if group.finished:
+            for finished in self._shared.run(groups, read=lambda group: group.finished):
+                if finished:
                     progress.advance(task)
         return [group.output() for group in groups]
 
@@ -177,8 +182,8 @@ class LLM:
 
         `segments` of a state is what is new in it. Closing the iterator aborts what is unfinished.
         """
-        for group in self._run(self._groups(prompts, sampling_params, priority, cache_salt)):
-            yield group.output()
+        groups = self._groups(prompts, sampling_params, priority, cache_salt)
+        yield from self._shared.run(groups, RequestGroup.output)
 
     def chat(
         self,
@@ -214,7 +219,7 @@ class LLM:
         )
         roots = [BeamRequest.root(group.requests[0]) for group in self._groups(prompts, step)]
         searches = [BeamSearch(self.engine, params, root) for root in roots]
-        run_searches(self.engine, searches)
+        run_searches(self._shared, searches)
         return [search.output(self.tokenizer) for search in searches]
 
     def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
@@ -277,21 +282,8 @@ class LLM:
 
     def stats(self) -> EngineStats:
         """What has come through the engine so far, and what is in it."""
-        return replace(self.engine.scheduler.stats())
-
-    def _run(self, groups: list[RequestGroup]) -> Generator[RequestGroup]:
-        """Step until all have ended; whatever interrupts it, none is left behind."""
-        owners = {request: group for group in groups for request in group.requests}
-        try:
-            # All or none.
-            for request in owners:
-                self.engine.add_request(request)
-            while not all(group.finished for group in groups):
-                # Each group once a step, in the order of its first news.
-                yield from dict.fromkeys(owners[request] for request in self.engine.step() if request in owners)
-        finally:
-            for request in owners:
-                self.engine.abort(request)
+        with self._shared.turn() as engine:
+            return replace(engine.scheduler.stats())
 
 
 def _target_folder(draft: Path | Literal["ngram"] | None) -> Path:

@@ -8,8 +8,9 @@ from specdec.core.outputs import BeamSearchOutput, BeamSearchSequence, Logprob
 from specdec.core.request import Request
 from specdec.core.sampling_params import BeamSearchParams
 from specdec.engine.engine import LLMEngine
+from specdec.engine.shared_engine import SharedEngine
 from specdec.models.tokenizer import Tokenizer
-from specdec.scheduling.scheduler import Admission
+from specdec.scheduling.scheduler import Admission, Scheduler
 
 
 @dataclass(eq=False)
@@ -38,6 +39,8 @@ class BeamRequest(Request):
         """Leave the engine's token to the search, for which it is a candidate like others."""
         assert not accepted, "a beam has no drafts"
         assert token in self.logprobs[-1], "a beam is scored"
+        # One that was preempted after it was scored, and ran again in a step of another call, is scored twice.
+        del self.logprobs[self.num_output + 1 :]
 
     def candidates(self) -> Iterator[tuple[int, float]]:
         """Tokens that can follow, as far as they have been scored, and the cumulative log-probability with each."""
@@ -192,8 +195,7 @@ class BeamSearch:
         parents, children = self.beams, [found.parent.child(found.token) for found in live]
         # All of them, so that `end` finds each at any moment.
         self.beams = [*parents, *children]
-        running = set(scheduler.running)
-        seats = scheduler.config.max_num_seqs - len(running.difference(parents))
+        seats = scheduler.free_seats(leaving=parents)
         late = []
         for found, child in zip(live, children, strict=True):
             if seats > 0 and found.parent.block_table:
@@ -214,8 +216,10 @@ def num_scored(params: BeamSearchParams, num_ends: int, vocab_size: int) -> int:
     return min(params.beam_width + num_ends, vocab_size)
 
 
-def run_searches(engine: LLMEngine, searches: Sequence[BeamSearch]) -> None:
-    """Step until all are over, as many at once as have seats for all their beams; interrupted, none is left behind.
+def run_searches(shared: SharedEngine, searches: Sequence[BeamSearch]) -> None:
+    """Step until all searches are over, as many at once as have seats for all their beams.
+
+    If it is interrupted, no beam stays queued.
 
     Raises:
         ValueError: the cache could never hold a beam; nothing has run then.
@@ -225,22 +229,29 @@ def run_searches(engine: LLMEngine, searches: Sequence[BeamSearch]) -> None:
             # Refuses it, and says why.
             search.begin()
     pending, active = list(searches), list[BeamSearch]()
-    scheduler = engine.scheduler
-    counts, pool = scheduler.counts, scheduler.manager.pool
     try:
         while pending or active:
-            seats = scheduler.config.max_num_seqs - sum(search.params.beam_width for search in active)
-            while pending and pending[0].params.beam_width <= seats and pending[0].admission is Admission.OK:
-                seats -= pending[0].params.beam_width
-                active.append(pending.pop(0))
-                active[-1].begin()
-            steps, free = counts.steps, pool.num_free
-            engine.step()
-            is_stuck = counts.steps == steps
-            for search in active:
-                search.go_on(is_stuck)
-            assert not is_stuck or pool.num_free > free, "no beam can run, and none makes room"
-            active = [search for search in active if not search.finished]
+            with shared.turn() as engine:
+                active = _next_step(shared, engine.scheduler, pending, active)
     finally:
-        for search in active:
-            search.end()
+        with shared.turn():
+            for search in active:
+                search.end()
+
+
+def _next_step(
+    shared: SharedEngine, scheduler: Scheduler, pending: list[BeamSearch], active: list[BeamSearch]
+) -> list[BeamSearch]:
+    """Begin the pending searches that have seats, take a step, and return the searches that are not over."""
+    seats = scheduler.config.max_num_seqs - sum(search.params.beam_width for search in active)
+    while pending and pending[0].params.beam_width <= seats and pending[0].admission is Admission.OK:
+        seats -= pending[0].params.beam_width
+        active.append(pending.pop(0))
+        active[-1].begin()
+    before = scheduler.stats()
+    shared.step()
+    is_stuck = scheduler.stats().steps == before.steps
+    for search in active:
+        search.go_on(is_stuck)
+    assert not is_stuck or scheduler.stats().kv_usage < before.kv_usage, "no beam can run, and none makes room"
+    return [search for search in active if not search.finished]

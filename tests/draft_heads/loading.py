@@ -4,14 +4,19 @@ from pathlib import Path
 
 import torch
 
-from specdec.draft_heads.formats.load_draft import LoadedHead, load_head
+from specdec.draft_heads.formats.head_kind import LoadedHead
+from specdec.draft_heads.formats.head_kinds import load_head
 from specdec.draft_heads.heads.draft_head import TargetParts
+from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.kernels.linear import Projection
-from tests.checkpoints import TARGET_EMBED, TARGET_LAYERS, TARGET_OUT
+from tests.checkpoints import TARGET_EMBED, TARGET_LAYERS, TARGET_OUT, llama_config
+from tests.head_formats import FORMATS
+from tests.kernel_sets import TORCH
 
 CPU = torch.device("cpu")
-PARTS = TargetParts(TARGET_EMBED.double(), Projection(TARGET_OUT.double()), TARGET_LAYERS)
+TARGET = LlamaConfig.from_json(llama_config(FORMATS["official_eagle3"]().head, num_hidden_layers=TARGET_LAYERS))
+PARTS = TargetParts(TARGET_EMBED.double(), Projection(TARGET_OUT.double()), TARGET)
 
 
 def load(folder: Path) -> LoadedHead:
-    return load_head(folder, PARTS, torch.float64, CPU)
+    return load_head(folder, PARTS, TORCH)

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.tree_search import TreeSearch
-from specdec.verify.sampler import Children
 
 VOCAB = 12
 Path = tuple[int, ...]
@@ -45,7 +44,7 @@ def search_with(heads: list[Head], shape: DraftShape) -> tuple[TreeSearch, list[
     for _ in range(shape.depth):
         log_probs = [torch.stack([head(path) for path in own[-1]]) for head, own in zip(heads, frontiers, strict=True)]
         best = torch.cat(log_probs).topk(min(shape.branching, VOCAB))
-        frontier = search.expand(Children(best.indices, best.values))
+        frontier = search.expand(best.indices, best.values)
         for own, tokens, parents in zip(frontiers, frontier.tokens.tolist(), frontier.parents.tolist(), strict=True):
             own.append([(*own[-1][parent], token) for token, parent in zip(tokens, parents, strict=True)])
     return search, frontiers

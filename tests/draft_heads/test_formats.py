@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from specdec.draft_heads.formats.head_description import Source
-from specdec.draft_heads.formats.recogniser import describe_folder
+from specdec.draft_heads.formats.head_kind import Source
+from specdec.draft_heads.formats.head_kinds import describe_folder
 from specdec.draft_heads.heads.draft_head import DraftModel, TargetOutput
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
@@ -20,6 +20,7 @@ from tests.checkpoints import TARGET_HIDDEN, TARGET_LAYERS, VOCAB, Fixture
 from tests.draft_heads.dense_head import DenseHead
 from tests.draft_heads.loading import CPU, PARTS, load
 from tests.head_formats import FORMATS
+from tests.kernel_sets import TORCH
 from tests.strategies import draft_trees, seeds, shuffled_tables
 
 BLOCK = 8
@@ -68,7 +69,7 @@ class Served:
             first=1,
         )
         slots = torch.tensor(slots_of(self.table, first, end, BLOCK))
-        attentions = [PagedAttention(kv, slots, rows) for kv in self.kv]
+        attentions = [PagedAttention(kv, slots, rows, TORCH) for kv in self.kv]
         if not ancestors:
             self.known = end
         return self.draft.head(
@@ -150,7 +151,7 @@ KINDS = {
 def test_format_is_told_by_its_content_without_its_weights(name: str, tmp_path: Path) -> None:
     fixture = FORMATS[name]()
     found = describe_folder(fixture.write(tmp_path))
-    assert (found.kind, found.layout) == KINDS[name]
+    assert (found.label, found.layout) == KINDS[name]
     assert found.verifier == fixture.facts.get("verifier", "org/target" if "speculators" in name else None)
     shapes = {spelling: tensor.shape for spelling, tensor in found.file_tensors.items()}
     assert shapes == {spelling: tensor.shape for spelling, tensor in fixture.tensors.items()}

@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from specdec.draft_heads.llama.llama_layer import RMSNorm
-from specdec.kernels.kernel_set import TORCH
-from specdec.kernels.linear import SMALL_BYTES, Linear, Projection, padded_rows, ready
+from specdec.kernels.linear import SMALL_BYTES, Linear, Projection, onednn_multiplies, padded_rows, ready
+from tests.kernel_sets import TORCH
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
@@ -54,11 +54,11 @@ def test_a_readied_module_computes_the_same(dtype: torch.dtype) -> None:
     assert not isinstance(block.proj, Linear)
 
 
-@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="no packed weights on this CPU")
 def test_rows_that_fill_up_are_not_seen() -> None:
     torch.manual_seed(0)
     weight = torch.randn(24, 16, dtype=torch.bfloat16)
     projection = Projection(weight)
+    assert projection.is_packed == onednn_multiplies(torch.bfloat16, weight.device)
     with torch.inference_mode():
         for rows in (9, 33, 100, 300):
             x = torch.randn(rows, 16, dtype=torch.bfloat16)

@@ -12,6 +12,7 @@ from specdec.models.llama import LlamaModel, load_llama
 from specdec.verify.tree import DraftTree
 from specdec.verify.tree_batch import TreeRow
 from tests.fakes import TINY
+from tests.kernel_sets import TORCH
 from tests.strategies import shuffled_tables
 
 CPU = torch.device("cpu")
@@ -26,13 +27,13 @@ def random_tokens(count: int, seed: int = 1) -> list[int]:
 
 
 def new_cache(model: LlamaModel, num_blocks: int, dtype: torch.dtype) -> KVCache:
-    return KVCache(num_blocks, BLOCK, model.config, None, dtype, CPU)
+    return KVCache(num_blocks, BLOCK, model.config, None, dtype, CPU, kernels=TORCH)
 
 
 def chunked_logits(folder: Path, dtype: torch.dtype, tokens: Sequence[int], chunks: Sequence[int] = CHUNKS) -> Tensor:
     """Return the logits of all positions of a prompt that is fed chunk by chunk through the engine's model runner."""
     assert sum(chunks) == len(tokens)
-    model = load_llama(folder, dtype, CPU)
+    model = load_llama(folder, dtype, CPU, TORCH)
     plan = shuffled_tables([len(tokens)], BLOCK, seed=0)
     runner = ModelRunner(model, new_cache(model, plan.num_blocks, dtype))
     logits, start = [], 0
