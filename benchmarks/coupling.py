@@ -1,11 +1,11 @@
-"""Why tau differs between temperatures: how often the emitted token is among a node's K first children.
+"""Tau by temperature: how often the emitted token is among a node's first K children.
 
     python -m benchmarks.coupling
 
-For texts that the target itself wrote at temperature 0 and at 1, every token of the answer is looked at as the root
-of a tree: the head, fed the target's own features, ranks the children. So the effect of the text can be told from
-that of the way tokens are chosen. Three choices: the target's argmax among the head's likeliest (greedy); a draw of
-the target among those (likeliest); the same draw among the likeliest after adding the same noise to the head's
+The texts were written by the target itself, at temperature 0 and at 1. Every token of an answer is taken as the root of
+a tree; the head, fed the target's own features, ranks the children. This separates the effect of the text from that of
+how tokens are chosen. Three choices: the target's argmax among the head's most probable tokens (greedy); a sample of
+the target among the same (likeliest); the same sample among the first after adding the same noise to the head's scores
 (coupled).
 """
 

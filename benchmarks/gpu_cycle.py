@@ -1,10 +1,10 @@
-"""The engine's step at the shape of Llama-3.1-8B: plain, and with drafts of which so many are accepted by force.
+"""The engine's step at the shape of Llama-3.1-8B: plain, and with a forced number of accepted drafts.
 
-A part of `benchmarks.gpu`. Weights are random, so tokens mean nothing, and a verifier that does all its work and
-then is overruled settles how many drafts are accepted. Times are medians of steps, the kinds of steps in turns. c
-is the time of a cycle over that of a plain step; the bound is the time in which a plain copy reads and writes as
-many bytes as a step must read of weights and cached entries. transformers' `generate`, at the same batch and
-context, is the peer of the plain step.
+A part of `benchmarks.gpu`. Weights are random, so the tokens mean nothing. A verifier does all its work and is then
+overruled, which fixes how many drafts are accepted. Times are medians of steps; the kinds of steps take turns. c is the
+time of a speculative step over that of a plain step. The bound is the time in which a plain copy reads and writes as
+many bytes as a step must read of weights and cached entries. The plain step is compared with transformers' `generate`
+at the same batch and context.
 """
 
 import json
@@ -51,7 +51,7 @@ HEADS = ("eagle", "eagle3")
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is run.
+    """Sizes of the model and of the run.
 
     Attributes:
         model: as in a config.json.
@@ -89,7 +89,7 @@ TINY = Sizes(TINY_LLAMA, torch.float32, (2,), 9, (2, 2, 4), (0, 1), 1, 2, 3, (0,
 
 
 def random_weights(module: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
-    """In place of what a checkpoint holds."""
+    """Give a module random weights, in place of a checkpoint's."""
     module.to(dtype).to_empty(device=device)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -178,7 +178,7 @@ class Engines:
 
     @property
     def weight_bytes(self) -> int:
-        """Of what every step reads: of the embedding it is a few rows."""
+        """Bytes of weights that every step reads: all but the embedding, of which it reads a few rows."""
         total = sum(parameter.nbytes for parameter in self.target.parameters())
         return total - self.target.embed_tokens.weight.nbytes
 

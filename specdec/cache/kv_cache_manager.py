@@ -69,6 +69,11 @@ class KVCacheManager:
     def blocks_for(self, num_entries: int) -> int:
         return -(-num_entries // self.block_size)
 
+    def take_moves(self) -> list[BlockMove]:
+        """Hand over the queued moves, which the caller applies before the next forward pass."""
+        moves, self.moves = self.moves, []
+        return moves
+
     def find_prefix(self, request: Request) -> Prefix:
         """What of the request's known tokens lies in the cache, all but the last at most.
 
@@ -181,7 +186,7 @@ class KVCacheManager:
             for place in range(request.num_registered, full):
                 self.pool.register(request.block_table[place], request.block_hashes[place])
             request.num_registered = full
-        while (request.num_marked + 1) * size <= min(request.num_draft_cached, request.num_cached):
+        while (request.num_marked + 1) * size <= request.num_draft_cached:
             self.pool.mark_read(request.block_table[request.num_marked])
             request.num_marked += 1
 

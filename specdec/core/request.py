@@ -1,5 +1,6 @@
 """A request: its tokens, how far its cache has come, and where its output ends. Pure Python."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -61,7 +62,7 @@ class Request:
         block_hashes: of its full blocks of known tokens, as far as anyone has asked.
         num_registered, num_marked: blocks that the cache manager knows as full, and as read.
         accepted: per output token, whether a draft had it.
-        drafts: whether its next step may carry drafts.
+        drafts_enabled: whether its next step may carry drafts.
         acceptance_history: how its drafts have fared.
         error: why it failed, where `finish_reason` is "error".
         logprobs: per output token, where asked for; may run ahead of the output within a step.
@@ -90,7 +91,7 @@ class Request:
     accepted: list[bool] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: str | int | None = None
-    drafts: bool = True
+    drafts_enabled: bool = True
     acceptance_history: AcceptanceHistory = field(default_factory=AcceptanceHistory)
     error: str | None = None
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
@@ -119,11 +120,33 @@ class Request:
     @property
     def may_draft(self) -> bool:
         """Whether the next step may carry drafts: never the first, whose tree would hang on what was cached."""
-        return self.drafts and self.num_output > 0 and self.num_remaining > 1
+        return self.drafts_enabled and self.num_output > 0 and self.num_remaining > 1
 
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
+
+    def take(self, tokens: Sequence[int], num_accepted: int, num_drafted: int) -> int:
+        """Append a step's tokens up to where the output ends, and count the step.
+
+        Args:
+            tokens: accepted drafts first.
+            num_accepted: number of those.
+            num_drafted: draft nodes that the target has verified.
+
+        Returns:
+            How many tokens the output has taken.
+        """
+        before = self.num_output
+        for place, token in enumerate(tokens):
+            self.append(token, place < num_accepted)
+            if self.finished:
+                break
+        num_new = self.num_output - before
+        # The pass over the prompt can carry no draft.
+        if before > 0:
+            self.stats.count(num_accepted, num_new, num_drafted)
+        return num_new
 
     def append(self, token: int, accepted: bool) -> None:
         """Take one generated token and see whether the output ends with it."""
