@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 # Tokens and rounds by which the cost of a preemption is measured.
 MEASURED_TOKENS = 256
 MEASURED_ROUNDS = 5
+# Tokens of the longest context that measurements and captures run with, whatever requests may have.
+LONGEST_MEASURED = 8192
 
 
 class ModelRunner:
@@ -33,17 +35,21 @@ class ModelRunner:
 
     Args:
         head: whose features the cache keeps of each token.
+        longest: tokens a request may have.
 
     Attributes:
         graphs: of the pass, where there are any.
     """
 
-    def __init__(self, model: LlamaModel, cache: KVCache, head: DraftHead | None = None) -> None:
+    def __init__(
+        self, model: LlamaModel, cache: KVCache, head: DraftHead | None = None, longest: int = LONGEST_MEASURED
+    ) -> None:
         config = model.config
         self.model, self.cache, self.head = model, cache, head
         device, dtype = cache.target.device, cache.target.dtype
         self.max_position = config.max_position
-        self.rope = config.rope.table(config.head_dim, config.max_position, dtype).to(device)
+        positions = min(config.max_position, max(longest, LONGEST_MEASURED))
+        self.rope = config.rope.table(config.head_dim, positions, dtype).to(device)
         self.graphs: StepGraphs | None = None
 
     def forward(self, parts: Sequence[TreeRow], trees: DraftTrees) -> Tensor:
