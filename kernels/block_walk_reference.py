@@ -43,8 +43,8 @@ def walk_block(tree: Tree, target: Callable[[int], Vector | None], chance: Chanc
     if length and tree.draft_probs is None:
         raise ValueError(f"a chain of {length} tokens without draft_probs; block verification needs them")
     p: list[Any] = []
-    while len(p) <= length and (law := target(len(p) - 1)) is not None:
-        p.append(law)
+    while len(p) <= length and (distribution := target(len(p) - 1)) is not None:
+        p.append(distribution)
     length = min(length, len(p))
     p += [None] * (1 + length - len(p))
     q: Any = tree.draft_probs
