@@ -10,7 +10,7 @@ import torch
 from specdec.draft_heads.formats.head_kinds import describe_folder
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from tests.checkpoints import FEW, TARGET_HIDDEN, VOCAB, Fixture
-from tests.draft_heads.test_formats import load
+from tests.draft_heads.loading import load
 from tests.head_formats import FORMATS
 
 Damage = Callable[[Fixture], Any]

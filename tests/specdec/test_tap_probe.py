@@ -22,7 +22,7 @@ from tests.draft_heads.dense_head import DenseHead
 from tests.fakes import TINY, edit_json, save_random_llama
 from tests.head_formats import FORMATS
 from tests.kernel_sets import TORCH
-from tests.specdec.conftest import Tiny
+from tests.specdec.tiny_checkpoints import Tiny
 
 CPU = torch.device("cpu")
 IDS = [1, 3, 6]
