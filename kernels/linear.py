@@ -1,4 +1,4 @@
-"""Products with weight matrices, which a processor reads fastest in a layout of its own."""
+"""Products with weight matrices, which a processor reads fastest in its own layout."""
 
 from typing import Any
 
@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from specdec.kernels.integers import ceil_div
 from specdec.kernels.kernel_set import KernelSet
 
 # A weight up to this size is kept in its plain layout as well: a product with it takes less time than oneDNN
@@ -49,12 +50,12 @@ class Projection:
 
     @property
     def is_packed(self) -> bool:
-        """Whether products read a rearranged copy of `weight`."""
+        """Return whether products read a rearranged copy of `weight`."""
         return self._packed is not None
 
     @property
     def keeps_plain(self) -> bool:
-        """Whether some products read `weight` itself."""
+        """Return whether some products read `weight` itself."""
         return self._packed is None or self._is_small
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -79,8 +80,8 @@ def padded_rows(rows: int) -> int:
     """
     for most, multiple in ROW_BUCKETS:
         if rows <= most:
-            return -(-rows // multiple) * multiple
-    return -(-rows // LARGEST_MULTIPLE) * LARGEST_MULTIPLE
+            return ceil_div(rows, multiple) * multiple
+    return ceil_div(rows, LARGEST_MULTIPLE) * LARGEST_MULTIPLE
 
 
 def pad_rows(x: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ class CudaGraphs:
 
 
 # Of what a graph's drawn trees were drawn from, float32 over the vocabulary for each node: the graph keeps it for good.
-MOST_LAW_BYTES = 256 << 20
+MAX_DRAFT_PROBS_BYTES = 256 << 20
 
 
 def attach_graphs(
@@ -73,7 +73,7 @@ def attach_graphs(
     if drafters:
         first = drafters[0]
         rest = (capture, _heads(first.head.llama, number_bytes), max_blocks)
-        most = MOST_LAW_BYTES // (4 * runner.model.config.vocab_size * first.laws)
+        most = MAX_DRAFT_PROBS_BYTES // (4 * runner.model.config.vocab_size * first.num_draft_probs)
         graphs = DraftGraphs(LoopGraphs(first.search, *rest), LoopGraphs(first.draw, *rest), most)
         for drafter in drafters:
             drafter.graphs = graphs
