@@ -30,7 +30,7 @@ FUSED = {
     "sdpa": [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION],
     "cudnn": [SDPBackend.CUDNN_ATTENTION],
 }
-# Beyond so many bytes of scores, which it keeps, the twin is not timed.
+# The twin keeps all scores. It is not timed where they take more bytes than this.
 TWIN_SCORES = 2**31
 
 Sees = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -158,7 +158,7 @@ def _one_by_one(query: Tensor, kv: Tensor, rows: RaggedRows, scale: float) -> Te
 
 
 def _sees(rows: RaggedRows, batch: int) -> Sees:
-    """Whether a request's row sees an entry, by (request, head, row, entry), as FlexAttention asks."""
+    """Return FlexAttention's mask function: whether a request's row sees a cache entry."""
     visible, ancestors = rows.visible.view(batch, -1), rows.ancestors.view(batch, -1)
     starts = torch.tensor(rows.tree_starts, device=visible.device)
 

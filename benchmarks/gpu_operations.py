@@ -134,7 +134,7 @@ def _silu_and_mul(sizes: Sizes, rows: int, device: torch.device) -> Case:
 
 
 def _move_kv(sizes: Sizes, requests: int, device: torch.device) -> Case:
-    """Of each request a path of random length, which lies anywhere in its tree."""
+    """Moves of one random path per request, anywhere in its tree."""
     chance = random.Random(requests)
     trees = [random_tree(sizes.tree, chance) for _ in range(requests)]
     blocks = requests * (2 + sizes.tree.nodes // sizes.block_size)

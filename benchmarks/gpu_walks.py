@@ -111,7 +111,7 @@ def _weighed(
 
 
 def _bytes_read(scores: Tensor, lengths: Tensor) -> int:
-    """Of the roots and of the nodes that a walk comes to, each once."""
+    """Return the bytes of scores that a walk reads: those of the root and of each node on its path, once."""
     return int((lengths + 1).sum()) * scores[0].numel() * scores.element_size()
 
 

@@ -1,11 +1,11 @@
-"""What scheduling alone costs: no model, requests that decode, and blocks taken and given back.
+"""Time of scheduling alone: no model, requests that decode, and blocks allocated and freed.
 
     python -m benchmarks.scheduling_cost
 
-The clock runs around `schedule` and `update`; appending tokens is outside of it. "plain" rows have no drafts, "tree"
-rows a tree; "tree, queue" is the same while a request waits for blocks that are not there, so that every step looks
-whether it can be admitted, and takes back what drafts hold. Asked: at most 1.5 ms a step at 256 running requests, a
-cost that grows with their number alone, and 100,000 allocate/free pairs a second.
+The clock runs around `schedule` and `update`; appending tokens is outside. "plain" rows have no drafts, "tree" rows
+have a tree. "tree, queue" is the same while a request waits for blocks that are not free: every step checks whether it
+can be admitted, and takes back the blocks that drafts hold. Goals: at most 1.5 ms per step at 256 running requests, a
+cost that grows only with their number, and 100,000 pairs of allocate and free per second.
 """
 
 import argparse

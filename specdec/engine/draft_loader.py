@@ -6,8 +6,8 @@ from pathlib import Path
 from transformers.utils import cached_file
 
 from specdec.config import EngineConfig
+from specdec.draft_heads.formats.head_kinds import load_head
 from specdec.draft_heads.formats.head_settings import HeadSettings
-from specdec.draft_heads.formats.load_draft import load_head
 from specdec.draft_heads.heads.draft_head import DraftModel
 from specdec.draft_heads.heads.readout import CandidateReadout, MatrixReadout, trimmed_readout
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context, read_config
@@ -64,11 +64,10 @@ def load_drafts(
     folder = config.draft
     if not isinstance(folder, Path):
         return None
-    where = (config.dtype, config.device, kernels)
     if holds_llama(folder):
-        draft_model = load_llama_draft(folder, config.model, target.config.vocab_size, *where)
+        draft_model = load_llama_draft(folder, config.model, target.config, config.dtype, config.device, kernels)
     else:
-        draft_model = settle_taps(load_head(folder, target.parts, *where), target, config.model, kernels)
+        draft_model = settle_taps(load_head(folder, target.parts, kernels), target, config.model, kernels)
     if config.draft_vocab is not None:
         assert isinstance(draft_model.readout, MatrixReadout)
         draft_model = draft_model._replace(

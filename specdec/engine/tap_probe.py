@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specdec.cache.kv_cache import KVCache
-from specdec.draft_heads.formats.load_draft import LoadedHead
+from specdec.draft_heads.formats.head_kind import LoadedHead
 from specdec.draft_heads.formats.tap_ids import KEY
 from specdec.draft_heads.heads.draft_head import DraftHead, DraftModel
 from specdec.draft_heads.llama.llama_layer import PagedAttention

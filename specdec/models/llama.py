@@ -64,7 +64,7 @@ class LlamaModel(nn.Module):
     @property
     def parts(self) -> TargetParts:
         """What heads are loaded against."""
-        return TargetParts(self.embed_tokens.weight, self.output, self.config.num_layers)
+        return TargetParts(self.embed_tokens.weight, self.output, self.config)
 
     @property
     def output(self) -> Projection:

@@ -17,9 +17,11 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import DraftRow, Proposal
 from specdec.draft_heads.drafting.model_drafter import ModelDrafter
-from specdec.draft_heads.formats.eagle_checkpoint import load_eagle_head
+from specdec.draft_heads.formats.head_kinds import load_head
+from specdec.draft_heads.heads.draft_head import TargetParts
 from specdec.draft_heads.heads.eagle import EagleHead
 from specdec.draft_heads.heads.readout import MatrixReadout
+from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.kernels.linear import Projection
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.tree import DraftTree
@@ -73,7 +75,10 @@ class Heads(NamedTuple):
 def heads(tmp_path_factory: pytest.TempPathFactory) -> Heads:
     folder = tmp_path_factory.mktemp("head")
     save_random_head(folder)
-    return Heads(DenseHead(folder), load_eagle_head(folder, torch.zeros(VOCAB, HIDDEN), torch.float64, CPU, TORCH))
+    output = torch.zeros(VOCAB, HIDDEN, dtype=torch.float64)
+    ours = load_head(folder, TargetParts(output, Projection(output), LlamaConfig.from_json(TINY)), TORCH).draft.head
+    assert isinstance(ours, EagleHead)
+    return Heads(DenseHead(folder), ours)
 
 
 def naive_tree(head: DenseHead, row: DraftRow, features: Tensor, shape: DraftShape) -> set[TokenPath]:

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specdec import LLM, SamplingParams
-from specdec.draft_heads.formats.eagle3_checkpoint import save_eagle3_head
-from specdec.draft_heads.formats.load_draft import LoadedHead, load_head
+from specdec.draft_heads.formats.head_kind import LoadedHead
+from specdec.draft_heads.formats.head_kinds import KINDS, load_head
 from specdec.draft_heads.formats.tap_ids import KEY
 from specdec.draft_heads.heads.eagle3 import Eagle3Config, Eagle3Head
 from specdec.draft_heads.llama.llama_config import LlamaConfig
@@ -37,7 +37,7 @@ class Ambiguous(NamedTuple):
     head: Path
 
     def load(self) -> LoadedHead:
-        return load_head(self.head, self.model.parts, torch.float64, CPU, TORCH)
+        return load_head(self.head, self.model.parts, TORCH)
 
 
 Make = Callable[..., Ambiguous]
@@ -58,7 +58,7 @@ def make(tmp_path: Path) -> Make:
             if parameter.ndim > 1:
                 torch.nn.init.normal_(parameter, std=0.3)
         folder = tmp_path / "head"
-        save_eagle3_head(head, folder, {})
+        KINDS["eagle3"].save(head, folder, {})
 
         # Its output matrix is the least one by which its states tell the probe's texts.
         made = Ambiguous(model, tmp_path / "target", folder)
@@ -132,7 +132,7 @@ def test_guesses_are_the_heads_before_each_token_of_the_answers(tmp_path: Path) 
     target = save_random_llama(tmp_path / "target", **sizes)
     fixture = FORMATS["official_eagle3_whole"]()
     model = load_llama(tmp_path / "target", torch.float64, CPU, TORCH)
-    draft = load_head(fixture.write(tmp_path / "head"), model.parts, torch.float64, CPU, TORCH).draft
+    draft = load_head(fixture.write(tmp_path / "head"), model.parts, TORCH).draft
     prompts = [[3], [5, 6, 7, 8], [1, 2]]
     probe = TapProbe(model, prompts, 64, TORCH)
     states, tokens = probe.guessing(draft.head)
