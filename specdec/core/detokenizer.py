@@ -7,6 +7,9 @@ from tokenizers.decoders import DecodeStream
 
 from specdec.core.outputs import Segment
 
+# What decoders write for bytes that are no character.
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
 
 class Detokenizer:
     """Text of one growing output. Never splits a character; holds back what may begin a stop string.
@@ -30,8 +33,14 @@ class Detokenizer:
     ) -> None:
         self._tokenizer = tokenizer
         self._include_stop = include_stop
+        self._skip_special = skip_special
         self._stream = DecodeStream(skip_special_tokens=skip_special)
+        # Tokens of the last piece of text, and those after it, which are no text yet.
+        self._recent: list[int] = []
+        self._pending: list[int] = []
         self._stop = tuple(stop)
+        self._may_stop = True
+        self._last_accepted = False
         self._waiting: list[tuple[int, bool]] = []
         self._held: list[Segment] = []
         self._text = ""
@@ -62,12 +71,15 @@ class Detokenizer:
         if not self._stop:
             self._waiting.append((token, accepted))
             return False
-        # A match ends in the new piece, so it begins at most a stop string's length before it.
+        self._may_stop = may_stop
         old = len(self._text)
-        if not self._add(token, accepted):
-            return False
+        return self._add(token, accepted) and self._cut_at_stop(old)
+
+    def _cut_at_stop(self, old: int) -> bool:
+        """End the text at the first stop string that ends beyond its first `old` characters; True if there is one."""
+        # Such a one begins at most its own length before them.
         found = [(at, stop) for stop in self._stop if (at := self._text.find(stop, max(0, old - len(stop) + 1))) >= 0]
-        if not (found and may_stop):
+        if not (found and self._may_stop):
             return False
         at, self.matched = min(found, key=lambda match: match[0])
         if self._include_stop:
@@ -77,17 +89,49 @@ class Detokenizer:
         return True
 
     def _add(self, token: int, accepted: bool) -> bool:
-        """Whether it brings any text."""
-        piece = self._stream.step(self._tokenizer, token) if self._tokenizer is not None else None
-        if not piece:
+        """Return whether the token brings any text."""
+        if self._tokenizer is None:
             return False
+        self._pending.append(token)
+        self._last_accepted = accepted
+        try:
+            piece = self._stream.step(self._tokenizer, token)
+        except Exception:  # tokenizers raises no other
+            # Bytes that are no character change how a byte-fallback decoder writes the bytes before them, whose text is
+            # given already: go on without those.
+            self._stream = DecodeStream(skip_special_tokens=self._skip_special)
+            piece = "".join(self._stream.step(self._tokenizer, one) or "" for one in self._pending)
+        if piece:
+            self._recent, self._pending = self._pending, []
+            self._give(piece, accepted)
+        return bool(piece)
+
+    def _give(self, piece: str, accepted: bool) -> None:
         self._text += piece
         self._held.append(Segment(piece, accepted))
-        return True
+
+    def _finish(self) -> None:
+        """Make text of the tokens held back for a last character that is incomplete, and leave only that out."""
+        if self._tokenizer is None or not self._pending or self.matched is not None:
+            return
+        decode = self._tokenizer.decode
+        before = decode(self._recent, skip_special_tokens=self._skip_special)
+        after = decode(self._recent + self._pending, skip_special_tokens=self._skip_special)
+        rest = after[len(before) :] if after.startswith(before) else ""
+        # A byte-fallback decoder writes one for each byte of it.
+        by_byte = self._tokenizer.token_to_id("<0x00>") is not None
+        rest = rest.rstrip(REPLACEMENT) if by_byte else rest.removesuffix(REPLACEMENT)
+        self._pending.clear()
+        if rest:
+            old = len(self._text)
+            self._give(rest, self._last_accepted)
+            self._cut_at_stop(old)
 
     def segments(self, final: bool) -> list[Segment]:
         """Text that is new and certain to stay; at the end, all of it."""
         self.settle()
+        if final:
+            self._finish()
         keep = 0 if final else self._partial_match()
         ready, self._held = self._split_held(keep)
         return ready
