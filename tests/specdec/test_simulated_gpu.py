@@ -91,7 +91,11 @@ def run(llm: LLM, params: list[SamplingParams]) -> list[list[list[int]]]:
 @pytest.mark.parametrize(
     ("head", "settings", "asked"),
     [
-        ("head", {"kv_cache_memory": None}, [{"temperature": 0.7, "top_p": 0.9}, {"temperature": 1.0}]),
+        (
+            "head",
+            {"kv_cache_memory": None, "max_num_batched_tokens": 32},
+            [{"temperature": 0.7, "top_p": 0.9}, {"temperature": 1.0}],
+        ),
         ("head3", {}, [{"temperature": 0.7, "top_k": 9, "min_p": 0.1}, {"temperature": 1.0, "n": 2}]),
         ("small", {"draft_rank": 8, "draft_vocab": 60}, [{}, {"temperature": 0.7}]),
         ("head", {"shape": DraftShape(2, 2, 4)}, [PENALISED, LIMITED]),
