@@ -209,7 +209,7 @@ def test_parts_that_config_json_does_not_mention_are_used(tmp_path: Path) -> Non
 
 def test_a_window_limits_how_far_a_head_drafts(tmp_path: Path) -> None:
     said = describe_folder(FORMATS["speculators_eagle3_qwen3"]().write(tmp_path)).assumptions
-    assert "it attends within 40 tokens: it drafts no further into a text than that" in said
+    assert "its window is 40 tokens: it drafts only in the first 40 of a text" in said
 
 
 def test_both_safetensors_and_pickles_are_peeked_and_loaded_alike(tmp_path: Path) -> None:

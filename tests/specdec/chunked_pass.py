@@ -9,7 +9,7 @@ from torch import Tensor
 from specdec.cache.kv_cache import KVCache
 from specdec.execution.model_runner import ModelRunner
 from specdec.models.llama import LlamaModel, load_llama
-from specdec.verify.tree import DraftTree
+from specdec.verify.draft_trees import HostTrees
 from specdec.verify.tree_batch import TreeRow
 from tests.fakes import TINY
 from tests.kernel_sets import TORCH
@@ -38,7 +38,7 @@ def chunked_logits(folder: Path, dtype: torch.dtype, tokens: Sequence[int], chun
     runner = ModelRunner(model, new_cache(model, plan.num_blocks, dtype))
     logits, start = [], 0
     for chunk in chunks:
-        row = TreeRow(tokens[start : start + chunk], DraftTree(), start, plan.tables[0], num_scored=chunk)
-        logits.append(runner.forward([row]))
+        row = TreeRow(tokens[start : start + chunk], start, plan.tables[0], num_scored=chunk)
+        logits.append(runner.forward([row], HostTrees.empty(1)))
         start += chunk
     return torch.cat(logits)
