@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -10,8 +10,7 @@ from torch import Tensor
 from specdec.kernels import logit_filters_reference, reference, reference_rejection, reference_sampling, reference_swap
 from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
 from specdec.kernels.reference_sampling import TopK, Walk
-
-KernelChoice = Literal["auto", "torch", "triton"]
+from specdec.kernels.settings import KernelChoice
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import torch
 from accelerate import Accelerator, PartialState
 from accelerate.utils import set_seed
 
-from specdec.config import resolve_dtype
+from specdec.core.device import resolve_dtype
 from specdec.draft_heads.heads.eagle import EagleHead
 from specdec.draft_heads.heads.eagle3 import Eagle3Head
 from specdec.models.llama import LlamaModel, load_llama

@@ -2,11 +2,9 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.segment import Segment as Piece
 from rich.segment import Segments
 from rich.style import Style
@@ -116,14 +114,3 @@ def _summary(batch: TimedBatch, plain: TimedBatch | None) -> str:
 def _shortened(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= 60 else line[:59] + "…"
-
-
-@contextmanager
-def progress_bar(total: int, what: str) -> Iterator[Callable[[RequestOutput], None]]:
-    """A bar on standard error that counts finished requests, where that is a terminal and there are several."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    off = total < 2 or not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=off) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda output: progress.advance(task) if output.finished else None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from specdec.core.outputs import RequestOutput, Segment, SpeculationStats
+from specdec.core.progress import progress_bar
 from specdec.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -75,9 +76,14 @@ def run_batch(
     llm: "LLM",
     prompts: Sequence[str | list[int]],
     params: Sequence[SamplingParams],
-    *listeners: Callable[[RequestOutput], None],
+    what: str,
+    listen: Callable[[RequestOutput], None] = lambda _: None,
 ) -> TimedBatch:
-    """Run all prompts together. Ctrl-C ends the run and leaves what has come so far.
+    """Run all prompts together, with a progress bar. Ctrl-C ends the run and keeps what has come so far.
+
+    Args:
+        what: stands beside the bar.
+        listen: is called with every state of a request.
 
     Raises:
         ValueError: a prompt that cannot be run; nothing has run then.
@@ -86,14 +92,15 @@ def run_batch(
     order: dict[str, Answer] = {}
     start = time.perf_counter()
     try:
-        with closing(llm.stream(prompts, params)) as states:
+        with closing(llm.stream(prompts, params)) as states, progress_bar(len(prompts), what) as advance:
             for output in states:
                 # First come, first served: requests show up in the order of their prompts.
                 if output.request_id not in order:
                     order[output.request_id] = batch.answers[len(order)]
                 order[output.request_id].take(output, time.perf_counter() - start)
-                for listen in listeners:
-                    listen(output)
+                listen(output)
+                if output.finished:
+                    advance()
     except KeyboardInterrupt:
         batch.interrupted = True
     batch.seconds = time.perf_counter() - start

@@ -1,21 +1,17 @@
 """Log-probabilities of tokens beside the likeliest others, as vLLM reports them."""
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from specdec.core.outputs import Logprob
+from specdec.core.outputs import Logprob, LogprobsMode
 from specdec.core.request import Request
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.upload import upload
 from specdec.verify.transforms import NodeRows, processed_logits
 from specdec.verify.tree import DraftTree
 from specdec.verify.verifier import Acceptance
-
-# Of the model's own distribution, or of the one that is sampled from.
-LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 
 
 def score_prompt(request: Request, logits: Tensor) -> None:

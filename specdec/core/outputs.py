@@ -1,7 +1,10 @@
 """What the engine hands back."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+# Of the model's own distribution, or of the one that is sampled from.
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 
 
 class Logprob(NamedTuple):

@@ -1,7 +1,9 @@
 """The choice of an acceptance rule, and what it means for drafts."""
 
 from dataclasses import replace
+from typing import get_args
 
+from specdec.config import Verify
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import Proposal
 from specdec.kernels.kernel_set import TORCH, KernelSet
@@ -13,7 +15,7 @@ from specdec.verify.sampler import Sampler
 from specdec.verify.verifier import CoupledVerifier, Verifier
 from specdec.verify.walk_verifier import WalkVerifier
 
-RULES = ("coupled", "rejection", "block")
+RULES = get_args(Verify)
 
 
 class AcceptanceRule:

@@ -3,9 +3,11 @@
 from collections.abc import Collection
 from pathlib import Path
 
+import torch
 from transformers.utils import cached_file
 
 from specdec.config import EngineConfig
+from specdec.core.device import DTYPES
 from specdec.draft_heads.formats.head_settings import HeadSettings
 from specdec.draft_heads.formats.load_draft import load_head
 from specdec.draft_heads.heads.draft_head import DraftModel
@@ -61,7 +63,7 @@ def load_drafts(
     folder = config.draft
     if not isinstance(folder, Path):
         return None
-    where = (config.dtype, config.device, kernels)
+    where = (DTYPES[config.dtype], torch.device(config.device), kernels)
     if holds_llama(folder):
         drafts = load_llama_draft(folder, config.model, target.config.vocab_size, *where)
     else:

@@ -3,10 +3,13 @@
 import sys
 from dataclasses import replace
 
+import torch
+
 from specdec.cache.kv_cache import KVCache, entry_bytes
 from specdec.cache.kv_cache_manager import KVCacheManager
 from specdec.config import NGRAM, EngineConfig
-from specdec.core.logprobs import LogprobsMode
+from specdec.core.device import DTYPES
+from specdec.core.outputs import LogprobsMode
 from specdec.draft_heads.drafting.drafter import Drafter, NoDrafter, Proposal
 from specdec.draft_heads.drafting.model_drafter import ModelDrafter
 from specdec.draft_heads.drafting.ngram_drafter import NGramDrafter
@@ -39,6 +42,7 @@ def build_engine(
     Raises:
         ValueError: the cache's memory is too small, or the kernels were not made for the model or its trees.
     """
+    device, dtype = torch.device(config.device), DTYPES[config.dtype]
     head = draft.head if draft else None
     llama = head.llama if head else None
     by_text = config.draft == NGRAM
@@ -54,11 +58,11 @@ def build_engine(
     longest = config.context(model.config.max_position)
     sampler: Sampler = KernelSampler(kernels)
     if kernels is TORCH:
-        sampler = TorchSampler(GumbelNoise(model.config.vocab_size, config.device))
+        sampler = TorchSampler(GumbelNoise(model.config.vocab_size, device))
 
     def assemble(num_blocks: int, num_host_blocks: int = 0, *, rehearses: bool = False) -> LLMEngine:
         size = config.block_size
-        cache = KVCache(num_blocks, size, model.config, head, config.dtype, config.device, num_host_blocks, kernels)
+        cache = KVCache(num_blocks, size, model.config, head, dtype, device, num_host_blocks, kernels)
         # Measurements and captures read it.
         cache.clear_null_block()
         runner = ModelRunner(model, cache, head)
@@ -72,7 +76,7 @@ def build_engine(
             ]
         drafters: list[Drafter] = [*heads] or [NGramDrafter(config.shape) if by_text else NoDrafter()]
         unhindered = drafters[-1] if shape else None
-        if config.device.type == "cuda" and kernels.name == "triton" and not config.enforce_eager:
+        if device.type == "cuda" and kernels.name == "triton" and not config.enforce_eager:
             # Late: it brings Triton.
             from specdec.execution.cuda_graphs import attach_graphs
 
@@ -88,7 +92,7 @@ def build_engine(
         scheduler = Scheduler(manager, config.scheduler, shape, cost, draft_context, step_cost)
         return LLMEngine(scheduler, runner, cache, drafters[0], rule.verifier(sampler, kernels), mode)
 
-    per_block = config.block_size * entry_bytes(model.config, head, config.dtype)
+    per_block = config.block_size * entry_bytes(model.config, head, dtype)
     rehearsal = Rehearsal(config, longest, slots)
 
     def rehearse() -> int:

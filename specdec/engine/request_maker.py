@@ -4,15 +4,36 @@ import itertools
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Number
 from pathlib import Path
+from typing import Any
 
 from specdec.core.detokenizer import Detokenizer
 from specdec.core.request import Request, RequestGroup
 from specdec.core.sampling_params import SamplingParams
+from specdec.kernels.settings import check_text, whole_number
 from specdec.models.tokenizer import Tokenizer
 from specdec.verify.sampling import Sampling
 
 Prompt = str | Sequence[int]
+_TOKEN = "a prompt token"
+
+
+def prompt_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """Return one prompt or several as a list of prompts.
+
+    Raises:
+        ValueError: neither text nor a sequence.
+    """
+    batch = _as_list(prompts)
+    if isinstance(batch, bytes) or not isinstance(batch, Sequence):
+        raise ValueError(f"prompts is {prompts!r}; it must be text or token ids, or a list of these")
+    return [batch] if isinstance(batch, str) or (batch and isinstance(batch[0], Number)) else list(batch)
+
+
+def _as_list(value: Any) -> Any:
+    """Return arrays and tensors as lists."""
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 @dataclass
@@ -50,7 +71,10 @@ class RequestMaker:
         Raises:
             ValueError: see `LLM.new_group`.
         """
-        tokens = self.need_tokenizer().encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if cache_salt is not None:
+            check_text("cache_salt", cache_salt)
+        priority = whole_number("priority", priority)
+        tokens = self._tokens(prompt)
         vocab = self.vocab_size
         if not tokens:
             raise ValueError("the prompt is empty; give at least one token")
@@ -93,6 +117,16 @@ class RequestMaker:
             request.samples = requests
         return RequestGroup(group_id, prompt if isinstance(prompt, str) else None, tokens, requests)
 
+    def _tokens(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            check_text("the prompt", prompt)
+            return self.need_tokenizer().encode(prompt)
+        ids = _as_list(prompt)
+        if not isinstance(ids, Sequence) or isinstance(ids, bytes):
+            raise ValueError(f"the prompt is {prompt!r}; it must be text or a list of token ids")
+        # Most prompts are long lists of plain numbers.
+        return list(ids) if all(type(token) is int for token in ids) else [whole_number(_TOKEN, token) for token in ids]
+
     def _sampling(self, params: SamplingParams, ends: frozenset[int], seed: int, index: int) -> Sampling:
         allowed = params.allowed_token_ids
         return Sampling(
@@ -103,8 +137,8 @@ class RequestMaker:
             repetition_penalty=params.repetition_penalty,
             presence_penalty=params.presence_penalty,
             frequency_penalty=params.frequency_penalty,
-            logit_bias=tuple((params.logit_bias or {}).items()),
-            allowed_token_ids=None if allowed is None else tuple(sorted(set(allowed))),
+            logit_bias=tuple((int(token), bias) for token, bias in (params.logit_bias or {}).items()),
+            allowed_token_ids=None if allowed is None else tuple(sorted(map(int, set(allowed)))),
             bad_words=self.tokenizer.encode_words(params.bad_words) if self.tokenizer else (),
             min_tokens=params.min_tokens,
             end_tokens=tuple(sorted(ends)),

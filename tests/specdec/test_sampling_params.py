@@ -19,7 +19,7 @@ COUNT = "0 or more, or -1 for all tokens"
 
 def refused(name: str, values: list[object], wanted: str) -> list[tuple[dict[str, object], str]]:
     """Per value the arguments and the message that names all three."""
-    return [({name: value}, f"{name} is {value}; it must be {wanted}") for value in values]
+    return [({name: value}, f"{name} is {value!r}; it must be {wanted}") for value in values]
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def refused(name: str, values: list[object], wanted: str) -> list[tuple[dict[str
         *(
             (
                 {"logit_bias": {3: 1.0, 7: value}},
-                f"logit_bias of token 7 is {value}; it must be at least -100 and at most 100",
+                f"logit_bias of token 7 is {value!r}; it must be at least -100 and at most 100",
             )
             for value in (-100.1, 100.1, NAN, INF, -INF, "1")
         ),

@@ -113,7 +113,7 @@ def test_tokens_are_those_of_a_cpu_and_the_host_waits_once_a_step(
     monkeypatch.setattr(ModelRunner, "preemption_cost", Mock(return_value=PreemptionCost(1.0, 0.0)))
     with simulated_gpu(monkeypatch) as gpu:
         llm = load(folder, head, device="cuda", **settings)
-        assert llm.config.device == GPU
+        assert torch.device(llm.config.device) == GPU
         assert isinstance(llm.model.output.weight, PretendTensor)
         graphs = graphs_of_drafting(llm)
         captured = graphs and [len(graphs.search), len(graphs.draw)]
