@@ -1,10 +1,10 @@
-"""What of a head's ten likeliest tokens cheaper readouts score, what a call takes, and the tau that is left.
+"""Cheap draft logits: which of a head's ten most probable tokens are scored, time per call, and the remaining tau.
 
     python -m benchmarks.candidate_recall
 
-States are those that the demo head reads out while it drafts. `draft_vocab` scores the first so many tokens alone,
-`draft_rank` picks candidates by so many numbers of each token and scores those exactly. As the demo's matrix is so
-small that all of it costs next to nothing, calls are timed with a random one of a Llama's size, too.
+The states are those that the demo head reads out while drafting. `draft_vocab` scores only the first tokens;
+`draft_rank` preselects candidates by a low-rank product and scores only those exactly. The demo's matrix is so small
+that scoring all of it costs next to nothing, so calls are also timed with a random matrix of a Llama's size.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from specdec.core.device import DTYPES
 from specdec.draft_heads.drafting.model_drafter import ModelDrafter
 from specdec.draft_heads.heads.readout import CandidateReadout, MatrixReadout, Readout, trimmed_readout
 from specdec.kernels.linear import Projection
-from specdec.verify.sampler import Candidates
+from specdec.kernels.types import Candidates
 
 BEST = 10
 READOUTS: dict[str, dict[str, int]] = {
@@ -77,7 +77,7 @@ def recall(readout: Readout, states: Tensor, likeliest: Tensor) -> float:
 
 
 def milliseconds(readouts: dict[str, Readout], states: Tensor, rows: int, rounds: int) -> dict[str, float]:
-    """Of a call with so many rows, the median; interleaved."""
+    """Return the median milliseconds of a call with `rows` rows, per readout; the readouts take turns."""
     times: dict[str, list[float]] = {name: [] for name in readouts}
     for number in range(rounds):
         part = states[number * rows % (len(states) - rows) :][:rows]

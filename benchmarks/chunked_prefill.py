@@ -1,12 +1,12 @@
-"""How long a long prompt makes others wait: computed in chunks, and whole.
+"""Latency of decoding requests while a long prompt is computed in chunks.
 
     python -m benchmarks.chunked_prefill
 
 Eight requests decode when a prompt of 2,000 tokens arrives. The figure is the longest time between two tokens of any
-of them until the prompt yields its first token, over the median step before it came, of the same run. Asked: at most 3
-with chunks of 256. Beside the median of the rounds stand what nine in ten steps meanwhile stay below, the best round,
-and the noise: the longest over the median of the 60 steps before the prompt came, when nothing was in the way. The last
-column is how many tokens the eight got in that time.
+of them until the prompt yields its first token, over the median step before the prompt came, in the same run. Goal: at
+most 3 with chunks of 256. The table also shows the median over rounds, the time that nine in ten of those steps
+stay below, the best round, and the noise: the longest over the median of the 60 steps before the prompt came. The last
+column is the number of tokens that the eight requests got in that time.
 """
 
 import argparse

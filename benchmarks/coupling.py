@@ -1,11 +1,11 @@
-"""Why tau differs between temperatures: how often the emitted token is among a node's K first children.
+"""Tau by temperature: how often the emitted token is among a node's first K children.
 
     python -m benchmarks.coupling
 
-For texts that the target itself wrote at temperature 0 and at 1, every token of the answer is looked at as the root
-of a tree: the head, fed the target's own features, ranks the children. So the effect of the text can be told from
-that of the way tokens are chosen. Three choices: the target's argmax among the head's likeliest (greedy); a draw of
-the target among those (likeliest); the same draw among the likeliest after adding the same noise to the head's
+The texts were written by the target itself, at temperature 0 and at 1. Every token of an answer is taken as the root of
+a tree; the head, fed the target's own features, ranks the children. This separates the effect of the text from that of
+how tokens are chosen. Three choices: the target's argmax among the head's most probable tokens (greedy); a sample of
+the target among the same (likeliest); the same sample among the first after adding the same noise to the head's scores
 (coupled).
 """
 
@@ -19,7 +19,7 @@ from rich.table import Table
 from benchmarks.report import read_prompts, write
 from specdec import LLM, SamplingParams
 from specdec.config import DEMO
-from specdec.draft_heads.formats.eagle_checkpoint import load_eagle_head
+from specdec.draft_heads.formats.head_kinds import load_head
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.train_eagle.conversations import Sample
 from specdec.train_eagle.features import OnlineFeatures
@@ -37,8 +37,8 @@ def main() -> None:
     args = parser.parse_args()
     llm = LLM(dtype="float32")
     weight = llm.model.lm_head_weight
-    head = load_eagle_head(DEMO / "eagle", llm.model.embed_tokens.weight, torch.float32, torch.device("cpu"))
-    llama = head.config.llama
+    head = load_head(DEMO / "eagle", llm.model.parts, llm.engine.cache.kernels).draft.head
+    llama = head.llama
     rope = llama.rope.table(llama.head_dim, llama.max_position, torch.float32)
     rows: list[dict[str, Any]] = []
     for name in ("sgd-eval", "gsm8k-eval"):

@@ -19,7 +19,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from benchmarks.gpu_batch import random_batch, random_tree
 from benchmarks.gpu_race import BOUNDS, Case, Peer, Subject
 from benchmarks.gpu_sizes import Sizes
-from specdec.kernels import reference
+from specdec.kernels import tree_attention_reference
 from specdec.kernels.ragged_rows import RaggedRows
 from specdec.kernels.tree_attention import tree_attention
 from specdec.verify.tree import DraftTree
@@ -30,7 +30,7 @@ FUSED = {
     "sdpa": [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION],
     "cudnn": [SDPBackend.CUDNN_ATTENTION],
 }
-# Beyond so many bytes of scores, which it keeps, the twin is not timed.
+# The twin keeps all scores. It is not timed where they take more bytes than this.
 TWIN_SCORES = 2**31
 
 Sees = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -124,7 +124,7 @@ def _case(sizes: Sizes, made: Callable[[], Tensor], kind: Kind, batch: int, cont
     if batch in sizes.flex_batches and context in sizes.flex_contexts:
         peers["flex"] = Peer(flex, lambda output: output.transpose(1, 2).reshape(query.shape))
     if 4 * len(query) * sizes.heads * length <= TWIN_SCORES:
-        peers["twin"] = Peer(lambda: reference.tree_attention(query, kv, rows, scale))
+        peers["twin"] = Peer(lambda: tree_attention_reference.tree_attention(query, kv, rows, scale))
     # Every row sees the context and, on average, half of a chunk; of a tree, little.
     seen = len(query) * (context + (count + 1) / 2 * (not kind.has_tree))
     return Case(
@@ -152,13 +152,13 @@ def _one_by_one(query: Tensor, kv: Tensor, rows: RaggedRows, scale: float) -> Te
             visible=rows.visible[own],
             ancestors=rows.ancestors[own],
         )
-        outputs.append(reference.tree_attention(query[own], kv, alone, scale))
+        outputs.append(tree_attention_reference.tree_attention(query[own], kv, alone, scale))
         start += count
     return torch.cat(outputs)
 
 
 def _sees(rows: RaggedRows, batch: int) -> Sees:
-    """Whether a request's row sees an entry, by (request, head, row, entry), as FlexAttention asks."""
+    """Return FlexAttention's mask function: whether a request's row sees a cache entry."""
     visible, ancestors = rows.visible.view(batch, -1), rows.ancestors.view(batch, -1)
     starts = torch.tensor(rows.tree_starts, device=visible.device)
 

@@ -1,4 +1,4 @@
-"""How long a call takes, on a GPU and on a CPU."""
+"""Timers of single calls, on a GPU and on a CPU."""
 
 import statistics
 import time
@@ -18,10 +18,10 @@ Run = Callable[[], Any]
 
 class Clock(Protocol):
     def prepare(self, run: Run, captured: bool) -> Run:
-        """What is to be timed instead of the call, which has run before: warm, and a graph if it is `captured`."""
+        """Warm a call up and return what to time: the call, or its captured graph."""
 
     def median_us(self, run: Run, iterations: int) -> float:
-        """Median over so many calls, each of which finds none of its inputs in a cache, if the clock can."""
+        """Return the median microseconds of a call. Where the clock can, inputs are flushed from caches before each."""
 
 
 class CudaClock:

@@ -1,10 +1,10 @@
-"""The engine's step at the shape of Llama-3.1-8B: plain, and with drafts of which so many are accepted by force.
+"""The engine's step at the shape of Llama-3.1-8B: plain, and with a forced number of accepted drafts.
 
-A part of `benchmarks.gpu`. Weights are random, so tokens mean nothing, and a verifier that does all its work and
-then is overruled settles how many drafts are accepted. Times are medians of steps, the kinds of steps in turns. c
-is the time of a cycle over that of a plain step; the bound is the time in which a plain copy reads and writes as
-many bytes as a step must read of weights and cached entries. transformers' `generate`, at the same batch and
-context, is the peer of the plain step.
+A part of `benchmarks.gpu`. Weights are random, so the tokens mean nothing. A verifier does all its work and is then
+overruled, which fixes how many drafts are accepted. Times are medians of steps; the kinds of steps take turns. c is the
+time of a speculative step over that of a plain step. The bound is the time in which a plain copy reads and writes as
+many bytes as a step must read of weights and cached entries. The plain step is compared with transformers' `generate`
+at the same batch and context.
 """
 
 import json
@@ -51,7 +51,7 @@ HEADS = ("eagle", "eagle3")
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is run.
+    """Sizes of the model and of the run.
 
     Attributes:
         model: as in a config.json.
@@ -89,7 +89,7 @@ TINY = Sizes(TINY_LLAMA, torch.float32, (2,), 9, (2, 2, 4), (0, 1), 1, 2, 3, (0,
 
 
 def random_weights(module: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
-    """In place of what a checkpoint holds."""
+    """Give a module random weights, in place of a checkpoint's."""
     module.to(dtype).to_empty(device=device)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -114,9 +114,10 @@ class Engines:
         from specdec.kernels.linear import ready
         from specdec.models.llama import LlamaModel
         from specdec.scheduling.scheduler_config import SchedulerConfig
+        from specdec.verify.noise import GumbelNoise
 
         self.sizes, self.device = sizes, device
-        self.kernels = choose_kernels("triton", device, sizes.dtype)
+        self.kernels = choose_kernels("triton", device, sizes.dtype, GumbelNoise(device))
         with torch.device("meta"):
             self.target = LlamaModel(LlamaConfig.from_json(sizes.model))
         random_weights(self.target, sizes.dtype, device)
@@ -160,19 +161,17 @@ class Engines:
             torch.cuda.empty_cache()
         sizes, vocab = self.sizes, len(self.target.embed_tokens.weight)
         llama = LlamaConfig.from_json({**sizes.model, "num_hidden_layers": 1})
-        head: EagleHead | Eagle3Head
         with torch.device("meta"):
-            if kind == "eagle":
-                head = EagleHead(EagleConfig(llama, True))
-            else:
-                head = Eagle3Head(Eagle3Config(llama, sizes.taps, llama.hidden_size, sizes.draft_vocab))
+            eagle = EagleHead(EagleConfig(llama, True))
+            eagle3 = Eagle3Head(Eagle3Config(llama, sizes.taps, llama.hidden_size, sizes.draft_vocab))
+        head = eagle if kind == "eagle" else eagle3
         random_weights(head, sizes.dtype, self.device)
         ready(head, self.kernels)
         readout = MatrixReadout(self.target.output, vocab)
-        if isinstance(head, Eagle3Head):
+        if head is eagle3:
             chosen = torch.randperm(vocab, device=self.device)[: sizes.draft_vocab].sort().values
-            head.draft_tokens.copy_(chosen)
-            readout = MatrixReadout(Projection(head.lm_head.weight), vocab, head.draft_tokens)
+            eagle3.draft_tokens.copy_(chosen)
+            readout = MatrixReadout(Projection(eagle3.lm_head.weight), vocab, eagle3.draft_tokens)
         drafts = DraftModel(head, readout)
         self.eagle = build_engine(self.config, self.target, drafts, self.kernels, self.rule, "raw_logprobs")
         self.forced = Forced(self.eagle.verifier)
@@ -180,7 +179,7 @@ class Engines:
 
     @property
     def weight_bytes(self) -> int:
-        """Of what every step reads: of the embedding it is a few rows."""
+        """Bytes of weights that every step reads: all but the embedding, of which it reads a few rows."""
         total = sum(parameter.nbytes for parameter in self.target.parameters())
         return total - self.target.embed_tokens.weight.nbytes
 
@@ -258,7 +257,7 @@ class Forced:
         self.verifier, self.accepted = verifier, 0
 
     def verify(self, rows: Sequence[Any], logits: Tensor) -> list[Any]:
-        from specdec.verify.verifier import Acceptance
+        from specdec.kernels.types import Acceptance
 
         self.verifier.verify(rows, logits)
         found = []

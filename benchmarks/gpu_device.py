@@ -1,4 +1,4 @@
-"""Where the benchmarks for a GPU run."""
+"""The device that the GPU benchmarks run on."""
 
 import argparse
 import os
@@ -7,9 +7,9 @@ import torch
 
 
 def device_for(parser: argparse.ArgumentParser, tiny: bool) -> torch.device:
-    """The GPU; where there is none, the CPU for a tiny run, with kernels to be interpreted.
+    """Return the GPU; without one, the CPU for a tiny run in Triton's interpreter.
 
-    To be called before anything imports Triton, which asks then whether it is to interpret its kernels.
+    Call this before anything imports Triton, which decides at import whether it interprets its kernels.
     """
     if torch.cuda.is_available():
         return torch.device("cuda")

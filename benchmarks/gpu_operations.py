@@ -11,15 +11,20 @@ from torch.nn import functional as F
 from benchmarks.gpu_batch import random_batch, random_tree
 from benchmarks.gpu_race import BOUNDS, EXACT, Case, Peer, Subject
 from benchmarks.gpu_sizes import Sizes
-from specdec.kernels import logit_filters_reference, reference, reference_sampling, reference_swap
+from specdec.kernels import (
+    elementwise_reference,
+    gumbel_argmax_reference,
+    kv_copy_reference,
+    logit_filters_reference,
+    perturbed_top_k_reference,
+    rotary_store_reference,
+)
+from specdec.kernels.elementwise import add_rms_norm, rms_norm, silu_and_mul
 from specdec.kernels.gumbel_argmax import gumbel_argmax
+from specdec.kernels.kv_copy import copy_between, copy_blocks, move_kv
 from specdec.kernels.logit_filters import filter_logits
-from specdec.kernels.move import copy_blocks, move_kv
 from specdec.kernels.perturbed_top_k import perturbed_top_k
-from specdec.kernels.rms_norm import add_rms_norm, rms_norm
 from specdec.kernels.rotary_store import rotary_store
-from specdec.kernels.silu_and_mul import silu_and_mul
-from specdec.kernels.swap import copy_between
 
 EPS = 1e-5
 # Best children of a node.
@@ -71,7 +76,7 @@ def _rms_norm(sizes: Sizes, rows: int, device: torch.device) -> Case:
     x, weight = (_drawn(device, sizes.dtype, *shape) for shape in ((rows, sizes.hidden), (sizes.hidden,)))
     return Case(
         run=lambda: rms_norm(x, weight, EPS),
-        twin=lambda: reference.rms_norm(x, weight, EPS),
+        twin=lambda: elementwise_reference.rms_norm(x, weight, EPS),
         num_bytes=(2 * x.numel() + weight.numel()) * x.element_size(),
         bound=BOUNDS[sizes.dtype],
         peers={"torch": Peer(lambda: F.rms_norm(x, weight.shape, weight, EPS))},
@@ -88,7 +93,7 @@ def _add_rms_norm(sizes: Sizes, rows: int, device: torch.device) -> Case:
 
     return Case(
         run=lambda: add_rms_norm(x, residual, weight, EPS),
-        twin=lambda: reference.add_rms_norm(x, residual, weight, EPS),
+        twin=lambda: elementwise_reference.add_rms_norm(x, residual, weight, EPS),
         num_bytes=(4 * x.numel() + weight.numel()) * x.element_size(),
         bound=BOUNDS[sizes.dtype],
         peers={"torch": Peer(add_then_norm)},
@@ -109,10 +114,10 @@ def _rotary_store(sizes: Sizes, rows: int, device: torch.device) -> Case:
 
     return Case(
         run=lambda: rotary_store(qkv, cos, sin, kv, slots, heads),
-        twin=lambda: reference.rotary_store(qkv.clone(), cos, sin, kv, slots, heads),
+        twin=lambda: rotary_store_reference.rotary_store(qkv.clone(), cos, sin, kv, slots, heads),
         num_bytes=2 * (qkv.numel() + cos.numel()) * qkv.element_size(),
         bound=BOUNDS[sizes.dtype],
-        peers={"torch": Peer(lambda: reference.rotary_store(own, cos, sin, kv, slots, heads))},
+        peers={"torch": Peer(lambda: rotary_store_reference.rotary_store(own, cos, sin, kv, slots, heads))},
         changed=(kv,),
     )
 
@@ -121,15 +126,15 @@ def _silu_and_mul(sizes: Sizes, rows: int, device: torch.device) -> Case:
     gate_up = _drawn(device, sizes.dtype, rows, 2 * sizes.intermediate)
     return Case(
         run=lambda: silu_and_mul(gate_up),
-        twin=lambda: reference.silu_and_mul(gate_up),
+        twin=lambda: elementwise_reference.silu_and_mul(gate_up),
         num_bytes=3 * gate_up.numel() // 2 * gate_up.element_size(),
         bound=BOUNDS[sizes.dtype],
-        peers={"torch": Peer(lambda: reference.silu_and_mul(gate_up))},
+        peers={"torch": Peer(lambda: elementwise_reference.silu_and_mul(gate_up))},
     )
 
 
 def _move_kv(sizes: Sizes, requests: int, device: torch.device) -> Case:
-    """Of each request a path of random length, which lies anywhere in its tree."""
+    """Moves of one random path per request, anywhere in its tree."""
     chance = random.Random(requests)
     trees = [random_tree(sizes.tree, chance) for _ in range(requests)]
     blocks = requests * (2 + sizes.tree.nodes // sizes.block_size)
@@ -143,10 +148,10 @@ def _move_kv(sizes: Sizes, requests: int, device: torch.device) -> Case:
     kv = _drawn(device, sizes.dtype, sizes.layers, blocks * sizes.block_size, 2 * sizes.kv_heads, sizes.head_dim)
     return Case(
         run=partial(move_kv, kv, *ends),
-        twin=partial(reference.move_kv, kv, *ends),
+        twin=partial(kv_copy_reference.move_kv, kv, *ends),
         num_bytes=2 * len(source) * kv[:, 0].numel() * kv.element_size(),
         bound=EXACT,
-        peers={"torch": Peer(partial(reference.move_kv, kv, *ends))},
+        peers={"torch": Peer(partial(kv_copy_reference.move_kv, kv, *ends))},
         changed=(kv,),
     )
 
@@ -158,10 +163,10 @@ def _copy_blocks(sizes: Sizes, copies: int, device: torch.device) -> Case:
     source, target = blocks[:copies], blocks[copies : 2 * copies]
     return Case(
         run=partial(copy_blocks, kv, source, target, size),
-        twin=partial(reference.copy_blocks, kv, source, target, size),
+        twin=partial(kv_copy_reference.copy_blocks, kv, source, target, size),
         num_bytes=2 * copies * size * kv[:, 0].numel() * kv.element_size(),
         bound=EXACT,
-        peers={"torch": Peer(partial(reference.copy_blocks, kv, source, target, size))},
+        peers={"torch": Peer(partial(kv_copy_reference.copy_blocks, kv, source, target, size))},
         changed=(kv,),
     )
 
@@ -176,10 +181,10 @@ def _swap(sizes: Sizes, copies: int, way: str, device: torch.device) -> Case:
 
     return Case(
         run=partial(copy_between, source, target, *ends),
-        twin=partial(reference_swap.copy_between, source, target, *ends),
+        twin=partial(kv_copy_reference.copy_between, source, target, *ends),
         num_bytes=copies * kv[0].numel() * kv.element_size(),
         bound=EXACT,
-        peers={"torch": Peer(partial(reference_swap.copy_between, source, target, *ends), captured=False)},
+        peers={"torch": Peer(partial(kv_copy_reference.copy_between, source, target, *ends), captured=False)},
         changed=(target,),
     )
 
@@ -195,7 +200,7 @@ def _gumbel_argmax(rows: int, tokens: int, way: str, device: torch.device) -> Ca
     sampled = torch.full((rows,), way == "sampled", device=device)
     return Case(
         run=lambda: gumbel_argmax(scores, *keys, sampled),
-        twin=lambda: reference_sampling.gumbel_argmax(scores, *keys, sampled),
+        twin=lambda: gumbel_argmax_reference.gumbel_argmax(scores, *keys, sampled),
         num_bytes=scores.numel() * scores.element_size(),
         bound=EXACT,
         peers={"torch": Peer(lambda: torch.argmax(scores, -1), None if way == "sampled" else lambda tokens: tokens)},
@@ -224,7 +229,7 @@ def _perturbed_top_k(rows: int, tokens: int, vocabulary: int, device: torch.devi
     sampled = torch.ones(rows, dtype=torch.bool, device=device)
     return Case(
         run=lambda: perturbed_top_k(scores, *keys, sampled, CHILDREN, own),
-        twin=lambda: reference_sampling.perturbed_top_k(scores, *keys, sampled, CHILDREN, own),
+        twin=lambda: perturbed_top_k_reference.perturbed_top_k(scores, *keys, sampled, CHILDREN, own),
         num_bytes=scores.numel() * scores.element_size(),
         bound=BOUNDS[torch.float32],
         peers={"torch": Peer(lambda: torch.topk(scores, CHILDREN), None)},

@@ -57,7 +57,7 @@ class Case(NamedTuple):
 
 
 class Subject(NamedTuple):
-    """What is measured, built when its turn has come."""
+    """One measurement, built when its turn comes."""
 
     kernel: str
     shape: dict[str, int | str]
@@ -145,7 +145,7 @@ class Race:
 def results(
     run: Run, changed: Sequence[Tensor], result: Callable[[Any], Any] = lambda returned: returned
 ) -> list[Tensor]:
-    """What a call returns and what it makes of the tensors that it changes, which afterwards are as before."""
+    """Run a call; return its result and the tensors it changed, and restore those tensors."""
     before = [tensor.clone() for tensor in changed]
     returned = result(run())
     if torch.cuda.is_available():
@@ -172,7 +172,7 @@ def worst_error(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
 
 
 def rounded(figure: float) -> float:
-    """To four digits."""
+    """Round to four significant digits."""
     return float(f"{figure:.4g}")
 
 

@@ -1,4 +1,4 @@
-"""How large the inputs of the GPU benchmarks are."""
+"""Input sizes of the GPU benchmarks."""
 
 from dataclasses import dataclass
 

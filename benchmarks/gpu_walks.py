@@ -11,11 +11,11 @@ from torch import Tensor
 from benchmarks.gpu_batch import random_tree
 from benchmarks.gpu_race import EXACT, Case, Peer, Subject
 from benchmarks.gpu_sizes import Sizes
-from specdec.kernels import reference_rejection, reference_sampling
+from specdec.kernels import reference_rejection, tree_walk_reference
 from specdec.kernels.block_walk import block_walk
-from specdec.kernels.reference_sampling import DraftProbs
 from specdec.kernels.rejection_walk import rejection_walk
 from specdec.kernels.tree_walk import tree_walk
+from specdec.kernels.types import DraftProbs
 from specdec.verify.tree import ROOT, DraftTree
 
 # Chance that the target emits a child's token, so that paths grow long.
@@ -42,10 +42,10 @@ def _tree_walk(sizes: Sizes, rows: int, device: torch.device) -> Case:
     inputs = (a, b, c, d, sizes.tree.nodes, sizes.tree.depth)
     return Case(
         run=lambda: tree_walk(*inputs),
-        twin=lambda: reference_sampling.tree_walk(*inputs),
+        twin=lambda: tree_walk_reference.tree_walk(*inputs),
         num_bytes=8 * (len(emitted) + len(tokens) + len(parents) + len(starts)),
         bound=EXACT,
-        peers={"host": Peer(lambda: reference_sampling.tree_walk(*inputs), captured=False)},
+        peers={"host": Peer(lambda: tree_walk_reference.tree_walk(*inputs), captured=False)},
     )
 
 
@@ -111,7 +111,7 @@ def _weighed(
 
 
 def _bytes_read(scores: Tensor, lengths: Tensor) -> int:
-    """Of the roots and of the nodes that a walk comes to, each once."""
+    """Return the bytes of scores that a walk reads: those of the root and of each node on its path, once."""
     return int((lengths + 1).sum()) * scores[0].numel() * scores.element_size()
 
 

@@ -26,7 +26,7 @@ class _Heap(ctypes.Structure):
 
 
 def in_use_mib() -> float:
-    """What this process has allocated and not freed, MiB; 0 where the C library does not say."""
+    """Return the MiB that this process has allocated and not freed; 0 if the C library does not say."""
     mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if mallinfo is None:
         return 0.0

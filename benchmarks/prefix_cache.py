@@ -1,13 +1,13 @@
-"""What requests that begin alike cost, and whether drafts are as good on cached beginnings as on computed ones.
+"""Cost of requests that share a prefix, and acceptance of drafts on cached prefixes.
 
     python -m benchmarks.prefix_cache
 
-32 requests share 1,024 tokens and end differently; they arrive all at once, and one after another. Each round has a
-`cache_salt` of its own, so that it finds nothing of an earlier one. Cold is the same with prefix caching off.
-Counted: tokens of prompts that passed the target, of the sum of all prompts; asked: the shared ones once. tau of the
-same requests warm over cold; asked: within 2 %. Cold ones that arrive at once have fewer drafts while the prompts of
-others take up the steps, so the tau compared is of cold ones one by one, whom nobody disturbs. In bfloat16 texts, and
-so tau, part at near ties, whatever is cached; in float32 they hardly do.
+32 requests share 1,024 tokens and end differently. They arrive all at once, or one after another. Each round has its
+own `cache_salt`, so it finds nothing of an earlier round. "Cold" is the same with prefix caching off. Counted: prompt
+tokens that passed the target, of the sum of all prompts; goal: the shared tokens once. Also tau warm over cold; goal:
+within 2 %. Cold requests that arrive at once get fewer drafts while other prompts fill the steps, so warm tau is
+compared with cold requests one by one. In bfloat16 texts, and so tau, can differ at near ties, whatever is cached; in
+float32 they hardly do.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What every benchmark writes beside its figures: the machine, the versions and the commit they belong to."""
+"""Fields that every benchmark writes beside its figures: machine, versions and commit."""
 
 import json
 import os

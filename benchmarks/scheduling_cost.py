@@ -1,11 +1,11 @@
-"""What scheduling alone costs: no model, requests that decode, and blocks taken and given back.
+"""Time of scheduling alone: no model, requests that decode, and blocks allocated and freed.
 
     python -m benchmarks.scheduling_cost
 
-The clock runs around `schedule` and `update`; appending tokens is outside of it. "plain" rows have no drafts, "tree"
-rows a tree; "tree, queue" is the same while a request waits for blocks that are not there, so that every step looks
-whether it can be admitted, and takes back what drafts hold. Asked: at most 1.5 ms a step at 256 running requests, a
-cost that grows with their number alone, and 100,000 allocate/free pairs a second.
+The clock runs around `schedule` and `update`; appending tokens is outside. "plain" rows have no drafts, "tree" rows
+have a tree. "tree, queue" is the same while a request waits for blocks that are not free: every step checks whether it
+can be admitted, and takes back the blocks that drafts hold. Goals: at most 1.5 ms per step at 256 running requests, a
+cost that grows only with their number, and 100,000 pairs of allocate and free per second.
 """
 
 import argparse
@@ -26,6 +26,7 @@ from specdec.core.request import Request
 from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.scheduler_config import SchedulerConfig
 from specdec.scheduling.step_cost import Curve, StepCost
+from specdec.scheduling.step_plan import RowResult
 from specdec.scheduling.tree_sizer import TreeOutcome
 from specdec.verify.sampling import Sampling
 
@@ -74,22 +75,22 @@ def step(scheduler: Scheduler, chance: random.Random) -> float:
     start = time.perf_counter()
     plan = scheduler.schedule()
     seconds = time.perf_counter() - start
-    accepted = [chance.randint(0, min(MOST_ACCEPTED, row.max_depth)) for row in plan.rows]
-    for row, path in zip(plan.rows, accepted, strict=True):
-        request = row.request
-        if row.num_nodes:
-            request.num_draft_cached = len(request.token_ids)
-        for _ in range(path + 1):
-            request.token_ids.append(chance.randrange(4096))
+    paths = [range(chance.randint(0, min(MOST_ACCEPTED, row.max_depth))) for row in plan.rows]
+    results = [
+        RowResult(row.num_nodes, path, num_new=len(path) + 1, num_accepted=len(path))
+        for row, path in zip(plan.rows, paths, strict=True)
+    ]
+    for row, result in zip(plan.rows, results, strict=True):
+        row.request.token_ids += [chance.randrange(4096) for _ in range(result.num_new)]
     outcomes = [
-        TreeOutcome(row.num_nodes, range(path), row.request.acceptance_history)
-        for row, path in zip(plan.rows, accepted, strict=True)
+        TreeOutcome(row.num_nodes, path, row.request.acceptance_history)
+        for row, path in zip(plan.rows, paths, strict=True)
         if row.num_nodes
     ]
     start = time.perf_counter()
-    scheduler.update(plan, accepted)
-    if scheduler.drafts is not None and scheduler.drafts.worth is not None:
-        scheduler.drafts.worth.learn(outcomes)
+    scheduler.update(plan, results)
+    if scheduler.tree_sizer is not None:
+        scheduler.tree_sizer.learn(outcomes)
     return seconds + time.perf_counter() - start
 
 

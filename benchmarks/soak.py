@@ -38,7 +38,7 @@ ABORT_WITHIN_STEP = 0.1
 
 @dataclass
 class Report:
-    """What came of a soak.
+    """Outcome of a soak.
 
     Attributes:
         reasons: how many requests ended by each `finish_reason`.
@@ -56,7 +56,7 @@ class Report:
 
 
 class AbortingDrafter:
-    """A drafter, in whose calls requests, most of them running, now and then are aborted."""
+    """A drafter that now and then aborts a request, usually a running one, in the middle of a step."""
 
     def __init__(self, llm: LLM, chance: random.Random) -> None:
         self.llm, self.drafter, self.chance, self.aborted = llm, llm.engine.drafter, chance, 0

@@ -31,7 +31,7 @@ CHILD = "--child"
 
 
 def prepare_data(folder: Path, answers: int) -> Path:
-    """Tokens and masks of so many answers."""
+    """Write tokens and masks of `answers` answers, and return their folder."""
     from specdec import LLM, SamplingParams
     from specdec.config import DEMO
     from specdec.train_eagle.conversations import write_conversations

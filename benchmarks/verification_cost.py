@@ -17,8 +17,9 @@ from torch import Tensor
 
 from benchmarks.report import parse_shape, read_prompts, write
 from specdec import LLM, SamplingParams
+from specdec.kernels.types import Acceptance
 from specdec.verify.noise import gumbel
-from specdec.verify.verifier import Acceptance, SampledRow, Verifier
+from specdec.verify.verifier import SampledRow, Verifier
 
 ASKED: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},

@@ -6,7 +6,6 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec.kernels.gumbel_argmax import INFINITY
-from specdec.kernels.reference_sampling import DraftProbs, NoiseKeys, Walk
 from specdec.kernels.residual import (
     BLOCK_SIZE,
     COIN,
@@ -21,6 +20,7 @@ from specdec.kernels.residual import (
 )
 from specdec.kernels.score_keys import scores_of
 from specdec.kernels.tree_walk import empty_walk
+from specdec.kernels.types import DraftProbs, NoiseKeys, Walk
 
 # With fewer, each thread has more numbers than registers.
 NUM_WARPS = 16

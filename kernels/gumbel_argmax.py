@@ -7,9 +7,8 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec.kernels.philox import gumbel, token_words
-from specdec.kernels.reference import DTYPES
-from specdec.kernels.reference_sampling import NoiseKeys
 from specdec.kernels.score_keys import NOTHING, score_keys, scores_of, tokens_of
+from specdec.kernels.types import DTYPES, NoiseKeys
 
 # Tokens of a program: a Philox counter, eight tokens, for each thread of four warps.
 BLOCK_SIZE = 1024

@@ -7,24 +7,44 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from specdec.kernels import logit_filters_reference, reference, reference_rejection, reference_sampling, reference_swap
+from specdec.kernels import (
+    elementwise_reference,
+    kv_copy_reference,
+    logit_filters_reference,
+    reference_rejection,
+    rotary_store_reference,
+    tree_attention_reference,
+    tree_walk_reference,
+)
+from specdec.kernels.host_sampling import HostSampling
 from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
-from specdec.kernels.reference_sampling import TopK, Walk
 from specdec.kernels.settings import KernelChoice
+from specdec.kernels.types import DTYPES, Candidates, NoiseRows, NoiseSource, Stream, TopK, Walk
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class KernelSet:
-    """The operations of a step; what each does stands with its plain-torch twin in `reference`.
+    """The operations of a step on a device.
+
+    Each is documented at its Triton kernel, and at its reference in plain torch; those that take `NoiseRows` are
+    documented here.
 
     Attributes:
         name: "torch" or "triton".
+        on_device: whether drafting and verification stay on the device without waiting for it, so that trees are kept
+            there and graphs can be captured; otherwise the host works on lists, which is faster on a CPU.
+        gumbel_argmax: the argmax of scores `[rows, vocab]` plus each row's noise, int64 `[rows]`: a sample of their
+            softmax. The lowest id on ties, `NO_TOKEN` where the largest is not finite. Scores of rows with noise are
+            not to be used afterwards.
+        perturbed_top_k: the `k` largest scores plus noise of each row (arguments: candidates, noise, k, stream, lane).
+            The candidates' scores are not to be used afterwards.
         head_dims: the only ones that attention takes; None for any.
         max_nodes: nodes of a tree, or levels times branching while drafting; None for any number.
         max_group: query heads per KV head; None for any number.
     """
 
     name: str
+    on_device: bool
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     silu_and_mul: Callable[[Tensor], Tensor]
@@ -34,8 +54,8 @@ class KernelSet:
     copy_blocks: Callable[[Tensor, Tensor, Tensor, int], None]
     copy_between: Callable[[Tensor, Tensor, Tensor, Tensor], None]
     filter_logits: Callable[[Tensor, Tensor], Tensor]
-    gumbel_argmax: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-    perturbed_top_k: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, Tensor | None, int, int], TopK]
+    gumbel_argmax: Callable[[Tensor, NoiseRows], Tensor]
+    perturbed_top_k: Callable[[Candidates, NoiseRows, int, Stream, int], TopK]
     tree_walk: Callable[[Tensor, Tensor, Tensor, Tensor, int, int], Walk]
     rejection_walk: Callable[..., Walk]
     block_walk: Callable[..., Walk]
@@ -74,27 +94,38 @@ class KernelSet:
             )
 
 
-TORCH = KernelSet(
-    "torch",
-    reference.rms_norm,
-    reference.add_rms_norm,
-    reference.silu_and_mul,
-    reference.rotary_store,
-    reference.tree_attention,
-    reference.move_kv,
-    reference.copy_blocks,
-    reference_swap.copy_between,
-    logit_filters_reference.filter_logits,
-    reference_sampling.gumbel_argmax,
-    reference_sampling.perturbed_top_k,
-    reference_sampling.tree_walk,
-    reference_rejection.rejection_walk,
-    reference_rejection.block_walk,
-)
+def torch_kernels(noise: NoiseSource) -> KernelSet:
+    """Return the operations in plain torch, on any device.
+
+    Args:
+        noise: of sampled rows; one for each engine, as it keeps what it has made.
+    """
+    sampling = HostSampling(noise)
+    return KernelSet(
+        name="torch",
+        on_device=False,
+        rms_norm=elementwise_reference.rms_norm,
+        add_rms_norm=elementwise_reference.add_rms_norm,
+        silu_and_mul=elementwise_reference.silu_and_mul,
+        rotary_store=rotary_store_reference.rotary_store,
+        tree_attention=tree_attention_reference.tree_attention,
+        move_kv=kv_copy_reference.move_kv,
+        copy_blocks=kv_copy_reference.copy_blocks,
+        copy_between=kv_copy_reference.copy_between,
+        filter_logits=logit_filters_reference.filter_logits,
+        gumbel_argmax=sampling.gumbel_argmax,
+        perturbed_top_k=sampling.perturbed_top_k,
+        tree_walk=tree_walk_reference.tree_walk,
+        rejection_walk=reference_rejection.rejection_walk,
+        block_walk=reference_rejection.block_walk,
+    )
 
 
-def choose_kernels(choice: KernelChoice, device: torch.device, dtype: torch.dtype) -> KernelSet:
-    """The kernels of a device: "auto" is Triton on a GPU, but for float64, and plain torch elsewhere.
+def choose_kernels(choice: KernelChoice, device: torch.device, dtype: torch.dtype, noise: NoiseSource) -> KernelSet:
+    """Return the kernels of a device: "auto" is Triton on a GPU except in float64, and plain torch elsewhere.
+
+    Args:
+        noise: what `torch_kernels` takes.
 
     Raises:
         ValueError: an unknown name, or Triton where it cannot run.
@@ -103,49 +134,56 @@ def choose_kernels(choice: KernelChoice, device: torch.device, dtype: torch.dtyp
         raise ValueError(f"kernels {choice!r} are unknown; use {', '.join(get_args(KernelChoice))}")
     if choice == "auto":
         choice = "triton" if device.type == "cuda" and dtype != torch.float64 else "torch"
-    return TORCH if choice == "torch" else _triton(device, dtype)
+    return torch_kernels(noise) if choice == "torch" else _triton(device, dtype)
 
 
 def _triton(device: torch.device, dtype: torch.dtype) -> KernelSet:
     # Late: an engine on a CPU, or a reader of --help, should not wait for Triton.
     from triton import knobs
 
-    if dtype not in reference.DTYPES:
+    if dtype not in DTYPES:
         raise ValueError(f"the triton kernels take float32, bfloat16 and float16, not {dtype}; use kernels 'torch'")
     if device.type != "cuda" and not knobs.runtime.interpret:
         raise ValueError(f"the triton kernels run on {device} in Triton's interpreter alone; set TRITON_INTERPRET=1")
     from specdec.kernels import (
         block_walk,
+        elementwise,
         gumbel_argmax,
+        kv_copy,
         logit_filters,
-        move,
         perturbed_top_k,
         rejection_walk,
-        rms_norm,
         rotary_store,
-        silu_and_mul,
-        swap,
         tree_attention,
         tree_walk,
     )
 
+    def argmax(scores: Tensor, noise: NoiseRows) -> Tensor:
+        return gumbel_argmax.gumbel_argmax(scores, *noise.columns(scores.device))
+
+    def top_k(candidates: Candidates, noise: NoiseRows, k: int, stream: Stream, lane: int) -> TopK:
+        scores, _, tokens = candidates
+        columns = noise.columns(scores.device)
+        return perturbed_top_k.perturbed_top_k(scores, *columns, k, tokens, int(stream), lane)
+
     return KernelSet(
-        "triton",
-        rms_norm.rms_norm,
-        rms_norm.add_rms_norm,
-        silu_and_mul.silu_and_mul,
-        rotary_store.rotary_store,
-        tree_attention.tree_attention,
-        move.move_kv,
-        move.copy_blocks,
-        swap.copy_between,
-        logit_filters.filter_logits,
-        gumbel_argmax.gumbel_argmax,
-        perturbed_top_k.perturbed_top_k,
-        tree_walk.tree_walk,
-        rejection_walk.rejection_walk,
-        block_walk.block_walk,
-        tree_attention.HEAD_DIMS,
-        tree_attention.MAX_WORDS * WORD_BITS,
-        tree_attention.MAX_GROUP,
+        name="triton",
+        on_device=True,
+        rms_norm=elementwise.rms_norm,
+        add_rms_norm=elementwise.add_rms_norm,
+        silu_and_mul=elementwise.silu_and_mul,
+        rotary_store=rotary_store.rotary_store,
+        tree_attention=tree_attention.tree_attention,
+        move_kv=kv_copy.move_kv,
+        copy_blocks=kv_copy.copy_blocks,
+        copy_between=kv_copy.copy_between,
+        filter_logits=logit_filters.filter_logits,
+        gumbel_argmax=argmax,
+        perturbed_top_k=top_k,
+        tree_walk=tree_walk.tree_walk,
+        rejection_walk=rejection_walk.rejection_walk,
+        block_walk=block_walk.block_walk,
+        head_dims=tree_attention.HEAD_DIMS,
+        max_nodes=tree_attention.MAX_WORDS * WORD_BITS,
+        max_group=tree_attention.MAX_GROUP,
     )

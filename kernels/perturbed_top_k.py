@@ -8,8 +8,8 @@ from torch import Tensor
 
 from specdec.kernels.gumbel_argmax import INFINITY, check_rows
 from specdec.kernels.philox import gumbel, token_words, words_of
-from specdec.kernels.reference_sampling import NoiseKeys, TopK
 from specdec.kernels.score_keys import LOW_HALF, NOTHING, score_keys, scores_of, tokens_of
+from specdec.kernels.types import NoiseKeys, TopK
 
 MAX_K = 64
 # Tokens of a program. Twice those of the argmax: the second pass holds k keys of every part.

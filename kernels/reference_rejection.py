@@ -6,10 +6,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from specdec.kernels.reference_sampling import DraftProbs, Walk, philox_words
+from specdec.kernels.philox_reference import philox_words
+from specdec.kernels.types import DraftProbs, Stream, Walk
 
-# Streams of `verify.noise`.
-COIN, RESIDUAL = 2, 3
 # One of the numbers of a stream at an output position: (stream, position, place) -> [0, 1).
 Uniform = Callable[[int, int, int], float]
 
@@ -56,7 +55,7 @@ def rejection_walk(
                 q = _law(draft_probs, at) if draft_probs is not None and below else None
                 following, left = _try_children(scores[at], q, below, uniform, position[row], len(path))
                 if following is None:
-                    token = _draw(left, uniform(RESIDUAL, position[row] + len(path), 0))
+                    token = _draw(left, uniform(Stream.RESIDUAL, position[row] + len(path), 0))
             if following is not None:
                 path.append(following)
         paths.append(path + [-1] * (max_depth - len(path)))
@@ -92,7 +91,7 @@ def block_walk(
         uniform = _uniforms(seeds[row], sample_indices[row])
         kept, h = len(chain), prefix[-1]
         left = p[kept] if kept < lawful else None
-        while kept > 0 and not uniform(COIN, position[row], kept * (kept - 1) // 2) < h:
+        while kept > 0 and not uniform(Stream.COIN, position[row], kept * (kept - 1) // 2) < h:
             kept -= 1
             rest = (prefix[kept] * p[kept] - q[kept]).clamp(min=0)
             total = float(rest.sum()) + 1 - prefix[kept]
@@ -100,7 +99,7 @@ def block_walk(
             left = _normalised(rest, p[kept])
         paths.append([place if place < kept else -1 for place in range(max_depth)])
         lengths.append(kept)
-        next_tokens.append(-1 if left is None else _draw(left, uniform(RESIDUAL, position[row] + kept, 0)))
+        next_tokens.append(-1 if left is None else _draw(left, uniform(Stream.RESIDUAL, position[row] + kept, 0)))
     return _as_tensors(paths, lengths, next_tokens, max_depth, scores.device)
 
 
@@ -138,7 +137,7 @@ def _try_children(
         if own[token] > 0:
             # Cantor's pairing.
             place = (depth + rank) * (depth + rank + 1) // 2 + rank
-            if uniform(COIN, position, place) < float(p[token] / own[token]):
+            if uniform(Stream.COIN, position, place) < float(p[token] / own[token]):
                 return child, p
             p = _normalised((p - own).clamp(min=0), p)
             if q is not None:

@@ -7,7 +7,6 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec.kernels.gumbel_argmax import INFINITY
-from specdec.kernels.reference_sampling import DraftProbs, NoiseKeys, Walk
 from specdec.kernels.residual import (
     BLOCK_SIZE,
     COIN,
@@ -23,6 +22,7 @@ from specdec.kernels.residual import (
 )
 from specdec.kernels.score_keys import scores_of, tokens_of
 from specdec.kernels.tree_walk import empty_walk
+from specdec.kernels.types import DraftProbs, NoiseKeys, Walk
 
 # Smaller trees take no less time, and would each have to be compiled for.
 LEAST_NODES = 64

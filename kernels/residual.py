@@ -13,15 +13,14 @@ from torch import Tensor
 
 from specdec.kernels.gumbel_argmax import INFINITY
 from specdec.kernels.philox import philox_words
-from specdec.kernels.reference import DTYPES
-from specdec.kernels.reference_sampling import DraftProbs, NoiseKeys
 from specdec.kernels.score_keys import NOTHING, score_keys
+from specdec.kernels.types import DTYPES, DraftProbs, NoiseKeys, Stream
 
 # Tokens that a program reads at once. A row of the batch has one program, and so all that a multiprocessor has.
 BLOCK_SIZE = 4096
-# Streams of `verify.noise`: a step's coins, and the draw of its last token.
-COIN = tl.constexpr(2)
-RESIDUAL = tl.constexpr(3)
+# A step's coins, and the draw of its last token.
+COIN = tl.constexpr(int(Stream.COIN))
+RESIDUAL = tl.constexpr(int(Stream.RESIDUAL))
 GRID = tl.constexpr(2.0**-53)
 
 

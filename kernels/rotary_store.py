@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec.kernels.reference import DTYPES
+from specdec.kernels.types import DTYPES
 
 # Numbers of a program: 16 a thread.
 BLOCK_SIZE = 2048

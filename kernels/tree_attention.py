@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specdec.kernels.attention_plan import CONFIGS, HOPPER_CONFIGS, STAGES, AttentionGeometry, Plan, chip_of
 from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
-from specdec.kernels.reference import DTYPES
+from specdec.kernels.types import DTYPES
 
 HEAD_DIMS = (16, 32, 64, 80, 96, 128, 256)
 MAX_WORDS = 2

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec.kernels.reference_sampling import Walk
+from specdec.kernels.types import Walk
 
 ROOT = tl.constexpr(-1)
 

@@ -26,6 +26,7 @@ from specdec.kernels.settings import check_text
 from specdec.models.generation_config import GenerationConfig
 from specdec.models.llama import load_llama
 from specdec.models.tokenizer import Tokenizer
+from specdec.verify.noise import GumbelNoise
 
 
 class LLM:
@@ -59,7 +60,7 @@ class LLM:
         self.config = config = resolved_config(model, draft, settings)
         folder, device, dtype = config.model, torch.device(config.device), DTYPES[config.dtype]
         with on_device(device):
-            kernels = choose_kernels(config.kernels, device, dtype)
+            kernels = choose_kernels(config.kernels, device, dtype, GumbelNoise(device))
             self.model = load_llama(folder, dtype, device, kernels)
             self.tokenizer = Tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
             self.max_model_len = config.context(self.model.config.max_position)

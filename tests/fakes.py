@@ -11,8 +11,7 @@ from transformers import LlamaConfig as HFLlamaConfig
 from transformers import LlamaForCausalLM
 
 from specdec.draft_heads.drafting.drafter import DraftRow
-from specdec.draft_heads.formats.eagle3_checkpoint import save_eagle3_head
-from specdec.draft_heads.formats.eagle_checkpoint import save_eagle_head
+from specdec.draft_heads.formats.head_kinds import KINDS
 from specdec.draft_heads.heads.eagle import EagleConfig, EagleHead
 from specdec.draft_heads.heads.eagle3 import Eagle3Config, Eagle3Head
 from specdec.draft_heads.llama.llama_config import LlamaConfig
@@ -59,7 +58,7 @@ def save_random_head(folder: Path, seed: int = 0, fc_bias: bool = True, **overri
     for parameter in head.parameters():
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=0.3)
-    save_eagle_head(head, folder, {})
+    KINDS["eagle"].save(head, folder, {})
     return head
 
 
@@ -73,7 +72,7 @@ def save_random_eagle3(folder: Path, seed: int = 0, draft_vocab_size: int = 60, 
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=0.3)
     head.draft_tokens.copy_(torch.randperm(config.vocab_size)[:draft_vocab_size].sort().values)
-    save_eagle3_head(head, folder, {})
+    KINDS["eagle3"].save(head, folder, {})
     return head
 
 

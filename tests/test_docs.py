@@ -1,17 +1,25 @@
-"""Every command and option has help and stands in the README."""
+"""Documents: generated parts are up to date, commands and links are real, every option has help and is listed."""
 
 import re
+import shlex
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 
+from docs import generate
+from docs.generator import pictures, plots
 from specdec.cli.app import app
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+OPTIONS = ROOT / "docs" / "options.md"
 GROUP: Any = typer.main.get_command(app)
+PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("*/README.md")})
+REMEDY = "run: python -m docs.generate"
 
 
 def _parameters() -> Iterator[tuple[str, Any]]:
@@ -23,9 +31,25 @@ def _parameters() -> Iterator[tuple[str, Any]]:
 PARAMETERS = dict(_parameters())
 
 
+def _commands() -> Iterator[str]:
+    """Lines of the documents' code blocks, continued ones joined."""
+    for page in PAGES:
+        for block in re.findall(r"```\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+            for line in block.replace("\\\n", " ").splitlines():
+                yield from (part.strip() for part in re.split(r"&&|\| (?=specdec)|#.*", line))
+
+
+COMMANDS = sorted({line for line in _commands() if line.startswith("specdec ")})
+MODULE = re.compile(r"python -m ((?:specdec|benchmarks|docs)(?:\.\w+)+)")
+MODULES = sorted({name for page in PAGES for name in MODULE.findall(page.read_text(encoding="utf-8"))})
+UP_TO_DATE = generate.documents()
+
+
 def test_the_commands_are_found() -> None:
     assert "generate" in GROUP.commands
     assert {"generate model", "generate prompt"} <= set(PARAMETERS)
+    assert 'specdec generate --draft eagle "I would like to find a restaurant in San Jose."' in COMMANDS
+    assert {"specdec.train_eagle.train", "benchmarks.speed", "docs.generate"} <= set(MODULES)
 
 
 @pytest.mark.parametrize("name", GROUP.commands)
@@ -44,11 +68,72 @@ def test_command_is_in_the_readme(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_option_is_in_the_readme(name: str) -> None:
-    text = README.read_text(encoding="utf-8")
+def test_option_is_listed(name: str) -> None:
+    text = OPTIONS.read_text(encoding="utf-8")
     parameter = PARAMETERS[name]
     for flag in (*parameter.opts, *parameter.secondary_opts):
         if flag.startswith("--"):
             assert re.search(rf"(?<![\w-]){flag}(?![\w-])", text), flag
     if parameter.envvar:
         assert parameter.envvar in text
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_documented_command_has_its_options(command: str) -> None:
+    words = shlex.split(command.split(">")[0])
+    if words[1] not in GROUP.commands:
+        # `specdec --version`, or `specdec COMMAND --help`.
+        assert words[1] == "COMMAND" or words[1].startswith("--")
+        return
+    parameters = GROUP.commands[words[1]].params
+    known = {flag for parameter in parameters for flag in (*parameter.opts, *parameter.secondary_opts)}
+    assert {word for word in words if word.startswith("--")} <= known
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_documented_module_is_there(module: str) -> None:
+    assert find_spec(module)
+
+
+def test_the_readme_is_short_and_holds_the_two_commands() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert len(text.split()) <= 1000
+    first = 'specdec generate --draft eagle "I would like to find a restaurant in San Jose."'
+    assert f"\npip install -e . && {first}\n" in text
+    assert "\npip install -e '.[test]' && python -m pytest\n" in text
+
+
+def test_the_python_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    exec(compile(block, str(README), "exec"), {})
+    assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize("path", UP_TO_DATE, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_generated_parts_are_up_to_date(path: Path) -> None:
+    assert path.read_text(encoding="utf-8") == UP_TO_DATE[path], REMEDY
+
+
+def test_plots_are_up_to_date() -> None:
+    assert not plots.outdated(generate.IMAGES), REMEDY
+
+
+@pytest.mark.parametrize("name", ["terminal.svg", "tree.svg"])
+def test_pictures_show_the_demo_at_hand(name: str) -> None:
+    picture = (generate.IMAGES / name).read_text(encoding="utf-8")
+    assert f"specdec-inputs: {pictures.inputs()}" in picture, f"{REMEDY} --runs"
+    assert "url(" not in picture.replace("url(#", "")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), target
+            # The site is built from docs/ alone.
+            assert page.parent != ROOT / "docs" or (page.parent / target).resolve().is_relative_to(ROOT / "docs")
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    listed = re.findall(r": ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))

@@ -11,30 +11,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from rich.console import Console
 
 from specdec.core.outputs import RequestOutput, SpeculationStats
 from specdec.core.sampling_params import SamplingParams
 from specdec.draft_heads.drafting.draft_shape import DraftShape
-from specdec.draft_heads.drafting.model_drafter import ModelDrafter
-from specdec.draft_heads.heads.eagle import EagleHead
-from specdec.draft_heads.heads.eagle3 import Eagle3Head
-from specdec.draft_heads.heads.readout import Readout
 from specdec.llm import LLM
-from specdec.train_eagle.chat_mask import BadConversation, Message, Sample
+from specdec.train_eagle.accuracy import accuracy, head_of
+from specdec.train_eagle.chat_mask import BadConversation, Message
 from specdec.train_eagle.conversations import BadData, Entry, Source, open_source, parse, read
 from specdec.train_eagle.evaluation import Evaluation, Measured
-from specdec.train_eagle.features import OnlineFeatures
-from specdec.train_eagle.token_ranks import NO_TOKEN, token_ranks
 
 # Requests at once, and tokens of a step beside their trees.
 SEATS = 32
 PROMPT_TOKENS = 1 << 14
 # EAGLE-2's published tree.
 SHAPE = DraftShape(6, 10, 60)
-# Of accuracy: among how many of the head's likeliest tokens.
-TOP = 3
 
 
 class Worth(NamedTuple):
@@ -93,35 +85,6 @@ def worth(outputs: Sequence[RequestOutput]) -> Worth:
         total.add(output.stats)
     share = [count / max(1, total.steps) for count in total.accepted_per_depth]
     return Worth(total.tau, share, total.tokens, total.steps)
-
-
-def accuracy(llm: LLM, outputs: Sequence[RequestOutput], depth: int) -> list[list[float]]:
-    """Of the head of `llm` on texts that it has answered, `[depth][TOP]`: see `Evaluation`.
-
-    Raises:
-        ValueError: what drafts is no EAGLE head.
-    """
-    head, readout = _head(llm)
-    samples = []
-    for output in outputs:
-        # The engine drafts from the first token of an answer on.
-        known = len(output.prompt_token_ids) + 1
-        tokens = [*output.prompt_token_ids, *output.token_ids][: head.llama.max_position]
-        if len(tokens) > known:
-            samples.append(Sample(tokens, [i >= known for i in range(len(tokens))]))
-    source = OnlineFeatures(llm.model, samples, head.taps)
-    ranks = [token_ranks(head, readout, source.batch([i]), depth).cpu() for i in range(len(samples))]
-    joined = torch.cat([torch.empty(depth, 0, dtype=torch.int64), *ranks], 1)
-    comes = joined != NO_TOKEN
-    shares = [(comes & (joined < top)).sum(1) / comes.sum(1).clamp_min(1) for top in range(1, TOP + 1)]
-    return [[round(share, 4) for share in of_depth] for of_depth in torch.stack(shares, 1).tolist()]
-
-
-def _head(llm: LLM) -> tuple[EagleHead | Eagle3Head, Readout]:
-    drafter = llm.engine.drafter
-    if isinstance(drafter, ModelDrafter) and isinstance(drafter.head, EagleHead | Eagle3Head):
-        return drafter.head, drafter.readout
-    raise ValueError(f"{llm.config.draft}: not an EAGLE head, and only those can be evaluated; give the folder of one")
 
 
 def question(entry: Entry) -> list[Message]:
@@ -205,7 +168,7 @@ def evaluate(
         SamplingParams(temperature=temperature, max_tokens=max_tokens)
     sources = {name: open_source(source) for name, source in domains.items()}
     llm = engine(model, draft, shape, dtype)
-    _head(llm)
+    head_of(llm)
     if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
         raise ValueError(f"{model}: no chat template; add a chat_template.jinja to the folder")
     prompts = {name: read_prompts(llm, source, limit, max_tokens, bad) for name, source in sources.items()}

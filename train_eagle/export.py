@@ -8,43 +8,41 @@ HEAD has the best head of a training run, in bfloat16; HEAD/run the last one, in
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from specdec.draft_heads.formats.eagle3_checkpoint import build_eagle3_head
-from specdec.draft_heads.formats.eagle_checkpoint import build_eagle_head
-from specdec.draft_heads.formats.head_description import HeadDescription, Source
-from specdec.draft_heads.formats.recogniser import recognise
-from specdec.draft_heads.heads.draft_head import TargetParts
-from specdec.draft_heads.heads.eagle import EagleHead
-from specdec.draft_heads.heads.eagle3 import Eagle3Config, Eagle3Head
+from specdec.draft_heads.formats.head_kind import HeadDescription
+from specdec.draft_heads.formats.head_kinds import recognise
+from specdec.draft_heads.heads.draft_head import FeatureHead, TargetParts
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context, read_config, read_tensors
 from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.kernels.kernel_set import torch_kernels
 from specdec.kernels.linear import Projection
 from specdec.models.llama import LlamaModel
 from specdec.train_eagle.evaluation import Evaluation
 from specdec.train_eagle.model_card import ModelCard
-from specdec.train_eagle.new_head import new_eagle3_head, new_eagle_head
-from specdec.train_eagle.save_head import save_head
+from specdec.train_eagle.training_kind import TrainingKind
+from specdec.train_eagle.training_kinds import TRAINING_KINDS
+from specdec.verify.noise import GumbelNoise
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-# vLLM and SGLang choose a class by these. Of EAGLE-3 both know the second; of EAGLE-1/2 vLLM knows the official name
-# alone, and SGLang one of its own, whose class has an fc.bias that nothing would fill.
-ARCHITECTURES = {EagleHead: "LlamaForCausalLM", Eagle3Head: "LlamaForCausalLMEagle3"}
 
 
 class Trained(NamedTuple):
     """A head and where it comes from.
 
     Attributes:
+        kind: the head's kind.
         head: float32, on the CPU.
         recipe: how it was trained, as far as that is known.
         target: name or path of its target, if that is known.
     """
 
-    head: EagleHead | Eagle3Head
+    kind: TrainingKind[Any]
+    head: FeatureHead
     recipe: dict[str, Any]
     target: str | None
 
@@ -65,7 +63,7 @@ def from_run(folder: Path, target: Path | None = None) -> Trained:
     try:
         kept = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
         settings, tensors, step = dict(kept["settings"]), kept["head"], kept["step"]
-        named = settings.pop("model")
+        kind, named = TRAINING_KINDS[settings["head"]], settings.pop("model")
     except Exception as error:  # pickle and zip raise many kinds
         raise ValueError(f"{file}: not a training state: {str(error).splitlines()[0]}; train again") from None
     target = target or Path(named)
@@ -75,14 +73,12 @@ def from_run(folder: Path, target: Path | None = None) -> Trained:
         sizes = LlamaConfig.from_json(read_config(target))
     try:
         with torch.device("meta"):
-            model = LlamaModel(sizes)
-            is_eagle3 = "draft_tokens" in tensors
-            head = new_eagle3_head(model, tensors["draft_tokens"]) if is_eagle3 else new_eagle_head(model)
+            head = kind.new(LlamaModel(sizes), tensors.get("draft_tokens"))
         head.load_state_dict(tensors, assign=True)
     except (RuntimeError, IndexError):
         raise ValueError(f"{file}: not of a head for {target}; give the run's own target by --model") from None
     recipe = {name: value for name, value in settings.items() if name != "data"}
-    return Trained(head.float(), {**recipe, "steps": step}, str(target))
+    return Trained(kind, head.float(), {**recipe, "steps": step}, str(target))
 
 
 def from_folder(folder: Path, target: Path | None = None) -> Trained:
@@ -98,45 +94,31 @@ def from_folder(folder: Path, target: Path | None = None) -> Trained:
     with error_context(folder):
         found = recognise(settings, read_tensors(folder))
         found.check()
-        head = _eagle(found) if found.taps is None else _eagle3(found, target)
+        found.kind.check_official(found)
+        llama = replace(found.config.llama, num_layers=_num_layers(found, target))
+        # Nothing of the target is written, so placeholders for its matrices do.
+        device, nothing = torch.device("cpu"), torch.zeros(1).expand(llama.vocab_size, llama.hidden_size)
+        parts = TargetParts(nothing, Projection(nothing), llama)
+        loaded = found.kind.build(found, parts, torch_kernels(GumbelNoise(device)))
+        if loaded.other is not None:
+            raise CheckpointError("config.json leaves open how it counts the layers it reads; give both countings")
+    head, kind = loaded.draft.head, TRAINING_KINDS[found.kind.name]
+    assert isinstance(head, FeatureHead)
     named = found.verifier or (None if target is None else str(target))
-    return Trained(head, dict(settings.get("training") or {}), named)
+    return Trained(kind, head, dict(settings.get("training") or {}), named)
 
 
-def _eagle(found: HeadDescription) -> EagleHead:
-    if found.embedding != Source.FILE:
-        raise CheckpointError("it has no embedding; the official layout of EAGLE-1/2 asks for one")
-    if found.output != Source.TARGET or found.tokens is not None:
-        raise CheckpointError(
-            "it has an output matrix of its own; the official layout of EAGLE-1/2 has no place for one"
-        )
-    embedding = found.tensors.by_name["embed_tokens.weight"]
-    return build_eagle_head(found, embedding, torch.float32, torch.device("cpu"))
-
-
-def _eagle3(found: HeadDescription, target: Path | None) -> Eagle3Head:
-    taps, sizes = found.taps, found.config
-    assert taps is not None
-    assert isinstance(sizes, Eagle3Config)
-    llama = sizes.llama
-    if found.output != Source.FILE:
-        raise CheckpointError("it has no output matrix; the official layout of EAGLE-3 asks for one")
-    if found.embedding == Source.FILE and llama.hidden_size == sizes.target_hidden_size:
-        raise CheckpointError("it has an embedding of its own; the official layout of EAGLE-3 takes the target's")
+def _num_layers(found: HeadDescription[Any], target: Path | None) -> int:
+    """Return the number of the target's layers, or without a target one that has all the layers that the head reads."""
     if target is not None:
         with error_context(target):
-            layers = taps.of(LlamaConfig.from_json(read_config(target)).num_layers)
-        if layers.others:
-            raise CheckpointError("config.json leaves open how it counts the layers it reads; give both countings")
-        read = layers.layers
-    elif taps.ids is not None and taps.settled_by:
-        read = taps.ids
-    else:
-        raise CheckpointError("config.json leaves open which layers it reads; give the folder of its target by --model")
-    # Nothing of the target is written, so nothing of it is needed.
-    nothing = torch.zeros(1).expand(llama.vocab_size, llama.hidden_size)
-    parts = TargetParts(nothing, Projection(nothing), 0)
-    return build_eagle3_head(found, read, parts, torch.float32, torch.device("cpu"))
+            config = LlamaConfig.from_json(read_config(target))
+        return config.num_layers
+    if found.taps is None:
+        return 0
+    if found.taps.ids is not None and found.taps.settled_by:
+        return max(found.taps.ids)
+    raise CheckpointError("config.json leaves open which layers it reads; give the folder of its target by --model")
 
 
 def export(trained: Trained, folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
@@ -145,12 +127,11 @@ def export(trained: Trained, folder: Path, dtype: torch.dtype = torch.bfloat16) 
     Raises:
         ValueError: the head has what that layout cannot say.
     """
-    head = trained.head
-    names = [ARCHITECTURES[type(head)]]
+    names = [trained.kind.architecture]
     settings: dict[str, Any] = {"architectures": names, "torch_dtype": str(dtype).removeprefix("torch.")}
     if trained.recipe:
         settings["training"] = trained.recipe
-    save_head(head, folder, settings, dtype)
+    trained.kind.files.save(trained.head, folder, settings, dtype)
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -174,7 +155,8 @@ def main(words: Sequence[str] | None = None) -> None:
     except ValueError as error:
         parser.exit(2, f"export: {error}\n")
     base = args.base_model or trained.target
-    card = ModelCard(args.out.resolve().name, trained.head, trained.recipe, base, args.licence, evaluation, notes)
+    name = args.out.resolve().name
+    card = ModelCard(name, trained.kind, trained.head, trained.recipe, base, args.licence, evaluation, notes)
     (args.out / "README.md").write_text(card.text(), encoding="utf-8")
     print(f"config.json, model.safetensors and README.md in {args.out}")
 

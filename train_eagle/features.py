@@ -1,6 +1,7 @@
 """What a head learns from: conversations with the target's states of each token, made as needed or kept on disk."""
 
 import json
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +12,12 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specdec.draft_heads.heads.draft_head import TargetOutput
+from specdec.draft_heads.heads.draft_head import FeatureHead, TargetOutput
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.models.llama import LlamaModel
 from specdec.train_eagle.conversations import Sample
+from specdec.train_eagle.prepared_data import write_json, write_whole
 from specdec.train_eagle.unrolled_attention import UnrolledAttention
-from specdec.train_eagle.whole_file import write_json, write_whole
 
 PARTS = ("tokens", "mask", "features", "taps")
 
@@ -42,6 +43,11 @@ class FeatureBatch:
     def to(self, device: torch.device) -> "FeatureBatch":
         parts = (getattr(self, name).to(device, non_blocking=True) for name in PARTS)
         return FeatureBatch(self.lengths, *parts)
+
+    def read_by(self, head: FeatureHead) -> Tensor:
+        """Return what a head reads of every token, `[tokens, feature_size]`, in the head's dtype."""
+        taps = [tap.to(head.dtype) for tap in self.taps.chunk(len(head.taps), -1)] if head.taps else []
+        return head.feature_of(TargetOutput(self.features.to(head.dtype), taps))
 
 
 class FeatureSource(Protocol):
@@ -164,3 +170,33 @@ def _runs(lengths: Sequence[int], start: int, end: int, batch_tokens: int) -> It
             group = []
         group.append(i)
     yield group
+
+
+def packed(lengths: Sequence[int], batch_tokens: int, seed: int) -> list[list[int]]:
+    """One epoch: every conversation once, in an order that follows from the seed, about `batch_tokens` a batch.
+
+    A conversation is put into the first open batch that has room for it, so little of a batch stays empty.
+
+    Raises:
+        ValueError: a conversation is longer than a batch.
+    """
+    order = list(range(len(lengths)))
+    random.Random(seed).shuffle(order)
+    full: list[list[int]] = []
+    # Few are open at a time, or the last would all be short ones.
+    open_: list[tuple[int, list[int]]] = []
+    for i in order:
+        length = lengths[i]
+        if length > batch_tokens:
+            raise ValueError(f"a conversation has {length} tokens, more than batch_tokens = {batch_tokens}")
+        for place, (room, batch) in enumerate(open_):
+            if length <= room:
+                batch.append(i)
+                open_[place] = (room - length, batch)
+                break
+        else:
+            open_.append((batch_tokens - length, [i]))
+            if len(open_) > 4:
+                open_.sort(key=lambda entry: entry[0])
+                full.append(open_.pop(0)[1])
+    return full + [batch for _, batch in open_]

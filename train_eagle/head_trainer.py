@@ -8,9 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from specdec.draft_heads.heads.draft_head import TargetOutput
-from specdec.draft_heads.heads.eagle import EagleHead
-from specdec.draft_heads.heads.eagle3 import Eagle3Head
+from specdec.draft_heads.heads.draft_head import FeatureHead
 from specdec.draft_heads.llama.rope import Rotary, rotary_at
 from specdec.train_eagle.features import FeatureBatch
 from specdec.train_eagle.unrolled_attention import UnrolledAttention
@@ -40,27 +38,36 @@ class LossSettings(NamedTuple):
 
 
 class HeadTrainer(nn.Module):
-    """Training-time test (Li et al. 2025, section 3.2), for either kind of head.
+    """Training-time test (Li et al. 2025, section 3.2).
 
     The head's row r of a conversation takes (x_{r+1}, feature r) and predicts x_{r+2}. In pass j row r takes its own
     state of the pass before and x_{r+1+j}, and sees the rows that it would see had it drafted those j tokens.
     Only rows whose next token the assistant says go on after the first pass, the row before its first one included.
 
     Args:
-        lm_head: `[vocab_size, hidden_size]`, the target's.
+        lm_head: `[vocab_size, hidden_size]`, the target's output matrix.
+        output: the head's own output matrix, `[tokens, hidden_size]`; None if it uses the target's.
+        tokens: int64, the target's ids of the rows of `output`; None for all in order.
     """
 
-    def __init__(self, head: EagleHead | Eagle3Head, lm_head: Tensor, settings: LossSettings) -> None:
+    def __init__(
+        self,
+        head: FeatureHead,
+        lm_head: Tensor,
+        settings: LossSettings,
+        output: nn.Linear | None = None,
+        tokens: Tensor | None = None,
+    ) -> None:
         super().__init__()
-        self.head, self.settings = head, settings
-        llama = head.llama
-        known = torch.arange(llama.vocab_size) if isinstance(head, EagleHead) else head.draft_tokens
-        proposable = torch.zeros(llama.vocab_size, dtype=torch.bool, device=lm_head.device)
-        proposable[known.to(lm_head.device)] = True
+        self.head, self.settings, self.output = head, settings, output
+        llama, device = head.llama, lm_head.device
+        known = torch.arange(llama.vocab_size, device=device) if tokens is None else tokens.to(device)
+        proposable = torch.zeros(llama.vocab_size, dtype=torch.bool, device=device)
+        proposable[known] = True
         self.teacher: Tensor
         self.proposable: Tensor
         self.rope: Tensor
-        self.register_buffer("teacher", lm_head[known.to(lm_head.device)].detach(), persistent=False)
+        self.register_buffer("teacher", lm_head[known].detach(), persistent=False)
         self.register_buffer("proposable", proposable, persistent=False)
         self.register_buffer("rope", llama.rope.table(llama.head_dim, llama.max_position, torch.float32), False)
 
@@ -69,7 +76,7 @@ class HeadTrainer(nn.Module):
         settings, head = self.settings, self.head
         rows = _Rows(batch)
         anchors = rows.said.nonzero().flatten()
-        features = self._features(batch)[rows.before]
+        features = batch.read_by(head)[rows.before]
         if self.training and settings.noise:
             features = features + torch.empty_like(features).uniform_(-settings.noise, settings.noise)
         attentions = [UnrolledAttention(rows.lengths, anchors) for _ in range(head.llama.num_layers)]
@@ -85,7 +92,7 @@ class HeadTrainer(nn.Module):
         weights = [settings.step_decay**step for step in range(settings.unroll)]
         loss = unrolled_loss(
             [head.read(state) for state in states],
-            head.lm_head.weight if isinstance(head, Eagle3Head) else self.teacher,
+            self.teacher if self.output is None else self.output.weight,
             anchors,
             torch.stack(counted),
             wanted,
@@ -109,13 +116,6 @@ class HeadTrainer(nn.Module):
         else:
             hidden = checkpoint(self.head, tokens, features, rotary, at_step, use_reentrant=False)
         return hidden
-
-    def _features(self, batch: FeatureBatch) -> Tensor:
-        """What the head reads of every token, in the dtype that it is trained in."""
-        head = self.head
-        dtype = head.fc.weight.dtype
-        taps = [tap.to(dtype) for tap in batch.taps.chunk(len(head.taps), -1)] if head.taps else []
-        return head.feature_of(TargetOutput(batch.features.to(dtype), taps))
 
     def _counts(self, rows: "_Rows", anchors: Tensor, step: int) -> Tensor:
         """Bool `[anchors]`, whose prediction in a pass is of a token that the assistant says and the head can say."""

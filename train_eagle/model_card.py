@@ -6,9 +6,9 @@ from typing import Any
 
 import yaml
 
-from specdec.draft_heads.heads.eagle import EagleHead
-from specdec.draft_heads.heads.eagle3 import Eagle3Head
+from specdec.draft_heads.heads.draft_head import FeatureHead
 from specdec.train_eagle.evaluation import Evaluation
+from specdec.train_eagle.training_kind import TrainingKind
 
 UNKNOWN = "TARGET"
 # Settings of a run that make no difference to its head.
@@ -21,7 +21,8 @@ class ModelCard:
 
     Attributes:
         name: of the folder that the head lies in.
-        head: what it is about.
+        kind: the head's kind.
+        head: the head.
         recipe: settings of the training.
         base_model: name of the target, None if that is not known.
         licence: of the head.
@@ -30,7 +31,8 @@ class ModelCard:
     """
 
     name: str
-    head: EagleHead | Eagle3Head
+    kind: TrainingKind[Any]
+    head: FeatureHead
     recipe: Mapping[str, Any]
     base_model: str | None = None
     licence: str | None = None
@@ -44,38 +46,30 @@ class ModelCard:
         return "\n\n".join(sections) + "\n"
 
     @property
-    def _kind(self) -> str:
-        return "EAGLE-3" if isinstance(self.head, Eagle3Head) else "EAGLE-1/2"
-
-    @property
     def _title(self) -> str:
-        return f"{self._kind} head for {self.base_model}" if self.base_model else f"{self._kind} head"
+        title = f"{self.kind.files.label} head"
+        return f"{title} for {self.base_model}" if self.base_model else title
 
     def _front(self) -> str:
-        method = "eagle3" if isinstance(self.head, Eagle3Head) else "eagle"
         front: dict[str, Any] = {
             "base_model": self.base_model,
             "library_name": "specdec",
             "pipeline_tag": "text-generation",
-            "tags": [method, "speculative-decoding", "draft-model"],
+            "tags": [self.kind.files.name, "speculative-decoding", "draft-model"],
             "license": self.licence,
         }
         given = {key: value for key, value in front.items() if value is not None}
         return f"---\n{yaml.safe_dump(given, sort_keys=False, allow_unicode=True)}---"
 
     def _head(self) -> str:
-        head, llama = self.head, self.head.llama
-        # An EAGLE-3 head's file leaves the embedding to the target, unless their sizes differ.
-        shares = isinstance(head, Eagle3Head) and llama.hidden_size == head.config.target_hidden_size
-        own = (p for name, p in head.named_parameters() if not (shares and name == "embed_tokens.weight"))
-        size = f"{sum(p.numel() for p in own) / 1e6:,.1f} million parameters"
-        layout = f"in the official {self._kind} layout"
+        llama = self.head.llama
+        _, tensors = self.kind.files.official(self.head)
+        weights = sum(tensor.numel() for tensor in tensors.values() if tensor.is_floating_point())
+        size = f"{weights / 1e6:,.1f} million parameters"
+        layout = f"in the official {self.kind.files.label} layout"
         layers = "one layer" if llama.num_layers == 1 else f"{llama.num_layers} layers"
         sentences = [f"A draft head for speculative decoding, {layout}: {layers}, {size}."]
-        if isinstance(head, Eagle3Head):
-            taps = ", ".join(map(str, head.taps))
-            proposes = f"{head.config.draft_vocab_size:,} of {llama.vocab_size:,} tokens"
-            sentences.append(f"It reads the inputs of the target's layers {taps} and proposes {proposes}.")
+        sentences += [self.kind.facts(self.head)] if self.kind.facts(self.head) else []
         sentences.append("What is generated is the target's own output: the head only makes it come sooner.")
         return " ".join(sentences)
 
@@ -106,17 +100,15 @@ class ModelCard:
         yield _table(("text", "among", "at depth 1, 2, …"), rows_of)
 
     def _use(self) -> str:
-        base, is_eagle3 = self.base_model or UNKNOWN, isinstance(self.head, Eagle3Head)
+        base, method, engines = self.base_model or UNKNOWN, self.kind.files.name, self.kind.engines(self.head)
         commands = {"specdec": f'specdec generate --model {base} --draft {self.name} "Hello"'}
-        # vLLM's EAGLE-1 class has no fc.bias, and SGLang's one that nothing but the file would fill.
-        if isinstance(self.head, Eagle3Head) or not self.head.config.fc_bias:
-            method = "eagle3" if is_eagle3 else "eagle"
+        if "vLLM" in engines:
             config = f'{{"method": "{method}", "model": "{self.name}", "num_speculative_tokens": 3}}'
             commands["vLLM"] = f"vllm serve {base} --speculative-config '{config}'"
-        if is_eagle3:
+        if "SGLang" in engines:
             commands["SGLang"] = (
                 f"python -m sglang.launch_server --model-path {base} \\\n"
-                f"  --speculative-algorithm EAGLE3 --speculative-draft-model-path {self.name} \\\n"
+                f"  --speculative-algorithm {method.upper()} --speculative-draft-model-path {self.name} \\\n"
                 "  --speculative-num-steps 3 --speculative-eagle-topk 4 --speculative-num-draft-tokens 16"
             )
         listed = "\n".join(commands.values())

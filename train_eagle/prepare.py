@@ -15,8 +15,9 @@ from typing import Literal
 
 from rich.console import Console
 from rich.progress import track
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
+from specdec.models.tokenizer import load_pretrained
 from specdec.train_eagle.chat_mask import BadConversation, ChatMask, Sample, preview
 from specdec.train_eagle.conversations import BadData, Entry, Source, open_source, read
 from specdec.train_eagle.prepared_data import PreparedData, Settings
@@ -122,12 +123,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder; give a checkpoint with a tokenizer")
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # tokenizers raises a bare Exception, transformers many kinds
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"{folder}: the tokenizer cannot be read: {reason}") from None
-    return tokenizer
+    return load_pretrained(folder)
 
 
 def _digest(sources: Iterable[Source]) -> str:

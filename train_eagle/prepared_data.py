@@ -1,16 +1,16 @@
 """Tokenised conversations on disk."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
 from specdec.train_eagle.chat_mask import Sample
 from specdec.train_eagle.conversations import BadData
-from specdec.train_eagle.whole_file import write_json, write_whole
 
 Settings = Mapping[str, str | int | None]
 INDEX = "index.json"
@@ -137,3 +137,15 @@ class PreparedData:
             "shards": [asdict(shard) for shard in self.shards],
         }
         write_json(self.folder / INDEX, index)
+
+
+def write_whole(file: Path, write: Callable[[Path], Any]) -> None:
+    """Have `write` write another file, and put it in the place of `file`."""
+    new = file.with_name(f"{file.name}.tmp")
+    write(new)
+    new.replace(file)
+
+
+def write_json(file: Path, values: Mapping[str, Any]) -> None:
+    """A JSON object."""
+    write_whole(file, lambda new: new.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8"))

@@ -11,31 +11,31 @@ the state of the run, `log.jsonl`, TensorBoard's files and `curves.png` under OU
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.utils import set_seed
+from torch import Tensor
 
 from specdec.core.device import resolve_dtype
-from specdec.draft_heads.heads.eagle import EagleHead
-from specdec.draft_heads.heads.eagle3 import Eagle3Head
+from specdec.draft_heads.heads.draft_head import FeatureHead
+from specdec.kernels.kernel_set import torch_kernels
 from specdec.models.llama import LlamaModel, load_llama
 from specdec.train_eagle.conversations import Sample
-from specdec.train_eagle.curves import draw_curves
 from specdec.train_eagle.evaluate import Worth, measure_tau
-from specdec.train_eagle.features import FeatureSource, FeatureStore, OnlineFeatures
-from specdec.train_eagle.head_trainer import HeadTrainer, LossSettings
-from specdec.train_eagle.new_head import frequent_tokens, new_eagle3_head, new_eagle_head
-from specdec.train_eagle.packing import packed
+from specdec.train_eagle.features import FeatureSource, FeatureStore, OnlineFeatures, packed
+from specdec.train_eagle.head_trainer import LossSettings
 from specdec.train_eagle.prepared_data import PreparedData
-from specdec.train_eagle.save_head import save_head
 from specdec.train_eagle.train_config import TrainConfig
-from specdec.train_eagle.train_log import TrainLog
+from specdec.train_eagle.train_log import TrainLog, draw_curves
+from specdec.train_eagle.training_kinds import TRAINING_KINDS
 from specdec.train_eagle.training_state import FILE, TrainingState, begin_with
 from specdec.train_eagle.unrolled_loss import UnrolledLoss
+from specdec.verify.noise import GumbelNoise
 
 SHARD_TOKENS = 1 << 18
 # Settings that another start of the same run may change.
@@ -61,20 +61,32 @@ def read_data(config: TrainConfig) -> Data:
     return Data([sample for i, sample in enumerate(samples) if i not in apart], held_out)
 
 
-def new_head(config: TrainConfig, model: LlamaModel, samples: Sequence[Sample]) -> EagleHead | Eagle3Head:
-    """As the settings have it; a function of the seed.
+def new_head(config: TrainConfig, model: LlamaModel, samples: Sequence[Sample]) -> FeatureHead:
+    """Make the head that the settings ask for, as a function of the seed.
 
     Raises:
-        ValueError: the head to start from is not there, or another one.
+        ValueError: the head to start from is missing or does not fit, or there are too few tokens to propose.
     """
     torch.manual_seed(config.seed)
-    if config.head == "eagle":
-        head: EagleHead | Eagle3Head = new_eagle_head(model)
-    else:
-        head = new_eagle3_head(model, frequent_tokens(samples, config.draft_vocab_size, model.config.vocab_size))
+    count = config.draft_vocab_size
+    tokens = frequent_tokens(samples, count, model.config.vocab_size) if count else None
+    head: FeatureHead = TRAINING_KINDS[config.head].new(model, tokens)
     if config.start is not None:
         begin_with(head, config.start)
     return head
+
+
+def frequent_tokens(samples: Iterable[Sample], count: int, vocab_size: int) -> Tensor:
+    """Return the tokens that the assistant says most often, int64 `[count]`, ascending; ties go to lower ids.
+
+    Raises:
+        ValueError: there are not so many tokens.
+    """
+    if count > vocab_size:
+        raise ValueError(f"draft_vocab_size is {count}; the target has {vocab_size} tokens")
+    said = Counter(token for sample in samples for token, own in zip(sample.token_ids, sample.mask, strict=True) if own)
+    ranked = sorted(range(vocab_size), key=lambda token: (-said[token], token))
+    return torch.tensor(sorted(ranked[:count]))
 
 
 class Run:
@@ -91,7 +103,9 @@ class Run:
             mixed = "bf16" if dtype == torch.bfloat16 else "no"
         self.accelerator = Accelerator(mixed_precision=mixed, cpu=on_cpu)
         self.device = self.accelerator.device
-        self.model = load_llama(config.model, dtype if mixed == "bf16" else torch.float32, self.device)
+        weights = dtype if mixed == "bf16" else torch.float32
+        self.model = load_llama(config.model, weights, self.device, torch_kernels(GumbelNoise(self.device)))
+        self.kind = TRAINING_KINDS[config.head]
         self.head = new_head(config, self.model, self.data.train)
         settings = LossSettings(
             config.loss,
@@ -102,7 +116,7 @@ class Run:
             config.noise,
             config.gradient_checkpointing,
         )
-        self.trainer = HeadTrainer(self.head, self.model.lm_head_weight, settings)
+        self.trainer = self.kind.trainer(self.head, self.model.lm_head_weight, settings)
         self.trained = [parameter for parameter in self.head.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(self.trained, lr=config.lr, betas=(0.9, 0.95), weight_decay=0.0)
         self.folder = config.out / "run"
@@ -219,7 +233,8 @@ class Run:
         if worth.tau >= self.state.best_tau:
             self.state.best_tau = worth.tau
             recipe = self.config.model_dump(mode="json", exclude={"model", "data", "out", "features"})
-            save_head(self.head, self.config.out, {"training": {**recipe, "tokens": tokens, "held_out_tau": worth.tau}})
+            recipe |= {"tokens": tokens, "held_out_tau": worth.tau}
+            self.kind.files.save(self.head, self.config.out, {"training": recipe})
 
     @torch.no_grad()
     def _validate(self) -> UnrolledLoss:
@@ -241,7 +256,7 @@ class Run:
         chosen = [held_out[i * len(held_out) // count] for i in range(count)]
         prompts = [sample.token_ids[: sample.mask.index(True)] for sample in chosen]
         folder = self.folder / "latest"
-        save_head(self.head, folder, {})
+        self.kind.files.save(self.head, folder, {})
         return measure_tau(self.config.model, folder, prompts)
 
     def _describe(self) -> None:

@@ -9,6 +9,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from specdec.config import DEMO
+from specdec.train_eagle.training_kinds import TRAINING_KINDS
 from specdec.train_eagle.unrolled_loss import LossKind
 
 
@@ -21,7 +22,7 @@ class TrainConfig(BaseModel):
     data: list[Path] = Field(description="folders of conversations that specdec.train_eagle.prepare wrote")
     out: Path = Field(description="folder of the head to write, with the run's state and logs")
     features: Path | None = Field(None, description="folder to keep the target's states in; none to make them anew")
-    head: Literal["eagle", "eagle3"] = Field("eagle3", description="kind of head")
+    head: str = Field("eagle3", description=f"kind of head: {', '.join(TRAINING_KINDS)}")
     start: Path | None = Field(None, description="folder of a run whose head to go on from, with a schedule of its own")
     draft_vocab_size: int = Field(0, ge=0, description="how many tokens an EAGLE-3 head proposes, 0 for all")
     held_out: int = Field(100, ge=1, description="conversations for validation")
@@ -74,10 +75,12 @@ class TrainConfig(BaseModel):
             config = cls.model_validate(settings)
         except ValidationError as error:
             raise ValueError("; ".join(_told(problem) for problem in error.errors())) from None
-        if config.head == "eagle" and config.draft_vocab_size:
-            raise ValueError("draft_vocab_size is for eagle3 heads: eagle ones use the target's output matrix")
-        if config.head == "eagle3" and config.feature_weight:
-            raise ValueError("feature_weight is for eagle heads: an eagle3 head predicts no feature of the target")
+        if config.head not in TRAINING_KINDS:
+            raise ValueError(f"head is {config.head!r}; it must be one of {', '.join(TRAINING_KINDS)}")
+        for name in sorted(set().union(*(kind.settings for kind in TRAINING_KINDS.values()))):
+            if getattr(config, name) and name not in TRAINING_KINDS[config.head].settings:
+                kinds = " and ".join(other for other, kind in TRAINING_KINDS.items() if name in kind.settings)
+                raise ValueError(f"{name} is for {kinds} heads; leave it out of a run for {config.head}")
         return config
 
 

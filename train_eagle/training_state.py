@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from specdec.train_eagle.whole_file import write_whole
+from specdec.train_eagle.prepared_data import write_whole
 
 FILE = "training_state.pt"
 

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
+from specdec.kernels.types import Acceptance
 from specdec.verify.chance import Chance, Vector
 from specdec.verify.rejection import normalised, positive_part
 from specdec.verify.tree import DraftTree
-from specdec.verify.verifier import Acceptance
 
 
 def walk_block(tree: DraftTree, target: Callable[[int], Vector], chance: Chance) -> Acceptance:

@@ -2,7 +2,8 @@
 
 from typing import Any, Protocol
 
-from specdec.verify.noise import Stream, uniforms
+from specdec.kernels.types import Stream
+from specdec.verify.noise import uniforms
 
 # A 1-d torch tensor or numpy array of `Fraction`: the rules are the same code for the engine and for exact tests.
 Vector = Any

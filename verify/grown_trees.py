@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from specdec.kernels.ragged_rows import WORD_BITS
-from specdec.kernels.reference_sampling import DraftProbs
+from specdec.kernels.types import DraftProbs
 from specdec.kernels.upload import upload
 from specdec.verify.tree import ROOT, DraftTree, split_words
 

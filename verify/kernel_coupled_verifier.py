@@ -5,19 +5,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdec.kernels.kernel_set import KernelSet
+from specdec.kernels.types import Acceptance, NoiseColumns, NoiseRows
 from specdec.kernels.upload import upload
 from specdec.verify.grown_trees import levels_of, node_tensors
 from specdec.verify.read_walks import read_walks
-from specdec.verify.sampler import KernelSampler, NoiseColumns, NoiseRows
-from specdec.verify.verifier import Acceptance, CoupledVerifier, SampledRow
+from specdec.verify.verifier import CoupledVerifier, SampledRow
 
 
 class KernelCoupledVerifier(CoupledVerifier):
     """`CoupledVerifier`, which walks where the logits are."""
-
-    def __init__(self, kernels: KernelSet) -> None:
-        super().__init__(KernelSampler(kernels), kernels)
 
     def accept(self, rows: Sequence[SampledRow], emitted: Tensor) -> list[Acceptance]:
         device, trees = emitted.device, [row.tree for row in rows]

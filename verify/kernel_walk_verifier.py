@@ -6,13 +6,12 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.reference_sampling import Walk
+from specdec.kernels.types import Acceptance, NoiseKey, NoiseRows, Walk
 from specdec.kernels.upload import upload
 from specdec.verify.grown_trees import draft_laws, levels_of, node_tensors
 from specdec.verify.read_walks import read_walks
-from specdec.verify.sampler import NoiseKey, NoiseRows
 from specdec.verify.transforms import processed_logits
-from specdec.verify.verifier import Acceptance, SampledRow
+from specdec.verify.verifier import SampledRow
 
 
 class KernelWalkVerifier:

@@ -1,20 +1,12 @@
 """Gumbel noise that every output position of a request has of its own, whoever asks and in whatever order."""
 
 from collections import OrderedDict
-from enum import IntEnum
 
 import numpy as np
 import torch
 from torch import Tensor
 
-
-class Stream(IntEnum):
-    """What a draw is for. Streams are independent of each other, so no use of one biases another."""
-
-    TARGET = 0
-    DRAFT = 1
-    COIN = 2
-    RESIDUAL = 3
+from specdec.kernels.types import NoiseKey, Stream
 
 
 class GumbelNoise:
@@ -27,31 +19,40 @@ class GumbelNoise:
     Recently asked positions are kept, since drafting and verification ask for the same ones.
 
     Args:
-        vocab_size: entries of a noise vector.
-        cache_bytes: memory for kept vectors.
+        cache_bytes: memory for kept vectors, taken at the first call.
     """
 
-    def __init__(self, vocab_size: int, device: torch.device, cache_bytes: int = 64 << 20) -> None:
-        self.vocab_size = vocab_size
-        # One piece of memory for all: as many small ones would lie between everything else that comes and goes.
-        self._vectors = torch.empty(max(64, cache_bytes // (4 * vocab_size)), vocab_size, device=device)
-        self._free = list(range(len(self._vectors)))
-        self._kept: OrderedDict[tuple[int, int, int, Stream, int], int] = OrderedDict()
+    def __init__(self, device: torch.device, cache_bytes: int = 64 << 20) -> None:
+        self.cache_bytes = cache_bytes
+        self._vectors = torch.empty(0, 0, device=device)
+        self._free: list[int] = []
+        self._kept: OrderedDict[tuple[NoiseKey, Stream, int], int] = OrderedDict()
 
-    def at(self, seed: int, sample_index: int, position: int, stream: Stream = Stream.TARGET, lane: int = 0) -> Tensor:
-        """float32 `[vocab_size]` noise of output position `position` (0 is the first generated token).
+    def at(self, key: NoiseKey, size: int, stream: Stream = Stream.TARGET, lane: int = 0) -> Tensor:
+        """Return the noise of an output position, float32 `[size]`.
 
         Valid until the 64th call from now, when its memory may be used again.
         """
-        key = (seed, sample_index, position, stream, lane)
-        place = self._kept.get(key)
+        if size > self._vectors.shape[1]:
+            # One piece of memory for all: as many small ones would lie between everything else that comes and goes.
+            with torch.inference_mode(False):
+                self._vectors = self._vectors.new_empty(max(64, self.cache_bytes // (4 * size)), size)
+            self._free = list(range(len(self._vectors)))
+            self._kept.clear()
+        place = self._kept.get((key, stream, lane))
         if place is None:
             place = self._free.pop() if self._free else self._kept.popitem(last=False)[1]
-            self._vectors[place] = gumbel(seed, sample_index, position, self.vocab_size, stream, lane)
-            self._kept[key] = place
+            self._vectors[place] = gumbel(*key, self._vectors.shape[1], stream, lane)
+            self._kept[key, stream, lane] = place
         else:
-            self._kept.move_to_end(key)
-        return self._vectors[place]
+            self._kept.move_to_end((key, stream, lane))
+        vector = self._vectors[place]
+        return vector if len(vector) == size else vector[:size]
+
+    @staticmethod
+    def uniforms(key: NoiseKey, count: int, stream: Stream) -> list[float]:
+        """Return `uniforms` of a key."""
+        return uniforms(*key, count, stream)
 
 
 def gumbel(

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 
 import torch
 
-from specdec.kernels.reference_sampling import Walk
+from specdec.kernels.types import Acceptance, Walk
 from specdec.verify.grown_trees import grown_together
 from specdec.verify.tree import DraftTree
-from specdec.verify.verifier import Acceptance
 
 
 def read_walks(walks: Sequence[Walk], trees: Sequence[DraftTree]) -> list[Acceptance]:

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
+from specdec.kernels.types import Acceptance
 from specdec.verify.chance import Chance, Vector
 from specdec.verify.tree import ROOT, DraftTree
-from specdec.verify.verifier import Acceptance
 
 
 def walk_rejection(tree: DraftTree, target: Callable[[int], Vector], chance: Chance) -> Acceptance:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.kernels.kernel_set import TORCH, KernelSet
+from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.upload import upload
 from specdec.verify.sampling import Context
 
@@ -27,7 +27,7 @@ class NodeRows(NamedTuple):
     paths: Callable[[], Tensor]
 
 
-def processed_logits(logits: Tensor, parts: Sequence[NodeRows], kernels: KernelSet = TORCH) -> Tensor:
+def processed_logits(logits: Tensor, parts: Sequence[NodeRows], kernels: KernelSet) -> Tensor:
     """Logits after everything the requests ask for; dropped tokens are -inf.
 
     The order is vLLM's: allowed_token_ids, bad_words, min_tokens, logit_bias, penalties (repetition, frequency,

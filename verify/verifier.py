@@ -6,23 +6,11 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from specdec.kernels.kernel_set import TORCH, KernelSet
-from specdec.verify.sampler import NoiseKey, NoiseRows, Sampler
+from specdec.kernels.kernel_set import KernelSet
+from specdec.kernels.types import Acceptance, NoiseKey, NoiseRows
 from specdec.verify.sampling import Context
 from specdec.verify.transforms import NodeRows, processed_logits
 from specdec.verify.tree import ROOT, DraftTree
-
-
-class Acceptance(NamedTuple):
-    """What a sampled row's step yields: the tokens of `path`, then `next_token`.
-
-    Attributes:
-        path: accepted nodes from the root's child downwards.
-        next_token: the target's own token after them, or `NO_TOKEN`.
-    """
-
-    path: tuple[int, ...]
-    next_token: int
 
 
 class SampledRow(NamedTuple):
@@ -57,8 +45,8 @@ class CoupledVerifier:
     where there is none. The result is a function of p and the seed, whatever the tree (Daliri et al. 2024).
     """
 
-    def __init__(self, sampler: Sampler, kernels: KernelSet = TORCH) -> None:
-        self.sampler, self.kernels = sampler, kernels
+    def __init__(self, kernels: KernelSet) -> None:
+        self.kernels = kernels
 
     def verify(self, rows: Sequence[SampledRow], logits: Tensor) -> list[Acceptance]:
         return self.accept(rows, self.emitted_tokens(rows, logits))
@@ -77,9 +65,9 @@ class CoupledVerifier:
         scores, samplings = logits, [row.context.sampling for row in rows]
         if any(sampling.edits or not sampling.is_greedy for sampling in samplings):
             scores = processed_logits(logits, [row.nodes(logits.device) for row in rows], self.kernels)
-            # The sampler adds its noise in place, and the logits are still to be scored.
+            # Noise is added in place, and the logits are still to be scored.
             scores = scores.clone() if scores.data_ptr() == logits.data_ptr() else scores
-        return self.sampler.argmax(scores, self.noise_of(rows, logits.device))
+        return self.kernels.gumbel_argmax(scores, self.noise_of(rows, logits.device))
 
     def noise_of(
         self,

@@ -5,11 +5,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from specdec.kernels.host_sampling import argmax
+from specdec.kernels.kernel_set import KernelSet
+from specdec.kernels.types import NO_TOKEN, Acceptance
 from specdec.verify.chance import Chance, PhiloxChance
-from specdec.verify.sampler import NO_TOKEN, argmax
 from specdec.verify.transforms import processed_logits
 from specdec.verify.tree import ROOT, DraftTree
-from specdec.verify.verifier import Acceptance, SampledRow, walk
+from specdec.verify.verifier import SampledRow, walk
 
 Walk = Callable[[DraftTree, Callable[[int], Tensor], Chance], Acceptance]
 
@@ -21,11 +23,11 @@ class WalkVerifier:
     tree which of the possible outputs it is.
     """
 
-    def __init__(self, walk_row: Walk) -> None:
-        self.walk_row = walk_row
+    def __init__(self, walk_row: Walk, kernels: KernelSet) -> None:
+        self.walk_row, self.kernels = walk_row, kernels
 
     def verify(self, rows: Sequence[SampledRow], logits: Tensor) -> list[Acceptance]:
-        scores = processed_logits(logits, [row.nodes(logits.device) for row in rows])
+        scores = processed_logits(logits, [row.nodes(logits.device) for row in rows], self.kernels)
         emitted = argmax(scores).tolist()
         acceptances, start = [], 0
         for row in rows:

@@ -13,7 +13,7 @@ from specdec.draft_heads.drafting.tree_search import TreeSearch
 from specdec.kernels.attention_plan import AttentionGeometry, Plan
 from specdec.kernels.plan_buffer import Capture, PlanBuffer, PlanSize
 from specdec.kernels.tree_attention import plan_of
-from specdec.verify.sampler import NoiseColumns, NoiseRows
+from specdec.kernels.types import NoiseColumns, NoiseRows
 
 Grown = TypeVar("Grown")
 

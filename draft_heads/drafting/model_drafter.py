@@ -16,12 +16,11 @@ from specdec.draft_heads.heads.draft_head import DraftHead
 from specdec.draft_heads.heads.readout import Readout
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
-from specdec.kernels.kernel_set import TORCH, KernelSet
+from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.ragged_rows import RaggedRows
+from specdec.kernels.types import Candidates, NoiseKey, Stream
 from specdec.kernels.upload import upload
 from specdec.verify.grown_trees import joined
-from specdec.verify.noise import Stream
-from specdec.verify.sampler import Candidates, NoiseKey, Sampler
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.transforms import NodeRows, processed_logits
 from specdec.verify.tree import DraftTree
@@ -52,9 +51,8 @@ class ModelDrafter:
             that reads none.
         block_size: slots of a block.
         shape: bounds of a tree.
-        sampler: the verifier's own, so that coupled drafts at temperature > 0 follow the same draw.
         proposal: how tokens are chosen at temperature > 0.
-        kernels: of the device.
+        kernels: the verifier's own, so that coupled drafts at temperature > 0 follow the same draw.
 
     Attributes:
         graphs: of the loops over levels, where there are any.
@@ -68,14 +66,12 @@ class ModelDrafter:
         features: Tensor | None,
         block_size: int,
         shape: DraftShape,
-        sampler: Sampler,
-        proposal: Proposal = Proposal.COUPLED,
-        kernels: KernelSet = TORCH,
+        proposal: Proposal,
+        kernels: KernelSet,
     ) -> None:
         self.kernels = kernels
         llama = head.llama
         self.head, self.readout, self.shape = head, readout, shape
-        self.sampler = sampler
         self.kv, self.block_size = kv, block_size
         self.features = kv.new_empty(kv.shape[1], 0) if features is None else features
         self.rope = llama.rope.table(llama.head_dim, llama.max_position, kv.dtype).to(kv.device)
@@ -148,7 +144,7 @@ class ModelDrafter:
         """On a CPU from lists, which is faster there; else left on the device, so that the host need not wait."""
         padding = candidates.num_rows - len(rows)
         bounds = [*(row.num_nodes for row in rows), *[0] * padding], [*depths, *[1] * padding]
-        trees = candidates.trees(*bounds) if self.kernels is TORCH else candidates.grown(*bounds)
+        trees = candidates.trees(*bounds) if not self.kernels.on_device else candidates.grown(*bounds)
         return trees[: len(rows)]
 
     def _nobody(self) -> DraftRow:
@@ -173,7 +169,8 @@ class ModelDrafter:
         for level in range(1, levels.depth + 1):
             scores = self._scores(hidden, levels, level, rows, search.frontier_paths)
             noise = levels.noise_at(level - 1).later(level - 1)
-            frontier = search.expand(self.sampler.top_k(scores, noise, self.branching))
+            best = self.kernels.perturbed_top_k(scores, noise, self.branching, Stream.TARGET, 0)
+            frontier = search.expand(best.tokens, best.log_chances)
             if self.shape.min_reach and depths and level < levels.depth:
                 for i, reach in enumerate(frontier.values.exp().sum(1).tolist()):
                     if reach < self.shape.min_reach:
@@ -192,7 +189,8 @@ class ModelDrafter:
             log_q = torch.log_softmax(scores.full(), -1)
             candidates = Candidates(log_q.clone(), scores.vocab_size)
             count = min(draw.count, log_q.shape[1])
-            children = self.sampler.top_k(candidates, levels.noise_at(level - 1), count, Stream.DRAFT, level)
+            noise = levels.noise_at(level - 1)
+            children = self.kernels.perturbed_top_k(candidates, noise, count, Stream.DRAFT, level)
             by_row = (part.view(levels.num_rows, -1, part.shape[1]) for part in (log_q, children.tokens))
             frontier = draw.expand(*by_row)
             if level < levels.depth:

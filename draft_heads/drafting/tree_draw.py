@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.tree_search import Frontier
-from specdec.kernels.reference_sampling import DraftProbs
+from specdec.kernels.types import DraftProbs
 from specdec.verify.grown_trees import NO_LAW, GrownTrees, NodeColumns
 from specdec.verify.tree import ROOT, DraftTree
 

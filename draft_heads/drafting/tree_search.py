@@ -9,7 +9,6 @@ from torch import Tensor
 
 from specdec.kernels.upload import upload
 from specdec.verify.grown_trees import GrownTrees, NodeColumns
-from specdec.verify.sampler import Children
 from specdec.verify.tree import ROOT, DraftTree
 
 
@@ -43,19 +42,21 @@ class TreeSearch:
         self._best: list[Tensor] = []
         self._frontier_values: Tensor | None = None
 
-    def expand(self, children: Children) -> Frontier:
+    def expand(self, tokens: Tensor, log_chances: Tensor) -> Frontier:
         """Add each frontier node's best children, and take the best of them as the next frontier.
 
         Args:
-            children: of all rows' frontier nodes in turn, of the roots alone on the first call.
+            tokens: int64 `[rows * frontier, k]`, the children of all rows' frontier nodes in turn, best first; of the
+                roots alone on the first call.
+            log_chances: of the same shape.
         """
-        rows, k = self.num_rows, children.tokens.shape[1]
-        width = len(children.tokens) // rows
+        rows, k = self.num_rows, tokens.shape[1]
+        width = len(tokens) // rows
         # A node after which nothing can come has no distribution; its children must not sort before all others.
-        values = children.log_chances.float().nan_to_num(nan=float("-inf"), neginf=float("-inf")).view(rows, width, k)
+        values = log_chances.float().nan_to_num(nan=float("-inf"), neginf=float("-inf")).view(rows, width, k)
         if self._frontier_values is not None:
             values = values + self._frontier_values[:, :, None]
-        flat_values, flat_tokens = values.view(rows, -1), children.tokens.view(rows, -1)
+        flat_values, flat_tokens = values.view(rows, -1), tokens.view(rows, -1)
         self._values.append(flat_values)
         self._tokens.append(flat_tokens)
         best_values, best = flat_values.topk(min(self.branching, width * k), dim=-1)

@@ -6,8 +6,8 @@ from torch import Tensor
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 
 
-def draft_tokens(d2t: Tensor | None, t2d: Tensor | None, draft_vocab: int, vocab_size: int) -> Tensor:
-    """int64 `[draft_vocab]`, ascending, of an EAGLE-3 head.
+def draft_tokens(d2t: Tensor | None, t2d: Tensor | None, draft_vocab: int, vocab_size: int) -> Tensor | None:
+    """Return the tokens of an EAGLE-3 head's draft vocabulary, int64 `[draft_vocab]`, ascending; None for all tokens.
 
     Args:
         d2t: int64 `[draft_vocab]`, target id minus draft id.
@@ -17,7 +17,7 @@ def draft_tokens(d2t: Tensor | None, t2d: Tensor | None, draft_vocab: int, vocab
         CheckpointError: they are missing, of another size, or do not say the same.
     """
     if d2t is None and t2d is None and draft_vocab == vocab_size:
-        return torch.arange(vocab_size)
+        return None
     if d2t is None:
         raise CheckpointError(f"missing tensor 'd2t', which a draft vocabulary of {draft_vocab} tokens needs")
     if list(d2t.shape) != [draft_vocab]:
@@ -28,7 +28,7 @@ def draft_tokens(d2t: Tensor | None, t2d: Tensor | None, draft_vocab: int, vocab
     known = None if t2d is None else t2d.bool().nonzero().flatten()
     agrees = known is None or torch.equal(tokens, known)
     if agrees and (tokens.diff() > 0).all() and tokens[0] >= 0 and tokens[-1] < vocab_size:
-        return tokens
+        return tokens if draft_vocab != vocab_size else None
     found = f"d2t, {d2t[0]} to {d2t[-1]}, must hold target id minus draft id"
     if (d2t.diff() > 0).all():
         raise CheckpointError(f"{found}; it holds ids themselves")
@@ -51,3 +51,10 @@ def mapped_tokens(token_map: Tensor, vocab_size: int) -> Tensor:
     if (tokens.sort().values.diff() == 0).any():
         raise CheckpointError("token_map names a token twice")
     return tokens
+
+
+def vocabulary_maps(tokens: Tensor, vocab_size: int) -> dict[str, Tensor]:
+    """Return `t2d` and `d2t` of the tokens of a draft vocabulary (int64, ascending)."""
+    known = torch.zeros(vocab_size, dtype=torch.bool)
+    known[tokens] = True
+    return {"t2d": known, "d2t": tokens - torch.arange(len(tokens))}

@@ -1,21 +1,20 @@
-"""Draft heads of other kinds, which are refused by their names."""
+"""Kinds of draft heads that are known but not supported, and the signs that show them."""
 
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from specdec.draft_heads.formats.head_settings import section
-from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 
 
 class ForeignHead(NamedTuple):
-    """What shows a kind of head; any one sign is enough.
+    """Signs of a kind of head, any one of which is enough.
 
     Attributes:
-        name: what it is.
-        keys: of config.json, where they have a value that is neither false nor empty.
-        words: in `architectures`, `model_type`, `speculators_model_type` or `projector_type`, as expressions.
-        tensors: in names of tensors, as an expression.
+        name: the kind.
+        keys: keys of config.json, where their values are neither false nor empty.
+        words: regular expression for `architectures`, `model_type`, `speculators_model_type` and `projector_type`.
+        tensors: regular expression for names of tensors.
     """
 
     name: str
@@ -52,15 +51,12 @@ FOREIGN = (
 )
 
 
-def refuse_foreign(settings: Mapping[str, Any], names: Iterable[str] = ()) -> None:
-    """See that this is none of those that are known and not supported.
+def foreign_kind(settings: Mapping[str, Any], names: Iterable[str]) -> str | None:
+    """Return which of the known unsupported heads this is, with the sign that shows it; None if it is none of them.
 
     Args:
         settings: config.json.
         names: of the tensors.
-
-    Raises:
-        CheckpointError: it is one.
     """
     values = [settings.get(key) for key in ("model_type", "speculators_model_type", "projector_type")]
     said = " ".join(str(value) for value in (*(settings.get("architectures") or ()), *values))
@@ -70,6 +66,7 @@ def refuse_foreign(settings: Mapping[str, Any], names: Iterable[str] = ()) -> No
         signs += [f"{word.group()!r} in config.json" for word in [re.search(head.words, said, re.IGNORECASE)] if word]
         signs += [f"tensor {name!r}" for name in names if re.search(head.tensors, name)]
         if signs:
-            raise CheckpointError(f"{head.name} ({signs[0]}); this engine drafts with EAGLE-1, -2 and -3 heads")
+            return f"{head.name} ({signs[0]})"
     if section(settings, "eagle_config").get("use_aux_hidden_state") is False:
-        raise CheckpointError("use_aux_hidden_state is false; EAGLE-3 heads without inner layers are not supported")
+        return "an EAGLE-3 head that reads no inner layers (use_aux_hidden_state is false)"
+    return None

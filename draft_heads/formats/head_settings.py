@@ -78,16 +78,18 @@ class HeadSettings:
             layer["num_hidden_layers"] = max(1, tensors.num_layers)
             assumptions.append(f"config.json does not count its layers: the file has {layer['num_hidden_layers']}")
         window = layer.pop("sliding_window", None) if self._is_windowed() else None
-        layer.pop("sliding_window", None)
+        layer["sliding_window"] = None
         layer["layer_types"] = [kind for kind in layer.get("layer_types") or () if kind != "sliding_attention"]
         config = LlamaConfig.from_json(layer)
+        # One layer too many is enough to tell that layers are missing, and no number is too large.
+        config = replace(config, num_layers=min(config.num_layers, tensors.num_layers + 1))
         if window is not None:
             if isinstance(window, bool) or not isinstance(window, int) or window < 1:
                 raise CheckpointError(f"config.json: sliding_window = {window!r} must be a positive whole number")
             if window < config.max_position:
                 assumptions.append(f"it attends within {window} tokens: it drafts no further into a text than that")
             config = replace(config, max_position=min(config.max_position, window))
-        nested = section(layer, "rope_parameters") or section(layer, "rope_scaling")
+        nested = section(layer, "rope_scaling") or section(layer, "rope_parameters")
         if not layer.get("rope_theta") and not nested.get("rope_theta"):
             assumptions.append(f"config.json has no rope_theta: {config.rope.theta:g}")
         promised = bool(self.own.get("qkv_bias") or layer.get("attention_bias"))
@@ -128,3 +130,29 @@ def section(settings: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise CheckpointError(f"config.json: {key} = {value!r} must be an object")
     return value
+
+
+def layer_settings(llama: LlamaConfig) -> dict[str, Any]:
+    """Return what an official config.json says about decoder layers.
+
+    Raises:
+        ValueError: it cannot express the rope type.
+    """
+    rope = llama.rope
+    if rope.rope_type != "default":
+        raise ValueError(f"a head with rope type {rope.rope_type!r} cannot be saved; train it with the default one")
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": llama.hidden_size,
+        "intermediate_size": llama.intermediate_size,
+        "num_attention_heads": llama.num_heads,
+        "num_key_value_heads": llama.num_kv_heads,
+        "head_dim": llama.head_dim,
+        "num_hidden_layers": llama.num_layers,
+        "vocab_size": llama.vocab_size,
+        "rms_norm_eps": llama.rms_norm_eps,
+        "max_position_embeddings": llama.max_position,
+        "hidden_act": "silu",
+        "rope_theta": rope.theta,
+    }

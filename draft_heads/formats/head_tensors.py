@@ -15,8 +15,6 @@ ALIASES = (
     ("aux_norm_mid.", "fc_norm.1."),
     ("aux_norm_high.", "fc_norm.2."),
 )
-# They hold token ids, not weights.
-VOCABULARY_MAPS = ("d2t", "t2d", "token_map")
 
 
 class HeadTensors:
@@ -69,20 +67,23 @@ class HeadTensors:
                 return alias + name.removeprefix(plain)
         return name
 
-    def check(self, expected: Mapping[str, Sequence[int]], ignored: Collection[str] = ()) -> None:
+    def check(self, expected: Mapping[str, Sequence[int]], id_maps: Collection[str] = ()) -> None:
         """See that these are the tensors, no fewer and no more.
 
         Args:
-            expected: shapes by name.
-            ignored: names that are looked at elsewhere.
+            expected: shapes of the weights by name.
+            id_maps: names of tensors of token ids, which may be there as well.
 
         Raises:
-            CheckpointError: names what is missing, unexpected, or of another shape, as the file spells it.
+            CheckpointError: names what is missing, unexpected, or of another shape or type, as the file spells it.
         """
         missing = [self.spelling(name) for name in expected if name not in self.by_name]
-        unexpected = [self.spelling(name) for name in self.by_name if name not in expected and name not in ignored]
+        unexpected = [self.spelling(name) for name in self.by_name if name not in expected and name not in id_maps]
         problems = [f"missing tensors: {listed(sorted(missing))}"] if missing else []
         problems += [f"unexpected tensors: {listed(sorted(unexpected))}"] if unexpected else []
+        for name in id_maps:
+            if name in self.by_name and self.by_name[name].is_floating_point():
+                problems.append(f"{self.spelling(name)} holds fractions, not token ids")
         for name, shape in expected.items():
             found = list(self.by_name[name].shape) if name in self.by_name else list(shape)
             if found != list(shape):

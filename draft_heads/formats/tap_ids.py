@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from specdec.draft_heads.formats.head_settings import HeadSettings, Layout, section
 from specdec.draft_heads.heads.eagle3 import default_taps
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 
@@ -87,3 +88,33 @@ class TapIds:
 
     def _counting_of(self, taps: tuple[int, ...]) -> Counting:
         return Counting.INPUTS if taps == self.ids else Counting.OUTPUTS
+
+
+def tap_ids(settings: HeadSettings) -> TapIds:
+    """Read the layer ids, wherever config.json has them.
+
+    Raises:
+        CheckpointError: not a list of layers, or two lists that contradict each other.
+    """
+    outer, inner = settings.own.get(KEY), section(settings.own, "eagle_config").get(KEY)
+    lists = [_ids(value) for value in (outer, inner) if value is not None]
+    if not lists:
+        return TapIds(None)
+    if len(lists) == 2 and lists[0] != lists[1]:
+        if [tap - 1 for tap in lists[0]] != list(lists[1]):
+            raise CheckpointError(f"config.json has two {KEY}, {list(lists[0])} and in eagle_config {list(lists[1])}")
+        return TapIds(lists[0], settled_by="config.json, by giving inputs and outputs,")
+    ids = lists[0]
+    if settings.layout == Layout.SPECULATORS:
+        return TapIds(ids, settled_by="speculators")
+    # Lists that begin with 1 are mostly SpecForge's, and with 2 mostly the official code's.
+    outputs = ids[0] == 1 if ids[0] in (1, 2) else outer is None
+    return TapIds(ids, Counting.OUTPUTS if outputs else Counting.INPUTS)
+
+
+def _ids(value: object) -> tuple[int, ...]:
+    if not isinstance(value, list) or not value or not all(type(tap) is int for tap in value):
+        raise CheckpointError(f"{KEY} = {value!r} must be a list of layers")
+    if len(set(value)) < len(value):
+        raise CheckpointError(f"{KEY} = {value} names a layer twice")
+    return tuple(value)

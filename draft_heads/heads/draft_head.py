@@ -1,9 +1,11 @@
 """What a drafter asks of a head, whatever its kind."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from specdec.draft_heads.heads.readout import Readout
 from specdec.draft_heads.llama.llama_config import LlamaConfig
@@ -68,6 +70,62 @@ class DraftHead(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class HeadConfig:
+    """Shape of a head, to which each kind adds its own settings.
+
+    Attributes:
+        llama: the head's decoder layers; rotary settings are the head's own, `vocab_size` is the target's.
+    """
+
+    llama: LlamaConfig
+
+
+class FeatureHead(nn.Module):
+    """Base of heads that read the target's states, with rows and positions as EAGLE has them.
+
+    Attributes:
+        config: the head's shape.
+        embed_tokens: its token embedding, which may be the target's own tensor.
+    """
+
+    config: HeadConfig
+    embed_tokens: nn.Embedding
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.llama.vocab_size, config.llama.hidden_size)
+
+    @property
+    def llama(self) -> LlamaConfig:
+        return self.config.llama
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return ()
+
+    @property
+    def feature_size(self) -> int:
+        return self.config.llama.hidden_size
+
+    @property
+    def first_entry(self) -> int:
+        return 1
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embed_tokens.weight.dtype
+
+    def feature_of(self, output: TargetOutput) -> Tensor:
+        """Return what the head reads of the target, by default its states behind the final norm."""
+        return output.features
+
+    def read(self, hidden: Tensor) -> Tensor:
+        """Return what the output matrix takes, by default the state itself."""
+        return hidden
+
+
 class DraftModel(NamedTuple):
     """What proposes tokens.
 
@@ -80,28 +138,15 @@ class DraftModel(NamedTuple):
     readout: Readout
 
 
-class TargetSizes(NamedTuple):
-    """What a target must have in common with its head."""
-
-    vocab_size: int
-    hidden_size: int
-    num_layers: int
-
-
 class TargetParts(NamedTuple):
-    """What a head may use of its target.
+    """Parts of a target that its head may use.
 
     Attributes:
         embedding: `[vocab_size, hidden_size]`.
-        output: its output matrix as it serves.
-        num_layers: of its decoder.
+        output: the output matrix, prepared for inference.
+        config: the target's shape.
     """
 
     embedding: Tensor
     output: Projection
-    num_layers: int
-
-    @property
-    def sizes(self) -> TargetSizes:
-        vocab_size, hidden_size = self.embedding.shape
-        return TargetSizes(vocab_size, hidden_size, self.num_layers)
+    config: LlamaConfig

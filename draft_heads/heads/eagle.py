@@ -7,72 +7,45 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from specdec.draft_heads.heads.draft_head import TargetOutput
-from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.draft_heads.heads.draft_head import FeatureHead, HeadConfig
 from specdec.draft_heads.llama.llama_layer import Attention, LlamaLayer
 from specdec.draft_heads.llama.rope import Rotary
 from specdec.kernels.linear import Linear
 
 
 @dataclass(frozen=True)
-class EagleConfig:
-    """Shape of a head.
+class EagleConfig(HeadConfig):
+    """Shape of an EAGLE-1/2 head.
 
     Attributes:
-        llama: its decoder layers; rotary settings are the head's own, never the target's.
         fc_bias: whether the input projection has a bias.
     """
 
-    llama: LlamaConfig
     fc_bias: bool
 
 
-class EagleHead(nn.Module):
+class EagleHead(FeatureHead):
     """f_i = layer(fc(cat(embedding(x_i), f_{i-1}))): row i predicts the target's feature of token i.
 
     The feature is the target's hidden state after its final norm, so the target's lm_head turns a prediction
     into logits of token i + 1. The first layer has no input norm, and there is no final one, as published.
     """
 
+    config: EagleConfig
+
     def __init__(self, config: EagleConfig) -> None:
-        super().__init__()
+        super().__init__(config)
         llama = config.llama
-        self.config = config
-        self.embed_tokens = nn.Embedding(llama.vocab_size, llama.hidden_size)
         self.fc = Linear(2 * llama.hidden_size, llama.hidden_size, bias=config.fc_bias)
         self.layers = nn.ModuleList(LlamaLayer(llama, input_norm=i > 0) for i in range(llama.num_layers))
 
-    @property
-    def llama(self) -> LlamaConfig:
-        return self.config.llama
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        return ()
-
-    @property
-    def feature_size(self) -> int:
-        return self.config.llama.hidden_size
-
-    @property
-    def first_entry(self) -> int:
-        return 1
-
-    def feature_of(self, output: TargetOutput) -> Tensor:
-        """What the target's own output matrix reads."""
-        return output.features
-
-    def read(self, hidden: Tensor) -> Tensor:
-        """A predicted feature is what the target's output matrix takes."""
-        return hidden
-
     def forward(self, tokens: Tensor, features: Tensor, rotary: Rotary, attentions: Sequence[Attention]) -> Tensor:
-        """Predicted features.
+        """Return the predicted features, `[rows, hidden_size]`.
 
         Args:
             tokens: int64 `[rows]`, x_i.
             features: `[rows, hidden_size]`, f_{i-1}: the target's, or while drafting the head's own.
-            rotary: of position i - 1.
+            rotary: rotary table rows of position i - 1.
             attentions: one per layer, how the rows see each other.
         """
         hidden: Tensor = self.fc(torch.cat([F.embedding(tokens, self.embed_tokens.weight), features], -1))

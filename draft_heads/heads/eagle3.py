@@ -1,6 +1,6 @@
 """The EAGLE-3 draft head: it reads three depths of the target, and has an output matrix of its own (Li et al. 2025)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 
@@ -8,20 +8,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from specdec.draft_heads.heads.draft_head import TargetOutput
+from specdec.draft_heads.heads.draft_head import FeatureHead, HeadConfig, TargetOutput
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import Attention, DecoderLayer, LlamaLayer, RMSNorm
 from specdec.draft_heads.llama.rope import Rotary
-from specdec.kernels.kernel_set import TORCH, KernelSet
+from specdec.kernels.elementwise_reference import rms_norm
+from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.linear import Linear
 
 
 @dataclass(frozen=True)
-class Eagle3Config:
+class Eagle3Config(HeadConfig):
     """Shape of a head.
 
     Attributes:
-        llama: its decoder layers; `vocab_size` is the target's, rotary settings are the head's own.
         taps: layers of the target whose inputs it reads (k is transformers' `hidden_states[k]`), as `fc` orders them.
         target_hidden_size: of each tap.
         draft_vocab_size: tokens that it can propose.
@@ -32,7 +32,6 @@ class Eagle3Config:
         norm_output: what the head reads of itself is behind its last norm (EAGLE-3.1).
     """
 
-    llama: LlamaConfig
     taps: tuple[int, ...]
     target_hidden_size: int
     draft_vocab_size: int
@@ -54,7 +53,7 @@ def default_taps(num_layers: int) -> tuple[int, int, int]:
     return 2, num_layers // 2, num_layers - 3
 
 
-class Eagle3Head(nn.Module):
+class Eagle3Head(FeatureHead):
     """h_i = layer(embedding(x_i), g_{i-1}), logits of token i + 1 are lm_head(norm(h_i)).
 
     g is `fc` of the target's taps where the target has been, and the head's own h beyond.
@@ -63,15 +62,14 @@ class Eagle3Head(nn.Module):
         draft_tokens: int64 `[draft_vocab_size]`, the target's id of each token that it can propose, ascending.
     """
 
+    config: Eagle3Config
     draft_tokens: Tensor
 
     def __init__(self, config: Eagle3Config) -> None:
-        super().__init__()
+        super().__init__(config)
         llama = config.llama
-        self.config = config
         width = len(config.taps) * config.target_hidden_size
         eps = llama.rms_norm_eps
-        self.embed_tokens = nn.Embedding(llama.vocab_size, llama.hidden_size)
         self.input_norm = RMSNorm(width, eps) if config.norm_before_fc else None
         self.fc_norm = TapNorm(len(config.taps), config.target_hidden_size, eps) if config.fc_norm else None
         self.fc = Linear(width, llama.hidden_size, bias=config.fc_bias)
@@ -89,20 +87,8 @@ class Eagle3Head(nn.Module):
         return head
 
     @property
-    def llama(self) -> LlamaConfig:
-        return self.config.llama
-
-    @property
     def taps(self) -> tuple[int, ...]:
         return self.config.taps
-
-    @property
-    def feature_size(self) -> int:
-        return self.config.llama.hidden_size
-
-    @property
-    def first_entry(self) -> int:
-        return 1
 
     def feature_of(self, output: TargetOutput) -> Tensor:
         """g, `[rows, hidden_size]`."""
@@ -156,11 +142,11 @@ class TapNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(taps, size))
         self.eps = eps
-        self.kernels = TORCH
+        self.rms_norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm
 
     def forward(self, taps: Sequence[Tensor]) -> list[Tensor]:
-        return [self.kernels.rms_norm(tap, weight, self.eps) for tap, weight in zip(taps, self.weight, strict=True)]
+        return [self.rms_norm(tap, weight, self.eps) for tap, weight in zip(taps, self.weight, strict=True)]
 
     def served(self, kernels: KernelSet) -> "TapNorm":
-        self.kernels = kernels
+        self.rms_norm = kernels.rms_norm
         return self

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from specdec.kernels.linear import Projection
-from specdec.verify.sampler import Candidates
+from specdec.kernels.types import Candidates
 
 
 class Readout(Protocol):

@@ -28,6 +28,7 @@ DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
 }
+WEIGHT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 class CheckpointError(ValueError):
@@ -65,7 +66,7 @@ def read_object(file: Path) -> dict[str, Any]:
     """
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: not valid JSON: {error}") from None
     if not isinstance(values, dict):
         raise CheckpointError(f"{file}: not a JSON object")
@@ -143,6 +144,21 @@ def _load_pickled(file: Path) -> dict[str, Tensor]:
     return values
 
 
+def check_weight_dtypes(tensors: Mapping[str, Tensor]) -> None:
+    """Check that all tensors are plain floating-point numbers.
+
+    Raises:
+        CheckpointError: one is an integer or an 8-bit number, whose scale is elsewhere.
+    """
+    for name, tensor in tensors.items():
+        if tensor.dtype not in WEIGHT_DTYPES:
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            raise CheckpointError(
+                f"{name} is stored as {dtype}; weights must be float64, float32, bfloat16 or float16: "
+                "use a checkpoint that is not quantised"
+            )
+
+
 def fuse(tensors: dict[str, Tensor], fused: str, parts: list[str]) -> None:
     """Replace the tensors named by `parts` by their concatenation `fused`, where any of them is present.
 
@@ -191,10 +207,14 @@ def fill(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _shards(index: Path) -> list[str]:
-    try:
-        return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, LookupError, TypeError, AttributeError):
-        raise CheckpointError(f"{index}: not a JSON object with a 'weight_map'") from None
+    """Return the files that an index names, all of them inside its folder."""
+    weight_map = read_object(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise CheckpointError(f"{index}: not a JSON object with a 'weight_map'")
+    for name in weight_map.values():
+        if not isinstance(name, str) or len(name) > 255 or Path(name).is_absolute() or ".." in Path(name).parts:
+            raise CheckpointError(f"{index}: 'weight_map' names {name!r:.100}; it must be a file in the index's folder")
+    return sorted(set(weight_map.values()))
 
 
 def listed(names: list[str]) -> str:

@@ -18,9 +18,9 @@ REQUIRED_VALUES: dict[str, tuple[Any, ...]] = {
 # What a config.json of a family may leave out, where it is not what Llama's would be.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {},
-    "mistral": {"num_key_value_heads": 8, "max_position_embeddings": 131072},
-    "qwen2": {"max_position_embeddings": 32768},
-    "qwen3": {"max_position_embeddings": 32768, "head_dim": 128},
+    "mistral": {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096},
+    "qwen2": {"max_position_embeddings": 32768, "sliding_window": 4096, "use_sliding_window": False},
+    "qwen3": {"max_position_embeddings": 32768, "sliding_window": 4096, "use_sliding_window": False, "head_dim": 128},
 }
 
 
@@ -75,6 +75,12 @@ class LlamaConfig:
                 raise CheckpointError(f"config.json: {name} = {value!r} must be a positive whole number")
             return value
 
+        def flag(name: str, default: bool = False) -> bool:
+            value = config.get(name)
+            if value is not None and not isinstance(value, bool):
+                raise CheckpointError(f"config.json: {name} = {value!r} must be true or false")
+            return default if value is None else value
+
         hidden, heads = count("hidden_size"), count("num_attention_heads")
         kv_heads = count("num_key_value_heads", heads)
         if heads % kv_heads:
@@ -88,11 +94,14 @@ class LlamaConfig:
         if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not epsilon > 0:
             raise CheckpointError(f"config.json: rms_norm_eps = {epsilon!r} must be a positive number")
         max_position = count("max_position_embeddings", 2048)
-        if config.get("sliding_window") and config.get("use_sliding_window", True):
-            if family != "mistral":
+        if config.get("sliding_window") is not None:
+            # For Mistral, use_sliding_window is without effect, as in transformers.
+            if family == "mistral":
+                max_position = min(max_position, count("sliding_window"))
+            elif flag("use_sliding_window", True):
                 raise CheckpointError(f"config.json: sliding_window = {config['sliding_window']!r} is not supported")
-            max_position = min(max_position, count("sliding_window"))
-        bias = bool(config.get("attention_bias", False))
+        # Where a family's model in transformers has no biases, their settings are without effect.
+        bias = flag("attention_bias") and family not in ("mistral", "qwen2")
         return cls(
             vocab_size=count("vocab_size"),
             hidden_size=hidden,
@@ -104,9 +113,9 @@ class LlamaConfig:
             max_position=max_position,
             rms_norm_eps=float(epsilon),
             rope=RopeConfig.from_json(config),
-            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+            tie_word_embeddings=flag("tie_word_embeddings"),
             attention_bias=bias or family == "qwen2",
-            output_bias=bias and family != "qwen2",
-            mlp_bias=bool(config.get("mlp_bias", False)),
+            output_bias=bias,
+            mlp_bias=flag("mlp_bias") and family not in ("mistral", "qwen2", "qwen3"),
             qk_norm=family == "qwen3",
         )

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from specdec.draft_heads.llama.checkpoint_files import fuse
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.rope import Rotary
-from specdec.kernels.kernel_set import TORCH, KernelSet
+from specdec.kernels.elementwise_reference import add_rms_norm, rms_norm, silu_and_mul
+from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.linear import Linear
 from specdec.kernels.ragged_rows import RaggedRows
-from specdec.kernels.reference import add_rms_norm, rms_norm, silu_and_mul
 
 
 class Attention(Protocol):
@@ -40,7 +40,7 @@ class PagedAttention:
         rows: what each row sees.
     """
 
-    def __init__(self, kv: Tensor, slots: Tensor, rows: RaggedRows, kernels: KernelSet = TORCH) -> None:
+    def __init__(self, kv: Tensor, slots: Tensor, rows: RaggedRows, kernels: KernelSet) -> None:
         self.kv, self.slots, self.rows, self.kernels = kv, slots, rows, kernels
 
     def __call__(self, qkv: Tensor, rotary: Rotary, num_heads: int) -> Tensor:

@@ -14,6 +14,8 @@ from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 Rotary = tuple[Tensor, Tensor]
 
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+# More than any number of a rope, and few enough to compute with.
+LARGEST = 1e18
 
 
 @dataclass(frozen=True)
@@ -35,13 +37,20 @@ class RopeConfig:
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> "RopeConfig":
-        """Read `rope_parameters` (transformers 5) or `rope_theta` with `rope_scaling` (before).
+        """Read `rope_scaling` (before transformers 5) or else `rope_parameters`, and `rope_theta` beside them.
+
+        Where both are given, transformers 5 takes `rope_scaling` too.
 
         Raises:
             CheckpointError: an unknown rope type, or a missing or unusable number.
         """
-        spelled = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        values = {**spelled}
+        spelling = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+        spelled = config.get(spelling) or {}
+        if not isinstance(spelled, Mapping):
+            raise CheckpointError(f"config.json: {spelling} = {spelled!r} must be an object")
+        values = dict(spelled)
+        if any(isinstance(value, Mapping) for value in values.values()):
+            raise CheckpointError(f"config.json: {spelling} of its own for each layer type is not supported")
         kind = values.get("rope_type", values.get("type", "default"))
         if kind not in ROPE_TYPES:
             raise CheckpointError(f"config.json: rope type {kind!r} is not supported; known: {', '.join(ROPE_TYPES)}")
@@ -54,18 +63,21 @@ class RopeConfig:
                 value = default
             if value is None:
                 raise CheckpointError(f"config.json: rope type {kind!r} needs {name!r}")
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < LARGEST:
                 raise CheckpointError(f"config.json: rope {name!r} is {value!r}; it must be a positive number")
             return float(value)
 
-        limit = config.get("max_position_embeddings", 2048)
+        limit = config.get("max_position_embeddings") or 2048
         # Beside the rope's own settings it has priority, as in transformers.
-        name = "original_max_position_embeddings"
-        original = config.get(name) or values.get(name) or limit
+        outer = config.get("original_max_position_embeddings")
+        if outer is not None:
+            values["original_max_position_embeddings"] = outer
+        original = number("original_max_position_embeddings", limit)
         factor_default = limit / original if kind == "yarn" and "factor" in values else None
+        theta = config.get("rope_theta")
         return cls(
             rope_type=kind,
-            theta=number("rope_theta", config.get("rope_theta") or 10000.0),
+            theta=number("rope_theta", 10000.0 if theta is None else theta),
             factor=1.0 if kind == "default" else number("factor", factor_default),
             original_max_position=int(original),
             low_freq_factor=number("low_freq_factor", None if kind == "llama3" else 1.0),

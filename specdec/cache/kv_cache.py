@@ -8,7 +8,7 @@ from torch import Tensor
 from specdec.cache.kv_cache_manager import BlockMove, MoveKind
 from specdec.draft_heads.heads.draft_head import DraftHead
 from specdec.draft_heads.llama.llama_config import LlamaConfig
-from specdec.kernels.kernel_set import TORCH, KernelSet
+from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.upload import upload
 
 
@@ -37,7 +37,8 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
         num_host_blocks: int = 0,
-        kernels: KernelSet = TORCH,
+        *,
+        kernels: KernelSet,
     ) -> None:
         self.kernels = kernels
         self.num_blocks, self.num_host_blocks, self.block_size = num_blocks, num_host_blocks, block_size

@@ -69,6 +69,11 @@ class KVCacheManager:
     def blocks_for(self, num_entries: int) -> int:
         return -(-num_entries // self.block_size)
 
+    def take_moves(self) -> list[BlockMove]:
+        """Hand over the queued moves, which the caller applies before the next forward pass."""
+        moves, self.moves = self.moves, []
+        return moves
+
     def find_prefix(self, request: Request) -> Prefix:
         """What of the request's known tokens lies in the cache, all but the last at most.
 
@@ -78,12 +83,11 @@ class KVCacheManager:
         if request.params.prompt_logprobs is not None:
             # Cached tokens yield no logits to score the prompt by.
             return Prefix([], 0, 0)
-        for sample in request.samples:
-            shared = min(sample.num_cached, request.num_prompt - 1)
-            if request.num_output == 0 and sample.block_table and shared == most > 0:
-                return Prefix(
-                    sample.block_table[: self.blocks_for(shared)], shared, min(sample.num_draft_cached, shared)
-                )
+        if request.num_output == 0 and most > 0:
+            for sample in request.cached_samples:
+                if sample.num_cached >= most:
+                    shared = sample.block_table[: self.blocks_for(most)]
+                    return Prefix(shared, most, min(sample.num_draft_cached, most))
         if not self.enable_prefix_caching:
             return Prefix([], 0, 0)
         extend_hashes(request.block_hashes, request.token_ids, size, request.cache_salt)
@@ -116,7 +120,7 @@ class KVCacheManager:
                 hashes = other.block_hashes if other.num_cached < (place + 1) * self.block_size else []
                 if wanted is not None and place < len(hashes) and hashes[place] == wanted:
                     return True
-                if other in request.samples and request.num_output == 0 and other.num_cached < other.num_prompt:
+                if other in request.cached_samples and request.num_output == 0 and other.num_cached < other.num_prompt:
                     return True
         return False
 
@@ -125,6 +129,7 @@ class KVCacheManager:
         assert not request.block_table, "the request has blocks"
         self.pool.share(prefix.blocks)
         request.block_table = list(prefix.blocks)
+        request.cached_samples[request] = None
         request.num_cached, request.num_draft_cached = prefix.num_tokens, prefix.num_draft_cached
 
     def fork(self, parent: Request, child: Request) -> None:
@@ -136,17 +141,6 @@ class KVCacheManager:
         blocks = parent.block_table[: self.blocks_for(shared)]
         child.block_hashes = parent.block_hashes[: shared // self.block_size]
         self.take_prefix(child, Prefix(blocks, shared, min(parent.num_draft_cached, shared)))
-
-    def blocks_lacking(self, request: Request, num_entries: int) -> int:
-        """Blocks to allocate before entries up to `num_entries` can be written."""
-        table = request.block_table
-        lacking = max(0, self.blocks_for(num_entries) - len(table))
-        return lacking + (0 if self._may_write(request) else 1)
-
-    def _may_write(self, request: Request) -> bool:
-        """Whether the block of the next entry, if there is one yet, is the request's alone; those behind it are."""
-        place = request.num_cached // self.block_size
-        return place >= len(request.block_table) or self.pool.is_private(request.block_table[place])
 
     def reserve(self, request: Request, num_entries: int) -> bool:
         """Let the request write its entries from `num_cached` up to `num_entries`; False if blocks are lacking."""
@@ -192,7 +186,7 @@ class KVCacheManager:
             for place in range(request.num_registered, full):
                 self.pool.register(request.block_table[place], request.block_hashes[place])
             request.num_registered = full
-        while (request.num_marked + 1) * size <= min(request.num_draft_cached, request.num_cached):
+        while (request.num_marked + 1) * size <= request.num_draft_cached:
             self.pool.mark_read(request.block_table[request.num_marked])
             request.num_marked += 1
 
@@ -209,6 +203,7 @@ class KVCacheManager:
         self.pool.free(reversed(request.block_table))
         self.host.free(request.host_blocks)
         request.block_table, request.host_blocks = [], []
+        request.cached_samples.pop(request, None)
         request.num_cached = request.num_draft_cached = request.num_registered = request.num_marked = 0
 
     def swap_out(self, request: Request) -> bool:
@@ -221,12 +216,14 @@ class KVCacheManager:
             self.moves.append(BlockMove(MoveKind.SWAP_OUT, source, target))
         self.pool.free(reversed(request.block_table))
         request.block_table = []
+        request.cached_samples.pop(request, None)
         request.num_registered = request.num_marked = 0
         return True
 
     def swap_in(self, request: Request) -> None:
         """The inverse; the caller has checked that there are blocks."""
         request.block_table = self.pool.allocate(len(request.host_blocks))
+        request.cached_samples[request] = None
         for source, target in zip(request.host_blocks, request.block_table, strict=True):
             self.moves.append(BlockMove(MoveKind.SWAP_IN, source, target))
         self.host.free(request.host_blocks)
@@ -243,6 +240,8 @@ class KVCacheManager:
         self.host.check_integrity(request.host_blocks for request in alive)
         for request in alive:
             assert not (request.block_table and request.host_blocks), "a request lies in both memories"
+            assert request in request.cached_samples or not request.block_table, "a sample's blocks are not known of"
+            assert not any(sample.host_blocks for sample in request.cached_samples), "a sample's blocks are elsewhere"
             held = len(request.block_table) or len(request.host_blocks)
             assert request.num_cached <= held * self.block_size, "more is cached than there are entries"
             assert request.num_draft_cached <= request.num_cached <= len(request.token_ids), "counters out of order"

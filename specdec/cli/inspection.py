@@ -10,12 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from specdec.draft_heads.formats.eagle3_checkpoint import VARIANTS
-from specdec.draft_heads.formats.head_description import HeadDescription
-from specdec.draft_heads.formats.recogniser import describe_folder
+from specdec.draft_heads.formats.head_kind import HeadDescription
+from specdec.draft_heads.formats.head_kinds import describe_folder
 from specdec.draft_heads.formats.tap_ids import KEY, Taps
-from specdec.draft_heads.heads.draft_head import TargetSizes
-from specdec.draft_heads.heads.eagle import EagleConfig
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context, read_config
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.engine.draft_loader import local_folder
@@ -30,13 +27,13 @@ class Inspection:
         folder: the head's.
         head: what it is.
         target: the target's folder; None where there is none on this machine.
-        sizes: the target's.
+        sizes: the target's shape.
     """
 
     folder: Path
-    head: HeadDescription
+    head: HeadDescription[Any]
     target: Path | None
-    sizes: TargetSizes | None
+    sizes: LlamaConfig | None
 
     @classmethod
     def of(cls, folder: Path, target: Path | None) -> "Inspection":
@@ -57,8 +54,7 @@ class Inspection:
             return cls(folder, head, None, None)
         config = read_config(target)
         with error_context(target):
-            llama = LlamaConfig.from_json(config)
-        sizes = TargetSizes(llama.vocab_size, llama.hidden_size, llama.num_layers)
+            sizes = LlamaConfig.from_json(config)
         with error_context(folder):
             head.check(sizes)
         return cls(folder, head, target, sizes)
@@ -75,7 +71,7 @@ class Inspection:
         rope = llama.rope
         scaled = "" if rope.rope_type == "default" else f", {rope.rope_type} by {rope.factor:g}"
         facts = {
-            "recognised": f"{head.kind} in the layout of {head.layout}",
+            "recognised": f"{head.label} in the layout of {head.layout}",
             "trained for": head.verifier or "not said",
             "target": f"{self.target}: fits" if self.target else "not given: whether it fits is not known",
             "reads": self._reads(),
@@ -86,8 +82,8 @@ class Inspection:
             "output": str(head.output),
             "weights": self._weights(),
         }
-        if variants := self.variants:
-            facts["besides"] = ", ".join(variants)
+        if head.variants:
+            facts["besides"] = ", ".join(head.variants)
         return facts
 
     @property
@@ -100,20 +96,13 @@ class Inspection:
             said.append(f"{KEY} {list(named.ids or ())} count {taps.reason}; a probe decides when the head is loaded")
         return said
 
-    @property
-    def variants(self) -> list[str]:
-        """What plain heads do not have."""
-        config = self.head.config
-        names = [name for name in VARIANTS if getattr(config, name, False)]
-        return [*(["fc.bias"] if config.fc_bias else []), *names]
-
     def to_json(self) -> dict[str, Any]:
         """The same for programs."""
         head, llama, taps = self.head, self.head.config.llama, self.taps
         ids = head.taps.ids if head.taps else None
         return {
             "path": str(self.folder),
-            "kind": head.kind,
+            "kind": head.label,
             "layout": str(head.layout),
             "verifier": head.verifier,
             "target": str(self.target) if self.target else None,
@@ -128,7 +117,7 @@ class Inspection:
             "rope_theta": llama.rope.theta,
             "embedding": head.embedding.name.lower(),
             "output": head.output.name.lower(),
-            "variants": self.variants,
+            "variants": list(head.variants),
             "tensors": {
                 name: {"shape": list(t.shape), "dtype": _dtype(t)} for name, t in self.head.file_tensors.items()
             },
@@ -136,8 +125,8 @@ class Inspection:
         }
 
     def _reads(self) -> str:
-        config, ids = self.head.config, self.head.taps
-        if isinstance(config, EagleConfig) or ids is None:
+        ids = self.head.taps
+        if ids is None:
             return "the target's last state, behind its final norm"
         taps = self.taps
         if taps is None:

@@ -3,7 +3,7 @@
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, get_origin
+from typing import Annotated, Any, Literal, get_origin
 
 import typer
 
@@ -68,32 +68,3 @@ def _kind(kinds: Sequence[Any]) -> type:
         return list[str]
     simple = [kind for kind in kinds if get_origin(kind) is not Literal and kind is not type(None)]
     return simple[0] if len(simple) == 1 and simple[0] in (bool, int, float) else str
-
-
-class OptionRow(NamedTuple):
-    """An option or argument of a command, as it is documented."""
-
-    name: str
-    metavar: str
-    help: str
-    default: str
-
-
-def option_rows(command: Any) -> list[OptionRow]:
-    """Return the options of a command, in the order of its help.
-
-    Args:
-        command: one of `typer.main.get_command(app).commands`.
-    """
-    rows = []
-    for each in command.params:
-        if each.param_type_name == "argument":
-            name, metavar = each.name.upper(), ""
-        else:
-            name = " / ".join([", ".join(each.opts), *each.secondary_opts])
-            metavar = "" if each.is_flag else each.metavar or each.type.name.upper()
-        text, _, default = each.help.partition("; default: ")
-        if each.envvar:
-            text = f"{text.removesuffix('.')} (environment: {each.envvar})"
-        rows.append(OptionRow(name, metavar, text.removesuffix("."), default.removesuffix(".")))
-    return rows

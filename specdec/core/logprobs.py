@@ -8,10 +8,10 @@ from torch import Tensor
 from specdec.core.outputs import Logprob, LogprobsMode
 from specdec.core.request import Request
 from specdec.kernels.kernel_set import KernelSet
+from specdec.kernels.types import Acceptance
 from specdec.kernels.upload import upload
 from specdec.verify.transforms import NodeRows, processed_logits
 from specdec.verify.tree import DraftTree
-from specdec.verify.verifier import Acceptance
 
 
 def score_prompt(request: Request, logits: Tensor) -> None:

@@ -1,5 +1,6 @@
 """A request: its tokens, how far its cache has come, and where its output ends. Pure Python."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -51,7 +52,8 @@ class Request:
         end_tokens: tokens after which the output ends.
         priority: lower runs first, where the scheduler goes by it.
         cache_salt: only requests of the same salt share cached blocks.
-        samples: the requests for the same prompt, itself among them.
+        cached_samples: samples of the same prompt that hold cache blocks, longest-holding first; one dict for all
+            samples, used as an ordered set.
         rank: its place among all requests, given when it is queued.
         num_cached: tokens whose keys and values are in the cache, or in host memory while it is swapped out.
         num_draft_cached: tokens that the draft head has read, so that its own entries are in the cache too.
@@ -60,7 +62,7 @@ class Request:
         block_hashes: of its full blocks of known tokens, as far as anyone has asked.
         num_registered, num_marked: blocks that the cache manager knows as full, and as read.
         accepted: per output token, whether a draft had it.
-        drafts: whether its next step may carry drafts.
+        drafts_enabled: whether its next step may carry drafts.
         acceptance_history: how its drafts have fared.
         error: why it failed, where `finish_reason` is "error".
         logprobs: per output token, where asked for; may run ahead of the output within a step.
@@ -77,7 +79,7 @@ class Request:
     detokenizer: Detokenizer
     priority: int = 0
     cache_salt: str | None = None
-    samples: "list[Request]" = field(default_factory=list, repr=False)
+    cached_samples: "dict[Request, None]" = field(default_factory=dict, repr=False)
     rank: Rank = (0, 0, 0)
     num_cached: int = 0
     num_draft_cached: int = 0
@@ -89,7 +91,7 @@ class Request:
     accepted: list[bool] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: str | int | None = None
-    drafts: bool = True
+    drafts_enabled: bool = True
     acceptance_history: AcceptanceHistory = field(default_factory=AcceptanceHistory)
     error: str | None = None
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
@@ -118,11 +120,33 @@ class Request:
     @property
     def may_draft(self) -> bool:
         """Whether the next step may carry drafts: never the first, whose tree would hang on what was cached."""
-        return self.drafts and self.num_output > 0 and self.num_remaining > 1
+        return self.drafts_enabled and self.num_output > 0 and self.num_remaining > 1
 
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
+
+    def take(self, tokens: Sequence[int], num_accepted: int, num_drafted: int) -> int:
+        """Append a step's tokens up to where the output ends, and count the step.
+
+        Args:
+            tokens: accepted drafts first.
+            num_accepted: number of those.
+            num_drafted: draft nodes that the target has verified.
+
+        Returns:
+            How many tokens the output has taken.
+        """
+        before = self.num_output
+        for place, token in enumerate(tokens):
+            self.append(token, place < num_accepted)
+            if self.finished:
+                break
+        num_new = self.num_output - before
+        # The pass over the prompt can carry no draft.
+        if before > 0:
+            self.stats.count(num_accepted, num_new, num_drafted)
+        return num_new
 
     def append(self, token: int, accepted: bool) -> None:
         """Take one generated token and see whether the output ends with it."""
@@ -168,7 +192,7 @@ class Request:
         )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class RequestGroup:
     """A prompt and its `SamplingParams.n` requests.
 
@@ -181,10 +205,15 @@ class RequestGroup:
     prompt: str | None
     prompt_token_ids: list[int]
     requests: list[Request]
+    _num_finished: int = field(default=0, repr=False)
 
     @property
     def finished(self) -> bool:
-        return all(request.finished for request in self.requests)
+        """Whether all samples have ended."""
+        # A sample that has ended is not looked at again, so that the calls of n steps take n looks and not n².
+        while self._num_finished < len(self.requests) and self.requests[self._num_finished].finished:
+            self._num_finished += 1
+        return self._num_finished == len(self.requests)
 
     def output(self) -> RequestOutput:
         """A snapshot of all samples."""

@@ -6,12 +6,11 @@ from typing import get_args
 from specdec.config import Verify
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import Proposal
-from specdec.kernels.kernel_set import TORCH, KernelSet
+from specdec.kernels.kernel_set import KernelSet
 from specdec.verify.block import walk_block
 from specdec.verify.kernel_coupled_verifier import KernelCoupledVerifier
 from specdec.verify.kernel_walk_verifier import KernelWalkVerifier
 from specdec.verify.rejection import walk_rejection
-from specdec.verify.sampler import Sampler
 from specdec.verify.verifier import CoupledVerifier, Verifier
 from specdec.verify.walk_verifier import WalkVerifier
 
@@ -38,10 +37,10 @@ class AcceptanceRule:
         """The bounds asked for, of a chain where the rule takes nothing else."""
         return replace(asked, branching=1, nodes=asked.depth) if self.name == "block" else asked
 
-    def verifier(self, sampler: Sampler, kernels: KernelSet) -> Verifier:
+    def verifier(self, kernels: KernelSet) -> Verifier:
         """The rule by a device's means."""
         if self.name == "coupled":
-            return CoupledVerifier(sampler) if kernels is TORCH else KernelCoupledVerifier(kernels)
-        if kernels is not TORCH:
+            return KernelCoupledVerifier(kernels) if kernels.on_device else CoupledVerifier(kernels)
+        if kernels.on_device:
             return KernelWalkVerifier(kernels, in_blocks=self.name == "block")
-        return WalkVerifier(walk_block if self.name == "block" else walk_rejection)
+        return WalkVerifier(walk_block if self.name == "block" else walk_rejection, kernels)

@@ -195,8 +195,7 @@ class BeamSearch:
         parents, children = self.beams, [found.parent.child(found.token) for found in live]
         # All of them, so that `end` finds each at any moment.
         self.beams = [*parents, *children]
-        running = set(scheduler.running)
-        seats = scheduler.config.max_num_seqs - len(running.difference(parents))
+        seats = scheduler.free_seats(leaving=parents)
         late = []
         for found, child in zip(live, children, strict=True):
             if seats > 0 and found.parent.block_table:
@@ -243,17 +242,16 @@ def run_searches(shared: SharedEngine, searches: Sequence[BeamSearch]) -> None:
 def _next_step(
     shared: SharedEngine, scheduler: Scheduler, pending: list[BeamSearch], active: list[BeamSearch]
 ) -> list[BeamSearch]:
-    """Begin the pending searches that have seats, and take a step; the searches that are not over."""
-    counts, pool = scheduler.counts, scheduler.manager.pool
+    """Begin the pending searches that have seats, take a step, and return the searches that are not over."""
     seats = scheduler.config.max_num_seqs - sum(search.params.beam_width for search in active)
     while pending and pending[0].params.beam_width <= seats and pending[0].admission is Admission.OK:
         seats -= pending[0].params.beam_width
         active.append(pending.pop(0))
         active[-1].begin()
-    steps, free = counts.steps, pool.num_free
+    before = scheduler.stats()
     shared.step()
-    is_stuck = counts.steps == steps
+    is_stuck = scheduler.stats().steps == before.steps
     for search in active:
         search.go_on(is_stuck)
-    assert not is_stuck or pool.num_free > free, "no beam can run, and none makes room"
+    assert not is_stuck or scheduler.stats().kv_usage < before.kv_usage, "no beam can run, and none makes room"
     return [search for search in active if not search.finished]

@@ -8,8 +8,8 @@ from transformers.utils import cached_file
 
 from specdec.config import EngineConfig
 from specdec.core.device import DTYPES
+from specdec.draft_heads.formats.head_kinds import load_head
 from specdec.draft_heads.formats.head_settings import HeadSettings
-from specdec.draft_heads.formats.load_draft import load_head
 from specdec.draft_heads.heads.draft_head import DraftModel
 from specdec.draft_heads.heads.readout import CandidateReadout, MatrixReadout, trimmed_readout
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context, read_config
@@ -63,11 +63,12 @@ def load_drafts(
     folder = config.draft
     if not isinstance(folder, Path):
         return None
-    where = (DTYPES[config.dtype], torch.device(config.device), kernels)
     if holds_llama(folder):
-        drafts = load_llama_draft(folder, config.model, target.config.vocab_size, *where)
+        drafts = load_llama_draft(
+            folder, config.model, target.config, DTYPES[config.dtype], torch.device(config.device), kernels
+        )
     else:
-        drafts = settle_taps(load_head(folder, target.parts, *where), target, config.model, kernels)
+        drafts = settle_taps(load_head(folder, target.parts, kernels), target, config.model, kernels)
     if config.draft_vocab is not None:
         assert isinstance(drafts.readout, MatrixReadout)
         drafts = drafts._replace(readout=trimmed_readout(drafts.readout, config.draft_vocab, kept_tokens))

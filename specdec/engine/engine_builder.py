@@ -21,12 +21,10 @@ from specdec.execution.cost_measurement import measure_step_cost
 from specdec.execution.cuda_graphs import CudaGraphs
 from specdec.execution.model_runner import ModelRunner
 from specdec.execution.warm_up import capture_graphs
-from specdec.kernels.kernel_set import TORCH, KernelSet
+from specdec.kernels.kernel_set import KernelSet
 from specdec.models.llama import LlamaModel
 from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.step_cost import PreemptionCost
-from specdec.verify.noise import GumbelNoise
-from specdec.verify.sampler import KernelSampler, Sampler, TorchSampler
 
 
 def build_engine(
@@ -56,13 +54,10 @@ def build_engine(
     draft_context = llama.max_position - config.shape.depth if llama else sys.maxsize
     positions = min(config.max_position for config in (model.config, llama) if config)
     longest = config.context(model.config.max_position)
-    sampler: Sampler = KernelSampler(kernels)
-    if kernels is TORCH:
-        sampler = TorchSampler(GumbelNoise(model.config.vocab_size, device))
 
     def assemble(num_blocks: int, num_host_blocks: int = 0, *, rehearses: bool = False) -> LLMEngine:
         size = config.block_size
-        cache = KVCache(num_blocks, size, model.config, head, dtype, device, num_host_blocks, kernels)
+        cache = KVCache(num_blocks, size, model.config, head, dtype, device, num_host_blocks, kernels=kernels)
         # Measurements and captures read it.
         cache.clear_null_block()
         runner = ModelRunner(model, cache, head)
@@ -71,12 +66,12 @@ def build_engine(
             # The second is for measurements: it goes as deep as it may, whatever it sees.
             parts = (*draft, cache.draft, cache.features, size)
             heads = [
-                ModelDrafter(*parts, bounds, sampler, rule.proposal, kernels)
+                ModelDrafter(*parts, bounds, rule.proposal, kernels)
                 for bounds in (config.shape, replace(config.shape, min_reach=0.0))
             ]
         drafters: list[Drafter] = [*heads] or [NGramDrafter(config.shape) if by_text else NoDrafter()]
         unhindered = drafters[-1] if shape else None
-        if device.type == "cuda" and kernels.name == "triton" and not config.enforce_eager:
+        if device.type == "cuda" and kernels.on_device and not config.enforce_eager:
             # Late: it brings Triton.
             from specdec.execution.cuda_graphs import attach_graphs
 
@@ -90,7 +85,7 @@ def build_engine(
         measures = config.scheduler.is_fitted and not rehearses
         step_cost = measure_step_cost(runner, positions, unhindered, shape) if measures else None
         scheduler = Scheduler(manager, config.scheduler, shape, cost, draft_context, step_cost)
-        return LLMEngine(scheduler, runner, cache, drafters[0], rule.verifier(sampler, kernels), mode)
+        return LLMEngine(scheduler, runner, cache, drafters[0], rule.verifier(kernels), mode)
 
     per_block = config.block_size * entry_bytes(model.config, head, dtype)
     rehearsal = Rehearsal(config, longest, slots)

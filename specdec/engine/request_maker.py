@@ -95,6 +95,7 @@ class RequestMaker:
         backend = self.tokenizer.backend if self.tokenizer else None
         seed = secrets.randbits(63) if params.seed is None else params.seed
         group_id = str(next(self._ids))
+        cached_samples: dict[Request, None] = {}
         requests = [
             Request(
                 request_id=f"{group_id}-{index}",
@@ -110,11 +111,10 @@ class RequestMaker:
                 ),
                 priority=priority,
                 cache_salt=cache_salt,
+                cached_samples=cached_samples,
             )
             for index in range(params.n)
         ]
-        for request in requests:
-            request.samples = requests
         return RequestGroup(group_id, prompt if isinstance(prompt, str) else None, tokens, requests)
 
     def _tokens(self, prompt: Prompt) -> list[int]:

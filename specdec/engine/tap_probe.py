@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from specdec.cache.kv_cache import KVCache
-from specdec.draft_heads.formats.load_draft import LoadedHead
+from specdec.draft_heads.formats.head_kind import LoadedHead
 from specdec.draft_heads.formats.tap_ids import KEY
 from specdec.draft_heads.heads.draft_head import DraftHead, DraftModel
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.execution.model_runner import ModelRunner
-from specdec.kernels.kernel_set import TORCH, KernelSet
+from specdec.kernels.kernel_set import KernelSet
 from specdec.models.llama import LlamaModel
 from specdec.models.tokenizer import Tokenizer
 from specdec.verify.tree import DraftTree
@@ -34,7 +34,7 @@ NEW_TOKENS = 32
 BLOCK_SIZE = 16
 
 
-def settle_taps(loaded: LoadedHead, model: LlamaModel, folder: Path, kernels: KernelSet = TORCH) -> DraftModel:
+def settle_taps(loaded: LoadedHead, model: LlamaModel, folder: Path, kernels: KernelSet) -> DraftModel:
     """The head with its layer ids counted the way in which it guesses more of what the target says next.
 
     Args:
@@ -85,9 +85,7 @@ class TapProbe:
     """
 
     @torch.inference_mode()
-    def __init__(
-        self, model: LlamaModel, prompts: Sequence[Sequence[int]], context: int, kernels: KernelSet = TORCH
-    ) -> None:
+    def __init__(self, model: LlamaModel, prompts: Sequence[Sequence[int]], context: int, kernels: KernelSet) -> None:
         self.model, self.kernels = model, kernels
         weight = model.embed_tokens.weight
         self.dtype, self.device = weight.dtype, weight.device

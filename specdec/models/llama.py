@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from specdec.draft_heads.heads.draft_head import TargetOutput, TargetParts
 from specdec.draft_heads.llama.checkpoint_files import (
     CheckpointError,
+    check_weight_dtypes,
     error_context,
     load_strictly,
     read_config,
@@ -18,7 +19,7 @@ from specdec.draft_heads.llama.checkpoint_files import (
 from specdec.draft_heads.llama.llama_config import DEFAULTS, LlamaConfig
 from specdec.draft_heads.llama.llama_layer import Attention, LlamaLayer, RMSNorm, fuse_layer
 from specdec.draft_heads.llama.rope import Rotary
-from specdec.kernels.kernel_set import TORCH, KernelSet
+from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.linear import Projection, ready
 
 
@@ -63,7 +64,7 @@ class LlamaModel(nn.Module):
     @property
     def parts(self) -> TargetParts:
         """What heads are loaded against."""
-        return TargetParts(self.embed_tokens.weight, self.output, self.config.num_layers)
+        return TargetParts(self.embed_tokens.weight, self.output, self.config)
 
     @property
     def output(self) -> Projection:
@@ -73,7 +74,7 @@ class LlamaModel(nn.Module):
         return self._output
 
 
-def load_llama(folder: Path, dtype: torch.dtype, device: torch.device, kernels: KernelSet = TORCH) -> LlamaModel:
+def load_llama(folder: Path, dtype: torch.dtype, device: torch.device, kernels: KernelSet) -> LlamaModel:
     """Load a Llama, Mistral, Qwen2 or Qwen3 from a Hugging Face checkpoint folder, strictly.
 
     Raises:
@@ -95,6 +96,7 @@ def load_llama(folder: Path, dtype: torch.dtype, device: torch.device, kernels: 
         if head is not None and not torch.equal(head, tensors.get("embed_tokens.weight", head)):
             raise CheckpointError(f"{folder}: tie_word_embeddings is true, but lm_head.weight is another matrix")
     with error_context(folder):
+        check_weight_dtypes(tensors)
         for layer in range(config.num_layers):
             fuse_layer(tensors, f"layers.{layer}.")
     with torch.device("meta"):

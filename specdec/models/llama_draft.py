@@ -1,31 +1,37 @@
 """A small Llama as a draft head: it reads the text alone, and nothing of the target."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from specdec.draft_heads.formats.head_kinds import kind_of
+from specdec.draft_heads.formats.head_settings import HeadSettings
+from specdec.draft_heads.formats.head_tensors import HeadTensors
 from specdec.draft_heads.heads.draft_head import DraftModel, TargetOutput
 from specdec.draft_heads.heads.readout import MatrixReadout
-from specdec.draft_heads.llama.checkpoint_files import CheckpointError, peek_tensors
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, peek_tensors, read_config
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import Attention
 from specdec.draft_heads.llama.rope import Rotary
-from specdec.kernels.kernel_set import TORCH, KernelSet
+from specdec.kernels.kernel_set import KernelSet
 from specdec.models.llama import LlamaModel, load_llama
 from specdec.models.tokenizer import check_same_vocabulary
 
 
 class LlamaDraftHead:
-    """Its row of token i takes x_i, is stored at entry i, and predicts x_(i+1)."""
+    """A Llama whose row of token i takes x_i, is stored at entry i, and predicts x_(i+1).
 
-    def __init__(self, model: LlamaModel) -> None:
+    Args:
+        model: the Llama.
+        max_position: positions of the target, beyond which nothing is drafted.
+    """
+
+    def __init__(self, model: LlamaModel, max_position: int) -> None:
         self.model = model
-
-    @property
-    def llama(self) -> LlamaConfig:
-        return self.model.config
+        self.llama = replace(model.config, max_position=min(model.config.max_position, max_position))
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -67,31 +73,32 @@ class LlamaDraftHead:
 
 
 def holds_llama(folder: Path) -> bool:
-    """Whether a folder holds a whole model and no head, told by its tensors; False where it cannot be read."""
+    """Return whether a folder holds a whole model and no head, by its tensors; False if it cannot be read."""
     try:
-        names = {name.removeprefix("model.") for name in peek_tensors(folder, ())}
+        tensors = HeadTensors(peek_tensors(folder, ()))
+        is_head = kind_of(HeadSettings.from_json(read_config(folder)), tensors) is not None
     except CheckpointError:
         return False
-    is_head = any("fc." in name or "hidden_norm" in name for name in names)
-    return {"embed_tokens.weight", "norm.weight"} <= names and not is_head
+    return "embed_tokens.weight" in tensors and "norm.weight" in tensors and not is_head
 
 
 def load_llama_draft(
-    folder: Path, target: Path, vocab_size: int, dtype: torch.dtype, device: torch.device, kernels: KernelSet = TORCH
+    folder: Path, target: Path, sizes: LlamaConfig, dtype: torch.dtype, device: torch.device, kernels: KernelSet
 ) -> DraftModel:
-    """Load a model that drafts for another one.
+    """Load a model that drafts for a target.
 
     Args:
-        target: the other one's folder, for its tokenizer.
-        vocab_size: the other one's.
+        target: the target's folder, for its tokenizer.
+        sizes: the target's shape.
 
     Raises:
-        CheckpointError: it cannot be loaded, or it has another vocabulary.
+        CheckpointError: the model cannot be loaded, or it has another vocabulary.
     """
     model = load_llama(folder, dtype, device, kernels)
-    if model.config.vocab_size != vocab_size:
+    own = model.config.vocab_size
+    if own != sizes.vocab_size:
         raise CheckpointError(
-            f"{folder}: the draft model's vocab_size {model.config.vocab_size} does not fit the target's {vocab_size}"
+            f"{folder}: the draft model's vocab_size {own} does not fit the target's {sizes.vocab_size}"
         )
     check_same_vocabulary(folder, target)
-    return DraftModel(LlamaDraftHead(model), MatrixReadout(model.output, vocab_size))
+    return DraftModel(LlamaDraftHead(model, sizes.max_position), MatrixReadout(model.output, own))

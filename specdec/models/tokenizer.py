@@ -10,17 +10,31 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 
 
+def load_pretrained(folder: Path) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a checkpoint folder; code that the folder brings along is never run.
+
+    Raises:
+        CheckpointError: it cannot be read, or it cannot be had without the folder's code.
+    """
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # tokenizers raises a bare Exception, transformers many kinds
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if "trust_remote_code" in str(error):
+            reason = "it asks for code of the folder, which is never run; remove auto_map from tokenizer_config.json"
+        raise CheckpointError(f"{folder}: the tokenizer cannot be read: {reason}") from None
+    return tokenizer
+
+
 class Tokenizer:
     """A checkpoint folder's tokenizer."""
 
     def __init__(self, folder: Path) -> None:
         if not (folder / "tokenizer.json").is_file():
             raise CheckpointError(f"{folder}: no tokenizer.json; give prompts as token ids, or add the tokenizer")
-        try:
-            self._hf: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        except Exception as error:  # tokenizers raises a bare Exception, transformers many kinds
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise CheckpointError(f"{folder}: the tokenizer cannot be read: {reason}") from None
+        self._hf = load_pretrained(folder)
         self.backend: FastTokenizer = self._hf.backend_tokenizer
 
     @property

@@ -1,79 +1,69 @@
-"""How many draft nodes the rows of a step get: what known tokens leave of its tokens and blocks. Pure Python."""
+"""Number of draft nodes of each row, from the tokens and blocks that known tokens leave. Pure Python."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specdec.cache.kv_cache_manager import KVCacheManager
-from specdec.core.engine_stats import EngineStats
 from specdec.core.request import Request
 from specdec.draft_heads.drafting.draft_shape import DraftShape
-from specdec.scheduling.plan import PlannedRow
+from specdec.scheduling.step_plan import StepBudget
 from specdec.scheduling.tree_sizer import TreeSize, TreeSizer
 
 
 @dataclass(frozen=True)
 class DraftBudget:
-    """Bounds of what is drafted.
+    """Bounds of what a step drafts.
 
     Attributes:
-        shape: of a tree.
-        context: tokens from which on a request is not drafted for any more.
-        reads: tokens that the draft head reads in a step at most, so that a long prompt makes no step long.
-        worth: fits trees to the load; None where they are always as large as there is room.
+        shape: bounds of a tree.
+        context: number of tokens from which on a request gets no drafts.
+        most_read: limit of the tokens that the draft head reads in a step, so that a long prompt makes no step long.
+        tree_sizer: chooses tree sizes by the load; None for trees as large as there is room.
     """
 
     shape: DraftShape
     context: int
-    reads: int
-    worth: TreeSizer | None = None
-
-    def blocks(self, request: Request, manager: KVCacheManager) -> int:
-        """Blocks that the request would have with the largest tree."""
-        return manager.blocks_for(len(request.token_ids) + self.shape.slots)
+    most_read: int
+    tree_sizer: TreeSizer | None = None
 
     def size(self, decoding: Sequence[Request]) -> TreeSize:
-        """Trees for requests that will add one token each to a step."""
-        records = [request.acceptance_history for request in decoding if self._can_draft(request)]
-        if self.worth is None:
-            return TreeSize(self.shape.nodes, len(records))
-        return self.worth.size(len(decoding), len(decoding), records)
+        """Choose the trees of requests that compute one known token each."""
+        histories = [request.acceptance_history for request in decoding if self._can_draft(request)]
+        if self.tree_sizer is None:
+            return TreeSize(self.shape.nodes, len(histories))
+        return self.tree_sizer.size(len(decoding), len(decoding), histories)
 
     def _can_draft(self, request: Request) -> bool:
         return request.may_draft and len(request.token_ids) < self.context
 
-    def grant(
-        self, rows: list[PlannedRow], size: TreeSize, budget: int, manager: KVCacheManager, counts: EngineStats
-    ) -> int:
-        """Spread what is left over the rows that can use drafts.
+    def grant(self, step: StepBudget, size: TreeSize, manager: KVCacheManager, turn: int) -> None:
+        """Divide the tokens that are left among the rows that can use drafts.
 
         Args:
-            rows: of the step.
-            size: of trees, and how many of them.
-            budget: tokens left.
-
-        Returns:
-            Tokens left then.
+            step: with all rows of known tokens planned.
+            size: limit of each tree's nodes, and the number of trees.
+            turn: number of the step, which picks the row of a lone tree.
         """
-        shape, reads = self.shape, self.reads
-        rows = [row for row in rows if row.sampled and row.num_known == 1 and self._can_draft(row.request)]
-        counts.drafts_asked += shape.nodes * len(rows)
+        shape, most_read = self.shape, self.most_read
+        rows = [row for row in step.rows if row.sampled and row.num_known == 1 and self._can_draft(row.request)]
+        step.drafts_asked = shape.nodes * len(rows)
         if size.nodes and size.trees == 1:
-            rows = [rows[counts.steps % len(rows)]] if rows else []
+            rows = [rows[turn % len(rows)]] if rows else []
         for index, row in enumerate(rows):
-            most = min(size.nodes, budget // (len(rows) - index))
+            most = min(size.nodes, step.tokens // (len(rows) - index))
             if most <= 0:
                 continue
             request = row.request
             manager.catch_up(request)
-            row.draft_prefill_end = min(len(request.token_ids), request.num_draft_cached + reads)
-            reads -= row.draft_prefill_end - request.num_draft_cached
+            row.draft_prefill_end = min(len(request.token_ids), request.num_draft_cached + most_read)
+            most_read -= row.draft_prefill_end - request.num_draft_cached
             if row.draft_prefill_end < len(request.token_ids):
-                # It has read little of a long prompt yet, and drafts later.
+                # The head has read too little of a long prompt; the request gets drafts in a later step.
                 continue
-            # The step's own token is the last of those that may come, so drafts can be one level less.
+            # The target adds one token to the drafts, so they can be one level less than the tokens that remain.
             depth = min(shape.depth, request.num_remaining - 1)
             end = request.num_cached + 1
-            # While drafting, each level but the last lies in the cache, too.
+            # While drafting, the nodes expanded at each level but the last have slots too.
             room = manager.extend(request, end + max(most, (depth - 1) * shape.branching)) - end
             most = min(most, room)
             if most <= 0:
@@ -81,6 +71,5 @@ class DraftBudget:
             row.num_nodes = most
             # A tree has no more levels than nodes.
             row.max_depth = min(depth, most, room // shape.branching + 1)
-            counts.drafts_granted += most
-            budget -= most
-        return budget
+            step.drafts_granted += most
+            step.tokens -= most

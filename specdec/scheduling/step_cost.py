@@ -5,6 +5,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import NamedTuple
 
 
 class Curve:
@@ -113,6 +114,30 @@ class Share:
             self.value = sum(self._last) / len(self._last)
 
 
+class MeasuredStep(NamedTuple):
+    """Sizes of a step and the time that it took.
+
+    Attributes:
+        rows: rows of one known token.
+        tokens: their known tokens and draft nodes.
+        prompts: tokens of prompts, which are not among `tokens`.
+        seconds: time of the step without drafting.
+        trees: trees that were drafted.
+        levels: limit of their levels.
+        read: tokens that the draft head has read.
+        draft_seconds: time of drafting, reading included.
+    """
+
+    rows: int
+    tokens: int
+    prompts: int
+    seconds: float
+    trees: int
+    levels: int
+    read: int
+    draft_seconds: float
+
+
 @dataclass
 class StepCost:
     """Measured at the start, and corrected as the engine runs: contexts grow, and machines are shared.
@@ -173,26 +198,9 @@ class StepCost:
         most = max(0.0, self.all_levels(trees) - self.first_level(trees))
         return most * (levels - 1) / (self.depth - 1)
 
-    def correct(
-        self,
-        rows: int,
-        tokens: int,
-        prompts: int,
-        seconds: float,
-        trees: int,
-        levels: int,
-        read: int,
-        draft_seconds: float,
-    ) -> None:
-        """Take in what a step has taken.
-
-        Args:
-            rows, tokens, trees, levels: as for `step`.
-            prompts: tokens of prompts, which are not among `tokens`.
-            seconds: but for drafting.
-            read: tokens the draft head has read.
-            draft_seconds: of drafting, reading included.
-        """
+    def correct(self, step: MeasuredStep) -> None:
+        """Correct the predictions by a measured step."""
+        rows, tokens, prompts, seconds, trees, levels, read, draft_seconds = step
         ratio = self.checking if trees else self.plain
         self._single = self._single + 1 if rows == 1 and not trees else 0
         alone = self.passes(tokens) + self.rows(rows)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from specdec.draft_heads.formats.recogniser import describe_folder
+from specdec.draft_heads.formats.head_kinds import describe_folder
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from tests.checkpoints import FEW, TARGET_HIDDEN, VOCAB, Fixture
 from tests.draft_heads.test_formats import load
@@ -27,6 +27,10 @@ def gain(name: str, *shape: int) -> Damage:
 
 def turn(name: str) -> Damage:
     return lambda fixture: fixture.tensors.update({name: fixture.tensors[name].T.contiguous()})
+
+
+def quantise(name: str) -> Damage:
+    return lambda fixture: fixture.tensors.update({name: fixture.tensors[name].to(torch.int8)})
 
 
 def say(**keys: Any) -> Damage:
@@ -54,14 +58,17 @@ OFFSETS = [token - i for i, token in enumerate(FEW)]
 NO_MASK = lose("t2d")
 FAULTS: dict[str, list[tuple[Damage, str]]] = {
     "official_eagle": [
-        (lose("fc.weight"), "not an EAGLE head: it has no tensor 'fc.weight', but 10 others"),
+        (lose("fc.weight"), "no tensor 'hidden_norm.weight' of EAGLE-3, 'fc.weight' of EAGLE-1/2, but 10 others"),
+        (quantise("fc.weight"), "fc.weight is stored as int8"),
         (turn("fc.weight"), "fc.weight has shape [48, 24], config.json says [24, 48]: it is transposed"),
         (gain("norm.weight", TARGET_HIDDEN), "unexpected tensors: norm.weight"),
         (gain("lm_head.weight", VOCAB, TARGET_HIDDEN), "unexpected tensors: lm_head.weight"),
         (say(vocab_size=54), "the head's vocab_size 54 does not fit the target's 53"),
     ],
-    "vllm_eagle": [(say(hidden_size=32), "the head's hidden_size 32 does not fit the target's 24")],
-    "vllm_eagle_nested": [(lose("token_map"), "lm_head.weight is of 7 tokens; without a token_map nobody knows")],
+    "vllm_eagle": [(say(hidden_size=32), "the head reads states of size 32, but the target's hidden_size is 24")],
+    "vllm_eagle_nested": [
+        (lose("token_map"), "lm_head.weight has rows for 7 tokens, but there is no token_map to tell which")
+    ],
     "vllm_eagle_mapped": [
         (put("token_map", [4, 4, 31]), "token_map names a token twice"),
         (put("token_map", [4, 53, 31]), "token_map holds what is no token; ids are 0 to 52"),
@@ -81,7 +88,7 @@ FAULTS: dict[str, list[tuple[Damage, str]]] = {
         (put("t2d", [1] * 54), "t2d has shape [54], config.json says vocab_size 53"),
         (say(draft_vocab_size=13), "d2t has shape [12], config.json says draft_vocab_size 13"),
         (say(draft_vocab_size="12"), "config.json: draft_vocab_size = '12' must be a positive whole number"),
-        (say(target_hidden_size=48), "the head reads states of size 48, the target's are of size 24"),
+        (say(target_hidden_size=48), "the head reads states of size 48, but the target's hidden_size is 24"),
         (say(vocab_size=54), "t2d has shape [53], config.json says vocab_size 54"),
         (turn("fc.weight"), "fc.weight has shape [72, 24], config.json says [24, 72]: it is transposed"),
         (turn("lm_head.weight"), "lm_head.weight has shape [24, 12], config.json says [12, 24]: it is transposed"),
@@ -109,7 +116,7 @@ FAULTS: dict[str, list[tuple[Damage, str]]] = {
         (say(eagle_config={IDS: [1, 4]}), f"fc.weight reads 3 states of size 24; {IDS} = [1, 4] names 2 layers"),
         (say(**{IDS: [1, 2, 6]}), f"config.json has two {IDS}, [1, 2, 6] and in eagle_config [1, 3, 4]"),
         (say(eagle_config=[1, 2, 3]), "config.json: eagle_config = [1, 2, 3] must be an object"),
-        (say(rope_parameters={"rope_type": "mrope"}), "rope type 'mrope' is not supported"),
+        (say(rope_scaling={"rope_type": "mrope"}), "rope type 'mrope' is not supported"),
         (say(eagle_config={"use_aux_hidden_state": False}), "use_aux_hidden_state is false"),
     ],
     "specforge_eagle31": [(lose("fc_norm.1.weight"), "missing tensors: fc_norm.1.weight")],
@@ -222,4 +229,44 @@ def test_head_of_another_kind_is_refused_by_its_name(
     change(fixture)
     said = refusal(read, fixture, tmp_path)
     assert said.startswith(message)
-    assert said.endswith("; this engine drafts with EAGLE-1, -2 and -3 heads")
+    assert said.endswith(" is not supported; the kinds of heads that are: EAGLE-3, EAGLE-1/2")
+
+
+HOSTILE: list[tuple[str, Damage]] = [
+    ("official_eagle", say(vocab_size=10**9)),
+    ("official_eagle3", say(vocab_size=10**9)),
+    ("official_eagle3", say(draft_vocab_size=10**9)),
+    ("official_eagle3_whole", say(vocab_size=10**15, draft_vocab_size=10**15)),
+    ("official_eagle", say(hidden_size=4 * 10**12)),
+    ("official_eagle3", say(intermediate_size=10**30)),
+    ("official_eagle", say(num_hidden_layers=10**9)),
+    ("official_eagle3", say(num_hidden_layers=10**9)),
+    ("official_eagle3", say(target_hidden_size=10**15)),
+    ("official_eagle3", lambda fixture: fixture.tensors.update(d2t=torch.tensor(OFFSETS) + 0.5)),
+]
+
+
+@pytest.mark.parametrize("read", [load, describe_folder], ids=["load", "describe"])
+@pytest.mark.parametrize("case", range(len(HOSTILE)))
+def test_absurd_sizes_are_refused_at_once(read: Callable[[Path], Any], case: int, tmp_path: Path) -> None:
+    """Without a tensor of such a size, or a million layers, being made."""
+    name, damage = HOSTILE[case]
+    fixture = FORMATS[name]()
+    damage(fixture)
+    assert refusal(read, fixture, tmp_path)
+
+
+@pytest.mark.parametrize("read", [load, describe_folder], ids=["load", "describe"])
+def test_a_config_nested_too_deep_is_one_line(read: Callable[[Path], Any], tmp_path: Path) -> None:
+    FORMATS["official_eagle3"]().write(tmp_path)
+    (tmp_path / "config.json").write_text('{"a": ' * 100_000 + "1" + "}" * 100_000)
+    with pytest.raises(CheckpointError, match=r"config\.json: [^\n]*$"):
+        read(tmp_path)
+
+
+def test_a_head_has_no_more_positions_than_its_target(tmp_path: Path) -> None:
+    """Its rotary table is as long, and must fit into memory whatever config.json says."""
+    fixture = FORMATS["official_eagle3"]()
+    fixture.config["max_position_embeddings"] = 10**9
+    assert load(fixture.write(tmp_path)).draft.head.llama.max_position == 64
+    assert describe_folder(tmp_path).config.llama.max_position == 10**9

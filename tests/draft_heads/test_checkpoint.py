@@ -10,14 +10,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from specdec.draft_heads.formats.eagle_checkpoint import load_eagle_head, save_eagle_head
+from specdec.draft_heads.formats.head_kinds import KINDS, load_head
+from specdec.draft_heads.heads.draft_head import TargetParts
 from specdec.draft_heads.heads.eagle import EagleConfig, EagleHead
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, read_config
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.rope import RopeConfig
+from specdec.kernels.linear import Projection
 from tests.fakes import TINY, edit_json, save_random_head
+from tests.kernel_sets import TORCH
 
-CPU = torch.device("cpu")
 VOCAB, HIDDEN = TINY["vocab_size"], TINY["hidden_size"]
 EMBEDDING = torch.arange(VOCAB * HIDDEN, dtype=torch.float32).view(VOCAB, HIDDEN) / 1000
 # hidden 32, 4 heads and 2 key-value heads of 8, intermediate 48.
@@ -37,7 +39,10 @@ BIASES = {f"layers.0.self_attn.{name}_proj.bias": (size,) for name, size in (("q
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> EagleHead:
-    return load_eagle_head(folder, EMBEDDING.to(dtype), dtype, CPU)
+    parts = TargetParts(EMBEDDING.to(dtype), Projection(EMBEDDING.to(dtype)), LlamaConfig.from_json(TINY))
+    head = load_head(folder, parts, TORCH).draft.head
+    assert isinstance(head, EagleHead)
+    return head
 
 
 def edit_tensors(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
@@ -59,7 +64,7 @@ def new_head(fc_bias: bool, qkv_bias: bool) -> EagleHead:
 @pytest.mark.parametrize("qkv_bias", [True, False])
 def test_saved_head_has_official_names_and_loads_as_it_was(tmp_path: Path, fc_bias: bool, qkv_bias: bool) -> None:
     head = new_head(fc_bias, qkv_bias)
-    save_eagle_head(head, tmp_path, {"recipe": {"steps": 5}})
+    KINDS["eagle"].save(head, tmp_path, {"recipe": {"steps": 5}})
     shapes = {name: tuple(tensor.shape) for name, tensor in load_file(tmp_path / "model.safetensors").items()}
     assert shapes == {**OFFICIAL, **({"fc.bias": (32,)} if fc_bias else {}), **(BIASES if qkv_bias else {})}
     config = read_config(tmp_path)
@@ -75,7 +80,7 @@ def test_saved_head_has_official_names_and_loads_as_it_was(tmp_path: Path, fc_bi
 
 
 def test_query_key_and_value_rows_come_in_this_order(tmp_path: Path) -> None:
-    save_eagle_head(new_head(True, True), tmp_path, {})
+    KINDS["eagle"].save(new_head(True, True), tmp_path, {})
     tensors = load_file(tmp_path / "model.safetensors")
     layer = load(tmp_path).layers[0]
     for kind in ("weight", "bias"):
@@ -88,7 +93,7 @@ def test_query_key_and_value_rows_come_in_this_order(tmp_path: Path) -> None:
 def test_saving_does_not_change_the_head(tmp_path: Path) -> None:
     head = new_head(True, True)
     before = {name: parameter.clone() for name, parameter in head.named_parameters()}
-    save_eagle_head(head, tmp_path, {})
+    KINDS["eagle"].save(head, tmp_path, {})
     assert all(torch.equal(parameter, before[name]) for name, parameter in head.named_parameters())
 
 
@@ -140,7 +145,7 @@ def test_rope_type_that_the_format_lacks_is_not_saved(tmp_path: Path) -> None:
     rope = RopeConfig(rope_type="linear", factor=2.0)
     head.config = replace(head.config, llama=replace(head.config.llama, rope=rope))
     with pytest.raises(ValueError, match="'linear'"):
-        save_eagle_head(head, tmp_path / "head", {})
+        KINDS["eagle"].save(head, tmp_path / "head", {})
     assert not (tmp_path / "head").exists()
 
 
@@ -165,7 +170,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
         tensor_edit(lambda t: t.update({"layers.0.self_attn.k_proj.bias": torch.zeros(16)})),
         ("layers.0.self_attn.q_proj.bias",),
     ),
-    "no fc": (tensor_edit(lambda t: t.pop("fc.weight")), ("fc.weight", "not an EAGLE head")),
+    "no fc": (tensor_edit(lambda t: t.pop("fc.weight")), ("fc.weight", "not a draft head")),
     "fc of three features": (
         tensor_edit(lambda t: t.update({"fc.weight": torch.zeros(32, 96)})),
         ("fc.weight", "96", "64"),

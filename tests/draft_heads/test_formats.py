@@ -8,30 +8,32 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from specdec.draft_heads.formats.head_description import Source
-from specdec.draft_heads.formats.load_draft import LoadedHead, load_head
-from specdec.draft_heads.formats.recogniser import describe_folder
+from specdec.draft_heads.formats.head_kind import LoadedHead, Source
+from specdec.draft_heads.formats.head_kinds import describe_folder, load_head
 from specdec.draft_heads.heads.draft_head import DraftModel, TargetOutput, TargetParts
+from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.kernels.linear import Projection
 from specdec.kernels.ragged_rows import RaggedRows
 from specdec.verify.tree import ROOT, DraftTree
 from specdec.verify.tree_batch import pad_block_tables, slots_of
-from tests.checkpoints import TARGET_EMBED, TARGET_HIDDEN, TARGET_LAYERS, TARGET_OUT, VOCAB, Fixture
+from tests.checkpoints import TARGET_EMBED, TARGET_HIDDEN, TARGET_LAYERS, TARGET_OUT, VOCAB, Fixture, llama_config
 from tests.draft_heads.dense_head import DenseHead
 from tests.head_formats import FORMATS
+from tests.kernel_sets import TORCH
 from tests.strategies import draft_trees, seeds, shuffled_tables
 
 CPU = torch.device("cpu")
 BLOCK = 8
 
 
-PARTS = TargetParts(TARGET_EMBED.double(), Projection(TARGET_OUT.double()), TARGET_LAYERS)
+TARGET = LlamaConfig.from_json(llama_config(FORMATS["official_eagle3"]().head, num_hidden_layers=TARGET_LAYERS))
+PARTS = TargetParts(TARGET_EMBED.double(), Projection(TARGET_OUT.double()), TARGET)
 
 
 def load(folder: Path) -> LoadedHead:
-    return load_head(folder, PARTS, torch.float64, CPU)
+    return load_head(folder, PARTS, TORCH)
 
 
 class Heads:
@@ -77,7 +79,7 @@ class Served:
             first=1,
         )
         slots = torch.tensor(slots_of(self.table, first, end, BLOCK))
-        attentions = [PagedAttention(kv, slots, rows) for kv in self.kv]
+        attentions = [PagedAttention(kv, slots, rows, TORCH) for kv in self.kv]
         if not ancestors:
             self.known = end
         return self.draft.head(
@@ -159,7 +161,7 @@ KINDS = {
 def test_format_is_told_by_its_content_without_its_weights(name: str, tmp_path: Path) -> None:
     fixture = FORMATS[name]()
     found = describe_folder(fixture.write(tmp_path))
-    assert (found.kind, found.layout) == KINDS[name]
+    assert (found.label, found.layout) == KINDS[name]
     assert found.verifier == fixture.facts.get("verifier", "org/target" if "speculators" in name else None)
     shapes = {spelling: tensor.shape for spelling, tensor in found.file_tensors.items()}
     assert shapes == {spelling: tensor.shape for spelling, tensor in fixture.tensors.items()}

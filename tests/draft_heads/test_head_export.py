@@ -9,8 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from specdec.draft_heads.formats.eagle3_checkpoint import VARIANTS, save_eagle3_head
-from specdec.draft_heads.formats.load_draft import LoadedHead, load_head
+from specdec.draft_heads.formats.eagle3 import VARIANTS
+from specdec.draft_heads.formats.head_kind import LoadedHead
+from specdec.draft_heads.formats.head_kinds import KINDS, load_head
 from specdec.draft_heads.heads.draft_head import TargetParts
 from specdec.draft_heads.heads.eagle3 import Eagle3Config, Eagle3Head
 from specdec.draft_heads.llama.llama_config import LlamaConfig
@@ -19,8 +20,9 @@ from specdec.kernels.linear import Projection
 from tests.checkpoints import FEW, TARGET_EMBED, TARGET_HIDDEN, TARGET_LAYERS, TARGET_OUT, VOCAB, llama_config
 from tests.draft_heads.test_formats import load as load_double
 from tests.head_formats import FORMATS
+from tests.kernel_sets import TORCH
 
-CPU = torch.device("cpu")
+EAGLE3 = KINDS["eagle3"]
 IDS = "eagle_aux_hidden_state_layer_ids"
 # As the official code names and shapes them, for a hidden size of 24, 4 and 2 heads of 6, an MLP of 28 and 12 tokens.
 OFFICIAL = {
@@ -69,8 +71,8 @@ def layer_config(layers: int) -> LlamaConfig:
 
 
 def load(folder: Path) -> LoadedHead:
-    parts = TargetParts(TARGET_EMBED.bfloat16().float(), Projection(TARGET_OUT.float()), TARGET_LAYERS)
-    return load_head(folder, parts, torch.float32, CPU)
+    parts = TargetParts(TARGET_EMBED.bfloat16().float(), Projection(TARGET_OUT.float()), layer_config(TARGET_LAYERS))
+    return load_head(folder, parts, TORCH)
 
 
 def check_round_trip(head: Eagle3Head, folder: Path) -> LoadedHead:
@@ -104,7 +106,7 @@ def test_saved_head_has_official_names_and_loads_as_it_was(
     tmp_path: Path, settings: dict[str, Any], shapes: dict[str, list[int]]
 ) -> None:
     head = new_head(**settings)
-    save_eagle3_head(head, tmp_path, {"recipe": {"steps": 5}})
+    EAGLE3.save(head, tmp_path, {"recipe": {"steps": 5}})
     assert {name: list(t.shape) for name, t in load_file(tmp_path / "model.safetensors").items()} == shapes
     config = json.loads((tmp_path / "config.json").read_text())
     # vLLM reads the first, inputs of layers; SGLang the second, outputs of them.
@@ -119,7 +121,7 @@ def test_saved_head_has_official_names_and_loads_as_it_was(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_weights_are_saved_as_asked(tmp_path: Path, dtype: torch.dtype) -> None:
     head = new_head()
-    save_eagle3_head(head, tmp_path, {}, dtype)
+    EAGLE3.save(head, tmp_path, {}, dtype)
     saved = load_file(tmp_path / "model.safetensors")
     assert {tensor.dtype for tensor in saved.values()} == {dtype, torch.int64, torch.bool}
     assert torch.equal(saved["fc.weight"], head.fc.weight.to(dtype))
@@ -127,7 +129,7 @@ def test_weights_are_saved_as_asked(tmp_path: Path, dtype: torch.dtype) -> None:
 
 def test_a_whole_vocabulary_has_no_map(tmp_path: Path) -> None:
     head = new_head(list(range(VOCAB)))
-    save_eagle3_head(head, tmp_path, {})
+    EAGLE3.save(head, tmp_path, {})
     names = load_file(tmp_path / "model.safetensors").keys()
     assert names == OFFICIAL.keys() - {"d2t", "t2d"}
     assert check_round_trip(head, tmp_path).description.tokens is None
@@ -137,7 +139,7 @@ def test_an_embedding_of_its_own_size_is_saved(tmp_path: Path) -> None:
     loaded = load_double(FORMATS["official_eagle3_own_size"]().write(tmp_path / "a"))
     head = loaded.draft.head
     assert isinstance(head, Eagle3Head)
-    save_eagle3_head(head, tmp_path / "b", {})
+    EAGLE3.save(head, tmp_path / "b", {})
     assert json.loads((tmp_path / "b" / "config.json").read_text())["target_hidden_size"] == TARGET_HIDDEN
     assert load_file(tmp_path / "b" / "model.safetensors").keys() == OFFICIAL.keys() | {"embed_tokens.weight"}
     check_round_trip(head, tmp_path / "b")
@@ -151,7 +153,7 @@ def test_an_official_file_comes_back_as_it_was(tmp_path: Path, name: str) -> Non
     fixture.tensors.pop("embed_tokens.weight", None)
     head = load_double(fixture.write(tmp_path / "a")).draft.head
     assert isinstance(head, Eagle3Head)
-    save_eagle3_head(head, tmp_path / "b", {})
+    EAGLE3.save(head, tmp_path / "b", {})
     saved = load_file(tmp_path / "b" / "model.safetensors")
     assert saved.keys() == fixture.tensors.keys()
     for key, tensor in fixture.tensors.items():
@@ -161,7 +163,7 @@ def test_an_official_file_comes_back_as_it_was(tmp_path: Path, name: str) -> Non
 def test_saving_does_not_change_the_head(tmp_path: Path) -> None:
     head = new_head(fc_norm=True)
     before = {name: parameter.clone() for name, parameter in head.named_parameters()}
-    save_eagle3_head(head, tmp_path, {})
+    EAGLE3.save(head, tmp_path, {})
     assert all(torch.equal(parameter, before[name]) for name, parameter in head.named_parameters())
 
 
@@ -170,5 +172,5 @@ def test_rope_type_that_the_format_lacks_is_not_saved(tmp_path: Path) -> None:
     rope = RopeConfig(rope_type="yarn", factor=2.0)
     head.config = replace(head.config, llama=replace(head.config.llama, rope=rope))
     with pytest.raises(ValueError, match="'yarn'"):
-        save_eagle3_head(head, tmp_path / "head", {})
+        EAGLE3.save(head, tmp_path / "head", {})
     assert not (tmp_path / "head").exists()

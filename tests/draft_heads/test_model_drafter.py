@@ -15,19 +15,20 @@ from transformers import LlamaConfig as HFLlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 from specdec.draft_heads.drafting.draft_shape import DraftShape
-from specdec.draft_heads.drafting.drafter import DraftRow
+from specdec.draft_heads.drafting.drafter import DraftRow, Proposal
 from specdec.draft_heads.drafting.model_drafter import ModelDrafter
-from specdec.draft_heads.formats.eagle_checkpoint import load_eagle_head
+from specdec.draft_heads.formats.head_kinds import load_head
+from specdec.draft_heads.heads.draft_head import TargetParts
 from specdec.draft_heads.heads.eagle import EagleHead
 from specdec.draft_heads.heads.readout import MatrixReadout
+from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.kernels.linear import Projection
-from specdec.verify.noise import GumbelNoise
-from specdec.verify.sampler import TorchSampler
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.tree import DraftTree
 from specdec.verify.tree_batch import slots_of
 from tests.draft_heads.dense_search import TokenPath, dense_search, paths_of
 from tests.fakes import TINY, save_random_head
+from tests.kernel_sets import TORCH
 from tests.strategies import draft_shapes, seeds, shuffled_tables
 
 CPU = torch.device("cpu")
@@ -37,8 +38,9 @@ MOST_TOKENS = 70
 LM_HEAD = torch.randn(VOCAB, HIDDEN, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
 
 
-def sampler() -> TorchSampler:
-    return TorchSampler(GumbelNoise(VOCAB, CPU))
+def drafter_of(heads: "Heads", kv: Tensor, features: Tensor, shape: DraftShape) -> ModelDrafter:
+    readout = MatrixReadout(Projection(LM_HEAD), VOCAB)
+    return ModelDrafter(heads.ours, readout, kv, features, 8, shape, Proposal.COUPLED, TORCH)
 
 
 class DenseHead:
@@ -73,7 +75,10 @@ class Heads(NamedTuple):
 def heads(tmp_path_factory: pytest.TempPathFactory) -> Heads:
     folder = tmp_path_factory.mktemp("head")
     save_random_head(folder)
-    return Heads(DenseHead(folder), load_eagle_head(folder, torch.zeros(VOCAB, HIDDEN), torch.float64, CPU))
+    output = torch.zeros(VOCAB, HIDDEN, dtype=torch.float64)
+    ours = load_head(folder, TargetParts(output, Projection(output), LlamaConfig.from_json(TINY)), TORCH).draft.head
+    assert isinstance(ours, EagleHead)
+    return Heads(DenseHead(folder), ours)
 
 
 def naive_tree(head: DenseHead, row: DraftRow, features: Tensor, shape: DraftShape) -> set[TokenPath]:
@@ -154,7 +159,7 @@ def test_trees_equal_eagle2_with_dense_passes_over_many_rounds(
 ) -> None:
     plan = shuffled_tables([MOST_TOKENS + shape.slots] * 3, 8, seed)
     kv, features = empty_cache(heads.ours, plan.num_blocks)
-    drafter = ModelDrafter(heads.ours, MatrixReadout(Projection(LM_HEAD), VOCAB), kv, features, 8, shape, sampler())
+    drafter = drafter_of(heads, kv, features, shape)
     requests = [
         Request(seed + i, table, temperature, size)
         for i, (table, temperature, size) in enumerate(zip(plan.tables, temperatures, sizes, strict=True))
@@ -193,7 +198,7 @@ def test_a_row_with_less_room_than_others_keeps_to_its_own(heads: Heads, tempera
     ]
     # 12 tokens are known: 4 entries are left, which is one level.
     rows[1] = rows[1]._replace(max_depth=2, num_nodes=4)
-    drafter = ModelDrafter(heads.ours, MatrixReadout(Projection(LM_HEAD), VOCAB), kv, features, 8, shape, sampler())
+    drafter = drafter_of(heads, kv, features, shape)
     for request, row, tree in zip(requests, rows, drafter.propose(rows), strict=True):
         assert paths_of(tree) == naive_tree(heads.dense, row, request.features, shape)
     held = slots_of([0, 1, 2, 3, 4, 5, null], 0, 7 * 8, 8)
@@ -204,7 +209,7 @@ def test_a_row_with_less_room_than_others_keeps_to_its_own(heads: Heads, tempera
 def test_rows_without_budget_or_feature_get_empty_trees(heads: Heads) -> None:
     shape = DraftShape(2, 2, 3)
     kv, features = empty_cache(heads.ours, 4)
-    drafter = ModelDrafter(heads.ours, MatrixReadout(Projection(LM_HEAD), VOCAB), kv, features, 8, shape, sampler())
+    drafter = drafter_of(heads, kv, features, shape)
     features[16] = 0.0
 
     def row(tokens: list[int], num_nodes: int, max_depth: int) -> DraftRow:

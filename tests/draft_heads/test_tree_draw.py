@@ -12,7 +12,8 @@ from torch import Tensor
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.tree_draw import DrawSizes, TreeDraw
 from specdec.draft_heads.drafting.tree_search import Frontier
-from specdec.verify.noise import Stream, gumbel
+from specdec.kernels.types import Stream
+from specdec.verify.noise import gumbel
 from specdec.verify.tree import ROOT, DraftTree
 from tests.strategies import draft_shapes, seeds
 

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.tree_search import TreeSearch
-from specdec.verify.sampler import Children
 from specdec.verify.tree import DraftTree
 from tests.strategies import draft_shapes, seeds
 
@@ -51,7 +50,7 @@ def search_with(heads: list[Head], shape: DraftShape) -> tuple[TreeSearch, list[
     for _ in range(shape.depth):
         log_probs = [torch.stack([head(path) for path in own[-1]]) for head, own in zip(heads, frontiers, strict=True)]
         best = torch.cat(log_probs).topk(min(shape.branching, VOCAB))
-        frontier = search.expand(Children(best.indices, best.values))
+        frontier = search.expand(best.indices, best.values)
         for own, tokens, parents in zip(frontiers, frontier.tokens.tolist(), frontier.parents.tolist(), strict=True):
             own.append([(*own[-1][parent], token) for token, parent in zip(tokens, parents, strict=True)])
     return search, frontiers

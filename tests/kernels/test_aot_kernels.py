@@ -9,13 +9,12 @@ import pytest
 import triton
 
 from specdec.kernels import (
+    elementwise,
     gumbel_argmax,
+    kv_copy,
     logit_filters,
-    move,
     perturbed_top_k,
-    rms_norm,
     rotary_store,
-    silu_and_mul,
     tree_walk,
 )
 from tests.kernels.aot import SHARED_LIMIT, Specialisation, compile_all
@@ -58,17 +57,17 @@ def typed(arguments: str, dtype: str) -> dict[str, str]:
 
 def layer(shape: Shape) -> Iterator[Specialisation]:
     """What every decoder layer launches, and the moves behind a step."""
-    label, dtype, warps = f"{shape.name} {shape.dtype}", shape.dtype, rms_norm.num_warps
+    label, dtype, warps = f"{shape.name} {shape.dtype}", shape.dtype, elementwise.num_warps
     norm = typed("p_x p_residual p_weight p_normed p_sum x_stride:i32 residual_stride:i32 eps:fp32", dtype)
-    block = min(triton.next_power_of_2(shape.hidden), rms_norm.MAX_BLOCK)
+    block = min(triton.next_power_of_2(shape.hidden), elementwise.MAX_BLOCK)
     for add in (False, True):
         sizes: dict[str, Any] = {"HIDDEN": shape.hidden, "BLOCK": block, "ADD": add}
         name = f"{'add_' * add}rms_norm {label}"
-        yield Specialisation(name, rms_norm.rms_norm_kernel, norm, sizes, warps(block))
-    block = min(triton.next_power_of_2(shape.intermediate), silu_and_mul.BLOCK_SIZE)
+        yield Specialisation(name, elementwise.rms_norm_kernel, norm, sizes, warps(block))
+    block = min(triton.next_power_of_2(shape.intermediate), elementwise.BLOCK_SIZE)
     yield Specialisation(
         f"silu_and_mul {label}",
-        silu_and_mul.silu_and_mul_kernel,
+        elementwise.silu_and_mul_kernel,
         typed("p_gate_up p_output stride:i32", dtype),
         {"SIZE": shape.intermediate, "BLOCK": block},
     )
@@ -86,8 +85,8 @@ def layer(shape: Shape) -> Iterator[Specialisation]:
 def moves(dtype: str, stride: str) -> Specialisation:
     """The same for all models, but for the cache's size."""
     signature = typed(f"p_kv p_source:*i64 p_target:*i64 layer_stride:{stride} size:i32", dtype)
-    constexprs = {"MOVES": move.MOVES_AT_ONCE, "CHUNK": move.CHUNK_SIZE}
-    return Specialisation(f"move {dtype} {stride}", move.move_kernel, {**signature, "num_moves": "i32"}, constexprs)
+    constexprs = {"MOVES": kv_copy.MOVES_AT_ONCE, "CHUNK": kv_copy.CHUNK_SIZE}
+    return Specialisation(f"move {dtype} {stride}", kv_copy.move_kernel, {**signature, "num_moves": "i32"}, constexprs)
 
 
 def sampling(vocab: int, dtype: str) -> Iterator[Specialisation]:

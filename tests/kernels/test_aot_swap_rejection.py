@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import triton
 
-from specdec.kernels import block_walk, rejection_walk, swap
+from specdec.kernels import block_walk, kv_copy, rejection_walk
 from tests.kernels.aot import SHARED_LIMIT, Specialisation, compile_all
 
 DEMO = Path(__file__).parents[2] / "specdec" / "demo" / "target" / "config.json"
@@ -34,7 +34,9 @@ def swaps() -> Iterator[Specialisation]:
             "target_layer": "i32:16",
             "size": "i32:16",
         }
-        yield Specialisation(f"swap {dtype} {strides}", swap.copy_kernel, signature, {"CHUNK": swap.CHUNK_SIZE})
+        yield Specialisation(
+            f"swap {dtype} {strides}", kv_copy.copy_kernel, signature, {"CHUNK": kv_copy.SWAP_CHUNK_SIZE}
+        )
 
 
 def walks() -> Iterator[Specialisation]:

@@ -8,10 +8,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.kernels import reference
-from specdec.kernels.rms_norm import add_rms_norm, rms_norm
+from specdec.kernels import elementwise_reference, rotary_store_reference
+from specdec.kernels.elementwise import add_rms_norm, rms_norm, silu_and_mul
 from specdec.kernels.rotary_store import rotary_store
-from specdec.kernels.silu_and_mul import silu_and_mul
 from tests.kernels.kernel_checks import DEVICE, DTYPES, assert_as_exact, huge, poisoned_outputs
 from tests.strategies import seeds
 
@@ -22,7 +21,7 @@ EPS = 1e-5
 
 @pytest.fixture(autouse=True, scope="module")
 def nan_outputs() -> Iterator[None]:
-    with poisoned_outputs("rms_norm", "silu_and_mul", "rotary_store"):
+    with poisoned_outputs("elementwise", "rotary_store"):
         yield
 
 
@@ -49,9 +48,9 @@ def test_rms_norm_equals_its_formula(
     x = drawn(seed, rows, hidden, dtype=dtype, spare=spare)
     weight = drawn(seed + 1, hidden, dtype=dtype)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("specdec.kernels.rms_norm.MAX_BLOCK", block)
+        patch.setattr("specdec.kernels.elementwise.MAX_BLOCK", block)
         actual = rms_norm(x, weight, EPS)
-    assert_as_exact(actual, reference.rms_norm(x, weight, EPS), exact_norm(x, weight))
+    assert_as_exact(actual, elementwise_reference.rms_norm(x, weight, EPS), exact_norm(x, weight))
 
 
 @given(seeds, st.integers(1, 4), sizes, st.integers(0, 3), dtypes, st.sampled_from([64, 8192]))
@@ -61,10 +60,10 @@ def test_add_rms_norm_is_addition_then_norm(
     x, residual = (drawn(seed + i, rows, hidden, dtype=dtype, spare=spare * i) for i in range(2))
     weight = drawn(seed + 2, hidden, dtype=dtype)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("specdec.kernels.rms_norm.MAX_BLOCK", block)
+        patch.setattr("specdec.kernels.elementwise.MAX_BLOCK", block)
         normed, total = add_rms_norm(x, residual, weight, EPS)
         assert torch.equal(normed, rms_norm(total, weight, EPS))
-    plain_normed, plain_total = reference.add_rms_norm(x, residual, weight, EPS)
+    plain_normed, plain_total = elementwise_reference.add_rms_norm(x, residual, weight, EPS)
     assert torch.equal(total, plain_total)
     assert_as_exact(normed, plain_normed, exact_norm(total, weight))
 
@@ -73,7 +72,7 @@ def test_add_rms_norm_is_addition_then_norm(
 def test_rms_norm_of_small_and_large_rows(scale: float) -> None:
     x = scale * drawn(0, 3, 100, dtype=torch.bfloat16)
     weight = drawn(1, 100, dtype=torch.bfloat16)
-    assert_as_exact(rms_norm(x, weight, EPS), reference.rms_norm(x, weight, EPS), exact_norm(x, weight))
+    assert_as_exact(rms_norm(x, weight, EPS), elementwise_reference.rms_norm(x, weight, EPS), exact_norm(x, weight))
 
 
 @given(seeds, st.integers(1, 3), st.one_of(sizes, st.just(2049)), st.integers(0, 3), dtypes)
@@ -81,7 +80,7 @@ def test_silu_and_mul_equals_its_formula(seed: int, rows: int, size: int, spare:
     gate_up = 4 * drawn(seed, rows, 2 * size, dtype=dtype, spare=spare)
     gate, up = gate_up.double().chunk(2, -1)
     exact = gate / (1 + (-gate).exp()) * up
-    assert_as_exact(silu_and_mul(gate_up), reference.silu_and_mul(gate_up), exact)
+    assert_as_exact(silu_and_mul(gate_up), elementwise_reference.silu_and_mul(gate_up), exact)
 
 
 def test_silu_of_large_gates_is_the_gate_or_nothing() -> None:
@@ -117,10 +116,10 @@ def test_rotary_store_equals_rotation_and_store(
 
     exact = qkv.double()
     turned = exact[:, : num_heads + kv_heads]
-    exact = torch.cat([reference.rotate_(turned.clone(), *(part.double() for part in rotary)), exact], 1)
+    exact = torch.cat([rotary_store_reference.rotate_(turned.clone(), *(part.double() for part in rotary)), exact], 1)
     values = qkv[:, -kv_heads:].clone()
     query = rotary_store(qkv, *rotary, kv, slots, num_heads)
-    plain_query = reference.rotary_store(qkv.clone(), *rotary, plain_kv, slots, num_heads)
+    plain_query = rotary_store_reference.rotary_store(qkv.clone(), *rotary, plain_kv, slots, num_heads)
 
     assert_as_exact(query, plain_query, exact[:, :num_heads])
     keys = exact[:, num_heads : num_heads + kv_heads]

@@ -12,14 +12,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.kernels import reference_sampling
+from specdec.kernels import gumbel_argmax_reference, perturbed_top_k_reference
 from specdec.kernels.gumbel_argmax import gumbel_argmax
+from specdec.kernels.host_sampling import argmax
 from specdec.kernels.perturbed_top_k import MAX_K, perturbed_top_k
 from specdec.kernels.philox import gumbel, token_words
-from specdec.kernels.reference_sampling import NoiseKeys, gumbel_noise, philox_words
+from specdec.kernels.philox_reference import gumbel_noise, philox_words
+from specdec.kernels.types import NO_TOKEN, NoiseKeys, Stream
 from specdec.verify import noise
-from specdec.verify.noise import Stream
-from specdec.verify.sampler import NO_TOKEN, argmax
 from tests.kernels.kernel_checks import DEVICE, DTYPES, huge, poisoned_outputs
 from tests.strategies import seeds
 
@@ -136,7 +136,7 @@ def test_tokens_are_the_references(seed: int, rows: int, vocab: int, dtype: torc
     """Where they differ, the reference's own scores are too near to each other to tell."""
     scores, keys, sampled = drawn_rows(seed, rows, vocab, dtype)
     actual = gumbel_argmax(scores, *keys, sampled)
-    expected = reference_sampling.gumbel_argmax(scores, *keys, sampled)
+    expected = gumbel_argmax_reference.gumbel_argmax(scores, *keys, sampled)
     assert actual.dtype == expected.dtype
     assert torch.equal(actual[~sampled], expected[~sampled])
     assert torch.equal(actual == NO_TOKEN, expected == NO_TOKEN)
@@ -149,7 +149,7 @@ def test_the_reference_is_the_verifiers_rule() -> None:
     scores, keys, sampled = drawn_rows(3, 6, 300, torch.float32)
     vectors = [noise.gumbel(*key, 300) for key in torch.stack(list(keys), 1).tolist()]
     perturbed = scores.cpu() + torch.stack(vectors) * sampled.cpu()[:, None]
-    assert torch.equal(reference_sampling.gumbel_argmax(scores, *keys, sampled).cpu(), argmax(perturbed))
+    assert torch.equal(gumbel_argmax_reference.gumbel_argmax(scores, *keys, sampled).cpu(), argmax(perturbed))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -209,12 +209,12 @@ def test_the_k_largest_are_the_references(
     scores, keys, sampled = drawn_rows(seed, rows, vocab, dtype)
     k = min(k, vocab)
     actual = perturbed_top_k(scores, *keys, sampled, k, None, *of)
-    expected = reference_sampling.perturbed_top_k(scores, *keys, sampled, k, None, *of)
+    expected = perturbed_top_k_reference.perturbed_top_k(scores, *keys, sampled, k, None, *of)
     torch.testing.assert_close(actual.scores, expected.scores, rtol=3e-7, atol=NOISE_ERROR)
     torch.testing.assert_close(actual.log_sum_exp, expected.log_sum_exp, rtol=1e-6, atol=1e-5)
     assert torch.equal(actual.tokens[~sampled], expected.tokens[~sampled])
     # Each token has the score that stands beside it, so that no order but that of near ties can differ.
-    perturbed = reference_sampling._perturbed(scores, *keys, sampled, *of)
+    perturbed = gumbel_argmax_reference.perturbed(scores, *keys, sampled, *of)
     torch.testing.assert_close(perturbed.gather(1, actual.tokens), actual.scores, rtol=3e-7, atol=NOISE_ERROR)
     assert all(len(set(row)) == k for row in actual.tokens.tolist())
 
@@ -241,7 +241,7 @@ def test_of_some_tokens_in_any_order_each_keeps_its_own_noise(
     tokens = (torch.stack(orders) if each else orders[0]).to(DEVICE)
     k = min(k, columns)
     actual = perturbed_top_k(scores, *keys, sampled, k, tokens, *of)
-    expected = reference_sampling.perturbed_top_k(scores, *keys, sampled, k, tokens, *of)
+    expected = perturbed_top_k_reference.perturbed_top_k(scores, *keys, sampled, k, tokens, *of)
     full = torch.full((rows, vocab), float("-inf"), dtype=dtype, device=DEVICE)
     among_all = perturbed_top_k(full.scatter_(1, tokens.expand(scores.shape), scores), *keys, sampled, k, None, *of)
     torch.testing.assert_close(actual.scores, expected.scores, rtol=3e-7, atol=NOISE_ERROR)

@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from specdec.draft_heads.llama.llama_layer import RMSNorm
-from specdec.kernels.kernel_set import TORCH
 from specdec.kernels.linear import SMALL_BYTES, Linear, Projection, onednn_multiplies, padded_rows, ready
+from tests.kernel_sets import TORCH
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 

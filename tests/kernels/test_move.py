@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.kernels import reference
-from specdec.kernels.move import MOVES_AT_ONCE, copy_blocks, move_kv
+from specdec.kernels import kv_copy_reference
+from specdec.kernels.kv_copy import MOVES_AT_ONCE, copy_blocks, move_kv
 from specdec.verify.tree_batch import slots_of
 from tests.kernels.kernel_checks import DEVICE, DTYPES, huge
 from tests.strategies import draft_trees, seeds, shuffled_tables
@@ -22,8 +22,8 @@ from tests.strategies import draft_trees, seeds, shuffled_tables
 def tiles(moves: int, chunk: int) -> Iterator[None]:
     """How many moves a program reads at once, and how many numbers of each."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("specdec.kernels.move.MOVES_AT_ONCE", moves)
-        patch.setattr("specdec.kernels.move.CHUNK_SIZE", chunk)
+        patch.setattr("specdec.kernels.kv_copy.MOVES_AT_ONCE", moves)
+        patch.setattr("specdec.kernels.kv_copy.CHUNK_SIZE", chunk)
         yield
 
 
@@ -83,7 +83,7 @@ def test_few_moves_may_overlap_in_any_way(seed: int, count: int, size: int) -> N
     source = torch.randint(0, 40, (count,), generator=generator).to(DEVICE)
     target = torch.randperm(40, generator=generator)[:count].to(DEVICE)
     expected = kv.clone()
-    reference.move_kv(bits(expected), source, target)
+    kv_copy_reference.move_kv(bits(expected), source, target)
     with tiles(MOVES_AT_ONCE, 64):
         move_kv(kv, source, target)
     assert torch.equal(bits(kv), bits(expected))
@@ -109,7 +109,7 @@ def test_blocks_are_copied_like_runs_of_slots(seed: int, count: int, at_once: in
         bits(expected)[:, parts[0]] = bits(expected)[:, parts[1]].clone()
     plain = kv.clone()
     ends = [torch.tensor(end, dtype=torch.int64, device=DEVICE) for end in (source, target)]
-    reference.copy_blocks(bits(plain), *ends, block_size)
+    kv_copy_reference.copy_blocks(bits(plain), *ends, block_size)
     with tiles(at_once, 32):
         copy_blocks(kv, *ends, block_size)
     assert torch.equal(bits(kv), bits(expected))

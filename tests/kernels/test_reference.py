@@ -9,18 +9,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
+from specdec.kernels.elementwise_reference import rms_norm, silu_and_mul
+from specdec.kernels.kv_copy_reference import move_kv
 from specdec.kernels.ragged_rows import MASKED_KEYS, TILE_ROWS, WORD_BITS, RaggedRows
-from specdec.kernels.reference import (
-    attend,
-    attend_generic,
-    merge,
-    move_kv,
-    rms_norm,
-    rotary_store,
-    rotate_,
-    silu_and_mul,
-    tree_attention,
-)
+from specdec.kernels.rotary_store_reference import rotary_store, rotate_
+from specdec.kernels.tree_attention_reference import attend, attend_generic, merge, tree_attention
 from specdec.verify.tree import ROOT, DraftTree
 from tests.strategies import draft_trees, seeds, shuffled_tables
 

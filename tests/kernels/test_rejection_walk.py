@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdec.kernels import reference_rejection
-from specdec.kernels.reference_sampling import DraftProbs
 from specdec.kernels.rejection_walk import rejection_walk
 from specdec.kernels.residual import uniform
-from specdec.verify.noise import Stream, uniforms
+from specdec.kernels.types import DraftProbs, Stream
+from specdec.verify.noise import uniforms
 from specdec.verify.tree import ROOT, DraftTree
 from tests.kernels.kernel_checks import DEVICE, DTYPES, huge, poisoned_outputs
 from tests.kernels.walk_batches import NAN, NEVER, TOO_NEAR, Batch, as_lists, batch, in_order, margin, verified

@@ -9,8 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.kernels import reference_swap
-from specdec.kernels.swap import CHUNK_SIZE, copy_between
+from specdec.kernels import kv_copy_reference
+from specdec.kernels.kv_copy import SWAP_CHUNK_SIZE, copy_between
 from tests.kernels.kernel_checks import DEVICE, DTYPES, huge
 from tests.strategies import seeds
 
@@ -80,7 +80,7 @@ def apply_moves(source: Tensor, target: Tensor, source_blocks: list[int], target
 @given(cases)
 @example(Case(2, 16, 150, HOST_BLOCKS, True, torch.bfloat16, 0))
 @example(Case(2, 16, 150, HOST_BLOCKS, False, torch.bfloat16, 0))
-@example(Case(0, 16, CHUNK_SIZE + 1, 2, False, torch.float16, 0))
+@example(Case(0, 16, SWAP_CHUNK_SIZE + 1, 2, False, torch.float16, 0))
 def test_blocks_go_both_ways(case: Case) -> None:
     device, host = both(case)
     generator = random.Random(case.seed)
@@ -94,7 +94,7 @@ def test_blocks_go_both_ways(case: Case) -> None:
     before, expected, plain = source.clone(), target.clone(), target.clone()
     for one, other in zip(old, new, strict=True):
         bits(expected)[other] = bits(source)[one]
-    reference_swap.copy_between(bits(source), bits(plain), indices(old), indices(new))
+    kv_copy_reference.copy_between(bits(source), bits(plain), indices(old), indices(new))
     apply_moves(source, target, old, new)
     assert torch.equal(bits(source), bits(before))
     assert torch.equal(bits(target), bits(expected))
@@ -111,7 +111,7 @@ def test_no_number_beside_a_block_is_written() -> None:
 
 
 def test_two_dimensions_are_one_layer() -> None:
-    source, target = (filled(4, CHUNK_SIZE + 3, dtype=torch.float32, seed=seed) for seed in (0, 1))
+    source, target = (filled(4, SWAP_CHUNK_SIZE + 3, dtype=torch.float32, seed=seed) for seed in (0, 1))
     expected = target.clone()
     bits(expected)[[2, 0]] = bits(source)[[1, 3]]
     apply_moves(source, target, [1, 3], [2, 0])

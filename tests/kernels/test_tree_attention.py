@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.kernels import attention_plan, reference
+from specdec.kernels import attention_plan, tree_attention_reference
 from specdec.kernels.attention_plan import CONFIGS, HOPPER_CONFIGS, Chip, Plan, chip_of
 from specdec.kernels.ragged_rows import RaggedRows
 from specdec.kernels.tree_attention import HEAD_DIMS, JOINED_PARTS, tree_attention
@@ -136,7 +136,10 @@ def attended(built: Built) -> tuple[Tensor, Plan]:
 
 def assert_attends(actual: Tensor, built: Built) -> None:
     """The largest error is at most twice the twin's, or one rounding where that has none by chance, and a trifle."""
-    plain, exact = reference.tree_attention(built.query, built.kv, built.rows, SCALE), exact_attention(built)
+    plain, exact = (
+        tree_attention_reference.tree_attention(built.query, built.kv, built.rows, SCALE),
+        exact_attention(built),
+    )
     assert actual.dtype == plain.dtype
     assert actual.shape == plain.shape
     ours, theirs = ((part.double() - exact).abs().max().item() for part in (actual, plain))

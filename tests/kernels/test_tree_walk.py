@@ -10,10 +10,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.kernels import reference_sampling
-from specdec.kernels.reference_sampling import Walk
+from specdec.kernels import tree_walk_reference
 from specdec.kernels.tree_walk import tree_walk
-from specdec.verify.sampler import NO_TOKEN
+from specdec.kernels.types import NO_TOKEN, Walk
 from specdec.verify.tree import ROOT, DraftTree
 from specdec.verify.verifier import walk
 from tests.kernels.kernel_checks import DEVICE, poisoned_outputs
@@ -80,7 +79,7 @@ def test_walks_as_the_verifier_does(case: Case) -> None:
         path, token = walk(tree, said)
         expected.append(([*path, *[-1] * (depth - len(path))], len(path), token))
     assert as_lists(tree_walk(*arguments)) == expected
-    assert as_lists(reference_sampling.tree_walk(*arguments)) == expected
+    assert as_lists(tree_walk_reference.tree_walk(*arguments)) == expected
 
 
 @given(cases, st.integers(0, 4))
@@ -93,20 +92,20 @@ def test_a_path_of_the_greatest_length_ends_with_its_last_nodes_token(case: Case
         path = list(walk(tree, said).path[:depth])
         expected.append((path + [-1] * (depth - len(path)), len(path), said[1 + path[-1] if path else 0]))
     assert as_lists(tree_walk(*arguments)) == expected
-    assert as_lists(reference_sampling.tree_walk(*arguments)) == expected
+    assert as_lists(tree_walk_reference.tree_walk(*arguments)) == expected
 
 
 def test_of_equal_siblings_the_first_is_taken() -> None:
     """No tree of ours has such; the order of a node's children still is the one in which they are tested."""
     emitted, tokens, parents = ([5, 0, 1, 2], [4, 5, 5], [-1, -1, -1])
     arguments = [torch.tensor(part, device=DEVICE) for part in (emitted, tokens, parents, [0, 4])]
-    for found in (tree_walk(*arguments, 3, 2), reference_sampling.tree_walk(*arguments, 3, 2)):
+    for found in (tree_walk(*arguments, 3, 2), tree_walk_reference.tree_walk(*arguments, 3, 2)):
         assert as_lists(found) == [([1, -1], 1, 1)]
 
 
 def test_no_token_is_carried_by_no_child() -> None:
     arguments = [torch.tensor(part, device=DEVICE) for part in ([-1, 3], [-1], [-1], [0, 2])]
-    for found in (tree_walk(*arguments, 1, 1), reference_sampling.tree_walk(*arguments, 1, 1)):
+    for found in (tree_walk(*arguments, 1, 1), tree_walk_reference.tree_walk(*arguments, 1, 1)):
         assert as_lists(found) == [([-1], 0, NO_TOKEN)]
 
 

@@ -7,14 +7,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.kernels.reference_sampling import DraftProbs, Walk
+from specdec.kernels.types import Acceptance, DraftProbs, Stream, Walk
 from specdec.verify.chance import Chance, PhiloxChance
-from specdec.verify.noise import Stream, uniforms
+from specdec.verify.noise import uniforms
 from specdec.verify.rejection import walk_rejection
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.tree import DraftTree
-from specdec.verify.verifier import Acceptance, SampledRow
+from specdec.verify.verifier import SampledRow
 from specdec.verify.walk_verifier import WalkVerifier
+from tests.kernel_sets import TORCH
 from tests.kernels.kernel_checks import DEVICE
 
 NAN, NEVER = float("nan"), float("-inf")
@@ -137,7 +138,7 @@ def as_lists(found: Walk) -> list[tuple[list[int], int, int]]:
 
 def verified(given_batch: Batch, depth: int, rule: Rule = walk_rejection) -> list[tuple[list[int], int, int]]:
     """What `WalkVerifier` makes of it, in the form of a walk."""
-    found = WalkVerifier(rule).verify(given_batch.rows(), given_batch.scores.float())
+    found = WalkVerifier(rule, TORCH).verify(given_batch.rows(), given_batch.scores.float())
     return [([*path, *[-1] * (depth - len(path))], len(path), token) for path, token in found]
 
 
@@ -171,5 +172,5 @@ def margin(given_batch: Batch, row: int, rule: Rule = walk_rejection) -> float:
         return found
 
     one = given_batch.only(row)
-    WalkVerifier(spied).verify(one.rows(), one.scores.float())
+    WalkVerifier(spied, TORCH).verify(one.rows(), one.scores.float())
     return margins[0] if margins else 1.0

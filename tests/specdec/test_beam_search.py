@@ -207,9 +207,9 @@ def test_more_prompts_than_may_queue_take_turns(tiny: Tiny, llm: LLM) -> None:
     """As many searches at a time as have seats for all their beams, so that nothing is computed twice."""
     prompts, params = [[token, 9] for token in range(3, 9)], BeamSearchParams(3, 6)
     llm._requests.end_tokens = frozenset(ENDS[1])
-    known = llm.engine.scheduler.counts.known_tokens
+    known = llm.engine.scheduler.stats().known_tokens
     want = [llm.beam_search([prompt], params)[0] for prompt in prompts]
-    known = llm.engine.scheduler.counts.known_tokens - known
+    known = llm.engine.scheduler.stats().known_tokens - known
     for small in watched(cramped(tiny, 40, max_num_seqs=7, max_queued_requests=1)):
         small._requests.end_tokens = llm.end_tokens
         assert tokens_of(small.beam_search(prompts, params)) == tokens_of(want)

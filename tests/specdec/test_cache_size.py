@@ -120,5 +120,5 @@ def test_host_memory_is_counted_in_gib(world: World) -> None:
     per_block = 16 * 2 * 2 * 2 * 8 * 8
     llm = LLM(world.folder / "target", dtype="float64", swap_space=7.5 * per_block / GIB)
     assert llm.engine.scheduler.manager.host.num_blocks == 7
-    assert 0 < llm.engine.scheduler.cost.swap_block < 1
-    assert 0 < llm.engine.scheduler.cost.recompute_token < 1
+    assert 0 < llm.engine.scheduler.planner.preemption_cost.swap_block < 1
+    assert 0 < llm.engine.scheduler.planner.preemption_cost.recompute_token < 1

@@ -1,16 +1,19 @@
 """Mistral, Qwen2 and Qwen3 against transformers, on the same checkpoint folder."""
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+from transformers import AutoConfig, AutoModelForCausalLM, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from specdec import LLM, SamplingParams
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.models.llama import load_llama
 from tests.fakes import TINY, edit_json, save_random_head
+from tests.kernel_sets import TORCH
 from tests.specdec.test_llama import CHUNKS, CPU, chunked_logits, random_tokens
 
 FAMILIES: dict[str, type[PreTrainedConfig]] = {"mistral": MistralConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
@@ -39,17 +42,46 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize(("family", "overrides"), SETTINGS, ids=str)
 @torch.no_grad()
-def test_logits_equal_transformers(tmp_path: Path, family: str, overrides: dict[str, Any]) -> None:
-    save_family(tmp_path, family, **overrides)
-    tokens = random_tokens(sum(CHUNKS))
-    for dtype, tolerance in {torch.float64: 1e-9, torch.float32: 1e-4}.items():
-        model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype, attn_implementation="sdpa").eval()
+def assert_logits_equal(folder: Path, tolerances: dict[torch.dtype, float], chunks: Sequence[int] = CHUNKS) -> None:
+    tokens = random_tokens(sum(chunks))
+    for dtype, tolerance in tolerances.items():
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").eval()
         expected = model(torch.tensor([tokens])).logits[0]
-        actual = chunked_logits(tmp_path, dtype, tokens)
+        actual = chunked_logits(folder, dtype, tokens, chunks)
         assert 1 < expected.abs().max() < 100
         assert (actual - expected).abs().max() < tolerance
+
+
+@pytest.mark.parametrize(("family", "overrides"), SETTINGS, ids=str)
+def test_logits_equal_transformers(tmp_path: Path, family: str, overrides: dict[str, Any]) -> None:
+    save_family(tmp_path, family, **overrides)
+    assert_logits_equal(tmp_path, {torch.float64: 1e-9, torch.float32: 1e-4})
+
+
+WITHOUT_EFFECT = [
+    ("mistral", {"attention_bias": True}),
+    ("mistral", {"mlp_bias": True}),
+    ("mistral", {"sliding_window": 40, "use_sliding_window": False}),
+    ("mistral", {"sliding_window": 40, "layer_types": ["full_attention", "full_attention"]}),
+    ("qwen2", {"attention_bias": True, "mlp_bias": True}),
+    ("qwen2", {"sliding_window": 16, "use_sliding_window": None}),
+    ("qwen3", {"sliding_window": 16, "use_sliding_window": None}),
+    ("qwen3", {"mlp_bias": True}),
+]
+
+
+@pytest.mark.parametrize(("family", "changes"), WITHOUT_EFFECT, ids=str)
+def test_settings_without_effect_in_transformers_have_none_here(
+    tmp_path: Path, family: str, changes: dict[str, Any]
+) -> None:
+    save_family(tmp_path, family)
+    config = tmp_path / "config.json"
+    edit_json(config, **changes)
+    # Within a Mistral's window; beyond it the engine answers nothing.
+    window = changes["sliding_window"] if family == "mistral" and "sliding_window" in changes else 256
+    assert load_llama(tmp_path, torch.float64, CPU, TORCH).config.max_position == window
+    assert_logits_equal(tmp_path, {torch.float64: 1e-9}, (7, 33))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -64,15 +96,10 @@ def test_drafted_tokens_equal_generate(tmp_path: Path, family: str) -> None:
     assert output.token_ids == expected[0, len(prompt) :].tolist()
 
 
-@torch.no_grad()
 def test_up_to_its_window_a_mistral_sees_all(tmp_path: Path) -> None:
     save_family(tmp_path, "mistral", sliding_window=40)
-    assert load_llama(tmp_path, torch.float64, CPU).config.max_position == 40
-    tokens = random_tokens(40)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64, attn_implementation="sdpa").eval()
-    expected = model(torch.tensor([tokens])).logits[0]
-    actual = chunked_logits(tmp_path, torch.float64, tokens, (7, 33))
-    assert (actual - expected).abs().max() < 1e-9
+    assert load_llama(tmp_path, torch.float64, CPU, TORCH).config.max_position == 40
+    assert_logits_equal(tmp_path, {torch.float64: 1e-9}, (7, 33))
     with pytest.raises(ValueError, match="max_position_embeddings 40"):
         LLM(tmp_path, dtype="float64", max_model_len=41)
 
@@ -80,14 +107,36 @@ def test_up_to_its_window_a_mistral_sees_all(tmp_path: Path) -> None:
 def test_a_window_that_is_not_used_does_not_count(tmp_path: Path) -> None:
     save_family(tmp_path, "qwen2")
     edit_json(tmp_path / "config.json", sliding_window=16, use_sliding_window=False)
-    assert load_llama(tmp_path, torch.float64, CPU).config.max_position == TINY["max_position_embeddings"]
+    assert load_llama(tmp_path, torch.float64, CPU, TORCH).config.max_position == TINY["max_position_embeddings"]
     edit_json(tmp_path / "config.json", use_sliding_window=True)
     with pytest.raises(CheckpointError, match="sliding_window = 16 is not supported"):
-        load_llama(tmp_path, torch.float64, CPU)
+        load_llama(tmp_path, torch.float64, CPU, TORCH)
+
+
+def leave_out(config: Path, *keys: str) -> None:
+    """Remove keys of a config.json, and no other that is null."""
+    values = json.loads(config.read_text())
+    config.write_text(json.dumps({key: value for key, value in values.items() if key not in keys}))
 
 
 def test_what_a_config_leaves_out_is_its_familys(tmp_path: Path) -> None:
     save_family(tmp_path, "mistral", num_attention_heads=8, num_key_value_heads=8, head_dim=4)
-    edit_json(tmp_path / "config.json", num_key_value_heads=None, max_position_embeddings=None)
-    config = load_llama(tmp_path, torch.float64, CPU).config
+    leave_out(tmp_path / "config.json", "num_key_value_heads", "max_position_embeddings")
+    config = load_llama(tmp_path, torch.float64, CPU, TORCH).config
     assert (config.num_kv_heads, config.max_position) == (8, 131072)
+
+
+def test_a_mistral_without_a_word_of_its_window_has_transformers_default(tmp_path: Path) -> None:
+    save_family(tmp_path, "mistral", max_position_embeddings=32768)
+    assert load_llama(tmp_path, torch.float64, CPU, TORCH).config.max_position == 32768
+    leave_out(tmp_path / "config.json", "sliding_window")
+    window = AutoConfig.from_pretrained(tmp_path).sliding_window
+    assert load_llama(tmp_path, torch.float64, CPU, TORCH).config.max_position == window == 4096
+
+
+@pytest.mark.parametrize("window", [0, -1, "64", 1.5])
+def test_a_window_that_is_no_number_of_tokens_is_refused(tmp_path: Path, window: object) -> None:
+    save_family(tmp_path, "mistral")
+    edit_json(tmp_path / "config.json", sliding_window=window)
+    with pytest.raises(CheckpointError, match=r"sliding_window = .* must be a positive whole number"):
+        load_llama(tmp_path, torch.float64, CPU, TORCH)

@@ -158,11 +158,12 @@ def test_a_terminal_gets_tables(run: Run, heads: Path, monkeypatch: pytest.Monke
         ("/no/such", "/no/such: no such folder"),
         ("{tmp}", "{tmp}: not a checkpoint: it holds no config.json"),
         ("{target}", "{target}: a whole model and no head; given to --draft it drafts as it is"),
-        ("{heads}/medusa", "{heads}/medusa: a Medusa head (medusa_num_heads in config.json); this engine drafts with"),
+        ("{heads}/medusa", "{heads}/medusa: a Medusa head (medusa_num_heads in config.json) is not supported"),
         ("{heads}/no_fc", "{heads}/no_fc: missing tensors: fc.weight"),
         (
             "{heads}/nothing",
-            "{heads}/nothing: not an EAGLE head: it has no tensor 'fc.weight', but 14 others (block.hidden_norm",
+            "{heads}/nothing: not a draft head of a known kind: no tensor 'hidden_norm.weight' of EAGLE-3, "
+            "'fc.weight' of EAGLE-1/2, but 14 others (block.hidden_norm",
         ),
     ],
 )
@@ -189,7 +190,7 @@ def test_what_is_no_head_is_told_in_one_line(
 def test_a_target_that_does_not_fit_is_told(run: Run, heads: Path) -> None:
     result = run(heads / "official_eagle3", "--model", DEMO / "target")
     assert (result.code, result.out) == (2, "")
-    assert "the head reads states of size 24, the target's are of size 256" in result.err
+    assert "the head reads states of size 24, but the target's hidden_size is 256" in result.err
 
 
 @pytest.fixture
@@ -227,7 +228,7 @@ def test_a_target_that_is_elsewhere_must_be_given(named: Path, target: Path) -> 
 
 def test_a_head_that_names_no_target_is_for_the_demo_model(named: Path) -> None:
     name_target(named, None)
-    with pytest.raises(ValueError, match="the target's are of size 256"):
+    with pytest.raises(ValueError, match="the target's hidden_size is 256"):
         LLM(draft=named)
 
 

@@ -176,7 +176,7 @@ def test_output_is_that_of_the_request_alone(
     )
     manager = llm.engine.scheduler.manager
     assert manager.host.num_blocks == host_blocks
-    llm.engine.scheduler.cost = cost
+    llm.engine.scheduler.planner.preemption_cost = cost
     groups = [llm.new_group(case.prompt, case.params, priority=case.priority, cache_salt=case.salt) for case in cases]
     beyond = 4 if drafter == "knowing" else 0
     expected = [
@@ -236,7 +236,7 @@ def test_the_cases_do_preempt_swap_hit_and_draft(world: World) -> None:
     prompts = [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14 + i] for i in range(4)]
     results = []
     for cost in (RECOMPUTE, SWAP):
-        llm.engine.scheduler.cost = cost
+        llm.engine.scheduler.planner.preemption_cost = cost
         results.append([[c.token_ids for c in o.outputs] for o in llm.generate(prompts, params, use_tqdm=False)])
     stats = llm.engine.scheduler.stats()
     assert results[0] == results[1]
@@ -258,10 +258,10 @@ def test_a_step_that_comes_to_nothing_leaves_no_trace(world: World, monkeypatch:
     (expected,) = llm.generate([[3, 4, 5, 6]], params)
     commit, calls = llm.engine._commit, itertools.count()
 
-    def interrupted(done: list[Any]) -> None:
+    def interrupted(*args: Any) -> None:
         if next(calls) % 3 == 1:
             raise KeyboardInterrupt
-        commit(done)
+        commit(*args)
 
     monkeypatch.setattr(llm.engine, "_commit", interrupted)
     (request,) = llm.new_group([3, 4, 5, 6], params).requests

@@ -85,6 +85,7 @@ class World:
         """A step that caches the tokens up to `end`, and has the head read those up to `read`."""
         end = len(request.token_ids) if end is None else end
         if request not in self.alive:
+            self.manager.take_prefix(request, NOTHING)
             self.alive.append(request)
         assert self.manager.reserve(request, end)
         moves = self.move()
@@ -180,7 +181,8 @@ def test_a_scored_prompt_asks_for_no_prefix() -> None:
     first = count(8)
     world.manager.find_prefix(first)
     world.compute(first, end=4)
-    scored = make_request(list(range(8)), params=SamplingParams(prompt_logprobs=0), samples=[first])
+    scored = make_request(list(range(8)), params=SamplingParams(prompt_logprobs=0))
+    scored.cached_samples = first.cached_samples
     assert world.manager.find_prefix(scored) == NOTHING
     assert not world.manager.is_being_prefilled(scored, NOTHING, [first])
     # Others do find what it has computed.
@@ -198,7 +200,7 @@ def test_a_cache_without_prefixes_names_nothing() -> None:
 def test_a_sample_finds_the_partly_filled_block_too(caching: bool) -> None:
     world = World(caching=caching)
     first, second = count(6), count(6)
-    first.samples = second.samples = [first, second]
+    second.cached_samples = first.cached_samples
     world.compute(first, end=5)
     world.admit(second)
     assert (second.block_table, second.num_cached) == (first.block_table, 5)

@@ -21,6 +21,7 @@ from specdec.models.llama import LlamaModel, load_llama
 from specdec.verify.tree import DraftTree
 from specdec.verify.tree_batch import TreeBatch, TreeRow
 from tests.fakes import TINY, edit_json, save_random_head, save_random_llama
+from tests.kernel_sets import TORCH
 from tests.strategies import shuffled_tables
 
 CPU = torch.device("cpu")
@@ -52,13 +53,13 @@ def random_tokens(count: int, seed: int = 1) -> list[int]:
 
 
 def new_cache(model: LlamaModel, num_blocks: int, dtype: torch.dtype) -> KVCache:
-    return KVCache(num_blocks, BLOCK, model.config, None, dtype, CPU)
+    return KVCache(num_blocks, BLOCK, model.config, None, dtype, CPU, kernels=TORCH)
 
 
 def chunked_logits(folder: Path, dtype: torch.dtype, tokens: Sequence[int], chunks: Sequence[int] = CHUNKS) -> Tensor:
     """Logits of all positions, the prompt fed chunk by chunk through the engine's own pieces."""
     assert sum(chunks) == len(tokens)
-    model = load_llama(folder, dtype, CPU)
+    model = load_llama(folder, dtype, CPU, TORCH)
     plan = shuffled_tables([len(tokens)], BLOCK, seed=0)
     runner = ModelRunner(model, new_cache(model, plan.num_blocks, dtype))
     logits, start = [], 0
@@ -178,6 +179,18 @@ def test_logits_equal_transformers_where_the_original_length_stands_outside_the_
     assert_logits_equal(tmp_path)
 
 
+@pytest.mark.parametrize("theta", [None, 700.0])
+@pytest.mark.parametrize("kind", ["linear", "llama3", "yarn"])
+def test_logits_equal_transformers_where_both_spellings_stand(tmp_path: Path, kind: str, theta: float | None) -> None:
+    """`rope_scaling` counts, and no number of `rope_parameters`."""
+    old = dict(ROPES[kind])
+    del old["rope_theta"]
+    save_llama(tmp_path)
+    other = {"rope_type": "linear", "rope_theta": 123.0, "factor": 3.0}
+    edit_json(tmp_path / "config.json", rope_parameters=other, rope_scaling=old, rope_theta=theta)
+    assert_logits_equal(tmp_path)
+
+
 def test_ropes_differ_so_that_the_comparison_can_fail(tmp_path: Path) -> None:
     save_llama(tmp_path)
     tokens, seen = random_tokens(sum(CHUNKS)), []
@@ -227,12 +240,12 @@ def test_taps_and_features_equal_transformers_hidden_states(tmp_path: Path) -> N
     save_llama(tmp_path, num_hidden_layers=4)
     tokens = random_tokens(30)
     expected = load_hf(tmp_path, torch.float64)(torch.tensor([tokens]), output_hidden_states=True).hidden_states
-    model = load_llama(tmp_path, torch.float64, CPU)
+    model = load_llama(tmp_path, torch.float64, CPU, TORCH)
     plan = shuffled_tables([30], BLOCK, seed=0)
     cache = new_cache(model, plan.num_blocks, torch.float64)
     batch = TreeBatch.pack([TreeRow(tokens, DraftTree(), 0, plan.tables[0], num_scored=0)], BLOCK, CPU)
     rope = model.config.rope.table(model.config.head_dim, 30, torch.float64)
-    attentions = [PagedAttention(kv, batch.slots, batch.rows) for kv in cache.target]
+    attentions = [PagedAttention(kv, batch.slots, batch.rows, TORCH) for kv in cache.target]
     asked = (3, 0, 2, 1)
     output = model(batch.tokens, rotary_at(rope, torch.arange(30)), attentions, asked)
     for layer, tap in zip(asked, output.taps, strict=True):
@@ -264,7 +277,7 @@ def test_greedy_tokens_equal_transformers_generate(tmp_path: Path, with_head: bo
 def test_tied_checkpoint_that_stores_the_matrix_twice_loads(tmp_path: Path) -> None:
     save_llama(tmp_path, tie_word_embeddings=True)
     edit_tensors(tmp_path, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
-    assert load_llama(tmp_path, torch.float32, CPU).lm_head is None
+    assert load_llama(tmp_path, torch.float32, CPU, TORCH).lm_head is None
 
 
 def edit_tensors(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
@@ -304,6 +317,19 @@ def break_index(text: str) -> Callable[[Path], None]:
     return lambda folder: (folder / "model.safetensors.index.json").write_text(text) and None
 
 
+def outside(name: str) -> Callable[[Path], None]:
+    """Move the weights to a folder beside the checkpoint's, and name them in its index."""
+
+    def damage(folder: Path) -> None:
+        other = folder.with_name("other")
+        other.mkdir()
+        (folder / "model.safetensors").rename(other / "model.safetensors")
+        names = dict.fromkeys(load_file(other / "model.safetensors"), name.format(folder.parent))
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+
+    return damage
+
+
 BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "missing tensor": (tensor_edit(lambda t: t.pop("model.norm.weight")), "norm.weight"),
     "missing layer": (config_edit(num_hidden_layers=3), "layers.2"),
@@ -332,6 +358,29 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "unknown rope, old": (config_edit(rope_parameters=None, rope_scaling={"type": "su", "factor": 2.0}), "'su'"),
     "rope without factor": (config_edit(rope_parameters={"rope_type": "linear", "rope_theta": 1e4}), "factor"),
     "rope of factor 0": (config_edit(rope_parameters={"rope_type": "linear", "factor": 0}), "factor"),
+    "rope a list": (config_edit(rope_parameters=[1.0]), "rope_parameters = [1.0] must be an object"),
+    "rope for each layer type": (
+        config_edit(rope_parameters={"full_attention": {"rope_type": "default", "rope_theta": 5e4}}),
+        "rope_parameters of its own for each layer type",
+    ),
+    "rope of theta 0": (config_edit(rope_theta=0, rope_parameters={"rope_type": "default"}), "'rope_theta' is 0"),
+    "rope of no length": (
+        config_edit(rope_parameters={"rope_type": "yarn", "factor": 2}, original_max_position_embeddings="64"),
+        "'original_max_position_embeddings' is '64'",
+    ),
+    "text for a flag": (config_edit(attention_bias="false"), "attention_bias = 'false' must be true or false"),
+    "8-bit weight": (
+        tensor_edit(lambda t: t.update({f"{ATTENTION}.o_proj.weight": torch.ones(32, 32, dtype=torch.int8)})),
+        f"{ATTENTION.removeprefix('model.')}.o_proj.weight is stored as int8",
+    ),
+    "8-bit part": (
+        tensor_edit(lambda t: t.update({f"{ATTENTION}.q_proj.weight": torch.ones(32, 32, dtype=torch.int8)})),
+        "q_proj.weight is stored as int8",
+    ),
+    "float8 weight": (
+        tensor_edit(lambda t: t.update({"lm_head.weight": torch.ones(97, 32).to(torch.float8_e4m3fn)})),
+        "lm_head.weight is stored as float8_e4m3fn",
+    ),
     "partial rotary": (config_edit(partial_rotary_factor=0.5), "partial_rotary_factor"),
     "gelu": (config_edit(hidden_act="gelu"), "gelu"),
     "quantised": (config_edit(quantization_config={"quant_method": "gptq"}), "quantization_config"),
@@ -355,6 +404,13 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "missing shard": (drop_shard, "model-00002-of-"),
     "index no JSON": (break_index("{,"), "model.safetensors.index.json"),
     "index without map": (break_index("{}"), "model.safetensors.index.json"),
+    "index of a number": (break_index('{"weight_map": {"a": 5}}'), "'weight_map' names 5"),
+    "index of a list": (break_index('{"weight_map": {"a": ["model.safetensors"]}}'), "'weight_map' names ['model.saf"),
+    "index, deep": (break_index('{"weight_map": ' + "[" * 10**5), "model.safetensors.index.json: not valid JSON"),
+    "index that climbs out": (outside("../other/model.safetensors"), "'weight_map' names '../other/model.safetensors'"),
+    "index that goes round": (outside("a/../../other/model.safetensors"), "it must be a file in the index's folder"),
+    "index of an absolute path": (outside("{}/other/model.safetensors"), "it must be a file in the index's folder"),
+    "index of a long name": (outside("a" * 300), "it must be a file in the index's folder"),
 }
 
 
@@ -363,10 +419,10 @@ def test_broken_checkpoint_is_refused_in_one_line_that_names_it(tmp_path: Path, 
     damage, named = BROKEN[what]
     folder = tmp_path / "target"
     save_llama(folder)
-    load_llama(folder, torch.float32, CPU)
+    load_llama(folder, torch.float32, CPU, TORCH)
     damage(folder)
     with pytest.raises(CheckpointError) as caught:
-        load_llama(folder, torch.float32, CPU)
+        load_llama(folder, torch.float32, CPU, TORCH)
     message = str(caught.value)
     assert named in message
     assert str(folder) in message

@@ -18,16 +18,16 @@ from transformers import LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qw
 
 from specdec import LLM, SamplingParams
 from specdec.draft_heads.drafting.draft_shape import DraftShape
-from specdec.draft_heads.drafting.drafter import DraftRow
+from specdec.draft_heads.drafting.drafter import DraftRow, Proposal
 from specdec.draft_heads.drafting.model_drafter import ModelDrafter
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.models.llama_draft import holds_llama, load_llama_draft
-from specdec.verify.noise import GumbelNoise
-from specdec.verify.sampler import TorchSampler
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.tree_batch import slots_of
 from tests.draft_heads.dense_search import TokenPath, dense_search, paths_of
 from tests.fakes import TINY, edit_json, save_random_eagle3, save_random_head, save_random_llama
+from tests.kernel_sets import TORCH
 from tests.specdec.world import World
 from tests.strategies import draft_shapes, seeds, shuffled_tables
 
@@ -77,14 +77,13 @@ def test_trees_equal_dense_passes_over_many_rounds(
     restarted: int,
 ) -> None:
     """Rows that read all, a part or nothing of what is known of them, from the very first token on."""
-    draft = load_llama_draft(small.folder, small.folder, VOCAB, torch.float64, CPU)
+    draft = load_llama_draft(small.folder, small.folder, LlamaConfig.from_json(TINY), torch.float64, CPU, TORCH)
     plan = shuffled_tables([MOST_TOKENS + shape.slots] * 3, 8, seed)
     llama = draft.head.llama
     kv = torch.full(
         (llama.num_layers, plan.num_blocks * 8, 2 * llama.num_kv_heads, llama.head_dim), torch.nan, dtype=torch.float64
     )
-    noise = GumbelNoise(VOCAB, CPU)
-    drafter = ModelDrafter(*draft, kv, None, 8, shape, TorchSampler(noise))
+    drafter = ModelDrafter(*draft, kv, None, 8, shape, Proposal.COUPLED, TORCH)
     chance = random.Random(seed)
     texts = [[chance.randrange(VOCAB) for _ in range(size)] for size in sizes]
     read = [0] * 3
@@ -192,5 +191,14 @@ def test_what_cannot_draft_is_refused(
 def test_the_same_tokenizer_is_taken(world: World, tmp_path: Path) -> None:
     save_random_llama(tmp_path, seed=3, **SMALL)
     shutil.copy(world.folder / "target" / "tokenizer.json", tmp_path)
+    sizes = LlamaConfig.from_json(TINY)
     assert Tokenizer.from_file(str(tmp_path / "tokenizer.json")).get_vocab_size() == VOCAB
-    assert load_llama_draft(tmp_path, world.folder / "target", VOCAB, torch.float64, CPU).head.feature_size == 0
+    assert load_llama_draft(tmp_path, world.folder / "target", sizes, torch.float64, CPU, TORCH).head.feature_size == 0
+
+
+def test_it_has_no_more_positions_than_its_target(world: World, tmp_path: Path) -> None:
+    save_random_llama(tmp_path)
+    edit_json(tmp_path / "config.json", max_position_embeddings=10**9)
+    sizes = LlamaConfig.from_json(TINY)
+    draft = load_llama_draft(tmp_path, world.folder / "target", sizes, torch.float64, CPU, TORCH)
+    assert draft.head.llama.max_position == sizes.max_position

@@ -18,6 +18,7 @@ from specdec import LLM, DraftShape, RequestOutput, SamplingParams
 from specdec.core.outputs import CompletionOutput
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.transforms import NodeRows, processed_logits
+from tests.kernel_sets import TORCH
 from tests.specdec.conftest import CHARACTERS, Tiny
 
 VOCAB = 3 + len(CHARACTERS)
@@ -249,7 +250,7 @@ def test_raw_and_processed_logprobs(tiny: Tiny, target: Callable[[list[int]], Te
         check_entries(raw.logprobs[place], token, torch.log_softmax(logits[place], -1), 5, name)  # type: ignore[arg-type]
         context = Context(sampling, [5, 6, 7, *raw.token_ids[:place]], 3)
         nodes = NodeRows(context, 1, lambda: torch.empty(1, 0, dtype=torch.int64))
-        scores = processed_logits(logits[place : place + 1], [nodes])[0]
+        scores = processed_logits(logits[place : place + 1], [nodes], TORCH)[0]
         check_entries(processed.logprobs[place], token, torch.log_softmax(scores, -1), 5, name)  # type: ignore[arg-type]
         # All that is allowed, and they share the whole of the probability.
         kept = [math.exp(entry.logprob) for entry in processed.logprobs[place].values()]

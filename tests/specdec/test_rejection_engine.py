@@ -11,8 +11,9 @@ from torch import Tensor
 
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.draft_heads.drafting.model_drafter import ModelDrafter
-from specdec.verify.noise import Stream, gumbel, uniforms
-from specdec.verify.sampler import TorchSampler
+from specdec.kernels.host_sampling import HostSampling
+from specdec.kernels.types import NoiseKey, Stream
+from specdec.verify.noise import gumbel, uniforms
 from tests.fakes import save_random_head, save_random_llama
 from tests.verify.test_statistics import chi_square_tail
 
@@ -212,20 +213,20 @@ def test_no_draw_shares_its_noise_with_another(
     assert isinstance(llm.engine.drafter, ModelDrafter)
     asked: list[tuple[int, Stream, int]] = []
 
-    def drafting(seed: int, index: int, position: int, stream: Stream = Stream.TARGET, lane: int = 0) -> Tensor:
+    def drafting(key: NoiseKey, size: int, stream: Stream = Stream.TARGET, lane: int = 0) -> Tensor:
         # All nodes of a level ask for the same, one after the other.
-        if asked[-1:] != [(position, stream, lane)]:
-            asked.append((position, stream, lane))
-        return gumbel(seed, index, position, VOCAB, stream, lane)
+        if asked[-1:] != [(key.position, stream, lane)]:
+            asked.append((key.position, stream, lane))
+        return gumbel(*key, size, stream, lane)
 
     def drawing(seed: int, index: int, position: int, count: int, stream: Stream = Stream.COIN) -> list[float]:
         if stream != Stream.COIN:
             asked.append((position, stream, 0))
         return uniforms(seed, index, position, count, stream)
 
-    sampler = llm.engine.drafter.sampler
-    assert isinstance(sampler, TorchSampler)
-    monkeypatch.setattr(sampler.noise, "at", drafting)
+    sampling = llm.engine.drafter.kernels.perturbed_top_k.__self__  # type: ignore[attr-defined]
+    assert isinstance(sampling, HostSampling)
+    monkeypatch.setattr(sampling.noise, "at", drafting)
     monkeypatch.setattr("specdec.verify.chance.uniforms", drawing)
     output = llm.generate([PROMPT], SamplingParams(temperature=1.0, seed=1, max_tokens=24, ignore_eos=True))[0]
     assert 0 < sum(output.outputs[0].accepted) < 20

@@ -2,17 +2,20 @@
 
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 
 from specdec.cache.kv_cache_manager import KVCacheManager, MoveKind
-from specdec.core.request import Request
+from specdec.core.request import Request, RequestGroup
 from specdec.draft_heads.drafting.draft_shape import DraftShape
-from specdec.scheduling.plan import Plan, PlannedRow
-from specdec.scheduling.scheduler import PRIORITY_STEPS, Admission, QueueFullError, Scheduler
+from specdec.scheduling.request_queues import PRIORITY_STEPS
+from specdec.scheduling.scheduler import Admission, QueueFullError, Scheduler
 from specdec.scheduling.scheduler_config import SchedulerConfig
 from specdec.scheduling.step_cost import Curve, PreemptionCost, StepCost
+from specdec.scheduling.step_plan import PlannedRow, RowResult, StepPlan
 from specdec.scheduling.tree_sizer import LARGEST_EVERY, TREES
 from tests.specdec.test_kv_cache_manager import make_request
 
@@ -34,15 +37,17 @@ def ask(scheduler: Scheduler, name: str, length: int, most: int = 10, **fields: 
     return request
 
 
-def finish(scheduler: Scheduler, plan: Plan, accepted: int = 0) -> None:
+def finish(scheduler: Scheduler, plan: StepPlan, accepted: int = 0, check: bool = True) -> None:
     """Every sampled row emits as many drafts as it can of `accepted`, and one token more."""
-    paths = [min(accepted, row.num_nodes, row.max_depth) for row in plan.rows]
-    for row, path in zip(plan.rows, paths, strict=True):
-        row.request.num_draft_cached = max(row.request.num_draft_cached, row.draft_prefill_end)
-        for _ in range(row.sampled * (path + 1)):
-            row.request.append(0, False)
-    scheduler.update(plan, paths)
-    scheduler.check_integrity()
+    results = []
+    for row in plan.rows:
+        path = range(min(accepted, row.num_nodes, row.max_depth))
+        tokens = [0] * (row.sampled * (len(path) + 1))
+        num_new = row.request.take(tokens, len(path), row.num_nodes)
+        results.append(RowResult(row.num_nodes, path, num_new=num_new, num_accepted=min(len(path), num_new)))
+    scheduler.update(plan, results)
+    if check:
+        scheduler.check_integrity()
 
 
 def run(scheduler: Scheduler, accepted: int = 0) -> list[PlannedRow]:
@@ -61,7 +66,7 @@ def grants(scheduler: Scheduler) -> list[tuple[str, int, int]]:
     return [(row.request.request_id, row.num_nodes, row.max_depth) for row in run(scheduler)]
 
 
-def names(requests: list[Request]) -> str:
+def names(requests: Sequence[Request]) -> str:
     return "".join(request.request_id for request in requests)
 
 
@@ -154,9 +159,11 @@ def test_lower_priorities_go_first_and_equals_in_order_of_arrival() -> None:
 
 @pytest.mark.parametrize(("later", "order"), [(PRIORITY_STEPS - 1, "ba"), (PRIORITY_STEPS, "ab")])
 def test_who_has_waited_long_enough_is_not_overtaken_any_more(later: int, order: str) -> None:
-    scheduler = make(scheduling_policy="priority")
+    scheduler = make(300, max_num_seqs=1, scheduling_policy="priority")
+    ask(scheduler, "r", 1, most=later, priority=-1)
     ask(scheduler, "a", 1, priority=1)
-    scheduler.counts.steps = later
+    for _ in range(later):
+        assert step(scheduler) == [("r", 1)]
     ask(scheduler, "b", 1)
     assert names(scheduler.waiting) == order
 
@@ -230,9 +237,8 @@ def test_drafts_come_from_the_second_token_on_and_only_where_they_could_be_kept(
     scheduler = make(shape=TREE, draft_context=9)
     request = ask(scheduler, "a", 4, most=5)
     assert [grants(scheduler) for _ in range(3)] == [[("a", 0, 0)], [("a", 6, 3)], [("a", 6, 2)]]
-    request.drafts = False
+    request.drafts_enabled = False
     assert grants(scheduler) == [("a", 0, 0)]
-    request.drafts = True
     # One token is left, and the step has one without drafts.
     assert grants(scheduler) == [("a", 0, 0)]
     assert (scheduler.stats().drafts_asked, scheduler.stats().drafts_granted) == (12, 12)
@@ -379,8 +385,8 @@ def test_nobody_waits_for_what_is_computed_behind() -> None:
 
 def test_samples_compute_their_prompt_once() -> None:
     scheduler = make()
-    group: list[Request] = []
-    group += [make_request(list(range(6)), request_id=name, samples=group) for name in "abc"]
+    cached: dict[Request, None] = {}
+    group = [make_request(list(range(6)), request_id=name, cached_samples=cached) for name in "abc"]
     for request in group:
         scheduler.add(request)
     assert step(scheduler) == [("a", 6)]
@@ -390,6 +396,40 @@ def test_samples_compute_their_prompt_once() -> None:
     finish(scheduler, plan)
     assert len({request.block_table[0] for request in group}) == 1
     assert len({request.block_table[1] for request in group}) == 3
+
+
+def lines_run(work: Callable[[], None]) -> int:
+    """Lines of Python that `work` executes: a measure of its cost which is the same on every machine."""
+    count = 0
+
+    def trace(*_: object) -> Any:
+        nonlocal count
+        count += 1
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_scheduling_samples_costs_their_number_and_not_its_square() -> None:
+    """Each has ended when the next ones come."""
+
+    def run_samples(count: int) -> None:
+        scheduler, cached = make(), dict[Request, None]()
+        samples = [make_request(list(range(6)), 1, cached_samples=cached) for _ in range(count)]
+        group = RequestGroup("", None, samples[0].token_ids, samples)
+        for request in samples:
+            scheduler.add(request)
+        while not group.finished:
+            finish(scheduler, scheduler.schedule(), check=False)
+
+    small, large = (lines_run(partial(run_samples, count)) for count in (50, 200))
+    assert large < 4.2 * small
 
 
 def test_a_child_runs_at_once_behind_its_parent_or_waits_with_it() -> None:
@@ -448,7 +488,7 @@ def test_stats_count_what_has_happened() -> None:
 
 def test_check_integrity_sees_queues_in_disorder() -> None:
     def fault(message: str, running: list[Request], waiting: list[Request]) -> None:
-        scheduler.running, scheduler.waiting = running, waiting
+        scheduler.queues.running, scheduler.queues.waiting = running, waiting
         with pytest.raises(AssertionError, match=message):
             scheduler.check_integrity()
 

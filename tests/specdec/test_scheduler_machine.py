@@ -16,10 +16,10 @@ from specdec.cache.block_pool import extend_hashes
 from specdec.cache.kv_cache_manager import KVCacheManager
 from specdec.core.request import Request
 from specdec.draft_heads.drafting.draft_shape import DraftShape
-from specdec.scheduling.plan import Plan, PlannedRow
 from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.scheduler_config import SchedulerConfig
-from specdec.scheduling.step_cost import Curve, PreemptionCost, StepCost
+from specdec.scheduling.step_cost import Curve, MeasuredStep, PreemptionCost, StepCost
+from specdec.scheduling.step_plan import PlannedRow, RowResult, StepPlan
 from specdec.scheduling.tree_sizer import TreeOutcome
 from tests.specdec.test_kv_cache_manager import FakeMemory, make_request
 from tests.strategies import prompts, seeds
@@ -108,14 +108,14 @@ class World:
         most = min(most, room + 1 - len(prompt))
         group = [make_request(prompt, most, cache_salt=salt, end_tokens=frozenset([END])) for _ in range(samples)]
         for request in group:
-            request.samples = group
+            request.cached_samples = group[0].cached_samples
             request.priority = priority if self.case.config.scheduling_policy == "priority" else 0
             self.scheduler.add(request)
             self.requests.append(request)
 
     def make_beam(self, request: Request) -> None:
         self.beams.add(request)
-        request.samples, request.drafts = [], False
+        request.cached_samples, request.drafts_enabled = {}, False
 
     def fork(self, parent: Request, tokens: Sequence[int]) -> None:
         """Children that go on otherwise after what the parent has in the cache; then it ends, as a beam does."""
@@ -137,7 +137,7 @@ class World:
             for child in late:
                 self.scheduler.fork(parent, child)
 
-    def begin(self) -> Plan:
+    def begin(self) -> StepPlan:
         """A step as far as its forward pass."""
         first = min(self.scheduler, key=lambda request: request.rank, default=None)
         scored = {request for request in self.scheduler.running if request.num_uncached_tokens == 0}
@@ -165,7 +165,7 @@ class World:
             self.memory.write(request, end, room, head=True, content="draft")
             self.memory.write(request, end, end + row.num_nodes, content="draft")
 
-    def check_plan(self, plan: Plan, first: Request | None) -> None:
+    def check_plan(self, plan: StepPlan, first: Request | None) -> None:
         """Limits hold, and who ranks first goes on."""
         scheduler, config, rows = self.scheduler, self.case.config, plan.rows
         requests = [row.request for row in rows]
@@ -195,7 +195,7 @@ class World:
             assert row.max_depth == 0
             return
         assert shape is not None
-        assert request.drafts
+        assert request.drafts_enabled
         assert request.num_output > 0
         assert row.num_known == request.num_uncached_tokens == 1
         assert row.draft_prefill_end == len(request.token_ids) < self.case.draft_context
@@ -204,15 +204,11 @@ class World:
         room = len(request.block_table) * self.case.size - len(request.token_ids)
         assert max(row.num_nodes, (row.max_depth - 1) * shape.branching) <= room
 
-    def end(self, plan: Plan, chance: random.Random) -> None:
+    def end(self, plan: StepPlan, chance: random.Random) -> None:
         """The rest of the step: accepted drafts move behind their chain, tokens are appended, beams fork."""
-        accepted: list[int | None] = []
-        for row in plan.rows:
-            request = row.request
-            needs_retry_without_drafts = row.num_nodes > 0 and chance.random() < self.spoilt
-            request.drafts = not needs_retry_without_drafts and request not in self.beams
-            accepted.append(None if needs_retry_without_drafts or request.finished else self.append(row, chance))
-        self.scheduler.update(plan, accepted)
+        self.scheduler.update(plan, [self.verify(row, chance) for row in plan.rows])
+        for beam in self.beams:
+            beam.drafts_enabled = False
         self.learn(plan, chance)
         is_stuck = not plan.rows
         for beam in [beam for beam in self.beams.intersection(self.alive) if beam.num_uncached_tokens == 0]:
@@ -222,39 +218,37 @@ class World:
             elif chance.random() < 0.6:
                 self.fork(beam, [chance.choice([0, 1]) for _ in range(chance.choice([1, 1, 1, 1, 2, 3]))])
 
-    def learn(self, plan: Plan, chance: random.Random) -> None:
+    def learn(self, plan: StepPlan, chance: random.Random) -> None:
         """Any costs, and any outcome."""
-        cost, drafts = self.scheduler.step_cost, self.scheduler.drafts
         trees = [row for row in plan.rows if row.num_nodes]
-        if cost is not None and plan.rows:
-            seconds, levels = chance.uniform(0, 5), max((row.max_depth for row in trees), default=0)
-            prompts = sum(row.num_known for row in plan.rows if row.num_known > 1)
-            cost.correct(len(plan.rows), len(plan.rows), prompts, seconds, len(trees), levels, 0, seconds)
-        if drafts is not None and drafts.worth is not None:
-            drafts.worth.learn(
-                [
-                    TreeOutcome(
-                        row.num_nodes,
-                        chance.sample(range(row.num_nodes), chance.randint(0, row.num_nodes)),
-                        row.request.acceptance_history,
-                    )
-                    for row in trees
-                ]
-            )
+        if not plan.rows:
+            return
+        seconds, levels = chance.uniform(0, 5), max((row.max_depth for row in trees), default=0)
+        prompts = sum(row.num_known for row in plan.rows if row.num_known > 1)
+        self.scheduler.learn(
+            MeasuredStep(len(plan.rows), len(plan.rows), prompts, seconds, len(trees), levels, 0, seconds),
+            [
+                TreeOutcome(
+                    row.num_nodes,
+                    chance.sample(range(row.num_nodes), chance.randint(0, row.num_nodes)),
+                    row.request.acceptance_history,
+                )
+                for row in trees
+            ],
+        )
 
-    def append(self, row: PlannedRow, chance: random.Random) -> int:
+    def verify(self, row: PlannedRow, chance: random.Random) -> RowResult:
         request, end = row.request, row.request.num_cached + row.num_known
-        request.num_draft_cached = max(request.num_draft_cached, row.draft_prefill_end)
-        if not row.sampled or request in self.beams:
-            return 0
-        path = chance.randint(0, min(row.num_nodes, row.max_depth))
-        for _ in range(path + 1):
-            request.append(chance.choice(TOKENS), False)
-            if request.finished:
-                break
-        path = min(path, len(request.token_ids) - end)
-        self.memory.write(request, end, end + path)
-        return path
+        if row.num_nodes > 0 and chance.random() < self.spoilt:
+            return RowResult(row.num_nodes, needs_retry=True)
+        if request.finished or not row.sampled or request in self.beams:
+            return RowResult()
+        path = range(chance.randint(0, min(row.num_nodes, row.max_depth)))
+        tokens = [chance.choice(TOKENS) for _ in range(len(path) + 1)]
+        num_new = request.take(tokens, len(path), row.num_nodes)
+        num_accepted = min(len(path), num_new)
+        self.memory.write(request, end, end + num_accepted)
+        return RowResult(row.num_nodes, path, num_new=num_new, num_accepted=num_accepted)
 
     def check(self) -> None:
         """Nobody's memory holds anything but its own tokens, and names tell the truth."""
@@ -293,7 +287,7 @@ class World:
             self.end(self.begin(), chance)
             self.check()
             steps += 1
-        assert self.scheduler.schedule() == Plan()
+        assert self.scheduler.schedule() == StepPlan()
         assert self.manager.pool.num_free == self.manager.pool.num_blocks
         assert self.manager.host.num_free == self.manager.host.num_blocks
         stats = self.scheduler.stats()
@@ -312,11 +306,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.world = World(case)
         self.is_within = False
 
-    def begin(self) -> Plan:
+    def begin(self) -> StepPlan:
         self.is_within = True
         return self.world.begin()
 
-    def end(self, plan: Plan, chance: random.Random) -> None:
+    def end(self, plan: StepPlan, chance: random.Random) -> None:
         self.world.end(plan, chance)
         self.is_within = False
 

@@ -29,7 +29,7 @@ def test_nothing_is_lost_in_500_requests(tiny: Tiny) -> None:
     )
     assert (llm.engine.cache.num_blocks, llm.engine.cache.num_host_blocks) == (24, 4)
     # Swapping is preferred wherever there is room, whatever this machine is like.
-    llm.engine.scheduler.cost = PreemptionCost(recompute_token=1.0, swap_block=0.0)
+    llm.engine.scheduler.planner.preemption_cost = PreemptionCost(recompute_token=1.0, swap_block=0.0)
     chance = random.Random(0)
     texts = [[chance.randrange(llm.model.config.vocab_size) for _ in range(60)] for _ in range(8)]
     report = soak(llm, texts, num_requests=500, seed=0, sample_every=50)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.scheduling.prefill_limit import LEAST, PrefillLimit
-from specdec.scheduling.step_cost import WARM, Curve, Ratio, StepCost
+from specdec.scheduling.step_cost import WARM, Curve, MeasuredStep, Ratio, StepCost
 
 points = st.lists(
     st.tuples(st.integers(1, 1000), st.floats(0.001, 1.0)), min_size=1, max_size=6, unique_by=lambda p: p[0]
@@ -81,7 +81,7 @@ def test_what_a_machine_really_takes_is_learnt() -> None:
         draft = true.draft(trees, levels)
         seconds = true.step(rows, tokens, trees, levels) - draft
         seconds += true.prefill.value * (true.passes(tokens + prompts) - true.passes(tokens))
-        cost.correct(rows, tokens, prompts, seconds * noise(), trees, levels, trees, draft * noise())
+        cost.correct(MeasuredStep(rows, tokens, prompts, seconds * noise(), trees, levels, trees, draft * noise()))
     for name, factor, most in parts:
         part = getattr(cost, name)
         found = [part.value] if isinstance(part, Ratio) else [part.at(rows) for rows in range(1, 10)]
@@ -93,12 +93,12 @@ def test_each_number_of_rows_has_a_correction_of_its_own() -> None:
     """A batch's steps say little of a single row's."""
     cost = make()
     for _ in range(20):
-        cost.correct(8, 8, 0, 3 * cost.passes(8) + 3 * cost.rows(8), 0, 0, 0, 0.0)
+        cost.correct(MeasuredStep(8, 8, 0, 3 * cost.passes(8) + 3 * cost.rows(8), 0, 0, 0, 0.0))
     assert cost.plain.at(8) == pytest.approx(3.0)
     # As long as nothing else is known.
     assert cost.plain.at(1) == pytest.approx(3.0)
     for _ in range(20):
-        cost.correct(1, 1, 0, cost.passes(1), 0, 0, 0, 0.0)
+        cost.correct(MeasuredStep(1, 1, 0, cost.passes(1), 0, 0, 0, 0.0))
     assert (cost.plain.at(1), cost.plain.at(8)) == pytest.approx((1.0, 3.0))
     assert cost.checking.at(8) == 1.0
 
@@ -108,13 +108,13 @@ def test_the_first_plain_steps_of_a_single_row_after_trees_tell_nothing() -> Non
     cost = make(first_level=Curve([(1, 0.1)]), all_levels=Curve([(1, 0.7)]))
     for _ in range(30):
         for _ in range(3):
-            cost.correct(1, 6, 0, 1.05, 1, 1, 1, 0.1)
+            cost.correct(MeasuredStep(1, 6, 0, 1.05, 1, 1, 1, 0.1))
         for _ in range(WARM):
-            cost.correct(1, 1, 0, 1.5, 0, 0, 0, 0.0)
+            cost.correct(MeasuredStep(1, 1, 0, 1.5, 0, 0, 0, 0.0))
         for _ in range(2):
-            cost.correct(1, 1, 0, 1.0, 0, 0, 0, 0.0)
+            cost.correct(MeasuredStep(1, 1, 0, 1.0, 0, 0, 0, 0.0))
     assert cost.plain.at(1) == 1.0
-    cost.correct(4, 4, 0, 9.0, 0, 0, 0, 0.0)
+    cost.correct(MeasuredStep(4, 4, 0, 9.0, 0, 0, 0, 0.0))
     assert len(cost.plain._by_size) == 2
 
 
@@ -122,11 +122,11 @@ def test_drafting_that_mostly_stops_early_is_not_taken_for_drafting_that_always_
     """One in four trees goes to the last level: a median would say that none does."""
     cost = make(first_level=Curve([(1, 0.1)]), all_levels=Curve([(1, 0.7)]))
     for step in range(64):
-        cost.correct(1, 6, 0, 1.05, 1, 4, 1, 0.7 if step % 4 == 0 else 0.1)
+        cost.correct(MeasuredStep(1, 6, 0, 1.05, 1, 4, 1, 0.7 if step % 4 == 0 else 0.1))
     assert cost.draft(1, 4) == pytest.approx(0.1 + 0.6 / 4, rel=0.1)
     # What shallower trees take is their own.
     for _ in range(64):
-        cost.correct(1, 3, 0, 1.05, 1, 2, 1, 0.3)
+        cost.correct(MeasuredStep(1, 3, 0, 1.05, 1, 2, 1, 0.3))
     assert cost.draft(1, 4) == pytest.approx(0.1 + 0.6 / 4, rel=0.1)
     assert cost.draft(1, 2) == pytest.approx(0.3, rel=0.1)
 
@@ -134,15 +134,15 @@ def test_drafting_that_mostly_stops_early_is_not_taken_for_drafting_that_always_
 def test_reading_is_not_taken_for_drafting() -> None:
     cost = make(first_level=Curve([(1, 0.1)]), all_levels=Curve([(1, 0.7)]), reading=Curve([(1, 0.0), (101, 5.0)]))
     for _ in range(50):
-        cost.correct(1, 6, 0, 1.05, 1, 1, 101, 5.1)
+        cost.correct(MeasuredStep(1, 6, 0, 1.05, 1, 1, 101, 5.1))
     assert cost.first.value == pytest.approx(1.0)
 
 
 def test_one_accident_changes_little() -> None:
     cost = make()
     for _ in range(20):
-        cost.correct(1, 1, 0, 1.0, 0, 0, 0, 0.0)
-    cost.correct(1, 1, 0, 100.0, 0, 0, 0, 0.0)
+        cost.correct(MeasuredStep(1, 1, 0, 1.0, 0, 0, 0, 0.0))
+    cost.correct(MeasuredStep(1, 1, 0, 100.0, 0, 0, 0, 0.0))
     assert cost.plain.at(1) == 1.0
 
 
@@ -150,8 +150,8 @@ def test_a_part_that_seems_to_take_no_time_is_not_free() -> None:
     """A step with a prompt that took no longer than one without."""
     cost = make()
     for _ in range(9):
-        cost.correct(1, 1, 50, 0.5, 0, 0, 0, 0.0)
-        cost.correct(1, 1, 0, 0.0, 1, 1, 0, 0.0)
+        cost.correct(MeasuredStep(1, 1, 50, 0.5, 0, 0, 0, 0.0))
+        cost.correct(MeasuredStep(1, 1, 0, 0.0, 1, 1, 0, 0.0))
     assert cost.prefill.value > 0
     assert 0 < PrefillLimit(cost, 2.0).tokens(1, 8, 0, 0, 0) < 10**9
     assert cost.step(1, 1, 0, 0) > 0

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specdec import LLM, SamplingParams
-from specdec.draft_heads.formats.eagle3_checkpoint import save_eagle3_head
-from specdec.draft_heads.formats.load_draft import LoadedHead, load_head
+from specdec.draft_heads.formats.head_kind import LoadedHead
+from specdec.draft_heads.formats.head_kinds import KINDS, load_head
 from specdec.draft_heads.formats.tap_ids import KEY
 from specdec.draft_heads.heads.eagle3 import Eagle3Config, Eagle3Head
 from specdec.draft_heads.llama.llama_config import LlamaConfig
@@ -21,6 +21,7 @@ from tests.checkpoints import TARGET_HIDDEN, TARGET_LAYERS, VOCAB
 from tests.draft_heads.dense_head import DenseHead
 from tests.fakes import TINY, edit_json, save_random_llama
 from tests.head_formats import FORMATS
+from tests.kernel_sets import TORCH
 from tests.specdec.conftest import Tiny
 
 CPU = torch.device("cpu")
@@ -36,7 +37,7 @@ class Ambiguous(NamedTuple):
     head: Path
 
     def load(self) -> LoadedHead:
-        return load_head(self.head, self.model.parts, torch.float64, CPU)
+        return load_head(self.head, self.model.parts, TORCH)
 
 
 Make = Callable[..., Ambiguous]
@@ -48,7 +49,7 @@ def make(tmp_path: Path) -> Make:
 
     def build(trained_on: tuple[int, ...]) -> Ambiguous:
         save_random_llama(tmp_path / "target", num_hidden_layers=8, seed=5)
-        model = load_llama(tmp_path / "target", torch.float64, CPU)
+        model = load_llama(tmp_path / "target", torch.float64, CPU, TORCH)
         torch.manual_seed(1)
         sizes = {**TINY, "num_hidden_layers": 1, "hidden_size": 256, "head_dim": 8}
         config = Eagle3Config(LlamaConfig.from_json(sizes), trained_on, TINY["hidden_size"], TINY["vocab_size"])
@@ -57,11 +58,11 @@ def make(tmp_path: Path) -> Make:
             if parameter.ndim > 1:
                 torch.nn.init.normal_(parameter, std=0.3)
         folder = tmp_path / "head"
-        save_eagle3_head(head, folder, {})
+        KINDS["eagle3"].save(head, folder, {})
 
         # Its output matrix is the least one by which its states tell the probe's texts.
         made = Ambiguous(model, tmp_path / "target", folder)
-        probe = TapProbe(model, prompts_for(made.target, TINY["vocab_size"]), TINY["max_position_embeddings"])
+        probe = TapProbe(model, prompts_for(made.target, TINY["vocab_size"]), TINY["max_position_embeddings"], TORCH)
         states, tokens = probe.guessing(made.load().draft.head)
         assert len(tokens) == probe.num_guessed == len(QUESTIONS) * NEW_TOKENS
         wanted = torch.nn.functional.one_hot(tokens, TINY["vocab_size"]).double()
@@ -84,7 +85,7 @@ def test_the_head_reads_what_it_guesses_best_by(
     assert loaded.other is not None
     assert loaded.other.head.taps == INPUTS
     with caplog.at_level(logging.WARNING, "specdec"):
-        chosen = settle_taps(loaded, made.model, made.target)
+        chosen = settle_taps(loaded, made.model, made.target, TORCH)
     assert chosen.head.taps == trained_on
     (record,) = caplog.records
     hits = {OUTPUTS: record.args[2], INPUTS: record.args[4]}  # type: ignore[index]
@@ -117,7 +118,7 @@ def test_what_is_certain_is_not_probed(make: Make, caplog: pytest.LogCaptureFixt
 def test_answers_are_the_targets_own(make: Make) -> None:
     made = make(INPUTS)
     prompts = [[3], [5, 6, 7], list(range(20))]
-    probe = TapProbe(made.model, prompts, 64)
+    probe = TapProbe(made.model, prompts, 64, TORCH)
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
     outputs = LLM(made.target, dtype="float64").generate(prompts, params, use_tqdm=False)
     assert probe.texts == [[*prompt, *output.token_ids] for prompt, output in zip(prompts, outputs, strict=True)]
@@ -130,10 +131,10 @@ def test_guesses_are_the_heads_before_each_token_of_the_answers(tmp_path: Path) 
     sizes = {"vocab_size": VOCAB, "hidden_size": TARGET_HIDDEN, "num_hidden_layers": TARGET_LAYERS}
     target = save_random_llama(tmp_path / "target", **sizes)
     fixture = FORMATS["official_eagle3_whole"]()
-    model = load_llama(tmp_path / "target", torch.float64, CPU)
-    draft = load_head(fixture.write(tmp_path / "head"), model.parts, torch.float64, CPU).draft
+    model = load_llama(tmp_path / "target", torch.float64, CPU, TORCH)
+    draft = load_head(fixture.write(tmp_path / "head"), model.parts, TORCH).draft
     prompts = [[3], [5, 6, 7, 8], [1, 2]]
-    probe = TapProbe(model, prompts, 64)
+    probe = TapProbe(model, prompts, 64, TORCH)
     states, tokens = probe.guessing(draft.head)
     expected, following = [], []
     for prompt, text in zip(prompts, probe.texts, strict=True):
@@ -151,7 +152,7 @@ def test_guesses_are_the_heads_before_each_token_of_the_answers(tmp_path: Path) 
 
 
 def test_long_prompts_are_cut_to_leave_room_for_answers(make: Make) -> None:
-    probe = TapProbe(make(INPUTS).model, [list(range(50)), [4, 5]], 40)
+    probe = TapProbe(make(INPUTS).model, [list(range(50)), [4, 5]], 40, TORCH)
     assert [len(text) for text in probe.texts] == [40, 22]
     assert probe.num_guessed == 40
 

@@ -15,6 +15,7 @@ from specdec.models.llama import LlamaModel, load_llama
 from specdec.verify.tree import DraftTree
 from specdec.verify.tree_batch import TreeRow
 from tests.fakes import TINY, save_random_llama
+from tests.kernel_sets import TORCH
 from tests.strategies import draft_trees, prompts, seeds, shuffled_tables
 
 CPU = torch.device("cpu")
@@ -33,7 +34,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     folder = tmp_path_factory.mktemp("target")
     save_random_llama(folder)
     plain = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="sdpa").eval()
-    return Models(plain, load_llama(folder, torch.float64, CPU))
+    return Models(plain, load_llama(folder, torch.float64, CPU, TORCH))
 
 
 class Sequence(NamedTuple):
@@ -74,7 +75,9 @@ def tree_logits(model: LlamaModel, batch: list[Sequence], block_size: int, seed:
     """The same of all sequences in one packed step, after another one that cached what comes before."""
     lengths = [len(s.tokens) + len(s.tree) for s in batch]
     plan = shuffled_tables(lengths, block_size, seed)
-    runner = ModelRunner(model, KVCache(plan.num_blocks, block_size, model.config, None, torch.float64, CPU))
+    runner = ModelRunner(
+        model, KVCache(plan.num_blocks, block_size, model.config, None, torch.float64, CPU, kernels=TORCH)
+    )
     assert runner.cache.target.isnan().all()
     before, step = [], []
     for s, table in zip(batch, plan.tables, strict=True):

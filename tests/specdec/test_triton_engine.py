@@ -10,7 +10,8 @@ import torch
 from specdec import LLM, SamplingParams
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import Drafter, DraftRow
-from specdec.kernels.kernel_set import TORCH, choose_kernels
+from specdec.kernels.kernel_set import choose_kernels
+from specdec.verify.noise import GumbelNoise
 from specdec.verify.tree import DraftTree
 from tests.fakes import save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
 
@@ -117,16 +118,18 @@ def test_a_head_dim_that_the_kernels_were_not_made_for_is_refused(tmp_path: Path
 
 
 def test_a_group_that_the_kernels_were_not_made_for_is_refused() -> None:
-    kernels = choose_kernels("triton", torch.device("cuda" if torch.cuda.is_available() else "cpu"), torch.float32)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kernels = choose_kernels("triton", device, torch.float32, GumbelNoise(device))
     with pytest.raises(ValueError, match="32 query heads share a KV head; the triton kernels support up to 16"):
         kernels.check_model(64, 32)
 
 
 def test_a_cpu_runs_plain_torch_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    assert choose_kernels("auto", cpu, torch.float32) is TORCH
-    assert choose_kernels("auto", gpu, torch.float64) is TORCH
-    assert choose_kernels("auto", gpu, torch.bfloat16).name == "triton"
+    noise = GumbelNoise(cpu)
+    assert choose_kernels("auto", cpu, torch.float32, noise).name == "torch"
+    assert choose_kernels("auto", gpu, torch.float64, noise).name == "torch"
+    assert choose_kernels("auto", gpu, torch.bfloat16, noise).name == "triton"
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     with pytest.raises(ValueError, match="run on cpu in Triton's interpreter alone; set TRITON_INTERPRET=1"):
-        choose_kernels("triton", cpu, torch.float32)
+        choose_kernels("triton", cpu, torch.float32, noise)

@@ -13,15 +13,15 @@ from transformers import PreTrainedTokenizerFast
 
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.draft_heads.drafting.model_drafter import ModelDrafter
-from specdec.draft_heads.formats.eagle3_checkpoint import save_eagle3_head
-from specdec.draft_heads.formats.eagle_checkpoint import save_eagle_head
+from specdec.draft_heads.formats.head_kinds import KINDS
+from specdec.train_eagle.accuracy import NO_TOKEN, accuracy, token_ranks
 from specdec.train_eagle.chat_mask import BadConversation, Sample
 from specdec.train_eagle.conversations import BadData, Entry, Place
-from specdec.train_eagle.evaluate import accuracy, answer, evaluate, main, measure_tau, question
+from specdec.train_eagle.evaluate import answer, evaluate, main, measure_tau, question
 from specdec.train_eagle.evaluation import Evaluation
 from specdec.train_eagle.features import OnlineFeatures
-from specdec.train_eagle.head_trainer import HeadTrainer, LossSettings
-from specdec.train_eagle.token_ranks import NO_TOKEN, token_ranks
+from specdec.train_eagle.head_trainer import LossSettings
+from specdec.train_eagle.training_kinds import TRAINING_KINDS
 from tests.fakes import TINY, save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
 
 VOCAB = TINY["vocab_size"]
@@ -60,7 +60,7 @@ def save_echo(kind: str, folder: Path, target: Path) -> Path:
     for part in (layer.o_proj, layer.down_proj, head.fc):
         part.weight.data *= 0.1
     head.fc.weight.data[:, -size:] += torch.eye(size)
-    save_eagle_head(head, folder, {}) if kind == "eagle" else save_eagle3_head(head, folder, {})
+    KINDS[kind].save(head, folder, {})
     return folder
 
 
@@ -125,7 +125,8 @@ def test_ranks_are_those_of_training(llm: LLM, prompt: list[int], length: int) -
     assert isinstance(llm.engine.drafter, ModelDrafter)
     head: Any = llm.engine.drafter.head
     options = LossSettings("ce", depth, 1.0, 1.0, 0.0, 0.0)
-    trainer = HeadTrainer(head, llm.model.lm_head_weight, options).double()
+    kind = TRAINING_KINDS["eagle3" if head.taps else "eagle"]
+    trainer = kind.trainer(head, llm.model.lm_head_weight, options).double()
     with torch.no_grad():
         found = trainer(OnlineFeatures(llm.model, [sample], head.taps).batch([0]))
     # Training is not about tokens that the head cannot propose.
@@ -248,7 +249,7 @@ def test_refusals_are_one_line_with_a_remedy(
         ({"--data": "a=null_block_table.jsonl"}, "null_block_table.jsonl: cannot be read"),
         ({"--data": f"a={empty}"}, "empty.jsonl: no prompt that can be answered: there is nothing in it"),
         ({"--data": f"a={bad}"}, "bad.jsonl: no prompt that can be answered: line 1: no question"),
-        ({"--draft": str(small)}, "small: not an EAGLE head"),
+        ({"--draft": str(small)}, "small: not a draft head"),
         ({"--draft": "ngram"}, "ngram: no such folder"),
         ({"--model": str(plain)}, "plain: no chat template"),
         ({"--depth": "0"}, "depth is 0"),

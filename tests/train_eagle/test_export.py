@@ -10,7 +10,7 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from specdec.draft_heads.formats.load_draft import load_draft_model
+from specdec.draft_heads.formats.head_kinds import load_head
 from specdec.draft_heads.heads.draft_head import DraftModel
 from specdec.draft_heads.heads.eagle import EagleHead
 from specdec.draft_heads.heads.eagle3 import Eagle3Head
@@ -18,9 +18,10 @@ from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.models.llama import LlamaModel, load_llama
 from specdec.train_eagle.evaluation import Evaluation, Measured
 from specdec.train_eagle.export import main
-from specdec.train_eagle.new_head import new_eagle3_head, new_eagle_head
+from specdec.train_eagle.training_kinds import TRAINING_KINDS
 from specdec.train_eagle.training_state import TrainingState
 from tests.fakes import edit_json, save_random_eagle3, save_random_head, save_random_llama
+from tests.kernel_sets import TORCH
 
 H, INNER, V, KV, VD = 32, 48, 97, 16, 50
 MAPS = {"d2t": torch.int64, "t2d": torch.bool}
@@ -67,7 +68,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(target: Path) -> LlamaModel:
-    return load_llama(target, torch.float32, torch.device("cpu"))
+    return load_llama(target, torch.float32, torch.device("cpu"), TORCH)
 
 
 @pytest.fixture(params=["eagle", "eagle3"])
@@ -79,7 +80,7 @@ def save_run(kind: str, folder: Path, target: Path, model: LlamaModel) -> EagleH
     """A run's state, of a head whose weights bfloat16 cannot hold."""
     torch.manual_seed(3)
     known = torch.randperm(V)[:VD].sort().values
-    head = new_eagle_head(model) if kind == "eagle" else new_eagle3_head(model, known)
+    head: EagleHead | Eagle3Head = TRAINING_KINDS[kind].new(model, known if kind == "eagle3" else None)
     for parameter in head.parameters():
         if parameter.requires_grad:
             parameter.data.uniform_(-1, 1)
@@ -94,8 +95,8 @@ def export(*words: object) -> None:
     main([str(word) for word in words])
 
 
-def load(folder: Path, model: LlamaModel, dtype: torch.dtype) -> DraftModel:
-    return load_draft_model(folder, model.parts, dtype, torch.device("cpu"))
+def load(folder: Path, model: LlamaModel) -> DraftModel:
+    return load_head(folder, model.parts, TORCH).draft
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -104,8 +105,8 @@ def test_a_head_is_bit_identical_when_it_is_loaded(
 ) -> None:
     head = save_run(kind, tmp_path / "run", target, model)
     export("--run", tmp_path / "run", "--out", tmp_path / "out", "--dtype", dtype)
-    loaded = load(tmp_path / "out", model, torch.float32)
-    assert isinstance(loaded.head, EagleHead | Eagle3Head)
+    loaded = load(tmp_path / "out", model)
+    assert type(loaded.head) is type(head)
     rope = loaded.head.llama.rope
     assert (rope.rope_type, rope.theta) == ("default", head.llama.rope.theta)
     assert loaded.head.config == replace(head.config, llama=replace(head.llama, rope=rope))
@@ -115,7 +116,7 @@ def test_a_head_is_bit_identical_when_it_is_loaded(
         is_shared = kind == "eagle3" and name == "embed_tokens.weight"
         assert torch.equal(parameter, exact if is_shared else exact.to(DTYPES[dtype]).float()), name
     assert isinstance(loaded.readout, MatrixReadout)
-    if isinstance(head, Eagle3Head):
+    if kind == "eagle3":
         assert loaded.readout.tokens is not None
         assert torch.equal(loaded.readout.tokens, head.draft_tokens)
     # Once more, from the folder.
@@ -135,7 +136,7 @@ def test_a_file_has_the_official_names_and_shapes(kind: str, target: Path, model
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["training"] == {"head": kind, "lr": 0.002, "unroll": 4, "steps": 70}
     assert config["torch_dtype"] == "bfloat16"
-    if isinstance(head, Eagle3Head):
+    if kind == "eagle3":
         # The name that both vLLM and SGLang have for it.
         assert config["architectures"] == ["LlamaForCausalLMEagle3"]
         assert config["draft_vocab_size"] == VD
@@ -228,7 +229,7 @@ def test_refusals_are_one_line_with_a_remedy(
         (["--run", tmp_path / "run", "--evaluation", tmp_path / "no.json"], "not an evaluation"),
         (["--run", tmp_path / "run", "--notes", tmp_path / "no.md"], "give a Markdown file"),
         (["--draft", tmp_path / "null_block_table"], "no such folder"),
-        (["--draft", target], "not an EAGLE head"),
+        (["--draft", target], "not a draft head of a known kind"),
         (["--draft", tmp_path / "eagle-more"], "it has an output matrix of its own"),
         (["--draft", tmp_path / "eagle3-more"], "it has an embedding of its own"),
         (["--draft", tmp_path / "eagle3"], "leaves open which layers it reads"),

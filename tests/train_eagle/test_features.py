@@ -13,6 +13,7 @@ from specdec.train_eagle.features import PARTS, FeatureBatch, FeatureStore, Onli
 from specdec.verify.tree import DraftTree
 from specdec.verify.tree_batch import TreeRow
 from tests.fakes import save_random_llama
+from tests.kernel_sets import TORCH
 
 CPU = torch.device("cpu")
 TAPS = (2, 3, 6)
@@ -32,7 +33,7 @@ def source(folder: Path) -> OnlineFeatures:
     for i in range(23):
         tokens = torch.randint(0, 97, (3 + 5 * i % 31,), generator=generator).tolist()
         samples.append(Sample(tokens, [k % 3 > 0 for k in range(len(tokens))]))
-    return OnlineFeatures(load_llama(folder, torch.float64, CPU), samples, TAPS)
+    return OnlineFeatures(load_llama(folder, torch.float64, CPU, TORCH), samples, TAPS)
 
 
 class Watcher:
@@ -99,5 +100,5 @@ def test_states_of_other_settings_are_refused(source: OnlineFeatures, tmp_path: 
 
 
 def test_who_needs_no_layer_gets_none(folder: Path) -> None:
-    source = OnlineFeatures(load_llama(folder, torch.float64, CPU), [Sample([5, 6, 7], [False, True, True])], ())
+    source = OnlineFeatures(load_llama(folder, torch.float64, CPU, TORCH), [Sample([5, 6, 7], [False, True, True])], ())
     assert source.batch([0]).taps.shape == (3, 0)

@@ -21,9 +21,10 @@ from specdec.kernels.linear import onednn_multiplies, padded_rows
 from specdec.models.llama import LlamaModel, load_llama
 from specdec.train_eagle.conversations import Sample
 from specdec.train_eagle.features import FeatureBatch, OnlineFeatures
-from specdec.train_eagle.head_trainer import HeadTrainer, LossSettings
-from specdec.train_eagle.new_head import new_eagle3_head, new_eagle_head
+from specdec.train_eagle.head_trainer import LossSettings
+from specdec.train_eagle.training_kinds import TRAINING_KINDS
 from tests.fakes import TINY, save_random_llama
+from tests.kernel_sets import TORCH
 
 VOCAB = TINY["vocab_size"]
 KNOWN = torch.arange(0, VOCAB, 2)
@@ -38,12 +39,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def target(folder: Path) -> LlamaModel:
-    return load_llama(folder, torch.float64, torch.device("cpu"))
+    return load_llama(folder, torch.float64, torch.device("cpu"), TORCH)
 
 
 def make_head(target: LlamaModel, kind: str, seed: int) -> EagleHead | Eagle3Head:
     torch.manual_seed(seed)
-    head = new_eagle_head(target) if kind == "eagle" else new_eagle3_head(target, KNOWN)
+    head: EagleHead | Eagle3Head = TRAINING_KINDS[kind].new(target, KNOWN if kind == "eagle3" else None)
     for parameter in head.parameters():
         if parameter.requires_grad:
             parameter.data.normal_(std=0.3) if parameter.ndim == 2 else parameter.data.uniform_(0.5, 1.5)
@@ -72,8 +73,9 @@ def naive_loss(
 ) -> tuple[Tensor, Tensor]:
     """Total, and the loss of each pass; every chain is drafted by itself."""
     llama = head.llama
-    known = KNOWN if isinstance(head, Eagle3Head) else torch.arange(VOCAB)
-    weight = head.lm_head.weight if isinstance(head, Eagle3Head) else target.lm_head_weight
+    is_eagle3 = type(head) is Eagle3Head
+    known = KNOWN if is_eagle3 else torch.arange(VOCAB)
+    weight = head.lm_head.weight if is_eagle3 else target.lm_head_weight
     token_terms: list[list[Tensor]] = [[] for _ in range(options.unroll)]
     feature_terms: list[list[Tensor]] = [[] for _ in range(options.unroll)]
     start = 0
@@ -126,7 +128,7 @@ def test_loss_and_gradients_are_those_of_chains_drafted_one_by_one(
     options = LossSettings("ce", unroll, decay, 0.7, 0.4 if kind == "eagle" else 0.0, 0.0)
     samples = [Sample([t for t, _ in one], [mine for _, mine in one]) for one in said]
     batch = OnlineFeatures(target, samples, head.taps).batch(range(len(samples)))
-    trainer = HeadTrainer(head, target.lm_head_weight, options).double()
+    trainer = TRAINING_KINDS[kind].trainer(head, target.lm_head_weight, options).double()
     found = trainer(batch)
     assume(int(found.count.sum()))
     wanted, per_step = naive_loss(head, trainer.rope, target, batch, options)
@@ -171,8 +173,8 @@ def test_in_bfloat16_products_meet_few_row_counts(target: LlamaModel, folder: Pa
 
     On a processor without AVX-512 torch multiplies bfloat16 without oneDNN, so nothing is padded.
     """
-    head, model = make_head(target, kind, 0).float(), load_llama(folder, torch.bfloat16, torch.device("cpu"))
-    trainer = HeadTrainer(head, model.lm_head_weight, LossSettings("ce", 4, 0.8, 1.0, 0.5, 0.1))
+    head, model = make_head(target, kind, 0).float(), load_llama(folder, torch.bfloat16, torch.device("cpu"), TORCH)
+    trainer = TRAINING_KINDS[kind].trainer(head, model.lm_head_weight, LossSettings("ce", 4, 0.8, 1.0, 0.5, 0.1))
     sizes = {len(parameter) for parameter in [*head.parameters(), *model.parameters()]}
     sizes |= {parameter.shape[-1] for parameter in [*head.parameters(), *model.parameters()]}
     chance = random.Random(1)
@@ -189,7 +191,7 @@ def test_in_bfloat16_products_meet_few_row_counts(target: LlamaModel, folder: Pa
 def test_the_first_answer_token_is_trained_and_the_users_words_are_not(target: LlamaModel) -> None:
     head = make_head(target, "eagle", 0)
     options = LossSettings("ce", 1, 1.0, 1.0, 0.0, 0.0)
-    trainer = HeadTrainer(head, target.lm_head_weight, options).double()
+    trainer = TRAINING_KINDS["eagle"].trainer(head, target.lm_head_weight, options).double()
     tokens = list(range(5, 15))
     counts = {}
     for first in range(2, 10):
@@ -202,8 +204,9 @@ def test_the_first_answer_token_is_trained_and_the_users_words_are_not(target: L
 def test_one_batch_is_learnt_by_heart(target: LlamaModel) -> None:
     torch.manual_seed(0)
     samples = [Sample(torch.randint(0, VOCAB, (14,)).tolist(), [False] * 4 + [True] * 10) for _ in range(4)]
-    head = new_eagle3_head(target, torch.arange(VOCAB)).double()
-    trainer = HeadTrainer(head, target.lm_head_weight, LossSettings("kl", 3, 0.8, 1.0, 0.0, 0.0)).double()
+    kind = TRAINING_KINDS["eagle3"]
+    head = kind.new(target, None).double()
+    trainer = kind.trainer(head, target.lm_head_weight, LossSettings("kl", 3, 0.8, 1.0, 0.0, 0.0)).double()
     batch = OnlineFeatures(target, samples, head.taps).batch(range(4))
     optimizer = torch.optim.AdamW([p for p in head.parameters() if p.requires_grad], lr=1e-2, weight_decay=0.0)
     first = trainer(batch).total.item()

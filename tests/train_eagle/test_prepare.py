@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from specdec.train_eagle import prepared_data, whole_file
+from specdec.train_eagle import prepared_data
 from specdec.train_eagle.chat_mask import ChatMask, Message, Sample, encode
 from specdec.train_eagle.prepare import load_tokenizer, main, prepare
 from specdec.train_eagle.prepared_data import PreparedData
@@ -103,7 +103,7 @@ def test_interruptions_lose_nothing(
     data = folder / "data.jsonl"
     data.write_text("\n".join(LINES))
     prepare(model, [data], folder / "whole", shard_size=shard_size)
-    replace = whole_file.write_whole
+    replace = prepared_data.write_whole
 
     def dying(write_number: int) -> Callable[..., None]:
         left = write_number
@@ -123,8 +123,7 @@ def test_interruptions_lose_nothing(
     for death in deaths:
         with pytest.MonkeyPatch.context() as patch:
             die = dying(death)
-            for module in (whole_file, prepared_data):
-                patch.setattr(module, "write_whole", die)
+            patch.setattr(prepared_data, "write_whole", die)
             try:
                 prepare(model, [data], folder / "cut", shard_size=shard_size)
             except KeyboardInterrupt:

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from specdec.kernels.types import Acceptance
 from specdec.verify.tree import ROOT, DraftTree
-from specdec.verify.verifier import Acceptance
 
 T = TypeVar("T", bound=Hashable)
 Path = tuple[int, ...]

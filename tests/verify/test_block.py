@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specdec.kernels.types import Acceptance
 from specdec.verify.block import walk_block
 from specdec.verify.tree import ROOT, DraftTree
-from specdec.verify.verifier import Acceptance
 from tests.verify.exact import Chooser, Model, chain_shape, drawn_tree, outcomes
 from tests.verify.models import CHAIN_LENGTH, models
 from tests.verify.replay import assert_floats_follow_fractions

@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
+from specdec.kernels.types import Stream
 from specdec.verify.chance import PhiloxChance
-from specdec.verify.noise import Stream, uniforms
+from specdec.verify.noise import uniforms
 
 
 def coin(chance: PhiloxChance, depth: int, rank: int) -> float:

@@ -5,13 +5,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.kernels.kernel_set import TORCH, choose_kernels
+from specdec.kernels.kernel_set import choose_kernels
+from specdec.kernels.types import NO_TOKEN
 from specdec.verify.kernel_coupled_verifier import KernelCoupledVerifier
 from specdec.verify.noise import GumbelNoise
-from specdec.verify.sampler import NO_TOKEN, TorchSampler
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.tree import DraftTree
 from specdec.verify.verifier import CoupledVerifier, SampledRow
+from tests.kernel_sets import REFERENCES, TORCH
 from tests.strategies import draft_trees
 
 VOCAB = 12
@@ -33,7 +34,7 @@ def rows_of(cases: list[tuple[DraftTree, Sampling, int]]) -> list[SampledRow]:
 @pytest.mark.parametrize("kernels", ["torch", "triton"])
 @pytest.mark.filterwarnings("ignore:divide by zero encountered in log2")
 def test_paths_and_tokens_are_those_of_the_host(kernels: str) -> None:
-    ours = TORCH if kernels == "torch" else choose_kernels("triton", DEVICE, torch.float32)
+    ours = REFERENCES if kernels == "torch" else choose_kernels("triton", DEVICE, torch.float32, GumbelNoise(DEVICE))
     device = torch.device("cpu") if kernels == "torch" else DEVICE
 
     @settings(max_examples=100 if kernels == "torch" else 15)
@@ -44,7 +45,7 @@ def test_paths_and_tokens_are_those_of_the_host(kernels: str) -> None:
         logits = 3 * torch.randn(
             sum(1 + len(row.tree) for row in rows), VOCAB, generator=torch.Generator().manual_seed(seed)
         )
-        wanted = CoupledVerifier(TorchSampler(GumbelNoise(VOCAB, torch.device("cpu")))).verify(rows, logits.clone())
+        wanted = CoupledVerifier(TORCH).verify(rows, logits.clone())
         assert KernelCoupledVerifier(ours).verify(rows, logits.to(device)) == wanted
 
     check()
@@ -54,5 +55,5 @@ def test_a_row_without_a_possible_token_says_so() -> None:
     logits = torch.zeros(3, VOCAB)
     logits[1:] = float("nan")
     rows = rows_of([(DraftTree.chain([0]), Sampling(), 0), (DraftTree(), Sampling(), 0)])
-    found = KernelCoupledVerifier(TORCH).verify(rows, logits)
+    found = KernelCoupledVerifier(REFERENCES).verify(rows, logits)
     assert found == [((0,), NO_TOKEN), ((), NO_TOKEN)]

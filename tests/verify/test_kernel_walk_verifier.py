@@ -5,15 +5,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.kernels.kernel_set import TORCH
+from specdec.kernels.types import NO_TOKEN, Acceptance
 from specdec.verify.block import walk_block
 from specdec.verify.kernel_walk_verifier import KernelWalkVerifier
 from specdec.verify.rejection import walk_rejection
-from specdec.verify.sampler import NO_TOKEN
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.tree import DraftTree
-from specdec.verify.verifier import Acceptance, SampledRow
+from specdec.verify.verifier import SampledRow
 from specdec.verify.walk_verifier import WalkVerifier
+from tests.kernel_sets import TORCH
 from tests.strategies import draft_trees, seeds
 
 VOCAB = 7
@@ -43,7 +43,7 @@ def test_walks_equal_those_of_the_host(cases: list[tuple[DraftTree, bool, float,
     logits = 2 * torch.randn(count, VOCAB, generator=generator, dtype=torch.float64)
     if seed % 3 == 0:
         logits[seed % count] = torch.nan
-    expected = WalkVerifier(walk_rejection).verify(rows, logits)
+    expected = WalkVerifier(walk_rejection, TORCH).verify(rows, logits)
     assert KernelWalkVerifier(TORCH).verify(rows, logits) == expected
 
 
@@ -70,7 +70,7 @@ def test_walks_of_blocks_equal_those_of_the_host(cases: list[tuple[list[int], fl
     logits = 0.5 * torch.randn(count, VOCAB, generator=generator, dtype=torch.float64)
     if seed % 3 == 0:
         logits[seed % count] = torch.nan
-    expected = WalkVerifier(walk_block).verify(rows, logits)
+    expected = WalkVerifier(walk_block, TORCH).verify(rows, logits)
     assert KernelWalkVerifier(TORCH, in_blocks=True).verify(rows, logits) == expected
 
 

@@ -8,16 +8,26 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.verify.noise import GumbelNoise, Stream, gumbel, uniforms
+from specdec.kernels.types import NoiseKey, Stream
+from specdec.verify.noise import GumbelNoise, gumbel, uniforms
 
 
 def test_is_a_function_of_its_arguments() -> None:
-    noise = GumbelNoise(50, torch.device("cpu"), cache_bytes=0)
-    first = noise.at(3, 0, 7).clone()
+    noise = GumbelNoise(torch.device("cpu"), cache_bytes=0)
+    first = noise.at(NoiseKey(3, 0, 7), 50).clone()
     for position in range(100):
-        noise.at(3, 0, position)
-    assert torch.equal(noise.at(3, 0, 7), first)
+        noise.at(NoiseKey(3, 0, position), 50)
+    assert torch.equal(noise.at(NoiseKey(3, 0, 7), 50), first)
     assert torch.equal(gumbel(3, 0, 7, 50), first)
+
+
+def test_kept_noise_serves_vocabularies_of_any_size() -> None:
+    noise = GumbelNoise(torch.device("cpu"), cache_bytes=0)
+    for size in (20, 50, 33, 50, 64):
+        assert torch.equal(noise.at(NoiseKey(3, 0, 7), size), gumbel(3, 0, 7, size))
+    for position in range(100):
+        noise.at(NoiseKey(3, 0, position), 9)
+    assert torch.equal(noise.at(NoiseKey(3, 0, 7), 64), gumbel(3, 0, 7, 64))
 
 
 def test_differs_by_seed_sample_and_position() -> None:
@@ -54,12 +64,12 @@ def test_argmax_of_log_p_plus_noise_samples_p() -> None:
 
 
 def test_streams_and_lanes_are_independent_and_kept_apart() -> None:
-    noise = GumbelNoise(64, torch.device("cpu"))
+    noise = GumbelNoise(torch.device("cpu"))
     keys = [(stream, lane) for stream in Stream for lane in (0, 1, 5)]
-    vectors = [noise.at(3, 0, 7, *key) for key in keys]
+    vectors = [noise.at(NoiseKey(3, 0, 7), 64, *key) for key in keys]
     assert torch.equal(vectors[0], gumbel(3, 0, 7, 64))
     for i, a in enumerate(vectors):
-        assert torch.equal(a, noise.at(3, 0, 7, *keys[i]))
+        assert torch.equal(a, noise.at(NoiseKey(3, 0, 7), 64, *keys[i]))
         for b in vectors[:i]:
             assert abs(torch.corrcoef(torch.stack([a, b]))[0, 1]) < 0.6
 

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specdec.kernels.types import Acceptance
 from specdec.verify.rejection import walk_rejection
 from specdec.verify.tree import ROOT, DraftTree
-from specdec.verify.verifier import Acceptance
 from tests.verify.exact import Chooser, Model, drawn_tree, outcomes
 from tests.verify.models import SAMPLED_NODES, fixed_trees, models, tree_shapes
 from tests.verify.replay import assert_floats_follow_fractions

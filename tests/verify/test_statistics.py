@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from specdec.kernels.types import Acceptance
 from specdec.verify.block import walk_block
 from specdec.verify.chance import PhiloxChance
 from specdec.verify.noise import gumbel
@@ -14,7 +15,8 @@ from specdec.verify.rejection import walk_rejection
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.transforms import NodeRows, processed_logits
 from specdec.verify.tree import ROOT, DraftTree
-from specdec.verify.verifier import Acceptance, walk
+from specdec.verify.verifier import walk
+from tests.kernel_sets import TORCH
 
 VOCAB = 6
 # Per rule and sampling: 200,000 and more per rule.
@@ -32,7 +34,7 @@ FIXED = DraftTree((1, 4, 0, 2, 4), (ROOT, ROOT, 0, 0, 1))
 def processed(logits: Tensor, sampling: Sampling) -> Tensor:
     """float64 probabilities of rows of logits, as the verifiers take them."""
     rows = NodeRows(Context(sampling, [], 0), len(logits), lambda: torch.empty(len(logits), 0, dtype=torch.int64))
-    return torch.softmax(processed_logits(logits, [rows]).double(), -1)
+    return torch.softmax(processed_logits(logits, [rows], TORCH).double(), -1)
 
 
 def row_of(path: list[int]) -> int:

@@ -11,6 +11,7 @@ from specdec.verify.sampling import Context, Sampling
 from specdec.verify.transforms import NodeRows, processed_logits
 from specdec.verify.tree import DraftTree
 from specdec.verify.verifier import SampledRow
+from tests.kernel_sets import TORCH
 from tests.strategies import draft_trees, samplings, seeds
 from tests.verify.naive import naive_logits
 
@@ -31,7 +32,7 @@ def test_every_node_equals_the_definition_with_its_own_path(batch: list[SampledR
     generator = torch.Generator().manual_seed(seed)
     logits = 3 * torch.randn(count, VOCAB, generator=generator, dtype=torch.float64)
     before = logits.clone()
-    got = iter(processed_logits(logits, [row.nodes(logits.device) for row in batch]))
+    got = iter(processed_logits(logits, [row.nodes(logits.device) for row in batch], TORCH))
     assert torch.equal(logits, before)
     given_logits = iter(logits.tolist())
     for tree, context in batch:
@@ -56,7 +57,7 @@ def test_long_rows_equal_the_definition(top_k: int, top_p: float, spread: float)
     nothing = torch.zeros(1, 0).long()
     parts = [NodeRows(Context(s, [0], 1), 1, lambda: nothing) for s in (sampling, other, Sampling())]
     for got, row, s in zip(
-        processed_logits(logits, parts), logits.tolist(), (sampling, other, Sampling()), strict=True
+        processed_logits(logits, parts, TORCH), logits.tolist(), (sampling, other, Sampling()), strict=True
     ):
         want = torch.tensor(naive_logits(row, s, [0], []), dtype=torch.float64)
         assert torch.equal(got == -math.inf, want == -math.inf)
@@ -64,7 +65,7 @@ def test_long_rows_equal_the_definition(top_k: int, top_p: float, spread: float)
 
 def alone(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     parts = [NodeRows(Context(sampling, [0], 1), len(logits), lambda: torch.zeros(len(logits), 0).long())]
-    return processed_logits(logits, parts)
+    return processed_logits(logits, parts, TORCH)
 
 
 def test_ties_keep_the_lowest_ids() -> None:
@@ -94,7 +95,7 @@ def test_paths_are_asked_for_only_where_a_parameter_needs_them() -> None:
         raise AssertionError("nobody reads the path")
 
     for sampling in (Sampling(0.7, top_k=2, min_p=0.1), Sampling(logit_bias=((1, 2.0),), allowed_token_ids=(1, 2))):
-        processed_logits(torch.randn(2, 5), [NodeRows(Context(sampling, [0], 1), 2, paths)])
+        processed_logits(torch.randn(2, 5), [NodeRows(Context(sampling, [0], 1), 2, paths)], TORCH)
 
 
 def test_path_tokens_are_the_tokens_above() -> None:

@@ -5,12 +5,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.verify.noise import GumbelNoise, gumbel
-from specdec.verify.sampler import NO_TOKEN, TorchSampler
+from specdec.kernels.types import NO_TOKEN, Acceptance
+from specdec.verify.noise import gumbel
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.transforms import NodeRows, processed_logits
 from specdec.verify.tree import ROOT, DraftTree
-from specdec.verify.verifier import Acceptance, CoupledVerifier, SampledRow, walk
+from specdec.verify.verifier import CoupledVerifier, SampledRow, walk
+from tests.kernel_sets import TORCH
 
 
 def context(sampling: Sampling, position: int) -> Context:
@@ -34,7 +35,7 @@ def test_no_drafts_is_plain_decoding() -> None:
 
 
 def test_greedy_ties_go_to_the_lowest_id() -> None:
-    verifier = CoupledVerifier(TorchSampler(GumbelNoise(4, torch.device("cpu"))))
+    verifier = CoupledVerifier(TORCH)
     logits = torch.tensor([[0.0, 2.0, 2.0, 1.0]])
     assert verifier.verify([SampledRow(DraftTree(), context(Sampling(), 0))], logits) == [Acceptance((), 1)]
 
@@ -44,7 +45,7 @@ def test_each_node_draws_with_its_own_position(seed: int, mixed: bool) -> None:
     """A node's token is what plain decoding draws there: argmax of log p + the noise of that output position."""
     torch.manual_seed(seed)
     vocab = 6
-    verifier = CoupledVerifier(TorchSampler(GumbelNoise(vocab, torch.device("cpu"))))
+    verifier = CoupledVerifier(TORCH)
     tree = DraftTree(tokens=(1, 2, 3, 1), parents=(ROOT, 0, 1, 0))
     sampling = Sampling(temperature=0.8, top_k=4, seed=seed)
     rows = [SampledRow(tree, context(sampling, 5))]
@@ -58,7 +59,7 @@ def test_each_node_draws_with_its_own_position(seed: int, mixed: bool) -> None:
     for index, depth in enumerate([0, 1, 2, 3, 2]):
         row = logits[start + index : start + index + 1]
         part = NodeRows(context(sampling, 5), 1, lambda: torch.zeros(1, 0).long())
-        log_p = processed_logits(row, [part])[0].log_softmax(-1)
+        log_p = processed_logits(row, [part], TORCH)[0].log_softmax(-1)
         assert emitted[start + index] == int((log_p + gumbel(seed, 0, 5 + depth, vocab)).argmax())
     if mixed:
         assert emitted[0] == int(logits[0].argmax())
@@ -68,7 +69,7 @@ def test_each_node_draws_with_its_own_position(seed: int, mixed: bool) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), "forbidden"])
 def test_a_row_without_a_token_ends_the_walk_and_no_other(temperature: float, bad: float | str) -> None:
-    verifier = CoupledVerifier(TorchSampler(GumbelNoise(4, torch.device("cpu"))))
+    verifier = CoupledVerifier(TORCH)
     tree = DraftTree(tokens=(1, 2), parents=(ROOT, 0))
     logits = torch.full((5, 4), -30.0)
     logits[0, 1], logits[1, 2], logits[2, 3], logits[4, 1] = 30.0, 30.0, 30.0, 30.0

@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from specdec.kernels.types import NO_TOKEN, Acceptance
 from specdec.verify.block import walk_block
 from specdec.verify.chance import PhiloxChance
-from specdec.verify.noise import GumbelNoise
 from specdec.verify.rejection import walk_rejection
-from specdec.verify.sampler import NO_TOKEN, TorchSampler
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.transforms import NodeRows, processed_logits
 from specdec.verify.tree import ROOT, DraftTree
-from specdec.verify.verifier import Acceptance, CoupledVerifier, SampledRow
+from specdec.verify.verifier import CoupledVerifier, SampledRow
 from specdec.verify.walk_verifier import Walk, WalkVerifier
+from tests.kernel_sets import TORCH
 from tests.strategies import draft_trees, samplings, seeds
 
 VOCAB = 7
@@ -65,7 +65,7 @@ def directly(walk: Walk, row: SampledRow, logits: Tensor) -> Acceptance:
     def target(node: int) -> Tensor:
         path = [tree.tokens[above] for above in tree.path(node)]
         after = NodeRows(Context(sampling, [*known, *path], num_prompt), 1, lambda: torch.empty(1, 0).long())
-        return torch.softmax(processed_logits(logits[1 + node][None], [after])[0].double(), -1)
+        return torch.softmax(processed_logits(logits[1 + node][None], [after], TORCH)[0].double(), -1)
 
     return walk(tree, target, PhiloxChance(sampling.seed, sampling.sample_index, len(known) - num_prompt))
 
@@ -81,12 +81,12 @@ def test_each_row_is_judged_by_its_own_law_and_chance(
 ) -> None:
     rows = [data.draw(sampled_rows(walk, replace(one, sample_index=sample_index))) for one in many]
     logits = random_logits(rows, seed)
-    found = WalkVerifier(walk).verify(rows, logits)
+    found = WalkVerifier(walk, TORCH).verify(rows, logits)
     assert len(found) == len(rows)
     for row, part, acceptance in zip(rows, parts_of(rows, logits), found, strict=True):
-        assert WalkVerifier(walk).verify([row], part) == [acceptance]
+        assert WalkVerifier(walk, TORCH).verify([row], part) == [acceptance]
         if row.context.sampling.is_greedy:
-            coupled = CoupledVerifier(TorchSampler(GumbelNoise(VOCAB, torch.device("cpu"))))
+            coupled = CoupledVerifier(TORCH)
             assert coupled.verify([row], part) == [acceptance]
         else:
             assert directly(walk, row, part) == acceptance
@@ -102,7 +102,7 @@ def test_p_is_float64_before_the_softmax(walk: Walk) -> None:
         return walk(tree, target, chance)  # type: ignore[arg-type]
 
     logits = torch.tensor([[0.0, -120.0]])
-    WalkVerifier(spy).verify([SampledRow(DraftTree(), Context(Sampling(1.0), [0], 1))], logits)
+    WalkVerifier(spy, TORCH).verify([SampledRow(DraftTree(), Context(Sampling(1.0), [0], 1))], logits)
     assert seen[0].dtype == torch.float64
     assert seen[0][1] == pytest.approx(torch.tensor(-120.0, dtype=torch.float64).exp().item(), rel=1e-12, abs=0)
 
@@ -115,12 +115,12 @@ def test_a_root_without_a_law_yields_no_token_and_the_others_live(walk: Walk, te
     trees = [with_q(DraftTree.chain([1, 2]), generator) for _ in range(3)]
     rows = [SampledRow(tree, Context(Sampling(temperature, seed=i), [0], 1)) for i, tree in enumerate(trees)]
     logits = random_logits(rows, 0)
-    alone = WalkVerifier(walk).verify([rows[0], rows[2]], logits[[0, 1, 2, 6, 7, 8]])
+    alone = WalkVerifier(walk, TORCH).verify([rows[0], rows[2]], logits[[0, 1, 2, 6, 7, 8]])
     if bad == "one-nan":
         logits[3, 4] = NAN
     else:
         logits[3] = {"nan": NAN, "inf": float("inf"), "nothing": NEVER}[bad]
-    found = WalkVerifier(walk).verify(rows, logits)
+    found = WalkVerifier(walk, TORCH).verify(rows, logits)
     assert found[1] == Acceptance((), NO_TOKEN)
     assert [found[0], found[2]] == alone
     assert NO_TOKEN not in [acceptance.next_token for acceptance in alone]
@@ -136,7 +136,7 @@ def test_a_node_without_a_law_ends_its_request_there_and_the_others_live(walk: W
         tree = DraftTree((1, 2), (ROOT, 0), torch.full((3, VOCAB), 1 / VOCAB, dtype=torch.float64))
         rows.append(SampledRow(tree, Context(Sampling(1.0, seed=i), [0], 1)))
     logits[3 + 1 + node, 5] = NAN
-    found = WalkVerifier(walk).verify(rows, logits)
+    found = WalkVerifier(walk, TORCH).verify(rows, logits)
     assert found[1] == Acceptance((0, 1)[: node + 1], NO_TOKEN)
     assert [found[0].path, found[2].path] == [(0, 1), (0, 1)]
 
@@ -152,7 +152,7 @@ def test_a_dead_end_does_not_bias_what_comes_before(walk: Walk) -> None:
         tree = DraftTree((drafted, 1), (ROOT, 0), q)
         row_logits = logits if drafted == 0 else torch.zeros(3, 2)
         row = SampledRow(tree, Context(Sampling(1.0, seed=seed), [0], 1))
-        (found,) = WalkVerifier(walk).verify([row], row_logits)
+        (found,) = WalkVerifier(walk, TORCH).verify([row], row_logits)
         zeros += (tree.tokens[found.path[0]] if found.path else found.next_token) == 0
     # 4.4 standard deviations.
     assert abs(zeros / draws - 0.5) < 4.4 * 0.5 / draws**0.5
@@ -181,7 +181,7 @@ def test_parameters_see_the_nodes_path(walk: Walk, sampling: Sampling) -> None:
 
     logits = torch.zeros(3, VOCAB)
     logits[:, 1] = 1.0
-    WalkVerifier(spy).verify([SampledRow(tree, Context(sampling, [0, 1], 1))], logits)
+    WalkVerifier(spy, TORCH).verify([SampledRow(tree, Context(sampling, [0, 1], 1))], logits)
     for depth, law in enumerate(laws):
         scores = torch.zeros(VOCAB, dtype=torch.float64)
         scores[1] = 1.0

@@ -1,0 +1,248 @@
+"""Tables of measured results, from the JSON files that the benchmarks write."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from docs.generator.regions import table
+
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "results"
+KINDS = ("sgd-eval", "gsm8k-eval")
+
+
+def read(name: str) -> dict[str, Any]:
+    """Return a benchmark's result."""
+    document: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    return document
+
+
+def _source(name: str, module: str = "") -> str:
+    """Return where a table comes from: command, file, machine and commit."""
+    document = read(name)
+    where = document["gpu"] or f"{document['processor']}, {document['threads']} threads"
+    return (
+        f"Command: `python -m benchmarks.{module or name}`. Result: `benchmarks/results/{name}.json` "
+        f"({where}; torch {document['torch']}; commit {document['commit']})."
+    )
+
+
+def _with_source(name: str, header: list[str], rows: list[list[str]]) -> str:
+    return f"{table(header, rows)}\n\n{_source(name)}"
+
+
+def tau_by_rule() -> dict[tuple[str, str, float], float]:
+    """Return tau by prompts, rule and temperature; the EAGLE-1 head's `coupled` is the rule `eagle1`."""
+    found = {(row["prompts"], row["rule"], row["temperature"]): row["tau"] for row in read("acceptance")["rows"]}
+    for row in read("acceptance_eagle1")["rows"]:
+        if row["rule"] == "coupled":
+            found[row["prompts"], "eagle1", row["temperature"]] = row["tau"]
+    return found
+
+
+def _tau() -> str:
+    tau = tau_by_rule()
+    rules = {rule: rule for _, rule, _ in tau}
+    temperatures = sorted({temperature for _, _, temperature in tau})
+    rows = [
+        [kind, rule_name(rule), *(f"{tau[kind, rule, t]:.2f}" if (kind, rule, t) in tau else "" for t in temperatures)]
+        for kind in KINDS
+        for rule in rules
+    ]
+    header = ["prompts", "head and rule", *(f"temperature {t:g}" for t in temperatures)]
+    return (
+        f"{_with_source('acceptance', header, rows)} EAGLE-1 head: the same command with `--draft specdec/demo/eagle`."
+    )
+
+
+def rule_name(rule: str) -> str:
+    """Return how a table names a rule."""
+    return {
+        "coupled": "EAGLE-3, `coupled` (default)",
+        "rejection, drawn": "EAGLE-3, `rejection`",
+        "one-hot top-k": "EAGLE-3, top-k children (EAGLE-2, SGLang)",
+        "eagle1": "EAGLE-1, `coupled`",
+    }.get(rule, f"EAGLE-3, {rule}")
+
+
+def _accepted_depths() -> str:
+    rows = [
+        [row["prompts"], f"{row['temperature']:g}", *(f"{share:.2f}" for share in row["accepted_share_per_depth"])]
+        for row in read("acceptance")["rows"]
+        if row["rule"] == "coupled"
+    ]
+    return _with_source("acceptance", ["prompts", "temperature", *(f"depth {d}" for d in range(1, 7))], rows)
+
+
+SPEED_NAMES = {
+    "transformers": "transformers `generate`",
+    "plain": "specdec, no drafts",
+    "eagle": "specdec, EAGLE-3, adaptive trees (default)",
+    "fixed": "specdec, EAGLE-3, `--fixed-drafts`",
+}
+
+
+def _speed() -> str:
+    result = read("speed")
+    speeds, by_prompts = result["tok_per_s_median"], result["over_plain_by_prompts"]
+    rows = []
+    for key, name in SPEED_NAMES.items():
+        shares = by_prompts.get(key, {})
+        cells = [f"{shares[kind]:.2f}" if kind in shares else "" for kind in KINDS]
+        rows.append([name, f"{speeds[key]:.0f}", f"{speeds[key] / speeds['transformers']:.2f}", *cells])
+    header = ["engine", "tok/s", "over transformers", "over no drafts: sgd-eval", "gsm8k-eval"]
+    return _with_source("speed", header, rows)
+
+
+def _throughput() -> str:
+    result = read("throughput")
+    names = {"plain": "no drafts", "eagle": "EAGLE-3, adaptive trees", "fixed": "EAGLE-3, fixed trees"}
+    rows = []
+    for key, name in names.items():
+        for arrival in ("at once", "Poisson"):
+            ratios = result["ratios"][f"{key}, {arrival}"]
+            rows.append(
+                [name, arrival, f"{ratios['sooner_than_one_by_one']:.1f}", f"{ratios['sooner_than_transformers']:.1f}"]
+            )
+    header = ["drafts", "arrival", "over the same requests one by one", "over transformers in padded batches of 8"]
+    return _with_source("throughput", header, rows)
+
+
+def _tree_shapes() -> str:
+    rows = [
+        [f"`{row['shape']}`", f"{row['tau']:.2f}", f"{row['c']:.2f}", f"{row['speedup']:.2f}"]
+        for row in read("tree_shapes")["rows"]
+    ]
+    return _with_source("tree_shapes", ["depth, branching, nodes, min_reach", "tau", "cycle cost c", "speed-up"], rows)
+
+
+def _candidates() -> str:
+    rows = [
+        [
+            row["readout"],
+            f"{row['tokens_scored']:,}",
+            f"{100 * row['recall_of_ten']:.1f}%",
+            *(f"{row['tau'][f'{kind}, temperature {t}']:.2f}" for kind in KINDS for t in (0, 1)),
+        ]
+        for row in read("candidate_recall")["rows"]
+    ]
+    tau = [f"tau, {kind}, temperature {t}" for kind in KINDS for t in (0, 1)]
+    return _with_source("candidate_recall", ["draft logits", "tokens scored", "top 10 covered", *tau], rows)
+
+
+def _coupling() -> str:
+    rows = [
+        [
+            row["prompts"],
+            f"{row['written_at']:g}",
+            f"{row['entropy_nats']:.2f}",
+            row["choice"],
+            f"{row['temperature']:g}",
+            *(f"{hit:.2f}" for hit in row["hits"]),
+        ]
+        for row in read("coupling")["rows"]
+    ]
+    header = ["prompts", "text written at", "nats per token", "choice", "temperature"]
+    return _with_source("coupling", [*header, *(f"K = {k}" for k in read("coupling")["children"])], rows)
+
+
+def _verification_cost() -> str:
+    rows = [
+        [row["rule"], str(row["batch"]), row["parameters"], f"{100 * row['share']:.1f}%"]
+        for row in read("verification_cost")["rows"]
+    ]
+    return _with_source("verification_cost", ["rule", "batch", "parameters", "share of the step"], rows)
+
+
+def _scheduling_cost() -> str:
+    result = read("scheduling_cost")
+    sizes = sorted({row["running"] for row in result["rows"]})
+    kinds = {row["rows"]: None for row in result["rows"]}
+    ms = {(row["rows"], row["running"]): row["ms"] for row in result["rows"]}
+    rows = [[kind, *(f"{ms[kind, size]:.2f}" for size in sizes)] for kind in kinds]
+    return _with_source("scheduling_cost", ["ms per step", *(f"{size} running" for size in sizes)], rows)
+
+
+def _chunked_prefill() -> str:
+    rows = [
+        [
+            row["drafts"],
+            str(row["max_num_batched_tokens"]),
+            f"{row['gap_over_step']:.1f}",
+            f"{row['noise_over_step']:.1f}",
+        ]
+        for row in read("chunked_prefill")["rows"]
+    ]
+    header = ["drafts", "tokens per step", "longest gap, in steps", "longest gap without the prompt, in steps"]
+    return _with_source("chunked_prefill", header, rows)
+
+
+def _prefix_cache() -> str:
+    rows = [
+        [
+            row["drafts"],
+            row["arrival"],
+            f"{row['prompt_tokens']:,}",
+            f"{row['computed']:,}",
+            f"{row['computed_at_least']:,}",
+            f"{row['cold_over_warm_seconds']:.1f}",
+        ]
+        for row in read("prefix_cache")["rows"]
+    ]
+    header = ["drafts", "arrival", "prompt tokens", "computed", "fewest possible", "time without cache / with"]
+    return _with_source("prefix_cache", header, rows)
+
+
+def _training() -> str:
+    rows = [
+        [row["recipe"], str(row["unroll"]), f"{row['tokens_per_s']:,.0f}", f"{row['peak_mib']:,.0f}"]
+        for row in read("training")["rows"]
+    ]
+    return _with_source("training", ["head", "unrolled passes", "tokens per second", "peak resident MiB"], rows)
+
+
+def _soak() -> str:
+    result = read("soak")
+    stats, resident = result["stats"], result["resident_mib"]
+    rows = [
+        ["requests", f"{result['requests']:,}"],
+        ["aborted", f"{stats['aborted']:,}"],
+        ["preemptions", f"{stats['preemptions']:,}"],
+        ["of which swapped to host memory", f"{stats['swaps']:,}"],
+        ["resident MiB after 2,000 requests", f"{resident['2000']:.1f}"],
+        [f"resident MiB after {result['requests']:,}", f"{resident[str(result['requests'])]:.1f}"],
+    ]
+    return _with_source("soak", ["", "count"], rows)
+
+
+def _readme() -> str:
+    """Return the README's one table: one request alone and many together."""
+    speed, ratios = read("speed"), read("throughput")["ratios"]
+    per_second, over_plain = speed["tok_per_s_median"], speed["over_plain_by_prompts"]
+    rows = []
+    for key, name in {"plain": "no drafts", "eagle": "EAGLE-3, adaptive trees"}.items():
+        shares = over_plain.get(key, {})
+        cells = [f"{shares[kind]:.2f}" if shares else "" for kind in reversed(KINDS)]
+        together = ratios[f"{key}, at once"]["sooner_than_transformers"]
+        rows.append([name, f"{per_second[key] / per_second['transformers']:.2f}", *cells, f"{together:.2f}"])
+    alone = "one request, over"
+    header = ["", f"{alone} transformers", f"{alone} no drafts: maths", "dialogue", "64 requests, over transformers"]
+    return table(header, rows)
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "results-tau": _tau,
+    "results-depths": _accepted_depths,
+    "results-speed": _speed,
+    "results-throughput": _throughput,
+    "results-trees": _tree_shapes,
+    "results-candidates": _candidates,
+    "results-coupling": _coupling,
+    "results-verification": _verification_cost,
+    "results-scheduling": _scheduling_cost,
+    "results-chunks": _chunked_prefill,
+    "results-prefix": _prefix_cache,
+    "results-training": _training,
+    "results-soak": _soak,
+    "results-readme": _readme,
+}

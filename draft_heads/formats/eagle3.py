@@ -1,0 +1,256 @@
+"""EAGLE-3 and 3.1 heads in files: the official layout, SpecForge's and SGLang's, vLLM's, and speculators'."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec.draft_heads.formats.draft_vocab import draft_tokens, vocabulary_maps
+from specdec.draft_heads.formats.head_kind import HeadDescription, HeadKind, LoadedHead, Source, expected_shapes, filled
+from specdec.draft_heads.formats.head_settings import HeadSettings, Layout, layer_settings, section
+from specdec.draft_heads.formats.head_tensors import HeadTensors
+from specdec.draft_heads.formats.tap_ids import KEY, TapIds, tap_ids
+from specdec.draft_heads.heads.draft_head import DraftModel, TargetParts
+from specdec.draft_heads.heads.eagle3 import Eagle3Config, Eagle3Head
+from specdec.draft_heads.heads.readout import MatrixReadout
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+from specdec.draft_heads.llama.llama_layer import fuse_layer, split_layer
+from specdec.kernels.kernel_set import KernelSet
+from specdec.kernels.linear import Projection
+
+EMBEDDING, OUTPUT = "embed_tokens.weight", "lm_head.weight"
+# Switches of config.json that plain EAGLE-3 does not have.
+VARIANTS = ("norm_before_fc", "fc_norm", "norm_before_residual", "norm_output")
+# Settings of speculators' proposals; other values would accept tokens that are not the target's.
+EXACT_VALUES = {"verifier_accept_k": (1, None), "accept_tolerance": (0, None)}
+
+
+class Eagle3Kind(HeadKind[Eagle3Config, Eagle3Head]):
+    """EAGLE-3, and EAGLE-3.1, which adds norms to it."""
+
+    name = "eagle3"
+    label = "EAGLE-3"
+    sign = "hidden_norm.weight"
+    id_maps = ("d2t", "t2d")
+
+    def recognises(self, settings: HeadSettings, tensors: HeadTensors) -> bool:  # noqa: ARG002
+        """Return whether attention takes embedding and state side by side."""
+        if tensors.has(self.sign) or any("midlayer." in name for name in tensors.spellings.values()):
+            return True
+        query, fc = (tensors.by_name.get(name) for name in ("layers.0.self_attn.q_proj.weight", "fc.weight"))
+        if query is None or fc is None or query.ndim != 2 or fc.ndim != 2:
+            return False
+        return query.shape[1] == 2 * fc.shape[0]
+
+    def describe(self, settings: HeadSettings, tensors: HeadTensors) -> HeadDescription[Eagle3Config]:
+        own = settings.own
+        llama, assumptions = settings.llama(tensors)
+        taps = tap_ids(settings)
+        target_hidden = settings.size("target_hidden_size", llama.hidden_size)
+        # A matrix of the target's fits where the sizes are alike.
+        is_alike = target_hidden == llama.hidden_size
+        shares = is_alike and EMBEDDING not in tensors and not own.get("embed_requires_grad")
+        embedding = Source.TARGET if shares else Source.FILE
+        output = _output(settings, tensors, llama.vocab_size, is_alike)
+        draft_vocab = settings.size("draft_vocab_size", llama.vocab_size)
+        config = Eagle3Config(
+            llama=llama,
+            taps=(-1,) * _num_taps(taps, tensors, target_hidden),
+            target_hidden_size=target_hidden,
+            draft_vocab_size=draft_vocab,
+            fc_bias="fc.bias" in tensors,
+            norm_before_fc=bool(own.get("norm_before_fc")) or "input_norm.weight" in tensors,
+            fc_norm=bool(own.get("fc_norm") or own.get("use_aux_norm")) or "fc_norm.0.weight" in tensors,
+            norm_before_residual=_norm_before_residual(settings),
+            norm_output=bool(own.get("norm_output")),
+        )
+        _name_later_norms(tensors, llama.num_layers)
+        expected = expected_shapes(lambda: _official_names(Eagle3Head(config), "layers.0."))
+        if embedding == Source.TARGET:
+            del expected[EMBEDDING]
+        if output != Source.FILE:
+            del expected[OUTPUT]
+        d2t, t2d = tensors.by_name.get("d2t"), tensors.by_name.get("t2d")
+        return HeadDescription(
+            kind=self,
+            label="EAGLE-3.1" if config.fc_norm or config.norm_output else self.label,
+            layout=settings.layout,
+            config=config,
+            tensors=tensors,
+            expected=expected,
+            embedding=embedding,
+            output=output,
+            reads=target_hidden,
+            tokens=draft_tokens(d2t, t2d, draft_vocab, llama.vocab_size),
+            id_maps=self.id_maps,
+            taps=taps,
+            variants=("fc.bias",) * config.fc_bias + tuple(name for name in VARIANTS if getattr(config, name)),
+            verifier=settings.verifier,
+            assumptions=(*assumptions, *_sources(embedding, output), *_differences(settings, tensors, config, output)),
+        )
+
+    def build(self, description: HeadDescription[Eagle3Config], target: TargetParts, kernels: KernelSet) -> LoadedHead:
+        assert description.taps is not None
+        taps = description.taps.of(target.config.num_layers)
+        config = replace(description.config, taps=taps.layers)
+        named, lent = dict(description.tensors.by_name), {}
+        if description.embedding == Source.TARGET:
+            lent[EMBEDDING] = target.embedding
+        match description.output:
+            case Source.TARGET:
+                lent[OUTPUT] = target.output.weight
+            case Source.EMBEDDING:
+                named[OUTPUT] = {**named, **lent}[EMBEDDING]
+        head = filled(partial(Eagle3Head, config), _own_names(named, config), lent, target, kernels)
+        tokens = description.tokens
+        head.draft_tokens.copy_(torch.arange(config.draft_vocab_size) if tokens is None else tokens)
+        output = target.output if description.output == Source.TARGET else Projection(head.lm_head.weight)
+        readout = MatrixReadout(output, config.llama.vocab_size, None if tokens is None else head.draft_tokens)
+        other = DraftModel(head.reading(taps.others), readout) if taps.others else None
+        return LoadedHead(DraftModel(head, readout), description, other)
+
+    def check_official(self, description: HeadDescription[Eagle3Config]) -> None:
+        is_alike = description.config.llama.hidden_size == description.reads
+        if description.output != Source.FILE:
+            raise CheckpointError("it has no output matrix; the official layout of EAGLE-3 asks for one")
+        if description.embedding == Source.FILE and is_alike:
+            raise CheckpointError("it has an embedding of its own; the official layout of EAGLE-3 takes the target's")
+
+    def official(self, head: Eagle3Head) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Return config.json and tensors in the official layout.
+
+        It leaves out the embedding where it has the target's size, and the maps of a whole vocabulary. Variants have
+        the names that vLLM and SGLang use. The layers read are given in both countings, which settles them for
+        `TapIds`; vLLM reads the first, SGLang the second.
+        """
+        own, llama = head.config, head.config.llama
+        config = {
+            **layer_settings(llama),
+            "draft_vocab_size": own.draft_vocab_size,
+            "attention_bias": llama.attention_bias,
+            KEY: list(own.taps),
+            "eagle_config": {KEY: [tap - 1 for tap in own.taps], "use_aux_hidden_state": True},
+            **{key: True for key in VARIANTS if getattr(own, key)},
+        }
+        tensors = _official_names(head, "midlayer.")
+        if llama.hidden_size == own.target_hidden_size:
+            del tensors[EMBEDDING]
+        else:
+            config["target_hidden_size"] = own.target_hidden_size
+        if own.draft_vocab_size != llama.vocab_size:
+            tensors |= vocabulary_maps(head.draft_tokens.cpu(), llama.vocab_size)
+        return config, tensors
+
+
+def _num_taps(taps: TapIds, tensors: HeadTensors, target_hidden: int) -> int:
+    """How many layers fc reads; as many as are named."""
+    named = 3 if taps.ids is None else len(taps.ids)
+    fc = tensors.by_name.get("fc.weight")
+    if fc is None or fc.ndim != 2 or fc.shape[1] % target_hidden:
+        return named
+    read = fc.shape[1] // target_hidden
+    # A matrix that lies on its side is for the check of shapes to tell.
+    if read == named or fc.shape[0] == named * target_hidden:
+        return named
+    reads = f"fc.weight reads {read} states of size {target_hidden}"
+    if taps.ids is None:
+        raise CheckpointError(f"{reads}; config.json must say of which layers, by {KEY}")
+    raise CheckpointError(f"{reads}; {KEY} = {list(taps.ids)} names {named} layers")
+
+
+def _output(settings: HeadSettings, tensors: HeadTensors, vocab_size: int, is_alike: bool) -> Source:
+    """Official heads have an output matrix; the formats that may lack one say so by keys."""
+    if "lm_head.weight" in tensors or settings.layout == Layout.SPECULATORS:
+        return Source.FILE
+    draft_vocab = settings.own.get("draft_vocab_size")
+    if settings.own.get("tie_word_embeddings") and draft_vocab in (None, vocab_size):
+        return Source.EMBEDDING
+    # SGLang and vLLM take the target's where there is neither a matrix nor a draft vocabulary.
+    return Source.TARGET if draft_vocab is None and is_alike else Source.FILE
+
+
+def _norm_before_residual(settings: HeadSettings) -> bool:
+    said = settings.own.get("norm_before_residual")
+    return settings.layout == Layout.SPECULATORS if said is None else bool(said)
+
+
+def _name_later_norms(tensors: HeadTensors, num_layers: int) -> None:
+    """SGLang's layers after the first have their input normed by what it calls `hidden_norm`."""
+    for layer in range(1, num_layers):
+        old, new = f"layers.{layer}.hidden_norm.weight", f"layers.{layer}.input_layernorm.weight"
+        if old in tensors and new not in tensors:
+            tensors.rename(old, new)
+
+
+def _sources(embedding: Source, output: Source) -> list[str]:
+    said = ["the file has no embedding: the target's"] if embedding == Source.TARGET else []
+    return said + ([f"the file has no output matrix: {output}"] if output != Source.FILE else [])
+
+
+def _differences(settings: HeadSettings, tensors: HeadTensors, config: Eagle3Config, output: Source) -> list[str]:
+    """Where config.json and tensors, or two programs, do not say the same."""
+    own, layout = settings.own, settings.layout
+    norm = tensors.spelling("layers.1.input_layernorm.weight")
+    proposals = section(own, "speculators_config").get("proposal_methods") or ()
+    methods = [one for one in proposals if isinstance(one, Mapping)]
+    lossy = [f"{key} {one[key]}" for one in methods for key in EXACT_VALUES if one.get(key) not in EXACT_VALUES[key]]
+    cases = {
+        "config.json is silent about norm_before_residual: true, as vLLM takes it for speculators": (
+            layout == Layout.SPECULATORS and own.get("norm_before_residual") is None
+        ),
+        "norm_output: it reads its own states normed, as vLLM and SGLang serve it; SpecForge trains on them unnormed": (
+            layout == Layout.SPECFORGE and config.norm_output
+        ),
+        "config.json says bias, but the file has no bias of fc: none": own.get("bias") and not config.fc_bias,
+        "config.json says tie_word_embeddings, but the file has an output matrix: that one": (
+            own.get("tie_word_embeddings") and output == Source.FILE
+        ),
+        "the file has no t2d against which to check d2t": "d2t" in tensors and "t2d" not in tensors,
+        "later layers are plain ones behind input_layernorm, as in vLLM; SGLang would look for hidden_norm": (
+            config.llama.num_layers > 1 and "hidden_norm" not in norm
+        ),
+        f"{', '.join(lossy)} ignored: only the target's own tokens are accepted": lossy,
+    }
+    return [sentence for sentence, holds in cases.items() if holds]
+
+
+def _official_names(head: Eagle3Head, first: str) -> dict[str, Tensor]:
+    """Return a head's parameters under the names of the official layout.
+
+    Args:
+        first: prefix of the first layer.
+    """
+    named: dict[str, Tensor] = {}
+    for name, tensor in head.named_parameters():
+        if name == "fc_norm.weight":
+            named |= {f"fc_norm.{tap}.weight": weight for tap, weight in enumerate(tensor)}
+        elif name.startswith("layers."):
+            _, layer, part = name.split(".", 2)
+            named[f"layers.{int(layer) + 1}.{part}"] = tensor
+        else:
+            named[first + name.removeprefix("first.") if name.startswith("first.") else name] = tensor
+    for prefix in (first, *(f"layers.{layer}." for layer in range(1, head.llama.num_layers))):
+        split_layer(named, prefix, head.llama)
+    return named
+
+
+def _own_names(tensors: Mapping[str, Tensor], config: Eagle3Config) -> dict[str, Tensor]:
+    """Return the tensors of a file, where the first layer is `layers.0`, under the names of the head's parameters."""
+    given = {name: tensor for name, tensor in tensors.items() if name not in Eagle3Kind.id_maps}
+    for layer in range(config.llama.num_layers):
+        fuse_layer(given, f"layers.{layer}.")
+    named: dict[str, Tensor] = {}
+    for name, tensor in given.items():
+        if name.startswith("layers.0."):
+            named["first." + name.removeprefix("layers.0.")] = tensor
+        elif name.startswith("layers."):
+            _, number, part = name.split(".", 2)
+            named[f"layers.{int(number) - 1}.{part}"] = tensor
+        elif not name.startswith("fc_norm."):
+            named[name] = tensor
+    if config.fc_norm:
+        named["fc_norm.weight"] = torch.stack([given[f"fc_norm.{tap}.weight"] for tap in range(len(config.taps))])
+    return named

@@ -1,0 +1,225 @@
+"""A kind of draft head as one object: how its folders are recognised, described, built and saved."""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from specdec.draft_heads.formats.head_settings import HeadSettings, Layout
+from specdec.draft_heads.formats.head_tensors import HeadTensors
+from specdec.draft_heads.formats.tap_ids import TapIds
+from specdec.draft_heads.heads.draft_head import DraftModel, FeatureHead, HeadConfig, TargetParts
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, fill
+from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.kernels.kernel_set import KernelSet
+from specdec.kernels.linear import ready
+
+C = TypeVar("C", bound=HeadConfig)
+H = TypeVar("H", bound=FeatureHead)
+
+
+class Source(StrEnum):
+    """Where a matrix comes from."""
+
+    FILE = "its own"
+    TARGET = "the target's"
+    EMBEDDING = "its embedding"
+
+
+@dataclass(frozen=True)
+class HeadDescription(Generic[C]):
+    """A head as recognised in its folder, with every assumption that the folder made necessary.
+
+    Attributes:
+        kind: its kind.
+        label: the kind's name for people, such as "EAGLE-3.1".
+        layout: the program whose conventions config.json follows.
+        config: the head's shape; of the layers that it reads, only their number is settled.
+        tensors: the file's tensors.
+        expected: shapes of the tensors that the file must hold, by the same names.
+        embedding: FILE or TARGET.
+        output: where the output matrix comes from.
+        reads: size of the target states that the head reads.
+        tokens: int64, the target's ids of the output matrix's rows; None for all tokens in order.
+        id_maps: tensors of token ids that the file may hold.
+        taps: the target layers that the head reads; None if it reads the target's final state only.
+        variants: what plain heads of this kind do not have, by names of config.json.
+        verifier: name or path of the target that it was trained for, if config.json names one.
+        assumptions: one sentence each.
+    """
+
+    kind: "HeadKind[C, Any]"
+    label: str
+    layout: Layout
+    config: C
+    tensors: HeadTensors
+    expected: Mapping[str, list[int]]
+    embedding: Source
+    output: Source
+    reads: int
+    tokens: Tensor | None = None
+    id_maps: tuple[str, ...] = ()
+    taps: TapIds | None = None
+    variants: tuple[str, ...] = ()
+    verifier: str | None = None
+    assumptions: tuple[str, ...] = ()
+
+    def check(self, target: LlamaConfig | None = None) -> None:
+        """See that the file is complete, and that the head fits a target.
+
+        Raises:
+            CheckpointError: both sizes, or the tensors that are missing, unexpected or of another shape or type.
+        """
+        if target is not None:
+            self._check_target(target)
+        self.tensors.check(self.expected, self.id_maps)
+
+    def _check_target(self, target: LlamaConfig) -> None:
+        vocab_size = self.config.llama.vocab_size
+        if self.reads != target.hidden_size:
+            raise CheckpointError(
+                f"the head reads states of size {self.reads}, but the target's hidden_size is {target.hidden_size}"
+            )
+        if vocab_size != target.vocab_size:
+            raise CheckpointError(f"the head's vocab_size {vocab_size} does not fit the target's {target.vocab_size}")
+        if self.taps is not None:
+            self.taps.of(target.num_layers)
+
+    def limited_to(self, max_position: int) -> "HeadDescription[C]":
+        """Return the same head with no more positions than its target has, which bounds its rotary table."""
+        llama = self.config.llama
+        llama = replace(llama, max_position=min(llama.max_position, max_position))
+        return replace(self, config=replace(self.config, llama=llama))
+
+    @property
+    def file_tensors(self) -> dict[str, Tensor]:
+        """The file's tensors under the file's names."""
+        return {self.tensors.spellings[name]: tensor for name, tensor in self.tensors.by_name.items()}
+
+
+class LoadedHead(NamedTuple):
+    """A head, and the question that its folder left open.
+
+    Attributes:
+        draft: head and readout.
+        description: the description that it was built from.
+        other: the same weights reading the layers that the folder's ids mean if they are counted the other way; None
+            where the counting is certain. `specdec.engine.tap_probe` decides.
+    """
+
+    draft: DraftModel
+    description: HeadDescription[Any]
+    other: DraftModel | None = None
+
+
+class HeadKind(ABC, Generic[C, H]):
+    """A kind of head. `head_kinds.KINDS` lists all of them.
+
+    Attributes:
+        name: in a training run's settings and in speculators' `speculators_model_type`.
+        label: for people.
+        sign: a tensor by which its files are known.
+        id_maps: tensors of token ids that its files may hold.
+    """
+
+    name: str
+    label: str
+    sign: str
+    id_maps: tuple[str, ...] = ()
+
+    @abstractmethod
+    def recognises(self, settings: HeadSettings, tensors: HeadTensors) -> bool:
+        """Return whether a folder holds a head of this kind, complete or not."""
+
+    @abstractmethod
+    def describe(self, settings: HeadSettings, tensors: HeadTensors) -> HeadDescription[C]:
+        """Describe a head of this kind.
+
+        Raises:
+            CheckpointError: a setting that is not honoured, or tensors that contradict the settings.
+        """
+
+    @abstractmethod
+    def build(self, description: HeadDescription[C], target: TargetParts, kernels: KernelSet) -> LoadedHead:
+        """Build a described head from tensors with values, on the target's device and in its dtype."""
+
+    @abstractmethod
+    def check_official(self, description: HeadDescription[C]) -> None:
+        """See that the official layout has a place for each of a head's matrices.
+
+        Raises:
+            CheckpointError: it has none for a matrix of the head, or asks for one that the head lacks.
+        """
+
+    @abstractmethod
+    def official(self, head: H) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Return config.json and tensors of a head in the official layout.
+
+        Raises:
+            ValueError: the head has a setting that the layout cannot express.
+        """
+
+    def save(self, head: H, folder: Path, settings: Mapping[str, Any], dtype: torch.dtype = torch.bfloat16) -> None:
+        """Write `config.json` and `model.safetensors` in the official layout.
+
+        Args:
+            settings: extra keys for config.json, such as the training recipe.
+            dtype: of the weights; token ids keep theirs.
+
+        Raises:
+            ValueError: the head has a setting that the layout cannot express.
+        """
+        config, tensors = self.official(head)
+        saved = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+        saved = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in saved.items()}
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps({**config, **settings}, indent=2) + "\n", encoding="utf-8")
+        save_file({name: t.contiguous() for name, t in saved.items()}, folder / "model.safetensors", {"format": "pt"})
+
+
+def expected_shapes(make: Callable[[], dict[str, Tensor]]) -> dict[str, list[int]]:
+    """Return the shapes of tensors that are made on the meta device.
+
+    Raises:
+        CheckpointError: no tensor can be that large.
+    """
+    try:
+        with torch.device("meta"):
+            return {name: list(tensor.shape) for name, tensor in make().items()}
+    except (RuntimeError, OverflowError, TypeError):
+        raise CheckpointError(
+            "config.json: its sizes are too large for any tensor; compare them with the file"
+        ) from None
+
+
+def filled(
+    make: Callable[[], H],
+    tensors: Mapping[str, Tensor],
+    lent: Mapping[str, Tensor],
+    target: TargetParts,
+    kernels: KernelSet,
+) -> H:
+    """Return a head with weights, ready to serve, on the target's device and in its dtype.
+
+    Args:
+        make: makes the head without weights.
+        tensors: weights by the names of the head's parameters.
+        lent: matrices of the target that the head uses without a copy, likewise.
+    """
+    with torch.device("meta"):
+        head = make()
+    head = head.to(target.embedding.dtype).to_empty(device=target.embedding.device)
+    fill(head, {**tensors, **lent})
+    for name, matrix in lent.items():
+        part = head.get_submodule(name.removesuffix(".weight"))
+        part.weight = nn.Parameter(matrix.detach(), requires_grad=False)
+    head.requires_grad_(False).eval()
+    ready(head, kernels)
+    return head

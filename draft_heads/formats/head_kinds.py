@@ -1,0 +1,104 @@
+"""The kinds of draft heads that there are, and folders recognised as one of them by content, never by name."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from specdec.draft_heads.formats.eagle import EagleKind
+from specdec.draft_heads.formats.eagle3 import Eagle3Kind
+from specdec.draft_heads.formats.foreign_heads import foreign_kind
+from specdec.draft_heads.formats.head_kind import HeadDescription, HeadKind, LoadedHead
+from specdec.draft_heads.formats.head_settings import HeadSettings
+from specdec.draft_heads.formats.head_tensors import HeadTensors
+from specdec.draft_heads.heads.draft_head import TargetParts
+from specdec.draft_heads.llama.checkpoint_files import (
+    CheckpointError,
+    check_weight_dtypes,
+    error_context,
+    listed,
+    peek_tensors,
+    read_config,
+    read_tensors,
+)
+from specdec.kernels.kernel_set import KernelSet
+
+# By name. The first that recognises a folder describes it.
+KINDS: dict[str, HeadKind[Any, Any]] = {kind.name: kind for kind in (Eagle3Kind(), EagleKind())}
+
+
+def load_head(folder: Path, target: TargetParts, kernels: KernelSet) -> LoadedHead:
+    """Load a head of any kind.
+
+    Raises:
+        CheckpointError: no head, or none that is supported and fits the target, with the reason.
+    """
+    settings = read_config(folder)
+    with error_context(folder):
+        _refuse_foreign(settings)
+    tensors = read_tensors(folder)
+    with error_context(folder):
+        found = recognise(settings, tensors)
+        found.check(target.config)
+        return found.kind.build(found.limited_to(target.config.max_position), target, kernels)
+
+
+def describe_folder(folder: Path) -> HeadDescription[Any]:
+    """Recognise a head without reading its weights.
+
+    Raises:
+        CheckpointError: no head, or one that is not supported, with what was found instead.
+    """
+    settings = read_config(folder)
+    with error_context(folder):
+        _refuse_foreign(settings)
+    tensors = peek_tensors(folder, _id_maps())
+    with error_context(folder):
+        description = recognise(settings, tensors)
+        description.check()
+    return description
+
+
+def recognise(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> HeadDescription[Any]:
+    """Recognise a head. Whether it is complete, the description's `check` tells.
+
+    Args:
+        settings: its config.json.
+        tensors: by the file's names; only tensors of token ids need values.
+
+    Raises:
+        CheckpointError: no head, or one that is not supported, with what was found instead.
+    """
+    _refuse_foreign(settings, tensors)
+    check_weight_dtypes({name: x for name, x in tensors.items() if name.rpartition(".")[2] not in _id_maps()})
+    own, found = HeadSettings.from_json(settings), HeadTensors(tensors)
+    kind = kind_of(own, found)
+    if kind is None:
+        known = ", ".join(f"{one.sign!r} of {one.label}" for one in KINDS.values())
+        held = f"{len(tensors)} others ({listed(sorted(tensors)[:3])}) and model_type {settings.get('model_type')!r}"
+        raise CheckpointError(f"not a draft head of a known kind: no tensor {known}, but {held}")
+    described = kind.describe(own, found)
+    said = settings.get("speculators_model_type")
+    if said not in (None, kind.name):
+        raise CheckpointError(f"speculators_model_type is {said!r}, the tensors are those of an {described.label} head")
+    return described
+
+
+def kind_of(settings: HeadSettings, tensors: HeadTensors) -> HeadKind[Any, Any] | None:
+    """Return the kind of head that a folder holds, None if it is of no known kind."""
+    return next((kind for kind in KINDS.values() if kind.recognises(settings, tensors)), None)
+
+
+def _refuse_foreign(settings: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> None:
+    foreign = foreign_kind(settings, tensors or ())
+    if foreign is not None:
+        raise CheckpointError(f"{foreign} is not supported; the kinds of heads that are: {_supported()}")
+
+
+def _id_maps() -> list[str]:
+    return [name for kind in KINDS.values() for name in kind.id_maps]
+
+
+def _supported() -> str:
+    return ", ".join(kind.label for kind in KINDS.values())

@@ -1,0 +1,32 @@
+"""Argmax of scores with noise in plain torch: the reference of the Triton kernel."""
+
+import torch
+from torch import Tensor
+
+from specdec.kernels.philox_reference import gumbel_noise
+from specdec.kernels.types import NO_TOKEN
+
+
+def gumbel_argmax(scores: Tensor, seeds: Tensor, sample_indices: Tensor, positions: Tensor, sampled: Tensor) -> Tensor:
+    """See `specdec.kernels.gumbel_argmax`."""
+    values, tokens = perturbed(scores, seeds, sample_indices, positions, sampled, 0, 0).max(-1)
+    return tokens.masked_fill_(~values.isfinite(), NO_TOKEN)
+
+
+def perturbed(
+    scores: Tensor,
+    seeds: Tensor,
+    sample_indices: Tensor,
+    positions: Tensor,
+    sampled: Tensor,
+    stream: int,
+    lane: int,
+    tokens: Tensor | None = None,
+) -> Tensor:
+    """`[rows, n]`, a tensor of its own: float32, float64 for float64 scores. `tokens` is `[rows, n]`."""
+    size = scores.shape[1] if tokens is None else int(tokens.max()) + 1
+    noise = gumbel_noise(seeds, sample_indices, positions, size, stream, lane)
+    if tokens is not None:
+        noise = noise.gather(1, tokens)
+    exact = torch.float64 if scores.dtype == torch.float64 else torch.float32
+    return scores.to(exact) + noise.masked_fill_(~sampled[:, None], 0)

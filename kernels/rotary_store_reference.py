@@ -1,0 +1,36 @@
+"""Rotary embedding and cache writes in plain torch: what a CPU runs, and the reference of the Triton kernel."""
+
+from torch import Tensor
+
+
+def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary position embedding (Su et al. 2021), halves convention, in place.
+
+    Args:
+        x: `[rows, heads, head_dim]`.
+        cos: `[rows, 1, head_dim]`.
+        sin: the same; its first half carries the minus sign of "rotate half", so that the rotation needs no
+            negated copy.
+    """
+    swapped = x.roll(x.shape[-1] // 2, -1)
+    return x.mul_(cos).addcmul_(swapped, sin)
+
+
+def rotary_store(qkv: Tensor, cos: Tensor, sin: Tensor, kv: Tensor, slots: Tensor, num_heads: int) -> Tensor:
+    """`rotate_` of queries and keys, then the write of keys and values to one layer's cache.
+
+    Args:
+        qkv: `[rows, heads + 2 * kv_heads, head_dim]`, rotated in place.
+        cos, sin: see `rotate_`.
+        kv: `[slots, 2 * kv_heads, head_dim]`, keys first.
+        slots: int64 `[rows]`.
+        num_heads: query heads.
+
+    Returns:
+        `[rows, heads, head_dim]`, the rotated queries, in the memory of `qkv`.
+    """
+    stored = kv.shape[1]
+    rotate_(qkv.narrow(1, 0, num_heads + stored // 2), cos, sin)
+    query, key_value = qkv.split_with_sizes((num_heads, stored), 1)
+    kv.index_copy_(0, slots, key_value)
+    return query

@@ -1,0 +1,195 @@
+"""The types that kernels, their references and their callers share."""
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from specdec.kernels.upload import upload
+
+# Dtypes that the Triton kernels compute with; the references take float64 as well.
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# The parent of a root's children; the root itself is no node.
+ROOT = -1
+# What is emitted where no token can be: the row's logits are not finite, or every token is forbidden.
+NO_TOKEN = -1
+
+
+class Stream(IntEnum):
+    """What random numbers are for. Streams are independent of each other, so no use of one biases another."""
+
+    TARGET = 0
+    DRAFT = 1
+    COIN = 2
+    RESIDUAL = 3
+
+
+class NoiseKey(NamedTuple):
+    """The key of one vector of noise: a request's sample, and an output position (0 is the first generated token)."""
+
+    seed: int
+    sample_index: int
+    position: int
+
+
+class NoiseKeys(NamedTuple):
+    """`NoiseKey` of each row, int64 `[rows]` each, from 0 to 2**63 - 1.
+
+    Attributes:
+        seeds: of the requests.
+        sample_indices: which of a request's samples.
+        positions: output positions.
+    """
+
+    seeds: Tensor
+    sample_indices: Tensor
+    positions: Tensor
+
+
+class NoiseColumns(NamedTuple):
+    """Keys as a device takes them.
+
+    Attributes:
+        seeds, sample_indices, positions: int64 `[rows]`; 0 where a row has no noise.
+        sampled: bool `[rows]`, whether it has.
+    """
+
+    seeds: Tensor
+    sample_indices: Tensor
+    positions: Tensor
+    sampled: Tensor
+
+
+class NoiseRows:
+    """The noise that each row of scores takes, by its key; None for no noise.
+
+    Args:
+        keys: of the rows, on the host; empty where only the device knows them.
+        columns: the same on the device, made from `keys` when first needed unless given.
+    """
+
+    def __init__(self, keys: Sequence[NoiseKey | None], columns: NoiseColumns | None = None) -> None:
+        self.keys, self._columns = keys, columns
+
+    def columns(self, device: torch.device) -> NoiseColumns:
+        """Return the keys on a device; they are sent there once."""
+        if self._columns is None:
+            numbers = [(*key, 1) if key else (0, 0, 0, 0) for key in self.keys]
+            seeds, indices, positions, sampled = upload(numbers, device).view(-1, 4).T.contiguous().unbind()
+            self._columns = NoiseColumns(seeds, indices, positions, sampled.bool())
+        return self._columns
+
+    def repeated(self, times: int) -> "NoiseRows":
+        """Return each row's noise `times` times in turn."""
+        keys = [key for key in self.keys for _ in range(times)]
+        columns = self._columns
+        if columns is not None:
+            columns = NoiseColumns(*(column.repeat_interleave(times) for column in columns))
+        return NoiseRows(keys, columns)
+
+    def later(self, positions: int) -> "NoiseRows":
+        """Return the noise of `positions` output positions further on."""
+        keys = [key and key._replace(position=key.position + positions) for key in self.keys]
+        columns = self._columns
+        if columns is not None:
+            columns = columns._replace(positions=columns.positions + positions)
+        return NoiseRows(keys, columns)
+
+
+class NoiseSource(Protocol):
+    """Random numbers for a CPU: functions of their key alone."""
+
+    def at(self, key: NoiseKey, size: int, stream: Stream, lane: int) -> Tensor:
+        """Return standard Gumbel noise, float32 `[size]`, valid until the 64th call from now.
+
+        Args:
+            stream: what the noise is for.
+            lane: tells independent noise of one position and stream apart.
+        """
+        ...
+
+    def uniforms(self, key: NoiseKey, count: int, stream: Stream) -> list[float]:
+        """Return independent uniform variates in [0, 1)."""
+        ...
+
+
+class Candidates(NamedTuple):
+    """Scores of next tokens: logits, or what became of them.
+
+    Attributes:
+        scores: `[rows, n]`.
+        vocab_size: of all tokens.
+        tokens: int64 `[n]` or `[rows, n]`, which tokens are scored, distinct; None for all of them in order. The
+            others cannot come, so chances are normalised over these.
+    """
+
+    scores: Tensor
+    vocab_size: int
+    tokens: Tensor | None = None
+
+    def full(self) -> Tensor:
+        """`[rows, vocab_size]`."""
+        if self.tokens is None:
+            return self.scores
+        scores = self.scores.new_full((len(self.scores), self.vocab_size), float("-inf"))
+        return scores.scatter_(1, self.tokens.expand(self.scores.shape), self.scores)
+
+
+class TopK(NamedTuple):
+    """The largest perturbed scores of each row, best first.
+
+    Attributes:
+        tokens: int64 `[rows, k]`, distinct; the lower id first where scores are equal.
+        scores: float32 `[rows, k]`, noise included; -inf where no more tokens are possible.
+        log_sum_exp: float32 `[rows]` over the whole row: what turns scores into log-chances.
+    """
+
+    tokens: Tensor
+    scores: Tensor
+    log_sum_exp: Tensor
+
+    @property
+    def log_chances(self) -> Tensor:
+        """`[rows, k]`: that each token is the argmax of the perturbed scores; NaN or -inf where none can come."""
+        return self.scores - self.log_sum_exp[:, None]
+
+
+class DraftProbs(NamedTuple):
+    """The distributions that the children of a batch's roots and nodes were drawn from.
+
+    Attributes:
+        table: float32 `[distributions, vocab]`.
+        rows: int64 `[rows + nodes]`, which distribution the children of each root and node were drawn from, row by
+            row; of no meaning where there are no children.
+    """
+
+    table: Tensor
+    rows: Tensor
+
+
+class Walk(NamedTuple):
+    """What each row's step yields: the tokens of its path, then `next_tokens`.
+
+    Attributes:
+        paths: int64 `[rows, max_depth]`, accepted nodes from the root's child downwards, then -1.
+        lengths: int64 `[rows]`, how many they are.
+        next_tokens: int64 `[rows]`, the target's own token after them, or -1 where there is none.
+    """
+
+    paths: Tensor
+    lengths: Tensor
+    next_tokens: Tensor
+
+
+class Acceptance(NamedTuple):
+    """What a sampled row's step yields, on the host: the tokens of `path`, then `next_token`.
+
+    Attributes:
+        path: accepted nodes from the root's child downwards.
+        next_token: the target's own token after them, or `NO_TOKEN`.
+    """
+
+    path: tuple[int, ...]
+    next_token: int

@@ -1,0 +1,107 @@
+"""Work beside a step: timing it, learning from it, and host work while the device is busy."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+
+from specdec.draft_heads.drafting.drafter import DraftRow
+from specdec.scheduling.scheduler import Scheduler
+from specdec.scheduling.step_cost import MeasuredStep
+from specdec.scheduling.step_plan import PlannedRow, RowResult
+from specdec.scheduling.tree_sizer import TreeOutcome
+
+# A moment of the host, or of a GPU, which runs behind the host.
+Mark = float | torch.cuda.Event
+
+
+class StepObserver:
+    """Measures the engine's steps and corrects the scheduler's predictions by them.
+
+    What a step teaches is recorded during the next one, while the device is busy. A step is not measured if the
+    host did not wait for the device at its end. Neither is the next one, which waits for both.
+    """
+
+    def __init__(self, scheduler: Scheduler, device: torch.device) -> None:
+        self.scheduler = scheduler
+        self._is_async = device.type == "cuda"
+        self._is_unfinished = False
+        self._record: Callable[[], None] | None = None
+        self._start = 0.0
+        self._drafting: tuple[Mark, Mark] = (0.0, 0.0)
+
+    def begin(self) -> None:
+        """Start the clock of a step."""
+        self._start = time.perf_counter()
+
+    @contextmanager
+    def drafting(self) -> Iterator[None]:
+        """Time the drafting of the step where it runs, without waiting for it."""
+        start = self._mark()
+        yield
+        self._drafting = (start, self._mark())
+
+    def use_wait(self) -> None:
+        """Do host work while the device is busy: record the previous step, detokenize, hash waiting prompts."""
+        if self._record is not None:
+            self._record()
+            self._record = None
+        self.scheduler.look_ahead()
+        for request in self.scheduler.running:
+            request.detokenizer.settle()
+
+    def end(self, rows: Sequence[PlannedRow], draft_rows: Sequence[DraftRow], results: Sequence[RowResult]) -> None:
+        """Stop the clock of a step, and keep what it teaches for the next one."""
+        was_unfinished = self._is_unfinished
+        # Only sampling makes the host wait.
+        self._is_unfinished = self._is_async and not any(row.sampled for row in rows)
+        if self.scheduler.step_cost is not None and not (was_unfinished or self._is_unfinished):
+            seconds, draft_seconds = time.perf_counter() - self._start, _seconds(*self._drafting)
+            self._record = partial(self._learn, rows, draft_rows, results, seconds - draft_seconds, draft_seconds)
+
+    def _learn(
+        self,
+        rows: Sequence[PlannedRow],
+        draft_rows: Sequence[DraftRow],
+        results: Sequence[RowResult],
+        seconds: float,
+        draft_seconds: float,
+    ) -> None:
+        drafted = [row for row in draft_rows if row.num_nodes]
+        decoded = [result.num_nodes for row, result in zip(rows, results, strict=True) if row.num_known == 1]
+        self.scheduler.learn(
+            MeasuredStep(
+                rows=len(decoded),
+                tokens=len(decoded) + sum(decoded),
+                prompts=sum(row.num_known for row in rows if row.num_known > 1),
+                seconds=seconds,
+                trees=len(drafted),
+                levels=max((row.max_depth for row in drafted), default=0),
+                read=sum(max(0, row.draft_prefill_end - row.num_draft_cached) for row in draft_rows),
+                draft_seconds=draft_seconds,
+            ),
+            [
+                TreeOutcome(result.num_nodes, result.ranks, row.request.acceptance_history)
+                for row, result in zip(rows, results, strict=True)
+                if result.num_nodes
+            ],
+        )
+
+    def _mark(self) -> Mark:
+        """Return the moment when the device has done all that it was asked before."""
+        if not self._is_async:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+
+def _seconds(start: Mark, end: Mark) -> float:
+    """Return the time between two moments, which must have passed."""
+    if isinstance(start, float):
+        assert isinstance(end, float)
+        return end - start
+    assert not isinstance(end, float)
+    return float(start.elapsed_time(end)) / 1e3

@@ -1,0 +1,109 @@
+"""Records of one step: the rows that the scheduler plans, what they leave of the step's limits, and their results.
+
+Pure Python.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from specdec.cache.kv_cache_manager import BlockMove
+from specdec.core.request import Request
+
+
+@dataclass(slots=True)
+class PlannedRow:
+    """A request's share of the coming step.
+
+    Attributes:
+        num_known: length of its chain, `token_ids[num_cached : num_cached + num_known]`.
+        sampled: whether the chain reaches the last known token, so that the step samples a token after it.
+        draft_prefill_end: number of known tokens that the draft head's cache covers after the step.
+        num_nodes: limit of the draft nodes below the chain's end.
+        max_depth: limit of their depth: deeper nodes could not be emitted or have no slot.
+    """
+
+    request: Request
+    num_known: int
+    sampled: bool
+    draft_prefill_end: int = 0
+    num_nodes: int = 0
+    max_depth: int = 0
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """Rows of a step, and the block moves that precede its forward pass, in order."""
+
+    rows: list[PlannedRow] = field(default_factory=list)
+    moves: list[BlockMove] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class RowResult:
+    """The verified outcome of a planned row.
+
+    Attributes:
+        num_nodes: draft nodes that were verified.
+        path: accepted nodes from depth 1 on.
+        ranks: the same nodes by their rank in the tree, the most probable node being 0.
+        tokens: tokens of `path`, and the one that the target adds.
+        is_dead_end: whether the target could add no token.
+        needs_retry: whether the row is discarded and its request repeats the step without drafts.
+        num_new: tokens that the request has taken; fewer than `tokens` where its output ends within them.
+        num_accepted: number of them that were drafts.
+    """
+
+    num_nodes: int = 0
+    path: Sequence[int] = ()
+    ranks: Sequence[int] = ()
+    tokens: Sequence[int] = ()
+    is_dead_end: bool = False
+    needs_retry: bool = False
+    num_new: int = 0
+    num_accepted: int = 0
+
+
+@dataclass(slots=True)
+class StepBudget:
+    """Rows planned so far, and what they leave of the step's limits.
+
+    Attributes:
+        tokens: left of `max_num_batched_tokens`.
+        prompt_tokens: number of them that prompts may take.
+        decodes_left: running requests not planned yet that need one token each, which is kept for them.
+        next_running: index of the next running request.
+        next_waiting: index of the next waiting request; those before it were skipped.
+        admitting: whether waiting requests are still considered.
+        partial_prefills: planned prompts that need further steps.
+        seats_kept, blocks_kept: seats and blocks that skipped requests will need.
+        preempted: requests that lost their blocks in this step; none of them is admitted again in it.
+        swaps: number of them that were swapped out.
+        prefix_queries: tokens of requests admitted by their prefix.
+        prefix_hits: number of them found in the cache.
+        drafts_asked, drafts_granted: draft nodes of full trees, and nodes granted.
+    """
+
+    tokens: int
+    prompt_tokens: int
+    decodes_left: int
+    rows: list[PlannedRow] = field(default_factory=list)
+    next_running: int = 0
+    next_waiting: int = 0
+    admitting: bool = True
+    partial_prefills: int = 0
+    seats_kept: int = 0
+    blocks_kept: int = 0
+    preempted: list[Request] = field(default_factory=list)
+    swaps: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    drafts_asked: int = 0
+    drafts_granted: int = 0
+
+    def take(self, request: Request, known: int, uncached: int) -> None:
+        """Add a row of `known` tokens for a request that has `uncached` ones."""
+        self.tokens -= known
+        if uncached > 1:
+            self.prompt_tokens -= known
+        self.partial_prefills += known < uncached
+        self.rows.append(PlannedRow(request, known, known == uncached))

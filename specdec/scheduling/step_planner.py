@@ -1,0 +1,188 @@
+"""Choice of the requests that run in a step, and of how many known tokens each computes. Pure Python."""
+
+from collections.abc import Sequence
+
+from specdec.cache.kv_cache_manager import KVCacheManager, Prefix
+from specdec.core.request import Request
+from specdec.scheduling.request_queues import RequestQueues
+from specdec.scheduling.scheduler_config import SchedulerConfig
+from specdec.scheduling.step_cost import PreemptionCost
+from specdec.scheduling.step_plan import StepBudget
+
+
+class StepPlanner:
+    """Plans rows of known tokens, admits waiting requests and preempts running ones.
+
+    Requests get tokens in order of rank. A waiting request is admitted if there is a seat, and blocks for all its known
+    tokens. A request that lacks a seat or a block first takes blocks of drafts. Then it preempts the running
+    request that ranks last, if that ranks behind it.
+
+    Therefore no request waits for one that ranks behind it, and the first in rank advances in every step. A request is
+    admitted within as many steps as all requests that rank before it have tokens, each at its longest. Tokens that are
+    computed again after a preemption by a later arrival of higher priority count again.
+
+    Args:
+        queues: updated by admissions and preemptions.
+        manager: of the cache's blocks.
+        config: limits.
+        preemption_cost: decides between recomputing and swapping.
+    """
+
+    def __init__(
+        self, queues: RequestQueues, manager: KVCacheManager, config: SchedulerConfig, preemption_cost: PreemptionCost
+    ) -> None:
+        self.queues, self.manager, self.config = queues, manager, config
+        self.preemption_cost = preemption_cost
+        # Blocks that an admission leaves free.
+        self._watermark = int(config.watermark * manager.pool.num_blocks)
+
+    def plan(self, step: StepBudget) -> None:
+        """Merge running and waiting requests in order of rank, and plan each."""
+        running, waiting = self.queues.running, self.queues.waiting
+        while True:
+            runs = running[step.next_running] if step.next_running < len(running) else None
+            waits = None
+            if step.admitting and step.next_waiting < len(waiting):
+                waits = waiting[step.next_waiting]
+            if waits is not None and (runs is None or waits.rank < runs.rank):
+                self._plan_waiting(waits, step)
+            elif runs is not None:
+                self._plan_running(runs, step)
+            else:
+                return
+
+    def _plan_running(self, request: Request, step: StepBudget) -> None:
+        """Plan this running request's row, reclaiming memory from lower-ranked requests; preempt it if that is not
+        enough.
+        """
+        uncached = len(request.token_ids) - request.num_cached
+        step.next_running += 1
+        if uncached == 0:
+            return
+        if uncached == 1:
+            step.decodes_left -= 1
+            known = 1
+        else:
+            known = self._share(uncached, step)
+            if known <= 0 or (known < uncached and step.partial_prefills >= self.config.max_num_partial_prefills):
+                return
+        while not self.manager.reserve(request, request.num_cached + known):
+            if self._reclaim():
+                continue
+            # What a preemption frees is for running requests, not for admissions.
+            step.admitting = False
+            if self.queues.running[-1] is request:
+                # `_preempt_last` counts it off again.
+                step.decodes_left += uncached == 1
+                self._preempt_last(step)
+                return
+            self._preempt_last(step)
+        step.take(request, known, uncached)
+
+    def _plan_waiting(self, request: Request, step: StepBudget) -> None:
+        """Admit the request, skip it, or stop admitting in this step; preempt lower-ranked requests for it."""
+        config, manager, running = self.config, self.manager, self.queues.running
+        last = running[-1] if running and running[-1].rank > request.rank else None
+        full = len(running) + step.seats_kept >= config.max_num_seqs
+        # The token reserved for the request about to be preempted is available too.
+        tokens = step.tokens - step.decodes_left + (last is not None and last.num_uncached_tokens == 1)
+        step.admitting = tokens > 0 and (not full or last is not None) and request not in step.preempted
+        if not step.admitting:
+            return
+        ahead = running[: step.next_running]
+        prefix = None if request.host_blocks else manager.find_prefix(request)
+        if prefix is not None and manager.is_being_prefilled(request, prefix, ahead):
+            step.admitting = False
+            return
+        room = self._room(running) - step.blocks_kept
+        lacking = self._blocks_lacking(request, prefix)
+        if prefix is not None and lacking > room and prefix.num_tokens % manager.block_size:
+            prefix = _whole_blocks(prefix, manager.block_size)
+            lacking = self._blocks_lacking(request, prefix)
+        uncached = len(request.token_ids) - (request.num_cached if prefix is None else prefix.num_tokens)
+        known = self._share(uncached, step)
+        if uncached > 1 and step.prompt_tokens <= 0:
+            step.admitting = False
+        elif uncached == 0:
+            # A beam that was swapped out and waits for its search.
+            step.next_waiting += 1
+        elif max(known, 1) < uncached and step.partial_prefills >= config.max_num_partial_prefills:
+            # Later requests may go first, but not into its seat or its blocks.
+            step.next_waiting += 1
+            step.seats_kept += 1
+            step.blocks_kept += lacking
+        elif full or lacking > room or known <= 0:
+            held = sum(len(other.block_table) for other in running[step.next_running :])
+            step.admitting = last is not None and lacking <= self._room(ahead) + held - step.blocks_kept
+            if step.admitting:
+                self._preempt_last(step)
+        else:
+            del self.queues.waiting[step.next_waiting]
+            if lacking > manager.pool.num_free:
+                self._reclaim()
+            self._admit(request, prefix, known, step)
+            running.insert(step.next_running, request)
+            step.next_running += 1
+            step.take(request, known, uncached)
+
+    def _share(self, uncached: int, step: StepBudget) -> int:
+        """Return how many of a request's uncached tokens the step can compute."""
+        limit = self.config.long_prefill_token_threshold or uncached
+        if uncached > 1:
+            limit = min(limit, step.prompt_tokens)
+        return min(uncached, limit, step.tokens - step.decodes_left)
+
+    def _room(self, running: Sequence[Request]) -> int:
+        """Return how many blocks an admission can take.
+
+        Blocks of drafts count as free. Blocks that `running` requests still need for their known tokens do not.
+        """
+        size = self.manager.block_size
+        # `blocks_for` written out, as it would be called for each running request in each step with a queue.
+        claimed = sum(-(-len(request.token_ids) // size) - len(request.block_table) for request in running)
+        return self.manager.pool.num_free - claimed - (self._watermark if running else 0)
+
+    def _blocks_lacking(self, request: Request, prefix: Prefix | None) -> int:
+        """Return how many free blocks the request takes until all its known tokens are cached."""
+        total = self.manager.blocks_for(len(request.token_ids))
+        if prefix is None:
+            return total
+        unheld = sum(self.manager.pool.is_free(block) for block in prefix.blocks)
+        copied = 1 if prefix.num_tokens % self.manager.block_size else 0
+        return total - len(prefix.blocks) + copied + unheld
+
+    def _admit(self, request: Request, prefix: Prefix | None, known: int, step: StepBudget) -> None:
+        """Give a waiting request its memory, of which there is enough."""
+        if prefix is None:
+            self.manager.swap_in(request)
+        else:
+            self.manager.take_prefix(request, prefix)
+            step.prefix_queries += len(request.token_ids)
+            step.prefix_hits += prefix.num_tokens
+        reserved = self.manager.reserve(request, request.num_cached + known)
+        assert reserved, "an admitted request has its blocks"
+
+    def _reclaim(self) -> bool:
+        """Take back the blocks that only drafts have used; False if there were none."""
+        before = self.manager.pool.num_free
+        for request in self.queues.running:
+            self.manager.trim(request)
+        return self.manager.pool.num_free > before
+
+    def _preempt_last(self, step: StepBudget) -> None:
+        """Take the memory of the running request that ranks last; it resumes later with the same tokens."""
+        request = self.queues.running.pop()
+        step.decodes_left -= request.num_uncached_tokens == 1
+        step.preempted.append(request)
+        blocks = self.manager.blocks_for(request.num_cached)
+        if self.preemption_cost.prefers_swap(request.num_cached, blocks) and self.manager.swap_out(request):
+            step.swaps += 1
+        else:
+            self.manager.release(request)
+        self.queues.wait(request)
+
+
+def _whole_blocks(prefix: Prefix, block_size: int) -> Prefix:
+    """Return the prefix without its last, partly used block."""
+    count = prefix.num_tokens // block_size
+    return Prefix(prefix.blocks[:count], count * block_size, min(prefix.num_draft_cached, count * block_size))

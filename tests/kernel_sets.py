@@ -1,0 +1,29 @@
+"""The plain-torch kernels of tests, and the references of the Triton kernels in their place."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from specdec.kernels import gumbel_argmax_reference, perturbed_top_k_reference
+from specdec.kernels.kernel_set import torch_kernels
+from specdec.kernels.types import Candidates, NoiseRows, Stream, TopK
+from specdec.verify.noise import GumbelNoise
+
+TORCH = torch_kernels(GumbelNoise(torch.device("cpu")))
+
+
+def _gumbel_argmax(scores: Tensor, noise: NoiseRows) -> Tensor:
+    return gumbel_argmax_reference.gumbel_argmax(scores, *noise.columns(scores.device))
+
+
+def _perturbed_top_k(candidates: Candidates, noise: NoiseRows, k: int, stream: Stream, lane: int) -> TopK:
+    scores, _, tokens = candidates
+    columns = noise.columns(scores.device)
+    return perturbed_top_k_reference.perturbed_top_k(scores, *columns, k, tokens, int(stream), lane)
+
+
+# What a device runs, in plain torch.
+REFERENCES = replace(
+    TORCH, name="references", on_device=True, gumbel_argmax=_gumbel_argmax, perturbed_top_k=_perturbed_top_k
+)

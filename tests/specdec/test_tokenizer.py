@@ -1,0 +1,76 @@
+"""Tokenizers of checkpoint folders."""
+
+import builtins
+import json
+import shutil
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+from specdec.models.tokenizer import Tokenizer
+from specdec.train_eagle.prepare import load_tokenizer
+from tests.fakes import edit_json
+from tests.specdec.conftest import Tiny
+
+CODE = """
+from pathlib import Path
+Path(__file__).with_name("ran").touch()
+Path({ran!r}).touch()
+from transformers import PreTrainedTokenizerFast as Own, LlamaConfig as OwnConfig
+"""
+
+REFUSED = "asks for code of the folder, which is never run; remove auto_map from tokenizer_config.json"
+
+
+@pytest.mark.parametrize("load", [Tokenizer, load_tokenizer], ids=["serving", "training"])
+@pytest.mark.parametrize(
+    ("tokenizer", "config", "refused"),
+    [
+        ({"auto_map": {"AutoTokenizer": [None, "own.Own"]}}, {}, None),
+        ({"auto_map": {"AutoTokenizer": ["own.Own", None]}, "tokenizer_class": "Own"}, {}, REFUSED),
+        ({"auto_map": ["own.Own", None], "tokenizer_class": None}, {}, REFUSED),
+        ({"auto_map": {"AutoTokenizer": [None, "own.Own"]}, "tokenizer_class": "Own"}, {"model_type": "own"}, REFUSED),
+        (
+            {},
+            {"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig", "AutoTokenizer": [None, "own.Own"]}},
+            None,
+        ),
+        ({}, {"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig"}}, None),
+    ],
+    ids=str,
+)
+def test_code_of_the_folder_never_runs(
+    tiny: Tiny,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tokenizer: dict[str, Any],
+    config: dict[str, Any],
+    refused: str | None,
+    load: Callable[[Path], object],
+) -> None:
+    """And nobody is asked whether it may. Where transformers has a class for the folder, the folder's is ignored."""
+    folder, ran = tmp_path / "target", tmp_path / "ran"
+    shutil.copytree(tiny.target, folder)
+    (folder / "own.py").write_text(CODE.format(ran=str(ran)))
+    edit_json(folder / "config.json", **config)
+    edit_json(folder / "tokenizer_config.json", **tokenizer)
+    asked: list[str] = []
+    monkeypatch.setattr(builtins, "input", lambda *words: [*map(asked.append, map(str, words)), "y"][-1])
+    with nullcontext() if refused is None else pytest.raises(CheckpointError, match=refused) as caught:
+        load(folder)
+    assert not ran.exists()
+    assert not asked
+    assert caught is None or "\n" not in str(caught.value)
+
+
+def test_a_tokenizer_that_cannot_be_read_is_named(tiny: Tiny, tmp_path: Path) -> None:
+    folder = tmp_path / "target"
+    shutil.copytree(tiny.target, folder)
+    (folder / "tokenizer.json").write_text(json.dumps({"model": 5}))
+    with pytest.raises(CheckpointError, match="the tokenizer cannot be read: ") as caught:
+        Tokenizer(folder)
+    assert "\n" not in str(caught.value)

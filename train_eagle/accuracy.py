@@ -1,0 +1,99 @@
+"""How a head ranks the target's next token, at every depth of drafts that follow the target."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specdec.core.outputs import RequestOutput
+from specdec.draft_heads.drafting.model_drafter import ModelDrafter
+from specdec.draft_heads.heads.draft_head import DraftHead, FeatureHead
+from specdec.draft_heads.heads.readout import Readout
+from specdec.draft_heads.llama.rope import rotary_at
+from specdec.llm import LLM
+from specdec.train_eagle.chat_mask import Sample
+from specdec.train_eagle.features import FeatureBatch, OnlineFeatures
+from specdec.train_eagle.unrolled_attention import UnrolledAttention
+
+# Rank of a token past the end of the text.
+NO_TOKEN = -1
+# Accuracy counts the target's token among the head's 1, 2 and 3 likeliest.
+TOP = 3
+
+
+def head_of(llm: LLM) -> tuple[FeatureHead, Readout]:
+    """Return the draft head of an engine and its readout.
+
+    Raises:
+        ValueError: what drafts is no head that reads the target's states.
+    """
+    drafter = llm.engine.drafter
+    if isinstance(drafter, ModelDrafter) and isinstance(drafter.head, FeatureHead):
+        return drafter.head, drafter.readout
+    raise ValueError(f"{llm.config.draft}: not a draft head, and only those can be evaluated; give the folder of one")
+
+
+def accuracy(llm: LLM, outputs: Sequence[RequestOutput], depth: int) -> list[list[float]]:
+    """Return the accuracy of `llm`'s head on texts that it has answered, `[depth][TOP]`, as `Evaluation` has it.
+
+    Raises:
+        ValueError: what drafts is no head that reads the target's states.
+    """
+    head, readout = head_of(llm)
+    samples = []
+    for output in outputs:
+        # The engine drafts from the first token of an answer on.
+        known = len(output.prompt_token_ids) + 1
+        tokens = [*output.prompt_token_ids, *output.token_ids][: head.llama.max_position]
+        if len(tokens) > known:
+            samples.append(Sample(tokens, [i >= known for i in range(len(tokens))]))
+    source = OnlineFeatures(llm.model, samples, head.taps)
+    ranks = [token_ranks(head, readout, source.batch([i]), depth).cpu() for i in range(len(samples))]
+    joined = torch.cat([torch.empty(depth, 0, dtype=torch.int64), *ranks], 1)
+    comes = joined != NO_TOKEN
+    shares = [(comes & (joined < top)).sum(1) / comes.sum(1).clamp_min(1) for top in range(1, TOP + 1)]
+    return [[round(share, 4) for share in of_depth] for of_depth in torch.stack(shares, 1).tolist()]
+
+
+@torch.no_grad()
+def token_ranks(head: FeatureHead, readout: Readout, batch: FeatureBatch, depth: int) -> Tensor:
+    """Rank the target's tokens in one conversation, by the passes of training-time test (Li et al. 2025, section 3.2).
+
+    A root is a token whose next one is in the conversation's mask. Below it the head drafts the tokens of the
+    conversation, each from its own state of the one before. Where its likeliest tokens are the conversation's, these
+    are the drafts that it makes when it serves.
+
+    Args:
+        batch: one conversation, no longer than the head has positions.
+
+    Returns:
+        int64 `[depth, roots]`, how many tokens are likelier to the head than the next one: 0 for its likeliest,
+        `vocab_size` if it cannot propose the next one, `NO_TOKEN` past the end.
+    """
+    llama = head.llama
+    features = batch.read_by(head)[:-1]
+    # Row r takes token r + 1 and the feature of token r, and predicts token r + 2.
+    tokens, rows = batch.tokens, len(batch.tokens) - 1
+    roots = batch.mask[2:].nonzero().flatten()
+    attentions = [UnrolledAttention([rows], roots) for _ in range(llama.num_layers)]
+    table = llama.rope.table(llama.head_dim, llama.max_position, torch.promote_types(head.dtype, torch.float32))
+    table = table.to(tokens.device)
+    hidden = head(tokens[1:], features, rotary_at(table, torch.arange(rows, device=tokens.device)), attentions)[roots]
+    found = [_ranks(head, readout, hidden, tokens, roots + 2)]
+    for step in range(1, depth):
+        ahead = (roots + step).clamp_max(rows - 1)
+        hidden = head(tokens[ahead + 1], hidden, rotary_at(table, ahead), attentions)
+        found.append(_ranks(head, readout, hidden, tokens, roots + 2 + step))
+    return torch.stack(found)
+
+
+def _ranks(head: DraftHead, readout: Readout, hidden: Tensor, tokens: Tensor, places: Tensor) -> Tensor:
+    """Return the ranks of the tokens at `places`, by the states before them."""
+    ranks = torch.full_like(places, NO_TOKEN)
+    inside = places < len(tokens)
+    if inside.any():
+        scores = readout(head.read(hidden[inside])).full()
+        own = scores.gather(1, tokens[places[inside]].unsqueeze(1))
+        likelier = (scores > own).sum(1)
+        ranks[inside] = likelier.where(own.squeeze(1) > float("-inf"), scores.shape[1])
+    return ranks

@@ -1,0 +1,78 @@
+"""A kind of draft head as training sees it: fresh heads, their loss, and what is said about a published one."""
+
+from abc import ABC, abstractmethod
+from typing import Any, Generic, TypeVar
+
+from torch import Tensor, nn
+
+from specdec.draft_heads.formats.head_kind import HeadKind
+from specdec.draft_heads.heads.draft_head import FeatureHead
+from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.draft_heads.llama.rope import RopeConfig
+from specdec.models.llama import LlamaModel
+from specdec.train_eagle.head_trainer import HeadTrainer, LossSettings
+
+H = TypeVar("H", bound=FeatureHead)
+
+
+class TrainingKind(ABC, Generic[H]):
+    """A kind of head that can be trained. `training_kinds.TRAINING_KINDS` lists all of them.
+
+    Attributes:
+        files: the same kind in serving, which names it and writes its folders.
+        settings: the settings of a run that not every kind honours, as far as this one does.
+        architecture: name by which vLLM and SGLang choose a class for an exported head.
+    """
+
+    files: HeadKind[Any, H]
+    settings: frozenset[str] = frozenset()
+    architecture: str
+
+    @abstractmethod
+    def new(self, model: LlamaModel, draft_tokens: Tensor | None) -> H:
+        """Make a fresh head of a target's sizes, with the target's embedding, frozen.
+
+        Args:
+            draft_tokens: int64, ascending, the tokens that it shall propose; None for all.
+        """
+
+    def trainer(self, head: H, lm_head: Tensor, settings: LossSettings) -> HeadTrainer:
+        """Return the module that turns a `FeatureBatch` into an `UnrolledLoss`.
+
+        Args:
+            lm_head: `[vocab_size, hidden_size]`, the target's output matrix.
+        """
+        return HeadTrainer(head, lm_head, settings)
+
+    def facts(self, head: H) -> str:  # noqa: ARG002
+        """Return sentences about a head for its model card."""
+        return ""
+
+    def engines(self, head: H) -> tuple[str, ...]:  # noqa: ARG002
+        """Return which of "vLLM" and "SGLang" can serve an exported head."""
+        return ()
+
+
+def layer_config(target: LlamaConfig) -> LlamaConfig:
+    """Return one layer of the target's sizes with default rotary settings, as the official heads have."""
+    return LlamaConfig(
+        vocab_size=target.vocab_size,
+        hidden_size=target.hidden_size,
+        intermediate_size=target.intermediate_size,
+        num_layers=1,
+        num_heads=target.num_heads,
+        num_kv_heads=target.num_kv_heads,
+        head_dim=target.head_dim,
+        max_position=target.max_position,
+        rms_norm_eps=target.rms_norm_eps,
+        rope=RopeConfig(theta=target.rope.theta),
+    )
+
+
+def initialise(head: FeatureHead, model: LlamaModel) -> None:
+    """Draw a head's matrices, and give it the target's embedding, which is not trained."""
+    for parameter in head.parameters():
+        if parameter.ndim == 2:
+            nn.init.normal_(parameter, std=0.02)
+    head.embed_tokens.weight.data.copy_(model.embed_tokens.weight)
+    head.embed_tokens.weight.requires_grad_(False)

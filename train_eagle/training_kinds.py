@@ -1,0 +1,66 @@
+"""The kinds of draft heads that can be trained."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec.draft_heads.formats.head_kinds import KINDS
+from specdec.draft_heads.heads.eagle import EagleConfig, EagleHead
+from specdec.draft_heads.heads.eagle3 import Eagle3Config, Eagle3Head, default_taps
+from specdec.models.llama import LlamaModel
+from specdec.train_eagle.head_trainer import HeadTrainer, LossSettings
+from specdec.train_eagle.training_kind import TrainingKind, initialise, layer_config
+
+
+class EagleTraining(TrainingKind[EagleHead]):
+    """EAGLE-1/2: the head predicts the target's features, and its states are scored by the target's output matrix."""
+
+    files = KINDS["eagle"]
+    settings = frozenset({"feature_weight"})
+    # vLLM knows the official name alone. SGLang has a name of its own, and a class with an fc.bias that no file fills.
+    architecture = "LlamaForCausalLM"
+
+    def new(self, model: LlamaModel, draft_tokens: Tensor | None) -> EagleHead:
+        assert draft_tokens is None
+        # vLLM cannot load a head that has an fc.bias.
+        head = EagleHead(EagleConfig(layer_config(model.config), fc_bias=False))
+        initialise(head, model)
+        return head
+
+    def engines(self, head: EagleHead) -> tuple[str, ...]:
+        return () if head.config.fc_bias else ("vLLM",)
+
+
+class Eagle3Training(TrainingKind[Eagle3Head]):
+    """EAGLE-3: the head has an output matrix of its own, which may score some tokens only."""
+
+    files = KINDS["eagle3"]
+    settings = frozenset({"draft_vocab_size"})
+    # Both vLLM and SGLang know it.
+    architecture = "LlamaForCausalLMEagle3"
+
+    def new(self, model: LlamaModel, draft_tokens: Tensor | None) -> Eagle3Head:
+        target, output = model.config, model.lm_head_weight
+        tokens = torch.arange(target.vocab_size, device=output.device) if draft_tokens is None else draft_tokens
+        taps = default_taps(target.num_layers)
+        head = Eagle3Head(Eagle3Config(layer_config(target), taps, target.hidden_size, len(tokens)))
+        initialise(head, model)
+        head.draft_tokens.copy_(tokens)
+        head.lm_head.weight.data.copy_(output[tokens.to(output.device)])
+        head.norm.weight.data.copy_(model.norm.weight)
+        return head
+
+    def trainer(self, head: Eagle3Head, lm_head: Tensor, settings: LossSettings) -> HeadTrainer:
+        return HeadTrainer(head, lm_head, settings, head.lm_head, head.draft_tokens)
+
+    def facts(self, head: Eagle3Head) -> str:
+        taps = ", ".join(map(str, head.taps))
+        proposes = f"{head.config.draft_vocab_size:,} of {head.llama.vocab_size:,} tokens"
+        return f"It reads the inputs of the target's layers {taps} and proposes {proposes}."
+
+    def engines(self, head: Eagle3Head) -> tuple[str, ...]:  # noqa: ARG002
+        return "vLLM", "SGLang"
+
+
+TRAINING_KINDS: dict[str, TrainingKind[Any]] = {kind.files.name: kind for kind in (EagleTraining(), Eagle3Training())}
