@@ -41,7 +41,9 @@ def _complain(error: Exception) -> int:
     if not isinstance(error, _UsageError | ValueError | OSError):
         raise error
     message = error.format_message() if isinstance(error, _UsageError) else str(error)
-    print("specdec:", " ".join(line.strip() for line in message.splitlines()), file=sys.stderr)
+    line = " ".join(part.strip() for part in message.splitlines())
+    # Arguments may hold bytes that are no UTF-8.
+    print("specdec:", line.encode(errors="backslashreplace").decode(), file=sys.stderr)
     return 2
 
 

@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from specdec.kernels.settings import check_text
+
 if TYPE_CHECKING:
     from specdec.llm import LLM
 
@@ -62,6 +64,7 @@ def read_prompts(argument: str | None, file: Path | None, raw: bool) -> list[Giv
         text, place = argument, f"the prompt {argument!r}"
     if not text.strip():
         raise ValueError(f"{place} is empty; give a prompt of at least one word")
+    check_text("the prompt", text)
     return [GivenPrompt(text)]
 
 
@@ -91,6 +94,8 @@ def _parse(line: str, raw: bool) -> GivenPrompt:
         value = json.loads(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"not valid JSON: {error.msg} at column {error.colno}") from None
+    except RecursionError:
+        raise ValueError("not a prompt: brackets nested too deeply") from None
     if not isinstance(value, dict):
         raise ValueError('not a JSON object; write it as {"prompt": "..."}')
     messages = None
@@ -112,6 +117,8 @@ def _parse(line: str, raw: bool) -> GivenPrompt:
         raise ValueError("neither prompt nor messages nor turns; give one of them")
     if not text.strip():
         raise ValueError("the prompt is empty; give at least one word")
+    for each in [text, *(part for message in messages or () for part in message.values())]:
+        check_text("the prompt", each)
     return GivenPrompt(text, messages)
 
 

@@ -4,6 +4,7 @@ import io
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -420,6 +421,16 @@ def test_interrupted_before_any_output(run: Run, monkeypatch: pytest.MonkeyPatch
         (["hi", "--nodes", "9999"], "nodes is 9999"),
         (["hi", "--dtype", "int3"], "dtype 'int3'"),
         (["hi", "--device", "abacus"], "device 'abacus'"),
+        (["hi", "--device", "meta"], "device 'meta' is not supported; use auto, cpu or cuda"),
+        (["hi", "--device", "mps"], "device 'mps' is not supported"),
+        (["hi", "--swap-space", "1e9"], "swap_space is 1e+09 GiB; this machine has"),
+        (["hi", "--min-tokens", "1" + 30 * "0"], "min_tokens is 1000"),
+        (["hi", "--max-model-len", "1"], "max_model_len is 1; it must be at least 2"),
+        (["a\udcff"], "the prompt is not valid text: its character 1 is"),
+        (["hi", "--stop", "\udcff"], "stop is not valid text"),
+        (["hi", "--bad-word", "\udcff"], "bad_words is not valid text"),
+        (["hi", "--model", "\udcff"], "no such folder"),
+        (["hi", "--verify", "\udcff"], "verify is '\\udcff'; it must be one of"),
         (["hi", "--colour"], "--colour"),
         (["hi", "--max-tokens", "many"], "--max-tokens"),
         (["hi", "there"], "there"),
@@ -446,6 +457,9 @@ def test_bad_input_is_one_line(run: Run, tiny: Tiny, tmp_path: Path, args: list[
         ({"text": "Hi"}, "line 2: neither prompt nor messages nor turns"),
         ({"prompt": ""}, "line 2: the prompt is empty"),
         ({"prompt": 7}, "line 2: prompt is 7"),
+        ({"prompt": "a\ud800"}, "line 2: the prompt is not valid text: its character 1 is half of a pair"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "line 2: the prompt is not valid text"),
+        pytest.param("[" * 200_000, "line 2: not a prompt: brackets nested too deeply", id="deep"),
         ({"turns": []}, "line 2: turns is []"),
         ({"messages": []}, "line 2: messages is []"),
         ({"messages": [{"role": "user"}]}, "line 2: message {'role': 'user'}"),
@@ -505,6 +519,39 @@ for args, expected in ((["generate", "--help"], 0), (["--version"], 0), (["gener
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ImportError, ValueError])
+def test_ctrl_c_exits_with_130_whatever_becomes_of_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    """A library may turn the interrupt into an error of its own, as imports of extension modules do."""
+
+    def read(*_: object, **__: object) -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise error("the tokenizer cannot be read") from None
+
+    monkeypatch.setattr("specdec.cli.generate.read_prompts", read)
+    assert run("hi") == (130, "", "")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_while_the_command_line_is_imported() -> None:
+    code = """
+import builtins, sys
+real = builtins.__import__
+def imports(name, *args, **kwargs):
+    if name == "typer":
+        raise KeyboardInterrupt
+    return real(name, *args, **kwargs)
+builtins.__import__ = imports
+from specdec.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def test_module_runs_as_the_console_script_does() -> None:

@@ -3,7 +3,9 @@
 import itertools
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
@@ -105,6 +107,69 @@ def test_a_bad_prompt_is_refused_before_any_runs(llm: LLM) -> None:
     assert not llm.engine.has_unfinished
 
 
+def test_prompts_of_numpy_and_torch_are_taken(llm: LLM) -> None:
+    expected = llm.generate([[3, 4, 5]], FREE)[0].token_ids
+    for prompts in (
+        np.array([3, 4, 5]),
+        np.array([[3, 4, 5]]),
+        [np.array([3, 4, 5])],
+        [np.int64(3), 4, np.int32(5)],
+        [[np.int64(3), 4, 5]],
+        torch.tensor([3, 4, 5]),
+        (3, 4, 5),
+        range(3, 6),
+    ):
+        (output,) = llm.generate(prompts, FREE)  # type: ignore[arg-type]
+        assert output.token_ids == expected
+        assert output.prompt_token_ids == [3, 4, 5]
+        assert all(type(token) is int for token in output.prompt_token_ids)
+
+
+def test_numbers_of_numpy_steer_as_pythons_do(llm: LLM) -> None:
+    plain = SamplingParams(temperature=0.7, seed=5, max_tokens=8, stop_token_ids=[4], logit_bias={7: 2.0}, min_tokens=2)
+    own = SamplingParams(
+        temperature=np.float64(0.7),
+        seed=np.int64(5),  # type: ignore[arg-type]
+        max_tokens=np.int64(8),  # type: ignore[arg-type]
+        stop_token_ids=np.array([4]),  # type: ignore[arg-type]
+        logit_bias={np.int64(7): np.float64(2.0)},  # type: ignore[dict-item]
+        min_tokens=np.int64(2),  # type: ignore[arg-type]
+    )
+    assert llm.generate([3], own)[0].token_ids == llm.generate([3], plain)[0].token_ids
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        ([1.5, 2.7], "a prompt token is 1.5; it must be a whole number"),
+        ([[3, True]], "a prompt token is True; it must be a whole number"),
+        (np.array([1.5]), "a prompt token is 1.5; it must be a whole number"),
+        ([["3"]], "a prompt token is '3'; it must be a whole number"),
+        (b"ab", "prompts is b'ab'; it must be text or token ids, or a list of these"),
+        ([b"ab"], "the prompt is b'ab'; it must be text or a list of token ids"),
+        (5, "prompts is 5; it must be text or token ids, or a list of these"),
+        ("a\ud800", "the prompt is not valid text: its character 1 is half of a pair"),
+        ([10**30], "outside the vocabulary"),
+        (np.array([], dtype=int), "the prompt is empty"),
+    ],
+)
+def test_prompts_of_a_wrong_kind_are_named(llm: LLM, prompts: object, message: str) -> None:
+    if message == "the prompt is empty":
+        prompts = [prompts]
+    with pytest.raises(ValueError, match=message):
+        llm.generate(prompts, FREE)  # type: ignore[arg-type]
+    assert not llm.engine.has_unfinished
+
+
+def test_salts_and_priorities_of_a_wrong_kind_are_named(llm: LLM) -> None:
+    with pytest.raises(ValueError, match="cache_salt is 5; it must be text"):
+        llm.generate([3], FREE, cache_salt=5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"priority is 1\.5; it must be a whole number"):
+        llm.generate([3], FREE, priority=[1.5])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="the message's content is not valid text"):
+        llm.chat([{"role": "user", "content": "\udcff"}])
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -128,6 +193,10 @@ def test_settings_outside_their_range_are_named(folder: Path) -> None:
     for settings, message in [
         ({"dtype": "int8"}, "dtype 'int8' is unknown"),
         ({"device": "abacus"}, "device 'abacus' is unknown"),
+        ({"device": "meta"}, "device 'meta' is not supported; use auto, cpu or cuda"),
+        ({"device": "mps"}, "device 'mps' is not supported"),
+        ({"max_num_seqs": 2.5}, "max_num_seqs is 2.5; it must be a whole number"),
+        ({"shape": (6, 10, 60)}, r"shape is \(6, 10, 60\); it must be a DraftShape"),
         ({"max_model_len": 1000}, "max_model_len 1000 is more than the model's max_position_embeddings 256"),
         ({"kv_cache_memory": 10}, "kv_cache_memory 10 is less than one block"),
         ({"max_num_seqs": 0}, "max_num_seqs is 0"),
