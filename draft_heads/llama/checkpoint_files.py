@@ -35,6 +35,11 @@ class CheckpointError(ValueError):
     """A folder that cannot be loaded as it stands; the message is one line that names what is wrong."""
 
 
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, or the error's type where it has none."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
 @contextmanager
 def error_context(folder: Path) -> Iterator[None]:
     """Put the folder in front of a `CheckpointError` about a part of it."""
@@ -119,8 +124,7 @@ def _read(folder: Path, load_safetensors: Callable[[Path], dict[str, Tensor]]) -
         try:
             tensors |= load_safetensors(file) if file.suffix == ".safetensors" else _load_pickled(file)
         except Exception as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise CheckpointError(f"{file}: cannot be read: {reason}") from None
+            raise CheckpointError(f"{file}: cannot be read: {first_line(error)}") from None
     return tensors
 
 

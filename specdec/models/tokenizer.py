@@ -7,7 +7,7 @@ from jinja2 import TemplateError
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, first_line
 
 
 def load_pretrained(folder: Path) -> PreTrainedTokenizerBase:
@@ -21,7 +21,7 @@ def load_pretrained(folder: Path) -> PreTrainedTokenizerBase:
             folder, local_files_only=True, trust_remote_code=False
         )
     except Exception as error:  # tokenizers raises a bare Exception, transformers many kinds
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = first_line(error)
         if "trust_remote_code" in str(error):
             reason = "it asks for code of the folder, which is never run; remove auto_map from tokenizer_config.json"
         raise CheckpointError(f"{folder}: the tokenizer cannot be read: {reason}") from None
@@ -101,5 +101,5 @@ def _vocabulary(file: Path) -> dict[str, int]:
     try:
         found: dict[str, int] = FastTokenizer.from_file(str(file)).get_vocab()
     except Exception as error:  # tokenizers raises a bare Exception
-        raise CheckpointError(f"{file}: cannot be read: {str(error).splitlines()[0]}") from None
+        raise CheckpointError(f"{file}: cannot be read: {first_line(error)}") from None
     return found
