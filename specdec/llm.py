@@ -1,5 +1,7 @@
 """The Python API: a model, its head, and prompts in."""
 
+import logging
+import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +29,8 @@ from specdec.models.generation_config import GenerationConfig
 from specdec.models.llama import load_llama
 from specdec.models.tokenizer import Tokenizer
 from specdec.verify.noise import GumbelNoise
+
+logger = logging.getLogger(__name__)
 
 
 class LLM:
@@ -59,16 +63,28 @@ class LLM:
     ) -> None:
         self.config = config = resolved_config(model, draft, settings)
         folder, device, dtype = config.model, torch.device(config.device), DTYPES[config.dtype]
+        began = time.perf_counter()
         with on_device(device):
             kernels = choose_kernels(config.kernels, device, dtype, GumbelNoise(device))
             self.model = load_llama(folder, dtype, device, kernels)
+            logger.info(
+                "target %s: %s parameters, %s on %s, %s kernels, loaded in %.1f s",
+                folder,
+                f"{sum(part.numel() for part in self.model.parameters()):,}",
+                config.dtype,
+                device,
+                kernels.name,
+                time.perf_counter() - began,
+            )
             self.tokenizer = Tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
             self.max_model_len = config.context(self.model.config.max_position)
             self.generation_config = GenerationConfig.read(folder)
             kept = self.end_tokens | (self.tokenizer.special_tokens if self.tokenizer else frozenset())
             drafts = load_drafts(config, self.model, kernels, kept)
+            logger.info("drafts: %s, %s", config.draft or "none", config.shape)
             rule = AcceptanceRule(config.verify)
             self.engine = build_engine(config, self.model, drafts, kernels, rule, config.logprobs_mode)
+        logger.info("ready after %.1f s", time.perf_counter() - began)
         self._shared = SharedEngine(self.engine)
         self._requests = RequestMaker(
             self.tokenizer, self.model.config.vocab_size, self.max_model_len, self.end_tokens, folder

@@ -34,6 +34,7 @@ class DraftRow(NamedTuple):
         num_nodes: most nodes wanted, 0 for none.
         max_depth: no node deeper than this can be emitted any more, or has a place in the cache.
         context: how the request samples, and what it has said; at temperature > 0 drafts follow its noise.
+        full_depth: whether all of `max_depth` levels are drafted, even where `DraftShape.min_reach` would stop.
     """
 
     block_table: Sequence[int]
@@ -42,6 +43,7 @@ class DraftRow(NamedTuple):
     num_nodes: int
     max_depth: int
     context: Context
+    full_depth: bool = False
 
     @property
     def token_ids(self) -> Sequence[int]:

@@ -50,6 +50,7 @@ class ModelDrafter:
         features: `[slots, feature_size]`, what the target's passes have left of each cached token; None for a head
             that reads none.
         block_size: slots of a block.
+        dtype: of the head's arithmetic, whatever the cache's.
         shape: bounds of a tree.
         proposal: how tokens are chosen at temperature > 0.
         kernels: the verifier's own, so that coupled drafts at temperature > 0 follow the same draw.
@@ -65,6 +66,7 @@ class ModelDrafter:
         kv: Tensor,
         features: Tensor | None,
         block_size: int,
+        dtype: torch.dtype,
         shape: DraftShape,
         proposal: Proposal,
         kernels: KernelSet,
@@ -72,9 +74,9 @@ class ModelDrafter:
         self.kernels = kernels
         llama = head.llama
         self.head, self.readout, self.shape = head, readout, shape
-        self.kv, self.block_size = kv, block_size
-        self.features = kv.new_empty(kv.shape[1], 0) if features is None else features
-        self.rope = llama.rope.table(llama.head_dim, llama.max_position, kv.dtype).to(kv.device)
+        self.kv, self.block_size, self.dtype = kv, block_size, dtype
+        self.features = kv.new_empty(kv.shape[1], 0, dtype=dtype) if features is None else features
+        self.rope = llama.rope.table(llama.head_dim, llama.max_position, dtype).to(kv.device)
         self.proposal = proposal
         self.branching = min(shape.branching, readout.size)
         self.draw_sizes = DrawSizes.of(self.branching, shape)
@@ -105,10 +107,11 @@ class ModelDrafter:
     def _search(self, rows: Sequence[DraftRow], hidden: Tensor) -> list[DraftTree]:
         """Trees of the likeliest tokens, with the position's noise or without."""
         depths = [min(self.shape.depth, row.max_depth) for row in rows]
+        stops_early = self.shape.min_reach > 0 and not all(row.full_depth for row in rows)
         search: TreeSearch
-        if self.graphs is None or self.shape.min_reach or _asks_for_more(rows):
+        if self.graphs is None or stops_early or _asks_for_more(rows):
             levels = self._levels(rows, max(depths), self.branching, self._own_noise(rows))
-            search = self.search(levels, hidden, rows, depths)
+            search = self.search(levels, hidden, rows, depths if stops_early else None)
         else:
             padded = self._padded(rows)
             levels = self._levels(padded, self.shape.depth, self.branching, self._own_noise(padded))
@@ -162,7 +165,7 @@ class ModelDrafter:
             levels: from the roots on.
             hidden: `[rows, hidden_size]`, the head's state after each root.
             rows: need not be given then.
-            depths: of the rows; lowered where there is little chance of getting deeper.
+            depths: of the rows; lowered where `min_reach` is not reached. None to draft all levels.
         """
         levels.restart()
         search = TreeSearch(levels.num_rows, self.branching)
@@ -171,7 +174,7 @@ class ModelDrafter:
             noise = levels.noise_at(level - 1).later(level - 1)
             best = self.kernels.perturbed_top_k(scores, noise, self.branching, Stream.TARGET, 0)
             frontier = search.expand(best.tokens, best.log_chances)
-            if self.shape.min_reach and depths and level < levels.depth:
+            if depths and level < levels.depth:
                 for i, reach in enumerate(frontier.values.exp().sum(1).tolist()):
                     if reach < self.shape.min_reach:
                         depths[i] = min(depths[i], level)
@@ -235,7 +238,7 @@ class ModelDrafter:
     def _levels(self, rows: Sequence[DraftRow], depth: int, width: int, keys: list[NoiseKey | None]) -> DraftLevels:
         device = self.kv.device
         bits = self._own_bits[: depth - 1] if width == self.branching else own_bits(depth - 1, width, device)
-        dtype = torch.promote_types(self.kv.dtype, torch.float32)
+        dtype = torch.promote_types(self.dtype, torch.float32)
         return DraftLevels.start(rows, self.block_size, bits, keys, self.head.first_entry, device, dtype)
 
     def _expand(self, levels: DraftLevels, frontier: Frontier, hidden: Tensor, level: int) -> Tensor:

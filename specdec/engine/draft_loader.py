@@ -1,4 +1,4 @@
-"""From settings to what drafts: a head or a small model, and how its next tokens are scored."""
+"""Loading of the draft model: a head or a small Llama, with its readout as the settings ask."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -20,10 +20,10 @@ from specdec.models.llama_draft import holds_llama, load_llama_draft
 
 
 def named_target(head: Path) -> Path | None:
-    """The folder of the target in a speculators head's config.json; None where it names none.
+    """Return the folder of the target that a speculators head's config.json names, or None if it names none.
 
     Raises:
-        CheckpointError: no config.json, or a target that is not on this machine.
+        CheckpointError: a folder without config.json, or a target that is not on this machine.
     """
     settings = read_config(head)
     with error_context(head):
@@ -37,7 +37,10 @@ def named_target(head: Path) -> Path | None:
 
 
 def local_folder(name: str, beside: Path) -> Path | None:
-    """A checkpoint by its path, from here or from `beside`, or by its hub's name in the cache; nothing is fetched."""
+    """Find a checkpoint by its path, relative to here or to `beside`, or by its name in the Hugging Face cache.
+
+    Nothing is downloaded.
+    """
     for folder in (Path(name), beside / name):
         if folder.is_dir():
             return folder
@@ -51,28 +54,29 @@ def local_folder(name: str, beside: Path) -> Path | None:
 def load_drafts(
     config: EngineConfig, target: LlamaModel, kernels: KernelSet, kept_tokens: Collection[int]
 ) -> DraftModel | None:
-    """What a draft folder holds, None where the settings name none.
+    """Load the draft model that the settings name, or None if they name no folder.
 
     Args:
-        kept_tokens: stay in the draft vocabulary however few tokens are asked for.
+        kept_tokens: tokens that stay in the draft vocabulary however small it is.
 
     Raises:
-        CheckpointError: nothing that can draft for this target, with the reason.
-        ValueError: a draft vocabulary or rank that it cannot have.
+        CheckpointError: a folder that cannot draft for this target, with the reason.
+        ValueError: a draft vocabulary or rank that the draft model cannot have.
     """
     folder = config.draft
     if not isinstance(folder, Path):
         return None
     if holds_llama(folder):
-        drafts = load_llama_draft(
-            folder, config.model, target.config, DTYPES[config.dtype], torch.device(config.device), kernels
-        )
+        where = (DTYPES[config.dtype], torch.device(config.device), kernels)
+        draft_model = load_llama_draft(folder, config.model, target.config, *where)
     else:
-        drafts = settle_taps(load_head(folder, target.parts, kernels), target, config.model, kernels)
+        draft_model = settle_taps(load_head(folder, target.parts, kernels), target, config.model, kernels)
     if config.draft_vocab is not None:
-        assert isinstance(drafts.readout, MatrixReadout)
-        drafts = drafts._replace(readout=trimmed_readout(drafts.readout, config.draft_vocab, kept_tokens))
+        assert isinstance(draft_model.readout, MatrixReadout)
+        draft_model = draft_model._replace(
+            readout=trimmed_readout(draft_model.readout, config.draft_vocab, kept_tokens)
+        )
     if config.draft_rank is not None:
-        assert isinstance(drafts.readout, MatrixReadout)
-        drafts = drafts._replace(readout=CandidateReadout(drafts.readout, config.draft_rank))
-    return drafts
+        assert isinstance(draft_model.readout, MatrixReadout)
+        draft_model = draft_model._replace(readout=CandidateReadout(draft_model.readout, config.draft_rank))
+    return draft_model

@@ -1,4 +1,4 @@
-"""Finds out which layers a head was trained to read, where its layer ids can be counted in two ways."""
+"""Probe of which target layers a head was trained to read, where its layer ids can be counted in two ways."""
 
 import logging
 import random
@@ -15,6 +15,7 @@ from specdec.draft_heads.heads.draft_head import DraftHead, DraftModel
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.execution.model_runner import ModelRunner
+from specdec.kernels.integers import ceil_div
 from specdec.kernels.kernel_set import KernelSet
 from specdec.models.llama import LlamaModel
 from specdec.models.tokenizer import Tokenizer
@@ -28,17 +29,17 @@ QUESTIONS = (
     "A train leaves at 9:40 and arrives at 13:05. How long does the journey take?",
     "Write a Python function that counts the vowels in a string.",
 )
-# Without a tokenizer, prompts are so many random tokens.
+# Random tokens of a prompt where there is no tokenizer.
 RANDOM_TOKENS = 8
 NEW_TOKENS = 32
 BLOCK_SIZE = 16
 
 
 def settle_taps(loaded: LoadedHead, model: LlamaModel, folder: Path, kernels: KernelSet) -> DraftModel:
-    """The head with its layer ids counted the way in which it guesses more of what the target says next.
+    """Return the head with its layer ids counted in the way that predicts more of the target's tokens.
 
     Args:
-        folder: the target's, for its tokenizer.
+        folder: the target's folder, for its tokenizer.
     """
     draft, other = loaded.draft, loaded.other
     if other is None:
@@ -62,7 +63,7 @@ def settle_taps(loaded: LoadedHead, model: LlamaModel, folder: Path, kernels: Ke
 
 
 def prompts_for(folder: Path, vocab_size: int) -> list[list[int]]:
-    """Token ids of questions to a target, or random ones where it has no tokenizer."""
+    """Return token ids of questions to a target, or random ones without a tokenizer."""
     if not (folder / "tokenizer.json").is_file():
         draw = random.Random(0).randrange
         return [[draw(vocab_size) for _ in range(RANDOM_TOKENS)] for _ in QUESTIONS]
@@ -73,15 +74,15 @@ def prompts_for(folder: Path, vocab_size: int) -> list[list[int]]:
 
 
 class TapProbe:
-    """What a target says to a few prompts, greedily and past any end, and how much of it heads guess.
+    """Greedy answers of a target to a few prompts, generated past any end token, to compare heads by.
 
     Args:
         prompts: token ids.
-        context: tokens of a text, at most.
+        context: limit of a text's tokens.
 
     Attributes:
         texts: prompts and answers.
-        num_guessed: tokens of the answers that a head can guess.
+        num_guessed: number of answer tokens that a head can predict.
     """
 
     @torch.inference_mode()
@@ -94,7 +95,7 @@ class TapProbe:
         new_tokens = min(NEW_TOKENS, context - max(self.prompt_lens))
         self.tables = _tables([length + new_tokens for length in self.prompt_lens])
         cache = KVCache(self.num_blocks, BLOCK_SIZE, model.config, None, self.dtype, self.device, kernels=kernels)
-        self.runner = ModelRunner(model, cache)
+        self.runner = ModelRunner(model, cache, self.dtype)
         cached = [0] * len(self.texts)
         for _ in range(new_tokens):
             logits = self.runner.forward(self._rows(self.texts, cached))
@@ -109,7 +110,7 @@ class TapProbe:
 
     @torch.inference_mode()
     def hits(self, draft: DraftModel) -> int:
-        """Tokens of the answers that are a head's first guess, one step ahead of the target."""
+        """Return how many answer tokens are a head's first choice, one step ahead of the target."""
         states, tokens = self.guessing(draft.head)
         found = draft.readout(states)
         best = found.scores.argmax(-1)
@@ -117,11 +118,11 @@ class TapProbe:
 
     @torch.inference_mode()
     def guessing(self, head: DraftHead) -> tuple[Tensor, Tensor]:
-        """What a head's output matrix takes before each token of the answers, `[tokens, size]`, and the tokens."""
+        """Return the input of a head's output matrix before each answer token, `[tokens, size]`, and the tokens."""
         batch, attentions = self._pass(self.texts, self.runner.cache.target)
         output = self.model(batch.tokens, rotary_at(self.runner.rope, batch.positions), attentions, head.taps)
         features = torch.split(head.feature_of(output), [len(text) for text in self.texts])
-        # The head's row of token i reads what the target made of token i - 1, and is rotated as that was.
+        # The head's row of token i reads the target's feature of token i - 1, at the rotary position i - 1.
         llama = head.llama
         size = (llama.num_layers, self.num_blocks * BLOCK_SIZE, 2 * llama.num_kv_heads, llama.head_dim)
         kv = torch.zeros(size, dtype=self.dtype, device=self.device)
@@ -132,17 +133,17 @@ class TapProbe:
         rows: list[int] = []
         tokens: list[int] = []
         for first, text, start in zip(batch.row_starts, self.texts, self._starts(), strict=True):
-            # Row j of a text is that of its token j + 1, and guesses token j + 2.
+            # Row j of a text belongs to its token j + 1, and predicts token j + 2.
             rows += range(first + start - 2, first + len(text) - 2)
             tokens += text[start:]
         return states[torch.tensor(rows, device=self.device)], torch.tensor(tokens, device=self.device)
 
     def _starts(self) -> list[int]:
-        """Of each text the first token of the answer that a head can guess, who needs two before it."""
+        """Return the first answer token of each text that a head can predict: it needs two tokens before it."""
         return [max(length, 2) for length in self.prompt_lens]
 
     def _pass(self, texts: Sequence[list[int]], kv: Tensor) -> tuple[TreeBatch, list[PagedAttention]]:
-        """Whole texts through layers whose keys and values go to `kv`, `[layers, slots, 2 * kv_heads, head_dim]`."""
+        """Pack whole texts for layers whose keys and values go to `kv`, `[layers, slots, 2 * kv_heads, head_dim]`."""
         batch = TreeBatch.pack(self._rows(texts, [0] * len(texts)), BLOCK_SIZE, self.device)
         return batch, [PagedAttention(layer, batch.slots, batch.rows, self.kernels) for layer in kv]
 
@@ -152,10 +153,10 @@ class TapProbe:
 
 
 def _tables(lengths: Sequence[int]) -> list[list[int]]:
-    """Block tables for texts of these lengths, one after another."""
+    """Return consecutive block tables for texts of these lengths."""
     tables, start = [], 0
     for length in lengths:
-        count = -(-length // BLOCK_SIZE)
+        count = ceil_div(length, BLOCK_SIZE)
         tables.append(list(range(start, start + count)))
         start += count
     return tables

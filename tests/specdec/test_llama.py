@@ -61,13 +61,24 @@ def chunked_logits(folder: Path, dtype: torch.dtype, tokens: Sequence[int], chun
     assert sum(chunks) == len(tokens)
     model = load_llama(folder, dtype, CPU, TORCH)
     plan = shuffled_tables([len(tokens)], BLOCK, seed=0)
-    runner = ModelRunner(model, new_cache(model, plan.num_blocks, dtype))
+    runner = ModelRunner(model, new_cache(model, plan.num_blocks, dtype), dtype)
     logits, start = [], 0
     for chunk in chunks:
         row = TreeRow(tokens[start : start + chunk], DraftTree(), start, plan.tables[0], num_scored=chunk)
         logits.append(runner.forward([row]))
         start += chunk
     return torch.cat(logits)
+
+
+@pytest.mark.parametrize("cached", [torch.float64, torch.bfloat16, torch.float8_e4m3fn])
+def test_rotations_are_computed_in_the_dtype_asked_for_whatever_the_cache_keeps(
+    tmp_path: Path, cached: torch.dtype
+) -> None:
+    save_llama(tmp_path)
+    model = load_llama(tmp_path, torch.float64, CPU, TORCH)
+    expected = ModelRunner(model, new_cache(model, 2, torch.float64), torch.float64).rope
+    found = ModelRunner(model, new_cache(model, 2, cached), torch.float64).rope
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 @torch.no_grad()

@@ -1,6 +1,8 @@
 """The Python API as vLLM's users would try it, and what it refuses."""
 
 import itertools
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +28,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def llm(folder: Path) -> LLM:
     return LLM(folder / "target", folder / "head", dtype="float32", shape=DraftShape(3, 2, 6), max_model_len=64)
+
+
+def test_an_engine_on_a_cpu_does_without_triton() -> None:
+    """It is not there on every machine, and takes a second to import."""
+    code = "import sys, specdec.engine.engine_builder; sys.exit('triton' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_outputs_read_like_vllms(llm: LLM) -> None:
