@@ -89,6 +89,8 @@ class LLM:
         self._requests = RequestMaker(
             self.tokenizer, self.model.config.vocab_size, self.max_model_len, self.end_tokens, folder
         )
+        if self.engine.scheduler.draft_budget is not None:
+            self._requests.draft_context = self.engine.scheduler.draft_budget.context
 
     def generate(
         self,

@@ -1,5 +1,6 @@
 """The kinds of draft heads that there are, and folders recognised as one of them by content, never by name."""
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from specdec.draft_heads.llama.checkpoint_files import (
 )
 from specdec.kernels.kernel_set import KernelSet
 
+logger = logging.getLogger(__name__)
+
 # By name. The first that recognises a folder describes it.
 KINDS: dict[str, HeadKind[Any, Any]] = {kind.name: kind for kind in (Eagle3Kind(), EagleKind())}
 
@@ -41,6 +44,8 @@ def load_head(folder: Path, target: TargetParts, kernels: KernelSet) -> LoadedHe
     with error_context(folder):
         found = recognise(settings, tensors)
         found.check(target.config)
+        for sentence in found.assumptions:
+            logger.info("%s: assumed: %s", folder, sentence)
         return found.kind.build(found.limited_to(target.config.max_position), target, kernels)
 
 

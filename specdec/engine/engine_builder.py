@@ -92,7 +92,7 @@ class _EngineBuilder:
         )  # fmt: skip
         if self.head and self.head.llama.max_position < self.longest:
             logger.warning(
-                "the head has %d positions, the context is %d tokens: requests longer than %d tokens get no drafts",
+                "the head has %d positions, the context is %d tokens: requests of %d or more tokens get no drafts",
                 self.head.llama.max_position, self.longest, self.draft_context,
             )  # fmt: skip
         return self._assemble(num_blocks, num_host_blocks, measures=self.config.scheduler.is_fitted)

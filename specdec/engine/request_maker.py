@@ -1,7 +1,9 @@
 """Checks of prompts and parameters, and the requests made of them."""
 
 import itertools
+import logging
 import secrets
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Number
@@ -17,6 +19,8 @@ from specdec.verify.sampling import Sampling
 
 Prompt = str | Sequence[int]
 _TOKEN = "a prompt token"
+
+logger = logging.getLogger(__name__)
 
 
 def prompt_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -46,6 +50,7 @@ class RequestMaker:
         max_model_len: limit of a request's tokens, prompt included.
         end_tokens: the model's end tokens.
         folder: the model's folder, for messages.
+        draft_context: number of tokens from which on a request gets no drafts.
     """
 
     tokenizer: Tokenizer | None
@@ -53,6 +58,8 @@ class RequestMaker:
     max_model_len: int
     end_tokens: frozenset[int]
     folder: Path
+    draft_context: int = sys.maxsize
+    _has_warned: bool = False
     _ids: "itertools.count[int]" = field(default_factory=itertools.count)
 
     def need_tokenizer(self) -> Tokenizer:
@@ -85,6 +92,15 @@ class RequestMaker:
                 f"the prompt has {len(tokens)} tokens, and the context is {self.max_model_len}; shorten it"
             )
         params.check_tokens(vocab)
+        # The first output token comes without a draft.
+        if len(tokens) + 1 >= self.draft_context and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "a prompt of %d tokens gets no drafts: the head drafts for requests of fewer than %d tokens "
+                "(shown once)",
+                len(tokens),
+                self.draft_context,
+            )
         for name in ("stop", "bad_words"):
             if getattr(params, name) and self.tokenizer is None:
                 raise ValueError(f"{name} needs a tokenizer, and the model's folder has none; use token ids")

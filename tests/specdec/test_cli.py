@@ -53,7 +53,7 @@ Run = Callable[..., Result]
 @pytest.fixture
 def run(tiny: Tiny, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """`specdec generate` with options that suit the tiny model in front of those given."""
-    for name in ("SPECDEC_MODEL", "SPECDEC_DRAFT", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"):
+    for name in ("SPECDEC_MODEL", "SPECDEC_DRAFT", "SPECDEC_LOG_LEVEL", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
 
     def call(*args: object, stdin: io.StringIO | None = None) -> Result:
@@ -519,6 +519,25 @@ for args, expected in ((["generate", "--help"], 0), (["--version"], 0), (["gener
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_verbose_tells_what_is_loaded(run: Run, tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = run("Hello", "--verbose", "--json")
+    for pattern in (
+        rf"target {re.escape(str(tiny.target))}: [\d,]+ parameters, float64 on cpu, torch kernels, loaded in [\d.]+ s",
+        rf"drafts: {re.escape(str(tiny.head))}, DraftShape\(depth=2",
+        r"cache: \d+ blocks of 16 tokens, [\d.]+ MiB",
+        r"step costs measured in [\d.]+ s: plain step [\d.]+ ms",
+        r"ready after [\d.]+ s",
+    ):
+        assert re.search(rf"^specdec: INFO: {pattern}", told.err, re.MULTILINE), pattern
+    assert run("Hello", "--json").err == ""
+    monkeypatch.setenv("SPECDEC_LOG_LEVEL", "info")
+    assert "specdec: INFO: ready after" in run("Hello", "--json").err
+    monkeypatch.setenv("SPECDEC_LOG_LEVEL", "loud")
+    assert run("Hello").err == (
+        "specdec: SPECDEC_LOG_LEVEL is 'LOUD'; it must be one of debug, info, warning, error, critical\n"
+    )
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ImportError, ValueError])

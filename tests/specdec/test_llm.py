@@ -236,3 +236,28 @@ def test_a_call_for_which_the_queue_is_too_short_leaves_nothing_in_it(folder: Pa
         llm.generate([[3], [4], [5]], FREE, use_tqdm=False)
     assert not llm.engine.has_unfinished
     assert len(llm.generate([[3], [4]], FREE, use_tqdm=False)) == 2
+
+
+def test_a_head_with_few_positions_is_told_of(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    save_random_head(tmp_path / "short", max_position_embeddings=40)
+    with caplog.at_level("WARNING", "specdec"):
+        llm = LLM(folder / "target", tmp_path / "short", dtype="float64", shape=DraftShape(3, 2, 6))
+        assert [record.getMessage() for record in caplog.records] == [
+            "the head has 40 positions, the context is 256 tokens: requests of 37 or more tokens get no drafts"
+        ]
+        caplog.clear()
+        llm.generate([list(range(35))], FREE, use_tqdm=False)
+        assert not caplog.records
+        for _ in range(2):
+            (output,) = llm.generate([list(range(36))], FREE, use_tqdm=False)
+            assert output.stats.drafted == 0
+        assert [record.getMessage() for record in caplog.records] == [
+            "a prompt of 36 tokens gets no drafts: the head drafts for requests of fewer than 37 tokens (shown once)"
+        ]
+        caplog.clear()
+        # No longer than the head's positions.
+        LLM(folder / "target", tmp_path / "short", dtype="float64", shape=DraftShape(3, 2, 6), max_model_len=40)
+        assert not caplog.records
+    assert capfd.readouterr().err == ""
