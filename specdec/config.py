@@ -14,6 +14,8 @@ DEMO = Path(__file__).parent / "demo"
 # The better of the demo target's two.
 DEMO_HEAD = DEMO / "eagle3"
 NGRAM = "ngram"
+# Tokens; a table of rotary embeddings has a row for each.
+LONGEST_CONTEXT = 2**22
 # EAGLE-2, paper and code: depth 6, 10 expanded a level, 60 verified.
 EAGLE2_SHAPE = DraftShape(6, 10, 60)
 # On a CPU, where every row and level costs: the best of `benchmarks/tree_shapes.py`.
@@ -107,7 +109,13 @@ class EngineConfig:
             raise ValueError(
                 f"max_model_len {self.max_model_len} is more than the model's max_position_embeddings {most}"
             )
-        return self.max_model_len or most
+        if most < 2:
+            raise ValueError(f"the model's max_position_embeddings is {most}; a prompt and an answer need at least 2")
+        longest = self.max_model_len or most
+        if longest > LONGEST_CONTEXT:
+            name = "the model's max_position_embeddings" if self.max_model_len is None else "max_model_len"
+            raise ValueError(f"{name} is {longest}; set max_model_len to {LONGEST_CONTEXT} or less")
+        return longest
 
 
 class LLMSettings(TypedDict, total=False):

@@ -125,7 +125,7 @@ class _EngineBuilder:
         )  # fmt: skip
         # Captures and measurements read it.
         cache.clear_null_block()
-        runner = ModelRunner(self.model, cache, self.dtype, self.head)
+        runner = ModelRunner(self.model, cache, self.dtype, self.head, self.longest)
         drafter = self._drafter(cache)
         self._capture_graphs(runner, drafter)
         scheduler = self._scheduler(runner, drafter, measures=measures)

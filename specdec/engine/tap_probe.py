@@ -19,7 +19,7 @@ from specdec.kernels.integers import ceil_div
 from specdec.kernels.kernel_set import KernelSet
 from specdec.models.llama import LlamaModel
 from specdec.models.tokenizer import Tokenizer
-from specdec.verify.tree import DraftTree
+from specdec.verify.draft_trees import HostTrees
 from specdec.verify.tree_batch import TreeBatch, TreeRow
 
 logger = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class TapProbe:
         self.runner = ModelRunner(model, cache, self.dtype)
         cached = [0] * len(self.texts)
         for _ in range(new_tokens):
-            logits = self.runner.forward(self._rows(self.texts, cached))
+            logits = self.runner.forward(self._rows(self.texts, cached), HostTrees.empty(len(cached)))
             cached = [len(text) for text in self.texts]
             for text, token in zip(self.texts, logits.argmax(-1).tolist(), strict=True):
                 text.append(token)
@@ -144,12 +144,13 @@ class TapProbe:
 
     def _pass(self, texts: Sequence[list[int]], kv: Tensor) -> tuple[TreeBatch, list[PagedAttention]]:
         """Pack whole texts for layers whose keys and values go to `kv`, `[layers, slots, 2 * kv_heads, head_dim]`."""
-        batch = TreeBatch.pack(self._rows(texts, [0] * len(texts)), BLOCK_SIZE, self.device)
+        rows, trees = self._rows(texts, [0] * len(texts)), HostTrees.empty(len(texts))
+        batch = TreeBatch.pack(rows, trees, BLOCK_SIZE, self.device)
         return batch, [PagedAttention(layer, batch.slots, batch.rows, self.kernels) for layer in kv]
 
     def _rows(self, texts: Sequence[list[int]], cached: Sequence[int]) -> list[TreeRow]:
         rows = zip(texts, cached, self.tables, strict=True)
-        return [TreeRow(text[start:], DraftTree(), start, table, 1) for text, start, table in rows]
+        return [TreeRow(text[start:], start, table, 1) for text, start, table in rows]
 
 
 def _tables(lengths: Sequence[int]) -> list[list[int]]:

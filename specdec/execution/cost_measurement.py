@@ -9,7 +9,7 @@ import torch
 from specdec.cache.kv_cache_manager import BlockMove, MoveKind
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import Drafter
-from specdec.execution.dummy_rows import dummy_draft_rows, dummy_reading_row, dummy_rows, padding_row
+from specdec.execution.dummy_rows import dummy_chain, dummy_draft_rows, dummy_reading_row, dummy_rows
 from specdec.execution.model_runner import ModelRunner
 from specdec.scheduling.step_cost import Curve, PreemptionCost, StepCost
 
@@ -35,8 +35,8 @@ def measure_step_cost(runner: ModelRunner, longest: int, drafter: Drafter, shape
     context = max(1, min(CONTEXT, longest - 1 - depth))
     cache = runner.cache
     chains = [n for n in TOKENS if n <= longest]
-    passes = _curve(lambda tokens: runner.run_dummy([padding_row(cache, tokens, num_scored=tokens)]), chains)
-    rows = _curve(lambda rows: runner.run_dummy(dummy_rows(cache, rows, context)), ROWS)
+    passes = _curve(lambda tokens: runner.run_dummy(*dummy_chain(cache, tokens)), chains)
+    rows = _curve(lambda rows: runner.run_dummy(*dummy_rows(cache, rows, context)), ROWS)
     cost = StepCost(passes, Curve([(x, max(0.0, y - passes(x))) for x, y in zip(rows.xs, rows.ys, strict=True)]))
     if shape is not None:
         cost.depth = depth
@@ -101,7 +101,7 @@ def measure_preemption_cost(runner: ModelRunner) -> PreemptionCost:
 
     passes, swaps = [], []
     for _ in range(1 + ROUNDS):
-        passes.append(_timed(lambda: runner.run_dummy([padding_row(cache, tokens, num_scored=tokens)])))
+        passes.append(_timed(lambda: runner.run_dummy(*dummy_chain(cache, tokens))))
         swaps.append(_timed(swap))
     # The first round warms up.
     return PreemptionCost(median(passes[1:]) / tokens, median(swaps[1:]) / len(out))

@@ -3,6 +3,7 @@
 from specdec.cache.kv_cache import KVCache
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import DraftRow
+from specdec.verify.draft_trees import HostTrees
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.tree import ROOT, DraftTree
 from specdec.verify.tree_batch import TreeRow
@@ -10,13 +11,19 @@ from specdec.verify.tree_batch import TreeRow
 
 def padding_row(cache: KVCache, num_tokens: int, num_scored: int = 0) -> TreeRow:
     """Make one chain of `num_tokens` tokens, the last `num_scored` of which get logits."""
-    return TreeRow([0] * num_tokens, DraftTree(), 0, cache.null_block_table(num_tokens), num_scored)
+    return TreeRow([0] * num_tokens, 0, cache.null_block_table(num_tokens), num_scored)
 
 
-def dummy_rows(cache: KVCache, count: int, context: int, nodes: int = 0) -> list[TreeRow]:
-    """Make rows of one token after `context` cached ones, each with `nodes` draft nodes below it."""
+def dummy_chain(cache: KVCache, num_tokens: int) -> tuple[list[TreeRow], HostTrees]:
+    """Make a step of one chain whose tokens all get logits."""
+    return [padding_row(cache, num_tokens, num_scored=num_tokens)], HostTrees.empty(1)
+
+
+def dummy_rows(cache: KVCache, count: int, context: int, nodes: int = 0) -> tuple[list[TreeRow], HostTrees]:
+    """Make a step of rows of one token after `context` cached ones, each with `nodes` draft nodes below it."""
     tree = DraftTree(tuple(range(nodes)), (ROOT,) * nodes)
-    return [TreeRow([0], tree, context, cache.null_block_table(context + 1 + nodes), 1)] * count
+    row = TreeRow([0], context, cache.null_block_table(context + 1 + nodes), 1)
+    return [row] * count, HostTrees([tree] * count)
 
 
 def dummy_draft_rows(

@@ -12,11 +12,15 @@ from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.execution.dummy_rows import padding_row
 from specdec.models.llama import LlamaModel
+from specdec.verify.draft_trees import DraftTrees
 from specdec.verify.tree_batch import TreeBatch, TreeRow
 
 if TYPE_CHECKING:
     # It brings Triton's kernels, which an engine on plain torch does without.
     from specdec.execution.step_graphs import StepGraphs
+
+# Positions that measurements and captures need at most, whatever the limit of requests.
+LONGEST_MEASURED = 8192
 
 
 class ModelRunner:
@@ -25,27 +29,36 @@ class ModelRunner:
     Args:
         dtype: of the target's arithmetic, whatever the cache's.
         head: the draft head whose features the cache keeps of each token.
+        longest: limit of a request's tokens.
 
     Attributes:
         graphs: captured passes; None where they are launched kernel by kernel.
     """
 
-    def __init__(self, model: LlamaModel, cache: KVCache, dtype: torch.dtype, head: DraftHead | None = None) -> None:
+    def __init__(
+        self,
+        model: LlamaModel,
+        cache: KVCache,
+        dtype: torch.dtype,
+        head: DraftHead | None = None,
+        longest: int = LONGEST_MEASURED,
+    ) -> None:
         config = model.config
         self.model, self.cache, self.dtype, self.head = model, cache, dtype, head
         self.max_position = config.max_position
-        self.rope = config.rope.table(config.head_dim, config.max_position, dtype).to(cache.target.device)
+        positions = min(config.max_position, max(longest, LONGEST_MEASURED))
+        self.rope = config.rope.table(config.head_dim, positions, dtype).to(cache.target.device)
         self.graphs: StepGraphs | None = None
 
-    def forward(self, parts: Sequence[TreeRow]) -> Tensor:
+    def forward(self, parts: Sequence[TreeRow], trees: DraftTrees) -> Tensor:
         """Return logits `[sum of (num_scored + nodes), vocab_size]`; store keys, values and features in the cache."""
         run: Callable[[TreeBatch], Tensor] = self.features
         padding = 0
         if self.graphs is not None:
-            run, padding = self.graphs, self.graphs.padding(sum(len(row.tokens) + len(row.tree) for row in parts))
+            run, padding = self.graphs, self.graphs.padding(sum(len(row.tokens) for row in parts) + sum(trees.sizes))
         if padding:
             parts = [*parts, padding_row(self.cache, padding)]
-        batch = TreeBatch.pack(parts, self.cache.block_size, self.cache.target.device)
+        batch = TreeBatch.pack(parts, trees, self.cache.block_size, self.cache.target.device)
         features = run(batch)
         wanted = batch.logit_rows
         if wanted.numel() == 0:
@@ -65,9 +78,9 @@ class ModelRunner:
         return output.features
 
     @torch.inference_mode()
-    def run_dummy(self, rows: Sequence[TreeRow]) -> None:
+    def run_dummy(self, rows: Sequence[TreeRow], trees: DraftTrees) -> None:
         """Run a pass that nothing reads, and wait for it."""
-        self.forward(rows)
+        self.forward(rows, trees)
         self.wait()
 
     def wait(self) -> None:

@@ -45,7 +45,7 @@ def capture_graphs(
         for rows, context in cases:
             for tree in sorted({0, nodes}):
                 if rows * (1 + tree) <= TOKEN_BUCKETS[-1][0]:
-                    runner.run_dummy(dummy_rows(runner.cache, rows, context, tree))
+                    runner.run_dummy(*dummy_rows(runner.cache, rows, context, tree))
             if shape is not None and context + 1 < draft_context:
                 for temperature in temperatures:
                     drafter.propose(dummy_draft_rows(runner.cache, rows, context, shape, shape.depth, temperature))

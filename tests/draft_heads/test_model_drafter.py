@@ -169,7 +169,7 @@ def test_trees_equal_eagle2_with_dense_passes_over_many_rounds(
         request.tokens.append(request.random.randrange(VOCAB))
     for number in range(4):
         rows = [request.row(shape) for request in requests]
-        trees = drafter.propose(rows)
+        trees = drafter.propose(rows).read()
         assert len(trees) == len(rows)
         for request, row, tree in zip(requests, rows, trees, strict=True):
             assert paths_of(tree) == naive_tree(heads.dense, row, request.features, shape)
@@ -199,7 +199,7 @@ def test_a_row_with_less_room_than_others_keeps_to_its_own(heads: Heads, tempera
     # 12 tokens are known: 4 entries are left, which is one level.
     rows[1] = rows[1]._replace(max_depth=2, num_nodes=4)
     drafter = drafter_of(heads, kv, features, shape)
-    for request, row, tree in zip(requests, rows, drafter.propose(rows), strict=True):
+    for request, row, tree in zip(requests, rows, drafter.propose(rows).read(), strict=True):
         assert paths_of(tree) == naive_tree(heads.dense, row, request.features, shape)
     held = slots_of([0, 1, 2, 3, 4, 5, null], 0, 7 * 8, 8)
     others = [slot for slot in range(kv.shape[1]) if slot not in held]
@@ -215,8 +215,8 @@ def test_rows_without_budget_or_feature_get_empty_trees(heads: Heads) -> None:
     def row(tokens: list[int], num_nodes: int, max_depth: int) -> DraftRow:
         return DraftRow([2, 1], 0, len(tokens), num_nodes, max_depth, Context(Sampling(), tokens, 1))
 
-    assert drafter.propose([row([3], 3, 2), row([3, 4], 0, 2), row([3, 4], 3, 0)]) == [DraftTree()] * 3
-    assert len(drafter.propose([row([3, 4], 3, 2)])[0]) == 3
+    assert drafter.propose([row([3], 3, 2), row([3, 4], 0, 2), row([3, 4], 3, 0)]).read() == [DraftTree()] * 3
+    assert len(drafter.propose([row([3, 4], 3, 2)]).read()[0]) == 3
 
 
 @torch.no_grad()
@@ -227,8 +227,8 @@ def test_a_row_of_full_depth_goes_on_however_unlikely_its_nodes_are(heads: Heads
     features[:] = 0.0
     drafter = drafter_of(heads, kv, features, shape)
     row = DraftRow([0, 1, 2], 0, 3, 20, 4, Context(Sampling(), [3, 4, 5], 1))
-    (early,) = drafter.propose([row])
-    (full,) = drafter.propose([row._replace(full_depth=True)])
+    (early,) = drafter.propose([row]).read()
+    (full,) = drafter.propose([row._replace(full_depth=True)]).read()
     assert (max(early.depths), max(full.depths)) == (1, 4)
 
 

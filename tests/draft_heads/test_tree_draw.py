@@ -100,7 +100,7 @@ rows = st.integers(1, 3)
 def test_children_are_drawn_in_order_and_shared_equally(shape: DraftShape, rows: int, seed: int, zeros: bool) -> None:
     heads = [Head(seed, row, zeros) for row in range(rows)]
     drawn = draw_with(heads, shape, [0] * shape.depth)
-    trees = drawn.draw.trees([ENDLESS] * rows, [shape.depth] * rows)
+    trees = drawn.draw.host_trees([ENDLESS] * rows, [shape.depth] * rows).read()
     per_level = max(1, shape.nodes // shape.depth)
     for head, noise, frontiers, tree in zip(heads, drawn.noise, drawn.frontiers, trees, strict=True):
         found = families(tree)
@@ -124,7 +124,9 @@ def test_children_are_drawn_in_order_and_shared_equally(shape: DraftShape, rows:
 @given(draft_shapes(4, 5), rows, seeds, st.booleans())
 def test_each_parent_has_the_q_of_its_children(shape: DraftShape, rows: int, seed: int, zeros: bool) -> None:
     heads = [Head(seed, row, zeros) for row in range(rows)]
-    trees = draw_with(heads, shape, [0] * shape.depth).draw.trees([shape.nodes] * rows, [shape.depth] * rows)
+    trees = (
+        draw_with(heads, shape, [0] * shape.depth).draw.host_trees([shape.nodes] * rows, [shape.depth] * rows).read()
+    )
     for head, tree in zip(heads, trees, strict=True):
         table = tree.draft_probs
         assert table is not None
@@ -142,8 +144,8 @@ def test_each_parent_has_the_q_of_its_children(shape: DraftShape, rows: int, see
 def test_bounds_cut_off_whole_levels(shape: DraftShape, bounds: list[tuple[int, int]], seed: int) -> None:
     heads = [Head(seed, row, False) for row in range(len(bounds))]
     draw = draw_with(heads, shape, [0] * shape.depth).draw
-    whole = draw.trees([ENDLESS] * len(heads), [shape.depth] * len(heads))
-    trees = draw.trees([budget for budget, _ in bounds], [depth for _, depth in bounds])
+    whole = draw.host_trees([ENDLESS] * len(heads), [shape.depth] * len(heads)).read()
+    trees = draw.host_trees([budget for budget, _ in bounds], [depth for _, depth in bounds]).read()
     for tree, full, (budget, max_depth) in zip(trees, whole, bounds, strict=True):
         sizes = [sum(depth <= d for depth in full.depths) for d in range(1 + min(max_depth, shape.depth))]
         fitting = [size for size in sizes if size <= budget]
@@ -160,7 +162,9 @@ def test_how_many_children_does_not_depend_on_which(
     heads = [Head(seed, 0, zeros)]
     changed = data.draw(st.integers(0, shape.depth - 1))
     one, other = (
-        draw_with(heads, shape, [0] * changed + [lane] + [0] * (shape.depth - 1 - changed)).draw.trees([budget], [9])[0]
+        draw_with(heads, shape, [0] * changed + [lane] + [0] * (shape.depth - 1 - changed))
+        .draw.host_trees([budget], [9])
+        .read()[0]
         for lane in (0, 1)
     )
     before, after = (
@@ -177,7 +181,7 @@ def test_how_many_children_does_not_depend_on_which(
 def test_branching_of_one_is_a_chain(depth: int, seed: int) -> None:
     head = Head(seed, 0, False)
     drawn = draw_with([head], DraftShape(depth, 1, depth), [0] * depth)
-    (tree,) = drawn.draw.trees([depth], [depth])
+    (tree,) = drawn.draw.host_trees([depth], [depth]).read()
     tokens: Path = ()
     for noise in drawn.noise[0]:
         tokens = (*tokens, drawn_order(head, tokens, noise)[0])
@@ -190,5 +194,5 @@ def test_no_more_children_than_q_can_draw(possible: int) -> None:
     log_q[0, 0, :possible] = 0.0
     draw = TreeDraw(1, DrawSizes.of(VOCAB, DraftShape(1, VOCAB, VOCAB)))
     draw_level(draw, torch.log_softmax(log_q, -1), gumbel(0, 0, 0, VOCAB)[None])
-    (tree,) = draw.trees([VOCAB], [1])
+    (tree,) = draw.host_trees([VOCAB], [1]).read()
     assert sorted(tree.tokens) == list(range(possible))

@@ -91,7 +91,7 @@ bounds = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 6)), min_size=1, 
 def test_trees_equal_naive_eagle2(shape: DraftShape, bounds: list[tuple[int, int]], seed: int) -> None:
     heads = [random_head(seed, row) for row in range(len(bounds))]
     search, _ = search_with(heads, shape)
-    trees = search.trees([b for b, _ in bounds], [d for _, d in bounds])
+    trees = search.host_trees([b for b, _ in bounds], [d for _, d in bounds]).read()
     for head, tree, (budget, max_depth) in zip(heads, trees, bounds, strict=True):
         assert set(paths_of(tree)) == naive_tree(head, shape, budget, max_depth)
         assert list(tree.depths) == sorted(tree.depths)
@@ -106,7 +106,7 @@ def test_with_ties_the_kept_are_the_best_by_value_and_depth(
     heads = [coarse_head(seed, row) for row in range(len(bounds))]
     search, frontiers = search_with(heads, shape)
     # Building a DraftTree refuses what lacks its parent or has it twice.
-    trees = search.trees([b for b, _ in bounds], [d for _, d in bounds])
+    trees = search.host_trees([b for b, _ in bounds], [d for _, d in bounds]).read()
     for head, own, tree, (budget, max_depth) in zip(heads, frontiers, trees, bounds, strict=True):
         ranks = []
         for depth, frontier in enumerate(own[:-1], 1):
@@ -133,11 +133,11 @@ def test_certain_chain_is_kept_whole_before_anything_else() -> None:
 
     search, _ = search_with([head], DraftShape(6, 3, 60))
     for budget in range(1, 7):
-        assert search.trees([budget], [6]) == [DraftTree.chain(range(budget))]
+        assert search.host_trees([budget], [6]).read() == [DraftTree.chain(range(budget))]
 
 
 @pytest.mark.parametrize("branching", [VOCAB, VOCAB + 5, 64])
 def test_branching_beyond_the_vocabulary_takes_all_of_it(branching: int) -> None:
     head = random_head(0, 0)
     search, _ = search_with([head], DraftShape(1, branching, 60))
-    assert sorted(search.trees([60], [1])[0].tokens) == list(range(VOCAB))
+    assert sorted(search.host_trees([60], [1]).read()[0].tokens) == list(range(VOCAB))

@@ -257,5 +257,11 @@ def test_end_tokens_outside_the_vocabulary_are_refused(write: Callable[..., Path
         GenerationConfig.read(write({"eos_token_id": ends}, {"vocab_size": 97}))
 
 
+@pytest.mark.parametrize("vocab", [None, "97", [97], {}])
+def test_a_vocabulary_of_no_size_sets_no_bound(write: Callable[..., Path], vocab: object) -> None:
+    """The model's own check refuses it."""
+    assert GenerationConfig.read(write({"eos_token_id": 500}, {"vocab_size": vocab})).end_tokens == {500}
+
+
 def test_no_end_token_there_leaves_that_of_the_other_file(write: Callable[..., Path]) -> None:
     assert GenerationConfig.read(write({"eos_token_id": None}, {"eos_token_id": 7})).end_tokens == {7}

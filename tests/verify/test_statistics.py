@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.kernels.types import Acceptance
-from specdec.verify.block import walk_block
-from specdec.verify.chance import PhiloxChance
-from specdec.verify.noise import gumbel
-from specdec.verify.rejection import walk_rejection
+from specdec.kernels.block_walk_reference import walk_block
+from specdec.kernels.chance import PhiloxChance
+from specdec.kernels.rejection_walk_reference import walk_rejection
+from specdec.kernels.tree_walk_reference import follow
+from specdec.kernels.types import Acceptance, NoiseKey
+from specdec.verify.noise import GumbelNoise, gumbel
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.transforms import NodeRows, processed_logits
 from specdec.verify.tree import ROOT, DraftTree
-from specdec.verify.verifier import walk
 from tests.kernel_sets import TORCH
 
 VOCAB = 6
@@ -73,7 +73,7 @@ class Trial:
         self.drafts: dict[tuple[int, ...], Draft] = {}
 
     def chance(self, draw: int, position: int = 0) -> PhiloxChance:
-        return PhiloxChance(self.seed, 0, STRIDE * draw + position)
+        return PhiloxChance(NoiseKey(self.seed, 0, STRIDE * draw + position), GumbelNoise.uniforms)
 
     @cached_property
     def orders(self) -> tuple[list[list[int]], list[list[list[int]]]]:
@@ -126,7 +126,7 @@ def coupled(trial: Trial, draw: int) -> list[int]:
     noise = torch.stack([gumbel(trial.seed, 0, STRIDE * draw + depth, VOCAB) for depth in range(2)])
     emitted = (trial.p[: 1 + VOCAB].log() + noise[[0, *[1] * VOCAB]]).argmax(-1).tolist()
     tree = DraftTree((1, 4, 0), (ROOT,) * 3)
-    acceptance = walk(tree, [emitted[0], *(emitted[1 + token] for token in tree.tokens)])
+    acceptance = follow(tree, [emitted[0], *(emitted[1 + token] for token in tree.tokens)])
     tokens = [*(tree.tokens[node] for node in acceptance.path), acceptance.next_token]
     return tokens if len(tokens) > 1 else [tokens[0], emitted[1 + tokens[0]]]
 
