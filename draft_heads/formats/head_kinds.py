@@ -1,6 +1,5 @@
-"""The kinds of draft heads that there are, and folders recognised as one of them by content, never by name."""
+"""All kinds of draft heads, and how a folder is recognised as one of them: by content, never by name."""
 
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,6 @@ from specdec.draft_heads.llama.checkpoint_files import (
 )
 from specdec.kernels.kernel_set import KernelSet
 
-logger = logging.getLogger(__name__)
-
 # By name. The first that recognises a folder describes it.
 KINDS: dict[str, HeadKind[Any, Any]] = {kind.name: kind for kind in (Eagle3Kind(), EagleKind())}
 
@@ -44,8 +41,6 @@ def load_head(folder: Path, target: TargetParts, kernels: KernelSet) -> LoadedHe
     with error_context(folder):
         found = recognise(settings, tensors)
         found.check(target.config)
-        for sentence in found.assumptions:
-            logger.info("%s: assumed: %s", folder, sentence)
         return found.kind.build(found.limited_to(target.config.max_position), target, kernels)
 
 
@@ -66,7 +61,7 @@ def describe_folder(folder: Path) -> HeadDescription[Any]:
 
 
 def recognise(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> HeadDescription[Any]:
-    """Recognise a head. Whether it is complete, the description's `check` tells.
+    """Recognise a head. The description's `check` then tells whether it is complete.
 
     Args:
         settings: its config.json.

@@ -1,5 +1,6 @@
-"""Loading of the draft model: a head or a small Llama, with its readout as the settings ask."""
+"""Loads the draft model that the settings name: a head or a small model, and its readout."""
 
+import logging
 from collections.abc import Collection
 from pathlib import Path
 
@@ -18,9 +19,11 @@ from specdec.kernels.kernel_set import KernelSet
 from specdec.models.llama import LlamaModel
 from specdec.models.llama_draft import holds_llama, load_llama_draft
 
+logger = logging.getLogger(__name__)
+
 
 def named_target(head: Path) -> Path | None:
-    """Return the folder of the target that a speculators head's config.json names, or None if it names none.
+    """Return the folder of the target that a speculators head's config.json names; None if it names none.
 
     Raises:
         CheckpointError: a folder without config.json, or a target that is not on this machine.
@@ -37,7 +40,7 @@ def named_target(head: Path) -> Path | None:
 
 
 def local_folder(name: str, beside: Path) -> Path | None:
-    """Find a checkpoint by its path, relative to here or to `beside`, or by its name in the Hugging Face cache.
+    """Return a checkpoint's folder: a path from here or from `beside`, or a hub name in the cache; None if absent.
 
     Nothing is downloaded.
     """
@@ -54,13 +57,13 @@ def local_folder(name: str, beside: Path) -> Path | None:
 def load_drafts(
     config: EngineConfig, target: LlamaModel, kernels: KernelSet, kept_tokens: Collection[int]
 ) -> DraftModel | None:
-    """Load the draft model that the settings name, or None if they name no folder.
+    """Load the draft model; None if the settings name no folder.
 
     Args:
-        kept_tokens: tokens that stay in the draft vocabulary however small it is.
+        kept_tokens: tokens that stay in the draft vocabulary however small that is.
 
     Raises:
-        CheckpointError: a folder that cannot draft for this target, with the reason.
+        CheckpointError: the folder holds nothing that can draft for this target, with the reason.
         ValueError: a draft vocabulary or rank that the draft model cannot have.
     """
     folder = config.draft
@@ -70,7 +73,20 @@ def load_drafts(
         where = (DTYPES[config.dtype], torch.device(config.device), kernels)
         draft_model = load_llama_draft(folder, config.model, target.config, *where)
     else:
-        draft_model = settle_taps(load_head(folder, target.parts, kernels), target, config.model, kernels)
+        loaded = load_head(folder, target.parts, kernels)
+        logger.info("%s: %s in the layout of %s", folder, loaded.description.label, loaded.description.layout)
+        for assumption in loaded.description.assumptions:
+            logger.info("%s: assumed: %s", folder, assumption)
+        draft_model = settle_taps(loaded, target, config.model, kernels)
+    positions, context = draft_model.head.llama.max_position, config.context(target.config.max_position)
+    if positions < context:
+        logger.warning(
+            "%s has %d positions, fewer than the %d tokens of a request: beyond them nothing is drafted; "
+            "limit requests by max_model_len, or take another draft model",
+            folder,
+            positions,
+            context,
+        )
     if config.draft_vocab is not None:
         assert isinstance(draft_model.readout, MatrixReadout)
         draft_model = draft_model._replace(

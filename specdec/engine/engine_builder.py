@@ -90,11 +90,6 @@ class _EngineBuilder:
             "cache: %d blocks of %d tokens, %.1f MiB; %d blocks in host memory",
             num_blocks, self.config.block_size, num_blocks * self.block_bytes / (1 << 20), num_host_blocks,
         )  # fmt: skip
-        if self.head and self.head.llama.max_position < self.longest:
-            logger.warning(
-                "the head has %d positions, the context is %d tokens: requests of %d or more tokens get no drafts",
-                self.head.llama.max_position, self.longest, self.draft_context,
-            )  # fmt: skip
         return self._assemble(num_blocks, num_host_blocks, measures=self.config.scheduler.is_fitted)
 
     def _check_kernels(self) -> None:

@@ -1,4 +1,4 @@
-"""Probe of which target layers a head was trained to read, where its layer ids can be counted in two ways."""
+"""A probe of which target layers a head was trained to read, for layer ids that can be counted in two ways."""
 
 import logging
 import random
@@ -29,14 +29,14 @@ QUESTIONS = (
     "A train leaves at 9:40 and arrives at 13:05. How long does the journey take?",
     "Write a Python function that counts the vowels in a string.",
 )
-# Random tokens of a prompt where there is no tokenizer.
+# Length of the random prompts that are used without a tokenizer.
 RANDOM_TOKENS = 8
 NEW_TOKENS = 32
 BLOCK_SIZE = 16
 
 
 def settle_taps(loaded: LoadedHead, model: LlamaModel, folder: Path, kernels: KernelSet) -> DraftModel:
-    """Return the head with its layer ids counted in the way that predicts more of the target's tokens.
+    """Return the head with its layer ids counted the way that predicts more of the target's tokens.
 
     Args:
         folder: the target's folder, for its tokenizer.
@@ -49,8 +49,8 @@ def settle_taps(loaded: LoadedHead, model: LlamaModel, folder: Path, kernels: Ke
     hits, other_hits = probe.hits(draft), probe.hits(other)
     chosen = other if other_hits > hits else draft
     logger.warning(
-        "the head's %s can be counted in two ways; of %d tokens it guesses %d reading the inputs of layers %s, "
-        "and %d reading those of %s: the %s are taken",
+        "the head's %s can be counted in two ways; of %d tokens it predicts %d if it reads the inputs of layers %s, "
+        "and %d if it reads those of %s: the %s are used",
         KEY,
         probe.num_guessed,
         hits,
@@ -63,7 +63,7 @@ def settle_taps(loaded: LoadedHead, model: LlamaModel, folder: Path, kernels: Ke
 
 
 def prompts_for(folder: Path, vocab_size: int) -> list[list[int]]:
-    """Return token ids of questions to a target, or random ones without a tokenizer."""
+    """Return token ids of questions to a target, or random ones if it has no tokenizer."""
     if not (folder / "tokenizer.json").is_file():
         draw = random.Random(0).randrange
         return [[draw(vocab_size) for _ in range(RANDOM_TOKENS)] for _ in QUESTIONS]
@@ -74,11 +74,13 @@ def prompts_for(folder: Path, vocab_size: int) -> list[list[int]]:
 
 
 class TapProbe:
-    """Greedy answers of a target to a few prompts, generated past any end token, to compare heads by.
+    """A target's greedy answers to a few prompts, and how many of their tokens heads predict.
+
+    Answers do not stop at end tokens.
 
     Args:
         prompts: token ids.
-        context: limit of a text's tokens.
+        context: most tokens of a text.
 
     Attributes:
         texts: prompts and answers.
@@ -110,7 +112,7 @@ class TapProbe:
 
     @torch.inference_mode()
     def hits(self, draft: DraftModel) -> int:
-        """Return how many answer tokens are a head's first choice, one step ahead of the target."""
+        """Return how many answer tokens are a head's likeliest token, one step ahead of the target."""
         states, tokens = self.guessing(draft.head)
         found = draft.readout(states)
         best = found.scores.argmax(-1)
@@ -118,7 +120,7 @@ class TapProbe:
 
     @torch.inference_mode()
     def guessing(self, head: DraftHead) -> tuple[Tensor, Tensor]:
-        """Return the input of a head's output matrix before each answer token, `[tokens, size]`, and the tokens."""
+        """Return the head's output matrix input before each answer token, `[tokens, size]`, and the tokens."""
         batch, attentions = self._pass(self.texts, self.runner.cache.target)
         output = self.model(batch.tokens, rotary_at(self.runner.rope, batch.positions), attentions, head.taps)
         features = torch.split(head.feature_of(output), [len(text) for text in self.texts])
@@ -139,11 +141,11 @@ class TapProbe:
         return states[torch.tensor(rows, device=self.device)], torch.tensor(tokens, device=self.device)
 
     def _starts(self) -> list[int]:
-        """Return the first answer token of each text that a head can predict: it needs two tokens before it."""
+        """Return for each text the first answer token that a head can predict; it needs two tokens before it."""
         return [max(length, 2) for length in self.prompt_lens]
 
     def _pass(self, texts: Sequence[list[int]], kv: Tensor) -> tuple[TreeBatch, list[PagedAttention]]:
-        """Pack whole texts for layers whose keys and values go to `kv`, `[layers, slots, 2 * kv_heads, head_dim]`."""
+        """Return a batch of whole texts and attentions storing to `kv`, `[layers, slots, 2 * kv_heads, head_dim]`."""
         rows, trees = self._rows(texts, [0] * len(texts)), HostTrees.empty(len(texts))
         batch = TreeBatch.pack(rows, trees, BLOCK_SIZE, self.device)
         return batch, [PagedAttention(layer, batch.slots, batch.rows, self.kernels) for layer in kv]
@@ -154,7 +156,7 @@ class TapProbe:
 
 
 def _tables(lengths: Sequence[int]) -> list[list[int]]:
-    """Return consecutive block tables for texts of these lengths."""
+    """Return block tables for texts of these lengths, one after another."""
     tables, start = [], 0
     for length in lengths:
         count = ceil_div(length, BLOCK_SIZE)

@@ -21,7 +21,7 @@ from specdec.draft_heads.drafting.drafter import Proposal
 from specdec.draft_heads.drafting.model_drafter import ModelDrafter
 from specdec.engine.engine import LLMEngine
 from specdec.verify.verifier import CoupledVerifier, WeighingVerifier
-from tests.specdec.conftest import CHARACTERS, Tiny
+from tests.specdec.tiny_checkpoints import CHARACTERS, Tiny
 
 FIGURES = ["steps", "tau", "accepted_per_depth", "seconds", "tok_per_s"]
 KEYS = ["prompt", "text", "token_ids", "finish_reason", "error", *FIGURES]

@@ -14,7 +14,7 @@ from specdec.cli.app import main
 from specdec.core.request import RequestGroup
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.models.generation_config import GenerationConfig
-from tests.specdec.conftest import Tiny
+from tests.specdec.tiny_checkpoints import Tiny
 
 SAMPLED = {"temperature": 0.6, "top_k": 40, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.2}
 

@@ -1,7 +1,7 @@
 """The target against transformers' LlamaForCausalLM on the same checkpoint folder."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -13,22 +13,16 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from specdec import LLM, SamplingParams
-from specdec.cache.kv_cache import KVCache
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.execution.model_runner import LONGEST_MEASURED, ModelRunner
-from specdec.models.llama import LlamaModel, load_llama
+from specdec.models.llama import load_llama
 from specdec.verify.draft_trees import HostTrees
 from specdec.verify.tree_batch import TreeBatch, TreeRow
-from tests.fakes import TINY, edit_json, save_random_head, save_random_llama
+from tests.fakes import edit_json, save_random_head, save_random_llama
 from tests.kernel_sets import TORCH
+from tests.specdec.chunked_pass import BLOCK, CHUNKS, CPU, chunked_logits, new_cache, random_tokens
 from tests.strategies import shuffled_tables
-
-CPU = torch.device("cpu")
-VOCAB = TINY["vocab_size"]
-BLOCK = 8
-# Chunks that end inside blocks, at their ends, and with a single token.
-CHUNKS = (5, 3, 1, 13, 16, 1, 31)
 
 
 def save_llama(folder: Path, seed: int = 0, max_shard_size: str = "1GB", **overrides: Any) -> LlamaForCausalLM:
@@ -46,28 +40,6 @@ def save_llama(folder: Path, seed: int = 0, max_shard_size: str = "1GB", **overr
 def load_hf(folder: Path, dtype: torch.dtype) -> LlamaForCausalLM:
     # Its eager attention would run the softmax in float32.
     return LlamaForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").eval()
-
-
-def random_tokens(count: int, seed: int = 1) -> list[int]:
-    return torch.randint(0, VOCAB, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
-
-
-def new_cache(model: LlamaModel, num_blocks: int, dtype: torch.dtype) -> KVCache:
-    return KVCache(num_blocks, BLOCK, model.config, None, dtype, CPU, kernels=TORCH)
-
-
-def chunked_logits(folder: Path, dtype: torch.dtype, tokens: Sequence[int], chunks: Sequence[int] = CHUNKS) -> Tensor:
-    """Logits of all positions, the prompt fed chunk by chunk through the engine's own pieces."""
-    assert sum(chunks) == len(tokens)
-    model = load_llama(folder, dtype, CPU, TORCH)
-    plan = shuffled_tables([len(tokens)], BLOCK, seed=0)
-    runner = ModelRunner(model, new_cache(model, plan.num_blocks, dtype), dtype)
-    logits, start = [], 0
-    for chunk in chunks:
-        row = TreeRow(tokens[start : start + chunk], start, plan.tables[0], num_scored=chunk)
-        logits.append(runner.forward([row], HostTrees.empty(1)))
-        start += chunk
-    return torch.cat(logits)
 
 
 @pytest.mark.parametrize("cached", [torch.float64, torch.bfloat16, torch.float8_e4m3fn])

@@ -244,9 +244,8 @@ def test_a_head_with_few_positions_is_told_of(
     save_random_head(tmp_path / "short", max_position_embeddings=40)
     with caplog.at_level("WARNING", "specdec"):
         llm = LLM(folder / "target", tmp_path / "short", dtype="float64", shape=DraftShape(3, 2, 6))
-        assert [record.getMessage() for record in caplog.records] == [
-            "the head has 40 positions, the context is 256 tokens: requests of 37 or more tokens get no drafts"
-        ]
+        (record,) = caplog.records
+        assert "short has 40 positions, fewer than the 256 tokens of a request" in record.getMessage()
         caplog.clear()
         llm.generate([list(range(35))], FREE, use_tqdm=False)
         assert not caplog.records

@@ -15,7 +15,7 @@ from specdec.kernels.host_sampling import HostSampling
 from specdec.kernels.types import NoiseKey, Stream
 from specdec.verify.noise import gumbel, uniforms
 from tests.fakes import save_random_head, save_random_llama
-from tests.verify.test_statistics import chi_square_tail
+from tests.verify.chi_square import chi_square_tail
 
 VOCAB = 6
 SMALL: dict[str, Any] = {

@@ -9,9 +9,9 @@ from specdec.kernels.block_walk_reference import walk_block
 from specdec.kernels.types import NO_TOKEN, Acceptance
 from specdec.verify.tree import ROOT, DraftTree
 from tests.verify.exact import Chooser, Model, chain_shape, drawn_tree, outcomes
+from tests.verify.fixed_coins import LARGEST_COIN, FixedCoins, vector
 from tests.verify.models import CHAIN_LENGTH, models
 from tests.verify.replay import assert_floats_follow_fractions
-from tests.verify.test_rejection import LARGEST_COIN, FixedCoins, vector
 
 
 def chain(*tokens: int, q: torch.Tensor) -> DraftTree:

@@ -1,7 +1,5 @@
 """Recursive rejection over tensors: what the engine runs equals the exact walk, also at the edges."""
 
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given
@@ -11,34 +9,9 @@ from specdec.kernels.rejection_walk_reference import walk_rejection
 from specdec.kernels.types import NO_TOKEN, Acceptance
 from specdec.verify.tree import ROOT, DraftTree
 from tests.verify.exact import Chooser, Model, drawn_tree, outcomes
+from tests.verify.fixed_coins import LARGEST_COIN, FixedCoins, vector
 from tests.verify.models import SAMPLED_NODES, fixed_trees, models, tree_shapes
 from tests.verify.replay import assert_floats_follow_fractions
-
-LARGEST_COIN = 1 - 2.0**-53
-
-
-class FixedCoins:
-    """Every coin is `coin`, every draw the likeliest; what was asked is kept."""
-
-    def __init__(self, coin: float) -> None:
-        self.coin = coin
-        self.asked: list[tuple[int, int, float]] = []
-        self.drawn_from: list[float] = []
-
-    def accept(self, depth: int, rank: int, probability: Any) -> bool:
-        self.asked.append((depth, rank, float(probability)))
-        return self.coin < float(probability)
-
-    def draw(self, depth: int, weights: Any) -> int:  # noqa: ARG002
-        assert torch.isfinite(weights).all()
-        assert weights.sum() > 0
-        assert (weights >= 0).all()
-        self.drawn_from = weights.tolist()
-        return int(weights.argmax())
-
-
-def vector(*values: float) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float64)
 
 
 def siblings(*tokens: int, q: torch.Tensor | None = None) -> DraftTree:

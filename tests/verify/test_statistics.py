@@ -17,6 +17,7 @@ from specdec.verify.sampling import Context, Sampling
 from specdec.verify.transforms import NodeRows, processed_logits
 from specdec.verify.tree import ROOT, DraftTree
 from tests.kernel_sets import TORCH
+from tests.verify.chi_square import chi_square_tail
 
 VOCAB = 6
 # Per rule and sampling: 200,000 and more per rule.
@@ -134,21 +135,6 @@ def coupled(trial: Trial, draw: int) -> list[int]:
 def second_token(trial: Trial, first: int, draw: int) -> int:
     """What a plain step says after a step that emitted one token."""
     return walk_rejection(DraftTree(), lambda _: trial.p[1 + first], trial.chance(draw, 1)).next_token
-
-
-def chi_square_tail(found: Tensor, expected: Tensor) -> float:
-    """Chance of a statistic at least as large; cells with fewer than 5 expected are pooled."""
-    order = expected.argsort(descending=True)
-    found, expected = found[order], expected[order]
-    kept = int((expected >= 5).sum())
-    if kept < len(expected):
-        # What the small cells make together is one of its own, or belongs to the smallest of the others.
-        kept -= int(expected[kept:].sum() < 5)
-        found = torch.cat([found[:kept], found[kept:].sum()[None]])
-        expected = torch.cat([expected[:kept], expected[kept:].sum()[None]])
-    statistic = ((found - expected) ** 2 / expected).sum()
-    degrees = torch.tensor((len(expected) - 1) / 2, dtype=torch.float64)
-    return float(torch.special.gammaincc(degrees, statistic / 2))
 
 
 RULES: list[Callable[[Trial, int], list[int]]] = [one_hot_rejection, sampled_rejection, block, coupled]
