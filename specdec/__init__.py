@@ -33,7 +33,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name when it is asked for, so that a kernel can be imported without transformers."""
+    """Load a public name on first use, so that a kernel can be imported without transformers."""
     if name not in _HOMES:
         raise AttributeError(f"module 'specdec' has no attribute {name!r}")
     from importlib import import_module

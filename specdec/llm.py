@@ -1,4 +1,4 @@
-"""The Python API: a model, its head, and prompts in."""
+"""The Python API."""
 
 import logging
 import time
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class LLM:
-    """A target with a draft head.
+    """A target model with a draft head.
 
     llm = LLM(draft="eagle")
     llm.generate(["I would like to find a restaurant."], SamplingParams(temperature=0, max_tokens=64))
@@ -42,7 +42,7 @@ class LLM:
     Calls may interleave, and may come from several threads: their requests share the engine's steps.
 
     Args:
-        model: checkpoint folder of the target; None for the one that a head of speculators names, or else for the
+        model: checkpoint folder of the target; None for the target that a speculators head names, or else the
             built-in demo model.
         draft: "eagle" for the demo model's own head, the folder of a head or of a small model with the target's
             tokenizer, "ngram" for prompt lookup, or None for plain decoding.
@@ -108,7 +108,7 @@ class LLM:
             sampling_params: one for all, or one each.
             use_tqdm: show a progress bar where there are several prompts (the name is vLLM's).
             priority: one each, lower ones first, under the policy "priority".
-            cache_salt: only prompts of the same salt share cached beginnings.
+            cache_salt: only prompts of the same salt share cached prefixes.
 
         Raises:
             ValueError: a prompt that is empty or leaves no room for a token; nothing has run then.
@@ -129,9 +129,9 @@ class LLM:
         priority: Sequence[int] | None = None,
         cache_salt: str | None = None,
     ) -> Generator[RequestOutput]:
-        """Like `generate`, but yields a request's state after each step in which it got tokens.
+        """Run prompts like `generate`; yield a request's state after each step in which it got tokens.
 
-        `segments` of a state is what is new in it. Closing the iterator aborts what is unfinished.
+        `segments` of a state is its new text. Closing the iterator aborts the requests that are not finished.
         """
         groups = self._groups(prompts, sampling_params, priority, cache_salt)
         yield from self._shared.run(groups, RequestGroup.output)
@@ -151,7 +151,7 @@ class LLM:
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, priority=priority, cache_salt=cache_salt)
 
     def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams) -> list[BeamSearchOutput]:
-        """The likeliest sequences after each prompt, all searched in one batch, without drafts.
+        """Search the most probable sequences after each prompt, all in one batch, without drafts.
 
         Tokens and scores are those of transformers' `generate` with `num_beams` of `params.beam_width`.
 
@@ -174,14 +174,15 @@ class LLM:
         return [search.output(self.tokenizer) for search in searches]
 
     def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Tokens of a conversation up to where the answer begins.
+        """Return the tokens of a conversation up to where the answer begins.
 
         Raises:
             ValueError: the model has no chat template, or the template refuses the messages.
         """
         for message in messages:
             for key, value in message.items():
-                check_text(f"the message's {key}", value)
+                if isinstance(value, str):
+                    check_text(f"the message's {key}", value)
         tokenizer = self._requests.need_tokenizer()
         if not tokenizer.has_chat_template:
             raise ValueError(f"{self.config.model}: the tokenizer has no chat template; give the prompt as it is")
@@ -212,15 +213,15 @@ class LLM:
     def new_group(
         self, prompt: Prompt, params: SamplingParams, *, priority: int = 0, cache_salt: str | None = None
     ) -> RequestGroup:
-        """The requests of a prompt, one per sample, checked and not yet queued.
+        """Make the requests of a prompt, one per sample, checked and not yet queued.
 
         Args:
             priority: lower runs first, under the policy "priority".
             cache_salt: only requests of the same salt share cached prefixes.
 
         Raises:
-            ValueError: a prompt that is empty, foreign to the vocabulary, or too long; a parameter that the model
-                cannot honour.
+            ValueError: a prompt that is empty, outside the vocabulary, or too long; a parameter that the model
+                does not support.
         """
         return self._requests.group(prompt, params, priority, cache_salt)
 
@@ -230,10 +231,10 @@ class LLM:
         return self.generation_config.end_tokens
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What the checkpoint's generation_config.json asks for; what it leaves open is `SamplingParams`' own."""
+        """Return the parameters of the checkpoint's generation_config.json, with defaults for the others."""
         return SamplingParams(**self.generation_config.params)
 
     def stats(self) -> EngineStats:
-        """What has come through the engine so far, and what is in it."""
+        """Return counts since the start, and the current state of the engine."""
         with self._shared.turn() as engine:
             return replace(engine.scheduler.stats())

@@ -107,7 +107,7 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, nothing else.")] = False,
     verbose: Verbose = False,  # noqa: ARG001
 ) -> None:
-    """Describe a draft head: what it is, what it reads of its target, and what its files leave to be assumed.
+    """Describe a draft head: its kind, the target layers it reads, its sizes, and the assumptions about it.
 
     \b
     Examples:

@@ -59,7 +59,7 @@ def generate(
     verbose: Verbose = False,  # noqa: ARG001
     **options: Any,
 ) -> None:
-    """Generate text, and tell how much the drafts helped.
+    """Generate text and report how much the drafts helped.
 
     \b
     Examples:
@@ -72,7 +72,7 @@ def generate(
     """
     sampling, shape = options_for(SamplingParams, options), options_for(DraftShape, options)
     settings = {**options_for(EngineConfig, options), **options_for(SchedulerConfig, options)}
-    # Mistakes are told before torch is imported. The model may allow more tokens than the command does by itself.
+    # Report mistakes before importing torch. The model may allow more tokens than the command does by itself.
     SamplingParams(**{**OWN_DEFAULTS, "max_tokens": None, **sampling})
     replace(default_shape("cpu"), **shape)
     engine_config(DEMO, None, settings)
@@ -99,7 +99,7 @@ def generate(
 def _run(
     llm: "LLM", plain_llm: "LLM | None", inputs: list[Any], params: SamplingParams, view: "JsonView | TextView"
 ) -> int:
-    """Run all prompts, and again without drafts where there is a plain engine; the exit code."""
+    """Run all prompts, and again without drafts if there is a plain engine; return the exit code."""
     from specdec.cli.timed_batch import run_batch
 
     each = [params] * len(inputs)

@@ -1,4 +1,4 @@
-"""The prompts of a command: its argument, standard input, or a JSONL file."""
+"""Prompts of a command: its argument, standard input, or a JSONL file."""
 
 import json
 import sys
@@ -23,13 +23,13 @@ class GivenPrompt(NamedTuple):
     messages: list[dict[str, str]] | None = None
 
     def for_engine(self, llm: "LLM", chat: bool | None) -> str | list[int]:
-        """What `llm` is to be given.
+        """Return the prompt as `llm` takes it.
 
         Args:
-            chat: whether plain text goes through the chat template; None where there is one.
+            chat: whether plain text goes through the chat template; None if there is one.
 
         Raises:
-            ValueError: the chat template is needed and missing.
+            ValueError: the chat template is needed but missing.
         """
         if chat is None:
             chat = llm.tokenizer is not None and llm.tokenizer.has_chat_template
@@ -39,15 +39,15 @@ class GivenPrompt(NamedTuple):
 
 
 def read_prompts(argument: str | None, file: Path | None, raw: bool) -> list[GivenPrompt]:
-    """The prompts from wherever they are; at least one, none empty.
+    """Read the prompts; at least one, none empty.
 
     Args:
         argument: the prompt itself, "-" for standard input, None if it was left out.
         file: JSONL with `prompt`, `messages` or `turns` in each line.
-        raw: conversations are refused, because they cannot do without a chat template.
+        raw: refuse conversations, because they need a chat template.
 
     Raises:
-        ValueError: nothing usable; the message names the place and the remedy.
+        ValueError: no usable prompt; names the place and the remedy.
     """
     if file is not None:
         if argument is not None:

@@ -1,4 +1,4 @@
-"""What a command prints: text in the colours of where it came from, figures, and JSON lines."""
+"""Output of a command: text coloured by its origin, figures, and JSON lines."""
 
 import json
 import sys
@@ -20,7 +20,7 @@ BOLD = Style(bold=True)
 
 
 class TextView:
-    """For people: the text as it comes, or answers under headers where there are several, and the figures.
+    """Output for people: streamed text, or answers under headers if there are several, then the figures.
 
     Coloured on a terminal, plain elsewhere.
     """
@@ -32,12 +32,16 @@ class TextView:
             self._write(("accepted from the draft", ACCEPTED), (" · ", DIM), ("the target's own\n\n", OWN))
 
     def show(self, output: RequestOutput) -> None:
-        """News of a running request."""
+        """Print the new text of a request."""
         if len(self._given) == 1:
             self._write_segments(output.segments)
 
     def end(self, batch: TimedBatch, plain: TimedBatch | None) -> None:
-        """All that is left to say; `plain` is the same run without drafts, where it took place."""
+        """Print the remaining output.
+
+        Args:
+            plain: the same run without drafts, if there was one.
+        """
         total = len(self._given)
         if total > 1:
             for number, (one, answer) in enumerate(zip(self._given, batch.answers, strict=True), 1):
@@ -55,7 +59,7 @@ class TextView:
 
 
 class JsonView:
-    """For machines: one object per request and line, in the order of the prompts."""
+    """Output for programs: one JSON object per request and line, in the order of the prompts."""
 
     def __init__(self, given: Sequence[GivenPrompt], compare: bool) -> None:
         self._given = given
@@ -65,7 +69,7 @@ class JsonView:
         pass
 
     def end(self, batch: TimedBatch, plain: TimedBatch | None) -> None:
-        """Print all. What an interrupted comparison could not tell is null."""
+        """Print all. Values that an interrupted comparison lacks are null."""
         pairs = plain.answers if plain else [None] * len(self._given)
         for one, answer, other in zip(self._given, batch.answers, pairs, strict=True):
             value = {

@@ -1,4 +1,4 @@
-"""A batch of prompts, run to its end or to Ctrl-C, and what each of them cost."""
+"""A batch of prompts, run to its end or to Ctrl-C, with its timings."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class Answer:
-    """What came of one prompt.
+    """Answer to one prompt.
 
     Attributes:
-        finish_reason: "abort" until it has ended otherwise.
-        error: why it failed.
-        seconds: from the batch's start to this answer's end.
+        finish_reason: "abort" until it ends for another reason.
+        error: reason of a failure.
+        seconds: time from the batch's start to this answer's end.
     """
 
     text: str = ""
@@ -62,7 +62,7 @@ class TimedBatch:
 
     @property
     def stats(self) -> SpeculationStats:
-        """Steps and tokens of all answers; the depths are summed up into one."""
+        """Sums over all answers; accepted tokens of all depths are one number."""
         every = [answer.stats for answer in self.answers]
         return SpeculationStats(
             steps=sum(stats.steps for stats in every),

@@ -1,4 +1,4 @@
-"""Devices and number formats by their names."""
+"""Devices and dtypes by their names."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -45,7 +45,7 @@ def on_device(device: torch.device) -> AbstractContextManager[object]:
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Return the number format of a name; "auto" is bfloat16 where the device computes in it, float32 elsewhere.
+    """Return the dtype of a name; "auto" is bfloat16 where the device computes in it, float32 elsewhere.
 
     Raises:
         ValueError: an unknown name.
@@ -58,5 +58,5 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """Return the name of a number format."""
+    """Return the name of a dtype."""
     return str(dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""What a request asks of sampling and of where its output ends."""
+"""Parameters of sampling, of where an output ends, and of beam search."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -117,7 +117,7 @@ class SamplingParams:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     def check_tokens(self, vocab_size: int) -> None:
-        """Refuse token ids and counts that the vocabulary does not have.
+        """Reject token ids and counts that the vocabulary does not have.
 
         Raises:
             ValueError: the parameter, the value and the range.
@@ -174,5 +174,5 @@ class BeamSearchParams:
         check_settings(self)
 
     def score(self, cum_logprob: float, num_tokens: int) -> float:
-        """What sequences of so many generated tokens are compared by."""
+        """Return the score of a sequence."""
         return cum_logprob / math.pow(num_tokens, self.length_penalty)

@@ -1,4 +1,4 @@
-"""What the user asks for, made definite: folders, device, number format and tree shape."""
+"""Resolution of settings: the folders, device, dtype and tree shape that an engine gets."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,7 +13,7 @@ from specdec.engine.draft_loader import named_target
 
 
 def resolved_config(model: str | Path | None, draft: str | Path | None, settings: Mapping[str, Any]) -> EngineConfig:
-    """Return settings in which nothing is "auto" or left open.
+    """Resolve settings, so that none is "auto" or left open.
 
     Args:
         model, draft, settings: as `LLM` takes them.

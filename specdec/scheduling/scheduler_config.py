@@ -59,5 +59,5 @@ class SchedulerConfig:
 
     @property
     def is_fitted(self) -> bool:
-        """Whether steps are fitted to measured costs."""
+        """Whether step sizes depend on measured costs."""
         return self.adaptive_drafts or self.prefill_stretch > 0
