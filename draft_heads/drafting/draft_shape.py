@@ -28,5 +28,5 @@ class DraftShape:
 
     @property
     def slots(self) -> int:
-        """Cache entries that a row needs behind its known tokens, while drafting or while verifying."""
+        """Cache entries that a row needs behind its known tokens, for drafting or for verification."""
         return max(self.nodes, (self.depth - 1) * self.branching)

@@ -25,7 +25,7 @@ class AcceptanceHistory:
 
     @property
     def ratio(self) -> float:
-        """How its acceptance compares with the average, starting from an optimistic prior."""
+        """Acceptance relative to the average, starting from an optimistic prior."""
         return self.accepted / self.predicted
 
     def learn(self, accepted: int, predicted: float) -> None:
@@ -120,7 +120,7 @@ class Request:
 
     @property
     def may_draft(self) -> bool:
-        """Whether the next step may carry drafts. The first cannot: it computes the prompt, which has no root yet."""
+        """Return whether the next step may carry drafts. The first step cannot: its prompt has no root yet."""
         return self.drafts_enabled and self.num_output > 0 and self.num_remaining > 1
 
     @property
@@ -210,7 +210,7 @@ class RequestGroup:
 
     @property
     def finished(self) -> bool:
-        """Whether all samples have ended."""
+        """Return whether all samples have ended."""
         # A sample that has ended is not looked at again, so that the calls of n steps take n looks and not n².
         while self._num_finished < len(self.requests) and self.requests[self._num_finished].finished:
             self._num_finished += 1

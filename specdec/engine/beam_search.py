@@ -111,7 +111,7 @@ class BeamSearch:
 
     @property
     def admission(self) -> Admission:
-        """Whether the search can begin now, later or never."""
+        """Return whether the search can begin now, later or never."""
         return self.engine.scheduler.admission(self.root)
 
     def begin(self) -> None:

@@ -1,4 +1,4 @@
-"""Memory for the cache: what is left beside the weights and the largest steps, which are run once to measure them."""
+"""Memory for the cache: the rest beside the weights and the largest steps. A rehearsal measures these."""
 
 import gc
 from collections.abc import Callable
@@ -49,7 +49,7 @@ def left_beside(config: EngineConfig, rehearse: Callable[[], int]) -> int:
     peak = torch.cuda.max_memory_reserved(device) - own
     gc.collect()
     torch.cuda.empty_cache()
-    # Only the driver knows what it and other processes use.
+    # The driver counts its own memory and that of other processes.
     free, total = torch.cuda.mem_get_info(device)
     outside = total - free - torch.cuda.memory_reserved(device)
     left = int(total * config.gpu_memory_utilization) - peak - outside

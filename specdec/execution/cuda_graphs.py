@@ -46,7 +46,7 @@ class CudaGraphs:
 
 
 # Limit of the draft probabilities that a graph of drawn trees keeps: float32 over the vocabulary for each node.
-MOST_DRAFT_PROBS_BYTES = 256 << 20
+MAX_DRAFT_PROBS_BYTES = 256 << 20
 
 
 def attach_graphs(
@@ -66,7 +66,7 @@ def attach_graphs(
     runner.graphs = StepGraphs(runner.features, capture, geometry, max_rows, max_blocks, words)
     if drafter is not None:
         rest = (capture, _geometry(drafter.head.llama, drafter.dtype), max_blocks)
-        most = MOST_DRAFT_PROBS_BYTES // (4 * runner.model.config.vocab_size * drafter.laws)
+        most = MAX_DRAFT_PROBS_BYTES // (4 * runner.model.config.vocab_size * drafter.num_draft_probs)
         drafter.graphs = DraftGraphs(LoopGraphs(drafter.search, *rest), LoopGraphs(drafter.draw, *rest), most)
 
 

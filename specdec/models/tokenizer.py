@@ -1,4 +1,4 @@
-"""Text to tokens and back, and the chat template of a checkpoint."""
+"""Tokenizers of checkpoint folders: text to tokens and back, and the chat template."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,10 +11,10 @@ from specdec.draft_heads.llama.checkpoint_files import CheckpointError, first_li
 
 
 def load_pretrained(folder: Path) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a checkpoint folder; code that the folder brings along is never run.
+    """Load the tokenizer of a checkpoint folder. Code in the folder is never run.
 
     Raises:
-        CheckpointError: it cannot be read, or it cannot be had without the folder's code.
+        CheckpointError: it cannot be read, or not without code in the folder.
     """
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
@@ -46,16 +46,16 @@ class Tokenizer:
 
     @property
     def special_tokens(self) -> frozenset[int]:
-        """Those that stand for no text, such as the ends of turns."""
+        """Tokens that stand for no text, such as the ends of turns."""
         added = self.backend.get_added_tokens_decoder()
         return frozenset(token for token, content in added.items() if content.special)
 
     def encode(self, text: str) -> list[int]:
-        """Tokens with the special ones that the tokenizer puts around plain text."""
+        """Return the text's tokens, with the special tokens that the tokenizer adds to a text."""
         return list(self._hf(text)["input_ids"])
 
     def encode_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Token sequences that spell each word, at the beginning of a text and after a space, as vLLM takes them."""
+        """Return the token sequences that spell each word, at the beginning of a text and after a space, as in vLLM."""
         found: list[tuple[int, ...]] = []
         for word in words:
             plain, spaced = (
@@ -67,7 +67,7 @@ class Tokenizer:
         return tuple(found)
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Tokens of a conversation, up to where the assistant's answer begins.
+        """Return the tokens of a conversation, up to where the assistant's answer begins.
 
         Raises:
             ValueError: the chat template refuses the messages.
@@ -83,10 +83,10 @@ class Tokenizer:
 
 
 def check_same_vocabulary(folder: Path, target: Path) -> None:
-    """See that a draft model's tokens are the target's, where both folders have a tokenizer.
+    """Check that a draft model has the target's tokens, if both folders have a tokenizer.
 
     Raises:
-        CheckpointError: they are not; names the first that differs.
+        CheckpointError: a token differs; names the first.
     """
     files = [where / "tokenizer.json" for where in (folder, target)]
     if not all(file.is_file() for file in files):

@@ -8,8 +8,8 @@ from specdec.core.request import AcceptanceHistory
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.scheduling.step_cost import StepCost
 
-# Steps with trees after which some are plain, and the number of those; likewise for plain steps. A single row needs
-# more: its first plain steps, and a lone tree, are not representative.
+# Steps with trees between plain ones, and the number of plain ones in a row; likewise plain steps between those with
+# trees. A single row needs more of them: its first plain steps, and a lone tree, are not representative.
 PLAIN, PLAIN_OF_ONE = (24, 2), (128, 10)
 TREES, TREES_OF_ONE = (48, 2), (256, 4)
 # Steps after which, if there are trees, a single row gets the largest one, so that the nodes of all ranks are observed.

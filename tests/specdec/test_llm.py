@@ -218,7 +218,7 @@ def test_settings_outside_their_range_are_named(folder: Path) -> None:
 def test_a_head_of_another_size_is_refused(folder: Path, tmp_path: Path) -> None:
     save_random_head(tmp_path / "wide", hidden_size=64)
     save_random_head(tmp_path / "words", vocab_size=50)
-    with pytest.raises(CheckpointError, match="states of size 64, but the target's hidden_size is 32"):
+    with pytest.raises(CheckpointError, match="the head reads states of size 64, but the target's hidden_size is 32"):
         LLM(folder / "target", tmp_path / "wide")
     with pytest.raises(CheckpointError, match="vocab_size 50 does not fit the target's 97"):
         LLM(folder / "target", tmp_path / "words")
