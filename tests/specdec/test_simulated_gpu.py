@@ -14,7 +14,6 @@ from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.model_drafter import ModelDrafter
 from specdec.execution import cost_measurement
 from specdec.execution.cuda_graphs import CudaGraphs
-from specdec.execution.model_runner import ModelRunner
 from specdec.scheduling.step_cost import PreemptionCost
 from tests.fakes import save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
 from tests.simulated_gpu import GPU, SimulatedGPU, SimulatedTensor, simulated_gpu
@@ -114,7 +113,9 @@ def test_tokens_are_those_of_a_cpu_and_the_host_waits_once_a_step(
     ]
     expected = run(load(folder, head, **settings), params)
     monkeypatch.setattr("specdec.execution.cuda_graphs.WARM_UPS", 1)
-    monkeypatch.setattr(ModelRunner, "preemption_cost", Mock(return_value=PreemptionCost(1.0, 0.0)))
+    monkeypatch.setattr(
+        "specdec.engine.engine_builder.measure_preemption_cost", Mock(return_value=PreemptionCost(1.0, 0.0))
+    )
     with simulated_gpu(monkeypatch) as gpu:
         llm = load(folder, head, device="cuda", **settings)
         assert llm.config.device == GPU
