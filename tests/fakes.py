@@ -1,4 +1,4 @@
-"""Small stand-ins: random Llamas and heads on disk, and drafters that do not help."""
+"""Random Llamas and heads on disk, and a drafter that drafts at random."""
 
 import json
 import random
@@ -32,7 +32,7 @@ TINY = {
 
 
 def save_random_llama(folder: Path, seed: int = 0, **overrides: Any) -> LlamaForCausalLM:
-    """A random float64 Llama, written as a checkpoint; its logits are far enough apart to tell tokens."""
+    """Write a random float64 Llama as a checkpoint. Its logits are far enough apart that no two tokens nearly tie."""
     torch.manual_seed(seed)
     model = LlamaForCausalLM(HFLlamaConfig(**{**TINY, "initializer_range": 0.3, **overrides})).to(torch.float64)
     for name, parameter in model.named_parameters():

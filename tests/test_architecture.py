@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -131,6 +132,13 @@ def test_kernels_need_only_torch_and_triton(module: str) -> None:
 def test_no_import_cycle() -> None:
     graph = {module: _imports(module) & set(SOURCES) - {module} for module in SOURCES}
     list(TopologicalSorter(graph).static_order())
+
+
+def test_test_modules_do_not_import_each_other() -> None:
+    """Code that several of them need stands in a module of its own."""
+    statement = re.compile(r"^\s*(?:from|import) \S*\b(?:test_\w+|conftest)\b", re.MULTILINE)
+    files = (ROOT / "tests").rglob("*.py")
+    assert {str(file) for file in files if statement.search(file.read_text(encoding="utf-8"))} == set()
 
 
 @pytest.mark.parametrize("name", LINKED)

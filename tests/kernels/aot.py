@@ -1,9 +1,9 @@
-"""Compiles Triton kernels for GPUs that this machine need not have, and reports what the assembler says of them.
+"""Ahead-of-time compilation of Triton kernels for GPUs that this machine lacks, with the resource use of each.
 
     python -m tests.kernels.aot tests.kernels.test_aot_tree_attention:specialisations 90
 
-A test calls `compile_all` with the name of a function that returns the specialisations. A process of its own
-compiles them, without `TRITON_INTERPRET`: where that is set, `@triton.jit` makes what only the interpreter runs.
+A test calls `compile_all` with the name of a function that returns the specialisations. They are compiled in a new
+process without `TRITON_INTERPRET`, because with it `@triton.jit` makes functions that only the interpreter can run.
 """
 
 import importlib
@@ -25,10 +25,10 @@ SHARED_LIMIT = {80: 166912, 90: 232448}
 
 @dataclass(frozen=True)
 class Specialisation:
-    """A kernel and all that its machine code depends on.
+    """A kernel and everything that its machine code depends on.
 
     Attributes:
-        name: what the table calls it.
+        name: its name in the table.
         kernel: a `@triton.jit` function.
         signature: type of each run-time argument, such as `*bf16`, `i32`, `fp32`; with `:16` behind it where
             the pointer or number is divisible by 16, which a launch finds out by itself.
@@ -46,7 +46,7 @@ class Specialisation:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a block of a compiled kernel takes.
+    """Resources of a compiled kernel.
 
     Attributes:
         registers: per thread.
@@ -95,7 +95,7 @@ def compile_for(spec: Specialisation, arch: int) -> Compiled:
 
 
 def compile_all(specialisations: str, arch: int) -> dict[str, Compiled]:
-    """Compile, in a new process, what a function named `module:function` returns; by name of the specialisation."""
+    """Compile the specialisations that `module:function` returns, in a new process. Return the results by name."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "tests.kernels.aot", specialisations, str(arch)]
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -104,7 +104,7 @@ def compile_all(specialisations: str, arch: int) -> dict[str, Compiled]:
 
 
 def table(compiled: Mapping[str, Compiled], arch: int) -> str:
-    """For people: one line for each kernel."""
+    """Return a table for people, one line for each kernel."""
     width = max(len(name) for name in compiled)
     lines = [f"sm_{arch:<{width - 3}} registers  shared  spills   cubin"]
     for name, found in compiled.items():

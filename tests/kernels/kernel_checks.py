@@ -1,4 +1,4 @@
-"""What the tests of Triton kernels share: the device, outputs that show what was not written, error bounds."""
+"""Common parts of the Triton kernels' tests: the device, poisoned outputs, error bounds."""
 
 import importlib
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _round_in_the_interpreter() -> None:
-    """Let float32 become bfloat16 as on every GPU, to the nearest: the interpreter of Triton 3.9 cuts it off."""
+    """Round float32 to the nearest bfloat16 as every GPU does; the interpreter of Triton 3.9 truncates."""
     interpreter = importlib.import_module("triton.runtime.interpreter")
     convert, tl = interpreter._convert_float, importlib.import_module("triton.language")
 
@@ -51,7 +51,7 @@ class _PoisonedTorch:
 
 @contextmanager
 def poisoned_outputs(*modules: str) -> Iterator[None]:
-    """Everything that these modules of `specdec.kernels` allocate shows what a kernel has left unwritten."""
+    """Poison everything that these modules of `specdec.kernels` allocate, so that unwritten elements show."""
     with pytest.MonkeyPatch.context() as patch:
         for module in modules:
             patch.setattr(f"specdec.kernels.{module}.torch", _PoisonedTorch())
@@ -59,7 +59,7 @@ def poisoned_outputs(*modules: str) -> Iterator[None]:
 
 
 def assert_as_exact(actual: Tensor, plain: Tensor, exact: Tensor) -> None:
-    """The largest error is at most twice that of plain torch in the same dtype.
+    """Assert that the largest error is at most twice that of plain torch in the same dtype.
 
     Among few numbers torch may by chance have next to none; the kernels' own bound, three roundings in float32 and
     one to the result's dtype, is enough there.

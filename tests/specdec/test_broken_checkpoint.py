@@ -15,7 +15,8 @@ from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.models.llama import LlamaModel, load_llama
 from tests.fakes import edit_json
 from tests.kernel_sets import TORCH
-from tests.specdec.test_llama import CPU, edit_tensors, save_llama
+from tests.specdec.chunked_pass import CPU
+from tests.specdec.saved_llama import edit_tensors, save_llama
 
 
 def tensor_edit(change: Callable[[dict[str, Tensor]], object]) -> Callable[[Path], None]:

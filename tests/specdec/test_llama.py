@@ -1,15 +1,13 @@
 """The target against transformers' LlamaForCausalLM on the same checkpoint folder."""
 
 import json
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
 from specdec import LLM, SamplingParams
@@ -19,22 +17,11 @@ from specdec.execution.model_runner import LONGEST_MEASURED, ModelRunner
 from specdec.models.llama import load_llama
 from specdec.verify.draft_trees import HostTrees
 from specdec.verify.tree_batch import TreeBatch, TreeRow
-from tests.fakes import edit_json, save_random_head, save_random_llama
+from tests.fakes import edit_json, save_random_head
 from tests.kernel_sets import TORCH
 from tests.specdec.chunked_pass import BLOCK, CHUNKS, CPU, chunked_logits, new_cache, random_tokens
+from tests.specdec.saved_llama import edit_tensors, save_llama
 from tests.strategies import shuffled_tables
-
-
-def save_llama(folder: Path, seed: int = 0, max_shard_size: str = "1GB", **overrides: Any) -> LlamaForCausalLM:
-    """As `save_random_llama`, with norm weights that differ too."""
-    model = save_random_llama(folder, seed, **overrides)
-    for name, parameter in model.named_parameters():
-        if "norm" in name:
-            torch.nn.init.normal_(parameter, 1.0, 0.2)
-    for file in folder.glob("*.safetensors"):
-        file.unlink()
-    model.save_pretrained(folder, max_shard_size=max_shard_size)
-    return model
 
 
 def load_hf(folder: Path, dtype: torch.dtype) -> LlamaForCausalLM:
@@ -261,12 +248,6 @@ def test_tied_checkpoint_that_stores_the_matrix_twice_loads(tmp_path: Path) -> N
     save_llama(tmp_path, tie_word_embeddings=True)
     edit_tensors(tmp_path, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
     assert load_llama(tmp_path, torch.float32, CPU, TORCH).lm_head is None
-
-
-def edit_tensors(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
 @pytest.mark.parametrize("with_head", [False, True], ids=["plain", "eagle"])
