@@ -5,6 +5,8 @@ import random
 import torch
 
 from specdec import DraftShape
+from specdec.kernels.integers import ceil_div
+from specdec.verify.draft_trees import HostTrees
 from specdec.verify.tree import ROOT, DraftTree
 from specdec.verify.tree_batch import TreeBatch, TreeRow
 
@@ -47,10 +49,7 @@ def random_batch(
         num_blocks: of the cache, of which each request has its own, in any order.
     """
     chance = random.Random(seed)
-    counts = [-(-(context + chain + len(tree)) // block_size) for tree in trees]
+    counts = [ceil_div(context + chain + len(tree), block_size) for tree in trees]
     blocks = iter(chance.sample(range(num_blocks), sum(counts)))
-    parts = [
-        TreeRow([0] * chain, tree, context, [next(blocks) for _ in range(count)], 1)
-        for tree, count in zip(trees, counts, strict=True)
-    ]
-    return TreeBatch.pack(parts, block_size, device)
+    parts = [TreeRow([0] * chain, context, [next(blocks) for _ in range(count)], 1) for count in counts]
+    return TreeBatch.pack(parts, HostTrees(trees), block_size, device)

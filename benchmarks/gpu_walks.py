@@ -11,7 +11,7 @@ from torch import Tensor
 from benchmarks.gpu_batch import random_tree
 from benchmarks.gpu_race import EXACT, Case, Peer, Subject
 from benchmarks.gpu_sizes import Sizes
-from specdec.kernels import reference_rejection, tree_walk_reference
+from specdec.kernels import block_walk_reference, rejection_walk_reference, tree_walk_reference
 from specdec.kernels.block_walk import block_walk
 from specdec.kernels.rejection_walk import rejection_walk
 from specdec.kernels.tree_walk import tree_walk
@@ -68,10 +68,10 @@ def _rejection_walk(sizes: Sizes, rows: int, device: torch.device) -> Case:
     inputs = (scores, laws, tokens, parents, starts, *keys, sampled, sizes.tree.nodes, sizes.tree.depth)
     return Case(
         run=lambda: rejection_walk(*inputs),
-        twin=lambda: reference_rejection.rejection_walk(*inputs),
-        num_bytes=_bytes_read(scores, reference_rejection.rejection_walk(*inputs).lengths),
+        twin=lambda: rejection_walk_reference.rejection_walk(*inputs),
+        num_bytes=_bytes_read(scores, rejection_walk_reference.rejection_walk(*inputs).lengths),
         bound=EXACT,
-        peers={"host": Peer(lambda: reference_rejection.rejection_walk(*inputs), captured=False)},
+        peers={"host": Peer(lambda: rejection_walk_reference.rejection_walk(*inputs), captured=False)},
     )
 
 
@@ -82,10 +82,10 @@ def _block_walk(sizes: Sizes, rows: int, device: torch.device) -> Case:
     inputs = (scores, laws, tokens, starts, *keys, depth)
     return Case(
         run=lambda: block_walk(*inputs),
-        twin=lambda: reference_rejection.block_walk(*inputs),
+        twin=lambda: block_walk_reference.block_walk(*inputs),
         num_bytes=_bytes_read(scores, torch.full((rows,), depth, device=device)),
         bound=EXACT,
-        peers={"host": Peer(lambda: reference_rejection.block_walk(*inputs), captured=False)},
+        peers={"host": Peer(lambda: block_walk_reference.block_walk(*inputs), captured=False)},
     )
 
 

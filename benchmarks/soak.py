@@ -27,7 +27,7 @@ from specdec import LLM, SamplingParams
 from specdec.core.engine_stats import EngineStats
 from specdec.core.request import Request
 from specdec.draft_heads.drafting.drafter import Drafter, DraftRow
-from specdec.verify.tree import DraftTree
+from specdec.verify.draft_trees import DraftTrees
 
 MOST_OUTSTANDING = 48
 # Requests in a row that are alike in how much they grow: many that grow at once are what preempts.
@@ -61,7 +61,7 @@ class AbortingDrafter:
     def __init__(self, llm: LLM, chance: random.Random) -> None:
         self.llm, self.drafter, self.chance, self.aborted = llm, llm.engine.drafter, chance, 0
 
-    def propose(self, rows: Sequence[DraftRow]) -> list[DraftTree]:
+    def propose(self, rows: Sequence[DraftRow]) -> DraftTrees:
         if self.chance.random() < ABORT_WITHIN_STEP:
             request = self.chance.choice([*self.llm.engine.scheduler])
             self.aborted += not request.finished

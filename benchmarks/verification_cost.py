@@ -18,8 +18,10 @@ from torch import Tensor
 from benchmarks.report import parse_shape, read_prompts, write
 from specdec import LLM, SamplingParams
 from specdec.kernels.types import Acceptance
+from specdec.verify.draft_trees import DraftTrees
 from specdec.verify.noise import gumbel
-from specdec.verify.verifier import SampledRow, Verifier
+from specdec.verify.sampling import Context
+from specdec.verify.verifier import Verifier
 
 ASKED: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
@@ -36,9 +38,9 @@ class TimedVerifier:
     def __init__(self, verifier: Verifier) -> None:
         self.verifier, self.seconds = verifier, 0.0
 
-    def verify(self, rows: Sequence[SampledRow], logits: Tensor) -> list[Acceptance]:
+    def verify(self, trees: DraftTrees, contexts: Sequence[Context], logits: Tensor) -> list[Acceptance]:
         start = time.perf_counter()
-        acceptances = self.verifier.verify(rows, logits)
+        acceptances = self.verifier.verify(trees, contexts, logits)
         self.seconds += time.perf_counter() - start
         return acceptances
 

@@ -11,14 +11,16 @@ from specdec.kernels import (
     elementwise_reference,
     kv_copy_reference,
     logit_filters_reference,
-    reference_rejection,
     rotary_store_reference,
     tree_attention_reference,
-    tree_walk_reference,
 )
+from specdec.kernels.block_walk_reference import walk_block
+from specdec.kernels.device_walks import DeviceWalks
 from specdec.kernels.host_sampling import HostSampling
+from specdec.kernels.host_walks import host_walk, tree_walk
 from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
-from specdec.kernels.types import DTYPES, Candidates, NoiseRows, NoiseSource, Stream, TopK, Walk
+from specdec.kernels.rejection_walk_reference import walk_rejection
+from specdec.kernels.types import DTYPES, Acceptance, Candidates, NoiseRows, NoiseSource, Stream, TopK, Trees
 
 KernelChoice = Literal["auto", "torch", "triton"]
 
@@ -39,6 +41,11 @@ class KernelSet:
             not to be used afterwards.
         perturbed_top_k: the `k` largest scores plus noise of each row (arguments: candidates, noise, k, stream, lane).
             The candidates' scores are not to be used afterwards.
+        tree_walk: the path of each row's tree along the tokens emitted after its root and nodes (arguments: emitted,
+            int64 `[rows + nodes]`, and trees). The host waits for the outcome, here and in the next two.
+        rejection_walk: recursive rejection sampling down each row's tree (arguments: processed logits
+            `[rows + nodes, vocab]`, trees, and each row's noise, None for a greedy row, which follows the argmax).
+        block_walk: block verification of each row's chain, with the same arguments.
         head_dims: the only ones that attention takes; None for any.
         max_nodes: nodes of a tree, or levels times branching while drafting; None for any number.
         max_group: query heads per KV head; None for any number.
@@ -57,9 +64,9 @@ class KernelSet:
     filter_logits: Callable[[Tensor, Tensor], Tensor]
     gumbel_argmax: Callable[[Tensor, NoiseRows], Tensor]
     perturbed_top_k: Callable[[Candidates, NoiseRows, int, Stream, int], TopK]
-    tree_walk: Callable[[Tensor, Tensor, Tensor, Tensor, int, int], Walk]
-    rejection_walk: Callable[..., Walk]
-    block_walk: Callable[..., Walk]
+    tree_walk: Callable[[Tensor, Trees], list[Acceptance]]
+    rejection_walk: Callable[[Tensor, Trees, NoiseRows], list[Acceptance]]
+    block_walk: Callable[[Tensor, Trees, NoiseRows], list[Acceptance]]
     head_dims: tuple[int, ...] | None = None
     max_nodes: int | None = None
     max_group: int | None = None
@@ -116,9 +123,9 @@ def torch_kernels(noise: NoiseSource) -> KernelSet:
         filter_logits=logit_filters_reference.filter_logits,
         gumbel_argmax=sampling.gumbel_argmax,
         perturbed_top_k=sampling.perturbed_top_k,
-        tree_walk=tree_walk_reference.tree_walk,
-        rejection_walk=reference_rejection.rejection_walk,
-        block_walk=reference_rejection.block_walk,
+        tree_walk=tree_walk,
+        rejection_walk=host_walk(walk_rejection, noise.uniforms),
+        block_walk=host_walk(walk_block, noise.uniforms),
     )
 
 
@@ -156,7 +163,9 @@ def _triton(device: torch.device, dtype: torch.dtype) -> KernelSet:
         rejection_walk,
         rotary_store,
         tree_attention,
-        tree_walk,
+    )
+    from specdec.kernels import (
+        tree_walk as tree_walk_kernel,
     )
 
     def argmax(scores: Tensor, noise: NoiseRows) -> Tensor:
@@ -167,6 +176,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> KernelSet:
         columns = noise.columns(scores.device)
         return perturbed_top_k.perturbed_top_k(scores, *columns, k, tokens, int(stream), lane)
 
+    walks = DeviceWalks(tree_walk_kernel.tree_walk, rejection_walk.rejection_walk, block_walk.block_walk)
     return KernelSet(
         name="triton",
         on_device=True,
@@ -181,9 +191,9 @@ def _triton(device: torch.device, dtype: torch.dtype) -> KernelSet:
         filter_logits=logit_filters.filter_logits,
         gumbel_argmax=argmax,
         perturbed_top_k=top_k,
-        tree_walk=tree_walk.tree_walk,
-        rejection_walk=rejection_walk.rejection_walk,
-        block_walk=block_walk.block_walk,
+        tree_walk=walks.tree_walk,
+        rejection_walk=walks.rejection_walk,
+        block_walk=walks.block_walk,
         head_dims=tree_attention.HEAD_DIMS,
         max_nodes=tree_attention.MAX_WORDS * WORD_BITS,
         max_group=tree_attention.MAX_GROUP,

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.integers import ceil_div
+from specdec.kernels.types import NoiseKey, Stream
 
 # Philox 4x64-10: multipliers and key increments of Salmon et al. 2011.
 MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
@@ -69,3 +70,10 @@ def gumbel_noise(
     halves = torch.stack([words & HALF, _upper(words)], -1).flatten(1)[:, :size]
     v = halves.float().add_(0.5).mul_(2.0**-32).clamp_(max=1 - 2.0**-24)
     return v.neg_().log1p_().neg_().log_().neg_()
+
+
+def uniforms(key: NoiseKey, count: int, stream: Stream) -> list[float]:
+    """Return uniform variates in [0, 1) as `verify.noise.uniforms` makes them."""
+    seeds, indices, positions = torch.tensor(key)[:, None].unbind()
+    words = philox_words(seeds, indices, positions, count, stream)
+    return [((word & (1 << 64) - 1) >> 11) * 2.0**-53 for word in words[0].tolist()]

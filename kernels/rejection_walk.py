@@ -155,54 +155,10 @@ def rejection_walk_kernel(
         if tl.abs(top) < INFINITY:
             next_token = tokens_of(best)
             if sampled:
-                total = tl.full([], 0, tl.float64)
-                share = tl.full([], 0, tl.float64)
-                q_left = tl.full([], 1, tl.float64)
-                m_lost = tl.full([NODES], 0, tl.int1)
-                for begin in range(0, VOCAB, BLOCK):
-                    total += tl.sum(weights(p_row, top, begin, VOCAB, BLOCK), 0)
-                rank = tl.full([], 0, tl.int32)
-                child = tl.min(tl.where(m_child, o_node, NODES), 0)
-                while (child < NODES) & (following == NODES):
-                    token = tl.load(p_tokens + child)
-                    weight = tl.exp(tl.load(p_row + token).to(tl.float32) - top).to(tl.float64)
-                    # Cantor's pairing, as in `PhiloxChance`.
-                    place = (length + rank) * (length + rank + 1) // 2 + rank
-                    coin = uniform(seed, sample_index, position, COIN, place)
-                    if HAS_DRAFT:
-                        q = tl.load(p_q + token).to(tl.float64)
-                        # What q cannot have drawn is no draw from q, so its rejection says nothing.
-                        if q > 0:
-                            weight = rest(weight, share, q)
-                            if coin < (weight / total) / (q / q_left):
-                                following = child
-                            else:
-                                m_lost = m_lost | (o_node == child)
-                                more = share + total / q_left
-                                w_sum = tl.full([], 0, tl.float64)
-                                q_sum = tl.full([], 0, tl.float64)
-                                for begin in range(0, VOCAB, BLOCK):
-                                    b_q = draft_probs_of(p_q, begin, VOCAB, BLOCK)
-                                    b_w = weights(p_row, top, begin, VOCAB, BLOCK)
-                                    w_sum += tl.sum(rest(b_w, more, b_q), 0)
-                                    q_sum += tl.sum(without(b_q, begin, b_tokens, m_lost, BLOCK), 0)
-                                # Where rounding has left nothing, p and q stay.
-                                if w_sum > 0:
-                                    share, total = more, w_sum
-                                if q_sum > 0:
-                                    q_left = q_sum
-                    else:
-                        if coin < weight / total:
-                            following = child
-                        elif total - weight > 0:
-                            m_lost = m_lost | (o_node == child)
-                            total -= weight
-                    rank += 1
-                    child = tl.min(tl.where(m_child & (o_node > child), o_node, NODES), 0)
-                if following == NODES:
-                    u = uniform(seed, sample_index, position + length, RESIDUAL, 0)
-                    drawn = draw(p_row, p_q, top, share, b_tokens, m_lost, u * total, HAS_DRAFT, VOCAB, BLOCK)
-                    next_token = tl.where(drawn >= 0, drawn, next_token)
+                following, next_token = _sample(
+                    p_row, p_q, top, next_token, p_tokens, b_tokens, m_child, seed, sample_index, position, length,
+                    HAS_DRAFT, VOCAB, BLOCK, NODES,
+                )  # fmt: skip
             else:
                 following = tl.min(tl.where(m_child & (b_tokens == next_token), o_node, NODES), 0)
         else:
@@ -213,3 +169,120 @@ def rejection_walk_kernel(
     tl.store(p_paths + i_row * max_depth + o_depth, b_path, mask=o_depth < max_depth)
     tl.store(p_lengths + i_row, length.to(tl.int64))
     tl.store(p_next_tokens + i_row, next_token)
+
+
+@triton.jit
+def _sample(
+    p_row,  # [VOCAB], scores of the node
+    p_q,  # [VOCAB], what its children were drawn from; None without HAS_DRAFT
+    top,  # largest score
+    likeliest,  # its token
+    p_tokens,  # [nodes]
+    b_tokens,  # [NODES]
+    m_child,  # [NODES], the node's children
+    seed,
+    sample_index,
+    position,
+    length,  # nodes of the path so far
+    HAS_DRAFT: tl.constexpr,
+    VOCAB: tl.constexpr,
+    BLOCK: tl.constexpr,
+    NODES: tl.constexpr,
+):
+    """Return the child that is accepted and `likeliest`; or NODES, and a draw from what the children leave of p."""
+    following, total, share, m_lost = _try_children(
+        p_row, p_q, top, p_tokens, b_tokens, m_child, seed, sample_index, position, length,
+        HAS_DRAFT, VOCAB, BLOCK, NODES,
+    )  # fmt: skip
+    next_token = likeliest
+    if following == NODES:
+        u = uniform(seed, sample_index, position + length, RESIDUAL, 0)
+        drawn = draw(p_row, p_q, top, share, b_tokens, m_lost, u * total, HAS_DRAFT, VOCAB, BLOCK)
+        next_token = tl.where(drawn >= 0, drawn, likeliest)
+    return following, next_token
+
+
+@triton.jit
+def _try_children(
+    p_row, p_q, top, p_tokens, b_tokens, m_child, seed, sample_index, position, length,
+    HAS_DRAFT: tl.constexpr, VOCAB: tl.constexpr, BLOCK: tl.constexpr, NODES: tl.constexpr,
+):  # fmt: skip
+    """Return the first child that is accepted, or NODES; and the sum, share and tokens lost of what is left of p."""
+    o_node = tl.arange(0, NODES)
+    total = tl.full([], 0, tl.float64)
+    for begin in range(0, VOCAB, BLOCK):
+        total += tl.sum(weights(p_row, top, begin, VOCAB, BLOCK), 0)
+    share = tl.full([], 0, tl.float64)
+    q_left = tl.full([], 1, tl.float64)
+    m_lost = tl.full([NODES], 0, tl.int1)
+    following = tl.full([], NODES, tl.int32)
+    rank = tl.full([], 0, tl.int32)
+    child = tl.min(tl.where(m_child, o_node, NODES), 0)
+    while (child < NODES) & (following == NODES):
+        token = tl.load(p_tokens + child)
+        # Cantor's pairing, as in `PhiloxChance`.
+        place = (length + rank) * (length + rank + 1) // 2 + rank
+        coin = uniform(seed, sample_index, position, COIN, place)
+        m_this = o_node == child
+        if HAS_DRAFT:
+            accepted, total, share, q_left, m_lost = _try_drawn(
+                p_row, p_q, top, token, coin, m_this, total, share, q_left, b_tokens, m_lost, VOCAB, BLOCK
+            )
+        else:
+            accepted, total, m_lost = _try_chosen(p_row, top, token, coin, m_this, total, m_lost)
+        following = tl.where(accepted > 0, child, following)
+        rank += 1
+        child = tl.min(tl.where(m_child & (o_node > child), o_node, NODES), 0)
+    return following, total, share, m_lost
+
+
+@triton.jit
+def _try_drawn(
+    p_row, p_q, top, token, coin, m_this, total, share, q_left, b_tokens, m_lost,
+    VOCAB: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Return 1 if a child that was drawn from q is accepted, else 0; and p and q, without what a rejection takes."""
+    accepted = tl.full([], 0, tl.int32)
+    weight = tl.exp(tl.load(p_row + token).to(tl.float32) - top).to(tl.float64)
+    q = tl.load(p_q + token).to(tl.float64)
+    # What q cannot have drawn is no draw from q, so its rejection says nothing.
+    if q > 0:
+        weight = rest(weight, share, q)
+        if coin < (weight / total) / (q / q_left):
+            accepted = tl.full([], 1, tl.int32)
+        else:
+            m_lost = m_lost | m_this
+            total, share, q_left = _reject_drawn(p_row, p_q, top, total, share, q_left, b_tokens, m_lost, VOCAB, BLOCK)
+    return accepted, total, share, q_left, m_lost
+
+
+@triton.jit
+def _reject_drawn(p_row, p_q, top, total, share, q_left, b_tokens, m_lost, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
+    """Return the sum of max(p - q, 0), the share of q in it, and the sum of q without the tokens lost."""
+    more = share + total / q_left
+    w_sum = tl.full([], 0, tl.float64)
+    q_sum = tl.full([], 0, tl.float64)
+    for begin in range(0, VOCAB, BLOCK):
+        b_q = draft_probs_of(p_q, begin, VOCAB, BLOCK)
+        b_w = weights(p_row, top, begin, VOCAB, BLOCK)
+        w_sum += tl.sum(rest(b_w, more, b_q), 0)
+        q_sum += tl.sum(without(b_q, begin, b_tokens, m_lost, BLOCK), 0)
+    # Where rounding has left nothing, p and q stay.
+    if w_sum > 0:
+        share, total = more, w_sum
+    if q_sum > 0:
+        q_left = q_sum
+    return total, share, q_left
+
+
+@triton.jit
+def _try_chosen(p_row, top, token, coin, m_this, total, m_lost):
+    """Return 1 if a child that was chosen without chance is accepted, else 0; and p, without what a rejection takes."""
+    accepted = tl.full([], 0, tl.int32)
+    weight = tl.exp(tl.load(p_row + token).to(tl.float32) - top).to(tl.float64)
+    if coin < weight / total:
+        accepted = tl.full([], 1, tl.int32)
+    elif total - weight > 0:
+        m_lost = m_lost | m_this
+        total -= weight
+    return accepted, total, m_lost

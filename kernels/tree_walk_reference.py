@@ -1,34 +1,72 @@
-"""The walk down each tree in plain torch: the reference of the Triton kernel."""
+"""The walk down each tree by the tokens that the target emits: what a CPU runs, and the Triton kernel's reference."""
 
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from specdec.kernels.types import Walk
+from specdec.kernels.types import ROOT, Acceptance, Tree, Walk
+
+
+def follow(tree: Tree, emitted: Sequence[int]) -> Acceptance:
+    """Follow the emitted tokens down the tree; `emitted[0]` is the root's, `emitted[1 + i]` node i's."""
+    path: list[int] = []
+    node = ROOT
+    while (child := tree.children.get((node, emitted[1 + node]))) is not None:
+        path.append(child)
+        node = child
+    return Acceptance(tuple(path), emitted[1 + node])
 
 
 def tree_walk(emitted: Tensor, tokens: Tensor, parents: Tensor, starts: Tensor, max_nodes: int, max_depth: int) -> Walk:
     """See `specdec.kernels.tree_walk`; `max_nodes` only says how large the kernel's registers must be."""
     assert max_nodes >= 0
-    said, draft, above, bounds = emitted.tolist(), tokens.tolist(), parents.tolist(), starts.tolist()
-    paths, lengths, next_tokens = [], [], []
-    for row, (start, end) in enumerate(pairwise(bounds)):
+    said, bounds = emitted.tolist(), starts.tolist()
+    trees = trees_of(tokens.tolist(), parents.tolist(), bounds, max_depth)
+    rows = [follow(tree, said[start:]) for tree, start in zip(trees, bounds[:-1], strict=True)]
+    return as_walk(rows, max_depth, emitted.device)
+
+
+class ListedTree(NamedTuple):
+    """A tree made of a kernel's arguments; see `Tree`."""
+
+    tokens: Sequence[int]
+    parents: Sequence[int]
+    children: dict[tuple[int, int], int]
+    children_of: dict[int, list[int]]
+    draft_probs: Any = None
+
+
+def trees_of(
+    tokens: list[int], parents: list[int], starts: list[int], max_depth: int, probs: Tensor | None = None
+) -> list[ListedTree]:
+    """Return the tree of each row; children of nodes at `max_depth` are as if they were not there.
+
+    Args:
+        probs: `[rows + nodes, vocab]`, what the children of each root and node were drawn from.
+    """
+    trees = []
+    for row, (start, end) in enumerate(pairwise(starts)):
         # Every row before this one has a root, which is no node.
-        nodes = slice(start - row, end - row - 1)
-        path: list[int] = []
-        node = -1
-        # Parents come before children, so one pass meets every node after its parent.
-        for child, (parent, token) in enumerate(zip(above[nodes], draft[nodes], strict=True)):
-            if parent == node and said[start + 1 + node] == token >= 0 and len(path) < max_depth:
-                path.append(child)
-                node = child
-        paths.append(path + [-1] * (max_depth - len(path)))
-        lengths.append(len(path))
-        next_tokens.append(said[start + 1 + node])
-    device = emitted.device
+        own = slice(start - row, end - row - 1)
+        tree = ListedTree(tokens[own], parents[own], {}, {}, None if probs is None else probs[start:end])
+        depths = {ROOT: 0}
+        for node, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True)):
+            depths[node] = 1 + depths[parent]
+            if depths[node] <= max_depth:
+                tree.children.setdefault((parent, token), node)
+                tree.children_of.setdefault(parent, []).append(node)
+        trees.append(tree)
+    return trees
+
+
+def as_walk(rows: Sequence[Acceptance], max_depth: int, device: torch.device) -> Walk:
+    """Return acceptances in the form in which the kernels give them."""
+    paths = [[*path, *[-1] * (max_depth - len(path))] for path, _ in rows]
     return Walk(
-        torch.tensor(paths, dtype=torch.int64, device=device).view(len(paths), max_depth),
-        torch.tensor(lengths, dtype=torch.int64, device=device),
-        torch.tensor(next_tokens, dtype=torch.int64, device=device),
+        torch.tensor(paths, dtype=torch.int64, device=device).view(len(rows), max_depth),
+        torch.tensor([len(path) for path, _ in rows], dtype=torch.int64, device=device),
+        torch.tensor([token for _, token in rows], dtype=torch.int64, device=device),
     )

@@ -1,8 +1,8 @@
 """The types that kernels, their references and their callers share."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -193,3 +193,66 @@ class Acceptance(NamedTuple):
 
     path: tuple[int, ...]
     next_token: int
+
+
+class NodeTensors(NamedTuple):
+    """The nodes of a step's trees on a device, one tree after another.
+
+    Attributes:
+        tokens, depths: int64 `[nodes]`; children of a root have depth 1.
+        parents: int64 `[nodes]`, the place of each node's parent in its own tree, `ROOT` for a child of the root.
+        ancestors: int64 `[nodes, words]`, bits of the nodes on the path from the root, the node itself included.
+    """
+
+    tokens: Tensor
+    depths: Tensor
+    parents: Tensor
+    ancestors: Tensor
+
+
+class Tree(Protocol):
+    """A draft tree on the host, as the walks read it; see `DraftTree` in `verify`."""
+
+    @property
+    def tokens(self) -> Sequence[int]: ...
+
+    @property
+    def parents(self) -> Sequence[int]: ...
+
+    @property
+    def children(self) -> Mapping[tuple[int, int], int]: ...
+
+    @property
+    def children_of(self) -> Mapping[int, Sequence[int]]: ...
+
+    @property
+    def draft_probs(self) -> Any: ...
+
+
+class Trees(Protocol):
+    """A batch of draft trees, one per row, as the walks take it; see `DraftTrees` in `verify`."""
+
+    @property
+    def sizes(self) -> Sequence[int]: ...
+
+    @property
+    def depth(self) -> int: ...
+
+    @property
+    def is_drawn(self) -> Sequence[bool]: ...
+
+    def select(self, rows: Sequence[int]) -> "Trees": ...
+
+    def nodes(self, device: torch.device) -> NodeTensors: ...
+
+    def draft_probs(self, device: torch.device) -> DraftProbs: ...
+
+    def read(self) -> Sequence[Tree]: ...
+
+    def read_with(self, parts: Sequence[Tensor]) -> list[list[int]]: ...
+
+
+# A 1-d torch tensor, or a numpy array of `Fraction`: the rules are the same code for the engine and for exact tests.
+Vector = Any
+# Makes uniform variates in [0, 1): (key, count, stream).
+Uniforms = Callable[[NoiseKey, int, Stream], list[float]]

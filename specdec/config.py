@@ -17,6 +17,8 @@ DEMO = Path(__file__).parent / "demo"
 DEMO_HEAD = DEMO / "eagle3"
 NGRAM = "ngram"
 CPU = torch.device("cpu")
+# Tokens; a table of rotary embeddings has a row for each.
+LONGEST_CONTEXT = 2**22
 # EAGLE-2, paper and code: depth 6, 10 expanded a level, 60 verified.
 EAGLE2_SHAPE = DraftShape(6, 10, 60)
 DTYPES = {
@@ -98,7 +100,13 @@ class EngineConfig:
             raise ValueError(
                 f"max_model_len {self.max_model_len} is more than the model's max_position_embeddings {most}"
             )
-        return self.max_model_len or most
+        if most < 2:
+            raise ValueError(f"the model's max_position_embeddings is {most}; a prompt and an answer need at least 2")
+        longest = self.max_model_len or most
+        if longest > LONGEST_CONTEXT:
+            name = "the model's max_position_embeddings" if self.max_model_len is None else "max_model_len"
+            raise ValueError(f"{name} is {longest}; set max_model_len to {LONGEST_CONTEXT} or less")
+        return longest
 
 
 def resolve_device(name: str) -> torch.device:

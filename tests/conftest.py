@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 # torch reads the number of its threads when it is imported, transformers whether it may use the network. One thread
@@ -33,6 +34,17 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """Run files and tests named on the command line in this process, folders and the whole suite on all cores."""
     named = [argument.partition("::")[0] for argument in config.args]
     return 0 if named and all(name.endswith(".py") for name in named) else None
+
+
+@pytest.fixture(autouse=True, scope="session")
+def patched_triton_language() -> None:
+    """Patch `triton.language` for Triton's interpreter once, not at every launch: it took a third of kernel tests."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        import triton.language as tl
+        from triton.runtime import interpreter
+
+        interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+        interpreter._patch_lang = lambda _: SimpleNamespace(restore=lambda: None)
 
 
 class _PoisonedTorch:

@@ -15,6 +15,7 @@ from specdec.draft_heads.formats.head_kinds import KINDS
 from specdec.draft_heads.heads.eagle import EagleConfig, EagleHead
 from specdec.draft_heads.heads.eagle3 import Eagle3Config, Eagle3Head
 from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.verify.draft_trees import HostTrees
 from specdec.verify.tree import ROOT, DraftTree
 
 TINY = {
@@ -89,8 +90,8 @@ class RandomDrafter:
         self.vocab_size = vocab_size
         self.random = random.Random(seed)
 
-    def propose(self, rows: Sequence[DraftRow]) -> list[DraftTree]:
-        return [self.tree(row) if row.num_nodes else DraftTree() for row in rows]
+    def propose(self, rows: Sequence[DraftRow]) -> HostTrees:
+        return HostTrees([self.tree(row) if row.num_nodes else DraftTree() for row in rows])
 
     def tree(self, row: DraftRow) -> DraftTree:
         tokens: list[int] = []

@@ -5,8 +5,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from specdec.kernels import gumbel_argmax_reference, perturbed_top_k_reference
+from specdec.kernels import gumbel_argmax_reference, perturbed_top_k_reference, tree_walk_reference
+from specdec.kernels.block_walk_reference import block_walk
+from specdec.kernels.device_walks import DeviceWalks
 from specdec.kernels.kernel_set import torch_kernels
+from specdec.kernels.rejection_walk_reference import rejection_walk
 from specdec.kernels.types import Candidates, NoiseRows, Stream, TopK
 from specdec.verify.noise import GumbelNoise
 
@@ -23,7 +26,15 @@ def _perturbed_top_k(candidates: Candidates, noise: NoiseRows, k: int, stream: S
     return perturbed_top_k_reference.perturbed_top_k(scores, *columns, k, tokens, int(stream), lane)
 
 
+_WALKS = DeviceWalks(tree_walk_reference.tree_walk, rejection_walk, block_walk)
 # What a device runs, in plain torch.
 REFERENCES = replace(
-    TORCH, name="references", on_device=True, gumbel_argmax=_gumbel_argmax, perturbed_top_k=_perturbed_top_k
+    TORCH,
+    name="references",
+    on_device=True,
+    gumbel_argmax=_gumbel_argmax,
+    perturbed_top_k=_perturbed_top_k,
+    tree_walk=_WALKS.tree_walk,
+    rejection_walk=_WALKS.rejection_walk,
+    block_walk=_WALKS.block_walk,
 )

@@ -1,4 +1,4 @@
-"""How a head ranks the target's next token, at every depth of drafts that follow the target."""
+"""Accuracy of a head: the rank that it gives the target's next token, at every depth of correct drafts."""
 
 from collections.abc import Sequence
 

@@ -23,8 +23,8 @@ class Sample(NamedTuple):
 
     Attributes:
         token_ids: the conversation through the chat template.
-        mask: per token, whether the assistant said it, end token included. Of `mask[i]` token i is meant itself: a
-            loss that compares what row i predicts with token i + 1 takes `mask[i + 1]`.
+        mask: per token, whether the assistant said it, end token included. `mask[i]` is about token i itself: a loss
+            that compares the prediction of row i with token i + 1 uses `mask[i + 1]`.
     """
 
     token_ids: list[int]
@@ -35,7 +35,7 @@ class BadConversation(ValueError):
     """A conversation that cannot be trained on; the message is one line.
 
     Attributes:
-        reason: what is wrong in a few words, the same for all of a kind.
+        reason: the problem in a few words, the same for all conversations that have it.
     """
 
     def __init__(self, reason: str, detail: str = "") -> None:
@@ -44,15 +44,14 @@ class BadConversation(ValueError):
 
 
 class ChatMask:
-    """What the assistant says in the rendering of a tokenizer's chat template.
+    """Masks of the assistant's tokens in conversations that a tokenizer's chat template renders.
 
-    Where the template marks it with `{% generation %}`, that is it. Elsewhere it is what an assistant's turn adds to
-    the rendering of the turns before it with `add_generation_prompt`. Either way white space behind the token that
-    ends the turn is left out: the template writes it when it goes on, the model never does. A turn that ends without
-    a special token keeps its white space, since the two cannot be told apart.
+    The assistant's text is what the template marks with `{% generation %}`. In a template without marks it is what an
+    assistant's turn adds to the rendering of the turns before it with `add_generation_prompt`. White space after the
+    token that ends a turn is left out: the template writes it, the model never does. A turn that ends without a
+    special token keeps its white space, since the two cannot be told apart.
 
-    The text is tokenised once as a whole. A token is the assistant's if any of its characters is: if it begins inside
-    the assistant's text, even if it runs over its end, or straddles into it.
+    The text is tokenised once as a whole. A token is the assistant's if any of its characters is.
 
     Raises:
         ValueError: a tokenizer without a chat template, or one that cannot tell where in the text a token stands.
@@ -68,7 +67,7 @@ class ChatMask:
         self._template: str = tokenizer.get_chat_template()
         self._marked = bool(_GENERATION.search(self._template))
         self._backend = copy.deepcopy(tokenizer.backend_tokenizer)
-        # What adds special tokens around a text, which a template writes itself, and may cut spaces off the offsets.
+        # The post-processor would add special tokens, which the template writes itself, and may trim offsets.
         self._backend.post_processor = processors.Sequence([])
         self._backend.no_truncation()
         self._backend.no_padding()
@@ -81,7 +80,7 @@ class ChatMask:
         return hashlib.sha256((self._backend.to_str() + self._template).encode()).hexdigest()
 
     def encode(self, messages: Sequence[Message]) -> Sample:
-        """Tokens and mask of a conversation of at least one message.
+        """Return tokens and mask of a conversation of at least one message.
 
         Raises:
             BadConversation: the template refuses it, or writes earlier turns differently once others follow.
@@ -95,7 +94,7 @@ class ChatMask:
         return Sample(encoded.ids, [1 in said[start:end] for start, end in encoded.offsets])
 
     def _added_spans(self, messages: Sequence[Message]) -> tuple[str, list[Span]]:
-        """The text, and where in it each assistant's turn stands, by prefix difference."""
+        """Return the text and the span of each assistant turn in it, found by prefix difference."""
         text, _ = self._render(messages)
         spans = []
         for i, message in enumerate(messages):
@@ -112,7 +111,7 @@ class ChatMask:
         return text, spans
 
     def _render(self, messages: Sequence[Message], prompt: bool = False, track: bool = False) -> tuple[str, list[Span]]:
-        """The text, and if `track` where in it the template stands inside `{% generation %}`."""
+        """Return the text, and with `track` the spans inside `{% generation %}`."""
         try:
             texts, spans = render_jinja_template(
                 conversations=[list(messages)],
@@ -121,18 +120,18 @@ class ChatMask:
                 add_generation_prompt=prompt,
                 **self.tokenizer.special_tokens_map,
             )
-        except Exception as error:  # a template is foreign code and raises what it likes
+        except Exception as error:  # a template may raise any exception
             raise BadConversation("refused by the chat template", str(error) or type(error).__name__) from None
         return texts[0], spans[0] if track else []
 
     def _length(self, turn: str) -> int:
-        """Characters of a turn up to the token that ends it."""
+        """Return the number of characters of a turn up to the token that ends it."""
         bare = turn.rstrip()
         return len(bare) if bare.endswith(self._specials) else len(turn)
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], max_length: int) -> Sample:
-    """Tokens and mask of one conversation, cut after `max_length` tokens.
+    """Return tokens and mask of one conversation, cut after `max_length` tokens.
 
     Raises:
         ValueError: as `ChatMask` and its `encode` do.
@@ -142,7 +141,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], max_
 
 
 def preview(console: Console, tokenizer: PreTrainedTokenizerBase, samples: Iterable[Sample]) -> None:
-    """Samples as text: what is trained green and the rest dim on a terminal, in `[[…]]` elsewhere."""
+    """Print samples as text, with trained tokens in green on a terminal and in `[[…]]` elsewhere."""
     for sample in samples:
         said = sum(sample.mask)
         head = f"── {len(sample.token_ids):,} tokens, {said / len(sample.token_ids):.0%} trained ──\n"
@@ -157,7 +156,7 @@ def preview(console: Console, tokenizer: PreTrainedTokenizerBase, samples: Itera
 
 
 def _runs(sample: Sample) -> Iterator[tuple[bool, list[int]]]:
-    """Tokens next to each other that are all trained or all not."""
+    """Yield runs of neighbouring tokens that are all trained or all not."""
     start = 0
     for end in range(1, len(sample.mask) + 1):
         if end == len(sample.mask) or sample.mask[end] != sample.mask[start]:

@@ -1,4 +1,4 @@
-"""Conversations from files and data sets, and an account of what of them is no use."""
+"""Conversations from files and data sets, with a count of the unusable ones by reason."""
 
 import hashlib
 import json
@@ -34,7 +34,7 @@ _DATASET = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
 
 
 class Place(NamedTuple):
-    """Where an entry stands: the source's name, and its line or row, counted from 1."""
+    """Position of an entry: the source's name, and the line or row in it, counted from 1."""
 
     source: str
     line: int
@@ -44,13 +44,13 @@ class Place(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What a source holds at a place: a JSON value, or why none can be read."""
+    """An entry of a source: a JSON value, or the error that kept it from being read."""
 
     place: Place
     value: object
 
     def messages(self) -> list[Message]:
-        """The conversation.
+        """Return the conversation.
 
         Raises:
             BadConversation: there is none that can be trained on.
@@ -64,7 +64,7 @@ class FileSource:
     """A file of JSON objects, one a line or all in one array.
 
     Raises:
-        ValueError: it cannot be read.
+        ValueError: the file cannot be read.
     """
 
     def __init__(self, file: Path) -> None:
@@ -76,12 +76,12 @@ class FileSource:
             raise ValueError(f"{file}: cannot be read: {error.strerror}; give a JSONL file or a data set") from None
 
     def digest(self) -> str:
-        """SHA-256 of the content, in hex."""
+        """Return the SHA-256 of the content, in hex."""
         with self._file.open("rb") as content:
             return hashlib.file_digest(content, "sha256").hexdigest()
 
     def __iter__(self) -> Iterator[Entry]:
-        # A byte that is no UTF-8 becomes a lone surrogate, and spoils only the message that it stands in.
+        # A byte that is not UTF-8 becomes a lone surrogate, so that only its own message is refused.
         with self._file.open(encoding="utf-8-sig", errors="surrogateescape", newline="\n") as lines:
             first = next((line for line in lines if line.strip()), "")
             lines.seek(0)
@@ -94,7 +94,7 @@ class DatasetSource:
     """A split of a data set of the Hugging Face `datasets` library, or of a local folder that it can read.
 
     Args:
-        name: as for `datasets.load_dataset`, and behind a colon the split; needed where there are several.
+        name: as for `datasets.load_dataset`; after a colon the split, which is required if there are several.
 
     Raises:
         ValueError: it cannot be loaded, or the split is unknown or missing.
@@ -110,14 +110,14 @@ class DatasetSource:
         try:
             splits = [split] if split else datasets.get_dataset_split_names(path)
             self._rows: Any = datasets.load_dataset(path, split=splits[0]) if len(splits) == 1 else None
-        except Exception as error:  # of the hub, the network, a cache, a format
+        except Exception as error:  # the hub, the network, a cache or a format may fail
             reason = " ".join(str(error).split()) or type(error).__name__
             raise ValueError(f"{name}: neither a file nor a data set that can be loaded: {reason}") from None
         if self._rows is None:
             raise ValueError(f"{name}: the data set has several splits; give {path}:SPLIT, of {', '.join(splits)}")
 
     def digest(self) -> str:
-        """What `datasets` tells versions of the data apart by."""
+        """Return the fingerprint by which `datasets` tells versions of the data apart."""
         return str(self._rows._fingerprint)
 
     def __iter__(self) -> Iterator[Entry]:
@@ -129,10 +129,10 @@ Source = FileSource | DatasetSource
 
 
 def open_source(name: str | Path) -> Source:
-    """The file of that name, or else the data set.
+    """Open the file of that name, or else the data set.
 
     Raises:
-        ValueError: there is neither.
+        ValueError: neither exists.
     """
     path, text = Path(name), str(name)
     is_folder = Path(text.partition(":")[0]).is_dir()
@@ -141,20 +141,20 @@ def open_source(name: str | Path) -> Source:
 
 
 def read(sources: Iterable[Source], limit: int | None = None) -> Iterator[Entry]:
-    """The entries of all sources in order, at most `limit` of each; blank lines are none."""
+    """Yield the entries of all sources in order, at most `limit` of each, without blank lines."""
     for source in sources:
         yield from islice(source, limit)
 
 
 class BadData:
-    """What was not used as it stands, by reason.
+    """Count of entries that were left out or cut, by reason.
 
     Attributes:
-        counts: entries of each reason.
-        first: the first three of them, as `file:line`.
+        counts: number of entries per reason.
+        first: the first three entries per reason, as `file:line`.
 
     Args:
-        strict: refuse the first instead.
+        strict: refuse the first such entry instead of counting it.
     """
 
     def __init__(self, strict: bool = False) -> None:
@@ -166,7 +166,7 @@ class BadData:
         """Count an entry.
 
         Raises:
-            ValueError: it is not to be left out but refused.
+            ValueError: `strict` is set.
         """
         if self.strict:
             raise ValueError(f"{place}: {error}")
@@ -176,7 +176,7 @@ class BadData:
             first.append(f"{place.source}:{place.line}")
 
     def table(self) -> str:
-        """A row for each reason, the most frequent first; empty if there is none."""
+        """Return a table of the reasons, the most frequent first; empty if there are none."""
         if not self.counts:
             return ""
         width = max(map(len, self.counts))
@@ -187,18 +187,19 @@ class BadData:
 
 
 def write_conversations(file: Path, conversations: Sequence[Sequence[Message]]) -> None:
-    """One `{"messages": [...]}` a line."""
+    """Append conversations to a file, one `{"messages": [...]}` per line."""
     with file.open("a", encoding="utf-8") as lines:
         for messages in conversations:
             lines.write(json.dumps({"messages": list(messages)}, ensure_ascii=False) + "\n")
 
 
 def parse(value: object) -> list[Message]:
-    """The conversation in an object's `messages` or `conversations`: turns by role and content, or ShareGPT's from
-    and value.
+    """Return the conversation in an object's `messages` or `conversations`.
+
+    Turns have `role` and `content`, or ShareGPT's `from` and `value`.
 
     Raises:
-        BadConversation: there is none, or not one that can be trained on.
+        BadConversation: there is no conversation, or none that can be trained on.
     """
     if not isinstance(value, dict):
         raise BadConversation("not a JSON object", f'{_shown(value)}; write it as {{"messages": [...]}}')
@@ -231,7 +232,7 @@ def _message(turn: object) -> Message:
 
 
 def _first_of(value: dict[str, Any], *keys: str) -> Any:
-    """The first that is given; a column that a row of a data set lacks is None."""
+    """Return the first value that is given; a column that a row of a data set lacks is None."""
     return next((value[key] for key in keys if value.get(key) is not None), None)
 
 
@@ -241,19 +242,19 @@ def _shown(value: object) -> str:
 
 
 def _lines(lines: Iterable[str]) -> Iterator[tuple[int, object]]:
-    """Line numbers and values; of a line that is no JSON, why."""
+    """Yield line numbers and values; for a line that is no JSON, the error."""
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
                 yield number, json.loads(line)
             except json.JSONDecodeError as error:
                 yield number, BadConversation("malformed JSON", f"{error.msg} at column {error.colno}")
-            except (ValueError, RecursionError) as error:  # numbers and nesting beyond what Python reads
+            except (ValueError, RecursionError) as error:  # numbers too long or nesting too deep for Python
                 yield number, BadConversation("malformed JSON", str(error))
 
 
 def _array(text: str) -> Iterator[tuple[int, object]]:
-    """Line numbers and values of an array's elements; where it breaks off, why."""
+    """Yield line numbers and values of an array's elements, and the error if the array breaks off."""
     decoder, gap = json.JSONDecoder(), re.compile(r"[\s,]*")
     line, at, end = 1, 0, text.index("[") + 1
     while True:

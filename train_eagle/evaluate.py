@@ -1,9 +1,9 @@
-"""What a head is worth: tokens a step of the target yields, by the engine itself, and how good its guesses are.
+"""Evaluate a head: tokens per target step, measured by the engine itself, and the accuracy of its predictions.
 
     python -m specdec.train_eagle.evaluate --model TARGET --draft HEAD --data gsm8k=a.jsonl sgd=b.jsonl --out FOLDER
 
-A line of a file is a conversation, whose first question is answered (one that ends with a question: its last, all
-before it as it stands), or has a `prompt` or `turns`. FOLDER gets evaluation.json and evaluation.png.
+Each line of a file is a conversation, or has a `prompt` or `turns`. The first question of a conversation is answered;
+of one that ends with a question, the last, after the rest as context. FOLDER gets evaluation.json and evaluation.png.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from specdec.train_eagle.chat_mask import BadConversation, Message
 from specdec.train_eagle.conversations import BadData, Entry, Source, open_source, parse, read
 from specdec.train_eagle.evaluation import Evaluation, Measured
 
-# Requests at once, and tokens of a step beside their trees.
+# Requests at once, and tokens of a step besides their trees.
 SEATS = 32
 PROMPT_TOKENS = 1 << 14
 # EAGLE-2's published tree.
@@ -30,13 +30,13 @@ SHAPE = DraftShape(6, 10, 60)
 
 
 class Worth(NamedTuple):
-    """Of a head on some prompts.
+    """Acceptance of a head's drafts on some prompts.
 
     Attributes:
-        tau: tokens that a step of the target yields, the target's own included.
-        accepted_per_depth: share of steps that accept a draft of depth 1, 2, …
-        tokens: generated.
-        steps: of the target.
+        tau: mean tokens emitted per target step, the bonus token included.
+        accepted_per_depth: share of steps that accept a draft token of depth 1, 2, …
+        tokens: number of generated tokens.
+        steps: number of target steps.
     """
 
     tau: float
@@ -54,13 +54,13 @@ def measure_tau(
     shape: DraftShape = SHAPE,
     dtype: str = "auto",
 ) -> Worth:
-    """Answer prompts (token ids) with every tree as large as `shape` allows, seeds 0, 1, …"""
+    """Measure tau on prompts (token ids) with every tree as large as `shape` allows and seeds 0, 1, …"""
     llm = engine(model, head, shape, dtype)
     return worth(answer(llm, prompts, temperature, max_tokens))
 
 
 def engine(model: Path, head: Path, shape: DraftShape, dtype: str) -> LLM:
-    """Every row gets its whole tree in every step, also beside prompts, though drafts are the last claim on tokens."""
+    """Build an engine whose token budget has room for every row's whole tree in every step, prompts included."""
     return LLM(
         model,
         head,
@@ -73,13 +73,13 @@ def engine(model: Path, head: Path, shape: DraftShape, dtype: str) -> LLM:
 
 
 def answer(llm: LLM, prompts: Sequence[list[int]], temperature: float, max_tokens: int) -> list[RequestOutput]:
-    """With seeds 0, 1, …"""
+    """Answer prompts with seeds 0, 1, …"""
     params = [SamplingParams(temperature=temperature, seed=i, max_tokens=max_tokens) for i in range(len(prompts))]
     return llm.generate(list(prompts), params, use_tqdm=False)
 
 
 def worth(outputs: Sequence[RequestOutput]) -> Worth:
-    """Over all of them."""
+    """Sum up the acceptance of all outputs."""
     total = SpeculationStats()
     for output in outputs:
         total.add(output.stats)
@@ -88,10 +88,10 @@ def worth(outputs: Sequence[RequestOutput]) -> Worth:
 
 
 def question(entry: Entry) -> list[Message]:
-    """What is to be answered: a conversation up to its first answer; all of it where it ends with a question.
+    """Return the messages to be answered: those before the first answer, or all if the last is a question.
 
     Raises:
-        BadConversation: there is nothing.
+        BadConversation: there is no question.
     """
     value = entry.value
     if not isinstance(value, dict):
@@ -103,7 +103,7 @@ def question(entry: Entry) -> list[Message]:
             turns = value.get("messages") or value.get("conversations")
     if not isinstance(turns, list):
         raise BadConversation("no question", "give messages, conversations, turns or a prompt")
-    # What is to be trained on has an answer, and `parse` insists on one.
+    # `parse` insists on an answer, as training does.
     *messages, _ = parse({"messages": [*turns, {"role": "assistant", "content": "?"}]})
     if messages and messages[-1]["role"] == "assistant":
         messages = messages[: [message["role"] for message in messages].index("assistant")]
@@ -113,10 +113,10 @@ def question(entry: Entry) -> list[Message]:
 
 
 def read_prompts(llm: LLM, source: Source, limit: int | None, max_tokens: int, bad: BadData) -> list[list[int]]:
-    """Token ids of the questions in the first `limit` entries; what is none goes to `bad`.
+    """Return token ids of the questions in the first `limit` entries; other entries go to `bad`.
 
     Raises:
-        ValueError: none is left.
+        ValueError: no question is left.
     """
     prompts, problem = [], "there is nothing in it"
     for entry in read([source], limit):
@@ -133,7 +133,7 @@ def read_prompts(llm: LLM, source: Source, limit: int | None, max_tokens: int, b
 def _prompt(llm: LLM, messages: Sequence[Message], max_tokens: int) -> list[int]:
     try:
         prompt = llm.chat_prompt(messages)
-    except Exception as error:  # a template is foreign code and raises what it likes
+    except Exception as error:  # a template may raise any exception
         raise BadConversation("refused by the chat template", str(error)) from None
     if len(prompt) + max_tokens > llm.max_model_len:
         detail = f"{len(prompt)} tokens and {max_tokens} to come, of {llm.max_model_len}; lower max_tokens"
@@ -155,12 +155,12 @@ def evaluate(
     """Measure a head.
 
     Args:
-        domains: files or data sets of conversations, by the name of what they are.
-        bad: gets what is left out.
-        limit: most entries of each domain.
+        domains: files or data sets of conversations, by a name for each.
+        bad: counts the entries that are left out.
+        limit: most entries per domain.
 
     Raises:
-        ValueError: a setting, a source, the target or the head is no good.
+        ValueError: a setting, a source, the target or the head is unusable.
     """
     if limit is not None and limit < 1:
         raise ValueError(f"limit is {limit}; it must be at least 1")
@@ -174,7 +174,7 @@ def evaluate(
     prompts = {name: read_prompts(llm, source, limit, max_tokens, bad) for name, source in sources.items()}
     measured, accuracies = [], {}
     for name, asked in prompts.items():
-        # Accuracy is of the greedy answers, whether they are asked for or not.
+        # Accuracy is measured on greedy answers, which are always made.
         answers = {t: answer(llm, asked, t, max_tokens) for t in dict.fromkeys((*temperatures, 0.0))}
         accuracies[name] = accuracy(llm, answers[0.0], shape.depth)
         for temperature in dict.fromkeys(temperatures):

@@ -1,4 +1,4 @@
-"""What was measured of a head: as JSON, tables and a picture."""
+"""The measurements of an evaluation, as JSON, tables and a plot."""
 
 import json
 from collections.abc import Iterator
@@ -19,15 +19,15 @@ STYLES = ("-", "--", ":", "-.")
 
 @dataclass(frozen=True)
 class Measured:
-    """Drafting by the engine, on one kind of text at one temperature.
+    """Acceptance measured by the engine, on one kind of text at one temperature.
 
     Attributes:
         domain: the kind of text.
-        prompts: answered.
-        tau: tokens that a step of the target yields, the target's own included.
-        accepted_per_depth: share of steps that accept a draft of depth 1, 2, …
-        tokens: that the steps yielded.
-        steps: of the target.
+        prompts: number of prompts answered.
+        tau: mean tokens emitted per target step, the bonus token included.
+        accepted_per_depth: share of steps that accept a draft token of depth 1, 2, …
+        tokens: number of tokens that the steps emitted.
+        steps: number of target steps.
     """
 
     domain: str
@@ -41,15 +41,15 @@ class Measured:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Of a head on some kinds of text.
+    """Measurements of a head on some kinds of text.
 
     Attributes:
         model, draft: folders of target and head.
-        max_tokens: of an answer.
-        depth, branching, nodes: of the trees.
-        measured: by domain and temperature.
-        accuracy: of each domain, by depth: how often what the target says next at temperature 0 is among the 1, 2 and
-            3 tokens that the head takes for likeliest, where its drafts up to there were right.
+        max_tokens: most tokens of an answer.
+        depth, branching, nodes: shape of the trees.
+        measured: acceptance by domain and temperature.
+        accuracy: by domain and depth, how often the target's next token at temperature 0 is among the head's 1, 2 and
+            3 likeliest tokens, given that its drafts so far were right.
     """
 
     model: str
@@ -64,10 +64,10 @@ class Evaluation:
 
     @classmethod
     def read(cls, file: Path) -> "Evaluation":
-        """As `save` wrote it.
+        """Read what `save` wrote.
 
         Raises:
-            ValueError: it did not write this.
+            ValueError: the file is missing, or holds something else.
         """
         try:
             values = json.loads(file.read_text(encoding="utf-8"))
@@ -84,7 +84,7 @@ class Evaluation:
         self._draw(folder / PICTURE)
 
     def tables(self) -> Iterator[Table]:
-        """Of tau, and of accuracy."""
+        """Yield the tables of tau and of accuracy."""
         title = f"drafts verified, trees of {self.depth},{self.branching},{self.nodes}"
         tau = Table("text", "temperature", "tau", "accepted at depth 1, 2, …", "tokens", "steps", title=title)
         for row in self.measured:

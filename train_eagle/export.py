@@ -1,9 +1,9 @@
-"""A trained head to a folder that can be published: official EAGLE or EAGLE-3 layout, and a model card.
+"""Export a trained head to a folder that can be published: official layout of its kind, and a model card.
 
     python -m specdec.train_eagle.export --draft HEAD --out FOLDER --evaluation evaluation.json
     python -m specdec.train_eagle.export --run HEAD/run --out FOLDER --dtype float32
 
-HEAD has the best head of a training run, in bfloat16; HEAD/run the last one, in float32.
+HEAD holds the best head of a training run, in bfloat16; HEAD/run holds the last one, in float32.
 """
 
 import argparse
@@ -32,13 +32,13 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 class Trained(NamedTuple):
-    """A head and where it comes from.
+    """A trained head and its origin.
 
     Attributes:
         kind: the head's kind.
-        head: float32, on the CPU.
-        recipe: how it was trained, as far as that is known.
-        target: name or path of its target, if that is known.
+        head: the head in float32 on the CPU.
+        recipe: settings of its training, as far as known.
+        target: name or path of its target, if known.
     """
 
     kind: TrainingKind[Any]
@@ -48,14 +48,14 @@ class Trained(NamedTuple):
 
 
 def from_run(folder: Path, target: Path | None = None) -> Trained:
-    """The last head of a training run.
+    """Read the last head of a training run.
 
     Args:
-        folder: the run's, OUT/run.
-        target: checkpoint folder of its target; None for where it was when the run began.
+        folder: folder of the run's state, OUT/run.
+        target: checkpoint folder of its target; None for the folder that the run used.
 
     Raises:
-        ValueError: there is no run or no such target.
+        ValueError: there is no such run or target.
     """
     file = folder / "training_state.pt"
     if not file.is_file():
@@ -64,7 +64,7 @@ def from_run(folder: Path, target: Path | None = None) -> Trained:
         kept = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
         settings, tensors, step = dict(kept["settings"]), kept["head"], kept["step"]
         kind, named = TRAINING_KINDS[settings["head"]], settings.pop("model")
-    except Exception as error:  # pickle and zip raise many kinds
+    except Exception as error:  # pickle and zip raise many exceptions
         raise ValueError(f"{file}: not a training state: {str(error).splitlines()[0]}; train again") from None
     target = target or Path(named)
     if not target.is_dir():
@@ -82,13 +82,13 @@ def from_run(folder: Path, target: Path | None = None) -> Trained:
 
 
 def from_folder(folder: Path, target: Path | None = None) -> Trained:
-    """A head in a folder.
+    """Read a head from a folder.
 
     Args:
-        target: checkpoint folder of its target, where config.json leaves open which of its layers the head reads.
+        target: checkpoint folder of its target, needed if config.json leaves open which layers the head reads.
 
     Raises:
-        ValueError: there is no head, or one that the official layout has no place for.
+        ValueError: there is no head, or one that the official layout cannot hold.
     """
     settings = read_config(folder)
     with error_context(folder):
@@ -125,7 +125,7 @@ def export(trained: Trained, folder: Path, dtype: torch.dtype = torch.bfloat16) 
     """Write config.json and model.safetensors in the official layout of the head's kind.
 
     Raises:
-        ValueError: the head has what that layout cannot say.
+        ValueError: the head has a setting that the layout cannot express.
     """
     names = [trained.kind.architecture]
     settings: dict[str, Any] = {"architectures": names, "torch_dtype": str(dtype).removeprefix("torch.")}

@@ -1,4 +1,4 @@
-"""What a head learns from: conversations with the target's states of each token, made as needed or kept on disk."""
+"""Training data of a head: conversations with the target's states of each token, computed anew or stored on disk."""
 
 import json
 import random
@@ -24,14 +24,14 @@ PARTS = ("tokens", "mask", "features", "taps")
 
 @dataclass(frozen=True)
 class FeatureBatch:
-    """Conversations laid end to end.
+    """A batch of conversations, concatenated.
 
     Attributes:
-        lengths: tokens of each conversation.
+        lengths: number of tokens of each conversation.
         tokens: int64 `[tokens]`.
-        mask: bool `[tokens]`, what the assistant said.
+        mask: bool `[tokens]`, whether the assistant said the token.
         features: `[tokens, hidden_size]`, the target's hidden states after its final norm.
-        taps: `[tokens, taps * hidden_size]`, the inputs of the layers that the head reads, side by side.
+        taps: `[tokens, taps * hidden_size]`, the inputs of the target layers that the head reads, concatenated.
     """
 
     lengths: Sequence[int]
@@ -51,25 +51,25 @@ class FeatureBatch:
 
 
 class FeatureSource(Protocol):
-    """Conversations by number.
+    """Conversations with features, by number.
 
     Attributes:
-        lengths: tokens of each.
+        lengths: number of tokens of each conversation.
     """
 
     @property
     def lengths(self) -> Sequence[int]: ...
 
     def batch(self, conversations: Sequence[int]) -> FeatureBatch:
-        """Some of them, in the order given."""
+        """Return some conversations, in the order given."""
         ...
 
 
 class OnlineFeatures:
-    """From the target itself, whenever they are asked for.
+    """Features computed by the target for every batch.
 
     Args:
-        tap_layers: layers whose input is wanted (k is transformers' `hidden_states[k]`).
+        tap_layers: target layers whose inputs are wanted (k is transformers' `hidden_states[k]`).
     """
 
     def __init__(self, model: LlamaModel, samples: Sequence[Sample], tap_layers: Sequence[int]) -> None:
@@ -94,10 +94,10 @@ class OnlineFeatures:
 
 
 class FeatureStore:
-    """A folder of safetensors shards, and `index.json` with their conversations' lengths.
+    """Features in a folder of safetensors shards, with `index.json` for the lengths of their conversations.
 
-    A shard lies there whole or not at all, and is named in the index only then: who was interrupted goes on with
-    conversation number `len(store.lengths)`.
+    A shard is written whole before the index names it, so that an interrupted run goes on with conversation number
+    `len(store.lengths)`.
 
     Raises:
         ValueError: the folder was written with other `settings`.
@@ -122,7 +122,7 @@ class FeatureStore:
                 self._open(entry)
 
     def write(self, source: FeatureSource, shard_tokens: int, batch_tokens: int) -> Iterator[int]:
-        """Add what is missing of `source`; yields how many conversations are there after each shard."""
+        """Add the missing conversations of `source`; yield the number of stored ones after each shard."""
         while (start := len(self.lengths)) < len(source.lengths):
             end, size = start, 0
             while end < len(source.lengths) and (size == 0 or size + source.lengths[end] <= shard_tokens):
@@ -162,7 +162,7 @@ class FeatureStore:
 
 
 def _runs(lengths: Sequence[int], start: int, end: int, batch_tokens: int) -> Iterator[list[int]]:
-    """Conversations `start` to `end` in their order, in groups of about `batch_tokens` tokens."""
+    """Yield conversations `start` to `end` in their order, in groups of about `batch_tokens` tokens."""
     group: list[int] = []
     for i in range(start, end):
         if group and sum(lengths[k] for k in group) + lengths[i] > batch_tokens:
@@ -173,9 +173,13 @@ def _runs(lengths: Sequence[int], start: int, end: int, batch_tokens: int) -> It
 
 
 def packed(lengths: Sequence[int], batch_tokens: int, seed: int) -> list[list[int]]:
-    """One epoch: every conversation once, in an order that follows from the seed, about `batch_tokens` a batch.
+    """Return the batches of one epoch: every conversation once, in an order that follows from the seed.
 
-    A conversation is put into the first open batch that has room for it, so little of a batch stays empty.
+    A conversation goes into the first open batch that has room for it, so that batches are nearly full.
+
+    Args:
+        lengths: number of tokens of each conversation.
+        batch_tokens: most tokens of a batch.
 
     Raises:
         ValueError: a conversation is longer than a batch.
@@ -183,7 +187,7 @@ def packed(lengths: Sequence[int], batch_tokens: int, seed: int) -> list[list[in
     order = list(range(len(lengths)))
     random.Random(seed).shuffle(order)
     full: list[list[int]] = []
-    # Few are open at a time, or the last would all be short ones.
+    # Only few batches are open at a time, or the last ones would hold only short conversations.
     open_: list[tuple[int, list[int]]] = []
     for i in order:
         length = lengths[i]

@@ -1,4 +1,4 @@
-"""From a batch to the loss of a head that is unrolled over its own states, as it is when it drafts."""
+"""The loss of a head on a batch, unrolled over its own states as in drafting."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,16 +16,16 @@ from specdec.train_eagle.unrolled_loss import LossKind, UnrolledLoss, unrolled_l
 
 
 class LossSettings(NamedTuple):
-    """What is minimised.
+    """Settings of the loss.
 
     Attributes:
-        kind: between the target's and the head's distribution of the next token.
-        unroll: passes over a batch, from the second on over the head's own states.
-        step_decay: each pass counts so many times the one before.
-        token_weight: of the loss between distributions.
-        feature_weight: of the smooth L1 distance to the target's feature (EAGLE-1/2).
-        noise: features are moved by uniform noise of +- this.
-        checkpointing: a pass keeps its states alone, and is computed again for its gradient.
+        kind: loss between the target's and the head's distribution of the next token.
+        unroll: number of passes over a batch; all but the first read the head's own states.
+        step_decay: weight of each pass relative to the one before.
+        token_weight: weight of the loss between distributions.
+        feature_weight: weight of the smooth L1 distance to the target's feature (EAGLE-1/2).
+        noise: amplitude of the uniform noise added to features.
+        checkpointing: recompute each pass for its gradient instead of keeping its activations.
     """
 
     kind: LossKind
@@ -41,8 +41,8 @@ class HeadTrainer(nn.Module):
     """Training-time test (Li et al. 2025, section 3.2).
 
     The head's row r of a conversation takes (x_{r+1}, feature r) and predicts x_{r+2}. In pass j row r takes its own
-    state of the pass before and x_{r+1+j}, and sees the rows that it would see had it drafted those j tokens.
-    Only rows whose next token the assistant says go on after the first pass, the row before its first one included.
+    state of the previous pass and x_{r+1+j}, and sees the rows that it would see if it had drafted those j tokens.
+    After the first pass only rows go on whose next token is the assistant's.
 
     Args:
         lm_head: `[vocab_size, hidden_size]`, the target's output matrix.
@@ -72,7 +72,7 @@ class HeadTrainer(nn.Module):
         self.register_buffer("rope", llama.rope.table(llama.head_dim, llama.max_position, torch.float32), False)
 
     def forward(self, batch: FeatureBatch) -> UnrolledLoss:
-        """Losses of all passes."""
+        """Return the losses of all passes."""
         settings, head = self.settings, self.head
         rows = _Rows(batch)
         anchors = rows.said.nonzero().flatten()
@@ -108,7 +108,7 @@ class HeadTrainer(nn.Module):
     def _pass(
         self, tokens: Tensor, features: Tensor, positions: Tensor, attentions: Sequence[UnrolledAttention], step: int
     ) -> Tensor:
-        """The head over its rows, `[rows, feature_size]`."""
+        """Run the head over its rows: `[rows, feature_size]`."""
         at_step = [_AtStep(attention, step) for attention in attentions]
         rotary = rotary_at(self.rope, positions)
         if not (self.settings.checkpointing and torch.is_grad_enabled()):
@@ -118,7 +118,7 @@ class HeadTrainer(nn.Module):
         return hidden
 
     def _counts(self, rows: "_Rows", anchors: Tensor, step: int) -> Tensor:
-        """Bool `[anchors]`, whose prediction in a pass is of a token that the assistant says and the head can say."""
+        """Return whose predictions count, bool `[anchors]`: those of assistant tokens that the head can propose."""
         ahead = anchors + step
         inside = ahead < rows.ends[anchors]
         ahead = ahead.clamp_max(len(rows.tokens) - 1)
@@ -126,28 +126,28 @@ class HeadTrainer(nn.Module):
 
 
 class _AtStep:
-    """The call of a pass to an attention, which may come again when its gradient is computed."""
+    """One pass's call of an attention, which checkpointing may repeat for the gradient."""
 
     def __init__(self, attention: UnrolledAttention, step: int) -> None:
         self.attention, self.step = attention, step
 
     def __call__(self, qkv: Tensor, rotary: Rotary, num_heads: int) -> Tensor:
-        # Gradients of later passes are done by then.
+        # By then the gradients of later passes are done.
         del self.attention.stored[self.step :]
         return self.attention(qkv, rotary, num_heads)
 
 
 class _Rows:
-    """The head's rows of a batch, one less than tokens in each conversation.
+    """The head's rows of a batch, one fewer than tokens in each conversation.
 
     Attributes:
-        lengths: rows of each conversation.
-        here, before: int64 `[rows]`, each row's token in the batch, and the one whose feature it takes.
+        lengths: number of rows of each conversation.
+        here, before: int64 `[rows]`, indices of each row's token in the batch, and of the one whose feature it takes.
         tokens: int64 `[rows]`.
-        next_tokens: int64 `[rows]`, of no meaning in a conversation's last row.
+        next_tokens: int64 `[rows]`, meaningless in a conversation's last row.
         said: bool `[rows]`, whether the assistant says the next token.
-        positions: int64 `[rows]`, rotary ones.
-        ends: int64 `[rows]`, the row behind the conversation's last.
+        positions: int64 `[rows]`, rotary positions.
+        ends: int64 `[rows]`, the row after the conversation's last.
     """
 
     def __init__(self, batch: FeatureBatch) -> None:
@@ -170,7 +170,7 @@ class _Rows:
 def _distance(
     states: Sequence[Tensor], wanted: Tensor, anchors: Tensor, counted: Sequence[Tensor], weights: Sequence[float]
 ) -> Tensor:
-    """Smooth L1 between the head's features and the target's (Li et al. 2024, equation 2), with the passes' weights."""
+    """Return the smooth L1 distance of the head's features from the target's (Li et al. 2024, equation 2)."""
     wide = torch.promote_types(states[0].dtype, torch.float32)
     total, weight_sum = states[0].new_zeros((), dtype=wide), 0.0
     for step, (state, counts, weight) in enumerate(zip(states, counted, weights, strict=True)):

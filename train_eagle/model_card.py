@@ -1,4 +1,4 @@
-"""What a published head says about itself."""
+"""The model card of a published head."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from specdec.train_eagle.evaluation import Evaluation
 from specdec.train_eagle.training_kind import TrainingKind
 
 UNKNOWN = "TARGET"
-# Settings of a run that make no difference to its head.
+# Settings of a run that do not affect its head.
 UNTOLD = ("checkpoint_minutes", "evaluate_every", "evaluate_prompts", "gradient_checkpointing")
 
 
@@ -20,14 +20,14 @@ class ModelCard:
     """A README.md with YAML front matter, as the Hugging Face hub reads it.
 
     Attributes:
-        name: of the folder that the head lies in.
+        name: name of the head's folder.
         kind: the head's kind.
         head: the head.
         recipe: settings of the training.
-        base_model: name of the target, None if that is not known.
-        licence: of the head.
-        evaluation: figures.
-        notes: Markdown that is put in as it stands.
+        base_model: name of the target; None if unknown.
+        licence: the head's licence.
+        evaluation: measurements.
+        notes: Markdown that is inserted unchanged.
     """
 
     name: str
@@ -40,7 +40,7 @@ class ModelCard:
     notes: str | None = None
 
     def text(self) -> str:
-        """The file."""
+        """Return the file's text."""
         sections = [self._front(), f"# {self._title}", self._head(), *([self.notes] if self.notes else [])]
         sections += [*self._recipe(), *self._figures(), self._use()]
         return "\n\n".join(sections) + "\n"
@@ -70,7 +70,7 @@ class ModelCard:
         layers = "one layer" if llama.num_layers == 1 else f"{llama.num_layers} layers"
         sentences = [f"A draft head for speculative decoding, {layout}: {layers}, {size}."]
         sentences += [self.kind.facts(self.head)] if self.kind.facts(self.head) else []
-        sentences.append("What is generated is the target's own output: the head only makes it come sooner.")
+        sentences.append("The output is the target's own: the head only makes it faster.")
         return " ".join(sentences)
 
     def _recipe(self) -> Iterator[str]:
@@ -85,13 +85,14 @@ class ModelCard:
             return
         tree = f"Trees of depth {found.depth}, branching {found.branching} and {found.nodes} nodes"
         yield "## Figures"
-        yield f"{tree}; {found.dtype}; answers of at most {found.max_tokens} tokens. Tau counts the target's own token."
+        limits = f"{tree}; {found.dtype}; answers of at most {found.max_tokens} tokens"
+        yield f"{limits}. Tau is the mean number of tokens per target step."
         rows = [
             (row.domain, f"{row.temperature:g}", f"{row.tau:.2f}", _shares(row.accepted_per_depth), f"{row.prompts:,}")
             for row in found.measured
         ]
         yield _table(("text", "temperature", "tau", "steps that accept depth 1, 2, …", "prompts"), rows)
-        yield "Where its drafts so far are right, what the target says next is among the head's likeliest tokens:"
+        yield "How often the target's next token is among the head's likeliest, given that its drafts so far are right:"
         rows_of = [
             (domain, f"top {place}", _shares(of_place))
             for domain, by_depth in found.accuracy.items()

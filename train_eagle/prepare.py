@@ -1,9 +1,9 @@
-"""Conversations to tokens and masks, on disk: the first stage of training a head.
+"""Turn conversations into tokens and masks on disk: the first stage of training a head.
 
     python -m specdec.train_eagle.prepare --model MODEL --data a.jsonl HuggingFaceH4/ultrachat_200k:train_sft --out DATA
 
-What cannot be trained on is left out and counted. A run that was killed goes on behind its last full shard when the
-same command is given again.
+Conversations that cannot be trained on are left out and counted. The same command resumes a killed run after its last
+full shard.
 """
 
 import argparse
@@ -35,21 +35,21 @@ def prepare(
     limit: int | None = None,
     shard_size: int = 2048,
 ) -> PreparedData:
-    """Tokens and masks of the sources' conversations, in the folder `out`; goes on where an earlier run ended.
+    """Write tokens and masks of conversations to the folder `out`, resuming an earlier run.
 
     Args:
         model: checkpoint folder whose tokenizer and chat template are used.
         sources: JSONL files, JSON arrays, or data sets as for `DatasetSource`.
         out: folder to write.
         max_length: most tokens of a conversation.
-        long: what becomes of longer ones: their first `max_length` tokens, or nothing.
-        strict: refuse the first bad conversation, one that is too long included, instead of counting it.
-        limit: most entries of each source.
-        shard_size: conversations of a shard.
+        long: whether longer ones are truncated to their first `max_length` tokens or skipped.
+        strict: refuse the first bad conversation, which includes too long ones, instead of counting it.
+        limit: most entries per source.
+        shard_size: conversations per shard.
 
     Raises:
-        ValueError: a source, the tokenizer or a setting is no good; `out` was made with other settings; `strict` and
-            something is bad; nothing is left to train on.
+        ValueError: a source, the tokenizer or a setting is unusable; `out` was made with other settings; `strict` and
+            a conversation is bad; nothing is left to train on.
     """
     if max_length < 2:
         raise ValueError(f"max_length is {max_length}; it must be at least 2")
@@ -93,7 +93,7 @@ def _fill(prepared: PreparedData, chat: ChatMask, entries: Iterable[Entry], shar
 
 
 def _sample(chat: ChatMask, entry: Entry, settings: Settings, bad: BadData) -> Sample | None:
-    """What can be trained on of an entry; None is nothing. What is bad about it goes to `bad`."""
+    """Return the part of an entry that can be trained on, None if there is none; count problems in `bad`."""
     most = settings["max_length"]
     assert isinstance(most, int)
     try:
@@ -116,10 +116,10 @@ def _sample(chat: ChatMask, entry: Entry, settings: Settings, bad: BadData) -> S
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a checkpoint folder.
+    """Load the tokenizer of a checkpoint folder.
 
     Raises:
-        ValueError: no such folder, or it cannot be read.
+        ValueError: no such folder, or an unreadable tokenizer.
     """
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder; give a checkpoint with a tokenizer")

@@ -18,7 +18,7 @@ INDEX = "index.json"
 
 @dataclass(frozen=True)
 class Shard:
-    """A file of conversations laid end to end: `tokens` int32 and `mask` bool, and their `lengths` int32."""
+    """A file of concatenated conversations: `tokens` int32, `mask` bool, and their `lengths` int32."""
 
     file: str
     conversations: int
@@ -30,16 +30,16 @@ class PreparedData:
     """A folder of tokenised conversations with masks: `PreparedData(folder).load()`, or a loop over its shards.
 
     Attributes:
-        folder: where it is.
-        settings: what makes the data what it is; another value makes other data.
-        sources: their names.
+        folder: the folder.
+        settings: the settings that determine the data.
+        sources: names of the sources.
         shards: in the order of the conversations.
-        read: entries of the sources that are in the shards or left out.
-        complete: whether these are all.
-        bad: what was left out or cut.
+        read: number of entries of the sources that are in the shards or left out.
+        complete: whether these are all entries.
+        bad: count of entries that were left out or cut.
 
     Raises:
-        ValueError: the folder holds none.
+        ValueError: the folder holds no prepared data.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -62,10 +62,10 @@ class PreparedData:
 
     @classmethod
     def begin(cls, folder: Path, settings: Settings, sources: Sequence[str]) -> "PreparedData":
-        """What is already there of these settings, or else nothing yet.
+        """Open data of these settings, or begin it.
 
         Raises:
-            ValueError: what is there was made with other settings.
+            ValueError: the folder holds data of other settings.
         """
         folder.mkdir(parents=True, exist_ok=True)
         if (folder / INDEX).exists() and (prepared := cls(folder)).shards:
@@ -91,10 +91,10 @@ class PreparedData:
         return sum(shard.assistant_tokens for shard in self.shards)
 
     def __iter__(self) -> Iterator[list[Sample]]:
-        """The conversations of each shard.
+        """Yield the conversations of each shard.
 
         Raises:
-            ValueError: more are still to come.
+            ValueError: the data is not complete.
         """
         if not self.complete:
             raise ValueError(f"{self.folder}: not all is prepared; give the command that began it again")
@@ -105,15 +105,15 @@ class PreparedData:
             yield [Sample(tokens.tolist(), mask.tolist()) for tokens, mask in zip(*parts, strict=True)]
 
     def load(self) -> list[Sample]:
-        """All conversations, in the order of the sources.
+        """Return all conversations, in the order of the sources.
 
         Raises:
-            ValueError: more are still to come.
+            ValueError: the data is not complete.
         """
         return [sample for shard in self for sample in shard]
 
     def add(self, samples: Sequence[Sample]) -> None:
-        """Write one shard, unless there are no samples, and the index."""
+        """Write one shard, unless `samples` is empty, and the index."""
         if samples:
             tokens = [token for sample in samples for token in sample.token_ids]
             mask = [said for sample in samples for said in sample.mask]
@@ -123,7 +123,7 @@ class PreparedData:
                 "lengths": torch.tensor([len(sample.token_ids) for sample in samples], dtype=torch.int32),
             }
             shard = Shard(f"samples-{len(self.shards):05d}.safetensors", len(samples), len(tokens), sum(mask))
-            # A run killed before the index is written makes this shard again.
+            # If the run is killed before the index is written, the next one makes this shard again.
             write_whole(self.folder / shard.file, lambda new: save_file(tensors, new))
             self.shards.append(shard)
         totals = {name: getattr(self, name) for name in ("conversations", "tokens", "assistant_tokens")}
@@ -140,12 +140,12 @@ class PreparedData:
 
 
 def write_whole(file: Path, write: Callable[[Path], Any]) -> None:
-    """Have `write` write another file, and put it in the place of `file`."""
+    """Replace a file at once by what `write` writes, so that a killed process leaves the old one or the new one."""
     new = file.with_name(f"{file.name}.tmp")
     write(new)
     new.replace(file)
 
 
 def write_json(file: Path, values: Mapping[str, Any]) -> None:
-    """A JSON object."""
+    """Replace a file by a JSON object, as `write_whole` does."""
     write_whole(file, lambda new: new.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8"))

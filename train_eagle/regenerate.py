@@ -1,9 +1,9 @@
-"""Let the target answer the conversations itself: a head learns best from what it will have to predict.
+"""Have the target answer the conversations itself, since a head learns best from the text that it will predict.
 
     python -m specdec.train_eagle.regenerate --model MODEL --data a.jsonl --out answers.jsonl
 
-The users' turns stay; every assistant turn is generated, in the context of those generated before it. What is no
-conversation to answer is left out and counted. A run that was killed goes on behind the last conversation written.
+The users' turns stay. Every assistant turn is generated, after the generated ones before it. Conversations that cannot
+be answered are left out and counted. The same command resumes a killed run after the last conversation written.
 """
 
 import argparse
@@ -19,9 +19,9 @@ from specdec.train_eagle.conversations import BadData, Source, open_source, read
 
 
 def answerable(llm: LLM, sources: Iterable[Source], limit: int | None, bad: BadData) -> list[list[Message]]:
-    """The conversations, of at most `limit` entries of each source, whose every answer `llm` can be asked for.
+    """Return the conversations, of at most `limit` entries per source, whose prompts the chat template can render.
 
-    The others are left to `bad`.
+    The others are counted in `bad`.
 
     Raises:
         ValueError: a model without a chat template; a bad conversation, if `bad` is strict.
@@ -49,16 +49,16 @@ def _ask_for_all(llm: LLM, messages: Sequence[Message]) -> None:
         for i, message in enumerate(messages):
             if message["role"] == "assistant":
                 llm.chat_prompt(messages[:i])
-    except Exception as error:  # a template is foreign code and raises what it likes
+    except Exception as error:  # a template may raise any exception
         raise BadConversation("refused by the chat template", str(error)) from None
 
 
 def regenerate(
     llm: LLM, conversations: Sequence[Sequence[Message]], temperatures: Sequence[float], max_tokens: int, seed: int
 ) -> list[list[Message]]:
-    """Answer all conversations, turn by turn, in one batch; one temperature each.
+    """Answer all conversations, turn by turn in one batch, each at its own temperature.
 
-    A conversation ends before the first answer that would not fit the context, and after one that did not end.
+    A conversation ends before the first answer that does not fit the context, or that reaches `max_tokens`.
     """
     answered: list[list[Message]] = [[] for _ in conversations]
     open_ids = [i for i, conversation in enumerate(conversations) if conversation]

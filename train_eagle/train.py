@@ -4,8 +4,8 @@
     python -m specdec.train_eagle.train --config run.yaml --lr 2e-3
     accelerate launch --multi_gpu -m specdec.train_eagle.train --config run.yaml
 
-The same command goes on with a run that was killed. OUT gets the best head by tau on held-out conversations, with
-the state of the run, `log.jsonl`, TensorBoard's files and `curves.png` under OUT/run.
+The same command resumes a killed run. OUT gets the head with the best tau on held-out conversations. OUT/run gets the
+state of the run, `log.jsonl`, TensorBoard's files and `curves.png`.
 """
 
 import math
@@ -38,24 +38,28 @@ from specdec.train_eagle.unrolled_loss import UnrolledLoss
 from specdec.verify.noise import GumbelNoise
 
 SHARD_TOKENS = 1 << 18
-# Settings that another start of the same run may change.
+# Settings that may change when a run is resumed.
 FREE = ("out", "features", "checkpoint_minutes", "evaluate_every", "evaluate_prompts", "gradient_checkpointing")
 
 
 class Data(NamedTuple):
-    """Conversations to train on, and some that are kept apart."""
+    """Conversations for training and for validation."""
 
     train: list[Sample]
     held_out: list[Sample]
 
 
 def read_data(config: TrainConfig) -> Data:
-    """Raises ValueError where too little is left to train on."""
+    """Read and split the conversations.
+
+    Raises:
+        ValueError: too few conversations to train on.
+    """
     samples = [sample for folder in config.data for shard in PreparedData(folder) for sample in shard]
     samples = [sample for sample in samples if any(sample.mask[2:])]
     if len(samples) <= config.held_out:
         raise ValueError(f"{len(samples)} conversations are too few to keep {config.held_out} apart; lower held_out")
-    # From all over, as files may be of different kinds.
+    # Spread over all files, which may be of different kinds.
     apart = {i * len(samples) // config.held_out for i in range(config.held_out)}
     held_out = [samples[i] for i in sorted(apart)]
     return Data([sample for i, sample in enumerate(samples) if i not in apart], held_out)
@@ -95,7 +99,7 @@ class Run:
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
         self.data = read_data(config)
-        # Unless told, accelerate takes processes without a GPU for so many runs of their own.
+        # By default accelerate treats several processes without a GPU as separate runs.
         on_cpu = not torch.cuda.is_available()
         dtype = resolve_dtype("auto", PartialState(cpu=on_cpu).device)
         mixed = config.mixed_precision
@@ -125,7 +129,7 @@ class Run:
         self.state.load(self.head, self.optimizer)
         self.source, self.held_out = self._sources()
         self.wrapped, self.optimizer = self.accelerator.prepare(self.trainer, self.optimizer)
-        # All epochs' batches in a row, so that a step's number says which are its own.
+        # All epochs' batches in one list, so that a step's number determines its batches.
         epochs = [packed(self.source.lengths, config.batch_tokens, config.seed + i) for i in range(config.epochs)]
         self.batches = [batch for epoch in epochs for batch in epoch]
         self.per_step = config.accumulate * self.accelerator.num_processes
@@ -133,7 +137,7 @@ class Run:
         self.evaluated_every = max(1, round(config.evaluate_every * self.total / config.epochs))
 
     def _sources(self) -> tuple[FeatureSource, FeatureSource]:
-        """Of training and of validation."""
+        """Return the features for training and for validation."""
         train = OnlineFeatures(self.model, self.data.train, self.head.taps)
         held_out = OnlineFeatures(self.model, self.data.held_out, self.head.taps)
         folder = self.config.features
@@ -158,7 +162,7 @@ class Run:
         return FeatureStore(folder, settings), held_out
 
     def train(self) -> None:
-        """To the end, with checkpoints on the way."""
+        """Train to the end, with checkpoints."""
         config, state, main = self.config, self.state, self.accelerator.is_main_process
         if main:
             self._describe()
@@ -183,7 +187,7 @@ class Run:
             draw_curves(self.folder / "log.jsonl", self.folder / "curves.png")
 
     def step(self, step: int) -> tuple[UnrolledLoss, float, float]:
-        """One step of the optimizer: loss of its last batch, norm of its gradient, learning rate."""
+        """Take one optimizer step; return its last batch's loss, its gradient norm and learning rate."""
         config, accelerator = self.config, self.accelerator
         warm = min(1.0, (step + 1) / config.warmup_steps)
         rate = config.lr * warm * (0.5 + 0.5 * math.cos(math.pi * step / self.total))
@@ -192,7 +196,7 @@ class Run:
         own = list(self._batches(step))
         for place, (number, conversations) in enumerate(own):
             last = place == len(own) - 1
-            # Noise is a function of the batch, whoever computes it and after whatever.
+            # Noise depends on the batch alone, not on the process or on earlier steps.
             set_seed(config.seed * 1_000_003 + number)
             with nullcontext() if last else accelerator.no_sync(self.wrapped):
                 loss: UnrolledLoss = self.wrapped(self.source.batch(conversations).to(self.device))
@@ -203,19 +207,19 @@ class Run:
         return loss, float(norm), rate
 
     def _batches(self, step: int) -> Iterator[tuple[int, list[int]]]:
-        """Those of this process in a step, and their numbers."""
+        """Yield this process's batches of a step with their numbers."""
         for number in range(step * self.per_step, (step + 1) * self.per_step):
             if number % self.accelerator.num_processes == self.accelerator.process_index:
                 yield number, self.batches[number]
 
     def _tokens(self, step: int) -> int:
-        """Of all processes' batches of a step."""
+        """Return the number of tokens in all processes' batches of a step."""
         lengths = self.source.lengths
         batches = self.batches[step * self.per_step : (step + 1) * self.per_step]
         return sum(lengths[i] for batch in batches for i in batch)
 
     def _evaluate(self, log: TrainLog | None, tokens: int) -> None:
-        """Loss and tau on what was held out; the best head so far is kept."""
+        """Measure loss and tau on held-out conversations, and save the head if it is the best so far."""
         if log is None:
             return
         loss = self._validate()
@@ -238,7 +242,7 @@ class Run:
 
     @torch.no_grad()
     def _validate(self) -> UnrolledLoss:
-        """Over all that was held out, weighed by batches."""
+        """Return the mean loss over the batches of held-out conversations."""
         self.trainer.eval()
         groups = packed(self.held_out.lengths, self.config.batch_tokens, 0)
         with self.accelerator.autocast():
@@ -247,12 +251,12 @@ class Run:
         return UnrolledLoss(*(torch.stack(values).float().mean(0) for values in zip(*losses, strict=True)))
 
     def _worth(self) -> Worth:
-        """Of the head as it is, by the engine."""
+        """Measure the current head by the engine."""
         held_out = self.data.held_out
         count = min(self.config.evaluate_prompts, len(held_out))
         if count == 0:
             return Worth(0.0, [], 0)
-        # From all over, too.
+        # Spread over all of them.
         chosen = [held_out[i * len(held_out) // count] for i in range(count)]
         prompts = [sample.token_ids[: sample.mask.index(True)] for sample in chosen]
         folder = self.folder / "latest"

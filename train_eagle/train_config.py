@@ -1,4 +1,4 @@
-"""Everything that a training run goes by."""
+"""Settings of a training run."""
 
 import argparse
 from collections.abc import Sequence
@@ -14,35 +14,35 @@ from specdec.train_eagle.unrolled_loss import LossKind
 
 
 class TrainConfig(BaseModel):
-    """A run's settings: from a YAML file, from flags, or both, where flags win. Unknown keys are refused."""
+    """Settings from a YAML file and from flags, which win. Unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
     model: Path = Field(DEMO / "target", description="checkpoint folder of the target")
     data: list[Path] = Field(description="folders of conversations that specdec.train_eagle.prepare wrote")
     out: Path = Field(description="folder of the head to write, with the run's state and logs")
-    features: Path | None = Field(None, description="folder to keep the target's states in; none to make them anew")
+    features: Path | None = Field(None, description="folder to store the target's states in; none to compute them anew")
     head: str = Field("eagle3", description=f"kind of head: {', '.join(TRAINING_KINDS)}")
-    start: Path | None = Field(None, description="folder of a run whose head to go on from, with a schedule of its own")
-    draft_vocab_size: int = Field(0, ge=0, description="how many tokens an EAGLE-3 head proposes, 0 for all")
+    start: Path | None = Field(None, description="folder of a run whose head is the starting point of this one")
+    draft_vocab_size: int = Field(0, ge=0, description="number of tokens that the head can propose, 0 for all")
     held_out: int = Field(100, ge=1, description="conversations for validation")
 
     epochs: int = Field(10, ge=1)
-    batch_tokens: int = Field(8192, ge=1, description="of a batch on one device")
-    accumulate: int = Field(1, ge=1, description="batches of each device before a step")
+    batch_tokens: int = Field(8192, ge=1, description="most tokens of a batch on one device")
+    accumulate: int = Field(1, ge=1, description="batches per device and optimizer step")
     lr: float = Field(1e-4, gt=0)
     warmup_steps: int = Field(50, ge=1)
     clip_norm: float = Field(1.0, gt=0, description="gradients are scaled down to this norm")
     mixed_precision: Literal["auto", "bf16", "no"] = Field("auto", description="over float32 weights")
-    gradient_checkpointing: bool = Field(False, description="compute a pass again for its gradient: less memory")
+    gradient_checkpointing: bool = Field(False, description="recompute each pass for its gradient, to save memory")
     seed: int = Field(0, ge=0)
 
     loss: LossKind = Field("ce", description="between the target's and the head's next-token distribution")
-    unroll: int = Field(7, ge=1, le=16, description="passes over a batch, later ones over the head's own states")
-    step_decay: float = Field(0.8, gt=0, le=1, description="a pass counts this much of the one before")
+    unroll: int = Field(7, ge=1, le=16, description="passes over a batch; all but the first read the head's own states")
+    step_decay: float = Field(0.8, gt=0, le=1, description="weight of each pass relative to the one before")
     token_weight: float = Field(1.0, ge=0, description="weight of that loss")
     feature_weight: float = Field(0.0, ge=0, description="weight of the smooth L1 distance of features (EAGLE-1)")
-    noise: float = Field(0.0, ge=0, description="features are moved by uniform noise of +- this (EAGLE-1: 0.1)")
+    noise: float = Field(0.0, ge=0, description="amplitude of uniform noise added to features (EAGLE-1: 0.1)")
 
     checkpoint_minutes: float = Field(3.0, gt=0)
     evaluate_every: float = Field(1.0, gt=0, description="epochs between evaluations by the engine")
@@ -50,10 +50,10 @@ class TrainConfig(BaseModel):
 
     @classmethod
     def parse(cls, arguments: Sequence[str] | None, description: str | None) -> "TrainConfig":
-        """From a command line: `--config FILE` and a flag for each setting.
+        """Read a command line: `--config FILE` and a flag for each setting.
 
         Raises:
-            ValueError: a setting that is unknown, missing or out of its range; names it.
+            ValueError: names a setting that is unknown, missing or out of its range.
         """
         parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
         parser.add_argument("--config", type=Path, help="YAML file of these settings")
@@ -70,7 +70,11 @@ class TrainConfig(BaseModel):
 
     @classmethod
     def read(cls, settings: dict[str, Any]) -> "TrainConfig":
-        """Raises ValueError as `parse` does."""
+        """Read settings by name.
+
+        Raises:
+            ValueError: as in `parse`.
+        """
         try:
             config = cls.model_validate(settings)
         except ValidationError as error:

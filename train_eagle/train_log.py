@@ -1,4 +1,4 @@
-"""What a run tells while it goes on: a bar or lines, `log.jsonl`, TensorBoard."""
+"""Progress of a run: a bar or lines, `log.jsonl`, TensorBoard, and curves."""
 
 import json
 import time
@@ -16,18 +16,18 @@ matplotlib.use("agg")
 
 from matplotlib import pyplot as plt
 
-# Between lines where there is no terminal, and between figures that are kept.
+# Seconds between lines if there is no terminal, and steps between records.
 LINE_SECONDS = 30.0
 RECORD_STEPS = 10
 
 
 class TrainLog:
-    """Written by one process of a run.
+    """The log of a run, written by one of its processes.
 
     Args:
-        folder: of `log.jsonl`, which is added to, and `tensorboard/`.
-        total: steps of the run.
-        done: steps before this start.
+        folder: folder of `log.jsonl`, which is appended to, and of `tensorboard/`.
+        total: number of steps of the run.
+        done: number of steps already done.
     """
 
     def __init__(self, folder: Path, total: int, done: int) -> None:
@@ -52,12 +52,12 @@ class TrainLog:
     def step(
         self, step: int, tokens: int, new_tokens: int, seconds: float, loss: UnrolledLoss, rate: float, norm: float
     ) -> None:
-        """A step is done.
+        """Log a step.
 
         Args:
-            tokens: trained on so far in all.
-            new_tokens: of this step.
-            seconds: that it took.
+            tokens: tokens trained on so far.
+            new_tokens: tokens of this step.
+            seconds: duration of the step.
         """
         now = time.monotonic()
         line_due = now - self._shown >= LINE_SECONDS or step == self.total
@@ -87,7 +87,7 @@ class TrainLog:
             self.console.print(line, soft_wrap=True)
 
     def record(self, values: dict[str, Any]) -> None:
-        """Keep figures of a step."""
+        """Write a step's values to `log.jsonl` and TensorBoard."""
         with self.file.open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(values) + "\n")
         for name, value in values.items():
@@ -99,7 +99,7 @@ class TrainLog:
 
 
 def draw_curves(log: Path, picture: Path) -> None:
-    """Loss, accuracy of each pass, and tau on held-out conversations, against tokens trained on.
+    """Plot loss, accuracy per pass, and tau on held-out conversations against tokens trained on.
 
     Args:
         log: `log.jsonl` of a run.

@@ -1,4 +1,4 @@
-"""Where a training run is, on disk: what a killed one goes on from."""
+"""The state of a training run on disk, from which a killed run resumes."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ FILE = "training_state.pt"
 
 
 def begin_with(head: nn.Module, run: Path) -> None:
-    """Give a head the weights of another run's.
+    """Copy the weights of another run's head into a head.
 
     Raises:
         ValueError: there is no such run, or its head has other sizes.
@@ -27,11 +27,11 @@ def begin_with(head: nn.Module, run: Path) -> None:
 
 
 class TrainingState:
-    """A file that is replaced as a whole.
+    """The state of a run, in one file that is always complete.
 
     Attributes:
-        step: optimizer steps done.
-        best_tau: of the evaluations so far.
+        step: number of optimizer steps done.
+        best_tau: best tau of the evaluations so far.
     """
 
     def __init__(self, file: Path, settings: dict[str, Any]) -> None:
@@ -40,10 +40,10 @@ class TrainingState:
         self.best_tau = 0.0
 
     def load(self, head: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
-        """Go on from the file; whether there was one.
+        """Resume from the file; return whether there was one.
 
         Raises:
-            ValueError: it is of a run with other settings; names them.
+            ValueError: the file is of a run with other settings, which are named.
         """
         if not self.file.exists():
             return False

@@ -1,4 +1,4 @@
-"""Attention of EAGLE-3's unrolled training: conversations laid end to end, then the same rows step after step."""
+"""Attention of EAGLE-3's unrolled training: over concatenated conversations, then over the same rows step by step."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -24,20 +24,20 @@ _CUDA_BACKWARD = partial(_ATEN._flash_attention_backward.default, dropout_p=0.0,
 
 
 class UnrolledAttention:
-    """Attention of one layer in EAGLE-3's training-time test (Li et al. 2025, section 3.2); one object a batch.
+    """Attention of one layer in EAGLE-3's training-time test (Li et al. 2025, section 3.2), one object per batch.
 
-    Call 0 takes all rows: each sees its conversation up to itself. Call j > 0 takes the anchors, j tokens further
-    on: each sees what it saw in call 0, then the keys of its own row from calls 1 to j. Its rotary is of the rows'
-    positions plus j. The causal part comes from a fused kernel; the later keys, one a row and call, are dot
-    products; their log-sum-exps join the two.
+    Call 0 takes all rows; each sees its conversation up to itself. Call j > 0 takes the anchors, j tokens later; each
+    sees what it saw in call 0, and the keys of its own row from calls 1 to j. Rotary positions are the rows' plus j.
+    A fused kernel computes the causal part, dot products the later keys (one per row and call), and log-sum-exps
+    join the two.
 
     Args:
-        lengths: of the conversations; their sum is the rows of call 0.
+        lengths: number of rows of each conversation in call 0.
         anchors: int64 `[anchors]`, ascending, the rows that go on after call 0; all by default.
 
     Attributes:
-        stored: each call's `[rows, 2 * kv_heads, head_dim]`, rotated keys and values; without the last ones, it is as
-            it was before those calls.
+        stored: rotated keys and values of each call, `[rows, 2 * kv_heads, head_dim]`. Deleting the last entries
+            undoes their calls.
     """
 
     def __init__(self, lengths: Sequence[int], anchors: Tensor | None = None) -> None:
@@ -49,7 +49,7 @@ class UnrolledAttention:
         self.stored: list[Tensor] = []
 
     def __call__(self, qkv: Tensor, rotary: Rotary, num_heads: int) -> Tensor:
-        """See `Attention`; `qkv` stays as it is."""
+        """Attend as `Attention` describes, without changing `qkv`."""
         causal, anchors = (self.later, self.anchors) if self.stored else (self.first, None)
         query, stored = _Rotate.apply(qkv, *rotary, num_heads)  # type: ignore[no-untyped-call]
         self.stored.append(stored)
@@ -60,7 +60,7 @@ class UnrolledAttention:
 
 
 def _until_last(spans: list[tuple[int, int]], anchors: list[int]) -> list[tuple[int, int]]:
-    """Each span up to its last anchor, as no anchor sees what follows; without those that have none."""
+    """Return each span up to its last anchor, since no anchor sees what follows; drop spans without anchors."""
     counts = [(start, bisect_left(anchors, end)) for start, end in spans]
     return [(start, anchors[count - 1] + 1) for start, count in counts if count and anchors[count - 1] >= start]
 
@@ -74,7 +74,7 @@ class _Rotate(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor, num_heads: int) -> tuple[Tensor, Tensor]:
-        """Queries `[rows, heads, head_dim]`, and keys and values `[rows, 2 * kv_heads, head_dim]`."""
+        """Return queries `[rows, heads, head_dim]`, and keys and values `[rows, 2 * kv_heads, head_dim]`."""
         kv_heads = (qkv.shape[1] - num_heads) // 2
         query, key, value = qkv.split_with_sizes((num_heads, kv_heads, kv_heads), 1)
         ctx.save_for_backward(cos, sin)
@@ -95,19 +95,19 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class _Unrolled(torch.autograd.Function):
-    """Attention to call 0's keys and values, and to a row's own of each later call."""
+    """Attention to the keys and values of call 0, and to those of the row itself from later calls."""
 
     @staticmethod
     def forward(
         ctx: Any, causal: "_Causal", anchors: Tensor | None, query: Tensor, past: Tensor, *own: Tensor
     ) -> Tensor:
-        """`query` `[rows, heads, head_dim]`; `past` and each of `own` `[rows, 2 * kv_heads, head_dim]`."""
+        """Attend with `query` `[rows, heads, head_dim]` to `past` and `own`, `[rows, 2 * kv_heads, head_dim]` each."""
         output, lse = causal.forward(_spread(query, anchors, len(past)), past)
         weights: list[Tensor] = []
         if own:
             picked = (output, lse) if anchors is None else (output[anchors], lse[anchors])
             output, joined, weights = _join(*picked, query, own)
-            # Other rows keep the causal one: minus another row's, their scores could overflow in exp.
+            # Other rows keep the causal log-sum-exp: with another row's, exp(score - lse) could overflow.
             lse = joined if anchors is None else lse.index_copy(0, anchors, joined)
         ctx.causal, ctx.anchors = causal, anchors
         ctx.save_for_backward(query, past, output, lse, *own, *weights)
@@ -132,12 +132,12 @@ class _Unrolled(torch.autograd.Function):
 
 
 def _spread(x: Tensor, anchors: Tensor | None, rows: int) -> Tensor:
-    """`x` at rows `anchors`, zero elsewhere: `[rows, ...]`."""
+    """Return `[rows, ...]` with `x` at rows `anchors` and zeros elsewhere."""
     return x if anchors is None else x.new_zeros(rows, *x.shape[1:]).index_copy_(0, anchors, x)
 
 
 def _join(output: Tensor, lse: Tensor, query: Tensor, own: Sequence[Tensor]) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Attention over other keys, joined with that over the rows' own.
+    """Join the attention over other keys with that over the rows' own.
 
     Args:
         output: `[rows, heads, head_dim]`, over the other keys.
@@ -163,7 +163,7 @@ def _join(output: Tensor, lse: Tensor, query: Tensor, own: Sequence[Tensor]) -> 
 def _join_backward(
     grad: Tensor, query: Tensor, output: Tensor, own: Sequence[Tensor], weights: Sequence[Tensor]
 ) -> tuple[Tensor, list[Tensor]]:
-    """What `own` gives to the gradient of `query`, and the gradients of `own`."""
+    """Return the contribution of `own` to the gradient of `query`, and the gradients of `own`."""
     kv_heads = own[0].shape[1] // 2
     grads, queries, outputs = (_by_group(x, kv_heads) for x in (grad, query, output))
     mean = (grads * outputs).sum(-1, keepdim=True)
@@ -178,7 +178,7 @@ def _join_backward(
 
 
 def _by_group(x: Tensor, kv_heads: int) -> Tensor:
-    """`[rows, heads, dim]` as `[rows, kv_heads, group, dim]`, float32 at least."""
+    """View `[rows, heads, dim]` as `[rows, kv_heads, group, dim]`, in float32 at least."""
     return x.view(x.shape[0], kv_heads, x.shape[1] // kv_heads, x.shape[2]).to(_wide(x))
 
 
@@ -186,16 +186,16 @@ class _Causal:
     """Causal attention within each conversation with its log-sum-exp, and the gradients for a given one.
 
     Args:
-        starts: where conversations begin, and the number of rows.
-        spans: the rows that are asked for, `[start, end)`, each from where a conversation begins. What the others
-            get means nothing, and their gradient must be zero.
+        starts: first row of each conversation, and the number of rows.
+        spans: the rows that are computed, `[start, end)`, each from the beginning of a conversation. Results of other
+            rows are undefined, and their gradient must be zero.
     """
 
     def __init__(self, starts: Sequence[int], spans: Sequence[tuple[int, int]]) -> None:
         self.starts, self.spans = starts, spans
 
     def forward(self, query: Tensor, stored: Tensor) -> tuple[Tensor, Tensor]:
-        """`query` `[rows, heads, head_dim]` -> output, alike; log-sum-exp `[rows, heads]`, float32 at least."""
+        """Return the output, of the shape of `query`, and the log-sum-exps, `[rows, heads]`, in float32 at least."""
         if _packs(query):
             output, lse, *_ = _CUDA(query, *stored.chunk(2, 1), *self._bounds(query.device))
             return output, lse.t()
@@ -212,9 +212,9 @@ class _Causal:
     def backward(
         self, grad: Tensor, query: Tensor, output: Tensor, stored: Tensor, lse: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Gradients of `query` and `stored` where the joined output has `grad`."""
+        """Return the gradients of `query` and `stored` for the gradient of the joined output."""
         if _packs(query):
-            # Of the dropout that does not take place.
+            # State of the dropout, which is off.
             random = {"rng_state": torch.zeros(2, dtype=torch.uint64, device=query.device), "unused": grad.new_empty(0)}
             rest = (*stored.chunk(2, 1), output, lse.t().contiguous(), *self._bounds(query.device))
             grad_query, *grads = _CUDA_BACKWARD(grad, query, *rest, **random)
@@ -224,7 +224,7 @@ class _Causal:
         attend = _CPU_BACKWARD if query.device.type == "cpu" else plain_attention_backward
         for start, end in self.spans:
             rows = slice(start, end)
-            # In float32 it is twice as fast on a CPU as in bfloat16.
+            # On a CPU this is twice as fast in float32 as in bfloat16.
             q, out, out_grad = (_heads(x[rows].to(_wide(x)), group) for x in (query, output, grad))
             k, v = _keys_values(stored[rows].to(_wide(stored)), group)
             out_lse = _heads(lse[rows].unsqueeze(-1), group).squeeze(-1)
@@ -234,44 +234,44 @@ class _Causal:
         return grad_query, grad_stored
 
     def _bounds(self, device: torch.device) -> tuple[Tensor, Tensor, int, int]:
-        """Where conversations begin, of queries and of keys, and the length of the longest."""
+        """Return the first rows of conversations, for queries and for keys, and the longest length of each."""
         starts = torch.tensor(self.starts, dtype=torch.int32, device=device)
-        # For a longest of 1 the kernel would take another path, with heads in another order.
+        # For a longest length of 1 the kernel would use another path, with heads in another order.
         longest = max([2, *(end - start for start, end in pairwise(self.starts))])
         return starts, starts, longest, longest
 
 
 def _packs(query: Tensor) -> bool:
-    """Whether the device has a kernel for all conversations at once: FlashAttention 2, on Ampere and later."""
+    """Return whether the device can attend in all conversations at once: FlashAttention 2, on Ampere and later."""
     fits = query.is_cuda and query.element_size() == 2 and query.shape[2] % 8 == 0 and query.shape[2] <= 256
     return fits and torch.cuda.get_device_capability(query.device) >= (8, 0)
 
 
 def _heads(x: Tensor, group: int) -> Tensor:
-    """A view of `[rows, heads, dim]` as `[group, kv_heads, rows, dim]`."""
+    """View `[rows, heads, dim]` as `[group, kv_heads, rows, dim]`."""
     return x.view(x.shape[0], x.shape[1] // group, group, x.shape[2]).permute(2, 1, 0, 3)
 
 
 def _keys_values(stored: Tensor, group: int) -> tuple[Tensor, Tensor]:
-    """Views of `[rows, 2 * kv_heads, head_dim]` as `[group, kv_heads, rows, head_dim]` each."""
+    """View `[rows, 2 * kv_heads, head_dim]` as keys and values, `[group, kv_heads, rows, head_dim]` each."""
     key, value = stored.transpose(0, 1).expand(group, -1, -1, -1).chunk(2, 1)
     return key, value
 
 
 def _later(rows: int, x: Tensor) -> Tensor:
-    """`[rows, rows]`, -inf for keys after the query, in the dtype of scores of `x`."""
+    """Return a mask `[rows, rows]`, -inf for keys after the query, in the dtype of the scores of `x`."""
     return torch.full((rows, rows), float("-inf"), dtype=_wide(x), device=x.device).triu_(1)
 
 
 def plain_attention(q: Tensor, k: Tensor, v: Tensor) -> Attended:
-    """`_CPU` in plain torch, for what has no such kernel; all are `[group, kv_heads, rows, head_dim]`."""
+    """Compute `_CPU` in plain torch, for devices without such a kernel; all are `[group, kv_heads, rows, head_dim]`."""
     return attend_generic(q, k, v, _later(q.shape[2], q), q.shape[3] ** -0.5)
 
 
 def plain_attention_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`_CPU_BACKWARD` in plain torch."""
+    """Compute `_CPU_BACKWARD` in plain torch."""
     scale = q.shape[3] ** -0.5
     weights = (q @ k.transpose(2, 3) * scale + _later(q.shape[2], q) - lse.unsqueeze(-1)).exp_()
     slopes = weights * (grad @ v.transpose(2, 3) - (grad * out).sum(-1, keepdim=True)) * scale

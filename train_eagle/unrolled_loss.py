@@ -1,4 +1,4 @@
-"""Loss of a head that is unrolled over its own states, at every step against what the target says there."""
+"""Loss of a head that is unrolled over its own states, compared at every step with the target."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
@@ -10,17 +10,17 @@ from torch.autograd.function import once_differentiable
 from specdec.kernels.linear import pad_rows
 
 LossKind = Literal["ce", "kl", "lk-hybrid"]
-# Logits that a CPU takes from scores to gradients at a time, so that what lies between stays in a core's cache.
+# Logits that a CPU processes at a time, so that intermediate results stay in a core's cache.
 CPU_BLOCK = 2**17
 
 
 class UnrolledLoss(NamedTuple):
-    """Means over the counted predictions; what is per step is detached, and 0 where none counts.
+    """Means over the counted predictions. Values per step are detached, and 0 if no prediction counts.
 
     Attributes:
-        total: what is minimised, a scalar with gradient.
+        total: the loss to minimise, a scalar with gradient.
         loss: `[steps]`, its parts.
-        accuracy: `[steps]`, share of predictions in which the target's most likely token is the head's as well.
+        accuracy: `[steps]`, share of predictions in which target and head have the same likeliest token.
         acceptance: `[steps]`, chance that a token drawn from the head's distribution q is accepted, sum of min(p, q).
         count: int64 `[steps]`.
     """
@@ -44,26 +44,26 @@ def unrolled_loss(
     chunk: int = 512,
     eta: float = 3.0,
 ) -> UnrolledLoss:
-    """sum_j w_j mean_j / sum_j w_j over the steps j that have counted predictions.
+    """Return the weighted mean over steps, sum_j w_j mean_j / sum_j w_j, of those with counted predictions.
 
-    Between the target's distribution p and the head's q:
+    The loss between the target's distribution p and the head's q is one of:
 
     - `ce`: -sum p log q, as EAGLE does (Li et al. 2024, equation 2).
     - `kl`: KL(p || q), which has the same gradient.
     - `lk-hybrid`: l KL(p || q) + (1 - l) (1 - sum min(p, q)), where l = exp(-eta sum min(p, q)), without gradient:
-      the better the head, the more it is trained to be accepted (LK losses, Samarin et al. 2026, arXiv 2602.23881;
-      the weight l is taken of each prediction, as vLLM's `speculators` does).
+      the better the head, the more it is trained for acceptance (LK losses, Samarin et al. 2026, arXiv 2602.23881;
+      the weight l is computed per prediction, as in vLLM's `speculators`).
 
-    Gradients are computed along with the loss, `chunk` anchors at a time, so that there are never logits of more than
-    one chunk and step (as in Liger Kernel, Hsu et al. 2024). Products are in the dtype of `states`, or in autocast's;
-    the rest is float32 at least.
+    Gradients are computed along with the loss, `chunk` anchors at a time, so that logits exist for only one chunk and
+    step at a time (as in Liger Kernel, Hsu et al. 2024). Products use the dtype of `states`, or autocast's; the rest
+    is float32 at least.
 
     Args:
-        states: `[anchors, hidden_size]` per step, what the head's output matrix reads.
+        states: `[anchors, hidden_size]` per step, inputs of the head's output matrix.
         weight: `[draft_vocab_size, hidden_size]`, that matrix.
-        anchors: int64 `[anchors]`, ascending; in step j anchor a predicts what the target says at row a + j.
+        anchors: int64 `[anchors]`, ascending; in step j anchor a predicts the target's distribution at row a + j.
         counted: bool `[steps, anchors]`, which predictions count; their a + j are rows.
-        teacher_states: `[rows, teacher_size]`, what the target's lm_head reads.
+        teacher_states: `[rows, teacher_size]`, inputs of the target's lm_head.
         teacher_weight: `[draft_vocab_size, teacher_size]`, its rows for the tokens of the draft vocabulary.
         step_weights: w_j.
     """
@@ -82,7 +82,7 @@ def unrolled_loss(
 
 
 class _Problem(NamedTuple):
-    """What the loss is of besides the head's states and matrix; indices are on the CPU."""
+    """Inputs of the loss besides the head's states and matrix; indices are on the CPU."""
 
     anchors: Tensor
     counted: Tensor
@@ -95,10 +95,10 @@ class _Problem(NamedTuple):
     learns: bool
 
     def predictions(self, begin: int) -> tuple[Tensor, list[tuple[int, Tensor, Tensor]]]:
-        """Of the chunk of anchors from `begin` on.
+        """Return the predictions of the chunk of anchors from `begin` on.
 
         Returns:
-            The rows that are predicted, and per step its number, the anchors and the places of their rows in these.
+            The predicted rows, and per step its number, the anchors, and the places of their rows among these.
         """
         counted = self.counted[:, begin : begin + self.chunk]
         ahead = self.anchors[begin : begin + self.chunk] + torch.arange(len(counted)).unsqueeze(1)
@@ -110,7 +110,7 @@ class _Problem(NamedTuple):
 
 
 class _Targets(NamedTuple):
-    """What the target says at some rows: `[rows, draft_vocab_size]` probabilities; the rest `[rows]`."""
+    """The target's distributions at some rows: `[rows, draft_vocab_size]` probabilities; the rest `[rows]`."""
 
     probs: Tensor
     best: Tensor
@@ -119,14 +119,14 @@ class _Targets(NamedTuple):
 
 def _targets(states: Tensor, weight: Tensor, dtype: torch.dtype) -> _Targets:
     log_probs = torch.log_softmax((pad_rows(states) @ weight.t())[: len(states)], -1, dtype=dtype)
-    # Twenty times as fast on a CPU as argmax.
+    # On a CPU this is twenty times as fast as argmax.
     best = log_probs.max(-1).indices
     probs = log_probs.exp()
     return _Targets(probs, best, -log_probs.mul_(probs).sum(-1))
 
 
 class _Loss(torch.autograd.Function):
-    """The loss, and `[3, steps]` sums of loss, agreements and acceptance; the gradients are found on the way."""
+    """The loss, and `[3, steps]` sums of loss, agreements and acceptance; the forward pass computes gradients too."""
 
     @staticmethod
     def forward(ctx: Any, problem: _Problem, weight: Tensor, *states: Tensor) -> tuple[Tensor, Tensor]:
@@ -141,7 +141,7 @@ class _Loss(torch.autograd.Function):
                 rows, steps = problem.predictions(begin)
                 targets = _targets(problem.teacher_states[rows], problem.teacher_weight, wide)
                 for step, chosen, places in steps:
-                    # Rows of zeros have logits of zero, and so no gradients.
+                    # Padding rows are zero and so contribute no gradients.
                     state = pad_rows(states[step][chosen])
                     logits = state @ matrix.t()
                     sums[:, step] += _score(logits[: len(chosen)], targets, places, problem)
@@ -165,11 +165,11 @@ class _Loss(torch.autograd.Function):
 
 
 def _score(logits: Tensor, targets: _Targets, places: Tensor, problem: _Problem) -> Tensor:
-    """Sums of loss, agreements and acceptance; overwrites `logits` with the gradient of the first.
+    """Return sums of loss, agreements and acceptance; overwrite `logits` with the gradient of the loss.
 
     Args:
         logits: `[rows, draft_vocab_size]`.
-        places: int64 `[rows]`, their targets.
+        places: int64 `[rows]`, indices of their targets.
     """
     rows = max(1, CPU_BLOCK // logits.shape[1] if logits.device.type == "cpu" else len(logits))
     sums = []
@@ -189,7 +189,7 @@ def _score(logits: Tensor, targets: _Targets, places: Tensor, problem: _Problem)
         if problem.kind == "lk-hybrid":
             share = torch.exp(-problem.eta * acceptance)
             loss = share * loss + (1 - share) * (1 - acceptance)
-            # d(1 - sum min(p, q)) / dq is half the sign of q - p, up to a constant, which the softmax takes away.
+            # d(1 - sum min(p, q)) / dq is half the sign of q - p, up to a constant that the softmax removes.
             sign = gradient.sign()
             slope = q * (sign - (q * sign).sum(-1, keepdim=True)) / 2
             gradient = torch.lerp(slope, gradient, share.unsqueeze(1))

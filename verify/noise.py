@@ -7,6 +7,12 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.types import NoiseKey, Stream
+from specdec.verify.sampling import Context
+
+
+def noise_key(context: Context) -> NoiseKey:
+    """Return the key of a request's next output position."""
+    return NoiseKey(context.sampling.seed, context.sampling.sample_index, context.num_output)
 
 
 class GumbelNoise:

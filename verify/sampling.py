@@ -1,4 +1,19 @@
-"""How one request samples, and what it has said so far."""
+"""The sampling parameters of a request, and which work they ask for.
+
+Three properties of `Sampling` decide what runs; everything else asks them, and no other place looks at single
+parameters to find out whether there is something to do:
+
+- `edits`: logits change so that the argmax may change (biases, penalties, forbidden and forced tokens). Greedy rows
+  too are then processed, node by node, in `transforms.processed_logits`; a drafter leaves its graphs and its processing
+  of whole batches (`RowSampling`).
+- `filters`: at temperature > 0 tokens are dropped by rank or probability. `limits` are the three numbers that
+  `KernelSet.filter_logits` takes, those that keep all where a row has no filters.
+- `is_greedy`: neither temperature nor noise; the argmax is taken.
+
+A new parameter is a field of `SamplingParams` and of `Sampling`, a condition in `edits` or `filters`, and its
+arithmetic: in `transforms._edit` if it edits, else in the filter kernel and its reference. `tests/verify/naive.py`
+defines it, and `samplings` in `tests/strategies.py` draws it, which covers every path above.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

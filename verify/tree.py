@@ -1,18 +1,15 @@
 """The draft tree: what may follow a request's last known token."""
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.kernels.ragged_rows import WORD_BITS
-from specdec.kernels.upload import upload
-
-ROOT = -1
+from specdec.kernels.types import ROOT as ROOT
 
 
 @dataclass(frozen=True)
@@ -28,6 +25,9 @@ class DraftTree:
         ranks: place of each node among all of the tree's, the one its drafter trusts most first; empty where that is
             their order.
 
+    Args:
+        check: whether to look for the errors below.
+
     Raises:
         ValueError: lengths differ, a parent does not come before its child, or siblings share a token.
     """
@@ -36,8 +36,11 @@ class DraftTree:
     parents: tuple[int, ...] = ()
     draft_probs: Tensor | None = field(default=None, compare=False, repr=False)
     ranks: tuple[int, ...] = field(default=(), compare=False, repr=False)
+    check: InitVar[bool] = True
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, check: bool) -> None:
+        if not check:
+            return
         if len(self.tokens) != len(self.parents):
             raise ValueError(f"{len(self.tokens)} tokens for {len(self.parents)} parents")
         for node, parent in enumerate(self.parents):
@@ -52,11 +55,6 @@ class DraftTree:
 
     def __len__(self) -> int:
         return len(self.tokens)
-
-    @property
-    def is_drawn(self) -> bool:
-        """Whether its children were drawn from laws that are known."""
-        return self.draft_probs is not None
 
     @cached_property
     def children(self) -> dict[tuple[int, int], int]:
@@ -97,21 +95,6 @@ class DraftTree:
             paths[1 + nodes] = paths[1 + parents[nodes]]
             paths[1 + nodes, depth - 1] = tokens[nodes]
         return paths
-
-    def paths_on(self, device: torch.device) -> Tensor:
-        """`path_tokens` on a device."""
-        return upload(self.path_tokens, device)
-
-    def without_below(self, stumps: Collection[int]) -> "tuple[DraftTree, Sequence[int]]":
-        """The tree without what grows on the nodes `stumps` (or `ROOT`), and the old index of each node left."""
-        place = {ROOT: ROOT}
-        for node, parent in enumerate(self.parents):
-            if parent in place and parent not in stumps:
-                place[node] = len(place) - 1
-        kept = list(place)[1:]
-        probs = None if self.draft_probs is None else self.draft_probs[[0, *(1 + node for node in kept)]]
-        tokens, parents = (tuple(part[node] for node in kept) for part in (self.tokens, self.parents))
-        return DraftTree(tokens, tuple(place[parent] for parent in parents), probs), kept
 
     def path(self, node: int) -> list[int]:
         """Nodes from the root's child down to `node`."""

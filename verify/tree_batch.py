@@ -7,10 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from specdec.kernels.integers import ceil_div
 from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
 from specdec.kernels.upload import upload
-from specdec.verify.grown_trees import grown_together
-from specdec.verify.tree import DraftTree, split_words
+from specdec.verify.draft_trees import DraftTrees
+from specdec.verify.tree import split_words
 
 
 class TreeRow(NamedTuple):
@@ -18,14 +19,12 @@ class TreeRow(NamedTuple):
 
     Attributes:
         tokens: the chain, `token_ids[num_cached : num_cached + k]`, k >= 1.
-        tree: draft nodes under the chain's last token.
         num_cached: tokens whose keys and values are in the cache already.
-        block_table: the request's blocks, enough for `num_cached + k + len(tree)` entries.
+        block_table: the request's blocks, enough for `num_cached + k` entries and those of its draft nodes.
         num_scored: how many of the chain's last rows need logits, the last one where a token is sampled.
     """
 
     tokens: Sequence[int]
-    tree: DraftTree
     num_cached: int
     block_table: Sequence[int]
     num_scored: int
@@ -52,9 +51,14 @@ class TreeBatch:
     row_starts: tuple[int, ...]
 
     @staticmethod
-    def pack(parts: Sequence[TreeRow], block_size: int, device: torch.device) -> "TreeBatch":
-        words = max(1, max(-(-len(part.tree) // WORD_BITS) for part in parts))
-        grown = grown_together([part.tree for part in parts])
+    def pack(parts: Sequence[TreeRow], trees: DraftTrees, block_size: int, device: torch.device) -> "TreeBatch":
+        """Pack chains, each with its draft nodes behind it.
+
+        Args:
+            trees: under the last tokens of the first chains; the others have none.
+        """
+        sizes = [*trees.sizes, *[0] * (len(parts) - len(trees.sizes))]
+        words = max(1, ceil_div(max(sizes), WORD_BITS))
         tokens: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
@@ -63,30 +67,26 @@ class TreeBatch:
         node_rows: list[int] = []
         logit_rows: list[int] = []
         starts: list[int] = []
-        for part in parts:
-            start, known, size = len(tokens), len(part.tokens), len(part.tree)
+        for row, (part, size) in enumerate(zip(parts, sizes, strict=True)):
+            start, known = len(tokens), len(part.tokens)
             end = part.num_cached + known
             starts.append(start)
             tokens += part.tokens
             positions += range(part.num_cached, end)
             ancestors += [[0] * words] * known
-            if grown is None:
-                tokens += part.tree.tokens
-                positions += [end - 1 + depth for depth in part.tree.depths]
-                ancestors += [split_words(bits, words) for bits in part.tree.ancestors]
-            else:
-                # The device fills in what it alone knows.
-                node_rows += range(len(tokens), len(tokens) + size)
-                tokens += [0] * size
-                positions += [end - 1] * size
-                ancestors += [[0] * words] * size
+            if size:
+                nodes = trees.host_nodes(row)
+                node_rows += range(start + known, start + known + size)
+                tokens += nodes.tokens
+                positions += [end - 1 + depth for depth in nodes.depths]
+                ancestors += [split_words(bits, words) for bits in nodes.ancestors]
             slots += slots_of(part.block_table, part.num_cached, end + size, block_size)
             visible += range(part.num_cached + 1, end + 1)
             visible += [end] * size
             logit_rows += range(start + known - part.num_scored, start + known + size)
         rows = RaggedRows(
-            query_lens=[len(part.tokens) + len(part.tree) for part in parts],
-            lengths=[part.num_cached + len(part.tokens) + len(part.tree) for part in parts],
+            query_lens=[len(part.tokens) + size for part, size in zip(parts, sizes, strict=True)],
+            lengths=[part.num_cached + len(part.tokens) + size for part, size in zip(parts, sizes, strict=True)],
             tree_starts=[part.num_cached + len(part.tokens) for part in parts],
             block_tables=pad_block_tables([part.block_table for part in parts], device),
             visible=upload(visible, device),
@@ -101,12 +101,8 @@ class TreeBatch:
             logit_rows=upload(logit_rows, device),
             row_starts=tuple(starts),
         )
-        if grown is not None:
-            trees, numbers = grown
-            nodes, places = trees.nodes(numbers), upload(node_rows, device)
-            batch.tokens.index_copy_(0, places, nodes.tokens)
-            batch.positions.index_add_(0, places, nodes.depths)
-            rows.ancestors[:, : nodes.ancestors.shape[1]].index_copy_(0, places, nodes.ancestors[:, :words])
+        if node_rows:
+            trees.complete(batch.tokens, batch.positions, rows.ancestors, node_rows)
         return batch
 
 

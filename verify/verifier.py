@@ -1,37 +1,29 @@
 """The acceptance rules: which draft tokens the target would have said itself."""
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.types import Acceptance, NoiseKey, NoiseRows
+from specdec.kernels.types import Acceptance, NoiseKey, NoiseRows, Trees
+from specdec.verify.draft_trees import DraftTrees
+from specdec.verify.noise import noise_key
 from specdec.verify.sampling import Context
 from specdec.verify.transforms import NodeRows, processed_logits
-from specdec.verify.tree import ROOT, DraftTree
-
-
-class SampledRow(NamedTuple):
-    """A row to verify: a request and the draft tree under its last token."""
-
-    tree: DraftTree
-    context: Context
-
-    def nodes(self, device: torch.device) -> NodeRows:
-        """The root and the tree's nodes."""
-        return NodeRows(self.context, 1 + len(self.tree), lambda: self.tree.paths_on(device))
 
 
 class Verifier(Protocol):
     """One of the rules."""
 
-    def verify(self, rows: Sequence[SampledRow], logits: Tensor) -> list[Acceptance]:
-        """Walk every row's tree.
+    def verify(self, trees: DraftTrees, contexts: Sequence[Context], logits: Tensor) -> list[Acceptance]:
+        """Return what each row's step yields.
 
         Args:
-            rows: the sampled rows.
+            trees: of the sampled rows.
+            contexts: of the same rows' requests, up to the trees' roots.
             logits: `[sum of (1 + nodes), vocab]`, per row its root, then its nodes.
         """
         ...
@@ -48,53 +40,46 @@ class CoupledVerifier:
     def __init__(self, kernels: KernelSet) -> None:
         self.kernels = kernels
 
-    def verify(self, rows: Sequence[SampledRow], logits: Tensor) -> list[Acceptance]:
-        return self.accept(rows, self.emitted_tokens(rows, logits))
+    def verify(self, trees: DraftTrees, contexts: Sequence[Context], logits: Tensor) -> list[Acceptance]:
+        return self.kernels.tree_walk(self.emitted_tokens(trees, contexts, logits), trees)
 
-    def accept(self, rows: Sequence[SampledRow], emitted: Tensor) -> list[Acceptance]:
-        """Walk every row's tree by `emitted`, int64 `[sum of (1 + nodes)]`."""
-        tokens: list[int] = emitted.tolist()
-        acceptances, start = [], 0
-        for row in rows:
-            acceptances.append(walk(row.tree, tokens[start : start + 1 + len(row.tree)]))
-            start += 1 + len(row.tree)
-        return acceptances
-
-    def emitted_tokens(self, rows: Sequence[SampledRow], logits: Tensor) -> Tensor:
-        """int64 `[sum of (1 + nodes)]`: the token that the target emits after each root and node."""
-        scores, samplings = logits, [row.context.sampling for row in rows]
-        if any(sampling.edits or not sampling.is_greedy for sampling in samplings):
-            scores = processed_logits(logits, [row.nodes(logits.device) for row in rows], self.kernels)
+    def emitted_tokens(self, trees: DraftTrees, contexts: Sequence[Context], logits: Tensor) -> Tensor:
+        """Return the token that the target emits after each root and node, int64 `[sum of (1 + nodes)]`."""
+        scores, keys = logits, noise_keys(contexts)
+        if any(key is not None or context.sampling.edits for key, context in zip(keys, contexts, strict=True)):
+            scores = processed_logits(logits, node_rows(trees, contexts, logits.device), self.kernels)
             # Noise is added in place, and the logits are still to be scored.
             scores = scores.clone() if scores.data_ptr() == logits.data_ptr() else scores
-        return self.kernels.gumbel_argmax(scores, self.noise_of(rows, logits.device))
-
-    def noise_of(
-        self,
-        rows: Sequence[SampledRow],
-        device: torch.device,  # noqa: ARG002
-    ) -> NoiseRows:
-        """Of each root and node: that of the output position which the token after it would take.
-
-        Args:
-            device: of the logits.
-        """
-        keys: list[NoiseKey | None] = []
-        for tree, context in rows:
-            sampling = context.sampling
-            if sampling.is_greedy:
-                keys += [None] * (1 + len(tree))
-            else:
-                seed, index, position = sampling.seed, sampling.sample_index, context.num_output
-                keys += [NoiseKey(seed, index, position + depth) for depth in (0, *tree.depths)]
-        return NoiseRows(keys)
+        return self.kernels.gumbel_argmax(scores, trees.noise(keys, logits.device))
 
 
-def walk(tree: DraftTree, emitted: Sequence[int]) -> Acceptance:
-    """Follow the emitted tokens down the tree; `emitted[0]` is the root's, `emitted[1 + i]` node i's."""
-    path: list[int] = []
-    node = ROOT
-    while (child := tree.children.get((node, emitted[1 + node]))) is not None:
-        path.append(child)
-        node = child
-    return Acceptance(tuple(path), emitted[1 + node])
+class WeighingVerifier:
+    """Rules that weigh p against q: recursive rejection sampling and block verification.
+
+    The output follows the target's distribution exactly, but unlike with `CoupledVerifier` the tree influences which
+    of the possible outputs it is.
+
+    Args:
+        kernels: of the device.
+        walk: the rule, `kernels.rejection_walk` or `kernels.block_walk`.
+    """
+
+    def __init__(self, kernels: KernelSet, walk: Callable[[Tensor, Trees, NoiseRows], list[Acceptance]]) -> None:
+        self.kernels, self.walk = kernels, walk
+
+    def verify(self, trees: DraftTrees, contexts: Sequence[Context], logits: Tensor) -> list[Acceptance]:
+        scores = processed_logits(logits, node_rows(trees, contexts, logits.device), self.kernels)
+        return self.walk(scores, trees, NoiseRows(noise_keys(contexts)))
+
+
+def noise_keys(contexts: Sequence[Context]) -> list[NoiseKey | None]:
+    """Return the noise key of each request's next output position, None where it decodes greedily."""
+    return [None if context.sampling.is_greedy else noise_key(context) for context in contexts]
+
+
+def node_rows(trees: DraftTrees, contexts: Sequence[Context], device: torch.device) -> list[NodeRows]:
+    """Return the rows of logits of each request: its root and its tree's nodes."""
+    return [
+        NodeRows(context, 1 + size, partial(trees.paths, row, device))
+        for row, (size, context) in enumerate(zip(trees.sizes, contexts, strict=True))
+    ]

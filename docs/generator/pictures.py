@@ -99,7 +99,7 @@ def _find_tree() -> Drawn:
     while llm.engine.has_unfinished:
         before = len(request.token_ids)
         llm.engine.step()
-        tree, new = trees[-1][0], list(request.token_ids[before:])
+        tree, new = trees[-1].read()[0], list(request.token_ids[before:])
         path, parent = [], -1
         for token in new:
             child = tree.children.get((parent, token))

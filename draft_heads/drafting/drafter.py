@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
+from specdec.verify.draft_trees import DraftTrees, HostTrees
 from specdec.verify.sampling import Context
-from specdec.verify.tree import DraftTree
 
 
 class Proposal(StrEnum):
@@ -52,8 +52,8 @@ class DraftRow(NamedTuple):
 class Drafter(Protocol):
     """Proposes trees. What it needs of a request's past lies in the cache, under the request's block table."""
 
-    def propose(self, rows: Sequence[DraftRow]) -> list[DraftTree]:
-        """One tree per row, of at most `num_nodes` nodes and `max_depth` levels.
+    def propose(self, rows: Sequence[DraftRow]) -> DraftTrees:
+        """Draft one tree per row, of at most `num_nodes` nodes and `max_depth` levels.
 
         A drafter with a cache of its own first brings it up to each row's `draft_prefill_end`.
         """
@@ -63,5 +63,5 @@ class Drafter(Protocol):
 class NoDrafter:
     """Plain decoding."""
 
-    def propose(self, rows: Sequence[DraftRow]) -> list[DraftTree]:
-        return [DraftTree()] * len(rows)
+    def propose(self, rows: Sequence[DraftRow]) -> HostTrees:
+        return HostTrees.empty(len(rows))

@@ -1,6 +1,6 @@
 """Drafts trees with a head whose keys and values live in the paged cache under the target's block tables."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,11 +20,12 @@ from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.ragged_rows import RaggedRows
 from specdec.kernels.types import Candidates, NoiseKey, Stream
 from specdec.kernels.upload import upload
-from specdec.verify.grown_trees import joined
+from specdec.verify.draft_trees import DraftTrees, HostTrees
+from specdec.verify.noise import noise_key
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.transforms import NodeRows, processed_logits
-from specdec.verify.tree import DraftTree
 from specdec.verify.tree_batch import pad_block_tables, slots_of
+from specdec.verify.verifier import noise_keys
 
 if TYPE_CHECKING:
     # It brings Triton's kernels, which an engine on plain torch does without.
@@ -81,28 +82,34 @@ class ModelDrafter:
         self.graphs: DraftGraphs | None = None
         self._own_bits = own_bits(shape.depth - 1, self.branching, kv.device)
 
-    def propose(self, rows: Sequence[DraftRow]) -> list[DraftTree]:
-        """One tree per row; none after a single token where a head needs the feature before it."""
-        trees = [DraftTree()] * len(rows)
+    def propose(self, rows: Sequence[DraftRow]) -> DraftTrees:
+        """Draft one tree per row; none after a single token where a head needs the feature before it."""
         first = self.head.first_entry
         reading = [i for i, row in enumerate(rows) if row.draft_prefill_end > max(row.num_draft_cached, first)]
-        if not reading:
-            return trees
-        hidden = self._read_features([rows[i] for i in reading])
+        hidden = self._read_features([rows[i] for i in reading]) if reading else None
         # Their places among the reading ones.
         drafting = [k for k, i in enumerate(reading) if rows[i].num_nodes > 0 and rows[i].max_depth > 0]
+        if hidden is None or not drafting:
+            return HostTrees.empty(len(rows))
         drawn = [
             k for k in drafting if self.proposal == Proposal.DRAWN and not rows[reading[k]].context.sampling.is_greedy
         ]
+        found: DraftTrees | None = None
+        order: list[int] = []
         for chosen, draft in ((drawn, self._draw), ([k for k in drafting if k not in drawn], self._search)):
             if chosen:
                 roots = hidden if len(chosen) == len(hidden) else hidden.index_select(0, upload(chosen, hidden.device))
                 places = [reading[k] for k in chosen]
-                for i, tree in zip(places, draft([rows[i] for i in places], roots), strict=True):
-                    trees[i] = tree
-        return joined(trees)
+                trees = draft([rows[i] for i in places], roots)
+                found = trees if found is None else found.concat(trees)
+                order += places
+        assert found is not None
+        if order == list(range(len(rows))):
+            return found
+        place = {row: k for k, row in enumerate(order)}
+        return found.select([place.get(row) for row in range(len(rows))])
 
-    def _search(self, rows: Sequence[DraftRow], hidden: Tensor) -> list[DraftTree]:
+    def _search(self, rows: Sequence[DraftRow], hidden: Tensor) -> DraftTrees:
         """Trees of the likeliest tokens, with the position's noise or without."""
         depths = [min(self.shape.depth, row.max_depth) for row in rows]
         search: TreeSearch
@@ -115,7 +122,7 @@ class ModelDrafter:
             search = self.graphs.search(levels, hidden)
         return self._trees(search, rows, depths)
 
-    def _draw(self, rows: Sequence[DraftRow], hidden: Tensor) -> list[DraftTree]:
+    def _draw(self, rows: Sequence[DraftRow], hidden: Tensor) -> DraftTrees:
         """Trees of tokens drawn from q. How many is settled before any is drawn, or q would not be their law."""
         depths = [min(self.shape.depth, row.max_depth) for row in rows]
         draw: TreeDraw
@@ -138,14 +145,12 @@ class ModelDrafter:
         assert self.graphs is not None
         return [*rows, *[self._nobody()] * self.graphs.padding(len(rows))]
 
-    def _trees(
-        self, candidates: TreeSearch | TreeDraw, rows: Sequence[DraftRow], depths: Sequence[int]
-    ) -> list[DraftTree]:
-        """On a CPU from lists, which is faster there; else left on the device, so that the host need not wait."""
+    def _trees(self, candidates: TreeSearch | TreeDraw, rows: Sequence[DraftRow], depths: Sequence[int]) -> DraftTrees:
+        """Return the trees of all rows but padding, on the device where the host need not know them yet."""
         padding = candidates.num_rows - len(rows)
         bounds = [*(row.num_nodes for row in rows), *[0] * padding], [*depths, *[1] * padding]
-        trees = candidates.trees(*bounds) if not self.kernels.on_device else candidates.grown(*bounds)
-        return trees[: len(rows)]
+        trees = candidates.device_trees(*bounds) if self.kernels.on_device else candidates.host_trees(*bounds)
+        return trees.select(range(len(rows))) if padding else trees
 
     def _nobody(self) -> DraftRow:
         """A row whose nodes lie where no request reads."""
@@ -270,21 +275,19 @@ class ModelDrafter:
         return Candidates(processed_logits(found.full(), parts, self.kernels), found.vocab_size)
 
     def _own_noise(self, rows: Sequence[DraftRow]) -> list[NoiseKey | None]:
-        """Of the output position that a root's children would take, where they follow its noise."""
-        coupled = self.proposal == Proposal.COUPLED
-        return [key if coupled and not row.context.sampling.is_greedy else None for row, key in self._keys(rows)]
-
-    def _draft_noise(self, rows: Sequence[DraftRow]) -> list[NoiseKey | None]:
-        """Of this step alone: a rule may cut a chain by what was drawn behind the cut, and who drew the same again in
-        the next step would know that.
-        """
-        return [key for _, key in self._keys(rows)]
+        """Return the noise of the output position that a root's children would take, where they follow its noise."""
+        if self.proposal != Proposal.COUPLED:
+            return [None] * len(rows)
+        return noise_keys([row.context for row in rows])
 
     @staticmethod
-    def _keys(rows: Sequence[DraftRow]) -> Iterator[tuple[DraftRow, NoiseKey]]:
-        for row in rows:
-            sampling = row.context.sampling
-            yield row, NoiseKey(sampling.seed, sampling.sample_index, row.context.num_output)
+    def _draft_noise(rows: Sequence[DraftRow]) -> list[NoiseKey | None]:
+        """Return noise keyed by the current step.
+
+        Block verification conditions on tokens drawn past the cut, so reusing their noise in the next step would bias
+        the output.
+        """
+        return [noise_key(row.context) for row in rows]
 
 
 def _asks_for_more(rows: Sequence[DraftRow]) -> bool:

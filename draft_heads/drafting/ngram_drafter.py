@@ -6,6 +6,7 @@ import numpy as np
 
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import DraftRow
+from specdec.verify.draft_trees import HostTrees
 from specdec.verify.tree import ROOT, DraftTree
 
 # Tokens that must have occurred before, at least, and how many more are compared to find the best places.
@@ -26,8 +27,8 @@ class NGramDrafter:
     def __init__(self, shape: DraftShape) -> None:
         self.shape = shape
 
-    def propose(self, rows: Sequence[DraftRow]) -> list[DraftTree]:
-        return [self._tree(row) if row.num_nodes and row.max_depth else DraftTree() for row in rows]
+    def propose(self, rows: Sequence[DraftRow]) -> HostTrees:
+        return HostTrees([self._tree(row) if row.num_nodes and row.max_depth else DraftTree() for row in rows])
 
     def _tree(self, row: DraftRow) -> DraftTree:
         depth = min(self.shape.depth, row.max_depth)

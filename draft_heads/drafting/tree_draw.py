@@ -10,7 +10,8 @@ from torch import Tensor
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.tree_search import Frontier
 from specdec.kernels.types import DraftProbs
-from specdec.verify.grown_trees import NO_LAW, GrownTrees, NodeColumns
+from specdec.verify.device_trees import NO_PROBS, DeviceNodes, DeviceTrees, NodeColumns
+from specdec.verify.draft_trees import HostTrees
 from specdec.verify.tree import ROOT, DraftTree
 
 
@@ -93,8 +94,8 @@ class TreeDraw:
         """int64 `[rows, frontier, level]`: the tokens from the root's child down to each frontier node."""
         return self._paths
 
-    def grown(self, budgets: Sequence[int], max_depths: Sequence[int]) -> list[DraftTree]:
-        """What `trees` gives, left on the device; with nodes also where q could draw nothing, which no rule accepts."""
+    def device_trees(self, budgets: Sequence[int], max_depths: Sequence[int]) -> DeviceTrees:
+        """Return `host_trees` on the device; with nodes also where q could draw nothing, which no rule accepts."""
         widths = [level.shape[1] for level in self._tokens]
         ends = list(accumulate(widths))
         sizes = []
@@ -105,14 +106,14 @@ class TreeDraw:
         device, rows = self._tokens[0].device, self.num_rows
         tokens = torch.cat(self._tokens, 1)
         parents = [torch.full_like(self._tokens[0], ROOT)]
-        # The root's law, then those of each frontier.
-        laws = torch.full((rows, 1 + ends[-1]), NO_LAW, dtype=torch.int64, device=device)
-        laws[:, 0], place = 0, 1
+        # The root's distribution, then those of each frontier.
+        probs = torch.full((rows, 1 + ends[-1]), NO_PROBS, dtype=torch.int64, device=device)
+        probs[:, 0], place = 0, 1
         for start, best, width in zip([0, *ends], self._best, widths[1:], strict=False):
             frontier = best + start
             parents.append(frontier.repeat_interleave(width // best.shape[1], 1))
             own = torch.arange(place, place + best.shape[1], device=device)
-            laws.scatter_(1, 1 + frontier, own.expand(rows, -1))
+            probs.scatter_(1, 1 + frontier, own.expand(rows, -1))
             place += best.shape[1]
         table = torch.cat(self._probs, 1)
         first = torch.arange(rows, device=device)[:, None] * table.shape[1]
@@ -123,18 +124,22 @@ class TreeDraw:
             depths=torch.cat(depths).expand(rows, -1)[:, :most],
             ranks=torch.arange(most, device=device).expand(rows, -1),
         )
-        probs = DraftProbs(table.flatten(0, 1), torch.where(laws == NO_LAW, laws, laws + first)[:, : 1 + most])
-        return GrownTrees(columns, sizes, len(widths), probs).trees()
+        draft_probs = DraftProbs(
+            table.flatten(0, 1), torch.where(probs == NO_PROBS, probs, probs + first)[:, : 1 + most]
+        )
+        return DeviceTrees(DeviceNodes(columns, sizes, len(widths), draft_probs))
 
-    def trees(self, budgets: Sequence[int], max_depths: Sequence[int]) -> list[DraftTree]:
-        """Per row as many whole levels as `budget` nodes and `max_depth` allow, with the q of each parent."""
+    def host_trees(self, budgets: Sequence[int], max_depths: Sequence[int]) -> HostTrees:
+        """Return per row as many whole levels as `budget` nodes and `max_depth` allow, with the q of each parent."""
         tokens, possible, best = (
             [level.tolist() for level in part] for part in (self._tokens, self._possible, self._best)
         )
-        return [
-            self._tree(row, [t[row] for t in tokens], [p[row] for p in possible], [b[row] for b in best], *bounds)
-            for row, bounds in enumerate(zip(budgets, max_depths, strict=True))
-        ]
+        return HostTrees(
+            [
+                self._tree(row, [t[row] for t in tokens], [p[row] for p in possible], [b[row] for b in best], *bounds)
+                for row, bounds in enumerate(zip(budgets, max_depths, strict=True))
+            ]
+        )
 
     def _tree(
         self,

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.upload import upload
-from specdec.verify.grown_trees import GrownTrees, NodeColumns
+from specdec.verify.device_trees import DeviceNodes, DeviceTrees, NodeColumns
+from specdec.verify.draft_trees import HostTrees
 from specdec.verify.tree import ROOT, DraftTree
 
 
@@ -74,18 +75,18 @@ class TreeSearch:
             paths = torch.cat([above, tokens.gather(1, best)[:, :, None]], 2)
         return paths
 
-    def grown(self, budgets: Sequence[int], max_depths: Sequence[int]) -> list[DraftTree]:
-        """What `trees` gives, left on the device; as many nodes as there may be, also where none is possible."""
+    def device_trees(self, budgets: Sequence[int], max_depths: Sequence[int]) -> DeviceTrees:
+        """Return `host_trees` on the device; with as many nodes as there may be, also where none is possible."""
         ends = list(accumulate(tokens.shape[1] for tokens in self._tokens))
         above = [torch.full_like(self._tokens[0], ROOT)]
         # A level's candidates are the children of the frontier before it, in turn.
         for start, best, tokens in zip([0, *ends], self._best, self._tokens[1:], strict=False):
             above.append((best + start).repeat_interleave(tokens.shape[1] // best.shape[1], 1))
         values, tokens, parents = (torch.cat(parts, 1) for parts in (self._values, self._tokens, above))
-        return _best_of(values, tokens, parents, ends, budgets, max_depths).trees()
+        return _best_of(values, tokens, parents, ends, budgets, max_depths)
 
-    def trees(self, budgets: Sequence[int], max_depths: Sequence[int]) -> list[DraftTree]:
-        """Per row the best `budget` candidates of at most `max_depth` levels, as a tree in order of depth."""
+    def host_trees(self, budgets: Sequence[int], max_depths: Sequence[int]) -> HostTrees:
+        """Return per row the best `budget` candidates of at most `max_depth` levels, as a tree in order of depth."""
         values = torch.cat(self._values, 1)
         ends = [0]
         for values_of_level in self._values:
@@ -118,7 +119,7 @@ class TreeSearch:
                     ranks=tuple(rank[node] for node in kept),
                 )
             )
-        return trees
+        return HostTrees(trees)
 
 
 def _best_of(
@@ -128,7 +129,7 @@ def _best_of(
     level_ends: Sequence[int],
     budgets: Sequence[int],
     max_depths: Sequence[int],
-) -> GrownTrees:
+) -> DeviceTrees:
     """The best candidates of each row as a tree in order of depth.
 
     Every tree has as many nodes as it may, so the host knows all sizes before it knows a node.
@@ -158,4 +159,4 @@ def _best_of(
     places[:, count] = ROOT
     parents = places.gather(1, above.gather(1, kept_safe) % (count + 1))
     columns = NodeColumns(tokens.gather(1, kept_safe), parents, depth_of[kept_safe], ranks)
-    return GrownTrees(columns, sizes, len(level_ends))
+    return DeviceTrees(DeviceNodes(columns, sizes, len(level_ends)))

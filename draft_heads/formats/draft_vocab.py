@@ -1,4 +1,4 @@
-"""The tokens that a head of a reduced vocabulary can propose, from the maps of its checkpoint."""
+"""Draft vocabularies: the tokens that a head can propose, from the maps in its checkpoint and back."""
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ def draft_tokens(d2t: Tensor | None, t2d: Tensor | None, draft_vocab: int, vocab
         t2d: bool `[vocab_size]`, which of the target's tokens have a draft id.
 
     Raises:
-        CheckpointError: they are missing, of another size, or do not say the same.
+        CheckpointError: the maps are missing, of another size, or contradict each other.
     """
     if d2t is None and t2d is None and draft_vocab == vocab_size:
         return None
@@ -35,19 +35,19 @@ def draft_tokens(d2t: Tensor | None, t2d: Tensor | None, draft_vocab: int, vocab
     if known is not None and len(known) != draft_vocab:
         raise CheckpointError(f"t2d keeps {len(known)} tokens, config.json says draft_vocab_size {draft_vocab}")
     if not agrees:
-        raise CheckpointError(f"d2t and t2d name other tokens; {found}")
+        raise CheckpointError(f"d2t and t2d name different tokens; {found}")
     raise CheckpointError(f"{found}, which makes an ascending map into {vocab_size} tokens; it does not")
 
 
 def mapped_tokens(token_map: Tensor, vocab_size: int) -> Tensor:
-    """int64, the target's ids in vLLM's `token_map`, in its order.
+    """Return the target's ids in vLLM's `token_map`, int64, in its order.
 
     Raises:
-        CheckpointError: an id is none of the target's, or comes twice.
+        CheckpointError: an id that the target does not have, or one that comes twice.
     """
     tokens = token_map.long()
     if tokens.ndim != 1 or not len(tokens) or tokens.min() < 0 or tokens.max() >= vocab_size:
-        raise CheckpointError(f"token_map holds what is no token; ids are 0 to {vocab_size - 1}")
+        raise CheckpointError(f"token_map holds a value that is no token id; ids are 0 to {vocab_size - 1}")
     if (tokens.sort().values.diff() == 0).any():
         raise CheckpointError("token_map names a token twice")
     return tokens

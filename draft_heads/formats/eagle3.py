@@ -50,7 +50,7 @@ class Eagle3Kind(HeadKind[Eagle3Config, Eagle3Head]):
         llama, assumptions = settings.llama(tensors)
         taps = tap_ids(settings)
         target_hidden = settings.size("target_hidden_size", llama.hidden_size)
-        # A matrix of the target's fits where the sizes are alike.
+        # The target's matrices fit if the sizes are alike.
         is_alike = target_hidden == llama.hidden_size
         shares = is_alike and EMBEDDING not in tensors and not own.get("embed_requires_grad")
         embedding = Source.TARGET if shares else Source.FILE
@@ -146,13 +146,17 @@ class Eagle3Kind(HeadKind[Eagle3Config, Eagle3Head]):
 
 
 def _num_taps(taps: TapIds, tensors: HeadTensors, target_hidden: int) -> int:
-    """How many layers fc reads; as many as are named."""
+    """Return how many layers fc reads.
+
+    Raises:
+        CheckpointError: config.json names another number of layers.
+    """
     named = 3 if taps.ids is None else len(taps.ids)
     fc = tensors.by_name.get("fc.weight")
     if fc is None or fc.ndim != 2 or fc.shape[1] % target_hidden:
         return named
     read = fc.shape[1] // target_hidden
-    # A matrix that lies on its side is for the check of shapes to tell.
+    # The check of shapes reports a transposed matrix.
     if read == named or fc.shape[0] == named * target_hidden:
         return named
     reads = f"fc.weight reads {read} states of size {target_hidden}"
@@ -162,13 +166,13 @@ def _num_taps(taps: TapIds, tensors: HeadTensors, target_hidden: int) -> int:
 
 
 def _output(settings: HeadSettings, tensors: HeadTensors, vocab_size: int, is_alike: bool) -> Source:
-    """Official heads have an output matrix; the formats that may lack one say so by keys."""
+    """Return the origin of the output matrix. Official files hold one; other formats may lack it, as keys tell."""
     if "lm_head.weight" in tensors or settings.layout == Layout.SPECULATORS:
         return Source.FILE
     draft_vocab = settings.own.get("draft_vocab_size")
     if settings.own.get("tie_word_embeddings") and draft_vocab in (None, vocab_size):
         return Source.EMBEDDING
-    # SGLang and vLLM take the target's where there is neither a matrix nor a draft vocabulary.
+    # SGLang and vLLM use the target's if there is neither a matrix nor a draft vocabulary.
     return Source.TARGET if draft_vocab is None and is_alike else Source.FILE
 
 
@@ -178,7 +182,7 @@ def _norm_before_residual(settings: HeadSettings) -> bool:
 
 
 def _name_later_norms(tensors: HeadTensors, num_layers: int) -> None:
-    """SGLang's layers after the first have their input normed by what it calls `hidden_norm`."""
+    """Rename the input norm of layers after the first, which SGLang calls `hidden_norm`."""
     for layer in range(1, num_layers):
         old, new = f"layers.{layer}.hidden_norm.weight", f"layers.{layer}.input_layernorm.weight"
         if old in tensors and new not in tensors:
@@ -191,7 +195,7 @@ def _sources(embedding: Source, output: Source) -> list[str]:
 
 
 def _differences(settings: HeadSettings, tensors: HeadTensors, config: Eagle3Config, output: Source) -> list[str]:
-    """Where config.json and tensors, or two programs, do not say the same."""
+    """Return how differences between config.json and tensors, or between two programs, were settled."""
     own, layout = settings.own, settings.layout
     norm = tensors.spelling("layers.1.input_layernorm.weight")
     proposals = section(own, "speculators_config").get("proposal_methods") or ()

@@ -26,7 +26,7 @@ H = TypeVar("H", bound=FeatureHead)
 
 
 class Source(StrEnum):
-    """Where a matrix comes from."""
+    """Origin of a matrix."""
 
     FILE = "its own"
     TARGET = "the target's"
@@ -72,7 +72,7 @@ class HeadDescription(Generic[C]):
     assumptions: tuple[str, ...] = ()
 
     def check(self, target: LlamaConfig | None = None) -> None:
-        """See that the file is complete, and that the head fits a target.
+        """Check that the file is complete, and that the head fits a target.
 
         Raises:
             CheckpointError: both sizes, or the tensors that are missing, unexpected or of another shape or type.
@@ -152,7 +152,7 @@ class HeadKind(ABC, Generic[C, H]):
 
     @abstractmethod
     def check_official(self, description: HeadDescription[C]) -> None:
-        """See that the official layout has a place for each of a head's matrices.
+        """Check that the official layout has a place for each of a head's matrices.
 
         Raises:
             CheckpointError: it has none for a matrix of the head, or asks for one that the head lacks.

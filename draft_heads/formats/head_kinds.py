@@ -1,4 +1,4 @@
-"""The kinds of draft heads that there are, and folders recognised as one of them by content, never by name."""
+"""All kinds of draft heads, and how a folder is recognised as one of them: by content, never by name."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -61,7 +61,7 @@ def describe_folder(folder: Path) -> HeadDescription[Any]:
 
 
 def recognise(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> HeadDescription[Any]:
-    """Recognise a head. Whether it is complete, the description's `check` tells.
+    """Recognise a head. The description's `check` then tells whether it is complete.
 
     Args:
         settings: its config.json.

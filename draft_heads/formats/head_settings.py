@@ -1,4 +1,4 @@
-"""A head's config.json, whichever of the nestings in use it has."""
+"""A head's config.json: its settings in whichever nesting, and the layer settings of the official one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from specdec.draft_heads.llama.llama_config import LlamaConfig
 
 
 class Layout(StrEnum):
-    """Whose conventions a config.json follows. Which program wrote it cannot be seen."""
+    """Program whose conventions a config.json follows; which program wrote it cannot be told."""
 
     OFFICIAL = "official EAGLE"
     SGLANG = "SGLang"
@@ -22,13 +22,13 @@ class Layout(StrEnum):
 
 @dataclass(frozen=True)
 class HeadSettings:
-    """What config.json says.
+    """Settings in a head's config.json.
 
     Attributes:
-        layout: whose conventions it follows.
+        layout: program whose conventions it follows.
         own: keys about the head.
-        layer: keys about its decoder layers, those of a Llama's config.json.
-        verifier: name or path of the target that it was trained for; None if it does not say.
+        layer: keys about the decoder layers, those of a Llama's config.json.
+        verifier: name or path of the target that the head was trained for; None if config.json names none.
     """
 
     layout: Layout
@@ -38,10 +38,10 @@ class HeadSettings:
 
     @classmethod
     def from_json(cls, settings: Mapping[str, Any]) -> "HeadSettings":
-        """Tell the nesting.
+        """Find the settings in their nesting.
 
         Raises:
-            CheckpointError: a nested part that is none.
+            CheckpointError: a nested part that is no object.
         """
         if "speculators_model_type" in settings or "speculators_config" in settings:
             verifier = section(section(settings, "speculators_config"), "verifier").get("name_or_path")
@@ -55,10 +55,10 @@ class HeadSettings:
         return cls(_plain_layout(settings), settings, settings)
 
     def size(self, key: str, default: int) -> int:
-        """A number of the head.
+        """Return a size of the head.
 
         Raises:
-            CheckpointError: it is no positive whole number.
+            CheckpointError: the value is no positive whole number.
         """
         value = self.own.get(key)
         if value is None:
@@ -68,7 +68,7 @@ class HeadSettings:
         return value
 
     def llama(self, tensors: HeadTensors) -> tuple[LlamaConfig, list[str]]:
-        """The decoder layers, and what was assumed about them. Of what the tensors show, they decide.
+        """Return the decoder layers, and the assumptions about them. What the tensors show overrides config.json.
 
         Raises:
             CheckpointError: a setting that is missing or not honoured.
@@ -87,13 +87,13 @@ class HeadSettings:
             if isinstance(window, bool) or not isinstance(window, int) or window < 1:
                 raise CheckpointError(f"config.json: sliding_window = {window!r} must be a positive whole number")
             if window < config.max_position:
-                assumptions.append(f"it attends within {window} tokens: it drafts no further into a text than that")
+                assumptions.append(f"its window is {window} tokens: it drafts only in the first {window} of a text")
             config = replace(config, max_position=min(config.max_position, window))
         nested = section(layer, "rope_scaling") or section(layer, "rope_parameters")
         if not layer.get("rope_theta") and not nested.get("rope_theta"):
             assumptions.append(f"config.json has no rope_theta: {config.rope.theta:g}")
         promised = bool(self.own.get("qkv_bias") or layer.get("attention_bias"))
-        # Elsewhere heads of a Qwen3 are mostly made of Llama's layers.
+        # In other layouts heads of a Qwen3 mostly have Llama layers.
         norms_promised = self.layout == Layout.SPECULATORS and config.qk_norm
         return replace(
             config,
@@ -121,10 +121,10 @@ def _plain_layout(settings: Mapping[str, Any]) -> Layout:
 
 
 def section(settings: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """A nested part of a config.json, empty where there is none.
+    """Return a nested part of a config.json, empty if it is absent.
 
     Raises:
-        CheckpointError: it is no object.
+        CheckpointError: the part is no object.
     """
     value = settings.get(key) or {}
     if not isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""A draft head's tensors under one set of names, whatever its file calls them."""
+"""A draft head's tensors under one set of names, whatever names its file uses."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -6,7 +6,7 @@ from torch import Tensor
 
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, listed
 
-# Beginnings of names in other layouts, and here: official EAGLE-3, speculators' EAGLE-1, SGLang's first EAGLE-3.1.
+# Prefixes in other layouts, and here: official EAGLE-3, speculators' EAGLE-1, SGLang's first EAGLE-3.1.
 ALIASES = (
     ("midlayer.", "layers.0."),
     ("transformer.", "layers.0."),
@@ -18,10 +18,11 @@ ALIASES = (
 
 
 class HeadTensors:
-    """Named as in the official EAGLE layouts, but for the first layer, which is `layers.0` in EAGLE-3 too.
+    """Tensors named as in the official EAGLE layouts, except for the first layer, which is `layers.0` in EAGLE-3 too.
 
     Attributes:
-        by_name: the tensors, which may be on the meta device where only shapes matter.
+        by_name: the tensors, on the meta device if only shapes matter.
+        spellings: the file's names, by the names here.
 
     Raises:
         CheckpointError: two of the file's names mean one tensor.
@@ -31,7 +32,7 @@ class HeadTensors:
         self.by_name: dict[str, Tensor] = {}
         self.spellings: dict[str, str] = {}
         for spelling, tensor in tensors.items():
-            # Old conversions carry the rotary frequencies, which follow from the config.
+            # Old conversions hold the rotary frequencies, which follow from config.json.
             if spelling.endswith("rotary_emb.inv_freq"):
                 continue
             name = _plain(spelling)
@@ -45,20 +46,20 @@ class HeadTensors:
 
     @property
     def num_layers(self) -> int:
-        """Layers of which there is any tensor."""
+        """Number of layers that have any tensor."""
         return len({name.split(".")[1] for name in self.by_name if name.startswith("layers.")})
 
     def has(self, part: str) -> bool:
-        """Whether the first layer has it, such as `self_attn.q_norm.weight`."""
+        """Return whether the first layer has a tensor, such as `self_attn.q_norm.weight`."""
         return f"layers.0.{part}" in self.by_name
 
     def rename(self, old: str, new: str) -> None:
-        """Take the tensor `old` for `new`."""
+        """Use the tensor `old` under the name `new`."""
         self.by_name[new] = self.by_name.pop(old)
         self.spellings[new] = self.spellings.pop(old)
 
     def spelling(self, name: str) -> str:
-        """What the file calls a tensor, or would."""
+        """Return the name that the file has for a tensor, or would have."""
         if name in self.spellings:
             return self.spellings[name]
         for alias, plain in ALIASES:
@@ -68,7 +69,7 @@ class HeadTensors:
         return name
 
     def check(self, expected: Mapping[str, Sequence[int]], id_maps: Collection[str] = ()) -> None:
-        """See that these are the tensors, no fewer and no more.
+        """Check that exactly these tensors are there.
 
         Args:
             expected: shapes of the weights by name.

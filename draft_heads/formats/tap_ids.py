@@ -1,4 +1,4 @@
-"""Which layers of the target an EAGLE-3 head reads, by the two countings in use."""
+"""The target layers that a head reads, from ids that two conventions count differently."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,11 +12,11 @@ KEY = "eagle_aux_hidden_state_layer_ids"
 
 
 class Counting(StrEnum):
-    """What an id k stands for.
+    """Meaning of an id k.
 
     Attributes:
-        INPUTS: what layer k takes, transformers' `hidden_states[k]`: vLLM and speculators.
-        OUTPUTS: what layer k gives, `hidden_states[k + 1]`: SpecForge, and ids that SGLang is given.
+        INPUTS: the input of layer k, transformers' `hidden_states[k]` (vLLM and speculators).
+        OUTPUTS: the output of layer k, `hidden_states[k + 1]` (SpecForge, and ids that are given to SGLang).
     """
 
     INPUTS = "inputs of layers"
@@ -27,9 +27,9 @@ class Taps(NamedTuple):
     """Layers whose inputs a head reads.
 
     Attributes:
-        layers: likelier than
-        others: the same ids counted the other way; empty where it is certain that they are not meant.
-        reason: why they are these.
+        layers: the layers that the ids mean, as far as known.
+        others: the same ids counted the other way; empty if that meaning is ruled out.
+        reason: why `layers` was preferred.
     """
 
     layers: tuple[int, ...]
@@ -39,12 +39,12 @@ class Taps(NamedTuple):
 
 @dataclass(frozen=True)
 class TapIds:
-    """Ids as config.json gives them.
+    """Layer ids in config.json.
 
     Attributes:
-        ids: None where it gives none.
-        counting: the one they are likelier to follow.
-        settled_by: who vouches for it; empty where nobody does, so that the numbers may tell, or only a probe.
+        ids: None if it gives none.
+        counting: the likelier convention.
+        settled_by: the program or setting that makes it certain; empty if the number of layers or a probe must decide.
     """
 
     ids: tuple[int, ...] | None
@@ -52,7 +52,7 @@ class TapIds:
     settled_by: str = ""
 
     def __str__(self) -> str:
-        """What they mean as far as that can be said without a target."""
+        """Return what the ids mean, as far as that is known without a target."""
         if self.ids is None:
             return "the official layers of a target: 2, the middle one, the last but two"
         if self.settled_by:
@@ -60,7 +60,7 @@ class TapIds:
         return f"{list(self.ids)}, inputs or outputs of layers: perhaps a target's number of layers tells"
 
     def of(self, num_layers: int) -> Taps:
-        """The layers, for a target of so many.
+        """Return the layers that the ids mean in a target with `num_layers` layers.
 
         Raises:
             CheckpointError: the target has no such layers.

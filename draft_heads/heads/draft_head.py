@@ -1,4 +1,4 @@
-"""What a drafter asks of a head, whatever its kind."""
+"""The interface between drafters and draft heads, and the base of heads that read the target's states."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ from specdec.kernels.linear import Projection
 
 
 class TargetOutput(NamedTuple):
-    """Of each packed row.
+    """Outputs of a target pass, one row per packed row.
 
     Attributes:
-        features: `[rows, hidden_size]` hidden states after the final norm: what lm_head and EAGLE-1/2 heads read.
-        taps: `[rows, hidden_size]` each: the residual stream before the layers asked for, in their order.
+        features: `[rows, hidden_size]`, hidden states after the final norm, which lm_head and EAGLE-1/2 heads read.
+        taps: `[rows, hidden_size]` each, the residual stream before each requested layer, in the order requested.
     """
 
     features: Tensor
@@ -27,14 +27,14 @@ class TargetOutput(NamedTuple):
 
 
 class DraftHead(Protocol):
-    """Predicts the next token's state from a token and the state before it, the target's or its own.
+    """A network that predicts the state after a token from the token and the state before it.
 
     Attributes:
-        llama: sizes of its layers, cache and rotary table.
-        taps: layers of the target whose inputs it reads (k is transformers' `hidden_states[k]`).
-        feature_size: of what it reads of a token's past, 0 for nothing but keys and values.
-        first_entry: of the first token that it has a row of: 1 where a row reads the feature of the token before, else
-            0. Its rotary positions count from there.
+        llama: sizes of the head's layers, cache and rotary table.
+        taps: target layers whose inputs the head reads (k is transformers' `hidden_states[k]`).
+        feature_size: size of the feature that the cache keeps per token; 0 if the head reads only keys and values.
+        first_entry: index of the first token that has a row: 1 if a row reads the previous token's feature, else 0.
+            Rotary positions count from it.
     """
 
     @property
@@ -50,23 +50,23 @@ class DraftHead(Protocol):
     def first_entry(self) -> int: ...
 
     def feature_of(self, output: TargetOutput) -> Tensor:
-        """`[rows, feature_size]`, what the cache keeps of the target's pass; not asked where that is nothing."""
+        """Return the features that the cache keeps, `[rows, feature_size]`; never called if that size is 0."""
         ...
 
     def __call__(self, tokens: Tensor, features: Tensor, rotary: Rotary, attentions: Sequence[Attention]) -> Tensor:
-        """`[rows, hidden_size]`: the state after each token, to be read on and by the output matrix.
+        """Return the state after each token, `[rows, hidden_size]`.
 
         Args:
             tokens: int64 `[rows]`, x_i.
-            features: of token i - 1, `[rows, feature_size]` of the target's or `[rows, hidden_size]` of its own; of
-                no meaning to a head that reads none.
-            rotary: of position i - `first_entry`.
+            features: the target's features of token i - 1, `[rows, feature_size]`, or the head's own states,
+                `[rows, hidden_size]`; ignored by a head that reads none.
+            rotary: rotary table rows of position i - `first_entry`.
             attentions: one per layer.
         """
         ...
 
     def read(self, hidden: Tensor) -> Tensor:
-        """`[rows, hidden_size]`, what the output matrix takes of a state."""
+        """Return the output matrix's input for each state, `[rows, hidden_size]`."""
         ...
 
 
@@ -118,20 +118,20 @@ class FeatureHead(nn.Module):
         return self.embed_tokens.weight.dtype
 
     def feature_of(self, output: TargetOutput) -> Tensor:
-        """Return what the head reads of the target, by default its states behind the final norm."""
+        """Return the target states that the head reads; by default those after the final norm."""
         return output.features
 
     def read(self, hidden: Tensor) -> Tensor:
-        """Return what the output matrix takes, by default the state itself."""
+        """Return the output matrix's input; by default the state itself."""
         return hidden
 
 
 class DraftModel(NamedTuple):
-    """What proposes tokens.
+    """A draft head with its readout.
 
     Attributes:
-        head: states from tokens.
-        readout: scores from states.
+        head: computes states from tokens.
+        readout: computes scores of next tokens from states.
     """
 
     head: DraftHead

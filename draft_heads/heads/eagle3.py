@@ -1,4 +1,4 @@
-"""The EAGLE-3 draft head: it reads three depths of the target, and has an output matrix of its own (Li et al. 2025)."""
+"""The EAGLE-3 draft head: it reads three depths of the target, and has its own output matrix (Li et al. 2025)."""
 
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -19,17 +19,17 @@ from specdec.kernels.linear import Linear
 
 @dataclass(frozen=True)
 class Eagle3Config(HeadConfig):
-    """Shape of a head.
+    """Shape of an EAGLE-3 head.
 
     Attributes:
-        taps: layers of the target whose inputs it reads (k is transformers' `hidden_states[k]`), as `fc` orders them.
-        target_hidden_size: of each tap.
-        draft_vocab_size: tokens that it can propose.
+        taps: target layers whose inputs the head reads (k is transformers' `hidden_states[k]`), in the order of `fc`.
+        target_hidden_size: size of each tap.
+        draft_vocab_size: number of tokens that the head can propose.
         fc_bias: whether the projection of the taps has a bias.
-        norm_before_fc: the taps laid side by side are normed as one.
-        fc_norm: each tap is normed by itself (EAGLE-3.1).
-        norm_before_residual: the first layer's residual is the normed state.
-        norm_output: what the head reads of itself is behind its last norm (EAGLE-3.1).
+        norm_before_fc: norm the concatenated taps as one vector.
+        fc_norm: norm each tap by itself (EAGLE-3.1).
+        norm_before_residual: use the normed state as the first layer's residual.
+        norm_output: feed back states after the last norm instead of before it (EAGLE-3.1).
     """
 
     taps: tuple[int, ...]
@@ -43,10 +43,10 @@ class Eagle3Config(HeadConfig):
 
 
 def default_taps(num_layers: int) -> tuple[int, int, int]:
-    """The official low, middle and high layer of a target.
+    """Return the official low, middle and high layer of a target.
 
     Raises:
-        ValueError: with so few layers they would not be three.
+        ValueError: too few layers for three depths.
     """
     if num_layers < 7:
         raise ValueError(f"a target of {num_layers} layers has no three depths for EAGLE-3; it takes at least 7")
@@ -56,10 +56,10 @@ def default_taps(num_layers: int) -> tuple[int, int, int]:
 class Eagle3Head(FeatureHead):
     """h_i = layer(embedding(x_i), g_{i-1}), logits of token i + 1 are lm_head(norm(h_i)).
 
-    g is `fc` of the target's taps where the target has been, and the head's own h beyond.
+    g is `fc` of the target's taps at verified tokens, and the head's own h at draft tokens.
 
     Attributes:
-        draft_tokens: int64 `[draft_vocab_size]`, the target's id of each token that it can propose, ascending.
+        draft_tokens: int64 `[draft_vocab_size]`, the target's ids of the tokens that the head can propose, ascending.
     """
 
     config: Eagle3Config
@@ -80,7 +80,7 @@ class Eagle3Head(FeatureHead):
         self.register_buffer("draft_tokens", torch.arange(config.draft_vocab_size))
 
     def reading(self, taps: tuple[int, ...]) -> "Eagle3Head":
-        """The same weights reading other layers of the target, as many."""
+        """Return a head with the same weights that reads other target layers, as many."""
         assert len(taps) == len(self.taps)
         head = copy(self)
         head.config = replace(self.config, taps=taps)
@@ -91,7 +91,7 @@ class Eagle3Head(FeatureHead):
         return self.config.taps
 
     def feature_of(self, output: TargetOutput) -> Tensor:
-        """g, `[rows, hidden_size]`."""
+        """Return g, `[rows, hidden_size]`."""
         taps = output.taps if self.fc_norm is None else self.fc_norm(output.taps)
         states = torch.cat(taps, -1)
         if self.input_norm is not None:
@@ -100,12 +100,12 @@ class Eagle3Head(FeatureHead):
         return feature
 
     def forward(self, tokens: Tensor, features: Tensor, rotary: Rotary, attentions: Sequence[Attention]) -> Tensor:
-        """What the head reads of itself one token on, `[rows, hidden_size]`.
+        """Return the states that the head reads of itself one token later, `[rows, hidden_size]`.
 
         Args:
             tokens: int64 `[rows]`, x_i.
             features: `[rows, hidden_size]`, g_{i-1}, or while drafting the head's own.
-            rotary: of position i - 1.
+            rotary: rotary table rows of position i - 1.
             attentions: one per layer, how the rows see each other.
         """
         embedded = F.embedding(tokens, self.embed_tokens.weight)
@@ -115,12 +115,12 @@ class Eagle3Head(FeatureHead):
         return self.norm(hidden) if self.config.norm_output else hidden
 
     def read(self, hidden: Tensor) -> Tensor:
-        """What the output matrix takes, `[rows, hidden_size]`, of what `forward` gives."""
+        """Return the output matrix's input for the states of `forward`, `[rows, hidden_size]`."""
         return hidden if self.config.norm_output else self.norm(hidden)
 
 
 class Eagle3Layer(DecoderLayer):
-    """Attention over embedding and state side by side; only the state is carried on."""
+    """The first layer, whose attention reads embedding and state side by side; the residual is the state alone."""
 
     def __init__(self, config: LlamaConfig, norm_before_residual: bool) -> None:
         super().__init__(config, 2 * config.hidden_size)
@@ -129,14 +129,14 @@ class Eagle3Layer(DecoderLayer):
         self.norm_before_residual = norm_before_residual
 
     def forward(self, embedded: Tensor, hidden: Tensor, rotary: Rotary, attention: Attention) -> Tensor:
-        """Both `[rows, hidden_size]` -> `[rows, hidden_size]`."""
+        """Return the new state, of the shape of both inputs, `[rows, hidden_size]`."""
         normed = self.hidden_norm(hidden)
         x = torch.cat([self.input_layernorm(embedded), normed], -1)
         return self.mix(x, normed if self.norm_before_residual else hidden, rotary, attention)
 
 
 class TapNorm(nn.Module):
-    """A norm of its own for each tap; `weight` is `[taps, size]`."""
+    """One norm per tap; `weight` is `[taps, size]`."""
 
     def __init__(self, taps: int, size: int, eps: float) -> None:
         super().__init__()

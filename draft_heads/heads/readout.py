@@ -1,4 +1,4 @@
-"""A readout that scores few tokens exactly, chosen by scores of low rank."""
+"""Readouts: from a head's states to scores of all tokens, of frequent ones, or of a few preselected ones."""
 
 import json
 from collections.abc import Collection
@@ -14,27 +14,27 @@ from specdec.kernels.types import Candidates
 
 
 class Readout(Protocol):
-    """Scores next tokens, all of them or those that are worth a look.
+    """Scores next tokens, all of them or the promising ones.
 
     Attributes:
-        size: tokens scored of a row.
+        size: number of tokens scored per row.
     """
 
     @property
     def size(self) -> int: ...
 
     def __call__(self, hidden: Tensor) -> Candidates:
-        """Logits of `hidden`, `[rows, hidden_size]`."""
+        """Return the logits of states, `[rows, hidden_size]`."""
         ...
 
 
 class MatrixReadout:
-    """One product.
+    """A readout by one matrix product.
 
     Args:
-        projection: to `[rows, size]`.
-        vocab_size: the target's.
-        tokens: int64 `[size]`, whom the rows of its matrix stand for; None for every token in order.
+        projection: the output matrix, to `[rows, size]`.
+        vocab_size: the target's vocabulary size.
+        tokens: int64 `[size]`, the tokens of the matrix's rows; None for every token in order.
     """
 
     def __init__(self, projection: Projection, vocab_size: int, tokens: Tensor | None = None) -> None:
@@ -49,15 +49,15 @@ class MatrixReadout:
 
 
 def trimmed_readout(readout: MatrixReadout, draft_vocab: int | Path, kept: Collection[int] = ()) -> MatrixReadout:
-    """The readout's own rows of frequent tokens (FR-Spec, Zhao et al. 2025).
+    """Return a readout of frequent tokens only (FR-Spec, Zhao et al. 2025).
 
     Args:
-        draft_vocab: how many of the readout's tokens, its first ones: in a vocabulary of byte pairs low ids were merged
-            first and so are frequent; or a token map, a file that names them.
+        draft_vocab: number of tokens, taken from the start of the readout's, since low ids of a byte-pair vocabulary
+            were merged first and are frequent; or a token map, a file that names the tokens.
         kept: tokens that stay in any case, such as those that end an output.
 
     Raises:
-        ValueError: fewer than one or more than there are, or an unusable token map.
+        ValueError: fewer than one token or more than there are, or an unusable token map.
     """
     weight = readout.projection.weight
     own = readout.tokens if readout.tokens is not None else torch.arange(readout.size, device=weight.device)
@@ -69,7 +69,7 @@ def trimmed_readout(readout: MatrixReadout, draft_vocab: int | Path, kept: Colle
         raise ValueError(f"draft_vocab is {draft_vocab}; it must be from 1 to {readout.size}, as many as are scored")
     wanted = torch.zeros(readout.vocab_size, dtype=torch.bool)
     wanted[chosen] = True
-    # A tokenizer may know tokens that the model has no rows for.
+    # A tokenizer may have tokens that the model has no rows for.
     wanted[[token for token in kept if token < readout.vocab_size]] = True
     rows = wanted.to(own.device)[own].nonzero().flatten()
     if not len(rows):
@@ -78,10 +78,10 @@ def trimmed_readout(readout: MatrixReadout, draft_vocab: int | Path, kept: Colle
 
 
 def read_token_map(file: Path, vocab_size: int) -> list[int]:
-    """Token ids in any order: a JSON list, or a list or tensor that torch has saved, as SGLang's token maps are.
+    """Read token ids in any order from a JSON list, or from a list or tensor saved by torch, as SGLang does.
 
     Raises:
-        ValueError: no such file, or something else in it.
+        ValueError: no such file, or it holds something else.
     """
     if not file.is_file():
         raise ValueError(f"draft_vocab {str(file)!r} is neither a number nor a file; say how many tokens, or which")
@@ -98,29 +98,29 @@ def read_token_map(file: Path, vocab_size: int) -> list[int]:
     return ids
 
 
-# Tokens of a row that are scored exactly, at most.
+# Most tokens that are scored exactly per row.
 CANDIDATES = 256
-# Of fewer tokens than so many for each candidate, fewer are scored.
+# At least this many tokens per candidate: of a small vocabulary fewer candidates are scored.
 TOKENS_PER_CANDIDATE = 4
-# Rows of a matrix that are converted at a time.
+# Rows of a matrix that are converted to float32 at a time.
 CHUNK = 8192
 
 
 class CandidateReadout:
-    """The best tokens by `rank` numbers of each, with their exact logits.
+    """A readout that preselects candidates by a low-rank approximation and scores only those exactly.
 
-    The output matrix W is about U V, its best approximation of that rank. A row's scores U V h pick the candidates, and
-    their rows of W score them. To a sampler the others cannot come, so chances are normalised over the candidates.
+    The output matrix W is about U V, its best approximation of that rank. The scores U V h pick a row's candidates, and
+    their rows of W score them. Other tokens get no probability: draft probabilities are normalised over the candidates.
 
-    A call reads `rank / hidden_size` of the matrix, and for each row its candidates' part: less than the whole where
-    the rows times `CANDIDATES` are well below the vocabulary.
+    A call reads `rank / hidden_size` of the matrix, and the candidates' part for each row. That is less than the whole
+    matrix if the rows times `CANDIDATES` are well below the vocabulary size.
 
     Args:
         readout: the whole matrix, of all tokens or some.
-        rank: of the approximation, up to the matrix's columns, where it is the matrix itself.
+        rank: rank of the approximation, at most the matrix's columns, where the approximation is exact.
 
     Raises:
-        ValueError: a rank outside that.
+        ValueError: the rank is out of this range.
     """
 
     def __init__(self, readout: MatrixReadout, rank: int) -> None:
@@ -136,16 +136,16 @@ class CandidateReadout:
         self.up = Projection(weight @ basis.T)
 
     def __call__(self, hidden: Tensor) -> Candidates:
-        """Logits of `hidden`, `[rows, hidden_size]`, at `[rows, size]` tokens."""
+        """Return the logits of states, `[rows, hidden_size]`, at `[rows, size]` tokens."""
         best = self.up(self.down(hidden)).topk(self.size, sorted=False).indices
-        # Rows are gathered several times as fast as by an index, on a CPU.
+        # On a CPU this gathers rows several times as fast as indexing.
         rows = F.embedding(best, self.weight)
         scores = torch.bmm(rows, hidden[:, :, None]).squeeze(-1)
         return Candidates(scores, self.vocab_size, best if self.tokens is None else self.tokens[best])
 
 
 def leading_directions(matrix: Tensor, rank: int) -> Tensor:
-    """float64 `[rank, columns]`, the right singular vectors of the largest singular values, orthonormal.
+    """Return the right singular vectors of the largest singular values, float64 `[rank, columns]`, orthonormal.
 
     They are eigenvectors of the small matrix of the columns' inner products.
     """

@@ -178,8 +178,8 @@ def fuse(tensors: dict[str, Tensor], fused: str, parts: list[str]) -> None:
     tensors[fused] = torch.cat(values)
 
 
-def load_strictly(module: nn.Module, tensors: dict[str, Tensor], where: Path) -> None:
-    """Copy `tensors` into `module`'s parameters; every one must be there, fit, and be used.
+def check_fit(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Check that `tensors` are all of `module`'s parameters and no others, each in its shape.
 
     Raises:
         CheckpointError: names what is missing, unexpected, or of another shape.
@@ -187,21 +187,21 @@ def load_strictly(module: nn.Module, tensors: dict[str, Tensor], where: Path) ->
     expected = dict(module.named_parameters())
     missing = sorted(set(expected) - set(tensors))
     unexpected = sorted(set(tensors) - set(expected))
-    problems = [f"missing tensors: {listed(missing)}"] if missing else []
-    problems += [f"unexpected tensors: {listed(unexpected)}"] if unexpected else []
-    problems += [
+    misshapen = [
         f"{name} has shape {list(tensors[name].shape)}, config.json says {list(parameter.shape)}"
         for name, parameter in expected.items()
         if name in tensors and tensors[name].shape != parameter.shape
     ]
+    problems = [f"missing tensors: {listed(missing)}"] if missing else []
+    problems += [f"unexpected tensors: {listed(unexpected)}"] if unexpected else []
+    problems += [listed(misshapen)] if misshapen else []
     if problems:
-        raise CheckpointError(f"{where}: {'; '.join(problems)}")
-    fill(module, tensors)
+        raise CheckpointError("; ".join(problems))
 
 
 @torch.no_grad()
 def fill(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copy `tensors`, which have its parameters' names and shapes, into `module`."""
+    """Copy `tensors` into `module`, whose parameters have their names and shapes."""
     for name, parameter in module.named_parameters():
         parameter.copy_(tensors[name])
 

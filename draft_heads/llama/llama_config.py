@@ -15,6 +15,10 @@ REQUIRED_VALUES: dict[str, tuple[Any, ...]] = {
     "use_qk_norm": (None, False),
 }
 
+# More than any model has, and few enough to compute sizes of tensors with; other sizes than these have the default.
+LARGEST_SIZE = 2**26
+LARGEST_SIZES = {"num_hidden_layers": 10_000, "max_position_embeddings": 2**31 - 1, "sliding_window": 2**31 - 1}
+
 # What a config.json of a family may leave out, where it is not what Llama's would be.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -61,18 +65,24 @@ class LlamaConfig:
         for key, allowed in REQUIRED_VALUES.items():
             if config.get(key) not in allowed:
                 raise CheckpointError(f"config.json: {key} = {config[key]!r} is not supported")
-        known_types = {"full_attention", "sliding_attention"} if family == "mistral" else {"full_attention"}
-        layer_types = set(config.get("layer_types") or ()) - known_types
-        if layer_types:
-            raise CheckpointError(f"config.json: layer_types {sorted(layer_types)} are not supported")
+        known_types = ("full_attention", "sliding_attention") if family == "mistral" else ("full_attention",)
+        layer_types = config.get("layer_types") or []
+        if not isinstance(layer_types, list):
+            raise CheckpointError(f"config.json: layer_types = {layer_types!r:.100} must be a list")
+        unknown = [kind for kind in layer_types if kind not in known_types]
+        if unknown:
+            raise CheckpointError(f"config.json: layer_types {unknown[:1]!r:.100} are not supported")
 
         def count(name: str, default: int | None = None) -> int:
             value = config.get(name)
             value = default if value is None else value
             if value is None:
                 raise CheckpointError(f"config.json: {name!r} is missing")
+            largest = LARGEST_SIZES.get(name, LARGEST_SIZE)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise CheckpointError(f"config.json: {name} = {value!r} must be a positive whole number")
+            if value > largest:
+                raise CheckpointError(f"config.json: {name} = {value!r:.100} must be at most {largest}")
             return value
 
         def flag(name: str, default: bool = False) -> bool:
@@ -88,10 +98,12 @@ class LlamaConfig:
         if config.get("head_dim") is None and hidden % heads:
             raise CheckpointError(f"config.json: hidden_size {hidden} is no multiple of {heads} attention heads")
         head_dim = count("head_dim", hidden // heads)
+        if heads * head_dim > LARGEST_SIZE:
+            raise CheckpointError(f"config.json: {heads} attention heads of head_dim {head_dim} are too many")
         if head_dim % 2:
             raise CheckpointError(f"config.json: head_dim {head_dim} must be even for rotary embeddings")
         epsilon = config.get("rms_norm_eps", 1e-6)
-        if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not epsilon > 0:
+        if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not 0 < epsilon < 1e18:
             raise CheckpointError(f"config.json: rms_norm_eps = {epsilon!r} must be a positive number")
         max_position = count("max_position_embeddings", 2048)
         if config.get("sliding_window") is not None:

@@ -1,12 +1,12 @@
 """The Llama decoder layer over packed rows: targets and heads, serving and training, are made of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from specdec.draft_heads.llama.checkpoint_files import fuse
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, fuse
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.rope import Rotary
 from specdec.kernels.elementwise_reference import add_rms_norm, rms_norm, silu_and_mul
@@ -142,6 +142,18 @@ RENAMED = (
     ("self_attn.k_norm", "k_norm"),
     ("mlp.down_proj", "down_proj"),
 )
+
+
+def check_layers(tensors: Mapping[str, Tensor], num_layers: int) -> None:
+    """Check that there are tensors of each layer, before anything is made for each.
+
+    Raises:
+        CheckpointError: a layer has none.
+    """
+    found = {name.split(".")[1] for name in tensors if name.startswith("layers.")}
+    missing = next((layer for layer in range(num_layers) if str(layer) not in found), None)
+    if missing is not None:
+        raise CheckpointError(f"config.json: num_hidden_layers = {num_layers}, but layers.{missing} has no tensors")
 
 
 def fuse_layer(tensors: dict[str, Tensor], prefix: str) -> None:

@@ -14,8 +14,6 @@ from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 Rotary = tuple[Tensor, Tensor]
 
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
-# More than any number of a rope, and few enough to compute with.
-LARGEST = 1e18
 
 
 @dataclass(frozen=True)
@@ -57,14 +55,14 @@ class RopeConfig:
         if values.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) not in (1, 1.0, None):
             raise CheckpointError("config.json: partial_rotary_factor other than 1 is not supported")
 
-        def number(name: str, default: float | None) -> float:
+        def number(name: str, default: float | None, above: float = 0.0) -> float:
             value = values.get(name)
             if value is None:
                 value = default
             if value is None:
                 raise CheckpointError(f"config.json: rope type {kind!r} needs {name!r}")
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < LARGEST:
-                raise CheckpointError(f"config.json: rope {name!r} is {value!r}; it must be a positive number")
+            if isinstance(value, bool) or not isinstance(value, int | float) or not above < value < 1e18:
+                raise CheckpointError(f"config.json: rope {name!r} is {value!r}; it must be a number above {above:g}")
             return float(value)
 
         limit = config.get("max_position_embeddings") or 2048
@@ -72,12 +70,12 @@ class RopeConfig:
         outer = config.get("original_max_position_embeddings")
         if outer is not None:
             values["original_max_position_embeddings"] = outer
-        original = number("original_max_position_embeddings", limit)
+        original = max(1.0, number("original_max_position_embeddings", limit))
         factor_default = limit / original if kind == "yarn" and "factor" in values else None
         theta = config.get("rope_theta")
         return cls(
             rope_type=kind,
-            theta=number("rope_theta", 10000.0 if theta is None else theta),
+            theta=number("rope_theta", 10000.0 if theta is None else theta, above=1.0 if kind == "yarn" else 0.0),
             factor=1.0 if kind == "default" else number("factor", factor_default),
             original_max_position=int(original),
             low_freq_factor=number("low_freq_factor", None if kind == "llama3" else 1.0),

@@ -1,4 +1,4 @@
-"""What a folder was recognised as, for people and for programs."""
+"""The report of `specdec inspect` on a head, for people and for programs."""
 
 import json
 from collections import Counter
@@ -21,12 +21,12 @@ from specdec.models.llama_draft import holds_llama
 
 @dataclass(frozen=True)
 class Inspection:
-    """A head, and the target that it was held against.
+    """A head's description, checked against a target if there is one.
 
     Attributes:
-        folder: the head's.
-        head: what it is.
-        target: the target's folder; None where there is none on this machine.
+        folder: the head's folder.
+        head: the head's description.
+        target: the target's folder; None if it is not on this machine.
         sizes: the target's shape.
     """
 
@@ -37,13 +37,13 @@ class Inspection:
 
     @classmethod
     def of(cls, folder: Path, target: Path | None) -> "Inspection":
-        """Look at a folder, without reading its weights.
+        """Inspect a folder without reading its weights.
 
         Args:
             target: folder of the target; None for the one that the head names, if it is on this machine.
 
         Raises:
-            CheckpointError: no head that is supported, or none of this target, with the reason.
+            CheckpointError: no supported head, or one that does not fit the target, with the reason.
         """
         if holds_llama(folder):
             raise CheckpointError(f"{folder}: a whole model and no head; given to --draft it drafts as it is")
@@ -61,12 +61,12 @@ class Inspection:
 
     @property
     def taps(self) -> Taps | None:
-        """The layers that the head reads; None for EAGLE-1/2, and where that depends on a target that is not given."""
+        """Target layers that the head reads; None if it reads none, or if they depend on a target that is not given."""
         return self.head.taps.of(self.sizes.num_layers) if self.head.taps and self.sizes else None
 
     @property
     def facts(self) -> dict[str, str]:
-        """What there is to know, in a few words each."""
+        """Facts about the head by their labels, a few words each."""
         head, llama = self.head, self.head.config.llama
         rope = llama.rope
         scaled = "" if rope.rope_type == "default" else f", {rope.rope_type} by {rope.factor:g}"
@@ -88,7 +88,7 @@ class Inspection:
 
     @property
     def assumptions(self) -> list[str]:
-        """What is not told, sentence by sentence."""
+        """Assumptions, one sentence each."""
         said, named, taps = list(self.head.assumptions), self.head.taps, self.taps
         if named and named.ids is None:
             said.append("config.json names no layers to read: the official ones")
@@ -97,7 +97,7 @@ class Inspection:
         return said
 
     def to_json(self) -> dict[str, Any]:
-        """The same for programs."""
+        """Return the report as values for JSON."""
         head, llama, taps = self.head, self.head.config.llama, self.taps
         ids = head.taps.ids if head.taps else None
         return {
@@ -157,7 +157,7 @@ class Inspection:
 
 
 def show(inspection: Inspection, as_json: bool) -> None:
-    """Print it: one JSON object, tables on a terminal, or lines."""
+    """Print a report: one JSON object, tables on a terminal, or lines."""
     if as_json:
         print(json.dumps(inspection.to_json()))
         return

@@ -5,12 +5,7 @@ from dataclasses import replace
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import Proposal
 from specdec.kernels.kernel_set import KernelSet
-from specdec.verify.block import walk_block
-from specdec.verify.kernel_coupled_verifier import KernelCoupledVerifier
-from specdec.verify.kernel_walk_verifier import KernelWalkVerifier
-from specdec.verify.rejection import walk_rejection
-from specdec.verify.verifier import CoupledVerifier, Verifier
-from specdec.verify.walk_verifier import WalkVerifier
+from specdec.verify.verifier import CoupledVerifier, Verifier, WeighingVerifier
 
 RULES = ("coupled", "rejection", "block")
 
@@ -36,9 +31,7 @@ class AcceptanceRule:
         return replace(asked, branching=1, nodes=asked.depth) if self.name == "block" else asked
 
     def verifier(self, kernels: KernelSet) -> Verifier:
-        """The rule by a device's means."""
+        """Return the rule, run by a device's kernels."""
         if self.name == "coupled":
-            return KernelCoupledVerifier(kernels) if kernels.on_device else CoupledVerifier(kernels)
-        if kernels.on_device:
-            return KernelWalkVerifier(kernels, in_blocks=self.name == "block")
-        return WalkVerifier(walk_block if self.name == "block" else walk_rejection, kernels)
+            return CoupledVerifier(kernels)
+        return WeighingVerifier(kernels, kernels.block_walk if self.name == "block" else kernels.rejection_walk)

@@ -1,5 +1,6 @@
-"""From settings to what drafts: a head or a small model, and how its next tokens are scored."""
+"""Loads the draft model that the settings name: a head or a small model, and its readout."""
 
+import logging
 from collections.abc import Collection
 from pathlib import Path
 
@@ -16,9 +17,11 @@ from specdec.kernels.kernel_set import KernelSet
 from specdec.models.llama import LlamaModel
 from specdec.models.llama_draft import holds_llama, load_llama_draft
 
+logger = logging.getLogger(__name__)
+
 
 def named_target(head: Path) -> Path | None:
-    """The folder of the target in a speculators head's config.json; None where it names none.
+    """Return the folder of the target that a speculators head's config.json names; None if it names none.
 
     Raises:
         CheckpointError: no config.json, or a target that is not on this machine.
@@ -35,7 +38,10 @@ def named_target(head: Path) -> Path | None:
 
 
 def local_folder(name: str, beside: Path) -> Path | None:
-    """A checkpoint by its path, from here or from `beside`, or by its hub's name in the cache; nothing is fetched."""
+    """Return a checkpoint's folder: a path from here or from `beside`, or a hub name in the cache; None if absent.
+
+    Nothing is downloaded.
+    """
     for folder in (Path(name), beside / name):
         if folder.is_dir():
             return folder
@@ -49,14 +55,14 @@ def local_folder(name: str, beside: Path) -> Path | None:
 def load_drafts(
     config: EngineConfig, target: LlamaModel, kernels: KernelSet, kept_tokens: Collection[int]
 ) -> DraftModel | None:
-    """What a draft folder holds, None where the settings name none.
+    """Load the draft model; None if the settings name no folder.
 
     Args:
-        kept_tokens: stay in the draft vocabulary however few tokens are asked for.
+        kept_tokens: tokens that stay in the draft vocabulary however small that is.
 
     Raises:
-        CheckpointError: nothing that can draft for this target, with the reason.
-        ValueError: a draft vocabulary or rank that it cannot have.
+        CheckpointError: the folder holds nothing that can draft for this target, with the reason.
+        ValueError: a draft vocabulary or rank that the draft model cannot have.
     """
     folder = config.draft
     if not isinstance(folder, Path):
@@ -64,7 +70,20 @@ def load_drafts(
     if holds_llama(folder):
         drafts = load_llama_draft(folder, config.model, target.config, config.dtype, config.device, kernels)
     else:
-        drafts = settle_taps(load_head(folder, target.parts, kernels), target, config.model, kernels)
+        loaded = load_head(folder, target.parts, kernels)
+        logger.info("%s: %s in the layout of %s", folder, loaded.description.label, loaded.description.layout)
+        for assumption in loaded.description.assumptions:
+            logger.info("%s: assumed: %s", folder, assumption)
+        drafts = settle_taps(loaded, target, config.model, kernels)
+    positions, context = drafts.head.llama.max_position, config.context(target.config.max_position)
+    if positions < context:
+        logger.warning(
+            "%s has %d positions, fewer than the %d tokens of a request: beyond them nothing is drafted; "
+            "limit requests by max_model_len, or take another draft model",
+            folder,
+            positions,
+            context,
+        )
     if config.draft_vocab is not None:
         assert isinstance(drafts.readout, MatrixReadout)
         drafts = drafts._replace(readout=trimmed_readout(drafts.readout, config.draft_vocab, kept_tokens))

@@ -16,9 +16,10 @@ from specdec.execution.model_runner import ModelRunner
 from specdec.kernels.types import NO_TOKEN, Acceptance
 from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.step_plan import PlannedRow, RowResult, StepPlan
+from specdec.verify.draft_trees import DraftTrees
 from specdec.verify.tree import DraftTree
 from specdec.verify.tree_batch import TreeRow, slots_of
-from specdec.verify.verifier import SampledRow, Verifier
+from specdec.verify.verifier import Verifier
 
 
 class LLMEngine:
@@ -78,8 +79,8 @@ class LLMEngine:
         draft_rows = [self._draft_row(row) for row in rows]
         with observer.drafting():
             trees = self.drafter.propose(draft_rows)
-        parts = [_tree_row(row, tree) for row, tree in zip(rows, trees, strict=True)]
-        logits = self.runner.forward(parts)
+        parts = [_tree_row(row) for row in rows]
+        logits = self.runner.forward(parts, trees)
         observer.use_wait()
         results = self._verify(rows, trees, parts, logits)
         self._commit(rows, results)
@@ -99,25 +100,25 @@ class LLMEngine:
         )
 
     def _verify(
-        self, plan: list[PlannedRow], trees: list[DraftTree], parts: list[TreeRow], logits: Tensor
+        self, plan: list[PlannedRow], trees: DraftTrees, parts: list[TreeRow], logits: Tensor
     ) -> list[RowResult]:
         """Return the rows' results, and store the log-probabilities that requests ask for."""
-        rows = [SampledRow(tree, row.request.context) for row, tree in zip(plan, trees, strict=True) if row.sampled]
-        ends = list(itertools.accumulate(part.num_scored + len(part.tree) for part in parts))
-        spans = [
-            slice(end - 1 - len(part.tree), end)
-            for row, part, end in zip(plan, parts, ends, strict=True)
-            if row.sampled
-        ]
+        sampled = [i for i, row in enumerate(plan) if row.sampled]
+        ends = list(itertools.accumulate(part.num_scored + size for part, size in zip(parts, trees.sizes, strict=True)))
+        spans = [slice(ends[i] - 1 - trees.sizes[i], ends[i]) for i in sampled]
         wanted = logits
         if sum(span.stop - span.start for span in spans) < len(logits):
             wanted = torch.cat([logits[span] for span in spans] or [logits[:0]])
-        found = iter(zip(self.verifier.verify(rows, wanted) if rows else (), spans, strict=True))
+        verified: list[Acceptance] = []
+        if sampled:
+            own = trees if len(sampled) == len(plan) else trees.select(sampled)
+            verified = self.verifier.verify(own, [plan[i].request.context for i in sampled], wanted)
+        found = iter(zip(verified, spans, strict=True))
         results: list[RowResult] = []
-        for row, tree, part, end in zip(plan, trees, parts, ends, strict=True):
+        for row, tree, part, end in zip(plan, trees.read(), parts, ends, strict=True):
             request = row.request
             if part.num_scored > 1 or (part.num_scored and not row.sampled):
-                start = end - len(part.tree) - part.num_scored
+                start = end - len(tree) - part.num_scored
                 score_prompt(request, logits[start : start + part.num_scored])
             if not row.sampled:
                 results.append(RowResult())
@@ -179,12 +180,11 @@ def _result(tree: DraftTree, acceptance: Acceptance) -> RowResult:
     )
 
 
-def _tree_row(row: PlannedRow, tree: DraftTree) -> TreeRow:
+def _tree_row(row: PlannedRow) -> TreeRow:
     request = row.request
     scores_prompt = request.params.prompt_logprobs is not None and request.num_cached < request.num_prompt
     return TreeRow(
         tokens=request.token_ids[request.num_cached : request.num_cached + row.num_known],
-        tree=tree,
         num_cached=request.num_cached,
         block_table=request.block_table,
         num_scored=row.num_known if scores_prompt else int(row.sampled),

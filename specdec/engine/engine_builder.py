@@ -58,7 +58,7 @@ def build_engine(
         )
         # Measurements and captures read it.
         cache.clear_null_block()
-        runner = ModelRunner(model, cache, head)
+        runner = ModelRunner(model, cache, head, longest)
         heads: list[ModelDrafter] = []
         if draft is not None and cache.draft is not None:
             # The second is for measurements: it goes as deep as it may, whatever it sees.

@@ -1,4 +1,4 @@
-"""Finds out which layers a head was trained to read, where its layer ids can be counted in two ways."""
+"""A probe of which target layers a head was trained to read, for layer ids that can be counted in two ways."""
 
 import logging
 import random
@@ -18,7 +18,7 @@ from specdec.execution.model_runner import ModelRunner
 from specdec.kernels.kernel_set import KernelSet
 from specdec.models.llama import LlamaModel
 from specdec.models.tokenizer import Tokenizer
-from specdec.verify.tree import DraftTree
+from specdec.verify.draft_trees import HostTrees
 from specdec.verify.tree_batch import TreeBatch, TreeRow
 
 logger = logging.getLogger(__name__)
@@ -28,17 +28,17 @@ QUESTIONS = (
     "A train leaves at 9:40 and arrives at 13:05. How long does the journey take?",
     "Write a Python function that counts the vowels in a string.",
 )
-# Without a tokenizer, prompts are so many random tokens.
+# Length of the random prompts that are used without a tokenizer.
 RANDOM_TOKENS = 8
 NEW_TOKENS = 32
 BLOCK_SIZE = 16
 
 
 def settle_taps(loaded: LoadedHead, model: LlamaModel, folder: Path, kernels: KernelSet) -> DraftModel:
-    """The head with its layer ids counted the way in which it guesses more of what the target says next.
+    """Return the head with its layer ids counted the way that predicts more of the target's tokens.
 
     Args:
-        folder: the target's, for its tokenizer.
+        folder: the target's folder, for its tokenizer.
     """
     draft, other = loaded.draft, loaded.other
     if other is None:
@@ -48,8 +48,8 @@ def settle_taps(loaded: LoadedHead, model: LlamaModel, folder: Path, kernels: Ke
     hits, other_hits = probe.hits(draft), probe.hits(other)
     chosen = other if other_hits > hits else draft
     logger.warning(
-        "the head's %s can be counted in two ways; of %d tokens it guesses %d reading the inputs of layers %s, "
-        "and %d reading those of %s: the %s are taken",
+        "the head's %s can be counted in two ways; of %d tokens it predicts %d if it reads the inputs of layers %s, "
+        "and %d if it reads those of %s: the %s are used",
         KEY,
         probe.num_guessed,
         hits,
@@ -62,7 +62,7 @@ def settle_taps(loaded: LoadedHead, model: LlamaModel, folder: Path, kernels: Ke
 
 
 def prompts_for(folder: Path, vocab_size: int) -> list[list[int]]:
-    """Token ids of questions to a target, or random ones where it has no tokenizer."""
+    """Return token ids of questions to a target, or random ones if it has no tokenizer."""
     if not (folder / "tokenizer.json").is_file():
         draw = random.Random(0).randrange
         return [[draw(vocab_size) for _ in range(RANDOM_TOKENS)] for _ in QUESTIONS]
@@ -73,15 +73,17 @@ def prompts_for(folder: Path, vocab_size: int) -> list[list[int]]:
 
 
 class TapProbe:
-    """What a target says to a few prompts, greedily and past any end, and how much of it heads guess.
+    """A target's greedy answers to a few prompts, and how many of their tokens heads predict.
+
+    Answers do not stop at end tokens.
 
     Args:
         prompts: token ids.
-        context: tokens of a text, at most.
+        context: most tokens of a text.
 
     Attributes:
         texts: prompts and answers.
-        num_guessed: tokens of the answers that a head can guess.
+        num_guessed: number of answer tokens that a head can predict.
     """
 
     @torch.inference_mode()
@@ -97,7 +99,7 @@ class TapProbe:
         self.runner = ModelRunner(model, cache)
         cached = [0] * len(self.texts)
         for _ in range(new_tokens):
-            logits = self.runner.forward(self._rows(self.texts, cached))
+            logits = self.runner.forward(self._rows(self.texts, cached), HostTrees.empty(len(cached)))
             cached = [len(text) for text in self.texts]
             for text, token in zip(self.texts, logits.argmax(-1).tolist(), strict=True):
                 text.append(token)
@@ -109,7 +111,7 @@ class TapProbe:
 
     @torch.inference_mode()
     def hits(self, draft: DraftModel) -> int:
-        """Tokens of the answers that are a head's first guess, one step ahead of the target."""
+        """Return how many answer tokens are a head's likeliest token, one step ahead of the target."""
         states, tokens = self.guessing(draft.head)
         found = draft.readout(states)
         best = found.scores.argmax(-1)
@@ -117,7 +119,7 @@ class TapProbe:
 
     @torch.inference_mode()
     def guessing(self, head: DraftHead) -> tuple[Tensor, Tensor]:
-        """What a head's output matrix takes before each token of the answers, `[tokens, size]`, and the tokens."""
+        """Return the head's output matrix input before each answer token, `[tokens, size]`, and the tokens."""
         batch, attentions = self._pass(self.texts, self.runner.cache.target)
         output = self.model(batch.tokens, rotary_at(self.runner.rope, batch.positions), attentions, head.taps)
         features = torch.split(head.feature_of(output), [len(text) for text in self.texts])
@@ -138,21 +140,22 @@ class TapProbe:
         return states[torch.tensor(rows, device=self.device)], torch.tensor(tokens, device=self.device)
 
     def _starts(self) -> list[int]:
-        """Of each text the first token of the answer that a head can guess, who needs two before it."""
+        """Return for each text the first answer token that a head can predict; it needs two tokens before it."""
         return [max(length, 2) for length in self.prompt_lens]
 
     def _pass(self, texts: Sequence[list[int]], kv: Tensor) -> tuple[TreeBatch, list[PagedAttention]]:
-        """Whole texts through layers whose keys and values go to `kv`, `[layers, slots, 2 * kv_heads, head_dim]`."""
-        batch = TreeBatch.pack(self._rows(texts, [0] * len(texts)), BLOCK_SIZE, self.device)
+        """Return a batch of whole texts and attentions storing to `kv`, `[layers, slots, 2 * kv_heads, head_dim]`."""
+        rows, trees = self._rows(texts, [0] * len(texts)), HostTrees.empty(len(texts))
+        batch = TreeBatch.pack(rows, trees, BLOCK_SIZE, self.device)
         return batch, [PagedAttention(layer, batch.slots, batch.rows, self.kernels) for layer in kv]
 
     def _rows(self, texts: Sequence[list[int]], cached: Sequence[int]) -> list[TreeRow]:
         rows = zip(texts, cached, self.tables, strict=True)
-        return [TreeRow(text[start:], DraftTree(), start, table, 1) for text, start, table in rows]
+        return [TreeRow(text[start:], start, table, 1) for text, start, table in rows]
 
 
 def _tables(lengths: Sequence[int]) -> list[list[int]]:
-    """Block tables for texts of these lengths, one after another."""
+    """Return block tables for texts of these lengths, one after another."""
     tables, start = [], 0
     for length in lengths:
         count = -(-length // BLOCK_SIZE)

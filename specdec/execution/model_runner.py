@@ -15,6 +15,7 @@ from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.models.llama import LlamaModel
 from specdec.scheduling.step_cost import PreemptionCost
+from specdec.verify.draft_trees import DraftTrees, HostTrees
 from specdec.verify.tree import ROOT, DraftTree
 from specdec.verify.tree_batch import TreeBatch, TreeRow
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 # Tokens and rounds by which the cost of a preemption is measured.
 MEASURED_TOKENS = 256
 MEASURED_ROUNDS = 5
+# Tokens of the longest context that measurements and captures run with, whatever requests may have.
+LONGEST_MEASURED = 8192
 
 
 class ModelRunner:
@@ -32,28 +35,32 @@ class ModelRunner:
 
     Args:
         head: whose features the cache keeps of each token.
+        longest: tokens a request may have.
 
     Attributes:
         graphs: of the pass, where there are any.
     """
 
-    def __init__(self, model: LlamaModel, cache: KVCache, head: DraftHead | None = None) -> None:
+    def __init__(
+        self, model: LlamaModel, cache: KVCache, head: DraftHead | None = None, longest: int = LONGEST_MEASURED
+    ) -> None:
         config = model.config
         self.model, self.cache, self.head = model, cache, head
         device, dtype = cache.target.device, cache.target.dtype
         self.max_position = config.max_position
-        self.rope = config.rope.table(config.head_dim, config.max_position, dtype).to(device)
+        positions = min(config.max_position, max(longest, LONGEST_MEASURED))
+        self.rope = config.rope.table(config.head_dim, positions, dtype).to(device)
         self.graphs: StepGraphs | None = None
 
-    def forward(self, parts: Sequence[TreeRow]) -> Tensor:
+    def forward(self, parts: Sequence[TreeRow], trees: DraftTrees) -> Tensor:
         """Logits `[sum of (num_scored + nodes), vocab_size]`; keys, values and features go into the cache."""
         run: Callable[[TreeBatch], Tensor] = self.features
         padding = 0
         if self.graphs is not None:
-            run, padding = self.graphs, self.graphs.padding(sum(len(row.tokens) + len(row.tree) for row in parts))
+            run, padding = self.graphs, self.graphs.padding(sum(len(row.tokens) for row in parts) + sum(trees.sizes))
         if padding:
-            parts = [*parts, TreeRow([0] * padding, DraftTree(), 0, self.cache.null_block_table(padding), 0)]
-        batch = TreeBatch.pack(parts, self.cache.block_size, self.cache.target.device)
+            parts = [*parts, TreeRow([0] * padding, 0, self.cache.null_block_table(padding), 0)]
+        batch = TreeBatch.pack(parts, trees, self.cache.block_size, self.cache.target.device)
         features = run(batch)
         wanted = batch.logit_rows
         if wanted.numel() == 0:
@@ -73,19 +80,18 @@ class ModelRunner:
         return output.features
 
     def run_dummy(self, num_tokens: int) -> None:
-        """A pass over one chain of `num_tokens` tokens, all of them scored, in the null block."""
-        self._run_dummy(
-            [TreeRow([0] * num_tokens, DraftTree(), 0, self.cache.null_block_table(num_tokens), num_scored=num_tokens)]
-        )
+        """Run a pass over one chain of `num_tokens` tokens, all of them scored, in the null block."""
+        chain = TreeRow([0] * num_tokens, 0, self.cache.null_block_table(num_tokens), num_scored=num_tokens)
+        self._run_dummy([chain], DraftTree())
 
     def run_dummy_rows(self, num_rows: int, context: int, nodes: int = 0) -> None:
-        """A pass over so many rows of one token each after `context` others, with so many draft nodes under it."""
+        """Run a pass over rows of one token after `context` others, with `nodes` draft nodes under each."""
         tree = DraftTree(tuple(range(nodes)), (ROOT,) * nodes)
-        self._run_dummy([TreeRow([0], tree, context, self.cache.null_block_table(context + 1 + nodes), 1)] * num_rows)
+        self._run_dummy([TreeRow([0], context, self.cache.null_block_table(context + 1 + nodes), 1)] * num_rows, tree)
 
     @torch.inference_mode()
-    def _run_dummy(self, rows: list[TreeRow]) -> None:
-        self.forward(rows)
+    def _run_dummy(self, rows: list[TreeRow], tree: DraftTree) -> None:
+        self.forward(rows, HostTrees([tree] * len(rows)))
         self.wait()
 
     @torch.inference_mode()

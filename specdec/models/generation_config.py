@@ -34,7 +34,8 @@ class GenerationConfig:
         if ends is None:
             ends = config.get("eos_token_id")
         found = ends if isinstance(ends, list) else [] if ends is None else [ends]
-        vocab = config.get("vocab_size", math.inf)
+        vocab = config.get("vocab_size")
+        vocab = vocab if isinstance(vocab, int) else math.inf
         for token in found:
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab:
                 raise CheckpointError(f"{folder}: eos_token_id is {ends!r}; it must be token ids below {vocab}")

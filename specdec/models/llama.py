@@ -10,14 +10,15 @@ from torch.nn import functional as F
 from specdec.draft_heads.heads.draft_head import TargetOutput, TargetParts
 from specdec.draft_heads.llama.checkpoint_files import (
     CheckpointError,
+    check_fit,
     check_weight_dtypes,
     error_context,
-    load_strictly,
+    fill,
     read_config,
     read_tensors,
 )
 from specdec.draft_heads.llama.llama_config import DEFAULTS, LlamaConfig
-from specdec.draft_heads.llama.llama_layer import Attention, LlamaLayer, RMSNorm, fuse_layer
+from specdec.draft_heads.llama.llama_layer import Attention, LlamaLayer, RMSNorm, check_layers, fuse_layer
 from specdec.draft_heads.llama.rope import Rotary
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.linear import Projection, ready
@@ -83,7 +84,7 @@ def load_llama(folder: Path, dtype: torch.dtype, device: torch.device, kernels: 
     """
     settings = read_config(folder)
     model_type = settings.get("model_type")
-    if model_type not in DEFAULTS:
+    if not isinstance(model_type, str) or model_type not in DEFAULTS:
         known = ", ".join(DEFAULTS)
         raise CheckpointError(f"{folder}: model_type {model_type!r} is not supported; this engine serves {known}")
     with error_context(folder):
@@ -97,12 +98,14 @@ def load_llama(folder: Path, dtype: torch.dtype, device: torch.device, kernels: 
             raise CheckpointError(f"{folder}: tie_word_embeddings is true, but lm_head.weight is another matrix")
     with error_context(folder):
         check_weight_dtypes(tensors)
+        check_layers(tensors, config.num_layers)
         for layer in range(config.num_layers):
             fuse_layer(tensors, f"layers.{layer}.")
-    with torch.device("meta"):
-        model = LlamaModel(config)
+        with torch.device("meta"):
+            model = LlamaModel(config)
+        check_fit(model, tensors)
     model = model.to(dtype).to_empty(device=device)
-    load_strictly(model, tensors, folder)
+    fill(model, tensors)
     model.requires_grad_(False).eval()
     ready(model, kernels)
     return model

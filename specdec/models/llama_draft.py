@@ -1,4 +1,4 @@
-"""A small Llama as a draft head: it reads the text alone, and nothing of the target."""
+"""A small Llama as a draft head, which reads the text alone and nothing of the target."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -46,7 +46,7 @@ class LlamaDraftHead:
         return 0
 
     def feature_of(self, output: TargetOutput) -> Tensor:
-        """`[rows, 0]`."""
+        """Return no features, `[rows, 0]`."""
         return output.features[:, :0]
 
     def __call__(
@@ -56,19 +56,19 @@ class LlamaDraftHead:
         rotary: Rotary,
         attentions: Sequence[Attention],
     ) -> Tensor:
-        """`[rows, hidden_size]` behind the last norm.
+        """Return the states after the last norm, `[rows, hidden_size]`.
 
         Args:
             tokens: int64 `[rows]`, x_i.
-            features: not read.
-            rotary: of position i.
+            features: ignored.
+            rotary: rotary table rows of position i.
             attentions: one per layer.
         """
         output: TargetOutput = self.model(tokens, rotary, attentions)
         return output.features
 
     def read(self, hidden: Tensor) -> Tensor:
-        """What its output matrix takes."""
+        """Return the output matrix's input: the state itself."""
         return hidden
 
 

@@ -1,21 +1,14 @@
-"""One tiny run of `benchmarks.gpu`, which several tests look at."""
+"""One tiny run of `benchmarks.gpu` for all tests that read its output."""
 
 import io
 import json
 import sys
 from contextlib import redirect_stdout
-from typing import Any, NamedTuple
 
 import pytest
 
 from benchmarks import gpu
-
-
-class TinyRun(NamedTuple):
-    """What it has printed, and its last line."""
-
-    lines: list[str]
-    document: dict[str, Any]
+from tests.benchmarks.tiny_run import TinyRun
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks.gpu_cycle import HEADS, TINY, Engines, _request
-from tests.benchmarks.conftest import TinyRun
+from tests.benchmarks.tiny_run import TinyRun
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytestmark = pytest.mark.filterwarnings("ignore:divide by zero encountered in log2")

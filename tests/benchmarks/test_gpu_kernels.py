@@ -13,7 +13,7 @@ from benchmarks.gpu_clock import clock_of
 from benchmarks.gpu_kernels import line_of, run, table_of
 from benchmarks.gpu_race import EXACT, Case, Peer, Race, Subject, worst_error
 from specdec import DraftShape
-from tests.benchmarks.conftest import TinyRun
+from tests.benchmarks.tiny_run import TinyRun
 
 # Of a part of which a row sees nothing, the interpreter says so.
 pytestmark = pytest.mark.filterwarnings("ignore:divide by zero encountered in log2")

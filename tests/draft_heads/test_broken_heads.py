@@ -10,7 +10,7 @@ import torch
 from specdec.draft_heads.formats.head_kinds import describe_folder
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from tests.checkpoints import FEW, TARGET_HIDDEN, VOCAB, Fixture
-from tests.draft_heads.test_formats import load
+from tests.draft_heads.loading import load
 from tests.head_formats import FORMATS
 
 Damage = Callable[[Fixture], Any]
@@ -71,7 +71,7 @@ FAULTS: dict[str, list[tuple[Damage, str]]] = {
     ],
     "vllm_eagle_mapped": [
         (put("token_map", [4, 4, 31]), "token_map names a token twice"),
-        (put("token_map", [4, 53, 31]), "token_map holds what is no token; ids are 0 to 52"),
+        (put("token_map", [4, 53, 31]), "token_map holds a value that is no token id; ids are 0 to 52"),
         (put("token_map", [4, 5, 6, 7]), "token_map holds 4 tokens, config.json says 3"),
         (say(eagle_fc_bias=True), "missing tensors: fc.bias"),
     ],
@@ -83,7 +83,7 @@ FAULTS: dict[str, list[tuple[Damage, str]]] = {
         (put("d2t", OFFSETS[:-1]), "d2t has shape [11], config.json says draft_vocab_size 12"),
         (both(NO_MASK, put("d2t", [*OFFSETS[:5], 0, *OFFSETS[6:]])), "an ascending map into 53 tokens; it does not"),
         (both(NO_MASK, put("d2t", [*OFFSETS[:-1], VOCAB])), "an ascending map into 53 tokens; it does not"),
-        (keep([*FEW[:-1], 50]), "d2t and t2d name other tokens; d2t, 0 to 41, must hold"),
+        (keep([*FEW[:-1], 50]), "d2t and t2d name different tokens; d2t, 0 to 41, must hold"),
         (keep(FEW[:-1]), "t2d keeps 11 tokens, config.json says draft_vocab_size 12"),
         (put("t2d", [1] * 54), "t2d has shape [54], config.json says vocab_size 53"),
         (say(draft_vocab_size=13), "d2t has shape [12], config.json says draft_vocab_size 13"),

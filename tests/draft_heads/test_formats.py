@@ -8,32 +8,22 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from specdec.draft_heads.formats.head_kind import LoadedHead, Source
-from specdec.draft_heads.formats.head_kinds import describe_folder, load_head
-from specdec.draft_heads.heads.draft_head import DraftModel, TargetOutput, TargetParts
-from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.draft_heads.formats.head_kind import Source
+from specdec.draft_heads.formats.head_kinds import describe_folder
+from specdec.draft_heads.heads.draft_head import DraftModel, TargetOutput
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
-from specdec.kernels.linear import Projection
 from specdec.kernels.ragged_rows import RaggedRows
 from specdec.verify.tree import ROOT, DraftTree
 from specdec.verify.tree_batch import pad_block_tables, slots_of
-from tests.checkpoints import TARGET_EMBED, TARGET_HIDDEN, TARGET_LAYERS, TARGET_OUT, VOCAB, Fixture, llama_config
+from tests.checkpoints import TARGET_HIDDEN, TARGET_LAYERS, VOCAB, Fixture
 from tests.draft_heads.dense_head import DenseHead
+from tests.draft_heads.loading import CPU, PARTS, load
 from tests.head_formats import FORMATS
 from tests.kernel_sets import TORCH
 from tests.strategies import draft_trees, seeds, shuffled_tables
 
-CPU = torch.device("cpu")
 BLOCK = 8
-
-
-TARGET = LlamaConfig.from_json(llama_config(FORMATS["official_eagle3"]().head, num_hidden_layers=TARGET_LAYERS))
-PARTS = TargetParts(TARGET_EMBED.double(), Projection(TARGET_OUT.double()), TARGET)
-
-
-def load(folder: Path) -> LoadedHead:
-    return load_head(folder, PARTS, TORCH)
 
 
 class Heads:
@@ -219,7 +209,7 @@ def test_parts_that_config_json_does_not_mention_are_used(tmp_path: Path) -> Non
 
 def test_a_window_limits_how_far_a_head_drafts(tmp_path: Path) -> None:
     said = describe_folder(FORMATS["speculators_eagle3_qwen3"]().write(tmp_path)).assumptions
-    assert "it attends within 40 tokens: it drafts no further into a text than that" in said
+    assert "its window is 40 tokens: it drafts only in the first 40 of a text" in said
 
 
 def test_both_safetensors_and_pickles_are_peeked_and_loaded_alike(tmp_path: Path) -> None:

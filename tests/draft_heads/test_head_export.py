@@ -18,7 +18,7 @@ from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.rope import RopeConfig
 from specdec.kernels.linear import Projection
 from tests.checkpoints import FEW, TARGET_EMBED, TARGET_HIDDEN, TARGET_LAYERS, TARGET_OUT, VOCAB, llama_config
-from tests.draft_heads.test_formats import load as load_double
+from tests.draft_heads.loading import load as load_double
 from tests.head_formats import FORMATS
 from tests.kernel_sets import TORCH
 

@@ -169,7 +169,7 @@ def test_trees_equal_eagle2_with_dense_passes_over_many_rounds(
         request.tokens.append(request.random.randrange(VOCAB))
     for number in range(4):
         rows = [request.row(shape) for request in requests]
-        trees = drafter.propose(rows)
+        trees = drafter.propose(rows).read()
         assert len(trees) == len(rows)
         for request, row, tree in zip(requests, rows, trees, strict=True):
             assert paths_of(tree) == naive_tree(heads.dense, row, request.features, shape)
@@ -199,7 +199,7 @@ def test_a_row_with_less_room_than_others_keeps_to_its_own(heads: Heads, tempera
     # 12 tokens are known: 4 entries are left, which is one level.
     rows[1] = rows[1]._replace(max_depth=2, num_nodes=4)
     drafter = drafter_of(heads, kv, features, shape)
-    for request, row, tree in zip(requests, rows, drafter.propose(rows), strict=True):
+    for request, row, tree in zip(requests, rows, drafter.propose(rows).read(), strict=True):
         assert paths_of(tree) == naive_tree(heads.dense, row, request.features, shape)
     held = slots_of([0, 1, 2, 3, 4, 5, null], 0, 7 * 8, 8)
     others = [slot for slot in range(kv.shape[1]) if slot not in held]
@@ -215,5 +215,5 @@ def test_rows_without_budget_or_feature_get_empty_trees(heads: Heads) -> None:
     def row(tokens: list[int], num_nodes: int, max_depth: int) -> DraftRow:
         return DraftRow([2, 1], 0, len(tokens), num_nodes, max_depth, Context(Sampling(), tokens, 1))
 
-    assert drafter.propose([row([3], 3, 2), row([3, 4], 0, 2), row([3, 4], 3, 0)]) == [DraftTree()] * 3
-    assert len(drafter.propose([row([3, 4], 3, 2)])[0]) == 3
+    assert drafter.propose([row([3], 3, 2), row([3, 4], 0, 2), row([3, 4], 3, 0)]).read() == [DraftTree()] * 3
+    assert len(drafter.propose([row([3, 4], 3, 2)]).read()[0]) == 3

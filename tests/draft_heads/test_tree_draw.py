@@ -1,8 +1,5 @@
 """TreeDraw against drawing without replacement in plain Python."""
 
-from functools import cache
-from typing import NamedTuple
-
 import pytest
 import torch
 from hypothesis import example, given
@@ -11,69 +8,12 @@ from torch import Tensor
 
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.tree_draw import DrawSizes, TreeDraw
-from specdec.draft_heads.drafting.tree_search import Frontier
-from specdec.kernels.types import Stream
 from specdec.verify.noise import gumbel
 from specdec.verify.tree import ROOT, DraftTree
+from tests.draft_heads.drawn_levels import VOCAB, Head, Path, draw_level, draw_with
 from tests.strategies import draft_shapes, seeds
 
-VOCAB = 9
 ENDLESS = 10**6
-Path = tuple[int, ...]
-
-
-class Head:
-    """log q of each path of one row, float64; with `zeros`, q leaves out some tokens, at times all but one."""
-
-    def __init__(self, seed: int, row: int, zeros: bool) -> None:
-        self.key, self.zeros = (seed, row), zeros
-        self.log_q = cache(self._log_q)
-
-    def _log_q(self, path: Path) -> Tensor:
-        generator = torch.Generator().manual_seed(hash((*self.key, path)) % 2**63)
-        scores = 2 * torch.randn(VOCAB, generator=generator, dtype=torch.float64)
-        if self.zeros:
-            count = int(torch.randint(VOCAB, (), generator=generator))
-            scores[torch.randperm(VOCAB, generator=generator)[:count]] = float("-inf")
-        return torch.log_softmax(scores, -1)
-
-    def support(self, path: Path) -> int:
-        return int(self.log_q(path).isfinite().sum())
-
-    def value(self, path: Path) -> float:
-        return sum(float(self.log_q(path[:depth])[token]) for depth, token in enumerate(path))
-
-
-class Drawn(NamedTuple):
-    """A draw, with the noise of each row and level, and the frontier that each level had, as paths."""
-
-    draw: TreeDraw
-    noise: list[list[Tensor]]
-    frontiers: list[list[list[Path]]]
-
-
-def draw_level(draw: TreeDraw, log_q: Tensor, noise: Tensor) -> Frontier:
-    """The next level, drawn with `noise` `[rows, vocab]`."""
-    return draw.expand(log_q, (log_q + noise[:, None]).topk(min(draw.count, VOCAB)).indices)
-
-
-def draw_with(heads: list[Head], shape: DraftShape, lanes: list[int]) -> Drawn:
-    """Draw as many levels as there are `lanes`, which tell the levels' noise apart."""
-    draw = TreeDraw(len(heads), DrawSizes.of(min(shape.branching, VOCAB), shape))
-    noise = [
-        [gumbel(11, row, level, VOCAB, Stream.DRAFT, lane) for level, lane in enumerate(lanes)]
-        for row in range(len(heads))
-    ]
-    frontiers: list[list[list[Path]]] = [[[()]] for _ in heads]
-    for level in range(len(lanes)):
-        log_q = [
-            torch.stack([head.log_q(path) for path in own[-1]]) for head, own in zip(heads, frontiers, strict=True)
-        ]
-        frontier = draw_level(draw, torch.stack(log_q), torch.stack([own[level] for own in noise]))
-        for own, tokens, parents in zip(frontiers, frontier.tokens.tolist(), frontier.parents.tolist(), strict=True):
-            own.append([(*own[-1][parent], token) for token, parent in zip(tokens, parents, strict=True)])
-        assert draw.frontier_paths().tolist() == [[list(path) for path in own[-1]] for own in frontiers]
-    return Drawn(draw, noise, frontiers)
 
 
 def paths_of(tree: DraftTree) -> list[Path]:
@@ -100,7 +40,7 @@ rows = st.integers(1, 3)
 def test_children_are_drawn_in_order_and_shared_equally(shape: DraftShape, rows: int, seed: int, zeros: bool) -> None:
     heads = [Head(seed, row, zeros) for row in range(rows)]
     drawn = draw_with(heads, shape, [0] * shape.depth)
-    trees = drawn.draw.trees([ENDLESS] * rows, [shape.depth] * rows)
+    trees = drawn.draw.host_trees([ENDLESS] * rows, [shape.depth] * rows).read()
     per_level = max(1, shape.nodes // shape.depth)
     for head, noise, frontiers, tree in zip(heads, drawn.noise, drawn.frontiers, trees, strict=True):
         found = families(tree)
@@ -124,7 +64,9 @@ def test_children_are_drawn_in_order_and_shared_equally(shape: DraftShape, rows:
 @given(draft_shapes(4, 5), rows, seeds, st.booleans())
 def test_each_parent_has_the_q_of_its_children(shape: DraftShape, rows: int, seed: int, zeros: bool) -> None:
     heads = [Head(seed, row, zeros) for row in range(rows)]
-    trees = draw_with(heads, shape, [0] * shape.depth).draw.trees([shape.nodes] * rows, [shape.depth] * rows)
+    trees = (
+        draw_with(heads, shape, [0] * shape.depth).draw.host_trees([shape.nodes] * rows, [shape.depth] * rows).read()
+    )
     for head, tree in zip(heads, trees, strict=True):
         table = tree.draft_probs
         assert table is not None
@@ -142,8 +84,8 @@ def test_each_parent_has_the_q_of_its_children(shape: DraftShape, rows: int, see
 def test_bounds_cut_off_whole_levels(shape: DraftShape, bounds: list[tuple[int, int]], seed: int) -> None:
     heads = [Head(seed, row, False) for row in range(len(bounds))]
     draw = draw_with(heads, shape, [0] * shape.depth).draw
-    whole = draw.trees([ENDLESS] * len(heads), [shape.depth] * len(heads))
-    trees = draw.trees([budget for budget, _ in bounds], [depth for _, depth in bounds])
+    whole = draw.host_trees([ENDLESS] * len(heads), [shape.depth] * len(heads)).read()
+    trees = draw.host_trees([budget for budget, _ in bounds], [depth for _, depth in bounds]).read()
     for tree, full, (budget, max_depth) in zip(trees, whole, bounds, strict=True):
         sizes = [sum(depth <= d for depth in full.depths) for d in range(1 + min(max_depth, shape.depth))]
         fitting = [size for size in sizes if size <= budget]
@@ -160,7 +102,9 @@ def test_how_many_children_does_not_depend_on_which(
     heads = [Head(seed, 0, zeros)]
     changed = data.draw(st.integers(0, shape.depth - 1))
     one, other = (
-        draw_with(heads, shape, [0] * changed + [lane] + [0] * (shape.depth - 1 - changed)).draw.trees([budget], [9])[0]
+        draw_with(heads, shape, [0] * changed + [lane] + [0] * (shape.depth - 1 - changed))
+        .draw.host_trees([budget], [9])
+        .read()[0]
         for lane in (0, 1)
     )
     before, after = (
@@ -177,7 +121,7 @@ def test_how_many_children_does_not_depend_on_which(
 def test_branching_of_one_is_a_chain(depth: int, seed: int) -> None:
     head = Head(seed, 0, False)
     drawn = draw_with([head], DraftShape(depth, 1, depth), [0] * depth)
-    (tree,) = drawn.draw.trees([depth], [depth])
+    (tree,) = drawn.draw.host_trees([depth], [depth]).read()
     tokens: Path = ()
     for noise in drawn.noise[0]:
         tokens = (*tokens, drawn_order(head, tokens, noise)[0])
@@ -190,5 +134,5 @@ def test_no_more_children_than_q_can_draw(possible: int) -> None:
     log_q[0, 0, :possible] = 0.0
     draw = TreeDraw(1, DrawSizes.of(VOCAB, DraftShape(1, VOCAB, VOCAB)))
     draw_level(draw, torch.log_softmax(log_q, -1), gumbel(0, 0, 0, VOCAB)[None])
-    (tree,) = draw.trees([VOCAB], [1])
+    (tree,) = draw.host_trees([VOCAB], [1]).read()
     assert sorted(tree.tokens) == list(range(possible))

@@ -1,59 +1,17 @@
 """TreeSearch against EAGLE-2 in plain Python."""
 
 import itertools
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from specdec.draft_heads.drafting.draft_shape import DraftShape
-from specdec.draft_heads.drafting.tree_search import TreeSearch
 from specdec.verify.tree import DraftTree
+from tests.draft_heads.searched_levels import VOCAB, Head, Path, bounds, coarse_head, random_head, search_with
 from tests.strategies import draft_shapes, seeds
-
-VOCAB = 12
-Path = tuple[int, ...]
-Head = Callable[[Path], Tensor]
-
-
-def random_head(seed: int, row: int) -> Head:
-    """Float32 log-probabilities that depend on the path, no two alike."""
-
-    def head(path: Path) -> Tensor:
-        generator = torch.Generator().manual_seed(hash((seed, row, path)) % 2**63)
-        return torch.log_softmax(2 * torch.randn(VOCAB, generator=generator), -1)
-
-    return head
-
-
-def coarse_head(seed: int, row: int) -> Head:
-    """Ties everywhere: a certain token (0, all others -inf), two equal ones, or all equal."""
-
-    def head(path: Path) -> Tensor:
-        generator = torch.Generator().manual_seed(hash((seed, row, path)) % 2**63)
-        likely = int(torch.tensor([1, 1, 2, VOCAB])[torch.randint(4, (1,), generator=generator)])
-        scores = torch.full((VOCAB,), float("-inf"))
-        scores[torch.randperm(VOCAB, generator=generator)[:likely]] = 0.0
-        return torch.log_softmax(scores, -1)
-
-    return head
-
-
-def search_with(heads: list[Head], shape: DraftShape) -> tuple[TreeSearch, list[list[list[Path]]]]:
-    """Run a search; also the frontiers that it asked for, per row and level, as paths."""
-    search = TreeSearch(len(heads), shape.branching)
-    frontiers: list[list[list[Path]]] = [[[()]] for _ in heads]
-    for _ in range(shape.depth):
-        log_probs = [torch.stack([head(path) for path in own[-1]]) for head, own in zip(heads, frontiers, strict=True)]
-        best = torch.cat(log_probs).topk(min(shape.branching, VOCAB))
-        frontier = search.expand(best.indices, best.values)
-        for own, tokens, parents in zip(frontiers, frontier.tokens.tolist(), frontier.parents.tolist(), strict=True):
-            own.append([(*own[-1][parent], token) for token, parent in zip(tokens, parents, strict=True)])
-    return search, frontiers
 
 
 def value(head: Head, path: Path) -> np.float32:
@@ -84,14 +42,11 @@ def paths_of(tree: DraftTree) -> list[Path]:
     return [tuple(tree.tokens[above] for above in tree.path(node)) for node in range(len(tree))]
 
 
-bounds = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 6)), min_size=1, max_size=3)
-
-
 @given(draft_shapes(4, 5), bounds, seeds)
 def test_trees_equal_naive_eagle2(shape: DraftShape, bounds: list[tuple[int, int]], seed: int) -> None:
     heads = [random_head(seed, row) for row in range(len(bounds))]
     search, _ = search_with(heads, shape)
-    trees = search.trees([b for b, _ in bounds], [d for _, d in bounds])
+    trees = search.host_trees([b for b, _ in bounds], [d for _, d in bounds]).read()
     for head, tree, (budget, max_depth) in zip(heads, trees, bounds, strict=True):
         assert set(paths_of(tree)) == naive_tree(head, shape, budget, max_depth)
         assert list(tree.depths) == sorted(tree.depths)
@@ -106,7 +61,7 @@ def test_with_ties_the_kept_are_the_best_by_value_and_depth(
     heads = [coarse_head(seed, row) for row in range(len(bounds))]
     search, frontiers = search_with(heads, shape)
     # Building a DraftTree refuses what lacks its parent or has it twice.
-    trees = search.trees([b for b, _ in bounds], [d for _, d in bounds])
+    trees = search.host_trees([b for b, _ in bounds], [d for _, d in bounds]).read()
     for head, own, tree, (budget, max_depth) in zip(heads, frontiers, trees, bounds, strict=True):
         ranks = []
         for depth, frontier in enumerate(own[:-1], 1):
@@ -133,11 +88,11 @@ def test_certain_chain_is_kept_whole_before_anything_else() -> None:
 
     search, _ = search_with([head], DraftShape(6, 3, 60))
     for budget in range(1, 7):
-        assert search.trees([budget], [6]) == [DraftTree.chain(range(budget))]
+        assert search.host_trees([budget], [6]).read() == [DraftTree.chain(range(budget))]
 
 
 @pytest.mark.parametrize("branching", [VOCAB, VOCAB + 5, 64])
 def test_branching_beyond_the_vocabulary_takes_all_of_it(branching: int) -> None:
     head = random_head(0, 0)
     search, _ = search_with([head], DraftShape(1, branching, 60))
-    assert sorted(search.trees([60], [1])[0].tokens) == list(range(VOCAB))
+    assert sorted(search.host_trees([60], [1]).read()[0].tokens) == list(range(VOCAB))

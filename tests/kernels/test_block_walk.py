@@ -9,9 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.kernels import reference_rejection
+from specdec.kernels import block_walk_reference
 from specdec.kernels.block_walk import block_walk
-from specdec.verify.block import walk_block
+from specdec.kernels.block_walk_reference import walk_block
 from specdec.verify.tree import DraftTree
 from tests.kernels.kernel_checks import DEVICE, DTYPES, huge, poisoned_outputs
 from tests.kernels.walk_batches import NAN, NEVER, TOO_NEAR, Batch, as_lists, batch, in_order, margin, verified
@@ -39,7 +39,7 @@ def sampled_batch(many: list[DraftTree], vocab: int, seed: int, **settings: Any)
 
 def assert_equal(drawn: Batch, arguments: dict[str, Any], nearest: float = 0.0) -> None:
     """Kernel and twin, but for rows that a coin has decided by less than `nearest`."""
-    ours, theirs = (as_lists(walk(**arguments)) for walk in (block_walk, reference_rejection.block_walk))
+    ours, theirs = (as_lists(walk(**arguments)) for walk in (block_walk, block_walk_reference.block_walk))
     wrong = [row for row, (one, other) in enumerate(zip(ours, theirs, strict=True)) if one != other]
     assert all(margin(drawn, row, walk_block) < nearest for row in wrong), [(r, ours[r], theirs[r]) for r in wrong]
 
@@ -53,12 +53,12 @@ def test_the_twin_walks_as_the_verifier_does(
 ) -> None:
     """Both in float64: none is allowed to differ."""
     drawn = sampled_batch(many, VOCAB, seed, lawless=lawless, apart=apart)
-    found = as_lists(reference_rejection.block_walk(**prepared(drawn, extra)))
+    found = as_lists(block_walk_reference.block_walk(**prepared(drawn, extra)))
     assert found == verified(drawn, drawn.depth + extra, walk_block)
     arguments = prepared(drawn, extra)
     arguments["scores"] = arguments["scores"].double()
     arguments["draft_probs"] = in_order(arguments["draft_probs"].table.double())
-    assert as_lists(reference_rejection.block_walk(**arguments)) == found
+    assert as_lists(block_walk_reference.block_walk(**arguments)) == found
 
 
 @given(
@@ -106,7 +106,7 @@ def test_a_chain_drawn_from_the_targets_own_law_is_accepted_as_a_whole() -> None
     chain = DraftTree.chain([int(law.argmax()) for law in p[:8]])
     for seed in range(6):
         drawn = Batch([chain], p.log(), p, [(seed, 0, 0)], [True])
-        for walk in (block_walk, reference_rejection.block_walk):
+        for walk in (block_walk, block_walk_reference.block_walk):
             (found,) = as_lists(walk(**prepared(drawn)))
             assert found[:2] == (list(range(8)), 8)
 
@@ -120,7 +120,7 @@ def test_a_token_made_likelier_by_what_comes_behind_it_is_kept() -> None:
         drawn = Batch([DraftTree.chain([0, 0])], p.log(), q, [(seed, 0, 0)], [True])
         ours, theirs, host = (
             as_lists(block_walk(**prepared(drawn))),
-            as_lists(reference_rejection.block_walk(**prepared(drawn))),
+            as_lists(block_walk_reference.block_walk(**prepared(drawn))),
             verified(drawn, 2, walk_block),
         )
         assert ours == theirs == host
@@ -138,12 +138,12 @@ def test_the_walk_ends_where_there_is_no_law(bad: float) -> None:
         scores = one_hot.log()
         scores[node, : 3 if bad == NEVER else 1] = bad
         drawn = Batch([tree], scores, one_hot, [(7, 0, 3)], [True])
-        for walk in (block_walk, reference_rejection.block_walk):
+        for walk in (block_walk, block_walk_reference.block_walk):
             assert as_lists(walk(**prepared(drawn))) == [(list(range(node)) + [-1] * (2 - node), node, -1)]
     scores = one_hot.log()
     scores[2] = bad
     impossible = Batch([tree], scores, one_hot.roll(1, 0), [(7, 0, 3)], [True])
-    for walk in (block_walk, reference_rejection.block_walk):
+    for walk in (block_walk, block_walk_reference.block_walk):
         assert as_lists(walk(**prepared(impossible))) == [([-1, -1], 0, 1)]
 
 
@@ -174,7 +174,7 @@ def test_the_first_token_follows_p() -> None:
     many = [DraftTree.chain(drawn) for drawn in draws.tolist()]
     keys = [(row, 0, row % 3) for row in range(count)]
     drawn = Batch(many, p.log().repeat(count, 1), q.repeat(count, 1), keys, [True] * count)
-    walk = block_walk if on_gpu else reference_rejection.block_walk
+    walk = block_walk if on_gpu else block_walk_reference.block_walk
     found = as_lists(walk(**prepared(drawn)))
     first = [tree.tokens[0] if length else token for tree, (_, length, token) in zip(many, found, strict=True)]
     seen, expected = torch.bincount(torch.tensor(first), minlength=vocab), count * p[0]

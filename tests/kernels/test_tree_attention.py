@@ -19,8 +19,8 @@ from specdec.kernels.attention_plan import CONFIGS, HOPPER_CONFIGS, Chip, Plan, 
 from specdec.kernels.ragged_rows import RaggedRows
 from specdec.kernels.tree_attention import HEAD_DIMS, JOINED_PARTS, tree_attention
 from specdec.verify.tree import DraftTree
+from tests.kernels.attention_cases import Case, Part, build, star
 from tests.kernels.kernel_checks import DEVICE, DTYPES, ROUNDING, huge, poisoned_outputs
-from tests.kernels.test_reference import Case, Part, build, star
 from tests.strategies import draft_trees, seeds
 
 # Of a part of which a row sees nothing, the interpreter says so.

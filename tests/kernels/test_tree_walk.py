@@ -12,9 +12,8 @@ from torch import Tensor
 
 from specdec.kernels import tree_walk_reference
 from specdec.kernels.tree_walk import tree_walk
-from specdec.kernels.types import NO_TOKEN, Walk
+from specdec.kernels.types import NO_TOKEN, Acceptance, Walk
 from specdec.verify.tree import ROOT, DraftTree
-from specdec.verify.verifier import walk
 from tests.kernels.kernel_checks import DEVICE, poisoned_outputs
 from tests.strategies import draft_trees, seeds
 
@@ -33,6 +32,15 @@ class Case(NamedTuple):
 
 
 cases = st.builds(Case, st.lists(draft_trees(max_nodes=70, vocab_size=VOCAB), min_size=1, max_size=6), seeds)
+
+
+def walk(tree: DraftTree, emitted: Sequence[int]) -> Acceptance:
+    """Follow the emitted tokens down the tree, child by child."""
+    path, node = [], ROOT
+    while (child := tree.children.get((node, emitted[1 + node]))) is not None:
+        path.append(child)
+        node = child
+    return Acceptance(tuple(path), emitted[1 + node])
 
 
 def emitted_tokens(tree: DraftTree, generator: random.Random) -> list[int]:

@@ -1,27 +1,22 @@
 """Batches of drafts to walk down, and what the verifier makes of them."""
 
 import random
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from specdec.kernels.types import Acceptance, DraftProbs, Stream, Walk
-from specdec.verify.chance import Chance, PhiloxChance
-from specdec.verify.noise import uniforms
-from specdec.verify.rejection import walk_rejection
-from specdec.verify.sampling import Context, Sampling
+from specdec.kernels.chance import Chance, PhiloxChance
+from specdec.kernels.host_walks import Rule, walk_rows
+from specdec.kernels.rejection_walk_reference import walk_rejection
+from specdec.kernels.types import Acceptance, DraftProbs, NoiseKey, Stream, Tree, Walk
+from specdec.verify.noise import GumbelNoise, uniforms
 from specdec.verify.tree import DraftTree
-from specdec.verify.verifier import SampledRow
-from specdec.verify.walk_verifier import WalkVerifier
-from tests.kernel_sets import TORCH
 from tests.kernels.kernel_checks import DEVICE
 
 NAN, NEVER = float("nan"), float("-inf")
 # How near a coin may be to what it decides for float32 to see it on the other side.
 TOO_NEAR = 1e-5
-Rule = Callable[[DraftTree, Any, Chance], Acceptance]
 
 
 class Batch(NamedTuple):
@@ -73,16 +68,16 @@ class Batch(NamedTuple):
     def depth(self) -> int:
         return max(max(tree.depths, default=0) for tree in self.trees)
 
-    def rows(self) -> list[SampledRow]:
-        """As the verifier takes them: with room for output before the position, and q in float64."""
-        rows, start = [], 0
-        for tree, (seed, index, position), sampled in zip(self.trees, self.keys, self.sampled, strict=True):
+    def walks(self, rule: Rule) -> list[Acceptance]:
+        """What a rule makes of the rows on the host, with q in float64."""
+        trees, start = [], 0
+        for tree in self.trees:
             part = slice(start, start + 1 + len(tree))
             start = part.stop
             q = None if self.draft_probs is None else self.draft_probs[part].double()
-            sampling = Sampling(float(sampled), seed=seed, sample_index=index)
-            rows.append(SampledRow(DraftTree(tree.tokens, tree.parents, q), Context(sampling, [0] * (1 + position), 1)))
-        return rows
+            trees.append(DraftTree(tree.tokens, tree.parents, q))
+        keys = [NoiseKey(*key) if sampled else None for key, sampled in zip(self.keys, self.sampled, strict=True)]
+        return walk_rows(rule, self.scores.float(), trees, keys, GumbelNoise.uniforms)
 
 
 def in_order(laws: Tensor) -> DraftProbs:
@@ -137,8 +132,8 @@ def as_lists(found: Walk) -> list[tuple[list[int], int, int]]:
 
 
 def verified(given_batch: Batch, depth: int, rule: Rule = walk_rejection) -> list[tuple[list[int], int, int]]:
-    """What `WalkVerifier` makes of it, in the form of a walk."""
-    found = WalkVerifier(rule, TORCH).verify(given_batch.rows(), given_batch.scores.float())
+    """What the verifier makes of it on the host, in the form of a walk."""
+    found = given_batch.walks(rule)
     return [([*path, *[-1] * (depth - len(path))], len(path), token) for path, token in found]
 
 
@@ -154,7 +149,7 @@ class Margin(PhiloxChance):
         return accepted
 
     def draw(self, depth: int, weights: Any) -> int:
-        (u,) = uniforms(self.seed, self.sample_index, self.position + depth, 1, Stream.RESIDUAL)
+        (u,) = uniforms(*self.key[:2], self.key.position + depth, 1, Stream.RESIDUAL)
         sums = weights.cumsum(0)
         self.least = min(self.least, float((sums / sums[-1] - u).abs().min()))
         return super().draw(depth, weights)
@@ -164,13 +159,12 @@ def margin(given_batch: Batch, row: int, rule: Rule = walk_rejection) -> float:
     """Of one row of the batch."""
     margins: list[float] = []
 
-    def spied(tree: DraftTree, target: Any, chance: Chance) -> Acceptance:
+    def spied(tree: Tree, target: Any, chance: Chance) -> Acceptance:
         assert isinstance(chance, PhiloxChance)
-        spy = Margin(chance.seed, chance.sample_index, chance.position)
+        spy = Margin(chance.key, chance.uniforms)
         found = rule(tree, target, spy)
         margins.append(spy.least)
         return found
 
-    one = given_batch.only(row)
-    WalkVerifier(spied, TORCH).verify(one.rows(), one.scores.float())
+    given_batch.only(row).walks(spied)
     return margins[0] if margins else 1.0

@@ -1,51 +1,14 @@
-"""A checkpoint small enough to generate from in a test, with tokenizer, chat template and head."""
-
-import string
-from pathlib import Path
-from typing import NamedTuple
+"""Checkpoints that are written once a test process."""
 
 import pytest
-from tokenizers import Tokenizer, decoders, models
-from transformers import PreTrainedTokenizerFast
 
-from tests.fakes import save_random_head, save_random_llama
+from tests.specdec.tiny_checkpoints import Tiny, save_tiny
 from tests.specdec.world import World, make_world
-
-CHARACTERS = string.printable[:-3]
-TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
-
-
-class Tiny(NamedTuple):
-    """Checkpoint folders.
-
-    Attributes:
-        target: a model with a tokenizer of single characters.
-        head: fits `target`.
-        wide_head: does not fit it.
-        bare: a model without tokenizer.
-    """
-
-    target: Path
-    head: Path
-    wide_head: Path
-    bare: Path
 
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    root = tmp_path_factory.mktemp("tiny")
-    folders = Tiny(*(root / name for name in Tiny._fields))
-    vocab = {token: index for index, token in enumerate(["<unk>", "<s>", "</s>", *CHARACTERS])}
-    save_random_llama(folders.target, vocab_size=len(vocab))
-    save_random_llama(folders.bare, vocab_size=len(vocab))
-    save_random_head(folders.head, vocab_size=len(vocab))
-    save_random_head(folders.wide_head, vocab_size=len(vocab), hidden_size=64)
-    tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<unk>"))
-    tokenizer.decoder = decoders.Fuse()
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>", chat_template=TEMPLATE
-    ).save_pretrained(folders.target)
-    return folders
+    return save_tiny(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="session")

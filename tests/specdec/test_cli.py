@@ -19,11 +19,8 @@ from specdec.core.request import Request
 from specdec.draft_heads.drafting.drafter import Proposal
 from specdec.draft_heads.drafting.model_drafter import ModelDrafter
 from specdec.engine.engine import LLMEngine
-from specdec.verify.block import walk_block
-from specdec.verify.rejection import walk_rejection
-from specdec.verify.verifier import CoupledVerifier
-from specdec.verify.walk_verifier import WalkVerifier
-from tests.specdec.conftest import CHARACTERS, Tiny
+from specdec.verify.verifier import CoupledVerifier, WeighingVerifier
+from tests.specdec.tiny_checkpoints import CHARACTERS, Tiny
 
 FIGURES = ["steps", "tau", "accepted_per_depth", "seconds", "tok_per_s"]
 KEYS = ["prompt", "text", "token_ids", "finish_reason", "error", *FIGURES]
@@ -265,8 +262,8 @@ def test_nothing_ends_the_output_before_its_least_length(run: Run) -> None:
     [
         ((), CoupledVerifier, Proposal.COUPLED, DraftShape(2, 48, 64, 0.6)),
         (("--verify", "coupled", "--min-reach", 0), CoupledVerifier, Proposal.COUPLED, DraftShape(2, 48, 64)),
-        (("--verify", "rejection"), walk_rejection, Proposal.DRAWN, DraftShape(2, 48, 64, 0.6)),
-        (("--verify", "block", "--depth", 5), walk_block, Proposal.DRAWN, DraftShape(5, 1, 5, 0.6)),
+        (("--verify", "rejection"), "rejection_walk", Proposal.DRAWN, DraftShape(2, 48, 64, 0.6)),
+        (("--verify", "block", "--depth", 5), "block_walk", Proposal.DRAWN, DraftShape(5, 1, 5, 0.6)),
         (("--min-reach", 0.25, "--nodes", 7), CoupledVerifier, Proposal.COUPLED, DraftShape(2, 48, 7, 0.25)),
     ],
 )
@@ -287,8 +284,8 @@ def test_acceptance_rule_and_tree_reach_the_engine(
     drafter = engine.drafter
     assert isinstance(drafter, ModelDrafter)
     assert (drafter.proposal, drafter.shape) == (proposal, shape)
-    if isinstance(engine.verifier, WalkVerifier):
-        assert engine.verifier.walk_row is verifier
+    if isinstance(engine.verifier, WeighingVerifier):
+        assert engine.verifier.walk is getattr(engine.cache.kernels, str(verifier))
     else:
         assert type(engine.verifier) is verifier
 

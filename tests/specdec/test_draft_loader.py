@@ -1,6 +1,7 @@
 """From settings to what drafts: which tokens can be drafted, and by what their logits are computed."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,19 @@ def test_a_rank_beyond_the_states_is_refused(world: World, rank: int, draft: str
 def test_text_has_no_logits(world: World, setting: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="draft 'ngram' has none; leave them out"):
         LLM(world.folder / "target", "ngram", **setting)
+
+
+@pytest.mark.parametrize("draft", ["eagle", "eagle3", "llama"])
+def test_fewer_positions_than_the_target_has_are_told(
+    world: World, tmp_path: Path, draft: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = world.folder / "target"
+    LLM(target, world.draft(draft))
+    assert not caplog.records
+    shutil.copytree(world.draft(draft), tmp_path / "short")
+    edit_json(tmp_path / "short" / "config.json", max_position_embeddings=64)
+    LLM(target, tmp_path / "short")
+    assert "short has 64 positions, fewer than the 256 tokens of a request: beyond them nothing is" in caplog.text
+    caplog.clear()
+    LLM(target, tmp_path / "short", max_model_len=64)
+    assert not caplog.records

@@ -14,7 +14,7 @@ from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.models.llama import load_llama
 from tests.fakes import TINY, edit_json, save_random_head
 from tests.kernel_sets import TORCH
-from tests.specdec.test_llama import CHUNKS, CPU, chunked_logits, random_tokens
+from tests.specdec.chunked_pass import CHUNKS, CPU, chunked_logits, random_tokens
 
 FAMILIES: dict[str, type[PreTrainedConfig]] = {"mistral": MistralConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
 

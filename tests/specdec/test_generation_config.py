@@ -14,7 +14,7 @@ from specdec.cli.app import main
 from specdec.core.request import RequestGroup
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.models.generation_config import GenerationConfig
-from tests.specdec.conftest import Tiny
+from tests.specdec.tiny_checkpoints import Tiny
 
 SAMPLED = {"temperature": 0.6, "top_k": 40, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.2}
 
@@ -255,6 +255,12 @@ def test_an_option_that_does_not_fit_the_file_is_one_line(checkpoint: Callable[.
 def test_end_tokens_outside_the_vocabulary_are_refused(write: Callable[..., Path], ends: object) -> None:
     with pytest.raises(CheckpointError, match="eos_token_id is"):
         GenerationConfig.read(write({"eos_token_id": ends}, {"vocab_size": 97}))
+
+
+@pytest.mark.parametrize("vocab", [None, "97", [97], {}])
+def test_a_vocabulary_of_no_size_sets_no_bound(write: Callable[..., Path], vocab: object) -> None:
+    """The model's own check refuses it."""
+    assert GenerationConfig.read(write({"eos_token_id": 500}, {"vocab_size": vocab})).end_tokens == {500}
 
 
 def test_no_end_token_there_leaves_that_of_the_other_file(write: Callable[..., Path]) -> None:

@@ -17,7 +17,7 @@ from specdec import LLM, DraftShape, SamplingParams
 from specdec.core.request import Request, RequestGroup
 from specdec.draft_heads.drafting.drafter import Drafter, DraftRow
 from specdec.scheduling.step_cost import PreemptionCost
-from specdec.verify.tree import DraftTree
+from specdec.verify.draft_trees import DraftTrees
 from tests.fakes import RandomDrafter
 from tests.specdec.oracle import Expected
 from tests.specdec.world import EOS, VOCAB, KnowingDrafter, World, check, check_prompt, expect, parameters
@@ -80,7 +80,7 @@ class Interrupting:
         self.drafter, self.within = drafter, within
         self.llm: LLM | None = None
 
-    def propose(self, rows: Sequence[DraftRow]) -> list[DraftTree]:
+    def propose(self, rows: Sequence[DraftRow]) -> DraftTrees:
         trees = self.drafter.propose(rows)
         assert self.llm is not None
         while self.within:

@@ -1,7 +1,8 @@
 """The target against transformers' LlamaForCausalLM on the same checkpoint folder."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +13,16 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from specdec import LLM, SamplingParams
-from specdec.cache.kv_cache import KVCache
-from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
-from specdec.execution.model_runner import ModelRunner
-from specdec.models.llama import LlamaModel, load_llama
-from specdec.verify.tree import DraftTree
+from specdec.execution.model_runner import LONGEST_MEASURED
+from specdec.models.llama import load_llama
+from specdec.verify.draft_trees import HostTrees
 from specdec.verify.tree_batch import TreeBatch, TreeRow
-from tests.fakes import TINY, edit_json, save_random_head, save_random_llama
+from tests.fakes import edit_json, save_random_head, save_random_llama
 from tests.kernel_sets import TORCH
+from tests.specdec.chunked_pass import BLOCK, CHUNKS, CPU, chunked_logits, new_cache, random_tokens
 from tests.strategies import shuffled_tables
-
-CPU = torch.device("cpu")
-VOCAB = TINY["vocab_size"]
-BLOCK = 8
-# Chunks that end inside blocks, at their ends, and with a single token.
-CHUNKS = (5, 3, 1, 13, 16, 1, 31)
 
 
 def save_llama(folder: Path, seed: int = 0, max_shard_size: str = "1GB", **overrides: Any) -> LlamaForCausalLM:
@@ -46,28 +40,6 @@ def save_llama(folder: Path, seed: int = 0, max_shard_size: str = "1GB", **overr
 def load_hf(folder: Path, dtype: torch.dtype) -> LlamaForCausalLM:
     # Its eager attention would run the softmax in float32.
     return LlamaForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").eval()
-
-
-def random_tokens(count: int, seed: int = 1) -> list[int]:
-    return torch.randint(0, VOCAB, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
-
-
-def new_cache(model: LlamaModel, num_blocks: int, dtype: torch.dtype) -> KVCache:
-    return KVCache(num_blocks, BLOCK, model.config, None, dtype, CPU, kernels=TORCH)
-
-
-def chunked_logits(folder: Path, dtype: torch.dtype, tokens: Sequence[int], chunks: Sequence[int] = CHUNKS) -> Tensor:
-    """Logits of all positions, the prompt fed chunk by chunk through the engine's own pieces."""
-    assert sum(chunks) == len(tokens)
-    model = load_llama(folder, dtype, CPU, TORCH)
-    plan = shuffled_tables([len(tokens)], BLOCK, seed=0)
-    runner = ModelRunner(model, new_cache(model, plan.num_blocks, dtype))
-    logits, start = [], 0
-    for chunk in chunks:
-        row = TreeRow(tokens[start : start + chunk], DraftTree(), start, plan.tables[0], num_scored=chunk)
-        logits.append(runner.forward([row]))
-        start += chunk
-    return torch.cat(logits)
 
 
 @torch.no_grad()
@@ -243,7 +215,7 @@ def test_taps_and_features_equal_transformers_hidden_states(tmp_path: Path) -> N
     model = load_llama(tmp_path, torch.float64, CPU, TORCH)
     plan = shuffled_tables([30], BLOCK, seed=0)
     cache = new_cache(model, plan.num_blocks, torch.float64)
-    batch = TreeBatch.pack([TreeRow(tokens, DraftTree(), 0, plan.tables[0], num_scored=0)], BLOCK, CPU)
+    batch = TreeBatch.pack([TreeRow(tokens, 0, plan.tables[0], num_scored=0)], HostTrees.empty(1), BLOCK, CPU)
     rope = model.config.rope.table(model.config.head_dim, 30, torch.float64)
     attentions = [PagedAttention(kv, batch.slots, batch.rows, TORCH) for kv in cache.target]
     asked = (3, 0, 2, 1)
@@ -286,144 +258,37 @@ def edit_tensors(folder: Path, change: Callable[[dict[str, Tensor]], object]) ->
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
-def tensor_edit(change: Callable[[dict[str, Tensor]], object]) -> Callable[[Path], None]:
-    return lambda folder: edit_tensors(folder, change)
+@pytest.mark.parametrize("with_head", [False, True], ids=["plain", "eagle"])
+def test_positions_beyond_the_longest_request_have_no_rotary_embeddings(tmp_path: Path, with_head: bool) -> None:
+    save_llama(tmp_path / "target", max_position_embeddings=20000)
+    save_random_head(tmp_path / "head")
+    head = tmp_path / "head" if with_head else None
+    settings: dict[str, Any] = {"dtype": "float64", "device": "cpu", "adaptive_drafts": False}
+    params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
+    prompts = [random_tokens(size) for size in (3, 50, 63)]
+    expected = LLM(tmp_path / "target", head, max_model_len=64, **settings).generate(prompts, params)
+    edit_json(tmp_path / "target" / "config.json", max_position_embeddings=10**9)
+    llm = LLM(tmp_path / "target", head, max_model_len=64, **settings)
+    assert len(llm.engine.runner.rope) == LONGEST_MEASURED
+    assert [output.token_ids for output in llm.generate(prompts, params)] == [output.token_ids for output in expected]
+    with pytest.raises(ValueError, match=r"max_position_embeddings is 1000000000; set max_model_len to \d+ or less"):
+        LLM(tmp_path / "target", head, **settings)
+    with pytest.raises(ValueError, match=r"max_model_len is 100000000; set max_model_len to \d+ or less"):
+        LLM(tmp_path / "target", head, max_model_len=10**8, **settings)
 
 
-def config_edit(**changes: Any) -> Callable[[Path], None]:
-    return lambda folder: edit_json(folder / "config.json", **changes)
+def test_requests_longer_than_what_is_measured_have_their_positions(tmp_path: Path) -> None:
+    save_llama(tmp_path, max_position_embeddings=20000, num_hidden_layers=1)
+    llm = LLM(tmp_path, dtype="float32", device="cpu", max_model_len=9000, prefill_stretch=0)
+    assert len(llm.engine.runner.rope) == 9000
+    (output,) = llm.generate([random_tokens(8990)], SamplingParams(temperature=0, max_tokens=64, ignore_eos=True))
+    assert len(output.token_ids) == 10
 
 
-def reshape(name: str, *shape: int) -> Callable[[Path], None]:
-    return tensor_edit(lambda tensors: tensors.update({name: torch.zeros(shape)}))
-
-
-ATTENTION = "model.layers.1.self_attn"
-
-
-def trade_rows(tensors: dict[str, Tensor]) -> None:
-    """Keys short of rows by as many as values have too many: together they have the right size."""
-    key, value = tensors[f"{ATTENTION}.k_proj.weight"], tensors[f"{ATTENTION}.v_proj.weight"]
-    tensors[f"{ATTENTION}.k_proj.weight"] = key[:8].clone()
-    tensors[f"{ATTENTION}.v_proj.weight"] = torch.cat([value, key[8:]])
-
-
-def drop_shard(folder: Path) -> None:
-    save_llama(folder, max_shard_size="40KB")
-    sorted(folder.glob("model-*.safetensors"))[1].unlink()
-
-
-def break_index(text: str) -> Callable[[Path], None]:
-    return lambda folder: (folder / "model.safetensors.index.json").write_text(text) and None
-
-
-def outside(name: str) -> Callable[[Path], None]:
-    """Move the weights to a folder beside the checkpoint's, and name them in its index."""
-
-    def damage(folder: Path) -> None:
-        other = folder.with_name("other")
-        other.mkdir()
-        (folder / "model.safetensors").rename(other / "model.safetensors")
-        names = dict.fromkeys(load_file(other / "model.safetensors"), name.format(folder.parent))
-        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
-
-    return damage
-
-
-BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "missing tensor": (tensor_edit(lambda t: t.pop("model.norm.weight")), "norm.weight"),
-    "missing layer": (config_edit(num_hidden_layers=3), "layers.2"),
-    "missing lm_head": (tensor_edit(lambda t: t.pop("lm_head.weight")), "lm_head.weight"),
-    "unexpected tensor": (tensor_edit(lambda t: t.update(extra=torch.zeros(1))), "extra"),
-    "unexpected layer": (config_edit(num_hidden_layers=1), "layers.1"),
-    "unexpected bias": (
-        tensor_edit(lambda t: t.update({f"{ATTENTION}.o_proj.bias": torch.zeros(32)})),
-        "o_proj.bias",
-    ),
-    "missing biases": (config_edit(attention_bias=True), "bias"),
-    "wrong shape": (reshape("model.norm.weight", 31), "norm.weight"),
-    "wrong vocab": (config_edit(vocab_size=96), "embed_tokens.weight"),
-    "wrong rows of q": (reshape(f"{ATTENTION}.q_proj.weight", 24, 32), "layers.1"),
-    "wrong columns of q": (reshape(f"{ATTENTION}.q_proj.weight", 32, 31), "q_proj"),
-    "wrong columns of up": (reshape("model.layers.0.mlp.up_proj.weight", 48, 31), "up_proj"),
-    "rows traded between k and v": (tensor_edit(trade_rows), "k_proj"),
-    "q missing": (tensor_edit(lambda t: t.pop(f"{ATTENTION}.q_proj.weight")), "layers.1.self_attn.q_proj.weight"),
-    "k missing": (tensor_edit(lambda t: t.pop(f"{ATTENTION}.k_proj.weight")), "layers.1.self_attn.k_proj.weight"),
-    "v missing": (tensor_edit(lambda t: t.pop(f"{ATTENTION}.v_proj.weight")), "layers.1.self_attn.v_proj.weight"),
-    "gate missing": (tensor_edit(lambda t: t.pop("model.layers.0.mlp.gate_proj.weight")), "gate_proj"),
-    "tied to another matrix": (config_edit(tie_word_embeddings=True), "lm_head.weight"),
-    "sliding window": (config_edit(sliding_window=64), "sliding_window"),
-    "layer types": (config_edit(layer_types=["full_attention", "sliding_attention"]), "sliding_attention"),
-    "unknown rope": (config_edit(rope_parameters={"rope_type": "longrope", "rope_theta": 1e4}), "longrope"),
-    "unknown rope, old": (config_edit(rope_parameters=None, rope_scaling={"type": "su", "factor": 2.0}), "'su'"),
-    "rope without factor": (config_edit(rope_parameters={"rope_type": "linear", "rope_theta": 1e4}), "factor"),
-    "rope of factor 0": (config_edit(rope_parameters={"rope_type": "linear", "factor": 0}), "factor"),
-    "rope a list": (config_edit(rope_parameters=[1.0]), "rope_parameters = [1.0] must be an object"),
-    "rope for each layer type": (
-        config_edit(rope_parameters={"full_attention": {"rope_type": "default", "rope_theta": 5e4}}),
-        "rope_parameters of its own for each layer type",
-    ),
-    "rope of theta 0": (config_edit(rope_theta=0, rope_parameters={"rope_type": "default"}), "'rope_theta' is 0"),
-    "rope of no length": (
-        config_edit(rope_parameters={"rope_type": "yarn", "factor": 2}, original_max_position_embeddings="64"),
-        "'original_max_position_embeddings' is '64'",
-    ),
-    "text for a flag": (config_edit(attention_bias="false"), "attention_bias = 'false' must be true or false"),
-    "8-bit weight": (
-        tensor_edit(lambda t: t.update({f"{ATTENTION}.o_proj.weight": torch.ones(32, 32, dtype=torch.int8)})),
-        f"{ATTENTION.removeprefix('model.')}.o_proj.weight is stored as int8",
-    ),
-    "8-bit part": (
-        tensor_edit(lambda t: t.update({f"{ATTENTION}.q_proj.weight": torch.ones(32, 32, dtype=torch.int8)})),
-        "q_proj.weight is stored as int8",
-    ),
-    "float8 weight": (
-        tensor_edit(lambda t: t.update({"lm_head.weight": torch.ones(97, 32).to(torch.float8_e4m3fn)})),
-        "lm_head.weight is stored as float8_e4m3fn",
-    ),
-    "partial rotary": (config_edit(partial_rotary_factor=0.5), "partial_rotary_factor"),
-    "gelu": (config_edit(hidden_act="gelu"), "gelu"),
-    "quantised": (config_edit(quantization_config={"quant_method": "gptq"}), "quantization_config"),
-    "gemma": (config_edit(model_type="gemma"), "serves llama, mistral, qwen2, qwen3"),
-    "no model_type": (config_edit(model_type=None), "model_type"),
-    "no hidden size": (config_edit(hidden_size=None), "hidden_size"),
-    "text for a number": (config_edit(hidden_size="32"), "hidden_size"),
-    "text for an epsilon": (config_edit(rms_norm_eps="tiny"), "rms_norm_eps"),
-    "kv heads do not divide": (config_edit(num_key_value_heads=3), "3 key-value heads"),
-    "no such folder": (lambda folder: [*map(Path.unlink, folder.iterdir()), folder.rmdir()], "no such folder"),
-    "no config": (lambda folder: (folder / "config.json").unlink(), "config.json"),
-    "config no JSON": (lambda folder: (folder / "config.json").write_text("{,"), "not valid JSON"),
-    "config no text": (lambda folder: (folder / "config.json").write_bytes(b"\xff\xfe{"), "not valid JSON"),
-    "config a list": (lambda folder: (folder / "config.json").write_text("[]"), "not a JSON object"),
-    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "no weights"),
-    "corrupt weights": (lambda folder: (folder / "model.safetensors").write_bytes(b"x" * 99), "model.safetensors"),
-    "cut weights": (
-        lambda folder: (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-9]),
-        "model.safetensors",
-    ),
-    "missing shard": (drop_shard, "model-00002-of-"),
-    "index no JSON": (break_index("{,"), "model.safetensors.index.json"),
-    "index without map": (break_index("{}"), "model.safetensors.index.json"),
-    "index of a number": (break_index('{"weight_map": {"a": 5}}'), "'weight_map' names 5"),
-    "index of a list": (break_index('{"weight_map": {"a": ["model.safetensors"]}}'), "'weight_map' names ['model.saf"),
-    "index, deep": (break_index('{"weight_map": ' + "[" * 10**5), "model.safetensors.index.json: not valid JSON"),
-    "index that climbs out": (outside("../other/model.safetensors"), "'weight_map' names '../other/model.safetensors'"),
-    "index that goes round": (outside("a/../../other/model.safetensors"), "it must be a file in the index's folder"),
-    "index of an absolute path": (outside("{}/other/model.safetensors"), "it must be a file in the index's folder"),
-    "index of a long name": (outside("a" * 300), "it must be a file in the index's folder"),
-}
-
-
-@pytest.mark.parametrize("what", BROKEN)
-def test_broken_checkpoint_is_refused_in_one_line_that_names_it(tmp_path: Path, what: str) -> None:
-    damage, named = BROKEN[what]
-    folder = tmp_path / "target"
-    save_llama(folder)
-    load_llama(folder, torch.float32, CPU, TORCH)
-    damage(folder)
-    with pytest.raises(CheckpointError) as caught:
-        load_llama(folder, torch.float32, CPU, TORCH)
-    message = str(caught.value)
-    assert named in message
-    assert str(folder) in message
-    assert "\n" not in message
+@pytest.mark.parametrize("positions", [1, 2])
+def test_a_model_of_one_position_is_refused(tmp_path: Path, positions: int) -> None:
+    save_llama(tmp_path)
+    edit_json(tmp_path / "config.json", max_position_embeddings=positions)
+    with nullcontext() if positions > 1 else pytest.raises(ValueError, match="max_position_embeddings is 1; "):
+        llm = LLM(tmp_path, dtype="float32", device="cpu")
+        assert len(llm.generate([[5]], SamplingParams(max_tokens=9, ignore_eos=True))[0].token_ids) == 1

@@ -94,7 +94,7 @@ def test_trees_equal_dense_passes_over_many_rounds(
             draft_prefill_end = len(texts[i]) if nodes else chance.randint(0, len(texts[i]))
             context = Context(Sampling(temperature=temperature, seed=seed + i), texts[i], sizes[i])
             rows.append(DraftRow(table, read[i], draft_prefill_end, nodes, chance.choice([1, 2, 9, 9]), context))
-        for i, (row, tree) in enumerate(zip(rows, drafter.propose(rows), strict=True)):
+        for i, (row, tree) in enumerate(zip(rows, drafter.propose(rows).read(), strict=True)):
             assert paths_of(tree) == dense_tree(small.dense, row, shape)
             read[i] = max(read[i], row.draft_prefill_end)
             texts[i] = texts[i] + [chance.randrange(VOCAB) for _ in range(chance.randint(1, 5))]

@@ -19,7 +19,7 @@ from specdec.core.outputs import CompletionOutput
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.transforms import NodeRows, processed_logits
 from tests.kernel_sets import TORCH
-from tests.specdec.conftest import CHARACTERS, Tiny
+from tests.specdec.tiny_checkpoints import CHARACTERS, Tiny
 
 VOCAB = 3 + len(CHARACTERS)
 RULES = ["coupled", "rejection", "block"]

@@ -17,7 +17,7 @@ import torch
 from specdec import LLM, SamplingParams
 from specdec.config import resolve_dtype
 from specdec.kernels.linear import is_bfloat16_fast, onednn_multiplies
-from tests.specdec.conftest import Tiny
+from tests.specdec.tiny_checkpoints import Tiny
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ from specdec.kernels.host_sampling import HostSampling
 from specdec.kernels.types import NoiseKey, Stream
 from specdec.verify.noise import gumbel, uniforms
 from tests.fakes import save_random_head, save_random_llama
-from tests.verify.test_statistics import chi_square_tail
+from tests.verify.chi_square import chi_square_tail
 
 VOCAB = 6
 SMALL: dict[str, Any] = {
@@ -227,7 +227,8 @@ def test_no_draw_shares_its_noise_with_another(
     sampling = llm.engine.drafter.kernels.perturbed_top_k.__self__  # type: ignore[attr-defined]
     assert isinstance(sampling, HostSampling)
     monkeypatch.setattr(sampling.noise, "at", drafting)
-    monkeypatch.setattr("specdec.verify.chance.uniforms", drawing)
+    # The walk has taken the function itself.
+    monkeypatch.setattr("specdec.verify.noise.uniforms", drawing)
     output = llm.generate([PROMPT], SamplingParams(temperature=1.0, seed=1, max_tokens=24, ignore_eos=True))[0]
     assert 0 < sum(output.outputs[0].accepted) < 20
     assert {stream for _, stream, _ in asked} == {Stream.DRAFT, Stream.RESIDUAL}

@@ -8,7 +8,7 @@ import pytest
 
 from specdec import LLM, SamplingParams
 from tests.fakes import save_random_llama
-from tests.specdec.conftest import Tiny
+from tests.specdec.tiny_checkpoints import Tiny
 
 NAN, INF = math.nan, math.inf
 TOP_P = "above 0 and at most 1"

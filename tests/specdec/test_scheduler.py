@@ -17,7 +17,7 @@ from specdec.scheduling.scheduler_config import SchedulerConfig
 from specdec.scheduling.step_cost import Curve, PreemptionCost, StepCost
 from specdec.scheduling.step_plan import PlannedRow, RowResult, StepPlan
 from specdec.scheduling.tree_sizer import LARGEST_EVERY, TREES
-from tests.specdec.test_kv_cache_manager import make_request
+from tests.specdec.fake_memory import make_request
 
 SWAP = PreemptionCost(recompute_token=1.0, swap_block=0.0)
 

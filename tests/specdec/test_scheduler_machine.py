@@ -21,7 +21,7 @@ from specdec.scheduling.scheduler_config import SchedulerConfig
 from specdec.scheduling.step_cost import Curve, MeasuredStep, PreemptionCost, StepCost
 from specdec.scheduling.step_plan import PlannedRow, RowResult, StepPlan
 from specdec.scheduling.tree_sizer import TreeOutcome
-from tests.specdec.test_kv_cache_manager import FakeMemory, make_request
+from tests.specdec.fake_memory import FakeMemory, make_request
 from tests.strategies import prompts, seeds
 
 NIGHTLY = settings.default is not None and settings.default.max_examples >= 2000

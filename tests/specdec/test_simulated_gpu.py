@@ -128,7 +128,7 @@ def test_tokens_are_those_of_a_cpu_and_the_host_waits_once_a_step(
         monkeypatch.setattr(llm.engine, "step", watched)
         assert run(llm, params) == expected
         assert llm.stats().drafts_verified > 0
-        once = ["specdec.verify.read_walks: tolist"]
+        once = ["specdec.verify.draft_trees: tolist"]
         assert all(waits in ([], once) for waits in steps), steps
         assert steps.count(once) > 1
         # Captured at the start, of one row and of two; drawn trees where the rule weighs them.

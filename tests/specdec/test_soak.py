@@ -5,7 +5,7 @@ import random
 from benchmarks.soak import soak
 from specdec import LLM
 from specdec.scheduling.step_cost import PreemptionCost
-from tests.specdec.conftest import Tiny
+from tests.specdec.tiny_checkpoints import Tiny
 
 BLOCK_SIZE = 8
 # Numbers of all that target and head keep of a token: two layers and one, of two keys and two values of 8, a feature.

@@ -18,9 +18,11 @@ from specdec.draft_heads.drafting.model_drafter import ModelDrafter
 from specdec.execution.cuda_graphs import attach_graphs
 from specdec.execution.step_graphs import TOKEN_BUCKETS, StepGraphs
 from specdec.execution.warm_up import capture_graphs
+from specdec.verify.draft_trees import DraftTrees, HostTrees
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.tree import DraftTree
 from specdec.verify.tree_batch import TreeRow
+from tests.draft_heads.test_device_trees import probs_of
 from tests.fakes import save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
 from tests.strategies import draft_trees
 
@@ -91,9 +93,9 @@ def test_logits_and_cache_are_those_of_a_pass_of_its_own(
     """Rows of any context, chain and tree, one step after another in the same graphs."""
     plain, graphed, recorder = engines
     parts = []
-    for index, (cached, known, tree) in enumerate(cases):
+    for index, (cached, known, _) in enumerate(cases):
         table = list(range(index * 5, index * 5 + 5))
-        parts.append(TreeRow(list(range(known)), tree, cached, table, 1))
+        parts.append(TreeRow(list(range(known)), cached, table, 1))
     generator = torch.Generator().manual_seed(sum(cached for cached, _, _ in cases))
     found = []
     before = recorder.replays
@@ -103,7 +105,7 @@ def test_logits_and_cache_are_those_of_a_pass_of_its_own(
         cache.target.copy_(torch.randn(cache.target.shape, generator=generator))
         assert cache.features is not None
         with torch.inference_mode():
-            logits = llm.engine.runner.forward(parts)
+            logits = llm.engine.runner.forward(parts, HostTrees([tree for _, _, tree in cases]))
         kept = slice(0, cache.num_blocks * BLOCK)
         found.append((logits, cache.target[:, kept].clone()))
     assert recorder.replays == before + 1
@@ -129,7 +131,7 @@ def test_a_step_beyond_the_buckets_is_run_as_it_is(engines: tuple[LLM, LLM, Reco
     before = recorder.replays
     table = list(range(9))
     with torch.inference_mode():
-        assert graphed.engine.runner.forward([TreeRow([1], DraftTree(), 3, table, 1)]).shape == (1, 97)
+        assert graphed.engine.runner.forward([TreeRow([1], 3, table, 1)], HostTrees.empty(1)).shape == (1, 97)
     # More blocks than any request has.
     assert recorder.replays == before
 
@@ -192,18 +194,21 @@ def test_trees_are_those_of_a_loop_of_its_own(
     """Rows of any context, sampling, size and depth, with the position's noise or drawn."""
     before = engines[2].replays
     plain, graphed = (drafted(llm, cases, proposal) for llm in engines[:2])
-    assert plain == graphed
-    laws = [[tree.draft_probs for tree in trees] for trees in (plain, graphed)]
-    torch.testing.assert_close(*laws, rtol=1e-5, atol=1e-6)
+    assert plain.read() == graphed.read()
+    assert plain.is_drawn == graphed.is_drawn
+    for row, tree in enumerate(plain.read()):
+        if plain.is_drawn[row]:
+            # Of the nodes that children were drawn from: a graph always drafts all levels, the loop only those needed.
+            drawn_from = [0, *(1 + node for node in tree.children_of)]
+            probs = [probs_of(trees, row)[drawn_from] for trees in (plain, graphed)]
+            torch.testing.assert_close(*probs, rtol=1e-5, atol=1e-6)
     kinds = {
         proposal == Proposal.DRAWN and not sampling.is_greedy for _, sampling, nodes, depth in cases if nodes * depth
     }
     assert engines[2].replays == before + len(kinds)
 
 
-def drafted(
-    llm: LLM, cases: list[tuple[int, Sampling, int, int]], proposal: Proposal = Proposal.COUPLED
-) -> list[DraftTree]:
+def drafted(llm: LLM, cases: list[tuple[int, Sampling, int, int]], proposal: Proposal = Proposal.COUPLED) -> DraftTrees:
     """Trees of rows of so many known tokens, nodes and levels, over a cache of random numbers."""
     rows = []
     for index, (known, sampling, nodes, depth) in enumerate(cases):
@@ -230,8 +235,8 @@ def test_trees_of_a_small_model_are_those_of_a_loop_of_its_own(folder: Path) -> 
     before = recorder.replays
     warm = Sampling(0.7)
     for cases in ([(3, Sampling(), 4, 2), (20, warm, 4, 2), (9, Sampling(1.0), 3, 2)], [(17, warm, 4, 2)]):
-        expected = drafted(plain, cases)
-        assert expected == drafted(graphed, cases)
+        expected = drafted(plain, cases).read()
+        assert expected == drafted(graphed, cases).read()
         assert all(map(len, expected))
     assert recorder.replays == before + 2
 

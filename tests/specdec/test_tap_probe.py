@@ -22,7 +22,7 @@ from tests.draft_heads.dense_head import DenseHead
 from tests.fakes import TINY, edit_json, save_random_llama
 from tests.head_formats import FORMATS
 from tests.kernel_sets import TORCH
-from tests.specdec.conftest import Tiny
+from tests.specdec.tiny_checkpoints import Tiny
 
 CPU = torch.device("cpu")
 IDS = [1, 3, 6]
@@ -92,8 +92,8 @@ def test_the_head_reads_what_it_guesses_best_by(
     assert hits.pop(trained_on) == len(QUESTIONS) * NEW_TOKENS
     assert max(hits.values()) < len(QUESTIONS) * NEW_TOKENS  # type: ignore[type-var]
     which = "first" if trained_on == OUTPUTS else "second"
-    assert record.getMessage().startswith(f"the head's {KEY} can be counted in two ways; of 128 tokens it guesses ")
-    assert record.getMessage().endswith(f"[1, 3, 6]: the {which} are taken")
+    assert record.getMessage().startswith(f"the head's {KEY} can be counted in two ways; of 128 tokens it predicts ")
+    assert record.getMessage().endswith(f"[1, 3, 6]: the {which} are used")
 
 
 def test_the_engine_drafts_with_what_was_settled(make: Make, caplog: pytest.LogCaptureFixture) -> None:

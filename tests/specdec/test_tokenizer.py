@@ -14,7 +14,7 @@ from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.models.tokenizer import Tokenizer
 from specdec.train_eagle.prepare import load_tokenizer
 from tests.fakes import edit_json
-from tests.specdec.conftest import Tiny
+from tests.specdec.tiny_checkpoints import Tiny
 
 CODE = """
 from pathlib import Path

@@ -12,6 +12,7 @@ from transformers import LlamaForCausalLM
 from specdec.cache.kv_cache import KVCache
 from specdec.execution.model_runner import ModelRunner
 from specdec.models.llama import LlamaModel, load_llama
+from specdec.verify.draft_trees import HostTrees
 from specdec.verify.tree import DraftTree
 from specdec.verify.tree_batch import TreeRow
 from tests.fakes import TINY, save_random_llama
@@ -83,11 +84,11 @@ def tree_logits(model: LlamaModel, batch: list[Sequence], block_size: int, seed:
     for s, table in zip(batch, plan.tables, strict=True):
         cached = len(s.tokens) - s.chain
         if cached:
-            before.append(TreeRow(s.tokens[:cached], DraftTree(), 0, table, num_scored=0))
-        step.append(TreeRow(s.tokens[cached:], s.tree, cached, table, num_scored=1))
+            before.append(TreeRow(s.tokens[:cached], 0, table, num_scored=0))
+        step.append(TreeRow(s.tokens[cached:], cached, table, num_scored=1))
     if before:
-        assert runner.forward(before).shape == (0, VOCAB)
-    return runner.forward(step)
+        assert runner.forward(before, HostTrees.empty(len(before))).shape == (0, VOCAB)
+    return runner.forward(step, HostTrees([s.tree for s in batch]))
 
 
 @torch.no_grad()

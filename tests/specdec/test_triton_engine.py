@@ -11,6 +11,7 @@ from specdec import LLM, SamplingParams
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import Drafter, DraftRow
 from specdec.kernels.kernel_set import choose_kernels
+from specdec.verify.draft_trees import DraftTrees
 from specdec.verify.noise import GumbelNoise
 from specdec.verify.tree import DraftTree
 from tests.fakes import save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
@@ -65,11 +66,9 @@ def test_trees_of_a_small_model_are_those_of_plain_torch(folder: Path, scored: d
         llm = load(folder, kernels, draft=folder / "small", **scored)
         drafter, trees = llm.engine.drafter, []
 
-        def propose(
-            rows: Sequence[DraftRow], drafter: Drafter = drafter, trees: list[DraftTree] = trees
-        ) -> list[DraftTree]:
+        def propose(rows: Sequence[DraftRow], drafter: Drafter = drafter, trees: list[DraftTree] = trees) -> DraftTrees:
             proposed = drafter.propose(rows)
-            trees += proposed
+            trees += proposed.read()
             return proposed
 
         llm.engine.drafter = SimpleNamespace(propose=propose)

@@ -10,7 +10,7 @@ from specdec.draft_heads.heads.draft_head import TargetOutput
 from specdec.models.llama import load_llama
 from specdec.train_eagle.conversations import Sample
 from specdec.train_eagle.features import PARTS, FeatureBatch, FeatureStore, OnlineFeatures
-from specdec.verify.tree import DraftTree
+from specdec.verify.draft_trees import HostTrees
 from specdec.verify.tree_batch import TreeRow
 from tests.fakes import save_random_llama
 from tests.kernel_sets import TORCH
@@ -61,7 +61,8 @@ def test_packed_conversations_have_the_states_of_serving(
     for length in batch.lengths:
         rows = slice(start, start + length)
         with torch.inference_mode():
-            llm.engine.runner.forward([TreeRow(batch.tokens[rows].tolist(), DraftTree(), 0, [3, 1, 0, 2, 4], 0)])
+            chain = TreeRow(batch.tokens[rows].tolist(), 0, [3, 1, 0, 2, 4], 0)
+            llm.engine.runner.forward([chain], HostTrees.empty(1))
         output = watcher.seen.pop()
         torch.testing.assert_close(batch.features[rows], output.features, rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(batch.taps[rows], torch.cat(output.taps, -1), rtol=1e-9, atol=1e-12)

@@ -5,13 +5,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.kernels.types import Acceptance
-from specdec.verify.block import walk_block
+from specdec.kernels.block_walk_reference import walk_block
+from specdec.kernels.types import NO_TOKEN, Acceptance
 from specdec.verify.tree import ROOT, DraftTree
 from tests.verify.exact import Chooser, Model, chain_shape, drawn_tree, outcomes
+from tests.verify.fixed_coins import LARGEST_COIN, FixedCoins, vector
 from tests.verify.models import CHAIN_LENGTH, models
 from tests.verify.replay import assert_floats_follow_fractions
-from tests.verify.test_rejection import LARGEST_COIN, FixedCoins, vector
 
 
 def chain(*tokens: int, q: torch.Tensor) -> DraftTree:
@@ -101,3 +101,23 @@ def test_leaves_p_and_q_as_they_are() -> None:
 def test_refuses_what_it_cannot_judge(tree: DraftTree, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         walk_block(tree, lambda _: vector(0.5, 0.5), FixedCoins(0.0))
+
+
+@pytest.mark.parametrize("end", [ROOT, 0, 1, 2])
+def test_nothing_behind_a_node_without_a_distribution_is_looked_at(end: int) -> None:
+    """The chain up to the node is judged as a chain of its own, also where it is then cut further up."""
+    p, q = vector(0.3, 0.7), vector(0.6, 0.4)
+    asked: list[int] = []
+
+    def target(node: int) -> torch.Tensor | None:
+        asked.append(node)
+        return None if node == end else p
+
+    kept = tuple(range(end + 1))
+    assert walk_block(chain(1, 1, 1, q=q), target, FixedCoins(0.0)) == Acceptance(kept, NO_TOKEN)
+    assert max(asked) == end
+    ended, short = FixedCoins(0.8), FixedCoins(0.8)
+    found = walk_block(chain(0, 0, 0, q=q), target, ended)
+    alone = walk_block(chain(*[0] * (end + 1), q=q), lambda _: p, short)
+    assert ended.asked == short.asked
+    assert found == (Acceptance((), NO_TOKEN) if end == ROOT else alone)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.verify.block import walk_block
-from specdec.verify.rejection import walk_rejection
+from specdec.kernels.block_walk_reference import walk_block
+from specdec.kernels.rejection_walk_reference import walk_rejection
+from specdec.kernels.tree_walk_reference import follow
 from specdec.verify.tree import ROOT, DraftTree
-from specdec.verify.verifier import walk
 from tests.strategies import seeds
 from tests.verify.exact import (
     Chooser,
@@ -64,7 +64,7 @@ def test_coupled_law_is_the_targets(model: Model, data: st.DataObject) -> None:
     tree = data.draw(fixed_trees(model.vocab_size))
 
     def run(chooser: Chooser) -> Path:
-        return emitted_by(tree, walk(tree, EmittedTokens(model, tree, chooser)))
+        return emitted_by(tree, follow(tree, EmittedTokens(model, tree, chooser)))
 
     assert_target_law(law_of(run), model)
 

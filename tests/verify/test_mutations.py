@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from specdec.verify import block, rejection
+from specdec.kernels import block_walk_reference as block
+from specdec.kernels import rejection_walk_reference as rejection
 from specdec.verify.tree import DraftTree
 from tests.verify.exact import Model, Rule, Shape, assert_target_law, chain_shape, fixed_law, sampled_law
 
@@ -72,7 +73,7 @@ SAMPLED_FAULTS = {
         "enumerate(reversed(tree.children_of.get(node, ())))",
     ),
     "q of the parent's node": ("tree.draft_probs[1 + node]", "tree.draft_probs[max(0, node)]"),
-    "p of the root": ("node, target(node)", "node, target(ROOT)"),
+    "p of the root": ("p = target(node)", "p = target(ROOT)"),
 }
 BLOCK_FAULTS = {
     "h of a prefix is its weight": ("h = _prefix_chance(residual.sum(), weights[kept])", "h = weights[kept]"),

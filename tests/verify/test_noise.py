@@ -122,17 +122,17 @@ def test_gumbel_is_finite_for_the_extreme_words(monkeypatch: pytest.MonkeyPatch,
 
 def test_places_that_are_used_again_hold_what_was_asked_last() -> None:
     """More than are kept, the first of them asked for once more."""
-    noise = GumbelNoise(1 << 12, torch.device("cpu"), cache_bytes=0)
-    keys = [(9, 0, position, Stream.TARGET, 0) for position in (*range(70), *range(3))]
-    for key in keys:
-        assert torch.equal(noise.at(*key), gumbel(*key[:3], 1 << 12, *key[3:]))
+    noise = GumbelNoise(torch.device("cpu"), cache_bytes=0)
+    for position in (*range(70), *range(3)):
+        key = NoiseKey(9, 0, position)
+        assert torch.equal(noise.at(key, 1 << 12), gumbel(*key, 1 << 12))
 
 
 def test_kept_noise_takes_no_more_memory_than_asked() -> None:
-    noise = GumbelNoise(1000, torch.device("cpu"), cache_bytes=4000 * 100)
-    first = noise.at(1, 0, 0)
+    noise = GumbelNoise(torch.device("cpu"), cache_bytes=4000 * 100)
+    first = noise.at(NoiseKey(1, 0, 0), 1000)
     place = first.data_ptr()
-    assert noise.at(1, 0, 0).data_ptr() == place
-    places = {noise.at(1, 0, position).data_ptr() for position in range(1, 500)}
+    assert noise.at(NoiseKey(1, 0, 0), 1000).data_ptr() == place
+    places = {noise.at(NoiseKey(1, 0, position), 1000).data_ptr() for position in range(1, 500)}
     assert len(places) == 100
-    assert torch.equal(noise.at(1, 0, 0), gumbel(1, 0, 0, 1000))
+    assert torch.equal(noise.at(NoiseKey(1, 0, 0), 1000), gumbel(1, 0, 0, 1000))

@@ -1,44 +1,17 @@
 """Recursive rejection over tensors: what the engine runs equals the exact walk, also at the edges."""
 
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.kernels.types import Acceptance
-from specdec.verify.rejection import walk_rejection
+from specdec.kernels.rejection_walk_reference import walk_rejection
+from specdec.kernels.types import NO_TOKEN, Acceptance
 from specdec.verify.tree import ROOT, DraftTree
 from tests.verify.exact import Chooser, Model, drawn_tree, outcomes
+from tests.verify.fixed_coins import LARGEST_COIN, FixedCoins, vector
 from tests.verify.models import SAMPLED_NODES, fixed_trees, models, tree_shapes
 from tests.verify.replay import assert_floats_follow_fractions
-
-LARGEST_COIN = 1 - 2.0**-53
-
-
-class FixedCoins:
-    """Every coin is `coin`, every draw the likeliest; what was asked is kept."""
-
-    def __init__(self, coin: float) -> None:
-        self.coin = coin
-        self.asked: list[tuple[int, int, float]] = []
-        self.drawn_from: list[float] = []
-
-    def accept(self, depth: int, rank: int, probability: Any) -> bool:
-        self.asked.append((depth, rank, float(probability)))
-        return self.coin < float(probability)
-
-    def draw(self, depth: int, weights: Any) -> int:  # noqa: ARG002
-        assert torch.isfinite(weights).all()
-        assert weights.sum() > 0
-        assert (weights >= 0).all()
-        self.drawn_from = weights.tolist()
-        return int(weights.argmax())
-
-
-def vector(*values: float) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float64)
 
 
 def siblings(*tokens: int, q: torch.Tensor | None = None) -> DraftTree:
@@ -143,3 +116,11 @@ def test_leaves_p_and_q_as_they_are() -> None:
     assert p.tolist() == [0.1, 0.2, 0.7]
     assert tree.draft_probs is not None
     assert torch.equal(torch.stack([q] * 3), tree.draft_probs)
+
+
+@pytest.mark.parametrize("end", [ROOT, 0, 1])
+def test_a_path_ends_where_the_target_has_no_distribution(end: int) -> None:
+    """Whether the node itself is kept does not depend on it."""
+    tree = DraftTree((0, 1, 2), (ROOT, 0, 1), torch.eye(4, 3, dtype=torch.float64))
+    found = walk_rejection(tree, lambda node: None if node == end else vector(0.2, 0.3, 0.5), FixedCoins(0.0))
+    assert found == Acceptance(tuple(range(end + 1)), NO_TOKEN)

@@ -7,16 +7,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.kernels.types import Acceptance
-from specdec.verify.block import walk_block
-from specdec.verify.chance import PhiloxChance
-from specdec.verify.noise import gumbel
-from specdec.verify.rejection import walk_rejection
+from specdec.kernels.block_walk_reference import walk_block
+from specdec.kernels.chance import PhiloxChance
+from specdec.kernels.rejection_walk_reference import walk_rejection
+from specdec.kernels.tree_walk_reference import follow
+from specdec.kernels.types import Acceptance, NoiseKey
+from specdec.verify.noise import GumbelNoise, gumbel
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.transforms import NodeRows, processed_logits
 from specdec.verify.tree import ROOT, DraftTree
-from specdec.verify.verifier import walk
 from tests.kernel_sets import TORCH
+from tests.verify.chi_square import chi_square_tail
 
 VOCAB = 6
 # Per rule and sampling: 200,000 and more per rule.
@@ -73,7 +74,7 @@ class Trial:
         self.drafts: dict[tuple[int, ...], Draft] = {}
 
     def chance(self, draw: int, position: int = 0) -> PhiloxChance:
-        return PhiloxChance(self.seed, 0, STRIDE * draw + position)
+        return PhiloxChance(NoiseKey(self.seed, 0, STRIDE * draw + position), GumbelNoise.uniforms)
 
     @cached_property
     def orders(self) -> tuple[list[list[int]], list[list[list[int]]]]:
@@ -126,7 +127,7 @@ def coupled(trial: Trial, draw: int) -> list[int]:
     noise = torch.stack([gumbel(trial.seed, 0, STRIDE * draw + depth, VOCAB) for depth in range(2)])
     emitted = (trial.p[: 1 + VOCAB].log() + noise[[0, *[1] * VOCAB]]).argmax(-1).tolist()
     tree = DraftTree((1, 4, 0), (ROOT,) * 3)
-    acceptance = walk(tree, [emitted[0], *(emitted[1 + token] for token in tree.tokens)])
+    acceptance = follow(tree, [emitted[0], *(emitted[1 + token] for token in tree.tokens)])
     tokens = [*(tree.tokens[node] for node in acceptance.path), acceptance.next_token]
     return tokens if len(tokens) > 1 else [tokens[0], emitted[1 + tokens[0]]]
 
@@ -134,21 +135,6 @@ def coupled(trial: Trial, draw: int) -> list[int]:
 def second_token(trial: Trial, first: int, draw: int) -> int:
     """What a plain step says after a step that emitted one token."""
     return walk_rejection(DraftTree(), lambda _: trial.p[1 + first], trial.chance(draw, 1)).next_token
-
-
-def chi_square_tail(found: Tensor, expected: Tensor) -> float:
-    """Chance of a statistic at least as large; cells with fewer than 5 expected are pooled."""
-    order = expected.argsort(descending=True)
-    found, expected = found[order], expected[order]
-    kept = int((expected >= 5).sum())
-    if kept < len(expected):
-        # What the small cells make together is one of its own, or belongs to the smallest of the others.
-        kept -= int(expected[kept:].sum() < 5)
-        found = torch.cat([found[:kept], found[kept:].sum()[None]])
-        expected = torch.cat([expected[:kept], expected[kept:].sum()[None]])
-    statistic = ((found - expected) ** 2 / expected).sum()
-    degrees = torch.tensor((len(expected) - 1) / 2, dtype=torch.float64)
-    return float(torch.special.gammaincc(degrees, statistic / 2))
 
 
 RULES: list[Callable[[Trial, int], list[int]]] = [one_hot_rejection, sampled_rejection, block, coupled]

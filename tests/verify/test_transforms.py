@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.transforms import NodeRows, processed_logits
 from specdec.verify.tree import DraftTree
-from specdec.verify.verifier import SampledRow
 from tests.kernel_sets import TORCH
 from tests.strategies import draft_trees, samplings, seeds
 from tests.verify.naive import naive_logits
+from tests.verify.sampled_rows import SampledRow, nodes_of
 
 VOCAB = 9
 tokens = st.lists(st.integers(0, VOCAB - 1), max_size=6)
@@ -32,7 +32,7 @@ def test_every_node_equals_the_definition_with_its_own_path(batch: list[SampledR
     generator = torch.Generator().manual_seed(seed)
     logits = 3 * torch.randn(count, VOCAB, generator=generator, dtype=torch.float64)
     before = logits.clone()
-    got = iter(processed_logits(logits, [row.nodes(logits.device) for row in batch], TORCH))
+    got = iter(processed_logits(logits, nodes_of(batch), TORCH))
     assert torch.equal(logits, before)
     given_logits = iter(logits.tolist())
     for tree, context in batch:

@@ -1,7 +1,6 @@
 """DraftTree against its definition."""
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -67,14 +66,3 @@ def test_empty_tree_has_nothing() -> None:
 def test_refuses_what_is_no_tree(tokens: tuple[int, ...], parents: tuple[int, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         DraftTree(tokens, parents)
-
-
-def test_without_below_keeps_the_stumps_and_old_indices() -> None:
-    tree = DraftTree(tokens=(4, 7, 4, 9, 1), parents=(ROOT, ROOT, 0, 1, 2), draft_probs=torch.arange(12.0).view(6, 2))
-    left, kept = tree.without_below({0})
-    assert list(kept) == [0, 1, 3]
-    assert left == DraftTree((4, 7, 9), (ROOT, ROOT, 1))
-    assert left.draft_probs is not None
-    assert left.draft_probs.tolist() == [[0, 1], [2, 3], [4, 5], [8, 9]]
-    assert len(tree.without_below({ROOT})[0]) == 0
-    assert tree.without_below(())[0] == tree

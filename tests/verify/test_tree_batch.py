@@ -1,6 +1,7 @@
 """TreeBatch.pack against a construction token by token."""
 
 import random
+from itertools import zip_longest
 from typing import NamedTuple
 
 import torch
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
+from specdec.verify.draft_trees import HostTrees
 from specdec.verify.tree import ROOT, DraftTree, split_words
 from specdec.verify.tree_batch import TreeBatch, TreeRow, pad_block_tables, slots_of
 from tests.strategies import draft_trees, seeds, shuffled_tables
@@ -24,8 +26,23 @@ class Expected(NamedTuple):
     sees: frozenset[int]
 
 
+class Drawn(NamedTuple):
+    """Rows to pack, and the trees of the first of them."""
+
+    parts: list[TreeRow]
+    trees: list[DraftTree]
+    block_size: int
+
+    @property
+    def pairs(self) -> list[tuple[TreeRow, DraftTree]]:
+        return [(part, tree or DraftTree()) for part, tree in zip_longest(self.parts, self.trees)]
+
+    def pack(self) -> TreeBatch:
+        return TreeBatch.pack(self.parts, HostTrees(self.trees), self.block_size, CPU)
+
+
 @st.composite
-def tree_rows(draw: st.DrawFn) -> tuple[list[TreeRow], int]:
+def tree_rows(draw: st.DrawFn) -> Drawn:
     block_size = draw(st.sampled_from([1, 4, 8, 16]))
     sizes = draw(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 20)), min_size=1, max_size=4))
     trees = [draw(draft_trees(max_nodes=130, vocab_size=7)) for _ in sizes]
@@ -35,13 +52,16 @@ def tree_rows(draw: st.DrawFn) -> tuple[list[TreeRow], int]:
     tables = shuffled_tables(lengths, block_size, seed).tables
     generator = random.Random(seed)
     parts = [
-        TreeRow([generator.randrange(7) for _ in range(chain)], tree, cached, table, flag)
-        for (cached, chain), tree, table, flag in zip(sizes, trees, tables, scored, strict=True)
+        TreeRow([generator.randrange(7) for _ in range(chain)], cached, table, flag)
+        for (cached, chain), table, flag in zip(sizes, tables, scored, strict=True)
     ]
-    return parts, block_size
+    # Rows behind the last tree have none.
+    while not draw(st.booleans()) and trees and not len(trees[-1]):
+        trees.pop()
+    return Drawn(parts, trees, block_size)
 
 
-def expected_rows(part: TreeRow, block_size: int) -> list[Expected]:
+def expected_rows(part: TreeRow, tree: DraftTree, block_size: int) -> list[Expected]:
     def slot(entry: int) -> int:
         return part.block_table[entry // block_size] * block_size + entry % block_size
 
@@ -50,11 +70,11 @@ def expected_rows(part: TreeRow, block_size: int) -> list[Expected]:
         entry = part.num_cached + i
         rows.append(Expected(token, entry, slot(entry), frozenset(range(entry + 1))))
     root = part.num_cached + len(part.tokens) - 1
-    for node, token in enumerate(part.tree.tokens):
+    for node, token in enumerate(tree.tokens):
         sees, depth, above = set(range(root + 1)), 0, node
         while above != ROOT:
             sees.add(root + 1 + above)
-            depth, above = depth + 1, part.tree.parents[above]
+            depth, above = depth + 1, tree.parents[above]
         rows.append(Expected(token, root + depth, slot(root + 1 + node), frozenset(sees)))
     return rows
 
@@ -70,10 +90,9 @@ def seen_entries(rows: RaggedRows, request: int, row: int) -> frozenset[int]:
 
 
 @given(tree_rows())
-def test_packed_rows_equal_construction_token_by_token(drawn: tuple[list[TreeRow], int]) -> None:
-    parts, block_size = drawn
-    batch = TreeBatch.pack(parts, block_size, CPU)
-    expected = [(b, row) for b, part in enumerate(parts) for row in expected_rows(part, block_size)]
+def test_packed_rows_equal_construction_token_by_token(drawn: Drawn) -> None:
+    batch = drawn.pack()
+    expected = [(b, row) for b, pair in enumerate(drawn.pairs) for row in expected_rows(*pair, drawn.block_size)]
     assert batch.tokens.tolist() == [row.token for _, row in expected]
     assert batch.positions.tolist() == [row.position for _, row in expected]
     assert batch.slots.tolist() == [row.slot for _, row in expected]
@@ -83,23 +102,22 @@ def test_packed_rows_equal_construction_token_by_token(drawn: tuple[list[TreeRow
 
 
 @given(tree_rows())
-def test_counts_and_logit_rows_equal_construction_part_by_part(drawn: tuple[list[TreeRow], int]) -> None:
-    parts, block_size = drawn
-    batch = TreeBatch.pack(parts, block_size, CPU)
+def test_counts_and_logit_rows_equal_construction_part_by_part(drawn: Drawn) -> None:
+    batch = drawn.pack()
     starts, samples, start = [], [], 0
-    for part in parts:
+    for part, tree in drawn.pairs:
         starts.append(start)
         chain_end = start + len(part.tokens)
-        start = chain_end + len(part.tree)
+        start = chain_end + len(tree)
         samples += list(range(chain_end - part.num_scored, start))
     assert list(batch.row_starts) == starts
     assert batch.logit_rows.tolist() == samples
     assert batch.logit_rows.dtype == torch.int64
-    assert list(batch.rows.query_lens) == [len(p.tokens) + len(p.tree) for p in parts]
-    assert list(batch.rows.lengths) == [p.num_cached + len(p.tokens) + len(p.tree) for p in parts]
-    assert list(batch.rows.tree_starts) == [p.num_cached + len(p.tokens) for p in parts]
+    assert list(batch.rows.query_lens) == [len(p.tokens) + len(tree) for p, tree in drawn.pairs]
+    assert list(batch.rows.lengths) == [p.num_cached + len(p.tokens) + len(tree) for p, tree in drawn.pairs]
+    assert list(batch.rows.tree_starts) == [p.num_cached + len(p.tokens) for p in drawn.parts]
     assert batch.rows.first == 0
-    for part, table in zip(parts, batch.rows.block_tables.tolist(), strict=True):
+    for part, table in zip(drawn.parts, batch.rows.block_tables.tolist(), strict=True):
         assert table[: len(part.block_table)] == list(part.block_table)
 
 

@@ -5,13 +5,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specdec.kernels.tree_walk_reference import follow
 from specdec.kernels.types import NO_TOKEN, Acceptance
+from specdec.verify.draft_trees import HostTrees
 from specdec.verify.noise import gumbel
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.transforms import NodeRows, processed_logits
 from specdec.verify.tree import ROOT, DraftTree
-from specdec.verify.verifier import CoupledVerifier, SampledRow, walk
+from specdec.verify.verifier import CoupledVerifier
 from tests.kernel_sets import TORCH
+from tests.verify.sampled_rows import SampledRow, verify
 
 
 def context(sampling: Sampling, position: int) -> Context:
@@ -22,22 +25,22 @@ TREE = DraftTree(tokens=(4, 7, 4, 9, 1), parents=(ROOT, ROOT, 0, 1, 2))
 
 
 def test_follows_the_emitted_token_to_a_leaf() -> None:
-    assert walk(TREE, [4, 4, 0, 1, 0, 8]) == Acceptance((0, 2, 4), 8)
+    assert follow(TREE, [4, 4, 0, 1, 0, 8]) == Acceptance((0, 2, 4), 8)
 
 
 def test_ends_where_no_child_carries_the_token() -> None:
-    assert walk(TREE, [7, 4, 3, 1, 0, 8]) == Acceptance((1,), 3)
-    assert walk(TREE, [5, 4, 9, 1, 0, 8]) == Acceptance((), 5)
+    assert follow(TREE, [7, 4, 3, 1, 0, 8]) == Acceptance((1,), 3)
+    assert follow(TREE, [5, 4, 9, 1, 0, 8]) == Acceptance((), 5)
 
 
 def test_no_drafts_is_plain_decoding() -> None:
-    assert walk(DraftTree(), [6]) == Acceptance((), 6)
+    assert follow(DraftTree(), [6]) == Acceptance((), 6)
 
 
 def test_greedy_ties_go_to_the_lowest_id() -> None:
     verifier = CoupledVerifier(TORCH)
     logits = torch.tensor([[0.0, 2.0, 2.0, 1.0]])
-    assert verifier.verify([SampledRow(DraftTree(), context(Sampling(), 0))], logits) == [Acceptance((), 1)]
+    assert verify(verifier, [SampledRow(DraftTree(), context(Sampling(), 0))], logits) == [Acceptance((), 1)]
 
 
 @given(seed=st.integers(0, 1000), mixed=st.booleans())
@@ -54,7 +57,7 @@ def test_each_node_draws_with_its_own_position(seed: int, mixed: bool) -> None:
         before, after = (SampledRow(DraftTree(), context(*one)) for one in more)
         rows = [before, *rows, after]
     logits = torch.randn(sum(1 + len(row.tree) for row in rows), vocab)
-    emitted = verifier.emitted_tokens(rows, logits).tolist()
+    emitted = verifier.emitted_tokens(HostTrees([r.tree for r in rows]), [r.context for r in rows], logits).tolist()
     start = 1 if mixed else 0
     for index, depth in enumerate([0, 1, 2, 3, 2]):
         row = logits[start + index : start + index + 1]
@@ -81,4 +84,4 @@ def test_a_row_without_a_token_ends_the_walk_and_no_other(temperature: float, ba
         SampledRow(tree, context(Sampling(temperature), 0)),
         SampledRow(DraftTree.chain([0]), context(Sampling(), 3)),
     ]
-    assert verifier.verify(rows, logits) == [Acceptance((0,), NO_TOKEN), Acceptance((0,), 1)]
+    assert verify(verifier, rows, logits) == [Acceptance((0,), NO_TOKEN), Acceptance((0,), 1)]

@@ -5,18 +5,24 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.types import NO_TOKEN, Acceptance
-from specdec.verify.block import walk_block
-from specdec.verify.kernel_walk_verifier import KernelWalkVerifier
-from specdec.verify.rejection import walk_rejection
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.tree import DraftTree
-from specdec.verify.verifier import SampledRow
-from specdec.verify.walk_verifier import WalkVerifier
-from tests.kernel_sets import TORCH
+from specdec.verify.verifier import WeighingVerifier
+from tests.kernel_sets import REFERENCES, TORCH
 from tests.strategies import draft_trees, seeds
+from tests.verify.sampled_rows import SampledRow, verify
 
 VOCAB = 7
+
+
+def rejection(kernels: KernelSet) -> WeighingVerifier:
+    return WeighingVerifier(kernels, kernels.rejection_walk)
+
+
+def block(kernels: KernelSet) -> WeighingVerifier:
+    return WeighingVerifier(kernels, kernels.block_walk)
 
 
 @given(
@@ -43,8 +49,8 @@ def test_walks_equal_those_of_the_host(cases: list[tuple[DraftTree, bool, float,
     logits = 2 * torch.randn(count, VOCAB, generator=generator, dtype=torch.float64)
     if seed % 3 == 0:
         logits[seed % count] = torch.nan
-    expected = WalkVerifier(walk_rejection, TORCH).verify(rows, logits)
-    assert KernelWalkVerifier(TORCH).verify(rows, logits) == expected
+    expected = verify(rejection(TORCH), rows, logits)
+    assert verify(rejection(REFERENCES), rows, logits) == expected
 
 
 @given(
@@ -70,14 +76,14 @@ def test_walks_of_blocks_equal_those_of_the_host(cases: list[tuple[list[int], fl
     logits = 0.5 * torch.randn(count, VOCAB, generator=generator, dtype=torch.float64)
     if seed % 3 == 0:
         logits[seed % count] = torch.nan
-    expected = WalkVerifier(walk_block, TORCH).verify(rows, logits)
-    assert KernelWalkVerifier(TORCH, in_blocks=True).verify(rows, logits) == expected
+    expected = verify(block(TORCH), rows, logits)
+    assert verify(block(REFERENCES), rows, logits) == expected
 
 
 def test_a_block_of_tokens_that_nothing_was_drawn_from_is_refused() -> None:
     row = SampledRow(DraftTree.chain([1, 2]), Context(Sampling(temperature=1.0), [3], 1))
     with pytest.raises(ValueError, match="a chain of 2 tokens without draft_probs; block verification needs them"):
-        KernelWalkVerifier(TORCH, in_blocks=True).verify([row], torch.zeros(3, VOCAB))
+        verify(block(REFERENCES), [row], torch.zeros(3, VOCAB))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -85,4 +91,4 @@ def test_a_row_without_drafts(temperature: float) -> None:
     rows = [SampledRow(DraftTree(), Context(Sampling(temperature=temperature), [3], 1))] * 2
     logits = torch.full((2, VOCAB), float("-inf"), dtype=torch.float64)
     logits[0, 4] = 0.0
-    assert KernelWalkVerifier(TORCH).verify(rows, logits) == [Acceptance((), 4), Acceptance((), NO_TOKEN)]
+    assert verify(rejection(REFERENCES), rows, logits) == [Acceptance((), 4), Acceptance((), NO_TOKEN)]

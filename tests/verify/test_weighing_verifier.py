@@ -1,8 +1,9 @@
-"""WalkVerifier hands each row's own p, tree and chance to the rule, and keeps broken rows to themselves."""
+"""WeighingVerifier hands each row's own p, tree and chance to the rule, and keeps broken rows to themselves."""
 
 import random
 from dataclasses import replace
 from itertools import accumulate
+from typing import Any
 
 import pytest
 import torch
@@ -10,22 +11,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.kernels.types import NO_TOKEN, Acceptance
-from specdec.verify.block import walk_block
-from specdec.verify.chance import PhiloxChance
-from specdec.verify.rejection import walk_rejection
+from specdec.kernels.block_walk_reference import walk_block
+from specdec.kernels.chance import Chance, PhiloxChance
+from specdec.kernels.host_walks import Rule, host_walk
+from specdec.kernels.rejection_walk_reference import walk_rejection
+from specdec.kernels.types import NO_TOKEN, Acceptance, NoiseKey, Tree
+from specdec.verify.noise import GumbelNoise
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.transforms import NodeRows, processed_logits
 from specdec.verify.tree import ROOT, DraftTree
-from specdec.verify.verifier import CoupledVerifier, SampledRow
-from specdec.verify.walk_verifier import Walk, WalkVerifier
+from specdec.verify.verifier import CoupledVerifier, WeighingVerifier
 from tests.kernel_sets import TORCH
 from tests.strategies import draft_trees, samplings, seeds
+from tests.verify.sampled_rows import SampledRow, verify
 
 VOCAB = 7
 NAN, NEVER = float("nan"), float("-inf")
 WALKS = [walk_rejection, walk_block]
 walks = st.sampled_from(WALKS)
+
+
+def by(rule: Rule) -> WeighingVerifier:
+    return WeighingVerifier(TORCH, host_walk(rule, GumbelNoise.uniforms))
 
 
 def with_q(tree: DraftTree, generator: torch.Generator) -> DraftTree:
@@ -34,7 +41,7 @@ def with_q(tree: DraftTree, generator: torch.Generator) -> DraftTree:
 
 
 @st.composite
-def sampled_rows(draw: st.DrawFn, walk: Walk, sampling: Sampling) -> SampledRow:
+def sampled_rows(draw: st.DrawFn, walk: Rule, sampling: Sampling) -> SampledRow:
     """A tree with q, or a chain where the walk takes nothing else, behind some output."""
     if walk is walk_block:
         tokens = draw(st.lists(st.integers(0, VOCAB - 1), max_size=5))
@@ -58,7 +65,7 @@ def parts_of(rows: list[SampledRow], logits: Tensor) -> list[Tensor]:
     return [logits[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
-def directly(walk: Walk, row: SampledRow, logits: Tensor) -> Acceptance:
+def directly(walk: Rule, row: SampledRow, logits: Tensor) -> Acceptance:
     """The rule over p of each node, worked out node by node, each as the end of its own output."""
     tree, (sampling, known, num_prompt) = row
 
@@ -67,7 +74,11 @@ def directly(walk: Walk, row: SampledRow, logits: Tensor) -> Acceptance:
         after = NodeRows(Context(sampling, [*known, *path], num_prompt), 1, lambda: torch.empty(1, 0).long())
         return torch.softmax(processed_logits(logits[1 + node][None], [after], TORCH)[0].double(), -1)
 
-    return walk(tree, target, PhiloxChance(sampling.seed, sampling.sample_index, len(known) - num_prompt))
+    return walk(
+        tree,
+        target,
+        PhiloxChance(NoiseKey(sampling.seed, sampling.sample_index, len(known) - num_prompt), GumbelNoise.uniforms),
+    )
 
 
 # Parameters after which every token may still come, so that every row has a law.
@@ -77,32 +88,32 @@ possible = samplings(VOCAB).map(lambda one: replace(one, allowed_token_ids=None,
 @settings(max_examples=100)
 @given(walks, st.lists(possible, min_size=1, max_size=4), st.integers(0, 1), seeds, st.data())
 def test_each_row_is_judged_by_its_own_law_and_chance(
-    walk: Walk, many: list[Sampling], sample_index: int, seed: int, data: st.DataObject
+    walk: Rule, many: list[Sampling], sample_index: int, seed: int, data: st.DataObject
 ) -> None:
     rows = [data.draw(sampled_rows(walk, replace(one, sample_index=sample_index))) for one in many]
     logits = random_logits(rows, seed)
-    found = WalkVerifier(walk, TORCH).verify(rows, logits)
+    found = verify(by(walk), rows, logits)
     assert len(found) == len(rows)
     for row, part, acceptance in zip(rows, parts_of(rows, logits), found, strict=True):
-        assert WalkVerifier(walk, TORCH).verify([row], part) == [acceptance]
+        assert verify(by(walk), [row], part) == [acceptance]
         if row.context.sampling.is_greedy:
             coupled = CoupledVerifier(TORCH)
-            assert coupled.verify([row], part) == [acceptance]
+            assert verify(coupled, [row], part) == [acceptance]
         else:
             assert directly(walk, row, part) == acceptance
 
 
 @pytest.mark.parametrize("walk", WALKS)
-def test_p_is_float64_before_the_softmax(walk: Walk) -> None:
+def test_p_is_float64_before_the_softmax(walk: Rule) -> None:
     """In float32 the likely token would have all of p, and the other none to be drawn with."""
     seen: list[Tensor] = []
 
-    def spy(tree: DraftTree, target: object, chance: object) -> Acceptance:
-        seen.append(target(ROOT))  # type: ignore[operator]
-        return walk(tree, target, chance)  # type: ignore[arg-type]
+    def spy(tree: Tree, target: Any, chance: Chance) -> Acceptance:
+        seen.append(target(ROOT))
+        return walk(tree, target, chance)
 
     logits = torch.tensor([[0.0, -120.0]])
-    WalkVerifier(spy, TORCH).verify([SampledRow(DraftTree(), Context(Sampling(1.0), [0], 1))], logits)
+    verify(by(spy), [SampledRow(DraftTree(), Context(Sampling(1.0), [0], 1))], logits)
     assert seen[0].dtype == torch.float64
     assert seen[0][1] == pytest.approx(torch.tensor(-120.0, dtype=torch.float64).exp().item(), rel=1e-12, abs=0)
 
@@ -110,17 +121,17 @@ def test_p_is_float64_before_the_softmax(walk: Walk) -> None:
 @pytest.mark.parametrize("walk", WALKS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("bad", ["nan", "one-nan", "inf", "nothing"])
-def test_a_root_without_a_law_yields_no_token_and_the_others_live(walk: Walk, temperature: float, bad: str) -> None:
+def test_a_root_without_a_law_yields_no_token_and_the_others_live(walk: Rule, temperature: float, bad: str) -> None:
     generator = torch.Generator().manual_seed(3)
     trees = [with_q(DraftTree.chain([1, 2]), generator) for _ in range(3)]
     rows = [SampledRow(tree, Context(Sampling(temperature, seed=i), [0], 1)) for i, tree in enumerate(trees)]
     logits = random_logits(rows, 0)
-    alone = WalkVerifier(walk, TORCH).verify([rows[0], rows[2]], logits[[0, 1, 2, 6, 7, 8]])
+    alone = verify(by(walk), [rows[0], rows[2]], logits[[0, 1, 2, 6, 7, 8]])
     if bad == "one-nan":
         logits[3, 4] = NAN
     else:
         logits[3] = {"nan": NAN, "inf": float("inf"), "nothing": NEVER}[bad]
-    found = WalkVerifier(walk, TORCH).verify(rows, logits)
+    found = verify(by(walk), rows, logits)
     assert found[1] == Acceptance((), NO_TOKEN)
     assert [found[0], found[2]] == alone
     assert NO_TOKEN not in [acceptance.next_token for acceptance in alone]
@@ -128,7 +139,7 @@ def test_a_root_without_a_law_yields_no_token_and_the_others_live(walk: Walk, te
 
 @pytest.mark.parametrize("walk", WALKS)
 @pytest.mark.parametrize("node", [0, 1])
-def test_a_node_without_a_law_ends_its_request_there_and_the_others_live(walk: Walk, node: int) -> None:
+def test_a_node_without_a_law_ends_its_request_there_and_the_others_live(walk: Rule, node: int) -> None:
     """Where p equals q every draft is accepted, up to the node after which nothing can come."""
     rows = []
     logits = torch.zeros(9, VOCAB)
@@ -136,13 +147,13 @@ def test_a_node_without_a_law_ends_its_request_there_and_the_others_live(walk: W
         tree = DraftTree((1, 2), (ROOT, 0), torch.full((3, VOCAB), 1 / VOCAB, dtype=torch.float64))
         rows.append(SampledRow(tree, Context(Sampling(1.0, seed=i), [0], 1)))
     logits[3 + 1 + node, 5] = NAN
-    found = WalkVerifier(walk, TORCH).verify(rows, logits)
+    found = verify(by(walk), rows, logits)
     assert found[1] == Acceptance((0, 1)[: node + 1], NO_TOKEN)
     assert [found[0].path, found[2].path] == [(0, 1), (0, 1)]
 
 
 @pytest.mark.parametrize("walk", WALKS)
-def test_a_dead_end_does_not_bias_what_comes_before(walk: Walk) -> None:
+def test_a_dead_end_does_not_bias_what_comes_before(walk: Rule) -> None:
     """After token 0 nothing can come; the first token is still 0 or 1 with equal chance."""
     q = torch.full((3, 2), 0.5, dtype=torch.float64)
     logits = torch.tensor([[0.0, 0.0], [NEVER, NEVER], [0.0, 0.0]])
@@ -152,7 +163,7 @@ def test_a_dead_end_does_not_bias_what_comes_before(walk: Walk) -> None:
         tree = DraftTree((drafted, 1), (ROOT, 0), q)
         row_logits = logits if drafted == 0 else torch.zeros(3, 2)
         row = SampledRow(tree, Context(Sampling(1.0, seed=seed), [0], 1))
-        (found,) = WalkVerifier(walk, TORCH).verify([row], row_logits)
+        (found,) = verify(by(walk), [row], row_logits)
         zeros += (tree.tokens[found.path[0]] if found.path else found.next_token) == 0
     # 4.4 standard deviations.
     assert abs(zeros / draws - 0.5) < 4.4 * 0.5 / draws**0.5
@@ -169,19 +180,19 @@ def test_a_dead_end_does_not_bias_what_comes_before(walk: Walk) -> None:
         Sampling(1.0, min_tokens=3, end_tokens=(1,)),
     ],
 )
-def test_parameters_see_the_nodes_path(walk: Walk, sampling: Sampling) -> None:
+def test_parameters_see_the_nodes_path(walk: Rule, sampling: Sampling) -> None:
     """Token 1 is drafted twice, certain but for the parameter, which says no to it sooner or later."""
     # After output (1,) the next two positions each see one 1 more, or come nearer to min_tokens.
     tree = DraftTree((1, 1), (ROOT, 0), torch.eye(VOCAB, dtype=torch.float64)[[1, 1, 1]])
     laws: list[Tensor] = []
 
-    def spy(tree: DraftTree, target: object, chance: object) -> Acceptance:
-        laws.extend(target(node) for node in range(ROOT, len(tree)))  # type: ignore[operator]
-        return walk(tree, target, chance)  # type: ignore[arg-type]
+    def spy(tree: Tree, target: Any, chance: Chance) -> Acceptance:
+        laws.extend(target(node) for node in range(ROOT, len(tree.tokens)))
+        return walk(tree, target, chance)
 
     logits = torch.zeros(3, VOCAB)
     logits[:, 1] = 1.0
-    WalkVerifier(spy, TORCH).verify([SampledRow(tree, Context(sampling, [0, 1], 1))], logits)
+    verify(by(spy), [SampledRow(tree, Context(sampling, [0, 1], 1))], logits)
     for depth, law in enumerate(laws):
         scores = torch.zeros(VOCAB, dtype=torch.float64)
         scores[1] = 1.0

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from specdec.kernels.kernel_set import choose_kernels
 from specdec.kernels.types import NO_TOKEN
-from specdec.verify.kernel_coupled_verifier import KernelCoupledVerifier
 from specdec.verify.noise import GumbelNoise
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.tree import DraftTree
-from specdec.verify.verifier import CoupledVerifier, SampledRow
+from specdec.verify.verifier import CoupledVerifier
 from tests.kernel_sets import REFERENCES, TORCH
 from tests.strategies import draft_trees
+from tests.verify.sampled_rows import SampledRow, verify
 
 VOCAB = 12
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -45,8 +45,8 @@ def test_paths_and_tokens_are_those_of_the_host(kernels: str) -> None:
         logits = 3 * torch.randn(
             sum(1 + len(row.tree) for row in rows), VOCAB, generator=torch.Generator().manual_seed(seed)
         )
-        wanted = CoupledVerifier(TORCH).verify(rows, logits.clone())
-        assert KernelCoupledVerifier(ours).verify(rows, logits.to(device)) == wanted
+        wanted = verify(CoupledVerifier(TORCH), rows, logits.clone())
+        assert verify(CoupledVerifier(ours), rows, logits.to(device)) == wanted
 
     check()
 
@@ -55,5 +55,5 @@ def test_a_row_without_a_possible_token_says_so() -> None:
     logits = torch.zeros(3, VOCAB)
     logits[1:] = float("nan")
     rows = rows_of([(DraftTree.chain([0]), Sampling(), 0), (DraftTree(), Sampling(), 0)])
-    found = KernelCoupledVerifier(REFERENCES).verify(rows, logits)
+    found = verify(CoupledVerifier(REFERENCES), rows, logits)
     assert found == [((0,), NO_TOKEN), ((), NO_TOKEN)]

@@ -1,0 +1,87 @@
+"""Block verification, the rule itself: what exact tests and a CPU run, and the Triton kernel's reference."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec.kernels.chance import Chance
+from specdec.kernels.host_walks import keys_of, walk_rows
+from specdec.kernels.philox_reference import uniforms
+from specdec.kernels.rejection_walk_reference import normalised, positive_part
+from specdec.kernels.tree_walk_reference import as_walk, trees_of
+from specdec.kernels.types import NO_TOKEN, Acceptance, DraftProbs, NoiseColumns, Tree, Vector, Walk
+
+
+def walk_block(tree: Tree, target: Callable[[int], Vector | None], chance: Chance) -> Acceptance:
+    """Accept the longest prefix whose coin falls below h, then draw (Sun et al. 2025, Algorithm 2).
+
+    With X_1 .. X_n drawn one after the other from q, and p, q given X_1 .. X_i in the sums::
+
+        w_0 = 1,  w_i = min(w_{i-1} p(X_i) / q(X_i), 1)
+        h_n = w_n,  h_i = S_i / (S_i + 1 - w_i)  with  S_i = sum_x max(w_i p(x) - q(x), 0)
+
+    After the whole chain the draw is from p, after i < n tokens from max(w_i p - q, 0), normalised.
+
+    A rejected tail has influenced where the chain was cut. The next step must therefore toss and draft
+    anew: neither its coins nor its draft noise may be those of the same positions in this step.
+
+    Args:
+        tree: a chain with `draft_probs`, or the empty tree, which is plain sampling.
+        target: node, or `ROOT`, to the target's distribution p after it, `[vocab]`; None where there is none. Nothing
+            behind such a node is looked at, and a path that reaches it ends there with `NO_TOKEN`.
+        chance: coins by (depth, rank), and the last draw.
+
+    Raises:
+        ValueError: the tree has branches, or no `draft_probs`.
+    """
+    length = len(tree.tokens)
+    if tuple(tree.parents) != tuple(range(-1, length - 1)):
+        raise ValueError(f"block verification takes a chain, not parents {tree.parents}; use walk_rejection")
+    if length and tree.draft_probs is None:
+        raise ValueError(f"a chain of {length} tokens without draft_probs; block verification needs them")
+    p: list[Any] = []
+    while len(p) <= length and (law := target(len(p) - 1)) is not None:
+        p.append(law)
+    length = min(length, len(p))
+    p += [None] * (1 + length - len(p))
+    q: Any = tree.draft_probs
+    weights: list[Any] = [1]
+    for i, token in enumerate(tree.tokens[:length]):
+        # What q cannot have drawn is never accepted, nor what follows it.
+        ratio = p[i][token] / q[i][token] if q[i][token] > 0 else 0
+        weights.append(min(weights[i] * ratio, 1))
+    kept, h, rest = length, weights[length], p[length]
+    while kept > 0 and not chance.accept(kept - 1, 0, h):
+        kept -= 1
+        residual = positive_part(weights[kept] * p[kept] - q[kept])
+        h = _prefix_chance(residual.sum(), weights[kept])
+        rest = normalised(residual, p[kept])
+    return Acceptance(tuple(range(kept)), NO_TOKEN if rest is None else chance.draw(kept, rest))
+
+
+def _prefix_chance(residual: Any, weight: Any) -> Any:
+    """Return h_i. Where p = q and w_i = 1 all that follows is accepted at once, but for rounding; so is this."""
+    total = residual + 1 - weight
+    return residual / total if total > 0 else 1
+
+
+def block_walk(
+    scores: Tensor,
+    draft_probs: DraftProbs,
+    tokens: Tensor,
+    starts: Tensor,
+    seeds: Tensor,
+    sample_indices: Tensor,
+    positions: Tensor,
+    max_depth: int,
+) -> Walk:
+    """See `specdec.kernels.block_walk`; computes in float64, and takes it."""
+    bounds = starts.tolist()
+    parents = [node for start, end in pairwise(bounds) for node in range(-1, end - start - 2)]
+    trees = trees_of(tokens.tolist(), parents, bounds, max_depth, draft_probs.table[draft_probs.rows].double())
+    sampled = torch.ones_like(seeds, dtype=torch.bool)
+    keys = keys_of(NoiseColumns(seeds, sample_indices, positions, sampled))
+    return as_walk(walk_rows(walk_block, scores, trees, keys, uniforms), max_depth, scores.device)

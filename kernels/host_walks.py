@@ -1,0 +1,70 @@
+"""Verification on the host: the walks of the plain-torch kernel set."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from specdec.kernels.chance import Chance, PhiloxChance
+from specdec.kernels.host_sampling import argmax
+from specdec.kernels.tree_walk_reference import follow
+from specdec.kernels.types import NO_TOKEN, Acceptance, NoiseColumns, NoiseKey, NoiseRows, Tree, Trees, Uniforms, Vector
+
+# An acceptance rule: a row's tree, the target's distribution after each node, coins and draws.
+Rule = Callable[[Tree, Callable[[int], Vector | None], Chance], Acceptance]
+
+
+def tree_walk(emitted: Tensor, trees: Trees) -> list[Acceptance]:
+    """See `KernelSet.tree_walk`."""
+    tokens: list[int] = emitted.tolist()
+    acceptances, start = [], 0
+    for tree in trees.read():
+        acceptances.append(follow(tree, tokens[start : start + 1 + len(tree.tokens)]))
+        start += 1 + len(tree.tokens)
+    return acceptances
+
+
+def host_walk(rule: Rule, uniforms: Uniforms) -> Callable[[Tensor, Trees, NoiseRows], list[Acceptance]]:
+    """Return a rule as an operation of `KernelSet`."""
+
+    def walk(scores: Tensor, trees: Trees, noise: NoiseRows) -> list[Acceptance]:
+        return walk_rows(rule, scores, trees.read(), noise.keys, uniforms)
+
+    return walk
+
+
+def walk_rows(
+    rule: Rule, scores: Tensor, trees: Sequence[Tree], keys: Sequence[NoiseKey | None], uniforms: Uniforms
+) -> list[Acceptance]:
+    """Run a rule over each sampled row, with probabilities in float64; greedy rows follow the argmax.
+
+    Args:
+        scores: `[rows + nodes, vocab]`, processed logits; per row its root's, then its nodes'.
+        keys: of the rows, None for a greedy one.
+    """
+    emitted = argmax(scores).tolist()
+    acceptances, start = [], 0
+    for tree, key in zip(trees, keys, strict=True):
+        own = slice(start, start + 1 + len(tree.tokens))
+        start = own.stop
+        if key is None:
+            acceptances.append(follow(tree, emitted[own]))
+        else:
+            target = _target(scores[own], emitted[own])
+            acceptances.append(rule(tree, target, PhiloxChance(key, uniforms)))
+    return acceptances
+
+
+def _target(scores: Tensor, emitted: Sequence[int]) -> Callable[[int], Tensor | None]:
+    """Return the function from a node to the target's distribution after it, None where no token can come."""
+
+    def target(node: int) -> Tensor | None:
+        return None if emitted[1 + node] == NO_TOKEN else torch.softmax(scores[1 + node].double(), -1)
+
+    return target
+
+
+def keys_of(columns: NoiseColumns) -> list[NoiseKey | None]:
+    """Return the keys of a kernel's arguments, None where a row is not sampled."""
+    rows = zip(*(part.tolist() for part in columns), strict=True)
+    return [NoiseKey(*key) if is_sampled else None for *key, is_sampled in rows]

@@ -1,0 +1,53 @@
+"""Tree searches over heads whose log-probabilities depend on the path alone."""
+
+from collections.abc import Callable
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.draft_heads.drafting.tree_search import TreeSearch
+
+VOCAB = 12
+Path = tuple[int, ...]
+Head = Callable[[Path], Tensor]
+
+
+def random_head(seed: int, row: int) -> Head:
+    """Return a head with float32 log-probabilities that depend on the path, no two equal."""
+
+    def head(path: Path) -> Tensor:
+        generator = torch.Generator().manual_seed(hash((seed, row, path)) % 2**63)
+        return torch.log_softmax(2 * torch.randn(VOCAB, generator=generator), -1)
+
+    return head
+
+
+def coarse_head(seed: int, row: int) -> Head:
+    """Return a head full of ties: one certain token (0, all others -inf), two equal ones, or all equal."""
+
+    def head(path: Path) -> Tensor:
+        generator = torch.Generator().manual_seed(hash((seed, row, path)) % 2**63)
+        likely = int(torch.tensor([1, 1, 2, VOCAB])[torch.randint(4, (1,), generator=generator)])
+        scores = torch.full((VOCAB,), float("-inf"))
+        scores[torch.randperm(VOCAB, generator=generator)[:likely]] = 0.0
+        return torch.log_softmax(scores, -1)
+
+    return head
+
+
+def search_with(heads: list[Head], shape: DraftShape) -> tuple[TreeSearch, list[list[list[Path]]]]:
+    """Run a search. Return it with the frontiers that it requested, per row and level, as paths."""
+    search = TreeSearch(len(heads), shape.branching)
+    frontiers: list[list[list[Path]]] = [[[()]] for _ in heads]
+    for _ in range(shape.depth):
+        log_probs = [torch.stack([head(path) for path in own[-1]]) for head, own in zip(heads, frontiers, strict=True)]
+        best = torch.cat(log_probs).topk(min(shape.branching, VOCAB))
+        frontier = search.expand(best.indices, best.values)
+        for own, tokens, parents in zip(frontiers, frontier.tokens.tolist(), frontier.parents.tolist(), strict=True):
+            own.append([(*own[-1][parent], token) for token, parent in zip(tokens, parents, strict=True)])
+    return search, frontiers
+
+
+bounds = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 6)), min_size=1, max_size=3)

@@ -1,0 +1,173 @@
+"""Trees left on the device are those that the host would have made, and are read all at once."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.draft_heads.drafting.tree_draw import TreeDraw
+from specdec.kernels.types import NoiseKey
+from specdec.verify.device_trees import NO_PROBS, DeviceTrees
+from specdec.verify.draft_trees import DraftTrees, HostTrees
+from specdec.verify.tree import ROOT, DraftTree
+from specdec.verify.tree_batch import TreeBatch, TreeRow
+from tests.draft_heads.test_tree_draw import Head, draw_with
+from tests.draft_heads.test_tree_search import bounds, coarse_head, random_head, search_with
+from tests.strategies import draft_shapes, seeds
+
+CPU = torch.device("cpu")
+
+
+def assert_nodes_equal(mine: DraftTrees, other: DraftTrees) -> None:
+    for own, wanted in zip(mine.nodes(CPU), other.nodes(CPU), strict=True):
+        words = min(own.shape[-1], wanted.shape[-1]) if own.ndim == 2 else None
+        assert torch.equal(own if words is None else own[:, :words], wanted if words is None else wanted[:, :words])
+
+
+def assert_read_equal(mine: Sequence[DraftTree], other: Sequence[DraftTree]) -> None:
+    assert list(mine) == list(other)
+    for own, wanted in zip(mine, other, strict=True):
+        assert (own.ranks, own.depths, own.ancestors) == (wanted.ranks, wanted.depths, wanted.ancestors)
+
+
+def assert_packed_equal(mine: DraftTrees, other: DraftTrees) -> None:
+    """As rows of a step, with a row of a request without drafts behind them."""
+    parts = [TreeRow([3, 4], 5, list(range(40)), 1)] * (1 + len(mine.sizes))
+    own, wanted = (TreeBatch.pack(parts, trees, 4, CPU) for trees in (mine, other))
+    for name in ("tokens", "positions", "slots", "logit_rows"):
+        assert torch.equal(getattr(own, name), getattr(wanted, name))
+    assert torch.equal(own.rows.ancestors, wanted.rows.ancestors)
+
+
+def probs_of(trees: DraftTrees, row: int) -> Tensor:
+    """`[1 + nodes, vocab]`: what the children of a row's root and nodes were drawn from."""
+    table, rows = trees.select([row]).draft_probs(CPU)
+    return table[rows].masked_fill(rows[:, None] == NO_PROBS, 0)
+
+
+@given(draft_shapes(4, 5), bounds, seeds, st.sampled_from([random_head, coarse_head]))
+def test_they_are_the_trees_of_the_host(
+    shape: DraftShape,
+    bounds: list[tuple[int, int]],
+    seed: int,
+    make: Callable[[int, int], Callable[[tuple[int, ...]], Tensor]],
+) -> None:
+    search, _ = search_with([make(seed, row) for row in range(len(bounds))], shape)
+    budgets, depths = [b for b, _ in bounds], [d for _, d in bounds]
+    wanted, grown = search.host_trees(budgets, depths), search.device_trees(budgets, depths)
+    assert grown.sizes == wanted.sizes
+    assert grown.is_drawn == wanted.is_drawn
+    assert grown.depth >= wanted.depth
+    assert_nodes_equal(grown, wanted)
+    assert_packed_equal(grown, wanted)
+    keys = [NoiseKey(seed, row, 7) if row % 2 else None for row in range(len(bounds))]
+    for mine, other in zip(grown.noise(keys, CPU).columns(CPU), wanted.noise(keys, CPU).columns(CPU), strict=True):
+        assert torch.equal(mine * wanted.noise(keys, CPU).columns(CPU).sampled, other)
+    assert grown.batch.host is None
+    assert_read_equal(grown.read(), wanted.read())
+
+
+def test_128_nodes_take_two_words() -> None:
+    shape = DraftShape(6, 8, 128)
+    search, _ = search_with([random_head(0, 0), random_head(0, 1)], shape)
+    wanted, grown = search.host_trees([128, 70], [6, 6]), search.device_trees([128, 70], [6, 6])
+    assert grown.sizes == [128, 70]
+    for mine, other in zip(grown.nodes(CPU), wanted.nodes(CPU), strict=True):
+        assert torch.equal(mine, other)
+
+
+@pytest.mark.parametrize("first", [lambda t: t.read(), lambda t: t.select([1]).read(), lambda t: t.read_with([])])
+def test_one_transfer_reads_all(first: Callable[[DeviceTrees], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    search, _ = search_with([random_head(1, 0), random_head(1, 1)], DraftShape(3, 2, 6))
+    grown = search.device_trees([6, 4], [3, 3])
+    assert sum(grown.sizes) == 10
+    assert grown.batch.host is None
+    first(grown)
+    assert grown.batch.host is not None
+    monkeypatch.setattr("specdec.verify.device_trees.read_together", lambda _: pytest.fail("read once more"))
+    assert_read_equal(grown.read(), search.host_trees([6, 4], [3, 3]).read())
+
+
+def test_numbers_and_trees_come_in_one_transfer() -> None:
+    search, _ = search_with([random_head(1, 0), random_head(1, 1)], DraftShape(3, 2, 6))
+    parts = [torch.tensor([[1, 2], [3, 4]]), torch.tensor([5]), torch.empty(0, dtype=torch.int64)]
+    for trees in (search.device_trees([6, 4], [3, 3]), search.host_trees([6, 4], [3, 3])):
+        assert trees.read_with(parts) == [[1, 2, 3, 4], [5], []]
+        assert trees.read_with(parts) == [[1, 2, 3, 4], [5], []]
+    assert search.device_trees([6, 4], [3, 3]).select([None]).read_with(parts[1:2]) == [[5]]
+
+
+def living(tree: DraftTree, table: Tensor) -> tuple[DraftTree, Tensor]:
+    """The tree without what its distributions cannot have drawn, and these."""
+    place = {ROOT: ROOT}
+    for node, parent in enumerate(tree.parents):
+        if parent in place and table[1 + parent, tree.tokens[node]] > 0:
+            place[node] = len(place) - 1
+    kept = [node for node in place if node != ROOT]
+    tokens, parents = (tuple(part[node] for node in kept) for part in (tree.tokens, tree.parents))
+    left = DraftTree(tokens, tuple(place[parent] for parent in parents))
+    return left, table[[0, *(1 + node for node in kept)]]
+
+
+@given(
+    draft_shapes(4, 5),
+    st.lists(st.tuples(st.integers(0, 30), st.integers(0, 6)), min_size=1, max_size=3),
+    seeds,
+    st.booleans(),
+)
+def test_drawn_trees_are_those_of_the_host(
+    shape: DraftShape, bounds: list[tuple[int, int]], seed: int, zeros: bool
+) -> None:
+    """But for nodes that nothing could be drawn for, which stay, so that the number of all is known."""
+    draw = draw_with([Head(seed, row, zeros) for row in range(len(bounds))], shape, [0] * shape.depth).draw
+    budgets, depths = [b for b, _ in bounds], [d for _, d in bounds]
+    wanted, grown = draw.host_trees(budgets, depths), draw.device_trees(budgets, depths)
+    for row, (mine, other, budget) in enumerate(zip(grown.read(), wanted.read(), budgets, strict=True)):
+        assert len(other) <= len(mine) <= budget
+        assert zeros or len(other) == len(mine)
+        assert grown.is_drawn[row] == (len(mine) > 0)
+        if len(mine):
+            left, table = living(mine, probs_of(grown, row))
+            assert left == other
+            assert mine.depths == tuple(grown.select([row]).nodes(CPU).depths.tolist())
+            same = DraftTree(mine.tokens, mine.parents).path_tokens
+            paths = grown.paths(row, CPU)
+            assert (paths[:, : same.shape[1]].numpy() == same).all()
+            assert (paths[:, same.shape[1] :] == -1).all()
+            assert mine.ranks == tuple(range(len(mine)))
+            assert other.draft_probs is not None
+            for node in (ROOT, *other.children_of):
+                assert torch.equal(table[1 + node], other.draft_probs[1 + node])
+
+
+@given(seeds, st.permutations([0, 1, 2, 3, None]), st.booleans())
+def test_batches_become_one(seed: int, order: list[int | None], both_drawn: bool) -> None:
+    """Of another width, another number of words, and drawn or not; among them a row without a tree."""
+
+    def drawing(rows: tuple[int, ...], shape: DraftShape) -> TreeDraw:
+        return draw_with([Head(seed, row, False) for row in rows], shape, [0] * shape.depth).draw
+
+    drawn, others = drawing((0, 1), DraftShape(3, 3, 9)).device_trees([9, 4], [3, 3]), None
+    if both_drawn:
+        others = drawing((2, 3), DraftShape(2, 4, 8)).device_trees([3, 8], [2, 2])
+    else:
+        search, _ = search_with([random_head(seed, row) for row in (0, 1)], DraftShape(6, 8, 70))
+        others = search.device_trees([70, 66], [6, 6])
+    whole = drawn.concat(others).select(order)
+    apart = HostTrees([*drawn.read(), *others.read()]).select(order)
+    assert whole.sizes == apart.sizes
+    assert_nodes_equal(whole, apart)
+    assert_packed_equal(whole, apart)
+    assert_read_equal(whole.read(), apart.read())
+    for place, row in enumerate(order):
+        part, own = (others, row - 2) if row is not None and row > 1 else (drawn, row)
+        assert whole.is_drawn[place] == (own is not None and part.is_drawn[own])
+        if whole.is_drawn[place]:
+            assert own is not None
+            assert torch.equal(probs_of(whole, place), probs_of(part, own))
+        if own is None:
+            assert whole.paths(place, CPU).shape == (1, 0)

@@ -1,0 +1,88 @@
+"""Cases of tree attention as tensors, with the slots that each row sees."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
+from specdec.verify.tree import ROOT, DraftTree
+from tests.strategies import shuffled_tables
+
+KV_HEADS, DIM = 2, 4
+NOT_A_BLOCK = 10**9
+
+
+class Part(NamedTuple):
+    """One request: cached entries, known tokens, and tree nodes of which the last `asked` are rows."""
+
+    cached: int
+    chain: int
+    tree: DraftTree
+    asked: int
+
+
+class Case(NamedTuple):
+    parts: list[Part]
+    group: int
+    block_size: int
+    first: int
+    seed: int
+
+
+class Built(NamedTuple):
+    """A case as tensors, and the slots that each row sees."""
+
+    query: Tensor
+    kv: Tensor
+    rows: RaggedRows
+    slots_seen: list[list[int]]
+
+
+def climb(tree: DraftTree, node: int) -> list[int]:
+    return [] if node == ROOT else [*climb(tree, tree.parents[node]), node]
+
+
+def build(case: Case) -> Built:
+    size = case.block_size
+    lengths = [part.cached + part.chain + len(part.tree) for part in case.parts]
+    plan = shuffled_tables(lengths, size, case.seed)
+    longest = max(len(table) for table in plan.tables)
+    words = max(1, -(-max(len(part.tree) for part in case.parts) // WORD_BITS))
+    visible, ancestors, slots_seen, stored = [], [], [], []
+    for part, table, length in zip(case.parts, plan.tables, lengths, strict=True):
+        slots = [table[s // size] * size + s % size for s in range(length)]
+        stored += slots[case.first :]
+        root_end = part.cached + part.chain
+        for i in range(part.chain):
+            visible.append(part.cached + i + 1)
+            ancestors.append([0] * words)
+            slots_seen.append(slots[case.first : part.cached + i + 1])
+        for node in range(len(part.tree) - part.asked, len(part.tree)):
+            path = climb(part.tree, node)
+            row = [0] * words
+            for above in path:
+                bit = above % WORD_BITS
+                row[above // WORD_BITS] += -(1 << 63) if bit == 63 else 1 << bit
+            visible.append(root_end)
+            ancestors.append(row)
+            slots_seen.append(slots[case.first : root_end] + [slots[root_end + above] for above in path])
+    generator = torch.Generator().manual_seed(case.seed)
+    kv = torch.full((plan.num_blocks * size, 2 * KV_HEADS, DIM), float("nan"), dtype=torch.float64)
+    kv[stored] = torch.randn(len(stored), 2 * KV_HEADS, DIM, dtype=torch.float64, generator=generator)
+    rows = RaggedRows(
+        query_lens=[part.chain + part.asked for part in case.parts],
+        lengths=lengths,
+        tree_starts=[part.cached + part.chain for part in case.parts],
+        block_tables=torch.tensor([[*t, *[NOT_A_BLOCK] * (longest - len(t))] for t in plan.tables]),
+        visible=torch.tensor(visible),
+        ancestors=torch.tensor(ancestors),
+        block_size=size,
+        first=case.first,
+    )
+    query = torch.randn(len(visible), KV_HEADS * case.group, DIM, dtype=torch.float64, generator=generator)
+    return Built(query, kv, rows, slots_seen)
+
+
+def star(nodes: int) -> DraftTree:
+    return DraftTree(tuple(range(nodes)), (ROOT,) * nodes)

@@ -1,0 +1,62 @@
+"""Requests without text, and a cache memory whose entries record which tokens they were written for."""
+
+from copy import deepcopy
+from typing import Any
+
+from specdec.cache.kv_cache_manager import BlockMove, KVCacheManager, MoveKind
+from specdec.core.detokenizer import Detokenizer
+from specdec.core.request import Request
+from specdec.core.sampling_params import SamplingParams
+from specdec.verify.sampling import Sampling
+
+SIZE = 4
+
+
+class FakeMemory:
+    """Entries of the target (0) and of the head (1) by block and offset. None is an entry that was never written."""
+
+    def __init__(self, manager: KVCacheManager) -> None:
+        self.size, pools = manager.block_size, (manager.pool, manager.host)
+        self.device, self.host = (
+            [[[None] * self.size, [None] * self.size] for _ in range(pool.num_blocks)] for pool in pools
+        )
+
+    def apply_moves(self, moves: list[BlockMove]) -> None:
+        for move in moves:
+            sources = self.host if move.kind == MoveKind.SWAP_IN else self.device
+            targets = self.host if move.kind == MoveKind.SWAP_OUT else self.device
+            targets[move.target] = deepcopy(sources[move.source])
+
+    def write(self, request: Request, start: int, end: int, head: bool = False, content: Any = None) -> None:
+        """Write entries `start` to `end`: what follows from the request's tokens, or `content`."""
+        for entry in range(start, end):
+            block = self.device[request.block_table[entry // self.size]]
+            block[head][entry % self.size] = content or self.right(request, entry)
+
+    def right(self, request: Request, entry: int) -> tuple[str | None, tuple[int, ...]]:
+        """Return the content of an entry: the salt and all tokens up to its own, nothing else."""
+        return request.cache_salt, tuple(request.token_ids[: entry + 1])
+
+    def check(self, request: Request) -> None:
+        """Assert that all entries counted as cached, by target and head, hold the request's own content."""
+        table, blocks = request.block_table, self.device
+        if request.host_blocks:
+            table, blocks = request.host_blocks, self.host
+        for head, count in ((0, request.num_cached), (1, request.num_draft_cached)):
+            for entry in range(count):
+                found = blocks[table[entry // self.size]][head][entry % self.size]
+                assert found == self.right(request, entry), f"entry {entry}"
+
+
+def make_request(token_ids: list[int], max_tokens: int = 20, num_prompt: int | None = None, **fields: Any) -> Request:
+    """Make a request without text."""
+    num_prompt = len(token_ids) if num_prompt is None else num_prompt
+    rest = {"request_id": str(token_ids), "params": SamplingParams(seed=0), "end_tokens": frozenset(), **fields}
+    return Request(
+        token_ids=list(token_ids),
+        num_prompt=num_prompt,
+        sampling=Sampling(),
+        max_length=num_prompt + max_tokens,
+        detokenizer=Detokenizer(None, ()),
+        **rest,
+    )

@@ -1,0 +1,235 @@
+"""Draft trees that stay on the device where they were made, until the host reads them along with their outcome."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from specdec.kernels.integers import ceil_div
+from specdec.kernels.ragged_rows import WORD_BITS
+from specdec.kernels.types import ROOT, DraftProbs, NodeTensors, NoiseColumns, NoiseKey, NoiseRows
+from specdec.kernels.upload import upload
+from specdec.verify.draft_trees import read_together
+from specdec.verify.tree import DraftTree, split_words
+
+# In the place of a distribution where nothing was drawn.
+NO_PROBS = -1
+
+
+class NodeColumns(NamedTuple):
+    """A tree per row, its nodes in order, parents before children; what lies behind them has no meaning.
+
+    Attributes:
+        tokens, depths: int64 `[rows, most]`.
+        parents: int64 `[rows, most]`, the place of each node's parent, `ROOT` for a child of the root.
+        ranks: int64 `[rows, most]`, as `DraftTree.ranks`.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    depths: Tensor
+    ranks: Tensor
+
+
+class DeviceNodes:
+    """The nodes of several trees on a device; the host knows only how many each has.
+
+    Args:
+        columns: the nodes.
+        sizes: nodes of each row's tree.
+        depth: levels at most.
+        probs: what children were drawn from, `rows` here being `[rows, 1 + most]`; None where all were chosen without
+            chance.
+        drawn: of each row, whether its children were drawn; all if there are `probs`, unless it is given.
+    """
+
+    def __init__(
+        self,
+        columns: NodeColumns,
+        sizes: Sequence[int],
+        depth: int,
+        probs: DraftProbs | None = None,
+        drawn: Sequence[bool] | None = None,
+    ) -> None:
+        self.columns = columns
+        self.sizes, self.depth, self.probs = sizes, depth, probs
+        self.drawn = [probs is not None] * len(sizes) if drawn is None else drawn
+        self.ancestors = _ancestors(columns.parents, depth)
+        self.host: list[int] | None = None
+        self._paths: Tensor | None = None
+        self._chosen: dict[tuple[int, ...], NodeTensors] = {}
+
+    @property
+    def most(self) -> int:
+        """Nodes that a row has room for."""
+        return self.columns.tokens.shape[1]
+
+    @property
+    def table(self) -> Tensor:
+        """What the host reads, int64 `[rows, 3 * most]`: tokens, parents and ranks."""
+        return torch.cat([self.columns.tokens, self.columns.parents, self.columns.ranks], 1)
+
+    @property
+    def paths(self) -> Tensor:
+        """Tokens from below the root to the root and each node, int64 `[rows, 1 + most, depth]`, padded with -1."""
+        if self._paths is None:
+            self._paths = _paths(self.columns, self.depth)
+        return self._paths
+
+    def chosen(self, rows: Sequence[int]) -> NodeTensors:
+        """Return the nodes of some rows' trees; packing, noise and verification ask for the same."""
+        found = self._chosen.get(tuple(rows))
+        if found is None:
+            flat = [row * self.most + node for row in rows for node in range(self.sizes[row])]
+            places = upload(flat, self.ancestors.device)
+            tokens, parents, depths, _ = (part.flatten()[places] for part in self.columns)
+            found = NodeTensors(tokens, depths, parents, self.ancestors.flatten(0, 1)[places])
+            self._chosen[tuple(rows)] = found
+        return found
+
+    def tree(self, row: int) -> DraftTree:
+        """Return a row's tree, once `host` holds `table`; without what its children were drawn from."""
+        assert self.host is not None
+        starts = (((3 * row + part) * self.most) for part in range(3))
+        tokens, parents, ranks = (tuple(self.host[start : start + self.sizes[row]]) for start in starts)
+        return DraftTree(tokens, parents, ranks=ranks, check=False)
+
+    def concat(self, other: "DeviceNodes") -> "DeviceNodes":
+        """Return these trees and behind them the others'."""
+        both = (self, other)
+        most, device = max(nodes.most for nodes in both), self.ancestors.device
+        columns = [[pad(part, (0, most - nodes.most)) for part in nodes.columns] for nodes in both]
+        tables, rows, count = list[Tensor](), list[Tensor](), 0
+        for nodes in both:
+            if nodes.probs is None:
+                rows.append(torch.full((len(nodes.sizes), 1 + most), NO_PROBS, dtype=torch.int64, device=device))
+            else:
+                own = nodes.probs.rows
+                shifted = torch.where(own == NO_PROBS, own, own + count)
+                rows.append(pad(shifted, (0, most - nodes.most), value=NO_PROBS))
+                tables.append(nodes.probs.table)
+                count += len(nodes.probs.table)
+        return DeviceNodes(
+            NodeColumns(*(torch.cat(parts) for parts in zip(*columns, strict=True))),
+            sizes=[*self.sizes, *other.sizes],
+            depth=max(self.depth, other.depth),
+            probs=DraftProbs(torch.cat(tables), torch.cat(rows)) if tables else None,
+            drawn=[*self.drawn, *other.drawn],
+        )
+
+
+class _Unknown(NamedTuple):
+    """Nodes of which the host knows nothing but their number."""
+
+    tokens: Sequence[int]
+    depths: Sequence[int]
+    ancestors: Sequence[int]
+
+
+class DeviceTrees:
+    """Trees on a device; see `DraftTrees`.
+
+    Args:
+        batch: where the nodes are.
+        rows: of the batch, one for each tree; None for an empty tree. All in order by default.
+    """
+
+    def __init__(self, batch: DeviceNodes, rows: Sequence[int | None] | None = None) -> None:
+        self.batch = batch
+        self.rows = range(len(batch.sizes)) if rows is None else rows
+        self.sizes = [0 if row is None else batch.sizes[row] for row in self.rows]
+        self.depth = batch.depth
+        self.is_drawn = [row is not None and batch.sizes[row] > 0 and batch.drawn[row] for row in self.rows]
+
+    def select(self, rows: Sequence[int | None]) -> "DeviceTrees":
+        return DeviceTrees(self.batch, [None if row is None else self.rows[row] for row in rows])
+
+    def concat(self, others: "DeviceTrees") -> "DeviceTrees":
+        shift = len(self.batch.sizes)
+        rows = [*self.rows, *(None if row is None else shift + row for row in others.rows)]
+        return DeviceTrees(self.batch.concat(others.batch), rows)
+
+    def host_nodes(self, row: int) -> _Unknown:
+        return _Unknown(*[(0,) * self.sizes[row]] * 3)
+
+    def complete(self, tokens: Tensor, positions: Tensor, ancestors: Tensor, places: Sequence[int]) -> None:
+        nodes, at = self.nodes(tokens.device), upload(places, tokens.device)
+        tokens.index_copy_(0, at, nodes.tokens)
+        positions.index_add_(0, at, nodes.depths)
+        ancestors[:, : nodes.ancestors.shape[1]].index_copy_(0, at, nodes.ancestors[:, : ancestors.shape[1]])
+
+    def nodes(self, device: torch.device) -> NodeTensors:  # noqa: ARG002
+        return self.batch.chosen([row for row in self.rows if row is not None and self.batch.sizes[row]])
+
+    def paths(self, row: int, device: torch.device) -> Tensor:
+        own = self.rows[row]
+        if own is None:
+            return torch.empty(1, 0, dtype=torch.int64, device=device)
+        return self.batch.paths[own, : 1 + self.sizes[row]]
+
+    def draft_probs(self, device: torch.device) -> DraftProbs:
+        assert self.batch.probs is not None
+        assert all(self.is_drawn)
+        width = 1 + self.batch.most
+        flat = [
+            row * width + place
+            for row, size in zip(self.rows, self.sizes, strict=True)
+            if row is not None
+            for place in range(1 + size)
+        ]
+        return DraftProbs(self.batch.probs.table, self.batch.probs.rows.flatten()[upload(flat, device)])
+
+    def noise(self, keys: Sequence[NoiseKey | None], device: torch.device) -> NoiseRows:
+        """Return the noise by columns: the host does not know the depths."""
+        counts = [1 + size for size in self.sizes]
+        places = [row for row, count in enumerate(counts) for _ in range(count)]
+        numbers = upload([(*key, 1) if key else (0, 0, 0, 0) for key in keys], device)[upload(places, device)]
+        seeds, indices, positions, sampled = numbers.T.contiguous().unbind()
+        if any(keys):
+            node_rows, end = list[int](), 0
+            for count in counts:
+                node_rows += range(end + 1, end + count)
+                end += count
+            positions.index_add_(0, upload(node_rows, device), self.nodes(device).depths)
+        return NoiseRows((), NoiseColumns(seeds, indices, positions, sampled.bool()))
+
+    def read(self) -> list[DraftTree]:
+        if self.batch.host is None and any(self.sizes):
+            self.read_with([])
+        return [
+            self.batch.tree(row) if row is not None and size else DraftTree()
+            for row, size in zip(self.rows, self.sizes, strict=True)
+        ]
+
+    def read_with(self, parts: Sequence[Tensor]) -> list[list[int]]:
+        if self.batch.host is not None or not any(self.sizes):
+            return read_together(parts)
+        *numbers, self.batch.host = read_together([*parts, self.batch.table])
+        return numbers
+
+
+def _paths(columns: NodeColumns, depth: int) -> Tensor:
+    device, rows = columns.tokens.device, len(columns.tokens)
+    place = torch.arange(depth, device=device)
+    own = torch.where(place == columns.depths[:, :, None] - 1, columns.tokens[:, :, None], -1)
+    root = own.new_full((rows, 1, depth), -1)
+    above = (columns.parents + 1)[:, :, None].expand(-1, -1, depth)
+    paths = torch.cat([root, own], 1)
+    for _ in range(depth - 1):
+        paths = torch.cat([root, torch.where(own >= 0, own, paths.gather(1, above))], 1)
+    return paths
+
+
+def _ancestors(parents: Tensor, depth: int) -> Tensor:
+    """int64 `[rows, nodes, words]`."""
+    (rows, count), device = parents.shape, parents.device
+    words = max(1, ceil_div(count, WORD_BITS))
+    own = upload([split_words(1 << node, words) for node in range(count)], device)
+    bits = own.view(1, count, words).expand(rows, -1, -1)
+    under_root = (parents == ROOT)[:, :, None]
+    index = parents.clamp_min(0)[:, :, None].expand(-1, -1, words)
+    for _ in range(depth - 1):
+        bits = own.view(1, count, words) | bits.gather(1, index).masked_fill(under_root, 0)
+    return bits
