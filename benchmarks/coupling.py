@@ -21,7 +21,7 @@ from specdec import LLM, SamplingParams
 from specdec.config import DEMO
 from specdec.draft_heads.formats.head_kinds import load_head
 from specdec.draft_heads.llama.rope import rotary_at
-from specdec.train_eagle.conversations import Sample
+from specdec.train_eagle.chat_mask import Sample
 from specdec.train_eagle.features import OnlineFeatures
 from specdec.train_eagle.unrolled_attention import UnrolledAttention
 from specdec.verify.noise import gumbel

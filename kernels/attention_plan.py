@@ -1,4 +1,4 @@
-"""How the attention kernel goes through the query rows of a step: tiles, cut where one would hold up the others."""
+"""The attention kernel's work plan for a step: tiles of query rows, cut along the context where they take long."""
 
 import math
 from functools import lru_cache
@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from specdec.kernels.integers import ceil_div
 from specdec.kernels.ragged_rows import RaggedRows, Tile
 
 # Least context of a part, in entries: below, working on it takes no longer than joining it does.
@@ -16,7 +17,7 @@ BALANCED_HEIGHT = 128
 
 
 class Config(NamedTuple):
-    """How a program goes through its keys: so many at a time (BLOCK_N), by so many warps."""
+    """Loop settings of a program: keys at a time (BLOCK_N), and warps."""
 
     keys: int
     warps: int
@@ -46,15 +47,15 @@ CONFIGS = {
 # tiles take more of them at a time, and 113 or 129 KB of the 227 that a block can have.
 HOPPER_CONFIGS = CONFIGS | {(2, 128): {16: Config(64, 4), 64: Config(64, 4), 128: Config(64, 8)}}
 # Keys and values are found through the block table, a load behind a load. Triton gives each of the two half of the
-# stages but one: with 5, a tile of both is under way while the last is in use; with 3 or 4, none is.
+# stages but one: with 5, a tile of both is being loaded while the last is in use; with 3 or 4, none is.
 STAGES = 5
 
 
 class AttentionGeometry(NamedTuple):
-    """What of a model a plan depends on.
+    """Sizes of a model that a plan depends on.
 
     Attributes:
-        number_bytes: of queries, keys and values.
+        number_bytes: bytes of an element of queries, keys and values.
         padded_dim: head_dim, up to the next power of two.
         group: query heads per KV head.
     """
@@ -66,7 +67,7 @@ class AttentionGeometry(NamedTuple):
 
 
 class Chip(NamedTuple):
-    """What the layout of the work depends on."""
+    """Properties of a GPU that a plan depends on."""
 
     processors: int
     is_hopper: bool
@@ -74,7 +75,7 @@ class Chip(NamedTuple):
 
 @lru_cache
 def chip_of(device: torch.device) -> Chip:
-    """An H100 where there is no GPU."""
+    """Return the properties of a GPU; those of an H100 for other devices."""
     if device.type != "cuda":
         return Chip(132, True)
     properties = torch.cuda.get_device_properties(device)
@@ -82,16 +83,16 @@ def chip_of(device: torch.device) -> Chip:
 
 
 class Plan(NamedTuple):
-    """What the programs of a call do: the same in all layers of a step.
+    """The work of all programs of a call, the same in all layers of a step.
 
     Attributes:
-        height: of the tiles (BLOCK_M).
-        config: how they go through their keys.
+        height: height of the tiles (BLOCK_M).
+        config: loop settings of the programs.
         items: int32 `[items, 7]`: request, first packed row, number of rows, first entry, end of the entries, entry
             of the request's tree node 0, number of the part, or -1 where the item is its whole tile. The longest
             come first, so that none is begun when the others are done. An item of no rows and no entries does nothing.
         joins: int32 `[tiles cut, 4]`: first packed row, number of rows, first part, number of parts.
-        num_parts: of all tiles that are cut.
+        num_parts: parts of all cut tiles together.
     """
 
     height: int
@@ -102,7 +103,7 @@ class Plan(NamedTuple):
 
     @staticmethod
     def make(rows: RaggedRows, group: int, kv_heads: int, configs: dict[int, Config], processors: int) -> "Plan":
-        """From what the host knows, without waiting for the device."""
+        """Return the plan, from what the host knows and without waiting for the device."""
         height = best_height(rows, group, configs)
         config = configs[height]
         tiles = cut_rows(rows, height // group)
@@ -114,7 +115,7 @@ class Plan(NamedTuple):
         for tile in tiles:
             context = tile.end - rows.first
             wanted = max(1, math.floor(context / max(share, MIN_PART) + 0.5))
-            size = -(-context // (wanted * config.keys)) * config.keys
+            size = ceil_div(context, wanted * config.keys) * config.keys
             begins = range(rows.first, tile.end, size)
             is_cut = len(begins) > 1
             for part, begin in enumerate(begins, start=num_parts):
@@ -129,18 +130,18 @@ class Plan(NamedTuple):
 
 
 def best_height(rows: RaggedRows, group: int, configs: dict[int, Config]) -> int:
-    """The height of tiles that costs least: a tile reads its context once and computes with all its height."""
+    """Return the cheapest height of tiles: a tile reads its context once and computes with all its height."""
 
     def cost(height: int) -> int:
         per_tile = height // group
-        read = sum(-(-n // per_tile) * length for n, length in zip(rows.query_lens, rows.lengths, strict=True))
+        read = sum(ceil_div(n, per_tile) * length for n, length in zip(rows.query_lens, rows.lengths, strict=True))
         return (BALANCED_HEIGHT + height) * read
 
     return min((height for height in configs if height >= group), key=cost)
 
 
 def cut_rows(rows: RaggedRows, per_tile: int) -> list[Tile]:
-    """All query rows in tiles of at most `per_tile`."""
+    """Return all query rows in tiles of at most `per_tile`."""
     tiles = []
     start = 0
     for request, (count, length) in enumerate(zip(rows.query_lens, rows.lengths, strict=True)):

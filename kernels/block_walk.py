@@ -5,7 +5,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec.kernels.gumbel_argmax import INFINITY
 from specdec.kernels.residual import (
     BLOCK_SIZE,
     COIN,
@@ -18,7 +17,7 @@ from specdec.kernels.residual import (
     uniform,
     weights,
 )
-from specdec.kernels.score_keys import scores_of
+from specdec.kernels.score_keys import INFINITY, scores_of
 from specdec.kernels.tree_walk import empty_walk
 from specdec.kernels.types import DraftProbs, NoiseKeys, Walk
 
@@ -38,9 +37,9 @@ def block_walk(
 ) -> Walk:
     """Accept the longest prefix of each chain whose coin falls below its h, then emit a draw from what is left of p.
 
-    The rule is that of `verify.block` (Sun et al. 2025, Algorithm 2), its coins and its draw those of `verify.chance`,
-    to the bit. With `v = exp(score - largest)` and T its sum, p = v / T, and what a prefix of weight w leaves of p,
-    max(w p - q, 0), is `max(v - (T / w) q, 0)` times w / T.
+    The rule is `block_walk_reference.walk_block` (Sun et al. 2025, Algorithm 2), with the coins and the draw of
+    `PhiloxChance`, to the bit. With `v = exp(score - largest)` and T its sum, p = v / T, and what a prefix of weight w
+    leaves of p, max(w p - q, 0), is `max(v - (T / w) q, 0)` times w / T.
 
     Args:
         scores: `[rows + nodes, vocab]`, float32, bfloat16 or float16; processed, not normalised; per row its root's,
@@ -86,7 +85,7 @@ def block_walk(
 @triton.jit(do_not_specialize=["max_depth"])
 def block_walk_kernel(
     p_scores,  # [rows + nodes, VOCAB]
-    p_draft,  # [laws, VOCAB]
+    p_draft,  # [distributions, VOCAB]
     p_draft_rows,  # [rows + nodes]
     p_tokens,  # [nodes]
     p_starts,  # [rows + 1]
@@ -97,11 +96,11 @@ def block_walk_kernel(
     p_lengths,  # [rows]
     p_next_tokens,  # [rows]
     scores_stride,  # run-time: scores may be columns of a wider tensor
-    draft_stride,  # likewise
+    draft_stride,  # as above
     max_depth,  # run-time: the longest chain of the step
     VOCAB: tl.constexpr,  # a model has one
     BLOCK: tl.constexpr,  # the shape of the registers
-    BLOCK_DEPTH: tl.constexpr,  # likewise, of a chain
+    BLOCK_DEPTH: tl.constexpr,  # the shape of the registers of a chain
 ):
     i_row = tl.program_id(0).to(tl.int64)
     start = tl.load(p_starts + i_row)
@@ -121,7 +120,7 @@ def block_walk_kernel(
     weight = tl.full([], 1, tl.float64)
     top = tl.full([], 0, tl.float32)
     total = tl.full([], 0, tl.float64)
-    lawful = tl.full([], 1, tl.int32)
+    is_valid = tl.full([], 1, tl.int32)
     more = tl.full([], 1, tl.int32)
     while more > 0:
         p_row = p_scores + (start + kept) * scores_stride
@@ -143,7 +142,7 @@ def block_walk_kernel(
                 b_prefix = tl.where(o_depth == kept, weight, b_prefix)
                 more = (weight > 0).to(tl.int32)
         else:
-            lawful = tl.full([], 0, tl.int32)
+            is_valid = tl.full([], 0, tl.int32)
     h = weight
     left_over = total
     share = tl.full([], 0, tl.float64)
@@ -155,7 +154,7 @@ def block_walk_kernel(
             accepted = tl.full([], 1, tl.int32)
         else:
             kept -= 1
-            lawful = tl.full([], 1, tl.int32)
+            is_valid = tl.full([], 1, tl.int32)
             m_kept = o_depth == kept
             weight = tl.sum(tl.where(m_kept, b_prefix, 0.0), 0)
             top = tl.sum(tl.where(m_kept, b_tops, 0.0), 0)
@@ -174,7 +173,7 @@ def block_walk_kernel(
             if left_over <= 0:
                 share, left_over = tl.full([], 0, tl.float64), total
     next_token = tl.full([], -1, tl.int64)
-    if lawful > 0:
+    if is_valid > 0:
         p_row = p_scores + (start + kept) * scores_stride
         p_q = p_draft + tl.load(p_draft_rows + start + kept) * draft_stride
         u = uniform(seed, sample_index, position + kept, RESIDUAL, 0)

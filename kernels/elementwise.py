@@ -15,7 +15,7 @@ BLOCK_SIZE = 1024
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """`weight * x / sqrt(mean(x^2) + eps)` over the last dimension, rounded once.
+    """Return `weight * x / sqrt(mean(x^2) + eps)` over the last dimension, rounded once.
 
     Args:
         x: `[rows, hidden]`, float32, bfloat16 or float16; each row in one piece.
@@ -32,7 +32,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The `rms_norm` of `residual + x`, and that sum, rounded to its dtype before it is normed.
+    """Return the `rms_norm` of `residual + x`, and that sum, rounded to its dtype before it is normed.
 
     Args:
         x: `[rows, hidden]`, float32, bfloat16 or float16; each row in one piece.
@@ -46,7 +46,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
 
 def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The norm and the sum; without a residual, the norm twice."""
+    """Return the norm and the sum; without a residual, the norm twice."""
     added = x if residual is None else residual
     if x.ndim != 2 or added.shape != x.shape or weight.shape != x.shape[1:]:
         raise ValueError(
@@ -79,7 +79,7 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> t
 
 
 def num_warps(block: int) -> int:
-    """Warps for a program that holds `block` numbers: 16 numbers a thread, the most that one row profits from."""
+    """Return the warps of a program that holds `block` numbers: 16 numbers a thread, the best for one row."""
     return min(16, max(1, block // 512))
 
 
@@ -91,7 +91,7 @@ def rms_norm_kernel(
     p_normed,  # [rows, HIDDEN]
     p_sum,  # [rows, HIDDEN]; never written without ADD
     x_stride,  # run-time: x may be columns of a wider tensor
-    residual_stride,  # run-time, likewise
+    residual_stride,  # run-time, for the same reason
     eps,  # run-time: costs nothing
     HIDDEN: tl.constexpr,  # a model has one or two; where BLOCK divides it, no masks are left
     BLOCK: tl.constexpr,  # the shape of the registers
@@ -128,7 +128,7 @@ def rms_norm_kernel(
 
 @triton.jit
 def _summed(p_x, p_residual, o_x, HIDDEN: tl.constexpr, ADD: tl.constexpr):
-    """float32 `[BLOCK]`: what is normed, 0 beyond the row's end."""
+    """Return the numbers to be normed, float32 `[BLOCK]`, 0 beyond the row's end."""
     b_x = tl.load(p_x + o_x, mask=o_x < HIDDEN, other=0.0).to(tl.float32)
     if ADD:
         b_residual = tl.load(p_residual + o_x, mask=o_x < HIDDEN, other=0.0).to(tl.float32)
@@ -150,7 +150,7 @@ def _store_scaled(p_normed, p_weight, b_x, scale, o_x, HIDDEN: tl.constexpr):
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
-    """`silu(gate) * up`, rounded once.
+    """Return `silu(gate) * up`, rounded once.
 
     Args:
         gate_up: `[rows, 2 * intermediate]`, float32, bfloat16 or float16; each row in one piece.

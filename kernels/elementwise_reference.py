@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """`weight * x / sqrt(mean(x^2) + eps)` over the last dimension (Zhang & Sennrich 2019).
+    """Return `weight * x / sqrt(mean(x^2) + eps)` over the last dimension (Zhang & Sennrich 2019).
 
     Computed as the layer norm of `[x, -x]`, which has mean 0 and the mean square of x as its variance: one
     fused operation, where torch's own RMS norm is nine on a CPU.
@@ -24,13 +24,13 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The `rms_norm` of `residual + x`, and that sum."""
+    """Return the `rms_norm` of `residual + x`, and that sum."""
     total = residual + x
     return rms_norm(total, weight, eps), total
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
-    """`silu(gate) * up` for `gate_up = [rows, 2 * intermediate]`."""
+    """Return `silu(gate) * up` for `gate_up = [rows, 2 * intermediate]`."""
     size = gate_up.shape[-1] // 2
     gate, up = gate_up.split_with_sizes((size, size), -1)
     return F.silu(gate) * up

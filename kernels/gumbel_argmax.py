@@ -1,5 +1,5 @@
 # mypy: allow-incomplete-defs, allow-untyped-defs, allow-untyped-decorators
-"""The token of the largest score, with its position's own noise added where the row is sampled."""
+"""Argmax of scores, with the position's own noise in sampled rows."""
 
 import torch
 import triton
@@ -7,16 +7,15 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec.kernels.philox import gumbel, token_words
-from specdec.kernels.score_keys import NOTHING, score_keys, scores_of, tokens_of
+from specdec.kernels.score_keys import INFINITY, NOTHING, score_keys, scores_of, tokens_of
 from specdec.kernels.types import DTYPES, NoiseKeys
 
 # Tokens of a program: a Philox counter, eight tokens, for each thread of four warps.
 BLOCK_SIZE = 1024
-INFINITY = tl.constexpr(float("inf"))
 
 
 def gumbel_argmax(scores: Tensor, seeds: Tensor, sample_indices: Tensor, positions: Tensor, sampled: Tensor) -> Tensor:
-    """`argmax_v scores[v] + G(seed, sample index, position, v)`, lowest id on ties: a sample from softmax(scores).
+    """Return `argmax_v scores[v] + G(seed, sample index, position, v)`, lowest id on ties: a sample of softmax(scores).
 
     Args:
         scores: `[rows, vocab]`, float32, bfloat16 or float16; processed, not normalised; each row in one piece.
@@ -45,7 +44,11 @@ def gumbel_argmax(scores: Tensor, seeds: Tensor, sample_indices: Tensor, positio
 
 
 def check_rows(scores: Tensor, keys: NoiseKeys, sampled: Tensor) -> None:
-    """Raises ValueError where the arguments do not fit each other."""
+    """Check that the arguments fit each other.
+
+    Raises:
+        ValueError: they do not.
+    """
     if scores.ndim != 2 or not scores.shape[1] or scores.stride(1) != 1 or scores.dtype not in DTYPES:
         raise ValueError(
             f"scores {tuple(scores.shape)} {scores.dtype}, strides {scores.stride()}: not [rows, vocab] of {DTYPES}"

@@ -23,7 +23,11 @@ def perturbed(
     lane: int,
     tokens: Tensor | None = None,
 ) -> Tensor:
-    """`[rows, n]`, a tensor of its own: float32, float64 for float64 scores. `tokens` is `[rows, n]`."""
+    """Return scores plus noise, a new tensor `[rows, n]`: float32, float64 for float64 scores.
+
+    Args:
+        tokens: `[rows, n]`, which tokens are scored; None for all.
+    """
     size = scores.shape[1] if tokens is None else int(tokens.max()) + 1
     noise = gumbel_noise(seeds, sample_indices, positions, size, stream, lane)
     if tokens is not None:

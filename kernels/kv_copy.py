@@ -51,7 +51,7 @@ def copy_blocks(kv: Tensor, source_blocks: Tensor, target_blocks: Tensor, block_
 
 
 def _launch(kv: Tensor, source: Tensor, target: Tensor, slots: int) -> None:
-    """Copy units of so many slots."""
+    """Copy units of `slots` slots."""
     if source.ndim != 1 or source.shape != target.shape or {source.dtype, target.dtype} != {torch.int64}:
         raise ValueError(
             f"source {tuple(source.shape)} {source.dtype} and target {tuple(target.shape)} {target.dtype}: "
@@ -76,9 +76,9 @@ def move_kernel(
     p_target,  # [num_moves]
     num_moves,  # run-time: differs from step to step, and no address depends on it
     layer_stride,  # run-time: grows with the cache
-    size,  # run-time: numbers of an entry; a multiple of 16 in all real models, which Triton finds out
+    size,  # run-time: numbers of an entry; a multiple of 16 in all real models, which Triton detects
     MOVES: tl.constexpr,  # the shape of the registers
-    CHUNK: tl.constexpr,  # likewise
+    CHUNK: tl.constexpr,  # as above
 ):
     # [1, CHUNK]
     o_x = (tl.program_id(0) * CHUNK + tl.arange(0, CHUNK))[None, :]

@@ -1,4 +1,4 @@
-"""Products with weight matrices, which a processor reads fastest in a layout of its own."""
+"""Products with weight matrices, in the memory layout that the processor reads fastest."""
 
 from typing import Any
 
@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from specdec.kernels.integers import ceil_div
 from specdec.kernels.kernel_set import KernelSet
 
 # A weight up to this size is kept in its plain layout as well: a product with it takes less time than oneDNN
@@ -49,16 +50,16 @@ class Projection:
 
     @property
     def is_packed(self) -> bool:
-        """Whether products read a rearranged copy of `weight`."""
+        """True if products read a rearranged copy of `weight`."""
         return self._packed is not None
 
     @property
     def keeps_plain(self) -> bool:
-        """Whether some products read `weight` itself."""
+        """True if some products read `weight` itself."""
         return self._packed is None or self._is_small
 
     def __call__(self, x: Tensor) -> Tensor:
-        """`[rows, in_features]` to `[rows, out_features]`."""
+        """Multiply: `[rows, in_features]` to `[rows, out_features]`."""
         if self._packed is None:
             return F.linear(x, self.weight, self.bias)
         if self._is_small and x.shape[0] == 1:
@@ -72,15 +73,16 @@ class Projection:
 
 
 def padded_rows(rows: int) -> int:
-    """The row count whose product `rows` are computed with.
+    """Return the row count to which `rows` rows are padded.
 
     oneDNN compiles a kernel for every row count that it meets, which takes as long as the first product of
-    hundreds of rows, and batches of trees and prompts meet all of them. So few counts are used beyond the smallest.
+    hundreds of rows, and batches of trees and prompts have all kinds of them. So only few counts are used beyond the
+    smallest.
     """
     for most, multiple in ROW_BUCKETS:
         if rows <= most:
-            return -(-rows // multiple) * multiple
-    return -(-rows // LARGEST_MULTIPLE) * LARGEST_MULTIPLE
+            return ceil_div(rows, multiple) * multiple
+    return ceil_div(rows, LARGEST_MULTIPLE) * LARGEST_MULTIPLE
 
 
 def pad_rows(x: Tensor) -> Tensor:
@@ -102,10 +104,10 @@ def _without_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class Linear(nn.Linear):
-    """A linear layer that trains as itself and serves as its `Projection`."""
+    """Linear layer whose inference form is a `Projection`."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[rows, in_features]` to `[rows, out_features]`."""
+        """Multiply: `[rows, in_features]` to `[rows, out_features]`."""
         return super().forward(pad_rows(x))[: len(x)]
 
     def served(self, _: KernelSet) -> Projection:

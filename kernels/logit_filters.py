@@ -1,24 +1,23 @@
 # mypy: allow-incomplete-defs, allow-untyped-defs, allow-untyped-decorators
-"""min_p, top_k and top_p of each row, found by search among the scores: no sort, and the host waits for nothing."""
+"""min_p, top_k and top_p of each row by a search among the scores: without sorting and without a host wait."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec.kernels.score_keys import ordered, score_bits
+from specdec.kernels.score_keys import INFINITY, ordered, score_bits
 
-# Scores of a row that a program goes through at a time: a row is one program's, so many loads must be under way.
+# Scores of a row that a program reads at a time. One program has the whole row, so it needs many loads in flight.
 BLOCK_SIZE = 4096
-# Bounds that one pass over a row tries: so many fold the range of 2**32 to one in 16 passes.
+# Bounds that one pass over a row tries: four reduce the range of 2**32 to one in 16 passes.
 PIVOTS = 4
-INFINITY = tl.constexpr(float("inf"))
 # Of minus infinity: above it lies what is possible.
 LEAST = tl.constexpr(-(2**31) + 0x7FFFFF)
 
 
 def filter_logits(scores: Tensor, limits: Tensor) -> Tensor:
-    """Keep what is likely enough, of that the `top_k` largest, of those the smallest set of mass `top_p`; in place.
+    """Apply min_p, then keep the `top_k` largest, then the smallest set of those with mass `top_p`; in place.
 
     Of equal scores the lowest ids are kept. What is dropped becomes -inf. A row whose largest score is not finite, or
     that holds a NaN, keeps its largest and may keep all.
@@ -50,7 +49,7 @@ def filter_logits(scores: Tensor, limits: Tensor) -> Tensor:
 
 
 def num_warps(block: int) -> int:
-    """Of a program."""
+    """Return the warps of a program."""
     return max(1, min(16, block // 256))
 
 
@@ -61,7 +60,7 @@ def filter_logits_kernel(
     stride,  # run-time: scores may be columns of a wider tensor
     VOCAB: tl.constexpr,  # a model has one
     BLOCK: tl.constexpr,  # the shape of the registers
-    PIVOTS: tl.constexpr,  # likewise
+    PIVOTS: tl.constexpr,  # as above
 ):
     i_row = tl.program_id(0).to(tl.int64)
     p_scores += i_row * stride
@@ -78,7 +77,7 @@ def filter_logits_kernel(
 
 @triton.jit
 def _filter(p_scores, best, min_p, top_k, top_p, VOCAB: tl.constexpr, BLOCK: tl.constexpr, PIVOTS: tl.constexpr):
-    """Drop what the limits leave out of a row whose largest score is finite."""
+    """Drop what the limits exclude from a row whose largest score is finite."""
     least = tl.full((), LEAST + 1, tl.int32)
     if min_p > 0:
         least = tl.maximum(least, score_bits(best + tl.log(min_p)))
@@ -123,11 +122,11 @@ def _search(
     BLOCK: tl.constexpr,
     PIVOTS: tl.constexpr,
 ):
-    """The largest bound from `low` to `high` such that there is `wanted` at or above it, and how much lies above it.
+    """Return the largest bound from `low` to `high` with `wanted` at or above it, and how much lies above it.
 
     Args:
-        low: there is enough at or above it.
-        high: and not enough at or above this.
+        low: a bound with enough at or above it.
+        high: a bound with too little at or above it.
         wanted: a number of scores, or a mass.
     """
     above = tl.full((), 0.0, tl.float32)
@@ -160,7 +159,7 @@ def _search(
 
 @triton.jit
 def _above(p_scores, best, least, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
-    """How many scores are at or above a bound, and their mass."""
+    """Return the number of scores at or above a bound, and their mass."""
     # Summed at the end.
     count = tl.zeros([BLOCK], dtype=tl.float32)
     mass = tl.zeros([BLOCK], dtype=tl.float32)
@@ -174,7 +173,7 @@ def _above(p_scores, best, least, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _largest(p_scores, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
-    """Infinity where one is NaN."""
+    """Return the largest score, infinity if one is NaN."""
     found = tl.full([BLOCK], -INFINITY, dtype=tl.float32)
     for start in range(0, VOCAB, BLOCK):
         o_token = start + tl.arange(0, BLOCK)
@@ -187,11 +186,11 @@ def _largest(p_scores, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _load_bits(p_scores, o_token, VOCAB: tl.constexpr):
-    """int32, as `score_bits`; those beyond the vocabulary are impossible."""
+    """Return `score_bits` of scores, int32; tokens beyond the vocabulary are impossible."""
     return score_bits(tl.load(p_scores + o_token, mask=o_token < VOCAB, other=-INFINITY))
 
 
 @triton.jit
 def _weight(bits, best):
-    """A score's chance over the largest's."""
+    """Return a score's probability relative to the largest one's."""
     return tl.exp(ordered(bits).to(tl.float32, bitcast=True) - best)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-# How many of the largest scores are sorted at first, beyond the top_k.
+# Number of the largest scores sorted at first, beyond the top_k.
 FIRST_SORTED = 32
 
 
@@ -21,7 +21,7 @@ def filter_logits(scores: Tensor, limits: Tensor) -> Tensor:
 
 
 def _keep_largest_(scores: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """The `top_k` largest, all at 0, and of those the smallest set of mass `top_p`; in place."""
+    """Keep the `top_k` largest (0: all), and of those the smallest set of mass `top_p`; in place."""
     # Only as many of the largest are sorted as these bounds can concern; a full sort is what would cost.
     vocab = scores.shape[1]
     open_ended = (top_k == 0).any()
@@ -54,7 +54,7 @@ def _keep_largest_(scores: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
 
 
 def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest of each row in order, and where they are: `topk`, several times as fast on wide rows.
+    """Return the `count` largest of each row in order, and their places: `topk`, several times as fast on wide rows.
 
     A row is cut into groups; the `count` groups of the largest maxima hold the `count` largest entries.
     """

@@ -1,14 +1,14 @@
 # mypy: allow-incomplete-defs, allow-untyped-defs, allow-untyped-decorators
-"""The children that a drafter looks at: the largest scores of a row, its noise added where it is sampled."""
+"""Top k of scores, with the position's own noise in sampled rows: the children that a drafter considers."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec.kernels.gumbel_argmax import INFINITY, check_rows
+from specdec.kernels.gumbel_argmax import check_rows
 from specdec.kernels.philox import gumbel, token_words, words_of
-from specdec.kernels.score_keys import LOW_HALF, NOTHING, score_keys, scores_of, tokens_of
+from specdec.kernels.score_keys import INFINITY, LOW_HALF, NOTHING, score_keys, scores_of, tokens_of
 from specdec.kernels.types import NoiseKeys, TopK
 
 MAX_K = 64
@@ -29,7 +29,9 @@ def perturbed_top_k(
     stream: int = 0,
     lane: int = 0,
 ) -> TopK:
-    """The k largest of `scores[v] + G(seed, sample index, position, v)`: without replacement (Kool et al. 2019).
+    """Return the k largest of `scores[v] + G(seed, sample index, position, v)`: k draws without replacement.
+
+    This is Gumbel top-k (Kool et al. 2019).
 
     Args:
         scores: `[rows, n]`, float32, bfloat16 or float16; need not be normalised; NaN counts as -inf; each
@@ -40,8 +42,8 @@ def perturbed_top_k(
         k: from 1 to `MAX_K` and n.
         tokens: int64 `[n]` or `[rows, n]`, which tokens v are scored, from 0 to 2**32 - 2, distinct and in any order,
             each row in one piece; None for 0 .. n - 1.
-        stream: what the noise is for, as `verify.noise.Stream`.
-        lane: tells independent vectors of one position and stream apart.
+        stream: a `Stream`, what the noise is for.
+        lane: distinguishes independent vectors of one position and stream.
 
     Raises:
         ValueError: shapes, strides or dtypes are others, or `k` is out of its range.
@@ -95,7 +97,7 @@ def perturbed_top_k(
 
 
 def _own_stride(tokens: Tensor, scores: Tensor) -> int:
-    """From one row's tokens to the next one's: 0 where all have the same.
+    """Return the stride from one row's tokens to the next one's, 0 where all rows have the same.
 
     Raises:
         ValueError: they do not fit the scores.
@@ -167,7 +169,7 @@ def top_k_of_parts_kernel(
     k,  # run-time, as above
     PARTS: tl.constexpr,  # a readout has one number
     BLOCK: tl.constexpr,  # keys, the shape of the registers
-    BLOCK_PARTS: tl.constexpr,  # likewise, of the sums
+    BLOCK_PARTS: tl.constexpr,  # the shape of the registers of the sums
 ):
     i_row = tl.program_id(0).to(tl.int64)
     # [BLOCK_PARTS]
@@ -186,7 +188,7 @@ def top_k_of_parts_kernel(
 
 @triton.jit
 def _log_sum_exp(b_x):
-    """A float32 number; -inf where all are."""
+    """Return the log-sum-exp, a float32 number; -inf where all are."""
     largest = tl.max(b_x, 0)
     # inf - inf is NaN.
     shift = tl.where(tl.abs(largest) < INFINITY, largest, 0.0)

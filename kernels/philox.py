@@ -19,7 +19,9 @@ BELOW_ONE = tl.constexpr(1 - 2.0**-24)
 
 @triton.jit
 def philox_words(block, lane, stream, position, seed, sample_index):
-    """Words `4 * block .. 4 * block + 3` of `np.random.Philox(counter=[0, lane, stream, position], key=[seed, index])`.
+    """Return words `4 * block .. 4 * block + 3` of numpy's Philox with counter [0, lane, stream, position].
+
+    The key is [seed, sample index].
 
     Args:
         block: uint64 tensor; the others uint64, scalar or of its shape.
@@ -43,7 +45,7 @@ def philox_words(block, lane, stream, position, seed, sample_index):
 
 @triton.jit
 def token_words(start, seed, sample_index, position, stream, lane, SIZE: tl.constexpr):
-    """uint32 `[SIZE]`: the words of tokens `start .. start + SIZE - 1`, as numpy views the 64-bit ones.
+    """Return the words of tokens `start .. start + SIZE - 1`, uint32 `[SIZE]`, as numpy views the 64-bit ones.
 
     Args:
         start: a multiple of 8.
@@ -68,7 +70,7 @@ def token_words(start, seed, sample_index, position, stream, lane, SIZE: tl.cons
 
 @triton.jit
 def words_of(tokens, seed, sample_index, position, stream, lane):
-    """uint32, each token's own word: what `token_words` has at its place, for tokens in any order.
+    """Return each token's word, uint32, as `token_words` has it, for tokens in any order.
 
     Args:
         tokens: int64 tensor of numbers from 0 on; the others as there.
@@ -89,7 +91,7 @@ def words_of(tokens, seed, sample_index, position, stream, lane):
 
 @triton.jit
 def gumbel(words):
-    """Standard Gumbel variates of uint32 words, float32: `-log(-log1p(-v))` with v = (word + 0.5) / 2**32.
+    """Return standard Gumbel variates of uint32 words, float32: `-log(-log1p(-v))` with v = (word + 0.5) / 2**32.
 
     There is no `log1p` that both the compiler and the interpreter know. With u = 1 - v rounded, and e what the
     rounding has lost, log(1 - v) = log(u) + log(1 + e / u) = log(u) + e + e v to within a rounding: e is exact, and

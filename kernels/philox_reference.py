@@ -16,7 +16,7 @@ HALF = 0xFFFFFFFF
 def philox_words(
     seeds: Tensor, sample_indices: Tensor, positions: Tensor, count: int, stream: int = 0, lane: int = 0
 ) -> Tensor:
-    """`np.random.Philox(counter=[0, lane, stream, position], key=[seed, sample index]).random_raw(count)`, by row.
+    """Return the first words of numpy's Philox with counter [0, lane, stream, position] and key [seed, sample index].
 
     Args:
         seeds, sample_indices, positions: int64 `[rows]`.
@@ -40,7 +40,7 @@ def philox_words(
 
 
 def _product(x: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
-    """Both halves of the 128-bit product, made of products of 32-bit halves; int64 wraps around as uint64 does."""
+    """Return both halves of the 128-bit product, from products of 32-bit halves; int64 wraps around as uint64 does."""
     low, high = multiplier & HALF, multiplier >> 32
     x_low, x_high = x & HALF, _upper(x)
     low_low, low_high, high_low = x_low * low, x_low * high, x_high * low
@@ -49,19 +49,19 @@ def _product(x: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
 
 
 def _upper(x: Tensor) -> Tensor:
-    """The upper 32 bits, as a number without a sign."""
+    """Return the upper 32 bits as an unsigned number."""
     return (x >> 32) & HALF
 
 
 def _signed(word: int) -> int:
-    """The int64 of the same bits."""
+    """Return the int64 of the same bits."""
     return word - (1 << 64) if word >> 63 else word
 
 
 def gumbel_noise(
     seeds: Tensor, sample_indices: Tensor, positions: Tensor, size: int, stream: int = 0, lane: int = 0
 ) -> Tensor:
-    """Standard Gumbel variates as `verify.noise.gumbel` makes them, float32 `[rows, size]`.
+    """Return standard Gumbel variates as `verify.noise.gumbel` makes them, float32 `[rows, size]`.
 
     Args:
         seeds, sample_indices, positions: int64 `[rows]`.

@@ -7,24 +7,25 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.attention_plan import Plan
+from specdec.kernels.integers import next_power_of_2
 
 Result = TypeVar("Result")
 
 
 class Capture(Protocol):
-    """Hands back the replay of some work, which reads and writes the same memory each time."""
+    """Function that captures some work and returns its replay, which reads and writes the same memory each time."""
 
     def __call__(self, work: Callable[[], Result], /) -> Callable[[], Result]: ...
 
 
 class PlanSize(NamedTuple):
-    """What of a plan is fixed in a graph: grids, and the sizes of what is allocated.
+    """The sizes of a plan that are fixed in a graph: grids and allocations.
 
     Attributes:
-        height: of the tiles.
-        items: programs per KV head, up to the next power of two.
-        joins: tiles that are cut, likewise; 0 stays.
-        parts: that they are cut into, likewise.
+        height: height of the tiles.
+        items: programs per KV head, rounded up to a power of two.
+        joins: cut tiles, rounded up in the same way; 0 stays.
+        parts: parts of the cut tiles, rounded up in the same way.
     """
 
     height: int
@@ -38,10 +39,10 @@ class PlanSize(NamedTuple):
 
 
 class PlanBuffer:
-    """Holds any plan of one size.
+    """Memory for any plan of one size.
 
     Attributes:
-        plan: to be handed to the kernel.
+        plan: the plan to pass to the kernel.
     """
 
     def __init__(self, like: Plan) -> None:
@@ -53,11 +54,11 @@ class PlanBuffer:
         self.plan = Plan(like.height, like.config, empty(size.items, 7), empty(size.joins, 4), size.parts)
 
     def fill(self, plan: Plan) -> None:
-        """Take over another plan of the same size; items and joins of no rows fill up, and do nothing."""
+        """Copy another plan of the same size; unused items and joins have no rows and do nothing."""
         for own, given in ((self.plan.items, plan.items), (self.plan.joins, plan.joins)):
             own[: len(given)].copy_(given)
             own[len(given) :].zero_()
 
 
 def _bucket(count: int) -> int:
-    return 1 << (count - 1).bit_length() if count else 0
+    return next_power_of_2(count) if count else 0

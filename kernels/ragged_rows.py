@@ -1,4 +1,4 @@
-"""Where the query rows of a step lie and which cache slots each of them sees."""
+"""The packed query rows of a step, and the cache slots that each of them sees."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from specdec.kernels.integers import ceil_div
+
 WORD_BITS = 64
 # Query rows of one tile of a long chain: bounds the masks and skips keys above the diagonal.
 TILE_ROWS = 128
-# Least keys that are attended under a mask by row. Up to here one call of the attention kernel is cheaper than
-# two and their merging; beyond it, a mask as wide as the context would be what costs.
+# Least number of keys that are attended under a mask by row. Up to it, one call of the attention kernel is cheaper
+# than two and their merging; beyond it, a mask as wide as the context would dominate the cost.
 MASKED_KEYS = 512
 
 
@@ -51,7 +53,7 @@ class RaggedRows:
 
     @cached_property
     def row_groups(self) -> "list[RowGroup]":
-        """Tiles of alike shape, batched: what the plain-torch attention loops over, made once a step."""
+        """Tiles of similar shape, batched, for the plain-torch attention; made once a step."""
         buckets: dict[tuple[int, int], list[Tile]] = {}
         start = 0
         for request, (count, length) in enumerate(zip(self.query_lens, self.lengths, strict=True)):
@@ -64,7 +66,7 @@ class RaggedRows:
 
     @cached_property
     def plans(self) -> dict[Hashable, Any]:
-        """How a kernel goes through these rows, by all else that this depends on: made once a step, by the kernel."""
+        """Work plans by what else they depend on; made by the attention kernel once a step."""
         return {}
 
 
@@ -87,7 +89,7 @@ class RowGroup:
 
     Attributes:
         queries: int64 `[tiles * rows]` packed row of each padded row, or None if the group is all rows in order.
-        scatter: (padded rows, packed rows) to write results back, or None likewise.
+        scatter: (padded rows, packed rows) to write results back, or None if the group is all rows in order.
         shape: (tiles, rows, keys).
         slots: int64 `[tiles * keys]` cache slots; padding repeats a slot of the request's own. A slice where
             they are one run of slots, which can be read in place.
@@ -108,11 +110,11 @@ class RowGroup:
     _masks: "dict[tuple[int, torch.dtype], Masks]" = field(default_factory=dict)
 
     def gather(self, entries: Tensor) -> Tensor:
-        """`[tiles * keys, …]` of a cache's entries `[slots, …]`."""
+        """Return the entries `[tiles * keys, …]` of a cache `[slots, …]`."""
         return entries[self.slots] if isinstance(self.slots, slice) else entries.index_select(0, self.slots)
 
     def masks(self, group: int, dtype: torch.dtype) -> "Masks":
-        """To be added to scores of `group` query heads times rows; made once a step."""
+        """Return masks for the scores of `group` query heads times rows; made once a step."""
         made = self._masks.get((group, dtype))
         if made is None:
             made = self._masks[group, dtype] = self._make_masks(group, dtype)
@@ -198,7 +200,7 @@ class RowGroup:
 
 
 class Masks(NamedTuple):
-    """0 or -inf, to be added to scores; None if all is seen.
+    """Masks of 0 and -inf, to be added to scores; None if all keys are seen.
 
     Attributes:
         prefix: `[tiles, 1, group * rows, keys - tail]`, the same for all rows of a tile and stored once.
@@ -210,9 +212,9 @@ class Masks(NamedTuple):
 
 
 def _run_of_slots(rows: RaggedRows, tile: Tile) -> slice | None:
-    """The slots that the tile's keys lie in, if they are consecutive."""
+    """Return the slots of the tile's keys, if they are consecutive."""
     size = rows.block_size
-    blocks = rows.block_tables[tile.request, : -(-tile.end // size)].tolist()
+    blocks = rows.block_tables[tile.request, : ceil_div(tile.end, size)].tolist()
     if blocks != list(range(blocks[0], blocks[0] + len(blocks))):
         return None
     return slice(blocks[0] * size + rows.first, blocks[0] * size + tile.end)

@@ -6,7 +6,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec.kernels.gumbel_argmax import INFINITY
 from specdec.kernels.residual import (
     BLOCK_SIZE,
     COIN,
@@ -20,7 +19,7 @@ from specdec.kernels.residual import (
     weights,
     without,
 )
-from specdec.kernels.score_keys import scores_of, tokens_of
+from specdec.kernels.score_keys import INFINITY, scores_of, tokens_of
 from specdec.kernels.tree_walk import empty_walk
 from specdec.kernels.types import DraftProbs, NoiseKeys, Walk
 
@@ -44,9 +43,9 @@ def rejection_walk(
 ) -> Walk:
     """Walk down from each root while a child is accepted, then emit a draw from what is left of p.
 
-    The rule is that of `verify.rejection`: p = softmax(scores) of the node; a child x is accepted with probability
-    min(1, p[x] / q[x]), else p becomes norm(max(p - q, 0)) and q loses x; without draft probabilities each child is
-    its own q. The coins and the draw are those of `verify.chance`, to the bit.
+    The rule is `rejection_walk_reference.walk_rejection`: p = softmax(scores) of the node; a child x is accepted with
+    probability min(1, p[x] / q[x]), else p becomes norm(max(p - q, 0)) and q loses x; without draft probabilities each
+    child is its own q. The coins and the draw are those of `PhiloxChance`, to the bit.
 
     Args:
         scores: `[rows + nodes, vocab]`, float32, bfloat16 or float16; processed, not normalised; per row its root's,
@@ -113,13 +112,13 @@ def rejection_walk_kernel(
     p_lengths,  # [rows]
     p_next_tokens,  # [rows]
     scores_stride,  # run-time: scores may be columns of a wider tensor
-    draft_stride,  # likewise
+    draft_stride,  # as above
     max_depth,  # run-time: the deepest tree of the step
     HAS_DRAFT: tl.constexpr,  # two rules
     VOCAB: tl.constexpr,  # a model has one
     BLOCK: tl.constexpr,  # the shape of the registers
-    NODES: tl.constexpr,  # likewise
-    BLOCK_DEPTH: tl.constexpr,  # likewise, of a path
+    NODES: tl.constexpr,  # as above
+    BLOCK_DEPTH: tl.constexpr,  # the shape of the registers of a path
 ):
     i_row = tl.program_id(0).to(tl.int64)
     start = tl.load(p_starts + i_row)

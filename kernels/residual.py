@@ -1,5 +1,5 @@
 # mypy: allow-incomplete-defs, allow-untyped-defs, allow-untyped-decorators
-"""What the walks that weigh p against q share: weights of tokens, what rejections leave of them, coins and draws.
+"""Functions of the kernels that weigh p against q: weights of tokens, what rejections leave of them, coins, draws.
 
 A rounding of float32 is made once, in `w = exp(score - largest)`. All sums, quotients and differences are float64:
 whatever is rejected, the output follows w to 2**-50 or so, where float32 would lose what little a rejection leaves.
@@ -11,9 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec.kernels.gumbel_argmax import INFINITY
 from specdec.kernels.philox import philox_words
-from specdec.kernels.score_keys import NOTHING, score_keys
+from specdec.kernels.score_keys import INFINITY, NOTHING, score_keys
 from specdec.kernels.types import DTYPES, DraftProbs, NoiseKeys, Stream
 
 # Tokens that a program reads at once. A row of the batch has one program, and so all that a multiprocessor has.
@@ -27,10 +26,10 @@ GRID = tl.constexpr(2.0**-53)
 def check_walk(
     scores: Tensor, draft_probs: DraftProbs | None, starts: Tensor, of_nodes: dict[str, Tensor], keys: NoiseKeys
 ) -> None:
-    """Refuse arguments of a walk that do not fit each other.
+    """Check that the arguments of a walk fit each other.
 
     Args:
-        of_nodes: by name, what has one number per node.
+        of_nodes: by name, the tensors with one number per node.
 
     Raises:
         ValueError: naming what does not fit.
@@ -60,7 +59,7 @@ def check_walk(
 
 @triton.jit
 def best_key(p_row, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
-    """Key of the largest score of a row; NaN counts as infinity, since neither is an answer."""
+    """Return the key of a row's largest score; NaN counts as infinity, since neither is valid."""
     # [BLOCK]
     b_best = tl.full([BLOCK], NOTHING, tl.int64)
     for begin in range(0, VOCAB, BLOCK):
@@ -73,7 +72,7 @@ def best_key(p_row, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def weights(p_row, top, begin, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
-    """float64 `[BLOCK]`: `exp(score - top)` of tokens from `begin` on."""
+    """Return `exp(score - top)` of tokens from `begin` on, float64 `[BLOCK]`."""
     o_token = begin + tl.arange(0, BLOCK)
     b_scores = tl.load(p_row + o_token, mask=o_token < VOCAB, other=-INFINITY).to(tl.float32)
     return tl.exp(b_scores - top).to(tl.float64)
@@ -81,14 +80,14 @@ def weights(p_row, top, begin, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def draft_probs_of(p_q, begin, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
-    """float64 `[BLOCK]`: draft probabilities of tokens from `begin` on."""
+    """Return the draft probabilities of tokens from `begin` on, float64 `[BLOCK]`."""
     o_token = begin + tl.arange(0, BLOCK)
     return tl.load(p_q + o_token, mask=o_token < VOCAB, other=0).to(tl.float64)
 
 
 @triton.jit
 def rest(w, share, q):
-    """`max(w - share * q, 0)`."""
+    """Return `max(w - share * q, 0)`."""
     return tl.maximum(w - share * q, 0.0)
 
 
@@ -96,7 +95,7 @@ def rest(w, share, q):
 def left(
     p_row, p_q, top, share, begin, b_tokens, m_lost, HAS_DRAFT: tl.constexpr, VOCAB: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """float64 `[BLOCK]`: what the rejections have left of tokens from `begin` on."""
+    """Return the weights that rejections have left of tokens from `begin` on, float64 `[BLOCK]`."""
     b_left = weights(p_row, top, begin, VOCAB, BLOCK)
     if HAS_DRAFT:
         # Where nothing was drawn there is no q to be read.
@@ -120,7 +119,7 @@ def draw(
     VOCAB: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """int64, the first token whose sum of what is left is above `bound`; -1 where nothing is left."""
+    """Return the first token at which the sum of what is left exceeds `bound`, int64; -1 if nothing is left."""
     # At first the block in which it lies; where rounding puts it behind the last, that.
     seen = tl.full([], 0, tl.float64)
     before = tl.full([], 0, tl.float64)
@@ -147,7 +146,7 @@ def draw(
 
 @triton.jit
 def without(b_w, begin, b_tokens, m_lost, BLOCK: tl.constexpr):
-    """The weights of tokens from `begin` on, with 0 at the tokens lost."""
+    """Return the weights of tokens from `begin` on, with 0 at rejected tokens."""
     m_here = m_lost & (b_tokens >= begin) & (b_tokens < begin + BLOCK)
     o_token = begin + tl.arange(0, BLOCK)
     token = tl.max(tl.where(m_here, b_tokens, -1), 0)
@@ -159,7 +158,7 @@ def without(b_w, begin, b_tokens, m_lost, BLOCK: tl.constexpr):
 
 @triton.jit
 def uniform(seed, sample_index, position, stream, place):
-    """float64: number `place` of `verify.noise.uniforms`."""
+    """Return number `place` of `verify.noise.uniforms`, float64."""
     w_0, w_1, w_2, w_3 = philox_words(
         tl.cast(place // 4, tl.uint64),
         tl.cast(0, tl.uint64),

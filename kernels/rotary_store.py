@@ -1,5 +1,5 @@
 # mypy: allow-incomplete-defs, allow-untyped-defs, allow-untyped-decorators
-"""Rotary embedding of queries and keys, and the keys' and values' way into the cache, in one pass."""
+"""Rotary embedding of queries and keys, and the write of keys and values to the cache, in one pass."""
 
 import torch
 import triton
@@ -77,12 +77,12 @@ def rotary_store_kernel(
     p_query,  # [rows, HEADS, DIM]
     qkv_stride,  # run-time: qkv may be columns of a wider tensor
     cos_stride,  # run-time: cosines and sines lie side by side in one table
-    sin_stride,  # run-time, likewise
+    sin_stride,  # run-time, for the same reason
     HEADS: tl.constexpr,  # a model has one or two; settles which heads are rotated
-    KV_HEADS: tl.constexpr,  # likewise
-    DIM: tl.constexpr,  # likewise; where it is a power of two, no masks are left
+    KV_HEADS: tl.constexpr,  # as above
+    DIM: tl.constexpr,  # a model has one or two; where it is a power of two, no masks are left
     BLOCK: tl.constexpr,  # heads of a program, the shape of the registers
-    BLOCK_DIM: tl.constexpr,  # likewise
+    BLOCK_DIM: tl.constexpr,  # as above
 ):
     i_row = tl.program_id(0).to(tl.int64)
     # [BLOCK, 1]

@@ -4,7 +4,7 @@ from torch import Tensor
 
 
 def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding (Su et al. 2021), halves convention, in place.
+    """Apply rotary position embedding (Su et al. 2021), halves convention, in place.
 
     Args:
         x: `[rows, heads, head_dim]`.
@@ -17,7 +17,7 @@ def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def rotary_store(qkv: Tensor, cos: Tensor, sin: Tensor, kv: Tensor, slots: Tensor, num_heads: int) -> Tensor:
-    """`rotate_` of queries and keys, then the write of keys and values to one layer's cache.
+    """Rotate queries and keys, then write keys and values to one layer's cache.
 
     Args:
         qkv: `[rows, heads + 2 * kv_heads, head_dim]`, rotated in place.

@@ -4,14 +4,15 @@
 import triton
 import triton.language as tl
 
-# Below the key of every score: nothing is left.
+INFINITY = tl.constexpr(float("inf"))
+# Below the key of every score: no score is left.
 NOTHING = tl.constexpr(-(2**63))
 LOW_HALF = tl.constexpr(0xFFFFFFFF)
 
 
 @triton.jit
 def score_keys(scores, tokens):
-    """int64: the larger score has the larger key, and of equal scores the lower token.
+    """Return keys, int64: larger for the larger score, and for the lower token among equal scores.
 
     Args:
         scores: float32, no NaN.
@@ -22,24 +23,24 @@ def score_keys(scores, tokens):
 
 @triton.jit
 def score_bits(scores):
-    """int32 that compare as the scores do."""
+    """Return int32 that compare as the scores do."""
     # 0 for -0, which is as large.
     return ordered(tl.where(scores == 0, 0.0, scores).to(tl.int32, bitcast=True))
 
 
 @triton.jit
 def scores_of(keys):
-    """float32."""
+    """Return the scores of keys, float32."""
     return ordered((keys >> 32).to(tl.int32)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def tokens_of(keys):
-    """int64."""
+    """Return the tokens of keys, int64."""
     return (keys & LOW_HALF) ^ LOW_HALF
 
 
 @triton.jit
 def ordered(bits):
-    """A float's bits as an integer that compares as the float does; its own inverse."""
+    """Return a float's bits as an integer that compares as the float does; its own inverse."""
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)

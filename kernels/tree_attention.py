@@ -2,8 +2,8 @@
 """Attention of ragged query rows over a paged cache.
 
 Flash attention (Dao et al. 2022) with the query heads of a group and several rows of a request in one tile, so that
-they share one read of their keys. A tile that would keep its program at work for longer than the others is cut along
-the context; a second pass joins the parts by their log-sum-exp.
+they share one read of their keys. A tile that would take longer than the others is cut along the context; a second
+pass joins the parts by their log-sum-exp.
 """
 
 import math
@@ -26,7 +26,7 @@ JOINED_PARTS = 16
 
 
 def tree_attention(query: Tensor, kv: Tensor, rows: RaggedRows, scale: float) -> Tensor:
-    """Attention of ragged query rows over a paged cache, causal along chains and by ancestors in trees.
+    """Compute attention of ragged query rows over a paged cache, causal along chains and by ancestors in trees.
 
     Scores and sums are float32; float32 input is multiplied as such, never as TF32. The first call of a step lays
     out its work and sends it to the device; the others, and it too once `rows.plans` has the layout, only launch
@@ -34,7 +34,7 @@ def tree_attention(query: Tensor, kv: Tensor, rows: RaggedRows, scale: float) ->
 
     Args:
         query: `[rows, heads, head_dim]`, float32, bfloat16 or float16, contiguous along the last dimension.
-        kv: `[slots, 2 * kv_heads, head_dim]`, likewise, of the same dtype; keys first, this step's own already
+        kv: `[slots, 2 * kv_heads, head_dim]`, laid out alike, of the same dtype; keys first, this step's own already
             stored.
         rows: what each query row sees; trees of at most 128 nodes.
         scale: factor of the scores.
@@ -69,7 +69,7 @@ def tree_attention(query: Tensor, kv: Tensor, rows: RaggedRows, scale: float) ->
 
 
 def plan_of(rows: RaggedRows, heads: AttentionGeometry) -> Plan:
-    """How a call goes through these rows, made by the first that asks.
+    """Return the work plan of these rows, made at the first call.
 
     Raises:
         ValueError: more query heads per KV head than the kernel was made for.
@@ -105,7 +105,7 @@ def _check(query: Tensor, kv: Tensor, rows: RaggedRows) -> None:
 
 @triton.jit
 def _load(pointers, mask, MASKED: tl.constexpr):
-    """What the mask hides is 0 and not read."""
+    """Return loaded numbers; masked ones are 0 and not read."""
     if MASKED:
         return tl.load(pointers, mask=mask, other=0.0)
     return tl.load(pointers)
@@ -113,7 +113,7 @@ def _load(pointers, mask, MASKED: tl.constexpr):
 
 @triton.jit
 def _shift(bits, by):
-    """uint64 bits moved `by` places down, or up where it is negative; 0 comes in."""
+    """Return uint64 bits shifted down by `by` places, or up where it is negative."""
     # In two halves, as a shift by 64 or more is undefined.
     down, up = tl.minimum(tl.maximum(by, 0), 126), tl.minimum(tl.maximum(-by, 0), 126)
     bits = bits >> (down // 2).to(tl.uint64) >> (down - down // 2).to(tl.uint64)
@@ -144,7 +144,7 @@ def _attend(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Go on over entries `[begin, end)`; unmasked, they are a multiple of BLOCK_N."""
+    """Continue over entries `[begin, end)`; unmasked, they are a multiple of BLOCK_N."""
     o_n, o_d = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
     for at in range(begin, end, BLOCK_N):
         entry = at + o_n
@@ -205,10 +205,10 @@ def tree_attention_kernel(
     HEAD_DIM: tl.constexpr,  # constexpr: fixed in a model; where it is a power of two, no mask is needed
     BLOCK_SIZE: tl.constexpr,  # constexpr: fixed in an engine, and a divisor, mostly a power of two
     BLOCK_M: tl.constexpr,  # constexpr: the shape of the registers; rows times GROUP, padded
-    BLOCK_N: tl.constexpr,  # constexpr: likewise, keys at a time
-    BLOCK_D: tl.constexpr,  # constexpr: likewise, HEAD_DIM padded to a power of two
+    BLOCK_N: tl.constexpr,  # constexpr: the shape of the registers, keys at a time
+    BLOCK_D: tl.constexpr,  # constexpr: the shape of the registers, HEAD_DIM padded to a power of two
 ):
-    """One item, one KV head: consecutive rows of a request over a range of its entries."""
+    """Run one item for one KV head: consecutive rows of a request over a range of its entries."""
     i_item, i_head = tl.program_id(0) // kv_heads, tl.program_id(0) % kv_heads
     p_item += i_item * 7
     request, first_row, num_rows = tl.load(p_item), tl.load(p_item + 1), tl.load(p_item + 2)
@@ -271,7 +271,7 @@ def join_parts_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_P: tl.constexpr,  # parts at a time; how many there are is run-time, as it depends on the context
 ):
-    """One query head of one row: the mean of its parts, weighted by exp2(log_sum)."""
+    """Join one query head of one row: the mean of its parts, weighted by exp2(log_sum)."""
     p_join += tl.program_id(0) * 4
     i_row, i_head = tl.program_id(1), tl.program_id(2)
     first_row, num_rows = tl.load(p_join), tl.load(p_join + 1)

@@ -12,7 +12,7 @@ _FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 def tree_attention(query: Tensor, kv: Tensor, rows: RaggedRows, scale: float) -> Tensor:
-    """Attention of ragged query rows over a paged cache, causal along chains and by ancestors in trees.
+    """Compute attention of ragged query rows over a paged cache, causal along chains and by ancestors in trees.
 
     Query heads of a group share one copy of their keys. Rows that see all keys, as in plain decoding, are not
     masked; others are masked in the last columns alone, and what lies before is merged in. Scores and sums
@@ -59,7 +59,7 @@ def tree_attention(query: Tensor, kv: Tensor, rows: RaggedRows, scale: float) ->
 
 
 class Attended(NamedTuple):
-    """Attention over some of the keys.
+    """Attention output over some of the keys.
 
     Attributes:
         output: `[tiles, heads, rows, head_dim]`.
@@ -71,7 +71,7 @@ class Attended(NamedTuple):
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Attended:
-    """Attention of `q` `[tiles, heads, rows, head_dim]` to `k`, `v` `[tiles, heads, keys, head_dim]`.
+    """Attend from `q` `[tiles, heads, rows, head_dim]` to `k`, `v` `[tiles, heads, keys, head_dim]`.
 
     Args:
         mask: `[tiles, 1, rows, keys]`, added to the scores; every row must see a key.
@@ -82,7 +82,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -
 
 
 def attend_generic(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Attended:
-    """`attend` on any device."""
+    """Compute `attend` on any device."""
     exact = torch.float64 if q.dtype == torch.float64 else torch.float32
     scores = (q.to(exact) @ k.to(exact).transpose(2, 3)) * scale
     if mask is not None:
@@ -91,7 +91,7 @@ def attend_generic(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: 
 
 
 def merge(a: Attended, b: Attended) -> Tensor:
-    """Attention over the keys of both, from each one's own (Dao et al. 2022): `[tiles, heads, rows, head_dim]`."""
+    """Return attention over the keys of both (Dao et al. 2022), `[tiles, heads, rows, head_dim]`."""
     share = torch.sigmoid(a.log_sum_exp - b.log_sum_exp).unsqueeze(-1)
     exact = share.dtype
     return torch.lerp(b.output.to(exact), a.output.to(exact), share).to(a.output.dtype)

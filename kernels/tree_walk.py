@@ -12,11 +12,11 @@ ROOT = tl.constexpr(-1)
 
 
 def tree_walk(emitted: Tensor, tokens: Tensor, parents: Tensor, starts: Tensor, max_nodes: int, max_depth: int) -> Walk:
-    """From the root on, go to the first child that carries the token emitted at the node, until there is none.
+    """Follow, from each root on, the first child with the token emitted at the node, until there is none.
 
     Args:
         emitted: int64 `[rows + nodes]`, per row the token that the target emits after its root, then after each of
-            its nodes; -1 where it emits none, which no child carries.
+            its nodes; -1 where it emits none, which no child has.
         tokens: int64 `[nodes]` of the draft's nodes, row by row, parents before children.
         parents: int64 `[nodes]`, index of each node's parent within its row, -1 for a child of the root.
         starts: int64 `[rows + 1]`, where in `emitted` each row begins, and the end.
@@ -53,7 +53,7 @@ def tree_walk(emitted: Tensor, tokens: Tensor, parents: Tensor, starts: Tensor, 
 
 
 def empty_walk(rows: int, max_depth: int, device: torch.device) -> Walk:
-    """Memory for a kernel to fill."""
+    """Return memory for a kernel to fill."""
     return Walk(
         torch.empty(rows, max_depth, dtype=torch.int64, device=device),
         torch.empty(rows, dtype=torch.int64, device=device),
@@ -72,7 +72,7 @@ def tree_walk_kernel(
     p_next_tokens,  # [rows]
     max_depth,  # run-time: the deepest tree of the step
     BLOCK: tl.constexpr,  # nodes, the shape of the registers
-    BLOCK_DEPTH: tl.constexpr,  # likewise, of a path
+    BLOCK_DEPTH: tl.constexpr,  # the shape of the registers of a path
 ):
     i_row = tl.program_id(0).to(tl.int64)
     start = tl.load(p_starts + i_row)

@@ -18,7 +18,7 @@ NO_TOKEN = -1
 
 
 class Stream(IntEnum):
-    """What random numbers are for. Streams are independent of each other, so no use of one biases another."""
+    """Uses of random numbers. Streams are independent of each other, so no use of one biases another."""
 
     TARGET = 0
     DRAFT = 1
@@ -27,7 +27,7 @@ class Stream(IntEnum):
 
 
 class NoiseKey(NamedTuple):
-    """The key of one vector of noise: a request's sample, and an output position (0 is the first generated token)."""
+    """Key of a vector of noise: a request's sample and an output position (0 is the first generated token)."""
 
     seed: int
     sample_index: int
@@ -53,7 +53,7 @@ class NoiseColumns(NamedTuple):
 
     Attributes:
         seeds, sample_indices, positions: int64 `[rows]`; 0 where a row has no noise.
-        sampled: bool `[rows]`, whether it has.
+        sampled: bool `[rows]`, whether a row has noise.
     """
 
     seeds: Tensor
@@ -116,13 +116,13 @@ class NoiseSource(Protocol):
 
 
 class Candidates(NamedTuple):
-    """Scores of next tokens: logits, or what became of them.
+    """Scores of next tokens: logits, processed or not.
 
     Attributes:
         scores: `[rows, n]`.
-        vocab_size: of all tokens.
+        vocab_size: number of all tokens.
         tokens: int64 `[n]` or `[rows, n]`, which tokens are scored, distinct; None for all of them in order. The
-            others cannot come, so chances are normalised over these.
+            others are impossible, so probabilities are normalised over these.
     """
 
     scores: Tensor
@@ -130,7 +130,7 @@ class Candidates(NamedTuple):
     tokens: Tensor | None = None
 
     def full(self) -> Tensor:
-        """`[rows, vocab_size]`."""
+        """Return the scores of all tokens, `[rows, vocab_size]`."""
         if self.tokens is None:
             return self.scores
         scores = self.scores.new_full((len(self.scores), self.vocab_size), float("-inf"))
@@ -143,7 +143,7 @@ class TopK(NamedTuple):
     Attributes:
         tokens: int64 `[rows, k]`, distinct; the lower id first where scores are equal.
         scores: float32 `[rows, k]`, noise included; -inf where no more tokens are possible.
-        log_sum_exp: float32 `[rows]` over the whole row: what turns scores into log-chances.
+        log_sum_exp: float32 `[rows]` over the whole row, which turns scores into log-probabilities.
     """
 
     tokens: Tensor
@@ -152,7 +152,7 @@ class TopK(NamedTuple):
 
     @property
     def log_chances(self) -> Tensor:
-        """`[rows, k]`: that each token is the argmax of the perturbed scores; NaN or -inf where none can come."""
+        """Log-probabilities `[rows, k]`, NaN or -inf where no token is possible."""
         return self.scores - self.log_sum_exp[:, None]
 
 
@@ -170,11 +170,11 @@ class DraftProbs(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """What each row's step yields: the tokens of its path, then `next_tokens`.
+    """The outcome of each row's step: the tokens of its path, then `next_tokens`.
 
     Attributes:
         paths: int64 `[rows, max_depth]`, accepted nodes from the root's child downwards, then -1.
-        lengths: int64 `[rows]`, how many they are.
+        lengths: int64 `[rows]`, their number.
         next_tokens: int64 `[rows]`, the target's own token after them, or -1 where there is none.
     """
 
@@ -184,7 +184,7 @@ class Walk(NamedTuple):
 
 
 class Acceptance(NamedTuple):
-    """What a sampled row's step yields, on the host: the tokens of `path`, then `next_token`.
+    """The outcome of a sampled row's step, on the host: the tokens of `path`, then `next_token`.
 
     Attributes:
         path: accepted nodes from the root's child downwards.
@@ -230,7 +230,13 @@ class Tree(Protocol):
 
 
 class Trees(Protocol):
-    """A batch of draft trees, one per row, as the walks take it; see `DraftTrees` in `verify`."""
+    """A batch of draft trees, one per row, as the walks take it; see `DraftTrees` in `verify`.
+
+    Attributes:
+        sizes: nodes of each tree.
+        depth: at least the depth of the deepest node.
+        is_drawn: of each tree, whether its children were drawn from known distributions.
+    """
 
     @property
     def sizes(self) -> Sequence[int]: ...
@@ -241,15 +247,29 @@ class Trees(Protocol):
     @property
     def is_drawn(self) -> Sequence[bool]: ...
 
-    def select(self, rows: Sequence[int]) -> "Trees": ...
+    def select(self, rows: Sequence[int]) -> "Trees":
+        """Return the trees of these rows, in this order."""
+        ...
 
-    def nodes(self, device: torch.device) -> NodeTensors: ...
+    def nodes(self, device: torch.device) -> NodeTensors:
+        """Return all nodes, tree after tree."""
+        ...
 
-    def draft_probs(self, device: torch.device) -> DraftProbs: ...
+    def draft_probs(self, device: torch.device) -> DraftProbs:
+        """Return what the children of all roots and nodes were drawn from; all trees must be drawn."""
+        ...
 
-    def read(self) -> Sequence[Tree]: ...
+    def read(self) -> Sequence[Tree]:
+        """Return the trees on the host, which may have to wait for them."""
+        ...
 
-    def read_with(self, parts: Sequence[Tensor]) -> list[list[int]]: ...
+    def read_with(self, parts: Sequence[Tensor]) -> list[list[int]]:
+        """Return the numbers of each tensor; what `read` needs comes in the same transfer.
+
+        Args:
+            parts: int64, on the trees' device.
+        """
+        ...
 
 
 # A 1-d torch tensor, or a numpy array of `Fraction`: the rules are the same code for the engine and for exact tests.

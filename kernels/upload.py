@@ -1,4 +1,4 @@
-"""Numbers from the host to a device, without waiting for what the device is doing."""
+"""Copies of numbers from the host to a device, without waiting for the device."""
 
 from typing import Any
 
@@ -7,9 +7,9 @@ from torch import Tensor
 
 
 def upload(numbers: Any, device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
-    """A tensor of nested lists of numbers, or of a numpy array.
+    """Return a tensor on a device, made of nested lists of numbers or of a numpy array.
 
-    From pageable memory a copy would first wait for all that the GPU has been asked.
+    A copy from pageable memory would first wait for all pending work of the GPU; pinned memory does not.
     """
     if device.type != "cuda":
         return torch.tensor(numbers, dtype=dtype, device=device)

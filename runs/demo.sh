@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The built-in demo model and its heads, from the data: runs/demo.sh DATA [OUT]
+# Train the built-in demo model and its heads: runs/demo.sh DATA [OUT]
 #
-# DATA holds sgd-train.jsonl and gsm8k-train.jsonl (`messages` a line); the Python standard library's sources come
-# from the Python that runs this. Every stage goes on where it was killed when the same command is given again.
+# DATA holds sgd-train.jsonl and gsm8k-train.jsonl, one object with `messages` per line. The sources of Python's standard
+# library come from the Python that runs this. The same command resumes a killed stage.
 set -euo pipefail
 data=$(realpath "${1:?usage: runs/demo.sh DATA [OUT]}")
 out=$(realpath -m "${2:-$(dirname "$0")/../build/demo}")
@@ -22,7 +22,7 @@ for kind in eagle eagle3; do
   head=$out/$kind
   python -m specdec.train_eagle.train --config "runs/demo-$kind.yaml" \
     --model "$target" --data "$out/prepared" --out "$head"
-  # One epoch more, of a schedule of its own.
+  # One more epoch with its own learning rate schedule.
   python -m specdec.train_eagle.train --config "runs/demo-$kind.yaml" \
     --model "$target" --data "$out/prepared" --out "$head-more" --start "$head/run" --epochs 1 --lr 0.0008 --seed 7
   head=$head-more

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# An EAGLE-3 head for Llama-3.1-8B-Instruct on one GPU of 80 GB: runs/llama-3.1-8b.sh [OUT] [CONVERSATIONS]
+# Train an EAGLE-3 head for Llama-3.1-8B-Instruct on one GPU of 80 GB: runs/llama-3.1-8b.sh [OUT] [CONVERSATIONS]
 #
-# Not run by us as a whole: the stages are those of runs/demo.sh, the settings those of published recipes. Needs the
-# network, access to the model on the Hugging Face hub (hf auth login), and some 50 GB of disk. CONVERSATIONS are taken
-# of each data set; the answers of the target are by far the longest stage. Every stage goes on where it was killed when
-# the same command is given again.
+# Not run by us as a whole: the stages are those of runs/demo.sh, the settings are from published recipes. It needs the
+# network, access to the model on the Hugging Face hub (hf auth login), and about 50 GB of disk. CONVERSATIONS is the
+# number taken from each data set. Generating the target's answers takes by far the longest. The same command resumes a
+# killed stage.
 set -euo pipefail
 out=$(realpath -m "${1:-$(dirname "$0")/../build/llama-3.1-8b}")
 conversations=${2:-200000}

@@ -46,7 +46,7 @@ def conversations(path: Path) -> list[list[dict[str, str]]]:
 
 
 def standard_library(limit: int) -> list[str]:
-    """Sources of this Python's own standard library, whole files, about `limit` characters of them."""
+    """Return whole source files of this Python's standard library, about `limit` characters in total."""
     root = Path(sysconfig.get_paths()["stdlib"])
     skipped = {"test", "tests", "site-packages", "idlelib", "encodings", "lib2to3", "turtledemo", "pydoc_data"}
     files = [p for p in sorted(root.rglob("*.py")) if not skipped & set(p.relative_to(root).parts)]
@@ -82,7 +82,7 @@ def train_tokenizer(texts: Iterator[str], vocab_size: int) -> PreTrainedTokenize
 
 
 def pack(data: Path, tokenizer: PreTrainedTokenizerFast, stdlib_chars: int, seed: int) -> np.ndarray:
-    """One long token stream: every document begins with BOS, documents shuffled across sources."""
+    """Return one token stream of all documents, shuffled across sources, each beginning with BOS."""
     documents = [
         tokenizer.apply_chat_template(messages, tokenize=False)
         for name in ("sgd-train", "gsm8k-train", "gsm8k-train")
@@ -95,7 +95,7 @@ def pack(data: Path, tokenizer: PreTrainedTokenizerFast, stdlib_chars: int, seed
 
 
 def optimizers(model: LlamaForCausalLM, lr: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the layers, AdamW for embeddings and norms."""
+    """Return the optimizers: Muon for the matrices of the layers, AdamW for embeddings and norms."""
     matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
     inside = {id(p) for p in matrices}
     rest = [p for p in model.parameters() if id(p) not in inside]
@@ -183,7 +183,7 @@ def main() -> None:
     start_seen, smooth = seen, 0.0
     while step < total_steps:
         seq_len = args.seq_len if step < 6 / 7 * total_steps else args.long_seq_len
-        # Every epoch starts at another offset, so that row borders fall elsewhere.
+        # Every epoch starts at another offset, so that rows begin at other tokens.
         epoch, at = divmod(seen, len(stream))
         window = np.take(np.roll(stream, -epoch * 137), range(at, at + args.batch_tokens), mode="wrap")
         rows = torch.from_numpy(window.astype(np.int64)).view(-1, seq_len)

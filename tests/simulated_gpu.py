@@ -1,8 +1,8 @@
-"""A GPU where there is none: what runs on it is computed by the CPU, and what a GPU would not bear is refused.
+"""A simulated GPU: the CPU computes what runs on it, and operations that a GPU would refuse raise an error.
 
-Tensors "on the GPU" say that they are on `cuda:1` and hold their numbers in a CPU tensor. What mixes the two kinds
-fails as it would on a GPU, what makes the host wait is noted, and CUDA graphs are tapes of what was launched: a
-replay runs the same on the same memory and not a line of Python, so what a capture has baked in stays as it was.
+Tensors "on the GPU" report the device `cuda:1` and hold their numbers in a CPU tensor. Mixing the two kinds fails as it
+would on a GPU. Operations that make the host wait are recorded. A CUDA graph is a tape of launches: a replay runs them
+again on the same memory without any of the captured Python code, so values read at the capture stay as they were.
 """
 
 import sys
@@ -20,26 +20,26 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 from triton.runtime import interpreter
 
-# Not the first, so that what names no device is found out.
+# Not the first device, so that code that forgets to name the device is found.
 GPU = torch.device("cuda", 1)
 CPU = torch.device("cpu")
-# What gives the host numbers, or needs them to know a shape.
+# Operations that give the host numbers, or need numbers to know a shape.
 READERS = {
     "tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__", "__contains__",
     "equal", "allclose", "nonzero", "unique", "masked_select", "argwhere", "bincount", "is_nonzero",
 }  # fmt: skip
-# What of a pinned tensor lies in the same memory.
+# Operations whose result shares the memory of a pinned tensor.
 VIEWS = {Tensor.view, Tensor.flatten, Tensor.__getitem__, Tensor.T.__get__, Tensor.unbind}  # type: ignore[attr-defined]
 
 
-class PretendTensor(torch.Tensor):
-    """Numbers on the GPU; `raw` holds them."""
+class SimulatedTensor(torch.Tensor):
+    """A tensor on the GPU. The CPU tensor `raw` holds its numbers."""
 
     raw: Tensor
 
     @staticmethod
-    def __new__(cls, raw: Tensor) -> "PretendTensor":
-        made: PretendTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+    def __new__(cls, raw: Tensor) -> "SimulatedTensor":
+        made: SimulatedTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls, raw.shape, strides=raw.stride(), storage_offset=raw.storage_offset(), dtype=raw.dtype, device=GPU
         )
         made.raw = raw
@@ -51,7 +51,7 @@ class PretendTensor(torch.Tensor):
 
 
 class Launch(NamedTuple):
-    """What a graph does once more at each replay."""
+    """An operation that a graph repeats at each replay."""
 
     work: Callable[..., Any]
     args: tuple[Any, ...]
@@ -59,7 +59,7 @@ class Launch(NamedTuple):
     made: dict[int, Tensor]
 
 
-class PretendGraph:
+class SimulatedGraph:
     """A tape of launches."""
 
     def __init__(self) -> None:
@@ -73,38 +73,38 @@ class PretendGraph:
                     mine.copy_(found[place])
 
     def forget(self) -> None:
-        """A capture runs nothing: what is made in it has no value before the first replay."""
+        """Overwrite what the capture computed: a real capture computes nothing before its first replay."""
         for made in (made for launch in self.launches for made in launch.made.values()):
             made.fill_(float("nan") if made.is_floating_point() else True if made.dtype == torch.bool else 1 << 20)
 
 
-class PretendEvent:
-    """A moment in the device's work, known once the host has waited for what came after it."""
+class SimulatedEvent:
+    """A moment in the device's work. It is known once the host has waited for later work."""
 
-    def __init__(self, gpu: "PretendGPU") -> None:
+    def __init__(self, gpu: "SimulatedGPU") -> None:
         self.gpu = gpu
 
     def record(self) -> None:
         assert self.gpu.is_current
         self.moment, self.waits = time.perf_counter(), len(self.gpu.waits)
 
-    def elapsed_time(self, end: "PretendEvent") -> float:
+    def elapsed_time(self, end: "SimulatedEvent") -> float:
         assert len(self.gpu.waits) > end.waits, "the device may not be there yet"
         return (end.moment - self.moment) * 1e3
 
 
-class PretendGPU(TorchFunctionMode):
-    """Everything that torch is asked for while it is entered.
+class SimulatedGPU(TorchFunctionMode):
+    """Handles every torch function that is called while it is entered.
 
     Attributes:
-        waits: what has made the host wait.
-        is_current: whether kernels and events that name no device go to it.
+        waits: operations that made the host wait, each with the module that called it.
+        is_current: whether kernels and events without a device go to this one.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.waits: list[str] = []
-        self._tape: PretendGraph | None = None
+        self._tape: SimulatedGraph | None = None
         self.is_current = False
 
     def __torch_function__(
@@ -112,11 +112,11 @@ class PretendGPU(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func in (torch.device, torch._C._nn._parse_to):
-            # They only speak of devices.
+            # They handle devices, not tensors.
             return func(*args, **kwargs)
         name = getattr(func, "__name__", str(func))
         given = tree_leaves((args, kwargs))
-        on_gpu = [leaf for leaf in given if isinstance(leaf, PretendTensor)]
+        on_gpu = [leaf for leaf in given if isinstance(leaf, SimulatedTensor)]
         if name == "__get__":
             name = func.__self__.__name__  # type: ignore[attr-defined]
             known = {"device": GPU, "is_cuda": True, "is_cpu": False}
@@ -129,7 +129,7 @@ class PretendGPU(TorchFunctionMode):
         goes_up = any(_is_gpu(leaf) for leaf in given)
         if not on_gpu and not goes_up:
             return self._on_host(func, args, kwargs)
-        others = [leaf for leaf in given if isinstance(leaf, Tensor) and not isinstance(leaf, PretendTensor)]
+        others = [leaf for leaf in given if isinstance(leaf, Tensor) and not isinstance(leaf, SimulatedTensor)]
         if name in ("copy_", "to", "__setitem__"):
             self._note_copy(name, args, kwargs, goes_up=goes_up)
         elif any(other.ndim for other in others) and not name.endswith("_like"):
@@ -153,9 +153,9 @@ class PretendGPU(TorchFunctionMode):
             return tree_map(lambda leaf: mine[id(leaf)] if id(leaf) in mine else _raised(leaf), found)
 
     def launch(self, work: Callable[..., Any], args: tuple[Any, ...], settings: dict[str, Any]) -> Any:
-        """A Triton kernel, interpreted."""
+        """Run a Triton kernel in the interpreter."""
         for leaf in tree_leaves((args, settings)):
-            if isinstance(leaf, Tensor) and not isinstance(leaf, PretendTensor) and not _is_pinned(leaf):
+            if isinstance(leaf, Tensor) and not isinstance(leaf, SimulatedTensor) and not _is_pinned(leaf):
                 raise ValueError("Pointer argument cannot be accessed from Triton (cpu tensor?)")
         assert self.is_current, "a kernel goes to the current device, which is another"
         plain, named = tree_map(_lowered, args), tree_map(_lowered, settings)
@@ -165,8 +165,8 @@ class PretendGPU(TorchFunctionMode):
             return work(*plain, **named)
 
     @contextmanager
-    def capture(self, graph: PretendGraph, pool: object) -> Iterator[None]:
-        """In the place of `torch.cuda.graph`."""
+    def capture(self, graph: SimulatedGraph, pool: object) -> Iterator[None]:
+        """Replace `torch.cuda.graph`."""
         assert self._tape is None
         assert pool == torch.cuda.graph_pool_handle()
         self._tape = graph
@@ -178,7 +178,7 @@ class PretendGPU(TorchFunctionMode):
 
     @contextmanager
     def be_current(self, device: object) -> Iterator[None]:
-        """In the place of `torch.cuda.device`."""
+        """Replace `torch.cuda.device`."""
         assert device == GPU
         before, self.is_current = self.is_current, True
         try:
@@ -186,13 +186,13 @@ class PretendGPU(TorchFunctionMode):
         finally:
             self.is_current = before
 
-    def event(self, *, enable_timing: bool) -> PretendEvent:
-        """In the place of `torch.cuda.Event`."""
+    def event(self, *, enable_timing: bool) -> SimulatedEvent:
+        """Replace `torch.cuda.Event`."""
         assert enable_timing
-        return PretendEvent(self)
+        return SimulatedEvent(self)
 
     def synchronize(self, device: object = None) -> None:
-        """In the place of `torch.cuda.synchronize`."""
+        """Replace `torch.cuda.synchronize`."""
         assert device == GPU or self.is_current
         self._note("synchronize")
 
@@ -207,12 +207,12 @@ class PretendGPU(TorchFunctionMode):
         return found
 
     def _note_copy(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, goes_up: bool) -> None:
-        """Between the two: from or to pageable memory the host waits, and in a graph nothing of it is allowed."""
+        """Record a copy between host and device that makes the host wait, and refuse it in a capture."""
         source = args[0] if name == "to" else args[-1]
         if not isinstance(source, Tensor):
             return
-        up = not isinstance(source, PretendTensor) and (goes_up or isinstance(args[0], PretendTensor))
-        down = isinstance(source, PretendTensor) and not isinstance(args[0], PretendTensor)
+        up = not isinstance(source, SimulatedTensor) and (goes_up or isinstance(args[0], SimulatedTensor))
+        down = isinstance(source, SimulatedTensor) and not isinstance(args[0], SimulatedTensor)
         if up and source.numel() and source.ndim and not (_is_pinned(source) and (kwargs.get("non_blocking"))):
             self._note(f"{name} from pageable memory")
         if down:
@@ -225,7 +225,7 @@ class PretendGPU(TorchFunctionMode):
             return isinstance(args[1], Tensor) and "output_size" not in kwargs
         if name in ("__getitem__", "__setitem__"):
             index = args[1] if isinstance(args[1], tuple) else (args[1],)
-            # A list is made a tensor in pageable memory; a mask says how many by its numbers alone.
+            # A list becomes a tensor in pageable memory; the size of a masked selection depends on the mask's values.
             return any(isinstance(one, list) or (isinstance(one, Tensor) and one.dtype == torch.bool) for one in index)
         return name in READERS or (name == "to" and any(_is_cpu(leaf) for leaf in tree_leaves((args, kwargs))))
 
@@ -239,9 +239,9 @@ class PretendGPU(TorchFunctionMode):
 
 
 @contextmanager
-def simulated_gpu(patch: pytest.MonkeyPatch) -> Iterator[PretendGPU]:
-    """A machine with such a GPU, which `torch.cuda` and Triton's interpreter take for real."""
-    gpu = PretendGPU()
+def simulated_gpu(patch: pytest.MonkeyPatch) -> Iterator[SimulatedGPU]:
+    """Make `torch.cuda` and Triton's interpreter use a simulated GPU."""
+    gpu = SimulatedGPU()
     execute = interpreter.GridExecutor.__call__
 
     def launch(executor: interpreter.GridExecutor, *args: Any, **settings: Any) -> Any:
@@ -268,28 +268,28 @@ def simulated_gpu(patch: pytest.MonkeyPatch) -> Iterator[PretendGPU]:
     patch.setattr(torch.cuda, "synchronize", Mock(side_effect=gpu.synchronize))
     patch.setattr(torch.cuda, "device", gpu.be_current)
     patch.setattr(torch.cuda, "Event", gpu.event)
-    patch.setattr(torch.cuda, "CUDAGraph", PretendGraph)
+    patch.setattr(torch.cuda, "CUDAGraph", SimulatedGraph)
     patch.setattr(torch.cuda, "graph", gpu.capture)
     with gpu:
         yield gpu
 
 
 def _lowered(leaf: Any) -> Any:
-    if isinstance(leaf, PretendTensor):
+    if isinstance(leaf, SimulatedTensor):
         return leaf.raw
     return CPU if _is_gpu(leaf) else leaf
 
 
 def _raised(leaf: Any) -> Any:
-    return PretendTensor(leaf) if isinstance(leaf, Tensor) else leaf
+    return SimulatedTensor(leaf) if isinstance(leaf, Tensor) else leaf
 
 
 def _tensors(found: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor)]
 
 
-def _new(found: Any, given: list[PretendTensor]) -> dict[int, Tensor]:
-    """What lies in memory of its own, by its place."""
+def _new(found: Any, given: list[SimulatedTensor]) -> dict[int, Tensor]:
+    """Return the results that have memory of their own, by index."""
     held = {one.raw.untyped_storage().data_ptr() for one in given}
     return {i: one for i, one in enumerate(_tensors(found)) if one.untyped_storage().data_ptr() not in held}
 

@@ -1,4 +1,4 @@
-"""What `import specdec` offers, and that it is quick."""
+"""The public names of `specdec`, and that importing it loads none of the slow packages."""
 
 import subprocess
 import sys

@@ -130,16 +130,6 @@ class ChatMask:
         return len(bare) if bare.endswith(self._specials) else len(turn)
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], max_length: int) -> Sample:
-    """Return tokens and mask of one conversation, cut after `max_length` tokens.
-
-    Raises:
-        ValueError: as `ChatMask` and its `encode` do.
-    """
-    token_ids, mask = ChatMask(tokenizer).encode(messages)
-    return Sample(token_ids[:max_length], mask[:max_length])
-
-
 def preview(console: Console, tokenizer: PreTrainedTokenizerBase, samples: Iterable[Sample]) -> None:
     """Print samples as text, with trained tokens in green on a terminal and in `[[…]]` elsewhere."""
     for sample in samples:

@@ -9,23 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specdec.train_eagle.chat_mask import BadConversation, Message, Sample, encode
-
-__all__ = [
-    "BadData",
-    "DatasetSource",
-    "Entry",
-    "FileSource",
-    "Message",
-    "Place",
-    "Sample",
-    "Source",
-    "encode",
-    "open_source",
-    "parse",
-    "read",
-    "write_conversations",
-]
+from specdec.train_eagle.chat_mask import BadConversation, Message
 
 # Also ShareGPT's names.
 ROLES = {"system": "system", "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant"}

@@ -9,7 +9,6 @@ of one that ends with a question, the last, after the rest as context. FOLDER ge
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from rich.console import Console
 
@@ -29,22 +28,6 @@ PROMPT_TOKENS = 1 << 14
 SHAPE = DraftShape(6, 10, 60)
 
 
-class Worth(NamedTuple):
-    """Acceptance of a head's drafts on some prompts.
-
-    Attributes:
-        tau: mean tokens emitted per target step, the bonus token included.
-        accepted_per_depth: share of steps that accept a draft token of depth 1, 2, …
-        tokens: number of generated tokens.
-        steps: number of target steps.
-    """
-
-    tau: float
-    accepted_per_depth: list[float]
-    tokens: int
-    steps: int = 0
-
-
 def measure_tau(
     model: Path,
     head: Path,
@@ -53,10 +36,10 @@ def measure_tau(
     max_tokens: int = 96,
     shape: DraftShape = SHAPE,
     dtype: str = "auto",
-) -> Worth:
+) -> SpeculationStats:
     """Measure tau on prompts (token ids) with every tree as large as `shape` allows and seeds 0, 1, …"""
     llm = engine(model, head, shape, dtype)
-    return worth(answer(llm, prompts, temperature, max_tokens))
+    return total_stats(answer(llm, prompts, temperature, max_tokens))
 
 
 def engine(model: Path, head: Path, shape: DraftShape, dtype: str) -> LLM:
@@ -78,13 +61,17 @@ def answer(llm: LLM, prompts: Sequence[list[int]], temperature: float, max_token
     return llm.generate(list(prompts), params, use_tqdm=False)
 
 
-def worth(outputs: Sequence[RequestOutput]) -> Worth:
-    """Sum up the acceptance of all outputs."""
+def total_stats(outputs: Sequence[RequestOutput]) -> SpeculationStats:
+    """Add up the acceptance of all outputs."""
     total = SpeculationStats()
     for output in outputs:
         total.add(output.stats)
-    share = [count / max(1, total.steps) for count in total.accepted_per_depth]
-    return Worth(total.tau, share, total.tokens, total.steps)
+    return total
+
+
+def accepted_shares(stats: SpeculationStats) -> list[float]:
+    """Return the share of steps that accept a draft token of depth 1, 2, …"""
+    return [round(count / max(1, stats.steps), 4) for count in stats.accepted_per_depth]
 
 
 def question(entry: Entry) -> list[Message]:
@@ -178,8 +165,8 @@ def evaluate(
         answers = {t: answer(llm, asked, t, max_tokens) for t in dict.fromkeys((*temperatures, 0.0))}
         accuracies[name] = accuracy(llm, answers[0.0], shape.depth)
         for temperature in dict.fromkeys(temperatures):
-            found = worth(answers[temperature])
-            shares = [round(share, 4) for share in found.accepted_per_depth]
+            found = total_stats(answers[temperature])
+            shares = accepted_shares(found)
             shares += [0.0] * (shape.depth - len(shares))
             tau = round(found.tau, 4)
             measured.append(Measured(name, temperature, len(asked), tau, shares, found.tokens, found.steps))

@@ -15,7 +15,7 @@ from torch import Tensor
 from specdec.draft_heads.heads.draft_head import FeatureHead, TargetOutput
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.models.llama import LlamaModel
-from specdec.train_eagle.conversations import Sample
+from specdec.train_eagle.chat_mask import Sample
 from specdec.train_eagle.prepared_data import write_json, write_whole
 from specdec.train_eagle.unrolled_attention import UnrolledAttention
 

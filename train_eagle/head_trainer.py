@@ -19,22 +19,22 @@ class LossSettings(NamedTuple):
     """Settings of the loss.
 
     Attributes:
-        kind: loss between the target's and the head's distribution of the next token.
+        loss: kind of loss between the target's and the head's distribution of the next token.
         unroll: number of passes over a batch; all but the first read the head's own states.
         step_decay: weight of each pass relative to the one before.
         token_weight: weight of the loss between distributions.
         feature_weight: weight of the smooth L1 distance to the target's feature (EAGLE-1/2).
         noise: amplitude of the uniform noise added to features.
-        checkpointing: recompute each pass for its gradient instead of keeping its activations.
+        gradient_checkpointing: recompute each pass for its gradient instead of keeping its activations.
     """
 
-    kind: LossKind
+    loss: LossKind
     unroll: int
     step_decay: float
     token_weight: float
     feature_weight: float
     noise: float
-    checkpointing: bool = False
+    gradient_checkpointing: bool = False
 
 
 class HeadTrainer(nn.Module):
@@ -97,7 +97,7 @@ class HeadTrainer(nn.Module):
             torch.stack(counted),
             wanted,
             self.teacher,
-            settings.kind,
+            settings.loss,
             weights,
         )
         total = settings.token_weight * loss.total
@@ -111,7 +111,7 @@ class HeadTrainer(nn.Module):
         """Run the head over its rows: `[rows, feature_size]`."""
         at_step = [_AtStep(attention, step) for attention in attentions]
         rotary = rotary_at(self.rope, positions)
-        if not (self.settings.checkpointing and torch.is_grad_enabled()):
+        if not (self.settings.gradient_checkpointing and torch.is_grad_enabled()):
             hidden: Tensor = self.head(tokens, features, rotary, at_step)
         else:
             hidden = checkpoint(self.head, tokens, features, rotary, at_step, use_reentrant=False)

@@ -22,11 +22,12 @@ from accelerate.utils import set_seed
 from torch import Tensor
 
 from specdec.config import resolve_dtype
+from specdec.core.outputs import SpeculationStats
 from specdec.draft_heads.heads.draft_head import FeatureHead
 from specdec.kernels.kernel_set import torch_kernels
 from specdec.models.llama import LlamaModel, load_llama
-from specdec.train_eagle.conversations import Sample
-from specdec.train_eagle.evaluate import Worth, measure_tau
+from specdec.train_eagle.chat_mask import Sample
+from specdec.train_eagle.evaluate import accepted_shares, measure_tau
 from specdec.train_eagle.features import FeatureSource, FeatureStore, OnlineFeatures, packed
 from specdec.train_eagle.head_trainer import LossSettings
 from specdec.train_eagle.prepared_data import PreparedData
@@ -111,15 +112,7 @@ class Run:
         self.model = load_llama(config.model, weights, self.device, torch_kernels(GumbelNoise(self.device)))
         self.kind = TRAINING_KINDS[config.head]
         self.head = new_head(config, self.model, self.data.train)
-        settings = LossSettings(
-            config.loss,
-            config.unroll,
-            config.step_decay,
-            config.token_weight,
-            config.feature_weight,
-            config.noise,
-            config.gradient_checkpointing,
-        )
+        settings = LossSettings(*(getattr(config, name) for name in LossSettings._fields))
         self.trainer = self.kind.trainer(self.head, self.model.lm_head_weight, settings)
         self.trained = [parameter for parameter in self.head.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(self.trained, lr=config.lr, betas=(0.9, 0.95), weight_decay=0.0)
@@ -223,21 +216,21 @@ class Run:
         if log is None:
             return
         loss = self._validate()
-        worth = self._worth()
+        stats = self._speculation()
         values = {
             "step": self.state.step,
             "tokens": tokens,
             "held_out_loss": round(loss.total.item(), 5),
             "held_out_accuracy": [round(value, 4) for value in loss.accuracy.tolist()],
-            "tau": round(worth.tau, 4),
-            "accepted_per_depth": [round(value, 4) for value in worth.accepted_per_depth],
+            "tau": round(stats.tau, 4),
+            "accepted_per_depth": accepted_shares(stats),
         }
         log.record(values)
         log.console.print(f"step {self.state.step}: held out: {values}", soft_wrap=True)
-        if worth.tau >= self.state.best_tau:
-            self.state.best_tau = worth.tau
+        if stats.tau >= self.state.best_tau:
+            self.state.best_tau = stats.tau
             recipe = self.config.model_dump(mode="json", exclude={"model", "data", "out", "features"})
-            recipe |= {"tokens": tokens, "held_out_tau": worth.tau}
+            recipe |= {"tokens": tokens, "held_out_tau": stats.tau}
             self.kind.files.save(self.head, self.config.out, {"training": recipe})
 
     @torch.no_grad()
@@ -250,12 +243,12 @@ class Run:
         self.trainer.train()
         return UnrolledLoss(*(torch.stack(values).float().mean(0) for values in zip(*losses, strict=True)))
 
-    def _worth(self) -> Worth:
+    def _speculation(self) -> SpeculationStats:
         """Measure the current head by the engine."""
         held_out = self.data.held_out
         count = min(self.config.evaluate_prompts, len(held_out))
         if count == 0:
-            return Worth(0.0, [], 0)
+            return SpeculationStats()
         # Spread over all of them.
         chosen = [held_out[i * len(held_out) // count] for i in range(count)]
         prompts = [sample.token_ids[: sample.mask.index(True)] for sample in chosen]

@@ -1,4 +1,4 @@
-"""Draft trees that stay on the device where they were made, until the host reads them along with their outcome."""
+"""Draft trees on a device, which the host reads in one transfer with their outcome."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,12 +14,12 @@ from specdec.kernels.upload import upload
 from specdec.verify.draft_trees import read_together
 from specdec.verify.tree import DraftTree, split_words
 
-# In the place of a distribution where nothing was drawn.
+# Marks roots and nodes that no children were drawn for.
 NO_PROBS = -1
 
 
 class NodeColumns(NamedTuple):
-    """A tree per row, its nodes in order, parents before children; what lies behind them has no meaning.
+    """The nodes of one tree per row, parents before children; entries behind them have no meaning.
 
     Attributes:
         tokens, depths: int64 `[rows, most]`.
@@ -39,10 +39,10 @@ class DeviceNodes:
     Args:
         columns: the nodes.
         sizes: nodes of each row's tree.
-        depth: levels at most.
-        probs: what children were drawn from, `rows` here being `[rows, 1 + most]`; None where all were chosen without
-            chance.
-        drawn: of each row, whether its children were drawn; all if there are `probs`, unless it is given.
+        depth: most levels.
+        probs: distributions that children were drawn from, its `rows` here `[rows, 1 + most]`; None if no tree was
+            drawn.
+        drawn: of each row, whether its children were drawn; by default all if there are `probs`.
     """
 
     def __init__(
@@ -63,17 +63,17 @@ class DeviceNodes:
 
     @property
     def most(self) -> int:
-        """Nodes that a row has room for."""
+        """Most nodes of a row."""
         return self.columns.tokens.shape[1]
 
     @property
     def table(self) -> Tensor:
-        """What the host reads, int64 `[rows, 3 * most]`: tokens, parents and ranks."""
+        """The part that the host reads, int64 `[rows, 3 * most]`: tokens, parents and ranks."""
         return torch.cat([self.columns.tokens, self.columns.parents, self.columns.ranks], 1)
 
     @property
     def paths(self) -> Tensor:
-        """Tokens from below the root to the root and each node, int64 `[rows, 1 + most, depth]`, padded with -1."""
+        """Tokens on the way to the root and to each node, int64 `[rows, 1 + most, depth]`, padded with -1."""
         if self._paths is None:
             self._paths = _paths(self.columns, self.depth)
         return self._paths
@@ -90,14 +90,14 @@ class DeviceNodes:
         return found
 
     def tree(self, row: int) -> DraftTree:
-        """Return a row's tree, once `host` holds `table`; without what its children were drawn from."""
+        """Return a row's tree without its `draft_probs`; `host` must hold `table`."""
         assert self.host is not None
         starts = (((3 * row + part) * self.most) for part in range(3))
         tokens, parents, ranks = (tuple(self.host[start : start + self.sizes[row]]) for start in starts)
         return DraftTree(tokens, parents, ranks=ranks, check=False)
 
     def concat(self, other: "DeviceNodes") -> "DeviceNodes":
-        """Return these trees and behind them the others'."""
+        """Return these trees, followed by the others."""
         both = (self, other)
         most, device = max(nodes.most for nodes in both), self.ancestors.device
         columns = [[pad(part, (0, most - nodes.most)) for part in nodes.columns] for nodes in both]
@@ -121,7 +121,7 @@ class DeviceNodes:
 
 
 class _Unknown(NamedTuple):
-    """Nodes of which the host knows nothing but their number."""
+    """Zeros in place of nodes that only the device knows."""
 
     tokens: Sequence[int]
     depths: Sequence[int]
@@ -132,8 +132,8 @@ class DeviceTrees:
     """Trees on a device; see `DraftTrees`.
 
     Args:
-        batch: where the nodes are.
-        rows: of the batch, one for each tree; None for an empty tree. All in order by default.
+        batch: the nodes.
+        rows: the batch's row of each tree, None for an empty tree; by default all rows in order.
     """
 
     def __init__(self, batch: DeviceNodes, rows: Sequence[int | None] | None = None) -> None:
@@ -182,7 +182,7 @@ class DeviceTrees:
         return DraftProbs(self.batch.probs.table, self.batch.probs.rows.flatten()[upload(flat, device)])
 
     def noise(self, keys: Sequence[NoiseKey | None], device: torch.device) -> NoiseRows:
-        """Return the noise by columns: the host does not know the depths."""
+        """Return the noise as columns, since the host does not know the depths."""
         counts = [1 + size for size in self.sizes]
         places = [row for row, count in enumerate(counts) for _ in range(count)]
         numbers = upload([(*key, 1) if key else (0, 0, 0, 0) for key in keys], device)[upload(places, device)]
@@ -211,6 +211,7 @@ class DeviceTrees:
 
 
 def _paths(columns: NodeColumns, depth: int) -> Tensor:
+    """Return `DeviceNodes.paths`."""
     device, rows = columns.tokens.device, len(columns.tokens)
     place = torch.arange(depth, device=device)
     own = torch.where(place == columns.depths[:, :, None] - 1, columns.tokens[:, :, None], -1)
@@ -223,7 +224,7 @@ def _paths(columns: NodeColumns, depth: int) -> Tensor:
 
 
 def _ancestors(parents: Tensor, depth: int) -> Tensor:
-    """int64 `[rows, nodes, words]`."""
+    """Return the nodes on the path to each node as bit sets, int64 `[rows, nodes, words]`."""
     (rows, count), device = parents.shape, parents.device
     words = max(1, ceil_div(count, WORD_BITS))
     own = upload([split_words(1 << node, words) for node in range(count)], device)

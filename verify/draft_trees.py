@@ -1,4 +1,4 @@
-"""Batches of draft trees, one per row: what a drafter proposes and a step packs, verifies and reads back."""
+"""Batches of draft trees, one per row: the value that flows from the drafter to packing, verification and read-back."""
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specdec.kernels.integers import ceil_div
 from specdec.kernels.ragged_rows import WORD_BITS
-from specdec.kernels.types import DraftProbs, NodeTensors, NoiseKey, NoiseRows
+from specdec.kernels.types import DraftProbs, NodeTensors, NoiseKey, NoiseRows, Trees
 from specdec.kernels.upload import upload
 from specdec.verify.tree import DraftTree, split_words
 
@@ -27,37 +27,23 @@ class HostNodes(Protocol):
     def ancestors(self) -> Sequence[int]: ...
 
 
-class DraftTrees(Protocol):
+class DraftTrees(Trees, Protocol):
     """A batch of draft trees, one per row.
 
-    Two forms exist because a CPU is faster with lists at the few rows that matter most there: growing, packing and
-    reading one tree of 8 nodes takes 0.1 ms as `HostTrees` and 0.3 ms as `DeviceTrees`, of a step of about 3 ms.
-
-    Attributes:
-        sizes: nodes of each tree.
-        depth: at least that of the deepest node.
-        is_drawn: of each tree, whether its children were drawn from distributions that are known.
+    Two forms exist because lists are faster on a CPU, most of all at one row: growing, packing and reading a tree of
+    8 nodes takes 0.1 ms as `HostTrees` and 0.3 ms as `DeviceTrees`, where a step takes about 3 ms.
     """
-
-    @property
-    def sizes(self) -> Sequence[int]: ...
-
-    @property
-    def depth(self) -> int: ...
-
-    @property
-    def is_drawn(self) -> Sequence[bool]: ...
 
     def select(self, rows: Sequence[int | None]) -> "DraftTrees":
         """Return the trees of these rows, in this order; None stands for an empty tree."""
         ...
 
     def concat(self, others: Any) -> "DraftTrees":
-        """Return these trees and behind them others of the same form."""
+        """Return these trees, followed by others of the same form."""
         ...
 
     def host_nodes(self, row: int) -> HostNodes:
-        """Return the nodes of a row's tree, with zeros in the place of what only the device knows."""
+        """Return the nodes of a row's tree, with zeros in place of what only the device knows."""
         ...
 
     def complete(self, tokens: Tensor, positions: Tensor, ancestors: Tensor, places: Sequence[int]) -> None:
@@ -67,49 +53,33 @@ class DraftTrees(Protocol):
             tokens: int64 `[rows]`; set.
             positions: int64 `[rows]`, the root's at nodes; depths are added.
             ancestors: int64 `[rows, words]`; set.
-            places: of all nodes, tree after tree, among the packed rows.
+            places: packed rows of all nodes, tree after tree.
         """
         ...
 
-    def nodes(self, device: torch.device) -> NodeTensors:
-        """Return all nodes, tree after tree."""
-        ...
-
     def paths(self, row: int, device: torch.device) -> Tensor:
-        """Return the tokens from below the root to the root and each node of a row's tree, padded with -1.
+        """Return the tokens on the way to the root and to each node of a row's tree, padded with -1.
 
         Returns:
             int64 `[1 + nodes, depth]`.
         """
         ...
 
-    def draft_probs(self, device: torch.device) -> DraftProbs:
-        """Return what the children of all roots and nodes were drawn from; all trees must be drawn."""
-        ...
-
     def noise(self, keys: Sequence[NoiseKey | None], device: torch.device) -> NoiseRows:
-        """Return the noise of each root and node: that of the output position that the token after it would take.
+        """Return the noise of each root and node: that of the output position after it.
 
         Args:
-            keys: of each row's root; None for a greedy row.
+            keys: key of each row's root; None for a greedy row.
         """
         ...
 
     def read(self) -> Sequence[DraftTree]:
-        """Return the trees on the host; the host may have to wait for them."""
-        ...
-
-    def read_with(self, parts: Sequence[Tensor]) -> list[list[int]]:
-        """Return the numbers of each tensor; what `read` needs comes in the same transfer.
-
-        Args:
-            parts: int64, on the trees' device.
-        """
+        """Return the trees on the host, which may have to wait for them."""
         ...
 
 
 class HostTrees:
-    """Trees that the host knows."""
+    """Trees on the host; see `DraftTrees`."""
 
     def __init__(self, trees: Sequence[DraftTree]) -> None:
         self.trees = trees
@@ -138,7 +108,7 @@ class HostTrees:
         return self.trees[row]
 
     def complete(self, tokens: Tensor, positions: Tensor, ancestors: Tensor, places: Sequence[int]) -> None:
-        """Do nothing: the host knows all."""
+        """Do nothing: `host_nodes` has it all."""
 
     def nodes(self, device: torch.device) -> NodeTensors:
         words = max(1, ceil_div(max(self.sizes, default=0), WORD_BITS))

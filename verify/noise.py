@@ -1,4 +1,4 @@
-"""Gumbel noise that every output position of a request has of its own, whoever asks and in whatever order."""
+"""Gumbel noise as a pure function of request and output position, in any order of calls."""
 
 from collections import OrderedDict
 
@@ -16,16 +16,16 @@ def noise_key(context: Context) -> NoiseKey:
 
 
 class GumbelNoise:
-    """G(seed, sample index, position, .) over the vocabulary, standard Gumbel, float32.
+    """Standard Gumbel noise G(seed, sample index, position, .) over the vocabulary, float32.
 
     Counter-based (Philox 4x64, Salmon et al. 2011): the key is (seed, sample index), position and stream are
     the counter's highest words. The draw is thus a function of its arguments alone, which is what makes sampled
     speculation invisible (Gumbel-max coupling, Daliri et al. 2024).
 
-    Recently asked positions are kept, since drafting and verification ask for the same ones.
+    Recent vectors are kept, since drafting and verification use the same ones.
 
     Args:
-        cache_bytes: memory for kept vectors, taken at the first call.
+        cache_bytes: memory for kept vectors, allocated at the first call.
     """
 
     def __init__(self, device: torch.device, cache_bytes: int = 64 << 20) -> None:
@@ -37,10 +37,10 @@ class GumbelNoise:
     def at(self, key: NoiseKey, size: int, stream: Stream = Stream.TARGET, lane: int = 0) -> Tensor:
         """Return the noise of an output position, float32 `[size]`.
 
-        Valid until the 64th call from now, when its memory may be used again.
+        Valid until the 64th call from now, when its memory may be reused.
         """
         if size > self._vectors.shape[1]:
-            # One piece of memory for all: as many small ones would lie between everything else that comes and goes.
+            # One allocation for all: many small ones would fragment memory.
             with torch.inference_mode(False):
                 self._vectors = self._vectors.new_empty(max(64, self.cache_bytes // (4 * size)), size)
             self._free = list(range(len(self._vectors)))
@@ -64,13 +64,13 @@ class GumbelNoise:
 def gumbel(
     seed: int, sample_index: int, position: int, size: int, stream: Stream = Stream.TARGET, lane: int = 0
 ) -> Tensor:
-    """Standard Gumbel variates `-log(-log(u))`, float32 `[size]`.
+    """Return standard Gumbel variates `-log(-log(u))`, float32 `[size]`.
 
     With v = 1 - u on a grid of 2^-32 offset by half a step, -log(u) is -log1p(-v): the large variates, which
     decide an argmax, come from small v, where float32 is at its finest; none is infinite.
 
     Args:
-        lane: tells independent vectors of one position and stream apart.
+        lane: distinguishes independent vectors of one position and stream.
     """
     words = _philox(seed, sample_index, position, stream, lane).random_raw((size + 1) // 2).view(np.uint32)[:size]
     v = torch.from_numpy(words.astype(np.float32)).add_(0.5).mul_(2.0**-32)
@@ -80,7 +80,7 @@ def gumbel(
 
 
 def uniforms(seed: int, sample_index: int, position: int, count: int, stream: Stream = Stream.COIN) -> list[float]:
-    """Independent uniform variates in [0, 1), on a grid of 2^-53: none is 1, as some in float32 would be."""
+    """Return independent uniform variates in [0, 1), on a grid of 2^-53: none is 1, as some in float32 would be."""
     words = _philox(seed, sample_index, position, stream).random_raw(count)
     values: list[float] = ((words >> np.uint64(11)) * 2.0**-53).tolist()
     return values

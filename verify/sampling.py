@@ -25,7 +25,7 @@ LEAST_TEMPERATURE = 1e-5
 
 @dataclass(frozen=True)
 class Sampling:
-    """Parameters of one request, by vLLM's names, as far as they shape the distribution.
+    """Parameters of one request that shape its distribution, by vLLM's names.
 
     Attributes:
         temperature: divisor of the logits; below 1e-5, the argmax.
@@ -69,12 +69,12 @@ class Sampling:
 
     @property
     def filters(self) -> bool:
-        """Whether tokens are dropped by rank or probability, which leaves the argmax as it is."""
+        """Whether tokens are dropped by rank or probability, which never changes the argmax."""
         return not self.is_greedy and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
     @property
     def limits(self) -> tuple[float, float, float]:
-        """min_p, top_k and top_p, of a greedy row those that keep all."""
+        """Return min_p, top_k and top_p; for a greedy row those that keep all tokens."""
         return (self.min_p, self.top_k, self.top_p) if self.filters else (0.0, 0, 1.0)
 
     @property
@@ -85,11 +85,11 @@ class Sampling:
 
 
 class Context(NamedTuple):
-    """A request as sampling sees it.
+    """The part of a request that sampling depends on.
 
     Attributes:
         token_ids: prompt and output.
-        num_prompt: tokens of the prompt.
+        num_prompt: number of prompt tokens.
     """
 
     sampling: Sampling

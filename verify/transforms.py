@@ -1,4 +1,4 @@
-"""Logits to the distribution that is sampled from: one function for target, drafter and plain decoding."""
+"""Processing of logits to the distribution that is sampled from, for target, drafter and plain decoding alike."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -13,12 +13,12 @@ from specdec.verify.sampling import Context
 
 
 class NodeRows(NamedTuple):
-    """Consecutive rows of logits that continue one request, each after a path of draft tokens of its own.
+    """Consecutive rows of logits of one request, each after its own path of draft tokens.
 
     Attributes:
         context: the request, up to where the paths begin.
-        num_rows: how many.
-        paths: gives int64 `[num_rows, depth]` draft tokens before each row, padded with -1 at the right; asked for
+        num_rows: number of rows.
+        paths: returns the draft tokens before each row, int64 `[num_rows, depth]`, padded with -1 at the right; called
             only where a parameter depends on them.
     """
 
@@ -28,7 +28,7 @@ class NodeRows(NamedTuple):
 
 
 def processed_logits(logits: Tensor, parts: Sequence[NodeRows], kernels: KernelSet) -> Tensor:
-    """Logits after everything the requests ask for; dropped tokens are -inf.
+    """Return logits after all parameters of the requests; dropped tokens are -inf.
 
     The order is vLLM's: allowed_token_ids, bad_words, min_tokens, logit_bias, penalties (repetition, frequency,
     presence), temperature, min_p, top_k, top_p. Each row counts its own path as output. Of equal logits,
@@ -36,11 +36,11 @@ def processed_logits(logits: Tensor, parts: Sequence[NodeRows], kernels: KernelS
 
     Args:
         logits: `[rows, vocab]`, any float dtype; computed in float32, float64 stays.
-        parts: what the rows continue, in order.
-        kernels: of the device.
+        parts: the requests of the rows, in order.
+        kernels: operations of the device.
 
     Returns:
-        `[rows, vocab]`, not normalised; the input itself where nothing is asked.
+        `[rows, vocab]`, not normalised; the input itself if no parameter is active.
     """
     exact = torch.float64 if logits.dtype == torch.float64 else torch.float32
     samplings = [part.context.sampling for part in parts]
@@ -67,11 +67,11 @@ def processed_logits(logits: Tensor, parts: Sequence[NodeRows], kernels: KernelS
 
 
 def _edit(scores: Tensor, part: NodeRows) -> None:
-    """What comes before the temperature, on the `[rows, vocab]` of one request, in place; it waits for no device."""
+    """Apply what comes before the temperature to one request's `[rows, vocab]`, in place and without a wait."""
     context, device = part.context, scores.device
     sampling = context.sampling
     needs_paths = sampling.penalises or sampling.bad_words or sampling.min_tokens > context.num_output
-    # Before the first level of drafting they are empty, and null_block_table yet.
+    # Before the first level of drafting they are empty.
     paths = part.paths().to(device) if needs_paths else torch.empty(part.num_rows, 0, dtype=torch.int64, device=device)
     if sampling.allowed_token_ids is not None:
         allowed = upload(sampling.allowed_token_ids, device)
@@ -92,7 +92,7 @@ def _edit(scores: Tensor, part: NodeRows) -> None:
 
 
 def _forbid_words(scores: Tensor, context: Context, paths: Tensor) -> None:
-    """Drop the last token of each sequence whose others are the latest output, path included."""
+    """Forbid the last token of each sequence whose other tokens end the output, path included."""
     words, device = context.sampling.bad_words, scores.device
     longest = max(len(word) for word in words) - 1
     latest = list(context.output[-longest:]) if longest else []
@@ -108,17 +108,17 @@ def _forbid_words(scores: Tensor, context: Context, paths: Tensor) -> None:
 
 
 def _penalise(scores: Tensor, context: Context, paths: Tensor) -> None:
-    """Only the columns of tokens that occur are touched, a few hundred of the vocabulary.
+    """Apply the penalties, only to the columns of tokens that occur: a few hundred of the vocabulary.
 
-    What is on a path is known to the device alone: its columns come behind those that the host knows, and a token
-    that occurs twice is given the same score twice.
+    Only the device knows the tokens on a path. Their columns follow those that the host knows, and a token that
+    occurs twice is given the same score twice.
     """
     sampling, device = context.sampling, scores.device
     known, counted = np.unique(np.array(context.token_ids), return_inverse=True)
     said = np.bincount(counted[context.num_prompt :], minlength=len(known))
     asked = np.bincount(counted[: context.num_prompt], minlength=len(known)) > 0
     own, count, in_prompt = upload(np.stack([known, said, asked]), device).unbind()
-    # Of padding a column that is there anyway.
+    # Padding is replaced by a column that is there anyway.
     drafted = torch.where(paths >= 0, paths, own[0]).flatten()
     place = torch.searchsorted(own, drafted).clamp_(max=len(own) - 1)
     is_known = own[place] == drafted

@@ -1,4 +1,4 @@
-"""The draft tree: what may follow a request's last known token."""
+"""The draft tree under a request's last known token."""
 
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
@@ -14,16 +14,15 @@ from specdec.kernels.types import ROOT as ROOT
 
 @dataclass(frozen=True)
 class DraftTree:
-    """Nodes in parent-before-child order under the last known token, which is the root and no node.
+    """Nodes in parent-before-child order under the last known token, which is the root and not a node.
 
     Attributes:
         tokens: token id of each node; siblings differ.
         parents: index of each node's parent, `ROOT` for a child of the root.
         draft_probs: float `[1 + nodes, vocab]`, row 0 for the root and row 1 + i for node i: the distribution q
             that the node's children were drawn from, in their order and without replacement. None where
-            children were chosen without chance.
-        ranks: place of each node among all of the tree's, the one its drafter trusts most first; empty where that is
-            their order.
+            children were chosen deterministically.
+        ranks: rank of each node in the tree, the most probable by its drafter first; empty where that is their order.
 
     Args:
         check: whether to look for the errors below.
@@ -79,7 +78,7 @@ class DraftTree:
 
     @cached_property
     def ancestors(self) -> tuple[int, ...]:
-        """Per node a bit set of the nodes on its path from the root, itself included."""
+        """Bit set, per node, of the nodes on its path from the root, itself included."""
         bits: list[int] = []
         for node, parent in enumerate(self.parents):
             bits.append((0 if parent == ROOT else bits[parent]) | 1 << node)
@@ -97,7 +96,7 @@ class DraftTree:
         return paths
 
     def path(self, node: int) -> list[int]:
-        """Nodes from the root's child down to `node`."""
+        """Return the nodes from the root's child down to `node`."""
         path: list[int] = []
         while node != ROOT:
             path.append(node)
@@ -106,7 +105,7 @@ class DraftTree:
 
 
 def split_words(bits: int, words: int) -> list[int]:
-    """A bit set of any size as signed 64-bit words, lowest first."""
+    """Return a bit set of any size as signed 64-bit words, lowest first."""
     mask = (1 << WORD_BITS) - 1
     parts = [(bits >> (WORD_BITS * word)) & mask for word in range(words)]
     return [part - (1 << WORD_BITS) if part >> (WORD_BITS - 1) else part for part in parts]

@@ -15,13 +15,13 @@ from specdec.verify.tree import split_words
 
 
 class TreeRow(NamedTuple):
-    """One request's part of a step.
+    """One request's chain in a step.
 
     Attributes:
         tokens: the chain, `token_ids[num_cached : num_cached + k]`, k >= 1.
-        num_cached: tokens whose keys and values are in the cache already.
+        num_cached: number of tokens whose keys and values are in the cache already.
         block_table: the request's blocks, enough for `num_cached + k` entries and those of its draft nodes.
-        num_scored: how many of the chain's last rows need logits, the last one where a token is sampled.
+        num_scored: number of the chain's last rows that need logits, the last one where a token is sampled.
     """
 
     tokens: Sequence[int]
@@ -32,14 +32,14 @@ class TreeRow(NamedTuple):
 
 @dataclass(frozen=True)
 class TreeBatch:
-    """Device tensors of a step; `rows` says what each token sees.
+    """Device tensors of a step.
 
     Attributes:
         tokens: int64 `[rows]`.
         positions: int64 `[rows]`; a node's is its root's plus its depth, wherever it is stored.
-        slots: int64 `[rows]`, where each token's keys and values go.
-        rows: visibility and block tables.
-        logit_rows: int64: per request its chain's scored rows, then its nodes' rows.
+        slots: int64 `[rows]`, where each token's keys and values are stored.
+        rows: what each token sees, and block tables.
+        logit_rows: int64, per request its chain's scored rows, then its nodes' rows.
         row_starts: first packed row of each request.
     """
 
@@ -107,11 +107,11 @@ class TreeBatch:
 
 
 def slots_of(block_table: Sequence[int], start: int, end: int, block_size: int) -> list[int]:
-    """Cache slots of entries `start .. end - 1`."""
+    """Return the cache slots of entries `start .. end - 1`."""
     return [block_table[entry // block_size] * block_size + entry % block_size for entry in range(start, end)]
 
 
 def pad_block_tables(tables: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """int64 `[requests, longest]`, padded with block 0, which is never looked up there."""
+    """Return block tables as int64 `[requests, longest]`, padded with block 0, which is never read there."""
     longest = max(len(table) for table in tables)
     return upload([[*table, *[0] * (longest - len(table))] for table in tables], device)

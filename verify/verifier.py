@@ -1,4 +1,4 @@
-"""The acceptance rules: which draft tokens the target would have said itself."""
+"""The acceptance rules: which draft tokens are kept, and the target's own token after them."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,14 +16,14 @@ from specdec.verify.transforms import NodeRows, processed_logits
 
 
 class Verifier(Protocol):
-    """One of the rules."""
+    """An acceptance rule."""
 
     def verify(self, trees: DraftTrees, contexts: Sequence[Context], logits: Tensor) -> list[Acceptance]:
-        """Return what each row's step yields.
+        """Return the outcome of each row.
 
         Args:
-            trees: of the sampled rows.
-            contexts: of the same rows' requests, up to the trees' roots.
+            trees: trees of the sampled rows.
+            contexts: the same rows' requests, up to the trees' roots.
             logits: `[sum of (1 + nodes), vocab]`, per row its root, then its nodes.
         """
         ...
@@ -33,7 +33,7 @@ class CoupledVerifier:
     """Gumbel-max coupling: each output position has its own noise, shared by everything that samples there.
 
     The token emitted after a node is `argmax_v log p(v) + G_t(v)`, an exact sample from p; at temperature 0,
-    `argmax_v` of the processed logits, lowest id on ties. The walk follows the child that carries it, and ends
+    `argmax_v` of the processed logits, lowest id on ties. The walk follows the child with that token, and ends
     where there is none. The result is a function of p and the seed, whatever the tree (Daliri et al. 2024).
     """
 
@@ -60,7 +60,7 @@ class WeighingVerifier:
     of the possible outputs it is.
 
     Args:
-        kernels: of the device.
+        kernels: operations of the device.
         walk: the rule, `kernels.rejection_walk` or `kernels.block_walk`.
     """
 

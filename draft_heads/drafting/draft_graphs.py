@@ -1,4 +1,4 @@
-"""The drafting loops in graphs that are captured once and replayed."""
+"""CUDA graphs of the drafting loops, captured once and replayed."""
 
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
@@ -11,6 +11,7 @@ from specdec.draft_heads.drafting.row_sampling import RowSampling
 from specdec.draft_heads.drafting.tree_draw import TreeDraw
 from specdec.draft_heads.drafting.tree_search import TreeSearch
 from specdec.kernels.attention_plan import AttentionGeometry, Plan
+from specdec.kernels.integers import next_power_of_2
 from specdec.kernels.plan_buffer import Capture, PlanBuffer, PlanSize
 from specdec.kernels.tree_attention import plan_of
 from specdec.kernels.types import NoiseColumns, NoiseRows
@@ -19,13 +20,13 @@ Grown = TypeVar("Grown")
 
 
 class GraphKey(NamedTuple):
-    """What is fixed in a graph.
+    """The sizes that are fixed in a graph.
 
     Attributes:
-        rows: of the batch, padding included.
+        rows: rows of the batch, padding included.
         depth: levels.
-        width: nodes expanded of a row at each level.
-        plans: of each level but the last.
+        width: nodes that each row expands at each level.
+        plans: the attention plan of each level but the last.
     """
 
     rows: int
@@ -35,13 +36,13 @@ class GraphKey(NamedTuple):
 
 
 class LoopGraphs(Generic[Grown]):
-    """Replays a whole loop over levels; one graph per number of rows, captured when a step first needs it.
+    """Graphs of a whole loop over levels, one per number of rows, each captured when a step first needs it.
 
     Args:
         grow: the loop, which must wait for nothing.
         capture: `CudaGraphs.capture` on a GPU.
-        heads: of the head's attention.
-        max_blocks: of a request.
+        heads: geometry of the head's attention.
+        max_blocks: most blocks of a request.
     """
 
     def __init__(
@@ -54,13 +55,13 @@ class LoopGraphs(Generic[Grown]):
         return len(self._graphs)
 
     def __call__(self, levels: DraftLevels, hidden: Tensor) -> Grown:
-        """The candidates of all rows, valid until the next call.
+        """Return the candidates of all rows, valid until the next call.
 
         Args:
-            levels: of a padded batch of rows that ask for a temperature and filters alone.
-            hidden: `[rows, hidden_size]` of those that are no padding.
+            levels: of a padded batch whose rows ask for no more than a temperature and filters.
+            hidden: `[rows, hidden_size]` of the rows that are not padding.
         """
-        # A plan asks how long rows are, and not whom they see.
+        # A plan depends on how long rows are, not on what they see.
         outlines = [levels.outline(level, levels.positions) for level in range(1, levels.depth)]
         plans = [plan_of(outline, self.heads) for outline in outlines]
         key = GraphKey(levels.num_rows, levels.depth, levels.width, tuple(map(PlanSize.of, plans)))
@@ -71,12 +72,12 @@ class LoopGraphs(Generic[Grown]):
 
 
 class DraftGraphs(NamedTuple):
-    """Both kinds of trees.
+    """Graphs of both kinds of trees.
 
     Attributes:
-        search: of the likeliest tokens.
-        draw: of tokens drawn from q.
-        most_drawn_rows: with more, drawn trees are grown without a graph, as a graph keeps what they were drawn from.
+        search: trees of the most probable tokens.
+        draw: trees of tokens drawn from q.
+        most_drawn_rows: most rows of a graph of drawn trees, as it keeps the distributions they were drawn from.
     """
 
     search: LoopGraphs[TreeSearch]
@@ -88,12 +89,12 @@ class DraftGraphs(NamedTuple):
 
     @staticmethod
     def padding(rows: int) -> int:
-        """How many rows a batch lacks to the next power of two."""
-        return (1 << (rows - 1).bit_length()) - rows
+        """Return the number of padding rows up to the next power of two."""
+        return next_power_of_2(rows) - rows
 
 
 class _Graph(Generic[Grown]):
-    """A captured loop and the memory that it reads."""
+    """A captured loop, and the memory that it reads."""
 
     def __init__(self, owner: LoopGraphs[Grown], levels: DraftLevels, hidden: Tensor, plans: list[Plan]) -> None:
         rows, device = levels.num_rows, hidden.device
@@ -114,7 +115,7 @@ class _Graph(Generic[Grown]):
             slots=torch.zeros_like(levels.slots),
             tables=zeros(rows, owner.max_blocks),
             own_bits=levels.own_bits,
-            # The kernel goes by the plans.
+            # Not needed: the kernel uses the plans.
             base=(),
             noise=NoiseRows((), self.noise),
             sampling=self.sampling,

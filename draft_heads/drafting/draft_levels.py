@@ -1,4 +1,4 @@
-"""What drafting goes by, level after level, settled before the first."""
+"""Per-level inputs of the drafting loop, computed before the first level."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,6 +10,7 @@ from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.draft_heads.drafting.row_sampling import RowSampling
 from specdec.draft_heads.drafting.tree_search import Frontier
 from specdec.kernels.attention_plan import AttentionGeometry, Plan
+from specdec.kernels.integers import ceil_div
 from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
 from specdec.kernels.types import NoiseKey, NoiseRows
 from specdec.kernels.upload import upload
@@ -19,21 +20,21 @@ from specdec.verify.tree_batch import pad_block_tables, slots_of
 
 @dataclass
 class DraftLevels:
-    """Scratch entries of the nodes expanded at each level, who is whose ancestor among them, and how rows sample.
+    """Scratch entries of the nodes expanded at each level, their ancestors, and how their rows sample.
 
     Attributes:
-        depth: levels at most.
-        width: nodes expanded of a row at each level but the root's.
+        depth: most levels.
+        width: nodes that each row expands at each level after the root's.
         block_size: entries a block.
         positions: int64 `[rows * width]`, rotary positions of nodes at depth 1.
         slots: int64 `[depth - 1, rows * width]`, where the head's keys and values of expanded nodes go.
         tables: int64 `[rows, blocks]`.
-        own_bits: int64 `[depth - 1, width, words]`: of each scratch entry, the bit that stands for itself.
-        base: known tokens of each row, host side.
-        noise: of each row's first level.
-        sampling: of the roots; None where a row asks for more than a temperature and filters.
+        own_bits: int64 `[depth - 1, width, words]`: the bit of each scratch entry in ancestor bit sets.
+        base: known tokens of each row, on the host.
+        noise: noise of the roots.
+        sampling: temperatures and filters of the roots; None where a row needs logit edits.
         first: the head's first entry.
-        plans: per level but the last, how attention goes through it; made by its kernel where there is none.
+        plans: the attention plan of each level but the last; made by the kernel where missing.
     """
 
     depth: int
@@ -61,10 +62,10 @@ class DraftLevels:
         device: torch.device,
         dtype: torch.dtype,
     ) -> "DraftLevels":
-        """Before the first level.
+        """Return the inputs of a batch of rows.
 
         Args:
-            dtype: of processed logits.
+            dtype: dtype of processed logits.
         """
         levels, width, _ = own_bits.shape
         base = [len(row.token_ids) for row in rows]
@@ -92,15 +93,15 @@ class DraftLevels:
         return len(self.tables)
 
     def restart(self) -> None:
-        """Go on from the roots once more."""
+        """Start over from the roots."""
         self._bits = self._wide = None
 
     def noise_at(self, level: int) -> NoiseRows:
-        """Of each node of a level; the roots are level 0."""
+        """Return the noise of each node of a level; the roots are level 0."""
         return self.noise if level == 0 else self._repeated()[0]
 
     def sampling_at(self, level: int) -> RowSampling | None:
-        """Likewise."""
+        """Return the temperatures and filters of each node of a level."""
         return self.sampling if level == 0 else self._repeated()[1]
 
     def _repeated(self) -> tuple[NoiseRows, RowSampling | None]:
@@ -110,7 +111,7 @@ class DraftLevels:
         return self._wide
 
     def ragged(self, frontier: Frontier, level: int) -> RaggedRows:
-        """What the nodes expanded at `level`, from 1 on, see; in order of levels."""
+        """Return what the nodes expanded at `level` see; to be called for levels 1, 2, … in order."""
         num_rows, width = frontier.tokens.shape
         own = self.own_bits[level - 1][None].expand(num_rows, -1, -1)
         if self._bits is None:
@@ -124,6 +125,7 @@ class DraftLevels:
         return rows
 
     def outline(self, level: int, ancestors: Tensor) -> RaggedRows:
+        """Return the rows of a level with any ancestors."""
         return RaggedRows(
             query_lens=[self.width] * len(self.base),
             lengths=[start + level * self.width for start in self.base],
@@ -137,7 +139,7 @@ class DraftLevels:
 
 
 def own_bits(levels: int, width: int, device: torch.device) -> Tensor:
-    """int64 `[levels, width, words]`: of each scratch entry, the bit that stands for itself."""
-    words = -(-max(levels * width, 1) // WORD_BITS)
+    """Return the bit of each scratch entry in ancestor bit sets, int64 `[levels, width, words]`."""
+    words = ceil_div(max(levels * width, 1), WORD_BITS)
     bits = [split_words(1 << node, words) for node in range(levels * width)]
     return upload(bits, device).view(levels, width, words)

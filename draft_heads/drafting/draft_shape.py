@@ -8,11 +8,10 @@ class DraftShape:
     """Bounds of a draft tree, in the terms of EAGLE-2 (Li et al. 2024).
 
     Attributes:
-        depth: most draft tokens in a row.
+        depth: most levels.
         branching: nodes expanded per depth, and children tried per node ("top-k").
         nodes: nodes kept for verification.
-        min_reach: drafting goes a level deeper while the chance of getting there, as the head sees it, is at
-            least this; 0 for always.
+        min_reach: least probability, by the head, of reaching a level for which it is drafted; 0 drafts all levels.
 
     Raises:
         ValueError: a number below 1, more nodes than one step can have, or no chance between 0 and 1.
@@ -36,5 +35,5 @@ class DraftShape:
 
     @property
     def slots(self) -> int:
-        """Cache entries that a row needs behind its known tokens, while drafting or while verifying."""
+        """Cache entries that a row needs behind its known tokens, for drafting or for verification."""
         return max(self.nodes, (self.depth - 1) * self.branching)

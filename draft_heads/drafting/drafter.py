@@ -1,4 +1,4 @@
-"""What the engine asks of whoever proposes draft trees."""
+"""The interface of drafters."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -9,12 +9,12 @@ from specdec.verify.sampling import Context
 
 
 class Proposal(StrEnum):
-    """How a tree's tokens are chosen at temperature > 0; at 0 it is always the likeliest.
+    """Choice of a tree's tokens at temperature > 0; at 0 the most probable ones are taken.
 
     Attributes:
-        COUPLED: the likeliest after adding the position's own noise to log q: for `CoupledVerifier`.
-        LIKELIEST: the head's likeliest, as EAGLE-2 does.
-        DRAWN: drawn from q without replacement, and q handed on with the tree: for rejection rules.
+        COUPLED: the largest log q plus the position's own noise, for `CoupledVerifier`.
+        LIKELIEST: the most probable by q, as in EAGLE-2; `benchmarks.acceptance` measures it.
+        DRAWN: drawn from q without replacement, and q passed on with the tree, for `WeighingVerifier`.
     """
 
     COUPLED = "coupled"
@@ -23,17 +23,18 @@ class Proposal(StrEnum):
 
 
 class DraftRow(NamedTuple):
-    """A row of the coming step, as a drafter sees it.
+    """A row of the coming step, as a drafter takes it.
 
     Attributes:
-        block_table: enough blocks for `len(token_ids) + DraftShape.slots` entries where nodes are asked; those
-            that drafts of `num_nodes` and `max_depth` do not reach may be the same for many rows.
+        block_table: where `num_nodes` > 0, enough blocks for `len(token_ids) + DraftShape.slots` entries; blocks that
+            drafts of `num_nodes` and `max_depth` do not reach may be shared by many rows.
         num_draft_cached: tokens for which the drafter's own cache is filled.
-        draft_prefill_end: tokens for which it will be after the call: all of them where nodes are asked; at most
+        draft_prefill_end: tokens for which it is filled by the call: all of them where `num_nodes` > 0; at most
             `num_draft_cached` where there is nothing to do.
         num_nodes: most nodes wanted, 0 for none.
-        max_depth: no node deeper than this can be emitted any more, or has a place in the cache.
-        context: how the request samples, and what it has said; at temperature > 0 drafts follow its noise.
+        max_depth: most levels: deeper nodes could not be emitted, or have no place in the cache.
+        context: how the request samples, and its tokens; at temperature > 0 drafts follow its noise.
+        full_depth: whether all `max_depth` levels are drafted, even where `DraftShape.min_reach` would stop.
     """
 
     block_table: Sequence[int]
@@ -42,6 +43,7 @@ class DraftRow(NamedTuple):
     num_nodes: int
     max_depth: int
     context: Context
+    full_depth: bool = False
 
     @property
     def token_ids(self) -> Sequence[int]:
@@ -50,18 +52,18 @@ class DraftRow(NamedTuple):
 
 
 class Drafter(Protocol):
-    """Proposes trees. What it needs of a request's past lies in the cache, under the request's block table."""
+    """Proposer of draft trees. Its state of a request lies in the cache, under the request's block table."""
 
     def propose(self, rows: Sequence[DraftRow]) -> DraftTrees:
         """Draft one tree per row, of at most `num_nodes` nodes and `max_depth` levels.
 
-        A drafter with a cache of its own first brings it up to each row's `draft_prefill_end`.
+        A drafter with a cache of its own first fills it up to each row's `draft_prefill_end`.
         """
         ...
 
 
 class NoDrafter:
-    """Plain decoding."""
+    """Plain decoding: empty trees."""
 
     def propose(self, rows: Sequence[DraftRow]) -> HostTrees:
         return HostTrees.empty(len(rows))

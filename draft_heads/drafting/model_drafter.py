@@ -1,4 +1,4 @@
-"""Drafts trees with a head whose keys and values live in the paged cache under the target's block tables."""
+"""Drafter with a model: a head whose keys and values lie in the paged cache under the target's block tables."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,6 +16,7 @@ from specdec.draft_heads.heads.draft_head import DraftHead
 from specdec.draft_heads.heads.readout import Readout
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
+from specdec.kernels.integers import ceil_div
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.ragged_rows import RaggedRows
 from specdec.kernels.types import Candidates, NoiseKey, Stream
@@ -28,7 +29,7 @@ from specdec.verify.tree_batch import pad_block_tables, slots_of
 from specdec.verify.verifier import noise_keys
 
 if TYPE_CHECKING:
-    # It brings Triton's kernels, which an engine on plain torch does without.
+    # Importing it imports Triton, which an engine on plain torch does not need.
     from specdec.draft_heads.drafting.draft_graphs import DraftGraphs
 
 
@@ -40,23 +41,24 @@ class ModelDrafter:
     Rows written while drafting lie behind the known tokens and are scratch: the entries of accepted tokens are
     rewritten from true features.
 
-    A row that drafts nothing costs nothing: the head catches up when it drafts, reading the features that the
-    target's passes have left in the cache. Requests that share a block may both write the head's entries in it;
-    they write the same.
+    A row that drafts nothing costs nothing: when the head drafts, it first reads the features that the target's
+    passes have left in the cache meanwhile. Requests that share a block may both write the head's entries in it;
+    they write the same values.
 
     Args:
         head: the draft head.
-        readout: from the head's states to scores of next tokens.
+        readout: maps the head's states to scores of next tokens.
         kv: `[layers, slots, 2 * kv_heads, head_dim]`, the head's cache.
-        features: `[slots, feature_size]`, what the target's passes have left of each cached token; None for a head
-            that reads none.
+        features: `[slots, feature_size]`, the target's features of each cached token; None for a head that reads
+            none.
         block_size: slots of a block.
+        dtype: of the head's arithmetic, whatever the cache's.
         shape: bounds of a tree.
         proposal: how tokens are chosen at temperature > 0.
         kernels: the verifier's own, so that coupled drafts at temperature > 0 follow the same draw.
 
     Attributes:
-        graphs: of the loops over levels, where there are any.
+        graphs: CUDA graphs of the loops over levels, or None.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class ModelDrafter:
         kv: Tensor,
         features: Tensor | None,
         block_size: int,
+        dtype: torch.dtype,
         shape: DraftShape,
         proposal: Proposal,
         kernels: KernelSet,
@@ -73,9 +76,9 @@ class ModelDrafter:
         self.kernels = kernels
         llama = head.llama
         self.head, self.readout, self.shape = head, readout, shape
-        self.kv, self.block_size = kv, block_size
-        self.features = kv.new_empty(kv.shape[1], 0) if features is None else features
-        self.rope = llama.rope.table(llama.head_dim, llama.max_position, kv.dtype).to(kv.device)
+        self.kv, self.block_size, self.dtype = kv, block_size, dtype
+        self.features = kv.new_empty(kv.shape[1], 0, dtype=dtype) if features is None else features
+        self.rope = llama.rope.table(llama.head_dim, llama.max_position, dtype).to(kv.device)
         self.proposal = proposal
         self.branching = min(shape.branching, readout.size)
         self.draw_sizes = DrawSizes.of(self.branching, shape)
@@ -110,12 +113,13 @@ class ModelDrafter:
         return found.select([place.get(row) for row in range(len(rows))])
 
     def _search(self, rows: Sequence[DraftRow], hidden: Tensor) -> DraftTrees:
-        """Trees of the likeliest tokens, with the position's noise or without."""
+        """Draft trees of the most probable tokens, with the position's noise or without."""
         depths = [min(self.shape.depth, row.max_depth) for row in rows]
+        stops_early = self.shape.min_reach > 0 and not all(row.full_depth for row in rows)
         search: TreeSearch
-        if self.graphs is None or self.shape.min_reach or _asks_for_more(rows):
+        if self.graphs is None or stops_early or _needs_edits(rows):
             levels = self._levels(rows, max(depths), self.branching, self._own_noise(rows))
-            search = self.search(levels, hidden, rows, depths)
+            search = self.search(levels, hidden, rows, depths if stops_early else None)
         else:
             padded = self._padded(rows)
             levels = self._levels(padded, self.shape.depth, self.branching, self._own_noise(padded))
@@ -123,10 +127,10 @@ class ModelDrafter:
         return self._trees(search, rows, depths)
 
     def _draw(self, rows: Sequence[DraftRow], hidden: Tensor) -> DraftTrees:
-        """Trees of tokens drawn from q. How many is settled before any is drawn, or q would not be their law."""
+        """Draft trees of tokens drawn from q; how many is fixed beforehand, or q would not be their distribution."""
         depths = [min(self.shape.depth, row.max_depth) for row in rows]
         draw: TreeDraw
-        if self.graphs is None or _asks_for_more(rows) or len(rows) > self.graphs.most_drawn_rows:
+        if self.graphs is None or _needs_edits(rows) or len(rows) > self.graphs.most_drawn_rows:
             levels = self._levels(rows, max(depths), self.draw_sizes.width, self._draft_noise(rows))
             draw = self.draw(levels, hidden, rows)
         else:
@@ -136,14 +140,14 @@ class ModelDrafter:
         return self._trees(draw, rows, depths)
 
     @property
-    def laws(self) -> int:
-        """How many distributions a drawn tree's children come from."""
+    def num_draft_probs(self) -> int:
+        """Number of distributions that the children of a drawn tree come from."""
         return 1 + (self.shape.depth - 1) * self.draw_sizes.width
 
     def _padded(self, rows: Sequence[DraftRow]) -> list[DraftRow]:
-        """Up to a number of rows that there are graphs of."""
+        """Return the rows and padding rows, as many as a graph has."""
         assert self.graphs is not None
-        return [*rows, *[self._nobody()] * self.graphs.padding(len(rows))]
+        return [*rows, *[self._padding_row()] * self.graphs.padding(len(rows))]
 
     def _trees(self, candidates: TreeSearch | TreeDraw, rows: Sequence[DraftRow], depths: Sequence[int]) -> DraftTrees:
         """Return the trees of all rows but padding, on the device where the host need not know them yet."""
@@ -152,22 +156,23 @@ class ModelDrafter:
         trees = candidates.device_trees(*bounds) if self.kernels.on_device else candidates.host_trees(*bounds)
         return trees.select(range(len(rows))) if padding else trees
 
-    def _nobody(self) -> DraftRow:
-        """A row whose nodes lie where no request reads."""
+    def _padding_row(self) -> DraftRow:
+        """Return a row whose nodes lie in the null block."""
         block = self.kv.shape[1] // self.block_size - 1
-        table = [block] * -(-(2 + self.shape.slots) // self.block_size)
+        table = [block] * ceil_div(2 + self.shape.slots, self.block_size)
         return DraftRow(table, 1, 2, 0, 0, Context(Sampling(), [0, 0], 1))
 
     def search(
         self, levels: DraftLevels, hidden: Tensor, rows: Sequence[DraftRow] = (), depths: list[int] | None = None
     ) -> TreeSearch:
-        """The loop over levels. Where no row asks for more than filters and `min_reach` is 0 it waits for nothing.
+        """Run the loop over levels; without logit edits and with `min_reach` 0 the host does not wait for the device.
 
         Args:
-            levels: from the roots on.
+            levels: inputs of all levels.
             hidden: `[rows, hidden_size]`, the head's state after each root.
-            rows: need not be given then.
-            depths: of the rows; lowered where there is little chance of getting deeper.
+            rows: not needed in that case.
+            depths: levels of each row, lowered where a deeper level is less probable than `min_reach`; None to draft
+                all levels.
         """
         levels.restart()
         search = TreeSearch(levels.num_rows, self.branching)
@@ -176,7 +181,7 @@ class ModelDrafter:
             noise = levels.noise_at(level - 1).later(level - 1)
             best = self.kernels.perturbed_top_k(scores, noise, self.branching, Stream.TARGET, 0)
             frontier = search.expand(best.tokens, best.log_chances)
-            if self.shape.min_reach and depths and level < levels.depth:
+            if depths and level < levels.depth:
                 for i, reach in enumerate(frontier.values.exp().sum(1).tolist()):
                     if reach < self.shape.min_reach:
                         depths[i] = min(depths[i], level)
@@ -186,7 +191,7 @@ class ModelDrafter:
         return search
 
     def draw(self, levels: DraftLevels, hidden: Tensor, rows: Sequence[DraftRow] = ()) -> TreeDraw:
-        """Likewise of drawn trees."""
+        """Run the loop over levels of drawn trees."""
         levels.restart()
         draw = TreeDraw(levels.num_rows, self.draw_sizes)
         for level in range(1, levels.depth + 1):
@@ -203,7 +208,7 @@ class ModelDrafter:
         return draw
 
     def _read_features(self, rows: Sequence[DraftRow]) -> Tensor:
-        """Run the head over the tokens that it shall read; its prediction after each row's last."""
+        """Run the head over the tokens to be read; return its state after each row's last."""
         tokens: list[int] = []
         slots: list[int] = []
         sources: list[int] = []
@@ -240,11 +245,11 @@ class ModelDrafter:
     def _levels(self, rows: Sequence[DraftRow], depth: int, width: int, keys: list[NoiseKey | None]) -> DraftLevels:
         device = self.kv.device
         bits = self._own_bits[: depth - 1] if width == self.branching else own_bits(depth - 1, width, device)
-        dtype = torch.promote_types(self.kv.dtype, torch.float32)
+        dtype = torch.promote_types(self.dtype, torch.float32)
         return DraftLevels.start(rows, self.block_size, bits, keys, self.head.first_entry, device, dtype)
 
     def _expand(self, levels: DraftLevels, frontier: Frontier, hidden: Tensor, level: int) -> Tensor:
-        """Run the head over the frontier; its predictions after each frontier node, `[rows * width, hidden]`."""
+        """Run the head over the frontier; return its state after each frontier node, `[rows * width, hidden]`."""
         num_rows = len(frontier.tokens)
         before = hidden.view(num_rows, -1, hidden.shape[-1])
         size = before.shape[-1]
@@ -265,7 +270,7 @@ class ModelDrafter:
     def _scores(
         self, hidden: Tensor, levels: DraftLevels, level: int, rows: Sequence[DraftRow], paths: Callable[[], Tensor]
     ) -> Candidates:
-        """The head's processed logits of `rows * width` nodes; `paths` gives `[rows, width, level - 1]` tokens."""
+        """Return the processed logits of `rows * width` nodes; `paths` gives `[rows, width, level - 1]` tokens."""
         found = self.readout(self.head.read(hidden))
         sampling = levels.sampling_at(level - 1)
         if sampling is not None:
@@ -290,8 +295,8 @@ class ModelDrafter:
         return [noise_key(row.context) for row in rows]
 
 
-def _asks_for_more(rows: Sequence[DraftRow]) -> bool:
-    """Than a temperature and filters."""
+def _needs_edits(rows: Sequence[DraftRow]) -> bool:
+    """Return whether any row needs logit edits beyond temperature and filtering."""
     return any(row.context.sampling.edits for row in rows)
 
 

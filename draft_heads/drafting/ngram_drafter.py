@@ -1,4 +1,4 @@
-"""Drafts from the text itself: what has followed the last tokens before (prompt lookup, Saxena 2023)."""
+"""Drafts from the text itself: continuations of earlier occurrences of the last tokens (prompt lookup, Saxena 2023)."""
 
 from collections.abc import Sequence
 
@@ -9,19 +9,19 @@ from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.verify.draft_trees import HostTrees
 from specdec.verify.tree import ROOT, DraftTree
 
-# Tokens that must have occurred before, at least, and how many more are compared to find the best places.
+# Least number of last tokens that must occur earlier in the text, and most tokens compared to rank the places.
 LEAST_MATCH = 2
 LONGEST_MATCH = 8
 
 
 class NGramDrafter:
-    """Needs no weights and no cache. The continuations of several places make a tree.
+    """Drafter without weights and cache: a tree of the continuations of several places in the text.
 
-    Places whose text agrees with the last tokens for longer come first, of equal ones the later; each adds what it has
-    in a chain, sharing what others have begun with.
+    Places that match more of the last tokens come first, later ones before earlier ones among equals. Each adds its
+    continuation as a chain, which shares its beginning with those before it.
 
     Args:
-        shape: bounds of a tree; from at most `branching` places.
+        shape: bounds of a tree; at most `branching` places are used.
     """
 
     def __init__(self, shape: DraftShape) -> None:
@@ -51,14 +51,14 @@ class NGramDrafter:
 
 
 def best_places(text: "np.typing.NDArray[np.int64]", most: int) -> list[int]:
-    """Where in the text a token stands that follows the same tokens as the next one will, best places first.
+    """Return the places of tokens that follow the same tokens as the next one will, best places first.
 
     Args:
         text: int64 `[tokens]`.
-        most: how many places.
+        most: most places returned.
     """
     size = len(text)
-    # `ends` are places behind a match; the last one, the text's own end, is none.
+    # Places behind a match; the end of the text itself is not one.
     ends = np.arange(1, size)
     lengths = np.zeros(len(ends), np.int64)
     agreeing = np.arange(len(ends))
@@ -66,7 +66,7 @@ def best_places(text: "np.typing.NDArray[np.int64]", most: int) -> list[int]:
         agreeing = agreeing[ends[agreeing] >= back]
         agreeing = agreeing[text[ends[agreeing] - back] == text[size - back]]
         lengths[agreeing] += 1
-    # Stable, so the later of equal ones comes first.
+    # Reversed and stable: later places come first among equals.
     order = np.argsort(-lengths[::-1], kind="stable")[:most]
     found = len(ends) - 1 - order
     return [int(ends[i]) for i in found if lengths[i] >= LEAST_MATCH]

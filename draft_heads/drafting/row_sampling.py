@@ -1,4 +1,4 @@
-"""What rows that ask for a temperature and filters alone make of logits."""
+"""Temperatures and filters of a batch of rows, where no row needs logit edits."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,11 +12,11 @@ from specdec.verify.sampling import Sampling
 
 
 class RowSampling(NamedTuple):
-    """What `processed_logits` does for such rows, without a look at each.
+    """The work of `processed_logits` for such rows, as operations on the whole batch.
 
     Attributes:
-        temperatures: `[rows, 1]` to divide logits by, in the dtype of what is divided; None where all are 1.
-        limits: likewise `[rows, 3]`, min_p, top_k and top_p; None where nobody drops a token.
+        temperatures: `[rows, 1]` to divide logits by, in the dtype of processed logits; None where all are 1.
+        limits: `[rows, 3]` of the same dtype, min_p, top_k and top_p; None where no row filters.
     """
 
     temperatures: Tensor | None
@@ -24,7 +24,7 @@ class RowSampling(NamedTuple):
 
     @staticmethod
     def of(samplings: Sequence[Sampling], device: torch.device, dtype: torch.dtype) -> "RowSampling | None":
-        """None where somebody asks for more."""
+        """Return the parameters of rows, None where a row needs logit edits."""
         if any(s.edits for s in samplings):
             return None
         temperatures = limits = None
@@ -36,11 +36,11 @@ class RowSampling(NamedTuple):
 
     @staticmethod
     def buffer(rows: int, device: torch.device, dtype: torch.dtype) -> "RowSampling":
-        """Memory to be filled with what any so many rows ask for."""
+        """Return memory for the parameters of any `rows` rows, to be filled."""
         return RowSampling(*(torch.zeros(rows, width, dtype=dtype, device=device) for width in (1, 3)))
 
     def fill(self, given: "RowSampling") -> None:
-        """Let a buffer hold what others ask for."""
+        """Copy the parameters of other rows into this buffer."""
         assert self.temperatures is not None
         assert self.limits is not None
         if given.temperatures is None:
@@ -53,11 +53,11 @@ class RowSampling(NamedTuple):
             self.limits.copy_(given.limits)
 
     def repeated(self, times: int) -> "RowSampling":
-        """Each row's so many times in turn."""
+        """Return each row's parameters `times` times in turn."""
         return RowSampling(*(part if part is None else part.repeat_interleave(times, 0) for part in self))
 
     def process(self, logits: Tensor, kernels: KernelSet) -> Tensor:
-        """`[rows, vocab]` in float32, float64 stays; the logits are not to be used afterwards."""
+        """Return processed logits `[rows, vocab]` in float32, float64 for float64; the input may be changed."""
         scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self.temperatures is not None:
             scores = scores / self.temperatures

@@ -16,7 +16,7 @@ from specdec.verify.tree import ROOT, DraftTree
 
 
 class DrawSizes(NamedTuple):
-    """How drawn trees grow.
+    """The numbers of nodes of drawn trees.
 
     Attributes:
         first: children of the root.
@@ -39,12 +39,12 @@ class DrawSizes(NamedTuple):
 class TreeDraw:
     """Candidates of a batch of rows, level by level, each node's children drawn without replacement.
 
-    Every level has the same number of children, shared equally among the level's frontier: the nodes of the
-    level before that are likeliest by q. So how many children a node has depends on what was drawn above it
-    alone, and never on the children themselves.
+    Every level has the same number of children, shared equally among its frontier: the most probable nodes of the
+    level before, by q. So the number of a node's children depends only on what was drawn above it, never on the
+    children themselves.
 
     Args:
-        sizes: children a node, nodes a level.
+        sizes: children per node and nodes per level.
     """
 
     def __init__(self, num_rows: int, sizes: DrawSizes) -> None:
@@ -63,13 +63,13 @@ class TreeDraw:
         return self.sizes.each if self._tokens else self.sizes.first
 
     def expand(self, log_q: Tensor, tokens: Tensor) -> Frontier:
-        """Take each frontier node's children, and the likeliest of them as the next frontier.
+        """Add each frontier node's children, and take the most probable of them as the next frontier.
 
         Args:
             log_q: `[rows, frontier, vocab]`, of the root alone on the first call.
             tokens: int64 `[rows, frontier, count]`, drawn from q without replacement, in order: the largest of log q
                 + Gumbel noise (Kool et al. 2019). One vector of noise serves all nodes of a level, since at most one
-                of them is on the accepted path. What q cannot draw comes last.
+                of them is on the accepted path. Tokens that q cannot draw come last.
         """
         rows, _, each = tokens.shape
         values = log_q.gather(2, tokens)
@@ -91,7 +91,7 @@ class TreeDraw:
         return Frontier(chosen, parents, best_values)
 
     def frontier_paths(self) -> Tensor:
-        """int64 `[rows, frontier, level]`: the tokens from the root's child down to each frontier node."""
+        """Return the tokens from the root's child down to each frontier node, int64 `[rows, frontier, level]`."""
         return self._paths
 
     def device_trees(self, budgets: Sequence[int], max_depths: Sequence[int]) -> DeviceTrees:

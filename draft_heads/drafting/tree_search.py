@@ -14,7 +14,7 @@ from specdec.verify.tree import ROOT, DraftTree
 
 
 class Frontier(NamedTuple):
-    """The nodes to expand next, best first.
+    """The nodes to expand next, the most probable first.
 
     Attributes:
         tokens: int64 `[rows, branching]`.
@@ -30,9 +30,9 @@ class Frontier(NamedTuple):
 class TreeSearch:
     """Candidates of a batch of rows, level by level.
 
-    A node's value is the sum of its path's log-probabilities in float32. Values fall along a path or stay
-    equal, and equal ones are ranked by depth, so a child is never kept without its parent. (The official
-    code ranks half-precision values without that rule, and orphans nodes.)
+    A node's value is the sum of its path's log-probabilities in float32. Values never rise along a path, and equal
+    ones are ranked by depth, so a child is never kept without its parent. (The official code ranks half-precision
+    values without that rule, and orphans nodes.)
     """
 
     def __init__(self, num_rows: int, branching: int) -> None:
@@ -53,7 +53,7 @@ class TreeSearch:
         """
         rows, k = self.num_rows, tokens.shape[1]
         width = len(tokens) // rows
-        # A node after which nothing can come has no distribution; its children must not sort before all others.
+        # A node after which no token is possible yields NaN; its children must not sort before all others.
         values = log_chances.float().nan_to_num(nan=float("-inf"), neginf=float("-inf")).view(rows, width, k)
         if self._frontier_values is not None:
             values = values + self._frontier_values[:, :, None]
@@ -66,7 +66,7 @@ class TreeSearch:
         return Frontier(flat_tokens.gather(1, best), best // k, best_values)
 
     def frontier_paths(self) -> Tensor:
-        """int64 `[rows, frontier, level]`: the tokens from the root's child down to each frontier node."""
+        """Return the tokens from the root's child down to each frontier node, int64 `[rows, frontier, level]`."""
         device = self._tokens[0].device if self._tokens else None
         paths = torch.empty(self.num_rows, 1, 0, dtype=torch.int64, device=device)
         for tokens, best in zip(self._tokens, self._best, strict=True):
@@ -93,7 +93,7 @@ class TreeSearch:
             ends.append(ends[-1] + values_of_level.shape[1])
         # Stable, so of equal values the shallower comes first.
         by_value = values.sort(dim=1, descending=True, stable=True).indices
-        # All in one, as a GPU's host waits for each.
+        # One transfer for all.
         sizes = [ends[-1], ends[-1], *(chosen.shape[1] for chosen in self._best)]
         places = [0, *accumulate(sizes)]
         table = torch.cat([by_value, *self._tokens, *self._best], 1).tolist()
@@ -130,15 +130,15 @@ def _best_of(
     budgets: Sequence[int],
     max_depths: Sequence[int],
 ) -> DeviceTrees:
-    """The best candidates of each row as a tree in order of depth.
+    """Return the best candidates of each row as a tree in order of depth.
 
-    Every tree has as many nodes as it may, so the host knows all sizes before it knows a node.
+    Every tree has as many nodes as its bounds allow, so the host knows all sizes without reading a node.
 
     Args:
         values: float32 `[rows, candidates]`, level by level; a child's is at most its parent's.
-        tokens: int64, likewise.
-        above: int64, likewise: the candidate that each is a child of, `ROOT` for a child of the root.
-        level_ends: of levels 1, 2, …: how many candidates there are up to it.
+        tokens: int64 of the same shape.
+        above: int64 of the same shape: the parent of each candidate, `ROOT` for a child of the root.
+        level_ends: number of candidates up to and including levels 1, 2, ….
     """
     device, (rows, count) = values.device, values.shape
     reach = [level_ends[min(depth, len(level_ends)) - 1] if depth > 0 else 0 for depth in max_depths]
@@ -151,7 +151,7 @@ def _best_of(
     order = values.masked_fill(out_of_reach, float("-inf")).sort(dim=1, descending=True, stable=True).indices
     beyond = torch.arange(most, device=device) >= upload(sizes, device)[:, None]
     kept, ranks = order[:, :most].masked_fill(beyond, count).sort(dim=1)
-    # One more candidate stands for those that are none.
+    # An extra candidate `count` stands for missing nodes.
     kept_safe = kept.clamp_max(count - 1)
     places = torch.full((rows, count + 1), ROOT, dtype=torch.int64, device=device)
     places.scatter_(1, kept, torch.arange(most, device=device).expand(rows, -1))

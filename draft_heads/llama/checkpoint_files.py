@@ -1,4 +1,4 @@
-"""Reading a Hugging Face checkpoint folder: config.json and its tensors."""
+"""Reading of Hugging Face checkpoint folders: config.json and the tensors."""
 
 import json
 import zipfile
@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-# Numbers by their names in a safetensors file.
+# Dtypes by their names in safetensors files.
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -32,7 +32,12 @@ WEIGHT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 class CheckpointError(ValueError):
-    """A folder that cannot be loaded as it stands; the message is one line that names what is wrong."""
+    """Error of a folder that cannot be loaded; its message is one line that names what is wrong."""
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, or the error's type if it has none."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 @contextmanager
@@ -45,10 +50,10 @@ def error_context(folder: Path) -> Iterator[None]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The folder's config.json.
+    """Read the folder's config.json.
 
     Raises:
-        CheckpointError: no such folder, no config.json in it, or one that is no JSON object.
+        CheckpointError: there is no such folder, no config.json in it, or it is not a JSON object.
     """
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder")
@@ -59,10 +64,10 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """A JSON object on disk.
+    """Read a JSON object from a file.
 
     Raises:
-        CheckpointError: it is none.
+        CheckpointError: the file holds anything else.
     """
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
@@ -74,19 +79,19 @@ def read_object(file: Path) -> dict[str, Any]:
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """All tensors of the folder, from `*.safetensors` or else from `pytorch_model*.bin`.
+    """Read all tensors of the folder, from `*.safetensors` or else from `pytorch_model*.bin`.
 
     Raises:
-        CheckpointError: no weights, a shard of the index that is missing, or an unreadable file.
+        CheckpointError: there are no weights, a shard that the index names is missing, or a file cannot be read.
     """
     return _read(folder, load_file)
 
 
 def peek_tensors(folder: Path, whole: Collection[str]) -> dict[str, Tensor]:
-    """The same tensors of a safetensors file without their numbers: on the meta device.
+    """Read names, shapes and dtypes of all tensors, as tensors on the meta device, without their numbers.
 
     Args:
-        whole: last parts of the names of those that are read all the same.
+        whole: last parts of the names of tensors that are read with their numbers.
 
     Raises:
         CheckpointError: as `read_tensors`.
@@ -95,10 +100,10 @@ def peek_tensors(folder: Path, whole: Collection[str]) -> dict[str, Tensor]:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """Where the folder's tensors are.
+    """Return the files with the folder's tensors.
 
     Raises:
-        CheckpointError: null_block_table, or the index is none.
+        CheckpointError: there are none, or the index is not valid.
     """
     files = sorted(folder.glob("*.safetensors"))
     index = folder / "model.safetensors.index.json"
@@ -119,8 +124,7 @@ def _read(folder: Path, load_safetensors: Callable[[Path], dict[str, Tensor]]) -
         try:
             tensors |= load_safetensors(file) if file.suffix == ".safetensors" else _load_pickled(file)
         except Exception as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise CheckpointError(f"{file}: cannot be read: {reason}") from None
+            raise CheckpointError(f"{file}: cannot be read: {first_line(error)}") from None
     return tensors
 
 
@@ -163,7 +167,7 @@ def fuse(tensors: dict[str, Tensor], fused: str, parts: list[str]) -> None:
     """Replace the tensors named by `parts` by their concatenation `fused`, where any of them is present.
 
     Raises:
-        CheckpointError: some parts are present and others are not, or their shapes do not go together.
+        CheckpointError: some parts are present and others are missing, or their shapes do not fit together.
     """
     missing = [name for name in parts if name not in tensors]
     if len(missing) == len(parts):
@@ -174,7 +178,7 @@ def fuse(tensors: dict[str, Tensor], fused: str, parts: list[str]) -> None:
     # Of query, key and value only the query may have another number of rows; gate and up are alike.
     if values[-2].shape != values[-1].shape or values[0].shape[1:] != values[-1].shape[1:]:
         shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in zip(parts, values, strict=True))
-        raise CheckpointError(f"tensors of shapes that do not go together: {shapes}")
+        raise CheckpointError(f"shapes do not fit together: {shapes}")
     tensors[fused] = torch.cat(values)
 
 
@@ -218,6 +222,6 @@ def _shards(index: Path) -> list[str]:
 
 
 def listed(names: list[str]) -> str:
-    """The first few, and how many more there are."""
+    """Return the first five names, and how many more there are."""
     shown = ", ".join(names[:5])
     return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"

@@ -1,4 +1,4 @@
-"""The numbers of a Llama-family config.json that this engine honours, and a refusal of the rest."""
+"""Settings of Llama-family config.json files. Settings that the engine would not honour are refused."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.draft_heads.llama.rope import RopeConfig
 
-# Keys that change what the model computes, with the only values under which ours computes the same.
+# Keys that change what the model computes, with the only values that are supported.
 REQUIRED_VALUES: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu", None),
     "quantization_config": (None,),
@@ -15,11 +15,11 @@ REQUIRED_VALUES: dict[str, tuple[Any, ...]] = {
     "use_qk_norm": (None, False),
 }
 
-# More than any model has, and few enough to compute sizes of tensors with; other sizes than these have the default.
+# Bounds above every real model, so that sizes of tensors can be computed without overflow.
 LARGEST_SIZE = 2**26
 LARGEST_SIZES = {"num_hidden_layers": 10_000, "max_position_embeddings": 2**31 - 1, "sliding_window": 2**31 - 1}
 
-# What a config.json of a family may leave out, where it is not what Llama's would be.
+# Defaults of each family in transformers that differ from those of Llama.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096},
@@ -30,10 +30,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """Shape of a Llama or of a model like it, or of a draft head made of Llama layers.
+    """Sizes of a model of the Llama family, or of a draft head made of Llama layers.
 
-    Qwen2 has biases at queries, keys and values alone; Qwen3 norms each head's queries and keys (`qk_norm`); Mistral is
-    a Llama. Where keys lie behind a sliding window, `max_position` is no more than the window: up to there all is seen.
+    Qwen2 has biases at queries, keys and values only. Qwen3 normalises the queries and keys of each head (`qk_norm`).
+    Mistral is a Llama. If attention has a sliding window, `max_position` is at most the window, within which attention
+    is the same as without one.
     """
 
     vocab_size: int

@@ -16,7 +16,7 @@ from specdec.kernels.ragged_rows import RaggedRows
 
 
 class Attention(Protocol):
-    """How packed rows attend to each other and to the past."""
+    """Attention of packed rows to each other and to earlier tokens."""
 
     def __call__(self, qkv: Tensor, rotary: Rotary, num_heads: int) -> Tensor:
         """Rotate and attend.
@@ -32,7 +32,7 @@ class Attention(Protocol):
 
 
 class PagedAttention:
-    """Stores a step's keys and values in one layer's paged cache, then attends over it.
+    """Attention over one layer's paged cache, in which it first stores the step's keys and values.
 
     Args:
         kv: `[slots, 2 * kv_heads, head_dim]`, keys first.
@@ -58,7 +58,7 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight, self.eps)
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """The norm of `residual + x`, and that sum."""
+        """Return the norm of `residual + x`, and the sum itself."""
         return add_rms_norm(x, residual, self.weight, self.eps)
 
     def served(self, kernels: KernelSet) -> "ServedRMSNorm":
@@ -89,7 +89,7 @@ class SiluAndMul(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Attention and MLP with residuals, behind whatever makes attention's input.
+    """Attention and MLP with residuals; subclasses make the input of the attention.
 
     Args:
         input_size: of what queries, keys and values are made from.
@@ -110,7 +110,7 @@ class DecoderLayer(nn.Module):
         self.down_proj = Linear(config.intermediate_size, hidden, bias=config.mlp_bias)
 
     def mix(self, x: Tensor, residual: Tensor, rotary: Rotary, attention: Attention) -> Tensor:
-        """`x` `[rows, input_size]` and what it is added to, `[rows, hidden_size]` -> `[rows, hidden_size]`."""
+        """Run attention and MLP: `x` `[rows, input_size]`, `residual` and output `[rows, hidden_size]`."""
         heads, kv_heads = self.config.num_heads, self.config.num_kv_heads
         qkv = self.qkv_proj(x).view(x.shape[0], heads + 2 * kv_heads, self.config.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
@@ -123,14 +123,14 @@ class DecoderLayer(nn.Module):
 
 
 class LlamaLayer(DecoderLayer):
-    """`input_norm=False` is the first layer of an EAGLE-1/2 head."""
+    """Llama decoder layer; without `input_norm` it is the first layer of an EAGLE-1/2 head."""
 
     def __init__(self, config: LlamaConfig, input_norm: bool = True) -> None:
         super().__init__(config, config.hidden_size)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps) if input_norm else None
 
     def forward(self, hidden: Tensor, rotary: Rotary, attention: Attention) -> Tensor:
-        """`hidden` `[rows, hidden_size]` -> `[rows, hidden_size]`."""
+        """Run the layer: `[rows, hidden_size]` to `[rows, hidden_size]`."""
         x = hidden if self.input_layernorm is None else self.input_layernorm(hidden)
         return self.mix(x, hidden, rotary, attention)
 
@@ -145,7 +145,7 @@ RENAMED = (
 
 
 def check_layers(tensors: Mapping[str, Tensor], num_layers: int) -> None:
-    """Check that there are tensors of each layer, before anything is made for each.
+    """Check that each layer has tensors, before any work is done per layer.
 
     Raises:
         CheckpointError: a layer has none.
@@ -170,7 +170,7 @@ def fuse_layer(tensors: dict[str, Tensor], prefix: str) -> None:
 
 
 def split_layer(tensors: dict[str, Tensor], prefix: str, config: LlamaConfig) -> None:
-    """The inverse of `fuse_layer`, for saving in the Hugging Face layout."""
+    """Rename and split a layer's tensors to the Hugging Face layout: the inverse of `fuse_layer`."""
     sizes = [heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
     for kind in ("weight", "bias"):
         if (qkv := tensors.pop(f"{prefix}qkv_proj.{kind}", None)) is not None:

@@ -18,7 +18,7 @@ ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Rotary embedding of a checkpoint, whichever of the two spellings its config.json uses."""
+    """Rotary embedding settings of a checkpoint, in either of the two spellings of config.json."""
 
     rope_type: str = "default"
     theta: float = 10000.0
@@ -89,10 +89,10 @@ class RopeConfig:
         )
 
     def frequencies(self, head_dim: int) -> tuple[Tensor, float]:
-        """Angular frequency of each pair of dimensions, float32 `[head_dim / 2]`, and the factor of cos and sin.
+        """Return the frequencies of pairs of dimensions, float32 `[head_dim / 2]`, and the factor of cos and sin.
 
         `dynamic` (NTK-aware) equals `default` up to `max_position_embeddings`, which is where this engine's
-        contexts end: beyond it, a key's rotation would depend on how long its request grows later.
+        contexts end. Beyond it, the rotation of a key would depend on how long its request grows later.
         """
         exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
         inverse = 1.0 / (self.theta**exponents)
@@ -105,7 +105,7 @@ class RopeConfig:
         return inverse, 1.0
 
     def _llama3(self, inverse: Tensor) -> Tensor:
-        """Llama 3.1: long wavelengths are stretched by `factor`, short ones kept, those between blended."""
+        """Scale as Llama 3.1 does: stretch long wavelengths by `factor`, keep short ones, blend those between."""
         wavelength = 2 * math.pi / inverse
         longest = self.original_max_position / self.low_freq_factor
         shortest = self.original_max_position / self.high_freq_factor
@@ -117,7 +117,7 @@ class RopeConfig:
         return torch.where(wavelength < shortest, inverse, stretched)
 
     def _yarn(self, powers: Tensor, head_dim: int) -> Tensor:
-        """YaRN (Peng et al. 2023): interpolation ramps in between `beta_fast` and `beta_slow` rotations."""
+        """Scale by YaRN (Peng et al. 2023): interpolation ramps in between `beta_fast` and `beta_slow` rotations."""
 
         def dimension(rotations: float) -> float:
             turns = self.original_max_position / (rotations * 2 * math.pi)
@@ -145,7 +145,7 @@ class RopeConfig:
         return scale(1.0)
 
     def table(self, head_dim: int, positions: int, dtype: torch.dtype) -> Tensor:
-        """Cosines and signed sines of every position: `[positions, 2, 1, head_dim]`, to be read by `rotary_at`.
+        """Return cosines and signed sines of every position, `[positions, 2, 1, head_dim]`; `rotary_at` reads them.
 
         Angles are float32 whatever the dtype, as in transformers.
         """
@@ -156,6 +156,6 @@ class RopeConfig:
 
 
 def rotary_at(table: Tensor, positions: Tensor) -> Rotary:
-    """The table's rows at `positions` (int64 `[rows]`)."""
+    """Return the table's rows at `positions` (int64 `[rows]`)."""
     cos, sin = table.index_select(0, positions).unbind(1)
     return cos, sin

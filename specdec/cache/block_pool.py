@@ -1,4 +1,4 @@
-"""Who holds which block of the paged cache, and what free blocks still remember. Pure Python: ids only, no tensors."""
+"""Reference counts and hashes of the paged cache's blocks. Pure Python: ids only, no tensors."""
 
 import hashlib
 from array import array
@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 def extend_hashes(hashes: list[bytes], token_ids: Sequence[int], block_size: int, salt: str | None) -> None:
     """Append the hashes of the full blocks of `token_ids` that `hashes` lacks.
 
-    Each is the SHA-256 of the hash before it and the block's tokens, so that equal hashes mean equal tokens from the
-    beginning on; the first follows the salt's, so that requests of different salts share nothing.
+    Each is the SHA-256 of the previous hash and the block's tokens, so that equal hashes mean equal tokens from the
+    beginning on. The first one follows the hash of the salt, so that requests of different salts share nothing.
     """
     parent = (
         hashes[-1]
@@ -26,11 +26,11 @@ NONE = -1
 
 
 class BlockPool:
-    """A fixed number of blocks with reference counts, found again by the hash of what they hold.
+    """A fixed number of blocks with reference counts, which can be found by the hash of their content.
 
-    A block that nobody holds is free, and free blocks are reused in the order in which they became so: those without
-    a hash first, then the least recently used. Until it is reused a free block with a hash can be found and shared.
-    All operations take constant time a block: free blocks are a doubly linked list.
+    A block without a holder is free. Free blocks without a hash are reused first, then the least recently used. A free
+    block with a hash can be found and shared until it is reused. All operations take constant time per block, as free
+    blocks form a doubly linked list.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -40,12 +40,12 @@ class BlockPool:
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._by_hash: dict[bytes, int] = {}
         self._read = bytearray(num_blocks)
-        # A ring through all free blocks; the last place is its head and no block.
+        # A ring through all free blocks. Its head has the last index and is no block.
         self._next = [*range(1, num_blocks + 1), 0]
         self._previous = [num_blocks, *range(num_blocks)]
 
     def allocate(self, count: int) -> list[int]:
-        """`count` blocks that hold nothing any more. The caller has checked `num_free`."""
+        """Take `count` free blocks and forget their content. The caller has checked `num_free`."""
         assert count <= self.num_free, f"{count} blocks asked, {self.num_free} free"
         blocks = []
         for _ in range(count):
@@ -61,14 +61,14 @@ class BlockPool:
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
-        """One more holder of each, free ones included."""
+        """Add a holder to each block, free ones included."""
         for block in blocks:
             if self._refs[block] == 0:
                 self._unlink(block)
             self._refs[block] += 1
 
     def free(self, blocks: Iterable[int]) -> None:
-        """One holder less of each. Of those given here that become free, the first are reused first."""
+        """Remove a holder from each block. Those that become free are reused in the order given."""
         for block in blocks:
             assert self._refs[block] > 0, f"block {block} is free already"
             self._refs[block] -= 1
@@ -76,28 +76,28 @@ class BlockPool:
                 self._link(block)
 
     def register(self, block: int, block_hash: bytes) -> None:
-        """Make a held block, full and written, findable; where the hash is taken, the older block stays the one."""
+        """Publish a held block that is full and written. If the hash is taken, the older block keeps it."""
         if self._hashes[block] is None and block_hash not in self._by_hash:
             self._hashes[block] = block_hash
             self._by_hash[block_hash] = block
 
     def find(self, block_hash: bytes) -> int | None:
-        """The block registered with the hash."""
+        """Return the block registered with the hash."""
         return self._by_hash.get(block_hash)
 
     def hash_of(self, block: int) -> bytes | None:
-        """What `find` finds it by."""
+        """Return the hash that the block is registered with."""
         return self._hashes[block]
 
     def is_free(self, block: int) -> bool:
         return self._refs[block] == 0
 
     def is_private(self, block: int) -> bool:
-        """Whether a holder may write to it: it has no other, and nobody can find it."""
+        """Return whether the block's holder may write to it: it is the only one, and the block cannot be found."""
         return self._refs[block] == 1 and self._hashes[block] is None
 
     def mark_read(self, block: int) -> None:
-        """The draft head's keys and values of all its entries are written."""
+        """Note that the draft head's keys and values of all entries of the block are written."""
         self._read[block] = True
 
     def is_read(self, block: int) -> bool:
@@ -111,7 +111,7 @@ class BlockPool:
         self.num_free -= 1
 
     def _link(self, block: int) -> None:
-        """At the end of the list, or at its head where there is nothing to find."""
+        """Insert a block at the end of the free list, or at its start if it has no hash."""
         head = self.num_blocks
         if self._hashes[block] is None:
             before, after = head, self._next[head]
@@ -122,13 +122,13 @@ class BlockPool:
         self.num_free += 1
 
     def check_integrity(self, holders: Iterable[Iterable[int]] | None = None) -> None:
-        """Everything recomputed from scratch.
+        """Check the pool against what follows from its reference counts and hashes.
 
         Args:
             holders: all block tables, whose sum the counts must be.
 
         Raises:
-            AssertionError: what is wrong.
+            AssertionError: a rule that does not hold.
         """
         listed: list[int] = []
         block, before = self._next[self.num_blocks], self.num_blocks

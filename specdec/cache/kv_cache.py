@@ -1,4 +1,4 @@
-"""The keys and values of all layers, in blocks, allocated once."""
+"""Tensors of the paged cache: keys and values of all layers, and features, allocated once."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,24 +8,27 @@ from torch import Tensor
 from specdec.cache.kv_cache_manager import BlockMove, MoveKind
 from specdec.draft_heads.heads.draft_head import DraftHead
 from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.kernels.integers import ceil_div
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.upload import upload
 
 
 class KVCache:
-    """One tensor for the target's layers, one for the head's, and one for features where the head reads any.
+    """One tensor for the target's layers, one for the draft head's, and one for the features that the head reads.
 
-    All are indexed by the same slots. Behind the last block lies one more, `null_block`, where rows without a place
-    of their own are written and which no request reads.
+    All are indexed by the same slots. The null block lies behind the last block. Rows that belong to no request write
+    there, and no request reads it.
 
     Attributes:
         target: `[layers, slots, 2 * kv_heads, head_dim]`, keys first.
-        draft: the same with the head's own layers and sizes, or None.
-        features: `[slots, feature_size]`, what the head reads of each cached token; None where it is nothing.
+        draft: the same for the head's own layers and sizes; None without a head.
+        features: `[slots, feature_size]`, what the head reads of each cached token; None if it reads nothing.
         target_layers: `target`, layer by layer.
+        null_block: index of the null block.
 
     Args:
-        num_host_blocks: blocks of host memory (pinned beside a GPU) to swap to.
+        dtype: of what is stored.
+        num_host_blocks: blocks of host memory to swap to, pinned if the device is a GPU.
     """
 
     def __init__(
@@ -63,21 +66,21 @@ class KVCache:
         ]
 
     def null_block_table(self, num_tokens: int) -> list[int]:
-        """A block table for so many tokens that are of no interest."""
-        return [self.null_block] * -(-num_tokens // self.block_size)
+        """Return a block table for `num_tokens` tokens that consists of the null block."""
+        return [self.null_block] * ceil_div(num_tokens, self.block_size)
 
     def clear_null_block(self) -> None:
-        """Let what is read there be 0 until it is written."""
+        """Fill the null block with zeros, so that reading it is defined."""
         for part in self._blocks:
             part[self.null_block] = 0
 
     def store_features(self, slots: Tensor, features: Tensor) -> None:
-        """Keep `features` (`[rows, feature_size]`) at `slots` (int64 `[rows]`) for the head."""
+        """Store `features` (`[rows, feature_size]`) at `slots` (int64 `[rows]`) for the head."""
         assert self.features is not None
         self.features.index_copy_(0, slots, features)
 
     def move(self, source: Sequence[int], target: Sequence[int]) -> None:
-        """Copy what the target has written from slots `source` to slots `target`; the two may overlap."""
+        """Copy the target's entries from slots `source` to slots `target`, which may overlap."""
         device = self.target.device
         sources, targets = upload(source, device), upload(target, device)
         self.kernels.move_kv(self.target, sources, targets)
@@ -85,7 +88,7 @@ class KVCache:
             self.kernels.move_kv(self.features[None], sources, targets)
 
     def apply_moves(self, moves: Sequence[BlockMove]) -> None:
-        """Copy whole blocks, target's, head's and features, in the order given."""
+        """Copy whole blocks of target, head and features in the order given."""
         for run in _runs(moves):
             device = self.target.device
             sources = upload([move.source for move in run], device)
@@ -105,13 +108,13 @@ class KVCache:
 
 
 def _by_block(tensor: Tensor, dim: int, block_size: int) -> Tensor:
-    """The same memory as `[blocks, ...]`."""
+    """View the tensor as `[blocks, ...]`."""
     shape = (*tensor.shape[:dim], -1, block_size, *tensor.shape[dim + 1 :])
     return tensor.view(shape).movedim(dim, 0)
 
 
 def _runs(moves: Sequence[BlockMove]) -> Iterator[list[BlockMove]]:
-    """Consecutive moves that can be done as one: of a kind, and none touching what an earlier one has written."""
+    """Split moves into runs that are done at once: of one kind, and none touches a block that an earlier one wrote."""
     run: list[BlockMove] = []
     written: set[int] = set()
     for move in moves:
@@ -125,7 +128,7 @@ def _runs(moves: Sequence[BlockMove]) -> Iterator[list[BlockMove]]:
 
 
 def entry_bytes(target: LlamaConfig, head: DraftHead | None, dtype: torch.dtype) -> int:
-    """Bytes of all that the cache keeps of one token."""
+    """Return how many bytes the cache holds of one token."""
     configs = [target, head.llama] if head else [target]
     numbers = sum(2 * c.num_layers * c.num_kv_heads * c.head_dim for c in configs)
     return (numbers + (head.feature_size if head else 0)) * dtype.itemsize

@@ -1,4 +1,4 @@
-"""Which blocks each request holds: allocated, shared, copied on write, found by their prefix, swapped. Pure Python."""
+"""Block tables of requests: allocation, sharing, copy on write, prefix search, swapping. Pure Python."""
 
 from collections.abc import Iterable
 from enum import Enum
@@ -9,7 +9,7 @@ from specdec.core.request import Request
 
 
 class MoveKind(Enum):
-    """Between which memories."""
+    """The memories between which a block moves."""
 
     COPY = "copy"
     SWAP_OUT = "swap_out"
@@ -17,11 +17,11 @@ class MoveKind(Enum):
 
 
 class BlockMove(NamedTuple):
-    """One block's content, target's, head's and features, goes from `source` to `target`.
+    """Copy of one block's content: keys and values of target and head, and features.
 
     Attributes:
-        source: a block of the host's memory for `SWAP_IN`, else of the device's.
-        target: a block of the host's memory for `SWAP_OUT`, else of the device's.
+        source: a block of host memory for `SWAP_IN`, else of the device's.
+        target: a block of host memory for `SWAP_OUT`, else of the device's.
     """
 
     kind: MoveKind
@@ -30,12 +30,12 @@ class BlockMove(NamedTuple):
 
 
 class Prefix(NamedTuple):
-    """The beginning of a request, found in the cache.
+    """Cached beginning of a request.
 
     Attributes:
-        blocks: that hold it, the last perhaps in part.
-        num_tokens: of the request that need not be computed.
-        num_draft_cached: of those, tokens that the draft head has read too.
+        blocks: blocks that hold it, the last one perhaps in part.
+        num_tokens: its length.
+        num_draft_cached: length of the part that the draft head's cache covers.
     """
 
     blocks: list[int]
@@ -44,17 +44,17 @@ class Prefix(NamedTuple):
 
 
 class KVCacheManager:
-    """Block tables of requests over one `BlockPool`, and over another of host memory for those swapped out.
+    """Block tables of requests, over one `BlockPool` of the device and one of host memory for swapped requests.
 
-    A block that others hold or can find is never written: its holder gets a copy first. Only verified tokens whose
-    keys and values are in place are made findable. Movements of content are queued in `moves`, to be carried out in
-    this order before the next forward pass.
+    A block that other requests hold or can find is never written: its holder gets a copy first. Only verified tokens
+    whose keys and values are in place are published to the prefix cache. Copies of blocks are queued in `moves`, to be
+    applied in this order before the next forward pass.
 
     Args:
         num_blocks: blocks of the cache.
-        block_size: entries of each.
+        block_size: entries of a block.
         num_host_blocks: blocks of host memory to swap to.
-        enable_prefix_caching: whether requests find each other's blocks.
+        enable_prefix_caching: whether requests share the blocks of equal prefixes.
     """
 
     def __init__(
@@ -67,6 +67,8 @@ class KVCacheManager:
         self.moves: list[BlockMove] = []
 
     def blocks_for(self, num_entries: int) -> int:
+        """Return how many blocks hold this many entries."""
+        # `ceil_div` written out: this runs several times for each row of each step.
         return -(-num_entries // self.block_size)
 
     def take_moves(self) -> list[BlockMove]:
@@ -75,9 +77,9 @@ class KVCacheManager:
         return moves
 
     def find_prefix(self, request: Request) -> Prefix:
-        """What of the request's known tokens lies in the cache, all but the last at most.
+        """Return the cached beginning of the request's known tokens, at most all but the last.
 
-        A sample of the same prompt that has computed it gives the most, a partly filled last block included.
+        A sample of the same prompt that has computed it shares even its partly filled last block.
         """
         size, most = self.block_size, len(request.token_ids) - 1
         if request.params.prompt_logprobs is not None:
@@ -104,19 +106,19 @@ class KVCacheManager:
         return Prefix(blocks[: self.blocks_for(num_tokens)], num_tokens, min(num_draft_cached, num_tokens))
 
     def hash_blocks(self, request: Request) -> None:
-        """Find the hashes by which the request's prefix will be looked up, before they are asked for."""
+        """Hash the request's full blocks ahead of its prefix search."""
         if self.enable_prefix_caching:
             extend_hashes(request.block_hashes, request.token_ids, self.block_size, request.cache_salt)
 
     def is_being_prefilled(self, request: Request, prefix: Prefix, running: Iterable[Request]) -> bool:
-        """Whether one of `running` is computing what comes after the prefix, so that it is worth waiting for."""
+        """Return whether one of `running` is computing the tokens behind the prefix, so that waiting gains more."""
         if request.params.prompt_logprobs is not None or prefix.num_tokens == len(request.token_ids) - 1:
             return False
         place = len(prefix.blocks)
         wanted = request.block_hashes[place] if place < len(request.block_hashes) else None
         for other in running:
             if other.num_uncached_tokens > 1:
-                # What it has computed and cannot be found has no name and gets none.
+                # A block that it has computed already and that was not found is not published later.
                 hashes = other.block_hashes if other.num_cached < (place + 1) * self.block_size else []
                 if wanted is not None and place < len(hashes) and hashes[place] == wanted:
                     return True
@@ -125,7 +127,7 @@ class KVCacheManager:
         return False
 
     def take_prefix(self, request: Request, prefix: Prefix) -> None:
-        """Give a request without blocks the found ones."""
+        """Give a request without blocks those of the prefix."""
         assert not request.block_table, "the request has blocks"
         self.pool.share(prefix.blocks)
         request.block_table = list(prefix.blocks)
@@ -133,7 +135,7 @@ class KVCacheManager:
         request.num_cached, request.num_draft_cached = prefix.num_tokens, prefix.num_draft_cached
 
     def fork(self, parent: Request, child: Request) -> None:
-        """Share all that the two have in common with a child that has no blocks.
+        """Share the parent's blocks with a child that has none.
 
         The child's tokens begin with the parent's cached ones, or end within them.
         """
@@ -143,7 +145,7 @@ class KVCacheManager:
         self.take_prefix(child, Prefix(blocks, shared, min(parent.num_draft_cached, shared)))
 
     def reserve(self, request: Request, num_entries: int) -> bool:
-        """Let the request write its entries from `num_cached` up to `num_entries`; False if blocks are lacking."""
+        """Make the entries from `num_cached` to `num_entries` writable; False, with no effect, if blocks lack."""
         table = request.block_table
         place = request.num_cached // self.block_size
         shared = place < len(table) and not self.pool.is_private(table[place])
@@ -163,7 +165,7 @@ class KVCacheManager:
         return True
 
     def extend(self, request: Request, num_entries: int) -> int:
-        """Blocks for entries up to `num_entries`, as far as there are; the entries there is room for."""
+        """Allocate blocks for `num_entries` entries as far as any are free; return how many entries the table has."""
         table = request.block_table
         count = min(self.blocks_for(num_entries) - len(table), self.pool.num_free)
         if count > 0:
@@ -171,14 +173,14 @@ class KVCacheManager:
         return len(table) * self.block_size
 
     def trim(self, request: Request) -> None:
-        """Take back blocks behind those of the known tokens, which drafts have had."""
+        """Free the blocks behind the known tokens, which only drafts have used."""
         keep = self.blocks_for(len(request.token_ids))
         if len(request.block_table) > keep:
             self.pool.free(reversed(request.block_table[keep:]))
             del request.block_table[keep:]
 
     def commit(self, request: Request) -> None:
-        """Make full blocks of cached tokens findable, and note which of them the draft head has read."""
+        """Publish full blocks of cached tokens, and mark those that the draft head has read."""
         size = self.block_size
         full = request.num_cached // size
         if self.enable_prefix_caching and request.num_registered < full:
@@ -191,7 +193,7 @@ class KVCacheManager:
             request.num_marked += 1
 
     def catch_up(self, request: Request) -> None:
-        """Count as read what the draft head has meanwhile read for others that hold the same blocks."""
+        """Advance `num_draft_cached` over shared blocks that the draft head has read for other requests."""
         size = self.block_size
         while request.num_draft_cached % size == 0 and request.num_draft_cached + size <= request.num_cached:
             if not self.pool.is_read(request.block_table[request.num_draft_cached // size]):
@@ -199,7 +201,7 @@ class KVCacheManager:
             request.num_draft_cached += size
 
     def release(self, request: Request) -> None:
-        """Take back all that a request holds, wherever it lies. What is findable stays so until it is reused."""
+        """Free all blocks of a request. Published blocks can be found until they are reused."""
         self.pool.free(reversed(request.block_table))
         self.host.free(request.host_blocks)
         request.block_table, request.host_blocks = [], []
@@ -207,7 +209,7 @@ class KVCacheManager:
         request.num_cached = request.num_draft_cached = request.num_registered = request.num_marked = 0
 
     def swap_out(self, request: Request) -> bool:
-        """Move the request's blocks to host memory; False if that is too small."""
+        """Move the request's blocks to host memory; False, with no effect, if too little is free."""
         count = self.blocks_for(request.num_cached)
         if count > self.host.num_free:
             return False
@@ -221,7 +223,7 @@ class KVCacheManager:
         return True
 
     def swap_in(self, request: Request) -> None:
-        """The inverse; the caller has checked that there are blocks."""
+        """Move the request's blocks back from host memory. The caller has checked that enough are free."""
         request.block_table = self.pool.allocate(len(request.host_blocks))
         request.cached_samples[request] = None
         for source, target in zip(request.host_blocks, request.block_table, strict=True):
@@ -230,10 +232,13 @@ class KVCacheManager:
         request.host_blocks = []
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Counts, free lists, hashes and block tables agree, if `requests` are all there are.
+        """Check that counts, free lists, hashes and block tables agree.
+
+        Args:
+            requests: all that hold blocks.
 
         Raises:
-            AssertionError: what does not.
+            AssertionError: a rule that does not hold.
         """
         alive = list(requests)
         self.pool.check_integrity(request.block_table for request in alive)
@@ -250,6 +255,6 @@ class KVCacheManager:
             assert request.block_hashes == hashes[: len(request.block_hashes)], "a hash is of other tokens"
             for place, block in enumerate(request.block_table):
                 name = self.pool.hash_of(block)
-                # Of the block in which its cached tokens end it may use a part that is the same.
+                # The block in which its cached tokens end may differ behind them.
                 if name is not None and request.num_cached // self.block_size != place:
                     assert hashes[place : place + 1] == [name], "a block is named for what it does not hold"

@@ -1,4 +1,4 @@
-"""Tokens to text, piece by piece, and the search for stop strings in it."""
+"""Incremental detokenization and the search for stop strings."""
 
 from collections.abc import Sequence
 
@@ -7,12 +7,15 @@ from tokenizers.decoders import DecodeStream
 
 from specdec.core.outputs import Segment
 
+# What decoders write for bytes that are no character.
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
 
 class Detokenizer:
-    """Text of one growing output. Never splits a character; holds back what may begin a stop string.
+    """Text of one growing output. It splits no character, and holds back what may begin a stop string.
 
-    Where no stop string is looked for, tokens become text when somebody asks, or when there is time (`settle`): a GPU
-    waits while the host takes in what a step has yielded.
+    Without stop strings, tokens become text only when the text is read or on `settle`, which the engine calls while
+    the device is busy.
 
     Args:
         tokenizer: None for requests of token ids without text.
@@ -30,44 +33,53 @@ class Detokenizer:
     ) -> None:
         self._tokenizer = tokenizer
         self._include_stop = include_stop
+        self._skip_special = skip_special
         self._stream = DecodeStream(skip_special_tokens=skip_special)
+        # Tokens of the last piece of text, and the tokens after it, which are not text yet.
+        self._recent: list[int] = []
+        self._pending: list[int] = []
         self._stop = tuple(stop)
+        self._may_stop = True
+        self._last_accepted = False
         self._waiting: list[tuple[int, bool]] = []
         self._held: list[Segment] = []
         self._text = ""
         self.matched: str | None = None
 
     def token_text(self, token: int) -> str | None:
-        """A token decoded alone."""
+        """Return a token decoded alone."""
         return None if self._tokenizer is None else str(self._tokenizer.decode([token], skip_special_tokens=False))
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """All text so far."""
         self.settle()
         return self._text
 
     def settle(self) -> None:
-        """Make text of the tokens that have waited for it."""
+        """Detokenize the tokens that have not been yet."""
         for token, accepted in self._waiting:
             self._add(token, accepted)
         self._waiting.clear()
 
     def push(self, token: int, accepted: bool, may_stop: bool = True) -> bool:
-        """Add a token; True if it completes a stop string, with which the text then ends.
+        """Add a token. Return whether it completes a stop string, with which the text then ends.
 
         Args:
-            may_stop: whether a stop string that ends in this token's text counts.
+            may_stop: whether a stop string that ends in this token's text ends the output.
         """
         if not self._stop:
             self._waiting.append((token, accepted))
             return False
-        # A match ends in the new piece, so it begins at most a stop string's length before it.
+        self._may_stop = may_stop
         old = len(self._text)
-        if not self._add(token, accepted):
-            return False
+        return self._add(token, accepted) and self._cut_at_stop(old)
+
+    def _cut_at_stop(self, old: int) -> bool:
+        """End the text at the first stop string that ends beyond its first `old` characters; return if there is one."""
+        # It begins at most its own length before those.
         found = [(at, stop) for stop in self._stop if (at := self._text.find(stop, max(0, old - len(stop) + 1))) >= 0]
-        if not (found and may_stop):
+        if not (found and self._may_stop):
             return False
         at, self.matched = min(found, key=lambda match: match[0])
         if self._include_stop:
@@ -77,23 +89,55 @@ class Detokenizer:
         return True
 
     def _add(self, token: int, accepted: bool) -> bool:
-        """Whether it brings any text."""
-        piece = self._stream.step(self._tokenizer, token) if self._tokenizer is not None else None
-        if not piece:
+        """Return whether the token brings any text."""
+        if self._tokenizer is None:
             return False
+        self._pending.append(token)
+        self._last_accepted = accepted
+        try:
+            piece = self._stream.step(self._tokenizer, token)
+        except Exception:  # tokenizers raises no other
+            # After invalid bytes a byte-fallback decoder writes the valid bytes before them differently too, and the
+            # stream refuses that. Their text is out already: start a new stream behind it.
+            self._stream = DecodeStream(skip_special_tokens=self._skip_special)
+            piece = "".join(self._stream.step(self._tokenizer, one) or "" for one in self._pending)
+        if piece:
+            self._recent, self._pending = self._pending, []
+            self._give(piece, accepted)
+        return bool(piece)
+
+    def _give(self, piece: str, accepted: bool) -> None:
         self._text += piece
         self._held.append(Segment(piece, accepted))
-        return True
+
+    def _finish(self) -> None:
+        """Detokenize the tokens held back for an incomplete last character, and leave out only that character."""
+        if self._tokenizer is None or not self._pending or self.matched is not None:
+            return
+        decode = self._tokenizer.decode
+        before = decode(self._recent, skip_special_tokens=self._skip_special)
+        after = decode(self._recent + self._pending, skip_special_tokens=self._skip_special)
+        rest = after[len(before) :] if after.startswith(before) else ""
+        # A byte-fallback decoder writes one replacement character for each byte of it.
+        by_byte = self._tokenizer.token_to_id("<0x00>") is not None
+        rest = rest.rstrip(REPLACEMENT) if by_byte else rest.removesuffix(REPLACEMENT)
+        self._pending.clear()
+        if rest:
+            old = len(self._text)
+            self._give(rest, self._last_accepted)
+            self._cut_at_stop(old)
 
     def segments(self, final: bool) -> list[Segment]:
-        """Text that is new and certain to stay; at the end, all of it."""
+        """Return the text that is new and final; at the end of the output, all new text."""
         self.settle()
+        if final:
+            self._finish()
         keep = 0 if final else self._partial_match()
         ready, self._held = self._split_held(keep)
         return ready
 
     def _partial_match(self) -> int:
-        """Length of the longest end of the text with which a stop string begins."""
+        """Return the length of the longest end of the text that begins a stop string."""
         most = max((len(stop) for stop in self._stop), default=1) - 1
         for size in range(min(most, len(self._text)), 0, -1):
             if any(stop.startswith(self._text[-size:]) for stop in self._stop):
@@ -104,7 +148,7 @@ class Detokenizer:
         self._held = self._split_held(count)[0]
 
     def _split_held(self, count: int) -> tuple[list[Segment], list[Segment]]:
-        """Held segments without their last `count` characters, and those."""
+        """Split the held segments before their last `count` characters."""
         ready = list(self._held)
         rest: list[Segment] = []
         while count > 0 and ready:

@@ -1,25 +1,25 @@
-"""What an operator asks of a running engine."""
+"""Statistics of a running engine."""
 
 from dataclasses import dataclass
 
 
 @dataclass
 class EngineStats:
-    """Counts since the start, and the state after the last step.
+    """Counts since the start, and the present state.
 
     Attributes:
-        running, waiting, swapped: requests; those swapped out wait, too.
+        running, waiting, swapped: numbers of requests; swapped ones are waiting ones too.
         kv_usage: share of the cache's blocks that are held.
         steps: forward passes of the target.
-        known_tokens: tokens of prompts and outputs that passed the target.
-        step_tokens: tokens of the last step, known ones and drafts granted.
-        generated_tokens: tokens that requests got.
-        preemptions: requests whose memory was taken away; of those, `swaps` went to host memory.
+        known_tokens: tokens of prompts and outputs that the target has computed.
+        step_tokens: tokens of the last step, known ones and granted draft nodes.
+        generated_tokens: tokens of outputs.
+        preemptions: how often a request lost its memory; `swaps` of them moved to host memory.
         prefix_queries: tokens of admitted requests.
-        prefix_hits: of those, tokens found in the cache.
-        drafts_asked, drafts_granted: draft nodes the tree's bounds ask for, and the step had room for.
-        drafts_verified, drafts_accepted: nodes that were drafted, and that were kept.
-        queued, finished, aborted: requests ever added, ended by themselves, ended from outside.
+        prefix_hits: number of them found in the cache.
+        drafts_asked, drafts_granted: draft nodes of the largest trees, and nodes that the scheduler granted.
+        drafts_verified, drafts_accepted: draft nodes that were verified, and that became output.
+        queued, finished, aborted: numbers of requests added, ended by themselves, and ended from outside.
     """
 
     running: int = 0

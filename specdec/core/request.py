@@ -1,4 +1,4 @@
-"""A request: its tokens, how far its cache has come, and where its output ends. Pure Python."""
+"""A request: its tokens, its cache counters, and where its output ends. Pure Python."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -9,63 +9,64 @@ from specdec.core.outputs import CompletionOutput, Logprob, RequestOutput, Specu
 from specdec.core.sampling_params import SamplingParams
 from specdec.verify.sampling import Context, Sampling
 
-# Tokens that a new request counts as having been predicted, and how many of them as accepted: text that is easier than
-# most is found by those who look for it, and a few trees are enough to see that it is not.
+# Prior of a new request's history: predicted tokens, and the ratio of accepted ones. It is optimistic, because only
+# drafting finds easy text, and a few trees show that a text is not easy.
 PRIOR, HOPE = 2.0, 2.0
-# How trees fade, from one to the next: text changes.
+# Decay of the history from tree to tree, as text changes.
 FADING = 0.9
 
 
 @dataclass
 class AcceptanceHistory:
-    """Drafted tokens that were accepted, and those that were to be expected of trees of such sizes."""
+    """Draft tokens of a request that were accepted, and those that its trees' sizes predicted."""
 
     accepted: float = HOPE * PRIOR
     predicted: float = PRIOR
 
     @property
     def ratio(self) -> float:
-        """How many times the predicted tokens this request's trees bring."""
+        """Acceptance relative to the average, starting from an optimistic prior."""
         return self.accepted / self.predicted
 
     def learn(self, accepted: int, predicted: float) -> None:
-        """Take in a tree."""
+        """Add a tree."""
         self.accepted = FADING * self.accepted + accepted
         self.predicted = FADING * self.predicted + predicted
 
 
-# Sorts before every later arrival's.
+# A request is served before those of greater rank.
 Rank = tuple[int, int, int]
 
 
 @dataclass(eq=False)
 class Request:
-    """The only mutable object of the domain.
+    """One sequence on its way through the engine.
 
-    `num_cached < len(token_ids)` while it lives; they are equal only while whoever chooses its tokens has not yet.
+    `num_cached < len(token_ids)` while it runs. They are equal only for a beam that waits for its search to choose the
+    next token.
 
     Attributes:
         token_ids: prompt and output.
         num_prompt: tokens of the prompt.
-        max_length: most tokens it may come to, prompt included.
-        sampling: how it samples.
+        max_length: limit of its tokens, prompt included.
+        sampling: sampling parameters.
         end_tokens: tokens after which the output ends.
-        priority: lower runs first, where the scheduler goes by it.
+        priority: lower numbers run first under the policy "priority".
         cache_salt: only requests of the same salt share cached blocks.
         cached_samples: samples of the same prompt that hold cache blocks, longest-holding first; one dict for all
             samples, used as an ordered set.
-        rank: its place among all requests, given when it is queued.
+        rank: its place among all requests, assigned when it is queued.
         num_cached: tokens whose keys and values are in the cache, or in host memory while it is swapped out.
-        num_draft_cached: tokens that the draft head has read, so that its own entries are in the cache too.
+        num_draft_cached: tokens whose keys and values of the draft head are in the cache too.
         block_table: cache blocks, in order.
         host_blocks: blocks of host memory, while it is swapped out.
-        block_hashes: of its full blocks of known tokens, as far as anyone has asked.
-        num_registered, num_marked: blocks that the cache manager knows as full, and as read.
-        accepted: per output token, whether a draft had it.
+        block_hashes: hashes of its full blocks of known tokens, as far as they were needed.
+        num_registered, num_marked: blocks that are published as full, and marked as read by the draft head.
+        accepted: per output token, whether it was a draft token.
         drafts_enabled: whether its next step may carry drafts.
-        acceptance_history: how its drafts have fared.
-        error: why it failed, where `finish_reason` is "error".
-        logprobs: per output token, where asked for; may run ahead of the output within a step.
+        acceptance_history: acceptance of its recent drafts.
+        error: why it failed, if `finish_reason` is "error".
+        logprobs: per output token, if asked for; may run ahead of the output within a step.
         prompt_logprobs: per prompt token scored so far, None for the first.
     """
 
@@ -100,7 +101,7 @@ class Request:
 
     @cached_property
     def context(self) -> Context:
-        """What sampling sees; grows with `token_ids`."""
+        """Sampling parameters and tokens, as sampling needs them; grows with `token_ids`."""
         return Context(self.sampling, self.token_ids, self.num_prompt)
 
     @property
@@ -109,17 +110,17 @@ class Request:
 
     @property
     def num_uncached_tokens(self) -> int:
-        """Known tokens that are not cached yet."""
+        """Number of known tokens that are not cached yet."""
         return len(self.token_ids) - self.num_cached
 
     @property
     def num_remaining(self) -> int:
-        """Tokens that may still be generated."""
+        """Number of tokens that may still be generated."""
         return self.max_length - len(self.token_ids)
 
     @property
     def may_draft(self) -> bool:
-        """Whether the next step may carry drafts: never the first, whose tree would hang on what was cached."""
+        """Return whether the next step may carry drafts. The first step cannot: its prompt has no root yet."""
         return self.drafts_enabled and self.num_output > 0 and self.num_remaining > 1
 
     @property
@@ -149,7 +150,7 @@ class Request:
         return num_new
 
     def append(self, token: int, accepted: bool) -> None:
-        """Take one generated token and see whether the output ends with it."""
+        """Append one generated token and check whether the output ends with it."""
         assert not self.finished, "a finished request takes no token"
         self.token_ids.append(token)
         self.accepted.append(accepted)
@@ -166,12 +167,12 @@ class Request:
             del self.logprobs[self.num_output :]
 
     def fail(self, message: str) -> None:
-        """End without another token; the other requests of the step go on."""
+        """End the request without another token. The other requests of the step go on."""
         self.finish_reason, self.error = "error", message
         del self.logprobs[self.num_output :]
 
     def completion(self) -> CompletionOutput:
-        """A snapshot, with the text that is new since the last one."""
+        """Return a snapshot, with the text that is new since the last one."""
         segments = self.detokenizer.segments(final=self.finished)
         tokens = self.token_ids[self.num_prompt :]
         logprobs = None if self.params.logprobs is None else self.logprobs[: len(tokens)]
@@ -209,14 +210,14 @@ class RequestGroup:
 
     @property
     def finished(self) -> bool:
-        """Whether all samples have ended."""
+        """Return whether all samples have ended."""
         # A sample that has ended is not looked at again, so that the calls of n steps take n looks and not n².
         while self._num_finished < len(self.requests) and self.requests[self._num_finished].finished:
             self._num_finished += 1
         return self._num_finished == len(self.requests)
 
     def output(self) -> RequestOutput:
-        """A snapshot of all samples."""
+        """Return a snapshot of all samples."""
         first = self.requests[0]
         return RequestOutput(
             request_id=self.request_id,

@@ -1,4 +1,4 @@
-"""The choice of an acceptance rule, and what it means for drafts."""
+"""Choice of the acceptance rule, and of the drafts and the verifier that go with it."""
 
 from dataclasses import replace
 
@@ -11,10 +11,10 @@ RULES = ("coupled", "rejection", "block")
 
 
 class AcceptanceRule:
-    """One of `RULES`, by name.
+    """An acceptance rule, by its name in `RULES`.
 
     Attributes:
-        proposal: how drafts are chosen for it.
+        proposal: how drafts are chosen for the rule.
 
     Raises:
         ValueError: an unknown name.
@@ -27,11 +27,11 @@ class AcceptanceRule:
         self.proposal = Proposal.COUPLED if name == "coupled" else Proposal.DRAWN
 
     def shape(self, asked: DraftShape) -> DraftShape:
-        """The bounds asked for, of a chain where the rule takes nothing else."""
+        """Return the bounds of a tree, reduced to a chain for the rule that takes chains alone."""
         return replace(asked, branching=1, nodes=asked.depth) if self.name == "block" else asked
 
     def verifier(self, kernels: KernelSet) -> Verifier:
-        """Return the rule, run by a device's kernels."""
+        """Make the rule's verifier for a device's kernels."""
         if self.name == "coupled":
             return CoupledVerifier(kernels)
         return WeighingVerifier(kernels, kernels.block_walk if self.name == "block" else kernels.rejection_walk)

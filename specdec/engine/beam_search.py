@@ -1,4 +1,4 @@
-"""The likeliest sequences after a prompt: beams that share the cache blocks of what they have in common."""
+"""Beam search: the most probable sequences after a prompt. Beams share the cache blocks of their common tokens."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,10 +15,10 @@ from specdec.scheduling.scheduler import Admission, Scheduler
 
 @dataclass(eq=False)
 class BeamRequest(Request):
-    """A sequence under search. Its tokens never change; its children have one more.
+    """A beam. Its tokens never change; each of its children has one token more.
 
-    A step scores what can follow it: `logprobs` then has an entry more than there are output tokens. From there on
-    nothing of it is missing in the cache, so the scheduler lets it be, while its blocks wait to be shared by children.
+    A step scores the tokens that can follow it: `logprobs` then has one entry more than there are output tokens. From
+    then on all its tokens are cached, so the scheduler plans no row for it, and keeps its blocks for its children.
 
     Attributes:
         cum_logprob: sum of the output tokens' log-probabilities.
@@ -32,28 +32,28 @@ class BeamRequest(Request):
 
     @property
     def may_draft(self) -> bool:
-        """Never: drafts foretell what a sampler picks."""
+        """False: drafts predict the token that a sampler picks, and a search follows several."""
         return False
 
     def append(self, token: int, accepted: bool) -> None:
-        """Leave the engine's token to the search, for which it is a candidate like others."""
+        """Ignore the engine's token, which is one candidate of the search among others."""
         assert not accepted, "a beam has no drafts"
         assert token in self.logprobs[-1], "a beam is scored"
-        # One that was preempted after it was scored, and ran again in a step of another call, is scored twice.
+        # A beam that was preempted after it was scored, and ran again in a step of another call, is scored twice.
         del self.logprobs[self.num_output + 1 :]
 
     def candidates(self) -> Iterator[tuple[int, float]]:
-        """Tokens that can follow, as far as they have been scored, and the cumulative log-probability with each."""
+        """Yield the scored tokens that can follow, and the cumulative log-probability with each."""
         for token, entry in self.logprobs[-1].items():
             yield token, self.cum_logprob + entry.logprob
 
     @classmethod
     def root(cls, request: Request) -> "BeamRequest":
-        """The first beam, without output, of a request that asks for log-probabilities and has not been queued."""
+        """Make the first beam, without output, of a request that asks for log-probabilities and is not queued."""
         return cls._of(request, list(request.token_ids), [], 0.0)
 
     def child(self, token: int) -> "BeamRequest":
-        """The beam that goes on with a candidate; not yet queued."""
+        """Make the beam that continues with a candidate. It is not queued yet."""
         cum_logprob = self.cum_logprob + self.logprobs[-1][token].logprob
         return self._of(self, [*self.token_ids, token], list(self.logprobs), cum_logprob)
 
@@ -69,7 +69,7 @@ class BeamRequest(Request):
             sampling=request.sampling,
             max_length=request.max_length,
             end_tokens=request.end_tokens,
-            # Of which only the names of single tokens are asked.
+            # It is only used for the text of single tokens, so beams can share it.
             detokenizer=request.detokenizer,
             priority=request.priority,
             cache_salt=request.cache_salt,
@@ -87,19 +87,19 @@ class Candidate(NamedTuple):
 
 
 class BeamSearch:
-    """The search of one prompt; it finds what transformers' `generate` finds with as many beams.
+    """The search after one prompt, with the results of transformers' `generate` for the same number of beams.
 
-    Beams are requests of the engine. Once a step has scored the last of them, the best candidates become the next
-    beams, forks of their parents, and the parents end.
+    Beams are requests of the engine. Once all of them are scored, the best candidates become the next beams. They are
+    forks of their parents, which end.
 
     Args:
-        root: the prompt; its `params.logprobs` is `num_scored` of the search.
+        root: the prompt, with `num_scored` of the search as its `params.logprobs`.
 
     Attributes:
-        beams: live ones, best first; all of a length.
-        ended: sequences that have ended, best first, as many as the beam is wide at most.
-        error: why the search failed.
-        finished: whether it is over; no beam is queued then.
+        beams: live beams of equal length, best first.
+        ended: at most `beam_width` sequences that have ended, best first.
+        error: why the search failed, if it has.
+        finished: whether the search is over, with no beam queued.
     """
 
     def __init__(self, engine: LLMEngine, params: BeamSearchParams, root: BeamRequest) -> None:
@@ -111,17 +111,18 @@ class BeamSearch:
 
     @property
     def admission(self) -> Admission:
-        """Whether the search can begin now, later or never."""
+        """Return whether the search can begin now, later or never."""
         return self.engine.scheduler.admission(self.root)
 
     def begin(self) -> None:
+        """Queue the first beam."""
         self.engine.add_request(self.root)
 
     def go_on(self, is_stuck: bool) -> None:
-        """Take note of a step.
+        """Advance the search after a step.
 
         Args:
-            is_stuck: nobody could run, so the scored beams have to make room for the others.
+            is_stuck: whether no request could run, so that scored beams have to make room for the others.
         """
         self.error = next((beam.error for beam in self.beams if beam.error), None)
         if self.error is not None:
@@ -130,18 +131,18 @@ class BeamSearch:
             self._choose()
         else:
             for beam in self.beams:
-                # What has been preempted would be computed again, only to be scored again.
+                # A scored beam that was preempted would be recomputed and scored again.
                 if beam.is_scored and (is_stuck or not beam.block_table):
                     self.engine.abort(beam)
 
     def end(self) -> None:
-        """Leave nothing behind."""
+        """End all beams."""
         self.finished = True
         for beam in self.beams:
             self.engine.abort(beam)
 
     def output(self, tokenizer: Tokenizer | None) -> BeamSearchOutput:
-        """What has been found, with its text."""
+        """Return the sequences found, with their text."""
         if self.error is not None:
             return BeamSearchOutput([], self.error)
         if tokenizer is None:
@@ -149,7 +150,7 @@ class BeamSearch:
         return BeamSearchOutput([replace(found, text=tokenizer.decode(found.tokens)) for found in self.ended])
 
     def _choose(self) -> None:
-        """Sort out which candidates end and which go on."""
+        """Divide the candidates into sequences that end and the next beams."""
         width, ends = self.params.beam_width, self.root.end_tokens
         is_last = self.beams[0].num_remaining == 1
         ranked = [
@@ -158,7 +159,7 @@ class BeamSearch:
             for token, cum_logprob in beam.candidates()
         ]
         candidates = [Candidate(self.beams[place], token, -negated) for negated, place, token in sorted(ranked)]
-        # A candidate that ends counts only if it is among the best of all; those behind make up the next beams.
+        # A candidate that ends counts only among the `beam_width` best of all. Later ones can only become beams.
         self.ended += [self._sequence(found) for found in candidates[:width] if is_last or found.token in ends]
         self.ended = sorted(self.ended, key=lambda sequence: -sequence.score)[:width]
         live = [] if is_last else [found for found in candidates if found.token not in ends][:width]
@@ -178,7 +179,7 @@ class BeamSearch:
         )
 
     def _may_improve(self, best: Candidate) -> bool:
-        """Whether what the best live beam may come to is worth the wait."""
+        """Return whether a live beam may still score better than the sequences that have ended."""
         params = self.params
         if len(self.ended) < params.beam_width:
             return True
@@ -190,10 +191,10 @@ class BeamSearch:
         return params.score(best.cum_logprob, length) > self.ended[-1].score
 
     def _fork(self, live: list[Candidate]) -> None:
-        """Let candidates take their parents' places."""
+        """Replace the beams by their children."""
         scheduler = self.engine.scheduler
         parents, children = self.beams, [found.parent.child(found.token) for found in live]
-        # All of them, so that `end` finds each at any moment.
+        # Parents and children, so that `end` finds each at any moment.
         self.beams = [*parents, *children]
         seats = scheduler.free_seats(leaving=parents)
         late = []
@@ -212,21 +213,21 @@ class BeamSearch:
 
 
 def num_scored(params: BeamSearchParams, num_ends: int, vocab_size: int) -> int:
-    """Candidates of a beam that can matter: the best as many as the beam is wide, and as many that do not end."""
+    """Return how many candidates of a beam can matter: the `beam_width` best, and as many that do not end."""
     return min(params.beam_width + num_ends, vocab_size)
 
 
 def run_searches(shared: SharedEngine, searches: Sequence[BeamSearch]) -> None:
-    """Step until all searches are over, as many at once as have seats for all their beams.
+    """Run searches to their end, as many at once as have seats for all their beams.
 
     If it is interrupted, no beam stays queued.
 
     Raises:
-        ValueError: the cache could never hold a beam; nothing has run then.
+        ValueError: a beam that the cache can never hold; nothing has run then.
     """
     for search in searches:
         if search.admission is Admission.NEVER:
-            # Refuses it, and says why.
+            # Raises the ValueError.
             search.begin()
     pending, active = list(searches), list[BeamSearch]()
     try:

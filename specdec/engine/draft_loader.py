@@ -24,7 +24,7 @@ def named_target(head: Path) -> Path | None:
     """Return the folder of the target that a speculators head's config.json names; None if it names none.
 
     Raises:
-        CheckpointError: no config.json, or a target that is not on this machine.
+        CheckpointError: a folder without config.json, or a target that is not on this machine.
     """
     settings = read_config(head)
     with error_context(head):
@@ -68,14 +68,14 @@ def load_drafts(
     if not isinstance(folder, Path):
         return None
     if holds_llama(folder):
-        drafts = load_llama_draft(folder, config.model, target.config, config.dtype, config.device, kernels)
+        draft_model = load_llama_draft(folder, config.model, target.config, config.dtype, config.device, kernels)
     else:
         loaded = load_head(folder, target.parts, kernels)
         logger.info("%s: %s in the layout of %s", folder, loaded.description.label, loaded.description.layout)
         for assumption in loaded.description.assumptions:
             logger.info("%s: assumed: %s", folder, assumption)
-        drafts = settle_taps(loaded, target, config.model, kernels)
-    positions, context = drafts.head.llama.max_position, config.context(target.config.max_position)
+        draft_model = settle_taps(loaded, target, config.model, kernels)
+    positions, context = draft_model.head.llama.max_position, config.context(target.config.max_position)
     if positions < context:
         logger.warning(
             "%s has %d positions, fewer than the %d tokens of a request: beyond them nothing is drafted; "
@@ -85,9 +85,11 @@ def load_drafts(
             context,
         )
     if config.draft_vocab is not None:
-        assert isinstance(drafts.readout, MatrixReadout)
-        drafts = drafts._replace(readout=trimmed_readout(drafts.readout, config.draft_vocab, kept_tokens))
+        assert isinstance(draft_model.readout, MatrixReadout)
+        draft_model = draft_model._replace(
+            readout=trimmed_readout(draft_model.readout, config.draft_vocab, kept_tokens)
+        )
     if config.draft_rank is not None:
-        assert isinstance(drafts.readout, MatrixReadout)
-        drafts = drafts._replace(readout=CandidateReadout(drafts.readout, config.draft_rank))
-    return drafts
+        assert isinstance(draft_model.readout, MatrixReadout)
+        draft_model = draft_model._replace(readout=CandidateReadout(draft_model.readout, config.draft_rank))
+    return draft_model

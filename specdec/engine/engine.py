@@ -23,10 +23,10 @@ from specdec.verify.verifier import Verifier
 
 
 class LLMEngine:
-    """Runs requests to their end, many at a time, by repeated steps.
+    """Runs many requests at a time, step by step, to their end.
 
-    Every row of a step is a chain of known tokens with a draft tree under its last one: a part of a prompt
-    is a chain without a tree, plain decoding a chain of one token without a tree.
+    Every row of a step is a chain of known tokens with a draft tree below its last one. A part of a prompt is a chain
+    without a tree, and plain decoding a chain of one token without a tree.
     """
 
     def __init__(
@@ -46,8 +46,8 @@ class LLMEngine:
         """Queue a request.
 
         Raises:
-            ValueError: it can never run.
-            QueueFullError: too many wait.
+            ValueError: a request that can never run.
+            QueueFullError: `max_queued_requests` requests wait.
         """
         self.scheduler.add(request)
 
@@ -56,12 +56,12 @@ class LLMEngine:
         return bool(self.scheduler.running or self.scheduler.waiting)
 
     def abort(self, request: Request) -> None:
-        """End a request at any moment; what it has produced stays, what the running step yields for it does not."""
+        """End a request at any moment. It keeps its output, without what the running step yields for it."""
         self.scheduler.abort(request)
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
-        """One forward pass of the target; the requests that got tokens."""
+        """Run one forward pass of the target; return the requests that got tokens."""
         plan = self.scheduler.schedule()
         if not plan.rows:
             return []

@@ -1,7 +1,7 @@
-"""From settings to an engine: head, cache, drafter, scheduler, runner."""
+"""From settings, a loaded target and what drafts for it to an engine."""
 
 import sys
-from dataclasses import replace
+from collections.abc import Sequence
 
 from specdec.cache.kv_cache import KVCache, entry_bytes
 from specdec.cache.kv_cache_manager import KVCacheManager
@@ -14,10 +14,9 @@ from specdec.draft_heads.heads.draft_head import DraftModel
 from specdec.engine.acceptance_rule import AcceptanceRule
 from specdec.engine.engine import LLMEngine
 from specdec.engine.memory_profile import Rehearsal, cache_bytes
-from specdec.execution.cost_measurement import measure_step_cost
-from specdec.execution.cuda_graphs import CudaGraphs
+from specdec.execution.cost_measurement import measure_preemption_cost, measure_step_cost
 from specdec.execution.model_runner import ModelRunner
-from specdec.execution.warm_up import capture_graphs
+from specdec.kernels.integers import ceil_div
 from specdec.kernels.kernel_set import KernelSet
 from specdec.models.llama import LlamaModel
 from specdec.scheduling.scheduler import Scheduler
@@ -32,70 +31,120 @@ def build_engine(
     rule: AcceptanceRule,
     mode: LogprobsMode,
 ) -> LLMEngine:
-    """An engine around a loaded target and what drafts for it, None to decode plainly.
+    """Build an engine around a loaded target.
+
+    Args:
+        draft: the draft head or small model; None for plain decoding or drafts from the text.
 
     Raises:
-        ValueError: the cache's memory is too small, or the kernels were not made for the model or its trees.
+        ValueError: cache memory that is too small, or kernels that do not support the model or its trees.
     """
-    head = draft.head if draft else None
-    llama = head.llama if head else None
-    by_text = config.draft == NGRAM
-    shape = config.shape if head or by_text else None
-    slots = shape.slots if shape else 0
-    for sizes in (model.config, llama):
-        if sizes is not None:
-            kernels.check_model(sizes.head_dim, sizes.num_heads // sizes.num_kv_heads)
-    kernels.check_tree(slots)
-    # Beyond its positions a head would guess.
-    draft_context = llama.max_position - config.shape.depth if llama else sys.maxsize
-    positions = min(config.max_position for config in (model.config, llama) if config)
-    longest = config.context(model.config.max_position)
+    return _EngineBuilder(config, model, draft, kernels, rule, mode).build()
 
-    def assemble(num_blocks: int, num_host_blocks: int = 0, *, rehearses: bool = False) -> LLMEngine:
-        size = config.block_size
+
+class _EngineBuilder:
+    """The steps of `build_engine`, and the sizes that several of them need.
+
+    Attributes:
+        head: the draft head, if any.
+        shape: bounds of draft trees, None where nothing drafts.
+        slots: cache entries of a request's drafts.
+        longest: limit of a request's tokens.
+        draft_context: number of tokens from which on a request gets no drafts.
+        block_bytes: memory of one cache block.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: LlamaModel,
+        draft: DraftModel | None,
+        kernels: KernelSet,
+        rule: AcceptanceRule,
+        mode: LogprobsMode,
+    ) -> None:
+        self.config, self.model, self.draft, self.kernels, self.rule, self.mode = (
+            config, model, draft, kernels, rule, mode
+        )  # fmt: skip
+        self.head = draft.head if draft else None
+        self.shape = config.shape if draft or config.draft == NGRAM else None
+        self.slots = self.shape.slots if self.shape else 0
+        self.longest = config.context(model.config.max_position)
+        # Beyond its positions a head would guess.
+        self.draft_context = self.head.llama.max_position - config.shape.depth if self.head else sys.maxsize
+        self.block_bytes = config.block_size * entry_bytes(model.config, self.head, config.dtype)
+
+    def build(self) -> LLMEngine:
+        """Check, profile, and assemble the engine with its cache at full size."""
+        self._check_kernels()
+        num_host_blocks = int(self.config.swap_space * (1 << 30)) // self.block_bytes
+        return self._assemble(self._num_blocks(), num_host_blocks, measures=self.config.scheduler.is_fitted)
+
+    def _check_kernels(self) -> None:
+        for sizes in (self.model.config, self.head.llama if self.head else None):
+            if sizes is not None:
+                self.kernels.check_model(sizes.head_dim, sizes.num_heads // sizes.num_kv_heads)
+        self.kernels.check_tree(self.slots)
+
+    def _num_blocks(self) -> int:
+        """Return how many blocks the memory holds, or the seats can use if that is less."""
+        memory = cache_bytes(self.config, self._rehearse)
+        if memory < self.block_bytes:
+            raise ValueError(f"kv_cache_memory {memory} is less than one block of {self.block_bytes} bytes; raise it")
+        most = self.config.scheduler.max_num_seqs * ceil_div(self.longest + self.slots, self.config.block_size)
+        return min(memory // self.block_bytes, most)
+
+    def _rehearse(self) -> int:
+        """Run the largest steps on an engine that is thrown away; return the bytes of its cache."""
+        rehearsal = Rehearsal(self.config, self.longest, self.slots)
+        rehearsal.run(self._assemble(rehearsal.num_blocks))
+        return rehearsal.num_blocks * self.block_bytes
+
+    def _assemble(self, num_blocks: int, num_host_blocks: int = 0, *, measures: bool = False) -> LLMEngine:
+        config = self.config
         cache = KVCache(
-            num_blocks, size, model.config, head, config.dtype, config.device, num_host_blocks, kernels=kernels
-        )
-        # Measurements and captures read it.
+            num_blocks, config.block_size, self.model.config, self.head, config.dtype, config.device, num_host_blocks,
+            kernels=self.kernels,
+        )  # fmt: skip
+        # Captures and measurements read it.
         cache.clear_null_block()
-        runner = ModelRunner(model, cache, head, longest)
-        heads: list[ModelDrafter] = []
-        if draft is not None and cache.draft is not None:
-            # The second is for measurements: it goes as deep as it may, whatever it sees.
-            parts = (*draft, cache.draft, cache.features, size)
-            heads = [
-                ModelDrafter(*parts, bounds, rule.proposal, kernels)
-                for bounds in (config.shape, replace(config.shape, min_reach=0.0))
-            ]
-        drafters: list[Drafter] = [*heads] or [NGramDrafter(config.shape) if by_text else NoDrafter()]
-        unhindered = drafters[-1] if shape else None
-        if config.device.type == "cuda" and kernels.on_device and not config.enforce_eager:
-            # Late: it brings Triton.
-            from specdec.execution.cuda_graphs import attach_graphs
+        runner = ModelRunner(self.model, cache, config.dtype, self.head, self.longest)
+        drafter = self._drafter(cache)
+        self._capture_graphs(runner, drafter)
+        scheduler = self._scheduler(runner, drafter, measures=measures)
+        return LLMEngine(scheduler, runner, cache, drafter, self.rule.verifier(self.kernels), self.mode)
 
-            seats = config.scheduler.max_num_seqs
-            attach_graphs(runner, heads, CudaGraphs().capture, seats, longest + slots)
-            temperatures = (0.0, 1.0) if rule.proposal == Proposal.DRAWN else (0.0,)
-            capture_graphs(runner, unhindered, seats, longest, shape, draft_context, temperatures)
-        manager = KVCacheManager(num_blocks, size, num_host_blocks, config.enable_prefix_caching)
-        cost = runner.preemption_cost() if num_host_blocks else PreemptionCost()
-        # A rehearsal is of the largest steps.
-        measures = config.scheduler.is_fitted and not rehearses
-        step_cost = measure_step_cost(runner, positions, unhindered, shape) if measures else None
-        scheduler = Scheduler(manager, config.scheduler, shape, cost, draft_context, step_cost)
-        return LLMEngine(scheduler, runner, cache, drafters[0], rule.verifier(kernels), mode)
+    def _drafter(self, cache: KVCache) -> Drafter:
+        config = self.config
+        if self.draft is None:
+            return NGramDrafter(config.shape) if self.shape else NoDrafter()
+        assert cache.draft is not None
+        return ModelDrafter(
+            *self.draft, cache.draft, cache.features, config.block_size, config.dtype, config.shape,
+            self.rule.proposal, self.kernels,
+        )  # fmt: skip
 
-    per_block = config.block_size * entry_bytes(model.config, head, config.dtype)
-    rehearsal = Rehearsal(config, longest, slots)
+    def _capture_graphs(self, runner: ModelRunner, drafter: Drafter) -> None:
+        if self.config.device.type != "cuda" or not self.kernels.on_device or self.config.enforce_eager:
+            return
+        # Imported late: they bring Triton.
+        from specdec.execution.cuda_graphs import CudaGraphs, attach_graphs
+        from specdec.execution.warm_up import capture_graphs
 
-    def rehearse() -> int:
-        rehearsal.run(assemble(rehearsal.num_blocks, rehearses=True))
-        return rehearsal.num_blocks * per_block
+        seats = self.config.scheduler.max_num_seqs
+        model_drafter = drafter if isinstance(drafter, ModelDrafter) else None
+        attach_graphs(runner, model_drafter, CudaGraphs().capture, seats, self.longest + self.slots)
+        temperatures: Sequence[float] = (0.0, 1.0) if self.rule.proposal == Proposal.DRAWN else (0.0,)
+        capture_graphs(runner, drafter, seats, self.longest, self.shape, self.draft_context, temperatures)
 
-    memory = cache_bytes(config, rehearse)
-    num_blocks = memory // per_block
-    if num_blocks < 1:
-        raise ValueError(f"kv_cache_memory {memory} is less than one block of {per_block} bytes")
-    # More than all seats at full length is never used.
-    most = config.scheduler.max_num_seqs * -(-(longest + slots) // config.block_size)
-    return assemble(min(num_blocks, most), int(config.swap_space * (1 << 30)) // per_block)
+    def _scheduler(self, runner: ModelRunner, drafter: Drafter, *, measures: bool) -> Scheduler:
+        config, cache = self.config, runner.cache
+        manager = KVCacheManager(
+            cache.num_blocks, cache.block_size, cache.num_host_blocks, config.enable_prefix_caching
+        )
+        swap_cost = measure_preemption_cost(runner) if cache.num_host_blocks else PreemptionCost()
+        step_cost = None
+        if measures:
+            positions = min(self.model.config.max_position, self.head.llama.max_position if self.head else sys.maxsize)
+            step_cost = measure_step_cost(runner, positions, drafter, self.shape)
+        return Scheduler(manager, config.scheduler, self.shape, swap_cost, self.draft_context, step_cost)

@@ -1,4 +1,4 @@
-"""The largest steps an engine may have, run once to see what memory they need."""
+"""Memory for the cache: the rest beside the weights and the largest steps. A rehearsal measures these."""
 
 import gc
 from collections.abc import Callable
@@ -11,20 +11,21 @@ from specdec.core.detokenizer import Detokenizer
 from specdec.core.request import Request
 from specdec.core.sampling_params import SamplingParams
 from specdec.engine.engine import LLMEngine
+from specdec.kernels.integers import ceil_div
 from specdec.verify.sampling import Sampling
 
-# On a CPU, where nothing is said: what other processes need cannot be known.
+# Default on a CPU, where the needs of other processes are unknown.
 CPU_CACHE_BYTES = 1 << 30
 
 
 def cache_bytes(config: EngineConfig, rehearse: Callable[[], int]) -> int:
-    """`kv_cache_memory` where that is given; else 1 GiB on a CPU, and on a GPU what is left of it.
+    """Return `kv_cache_memory` if it is set; otherwise 1 GiB on a CPU, and the memory that is left on a GPU.
 
     Args:
-        rehearse: runs the largest steps and forgets all they needed; the bytes its own cache took.
+        rehearse: runs the largest steps on an engine of its own, frees it, and returns the bytes of its cache.
 
     Raises:
-        ValueError: nothing is left.
+        ValueError: too little GPU memory.
     """
     if config.kv_cache_memory is not None:
         return config.kv_cache_memory
@@ -34,21 +35,21 @@ def cache_bytes(config: EngineConfig, rehearse: Callable[[], int]) -> int:
 
 
 def left_beside(config: EngineConfig, rehearse: Callable[[], int]) -> int:
-    """Bytes that `gpu_memory_utilization` of the GPU leaves beside the weights and the peak of the largest steps.
+    """Return how many bytes `gpu_memory_utilization` leaves beside the weights and the peak of the largest steps.
 
     Raises:
-        ValueError: nothing.
+        ValueError: too little GPU memory.
     """
     device = config.device
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     own = rehearse()
-    # What captured graphs keep for themselves is reserved, and not allocated.
+    # The memory of captured graphs is reserved but not allocated.
     peak = torch.cuda.max_memory_reserved(device) - own
     gc.collect()
     torch.cuda.empty_cache()
-    # What is used outside of torch's own pool, as by the driver and other processes, only the driver knows.
+    # The driver counts its own memory and that of other processes.
     free, total = torch.cuda.mem_get_info(device)
     outside = total - free - torch.cuda.memory_reserved(device)
     left = int(total * config.gpu_memory_utilization) - peak - outside
@@ -60,18 +61,18 @@ def left_beside(config: EngineConfig, rehearse: Callable[[], int]) -> int:
     return left
 
 
-# The prompts' own step, and one with drafts behind each.
+# One step for the prompts, and one with drafts.
 STEPS = 2
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """As many requests as may run, with prompts as long as fit one step together, and drafts after that.
+    """The largest steps: `max_num_seqs` prompts that fill one step together, then drafts for all of them.
 
-    They are sampled with top_p, which takes the most memory.
+    They are sampled with top_p, which needs the most memory.
 
     Args:
-        longest: tokens a request may come to.
+        longest: limit of a request's tokens.
         slots: cache entries of a request's draft tree.
     """
 
@@ -86,14 +87,14 @@ class Rehearsal:
 
     @property
     def num_blocks(self) -> int:
-        """That no request of it waits for."""
+        """Number of blocks with which no request waits."""
         entries = self.prompt_length + STEPS * (1 + self.slots)
-        # The scheduler keeps a share free.
-        each = -(-entries // self.config.block_size)
+        # Twice as many, as the scheduler keeps a share free.
+        each = ceil_div(entries, self.config.block_size)
         return 2 * each * self.config.scheduler.max_num_seqs
 
     def run(self, engine: LLMEngine) -> None:
-        """Run it on an engine that has nothing else to do, and leave nothing behind."""
+        """Run the steps on an idle engine, and remove the requests."""
         requests = [self._request(index) for index in range(self.config.scheduler.max_num_seqs)]
         for request in requests:
             engine.add_request(request)
@@ -113,6 +114,6 @@ class Rehearsal:
             max_length=min(self.longest, length + STEPS + 1 + self.slots),
             end_tokens=frozenset(),
             detokenizer=Detokenizer(None, ()),
-            # None finds the beginning of another.
+            # No request shares the prefix of another.
             cache_salt=str(index),
         )

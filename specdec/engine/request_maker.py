@@ -1,4 +1,4 @@
-"""Prompts and parameters, checked, become requests."""
+"""Checks of prompts and parameters, and the requests made of them."""
 
 import itertools
 import secrets
@@ -17,14 +17,14 @@ Prompt = str | Sequence[int]
 
 @dataclass
 class RequestMaker:
-    """What of a model decides whether a request can be honoured.
+    """Makes requests that a model can serve.
 
     Attributes:
-        tokenizer: None where the model has none, so that prompts must be token ids.
-        vocab_size: token ids there are.
-        max_model_len: most tokens of a request, prompt included.
-        end_tokens: the model's own.
-        folder: the model's, for messages.
+        tokenizer: None for a model without one, whose prompts must be token ids.
+        vocab_size: number of token ids.
+        max_model_len: limit of a request's tokens, prompt included.
+        end_tokens: the model's end tokens.
+        folder: the model's folder, for messages.
     """
 
     tokenizer: Tokenizer | None
@@ -35,17 +35,17 @@ class RequestMaker:
     _ids: "itertools.count[int]" = field(default_factory=itertools.count)
 
     def need_tokenizer(self) -> Tokenizer:
-        """The tokenizer.
+        """Return the tokenizer.
 
         Raises:
-            ValueError: there is none.
+            ValueError: a model without one.
         """
         if self.tokenizer is None:
             raise ValueError(f"{self.folder}: no tokenizer.json; give prompts as token ids")
         return self.tokenizer
 
     def group(self, prompt: Prompt, params: SamplingParams, priority: int, cache_salt: str | None) -> RequestGroup:
-        """The requests of a prompt, one per sample; not yet queued.
+        """Make the requests of a prompt, one per sample. They are not queued yet.
 
         Raises:
             ValueError: see `LLM.new_group`.

@@ -28,7 +28,7 @@ class SharedEngine:
     def __init__(self, engine: LLMEngine) -> None:
         self._engine = engine
         self._owners: dict[Request, _Owner] = {}
-        # Requests of closed calls. They are aborted by whoever holds the turn, because a closed iterator may be
+        # Requests of closed calls. They are aborted by the call that holds the turn, because a closed iterator may be
         # collected in the middle of a step, by the very thread that takes it.
         self._abandoned: deque[Request] = deque()
         self._turn, self._next = Lock(), Lock()

@@ -20,7 +20,7 @@ Mark = float | torch.cuda.Event
 class StepObserver:
     """Measures the engine's steps and corrects the scheduler's predictions by them.
 
-    What a step teaches is recorded during the next one, while the device is busy. A step is not measured if the
+    Measurements of a step are recorded during the next one, while the device is busy. A step is not measured if the
     host did not wait for the device at its end. Neither is the next one, which waits for both.
     """
 
@@ -53,7 +53,7 @@ class StepObserver:
             request.detokenizer.settle()
 
     def end(self, rows: Sequence[PlannedRow], draft_rows: Sequence[DraftRow], results: Sequence[RowResult]) -> None:
-        """Stop the clock of a step, and keep what it teaches for the next one."""
+        """Stop the clock of a step, and keep its measurements until the next one."""
         was_unfinished = self._is_unfinished
         # Only sampling makes the host wait.
         self._is_unfinished = self._is_async and not any(row.sampled for row in rows)

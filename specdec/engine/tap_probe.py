@@ -15,6 +15,7 @@ from specdec.draft_heads.heads.draft_head import DraftHead, DraftModel
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.execution.model_runner import ModelRunner
+from specdec.kernels.integers import ceil_div
 from specdec.kernels.kernel_set import KernelSet
 from specdec.models.llama import LlamaModel
 from specdec.models.tokenizer import Tokenizer
@@ -96,7 +97,7 @@ class TapProbe:
         new_tokens = min(NEW_TOKENS, context - max(self.prompt_lens))
         self.tables = _tables([length + new_tokens for length in self.prompt_lens])
         cache = KVCache(self.num_blocks, BLOCK_SIZE, model.config, None, self.dtype, self.device, kernels=kernels)
-        self.runner = ModelRunner(model, cache)
+        self.runner = ModelRunner(model, cache, self.dtype)
         cached = [0] * len(self.texts)
         for _ in range(new_tokens):
             logits = self.runner.forward(self._rows(self.texts, cached), HostTrees.empty(len(cached)))
@@ -123,7 +124,7 @@ class TapProbe:
         batch, attentions = self._pass(self.texts, self.runner.cache.target)
         output = self.model(batch.tokens, rotary_at(self.runner.rope, batch.positions), attentions, head.taps)
         features = torch.split(head.feature_of(output), [len(text) for text in self.texts])
-        # The head's row of token i reads what the target made of token i - 1, and is rotated as that was.
+        # The head's row of token i reads the target's feature of token i - 1, at the rotary position i - 1.
         llama = head.llama
         size = (llama.num_layers, self.num_blocks * BLOCK_SIZE, 2 * llama.num_kv_heads, llama.head_dim)
         kv = torch.zeros(size, dtype=self.dtype, device=self.device)
@@ -134,7 +135,7 @@ class TapProbe:
         rows: list[int] = []
         tokens: list[int] = []
         for first, text, start in zip(batch.row_starts, self.texts, self._starts(), strict=True):
-            # Row j of a text is that of its token j + 1, and guesses token j + 2.
+            # Row j of a text belongs to its token j + 1, and predicts token j + 2.
             rows += range(first + start - 2, first + len(text) - 2)
             tokens += text[start:]
         return states[torch.tensor(rows, device=self.device)], torch.tensor(tokens, device=self.device)
@@ -158,7 +159,7 @@ def _tables(lengths: Sequence[int]) -> list[list[int]]:
     """Return block tables for texts of these lengths, one after another."""
     tables, start = [], 0
     for length in lengths:
-        count = -(-length // BLOCK_SIZE)
+        count = ceil_div(length, BLOCK_SIZE)
         tables.append(list(range(start, start + count)))
         start += count
     return tables

@@ -1,53 +1,44 @@
-"""Times the parts of a step on the still empty cache."""
+"""Measurement of what the parts of a step cost, on the still empty cache."""
 
 import time
 from collections.abc import Callable, Sequence
+from statistics import median
 
 import torch
 
-from specdec.cache.kv_cache import KVCache
+from specdec.cache.kv_cache_manager import BlockMove, MoveKind
 from specdec.draft_heads.drafting.draft_shape import DraftShape
-from specdec.draft_heads.drafting.drafter import Drafter, DraftRow
+from specdec.draft_heads.drafting.drafter import Drafter
+from specdec.execution.dummy_rows import dummy_chain, dummy_draft_rows, dummy_reading_row, dummy_rows
 from specdec.execution.model_runner import ModelRunner
-from specdec.scheduling.step_cost import Curve, StepCost
-from specdec.verify.sampling import Context, Sampling
-
-
-def dummy_draft_rows(
-    cache: KVCache, count: int, context: int, shape: DraftShape, depth: int, temperature: float = 0.0
-) -> list[DraftRow]:
-    """Rows that ask for trees of `depth` levels after `context` tokens and one that the head has yet to read."""
-    known = context + 1
-    table = cache.null_block_table(known + shape.slots)
-    requests = [Context(Sampling(temperature), [0] * known, context) for _ in range(count)]
-    return [DraftRow(table, context, known, shape.nodes, depth, request) for request in requests]
-
+from specdec.scheduling.step_cost import Curve, PreemptionCost, StepCost
 
 ROUNDS = 5
+# Tokens of the pass that stands for recomputing a request.
+CHUNK = 256
 CONTEXT = 128
 TOKENS = (1, 4, 16, 64, 256)
 ROWS = (1, 8, 32)
-# A part that takes longer is not measured at the next size; the curve goes straight on.
+# A part that takes longer is not measured at larger sizes; its curve is extrapolated.
 LONGEST = 0.5
 
 
-def measure_step_cost(
-    runner: ModelRunner, longest: int, drafter: Drafter | None = None, shape: DraftShape | None = None
-) -> StepCost:
-    """What steps of this target and drafter cost here.
+def measure_step_cost(runner: ModelRunner, longest: int, drafter: Drafter, shape: DraftShape | None) -> StepCost:
+    """Time the parts of steps of this target and drafter.
 
     Args:
-        longest: positions that target and drafter have.
-        drafter: one that always goes to the depth it is allowed, None where nothing drafts.
-        shape: its bounds.
+        longest: positions that both target and drafter have.
+        shape: bounds of draft trees, None without a drafter.
     """
     depth = shape.depth if shape else 1
-    # Rows have read so many tokens before the one they are measured with.
+    # Tokens that are cached before the one that rows are measured with.
     context = max(1, min(CONTEXT, longest - 1 - depth))
-    passes = _curve(runner.run_dummy, [n for n in TOKENS if n <= longest])
-    rows = _curve(lambda rows: runner.run_dummy_rows(rows, context), ROWS)
+    cache = runner.cache
+    chains = [n for n in TOKENS if n <= longest]
+    passes = _curve(lambda tokens: runner.run_dummy(*dummy_chain(cache, tokens)), chains)
+    rows = _curve(lambda rows: runner.run_dummy(*dummy_rows(cache, rows, context)), ROWS)
     cost = StepCost(passes, Curve([(x, max(0.0, y - passes(x))) for x, y in zip(rows.xs, rows.ys, strict=True)]))
-    if drafter is not None and shape is not None:
+    if shape is not None:
         cost.depth = depth
         cost.first_level = _curve(_drafting(runner, drafter, shape, 1, context), ROWS)
         cost.all_levels = _curve(_drafting(runner, drafter, shape, depth, context), ROWS)
@@ -68,9 +59,7 @@ def _seconds(work: Callable[[int], None], size: int) -> float:
     times: list[float] = []
     # The first warms up.
     for _ in range(1 + ROUNDS):
-        start = time.perf_counter()
-        work(size)
-        times.append(time.perf_counter() - start)
+        times.append(_timed(lambda: work(size)))
         if times[-1] > LONGEST:
             break
     return min(times[1:] or times)
@@ -79,6 +68,8 @@ def _seconds(work: Callable[[int], None], size: int) -> float:
 def _drafting(
     runner: ModelRunner, drafter: Drafter, shape: DraftShape, depth: int, context: int
 ) -> Callable[[int], None]:
+    """Return the work of drafting a number of trees of `depth` levels."""
+
     @torch.inference_mode()
     def draft(trees: int) -> None:
         drafter.propose(dummy_draft_rows(runner.cache, trees, context, shape, depth))
@@ -88,12 +79,35 @@ def _drafting(
 
 
 def _reading(runner: ModelRunner, drafter: Drafter) -> Callable[[int], None]:
-    """One row, read from its start."""
+    """Return the work of reading a number of tokens of one row."""
 
     @torch.inference_mode()
     def read(tokens: int) -> None:
-        table = runner.cache.null_block_table(tokens + 1)
-        drafter.propose([DraftRow(table, 1, tokens + 1, 0, 0, Context(Sampling(), [0] * (tokens + 1), 1))])
+        drafter.propose([dummy_reading_row(runner.cache, tokens)])
         runner.wait()
 
     return read
+
+
+def measure_preemption_cost(runner: ModelRunner) -> PreemptionCost:
+    """Time a pass over a chunk of a prompt, and copies of blocks to host memory, on the still empty cache."""
+    cache, tokens = runner.cache, min(CHUNK, runner.max_position)
+    out = [BlockMove(MoveKind.SWAP_OUT, i, i) for i in range(min(cache.num_blocks, cache.num_host_blocks, 16))]
+
+    @torch.inference_mode()
+    def swap() -> None:
+        cache.apply_moves(out)
+        runner.wait()
+
+    passes, swaps = [], []
+    for _ in range(1 + ROUNDS):
+        passes.append(_timed(lambda: runner.run_dummy(*dummy_chain(cache, tokens))))
+        swaps.append(_timed(swap))
+    # The first round warms up.
+    return PreemptionCost(median(passes[1:]) / tokens, median(swaps[1:]) / len(out))
+
+
+def _timed(work: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start

@@ -1,6 +1,6 @@
-"""Gives an engine's target and drafters their graphs."""
+"""CUDA graphs of the target's pass and of the drafting loops."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeVar
 
 import torch
@@ -11,22 +11,23 @@ from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.execution.model_runner import ModelRunner
 from specdec.execution.step_graphs import StepGraphs
 from specdec.kernels.attention_plan import AttentionGeometry
+from specdec.kernels.integers import ceil_div, next_power_of_2
 from specdec.kernels.plan_buffer import Capture
 from specdec.kernels.ragged_rows import WORD_BITS
 
 Result = TypeVar("Result")
-# Runs before a capture: kernels are compiled in the first, libraries choose theirs by the second.
+# Runs before a capture: the first compiles kernels, and libraries have chosen theirs by the second.
 WARM_UPS = 2
 
 
 class CudaGraphs:
-    """Graphs that share their memory: only what the last replay has left in it counts."""
+    """Graphs that share their memory, so that only the output of the last replay is valid."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, work: Callable[[], Result]) -> Callable[[], Result]:
-        """A graph of `work`, which must wait for nothing and allocate through torch alone; its replay."""
+        """Capture `work`, which must wait for nothing and allocate through torch alone; return its replay."""
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -44,41 +45,31 @@ class CudaGraphs:
         return replay
 
 
-# Of what a graph's drawn trees were drawn from, float32 over the vocabulary for each node: the graph keeps it for good.
-MOST_LAW_BYTES = 256 << 20
+# Limit of the draft probabilities that a graph of drawn trees keeps: float32 over the vocabulary for each node.
+MAX_DRAFT_PROBS_BYTES = 256 << 20
 
 
 def attach_graphs(
-    runner: ModelRunner,
-    drafters: Sequence[ModelDrafter],
-    capture: Capture,
-    max_rows: int,
-    entries: int,
+    runner: ModelRunner, drafter: ModelDrafter | None, capture: Capture, max_rows: int, entries: int
 ) -> None:
-    """From now on, passes and drafting are captured and replayed.
+    """Capture and replay passes and drafting from now on.
 
     Args:
-        drafters: of one head and its cache.
         capture: `CudaGraphs.capture` on a GPU.
-        max_rows: requests of a step.
-        entries: of a request in the cache at most, its drafts included.
+        max_rows: limit of a step's requests.
+        entries: limit of a request's cache entries, its drafts included.
     """
-    cache = runner.cache
-    max_blocks = -(-entries // cache.block_size)
-    nodes = max((drafter.shape.slots for drafter in drafters), default=0)
-    words = max(1, -(-nodes // WORD_BITS))
-    number_bytes = cache.target.element_size()
-    heads = _heads(runner.model.config, number_bytes)
-    runner.graphs = StepGraphs(runner.features, capture, heads, max_rows, max_blocks, words)
-    if drafters:
-        first = drafters[0]
-        rest = (capture, _heads(first.head.llama, number_bytes), max_blocks)
-        most = MOST_LAW_BYTES // (4 * runner.model.config.vocab_size * first.laws)
-        graphs = DraftGraphs(LoopGraphs(first.search, *rest), LoopGraphs(first.draw, *rest), most)
-        for drafter in drafters:
-            drafter.graphs = graphs
+    max_blocks = ceil_div(entries, runner.cache.block_size)
+    nodes = drafter.shape.slots if drafter is not None else 0
+    words = max(1, ceil_div(nodes, WORD_BITS))
+    geometry = _geometry(runner.model.config, runner.dtype)
+    runner.graphs = StepGraphs(runner.features, capture, geometry, max_rows, max_blocks, words)
+    if drafter is not None:
+        rest = (capture, _geometry(drafter.head.llama, drafter.dtype), max_blocks)
+        most = MAX_DRAFT_PROBS_BYTES // (4 * runner.model.config.vocab_size * drafter.num_draft_probs)
+        drafter.graphs = DraftGraphs(LoopGraphs(drafter.search, *rest), LoopGraphs(drafter.draw, *rest), most)
 
 
-def _heads(config: LlamaConfig, number_bytes: int) -> AttentionGeometry:
-    padded_dim = 1 << (config.head_dim - 1).bit_length()
-    return AttentionGeometry(number_bytes, padded_dim, config.num_heads // config.num_kv_heads, config.num_kv_heads)
+def _geometry(config: LlamaConfig, dtype: torch.dtype) -> AttentionGeometry:
+    group = config.num_heads // config.num_kv_heads
+    return AttentionGeometry(dtype.itemsize, next_power_of_2(config.head_dim), group, config.num_kv_heads)

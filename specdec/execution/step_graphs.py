@@ -1,4 +1,4 @@
-"""The target's pass in graphs, captured once and replayed: the host launches one thing and not hundreds."""
+"""The target's pass in CUDA graphs: the host launches one graph instead of hundreds of kernels."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -12,18 +12,18 @@ from specdec.kernels.ragged_rows import RaggedRows
 from specdec.kernels.tree_attention import plan_of
 from specdec.verify.tree_batch import TreeBatch
 
-# Token counts up to the first number are multiples of the second; longer steps are not captured.
+# Token counts up to the first number are padded to multiples of the second. Longer steps are not captured.
 TOKEN_BUCKETS = ((4, 1), (16, 4), (64, 8), (256, 32), (1024, 128))
 
 Pass = Callable[[TreeBatch], Tensor]
 
 
 class GraphKey(NamedTuple):
-    """What is fixed in a graph.
+    """Sizes that are fixed in a graph.
 
     Attributes:
-        tokens: of the step, padding included.
-        plan: of the attention.
+        tokens: tokens of the step, padding included.
+        plan: size of the attention plan.
     """
 
     tokens: int
@@ -31,24 +31,24 @@ class GraphKey(NamedTuple):
 
 
 class StepGraphs:
-    """Replays the target's pass; runs it as it is where a step is too long.
+    """Replays the target's pass, or launches it kernel by kernel if a step is too long.
 
-    What differs from step to step is copied into memory that stays in its place. A graph is captured when a step
-    first needs it. A step must be padded to one of few token counts (`padding`).
+    The inputs of a step are copied into memory at fixed addresses. A graph is captured when a step first needs it. The
+    number of tokens must be padded to one of few counts (`padding`).
 
     Args:
-        run: the pass: features `[tokens, hidden_size]`, with keys, values and features stored in the cache.
+        run: the pass. It returns features `[tokens, hidden_size]` and stores keys, values and features in the cache.
         capture: `CudaGraphs.capture` on a GPU.
-        heads: of the target's attention.
-        max_rows: requests of a step, padding not counted.
-        max_blocks: of a request.
-        words: 64-bit words of ancestor bits.
+        geometry: geometry of the target's attention.
+        max_rows: limit of a step's requests, without padding.
+        max_blocks: limit of a request's blocks.
+        words: number of 64-bit words of ancestor bits.
     """
 
     def __init__(
-        self, run: Pass, capture: Capture, heads: AttentionGeometry, max_rows: int, max_blocks: int, words: int
+        self, run: Pass, capture: Capture, geometry: AttentionGeometry, max_rows: int, max_blocks: int, words: int
     ) -> None:
-        self.run, self.capture, self.heads = run, capture, heads
+        self.run, self.capture, self.geometry = run, capture, geometry
         self.max_rows, self.max_blocks, self.words = max_rows + 1, max_blocks, words
         self._graphs: dict[GraphKey, _Graph] = {}
 
@@ -57,18 +57,18 @@ class StepGraphs:
 
     @staticmethod
     def padding(tokens: int) -> int:
-        """How many tokens a step of so many lacks to a bucket's count."""
+        """Return how many tokens of padding a step of `tokens` tokens needs."""
         for most, multiple in TOKEN_BUCKETS:
             if tokens <= most:
                 return -tokens % multiple
         return 0
 
     def __call__(self, batch: TreeBatch) -> Tensor:
-        """Features `[tokens, hidden_size]`, valid until the next call."""
+        """Return features `[tokens, hidden_size]`, which are valid until the next call."""
         tokens, (rows, blocks) = len(batch.tokens), batch.rows.block_tables.shape
         if tokens > TOKEN_BUCKETS[-1][0] or rows > self.max_rows or blocks > self.max_blocks:
             return self.run(batch)
-        plan = plan_of(batch.rows, self.heads)
+        plan = plan_of(batch.rows, self.geometry)
         key = GraphKey(tokens, PlanSize.of(plan))
         graph = self._graphs.get(key)
         if graph is None:
@@ -77,7 +77,7 @@ class StepGraphs:
 
 
 class _Graph:
-    """A captured pass and the memory that it reads."""
+    """A captured pass and its inputs."""
 
     def __init__(self, owner: StepGraphs, key: GraphKey, batch: TreeBatch, plan: Plan) -> None:
         device = batch.tokens.device
@@ -86,7 +86,7 @@ class _Graph:
             return torch.zeros(shape, dtype=torch.int64, device=device)
 
         self.plan = PlanBuffer(plan)
-        # The kernel goes by the plan, and never asks how many rows whose requests have.
+        # The kernel reads the plan alone, so the rows' lengths are not needed.
         rows = RaggedRows(
             query_lens=(),
             lengths=(),
@@ -96,7 +96,7 @@ class _Graph:
             ancestors=zeros(key.tokens, owner.words),
             block_size=batch.rows.block_size,
         )
-        rows.plans[owner.heads] = self.plan.plan
+        rows.plans[owner.geometry] = self.plan.plan
         slots = zeros(key.tokens)
         self.batch = TreeBatch(zeros(key.tokens), zeros(key.tokens), slots, rows, zeros(0), ())
         self._fill(batch, plan)

@@ -1,4 +1,4 @@
-"""What a checkpoint's generation_config.json says: end tokens, and defaults of sampling."""
+"""Settings of a checkpoint's generation_config.json: end tokens and default sampling parameters."""
 
 import math
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from specdec.draft_heads.llama.checkpoint_files import CheckpointError, read_obj
 
 @dataclass(frozen=True)
 class GenerationConfig:
-    """Of a model.
+    """End tokens and default sampling parameters of a model.
 
     Attributes:
         end_tokens: tokens after which an output ends.
@@ -23,10 +23,10 @@ class GenerationConfig:
 
     @classmethod
     def read(cls, folder: Path) -> "GenerationConfig":
-        """From generation_config.json; the end token, where that names none, from config.json.
+        """Read generation_config.json; end tokens that it does not name are read from config.json.
 
         Raises:
-            CheckpointError: not valid JSON, or a value outside its parameter's range.
+            CheckpointError: a file is not valid JSON, or a value is outside its parameter's range.
         """
         files = (folder / name for name in ("generation_config.json", "config.json"))
         settings, config = (read_object(file) if file.is_file() else {} for file in files)

@@ -25,7 +25,7 @@ from specdec.kernels.linear import Projection, ready
 
 
 class LlamaModel(nn.Module):
-    """Decoder and lm_head; `lm_head` is the embedding itself where the checkpoint ties them."""
+    """Decoder and lm_head. `lm_head` is None if the checkpoint ties it to the embedding."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -64,12 +64,12 @@ class LlamaModel(nn.Module):
 
     @property
     def parts(self) -> TargetParts:
-        """What heads are loaded against."""
+        """Sizes and weights of the target that a draft head is loaded against."""
         return TargetParts(self.embed_tokens.weight, self.output, self.config)
 
     @property
     def output(self) -> Projection:
-        """The lm_head as it serves: `[rows, hidden_size]` features to `[rows, vocab_size]` logits."""
+        """Inference form of the lm_head: `[rows, hidden_size]` features to `[rows, vocab_size]` logits."""
         if self._output is None:
             self._output = Projection(self.lm_head_weight)
         return self._output

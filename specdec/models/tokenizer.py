@@ -1,4 +1,4 @@
-"""Text to tokens and back, and the chat template of a checkpoint."""
+"""Tokenizers of checkpoint folders: text to tokens and back, and the chat template."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,21 +7,21 @@ from jinja2 import TemplateError
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, first_line
 
 
 def load_pretrained(folder: Path) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a checkpoint folder; code that the folder brings along is never run.
+    """Load the tokenizer of a checkpoint folder. Code in the folder is never run.
 
     Raises:
-        CheckpointError: it cannot be read, or it cannot be had without the folder's code.
+        CheckpointError: it cannot be read, or not without code in the folder.
     """
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
     except Exception as error:  # tokenizers raises a bare Exception, transformers many kinds
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = first_line(error)
         if "trust_remote_code" in str(error):
             reason = "it asks for code of the folder, which is never run; remove auto_map from tokenizer_config.json"
         raise CheckpointError(f"{folder}: the tokenizer cannot be read: {reason}") from None
@@ -43,16 +43,16 @@ class Tokenizer:
 
     @property
     def special_tokens(self) -> frozenset[int]:
-        """Those that stand for no text, such as the ends of turns."""
+        """Tokens that stand for no text, such as the ends of turns."""
         added = self.backend.get_added_tokens_decoder()
         return frozenset(token for token, content in added.items() if content.special)
 
     def encode(self, text: str) -> list[int]:
-        """Tokens with the special ones that the tokenizer puts around plain text."""
+        """Return the text's tokens, with the special tokens that the tokenizer adds to a text."""
         return list(self._hf(text)["input_ids"])
 
     def encode_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Token sequences that spell each word, at the beginning of a text and after a space, as vLLM takes them."""
+        """Return the token sequences that spell each word, at the beginning of a text and after a space, as in vLLM."""
         found: list[tuple[int, ...]] = []
         for word in words:
             plain, spaced = (
@@ -64,7 +64,7 @@ class Tokenizer:
         return tuple(found)
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Tokens of a conversation, up to where the assistant's answer begins.
+        """Return the tokens of a conversation, up to where the assistant's answer begins.
 
         Raises:
             ValueError: the chat template refuses the messages.
@@ -80,10 +80,10 @@ class Tokenizer:
 
 
 def check_same_vocabulary(folder: Path, target: Path) -> None:
-    """See that a draft model's tokens are the target's, where both folders have a tokenizer.
+    """Check that a draft model has the target's tokens, if both folders have a tokenizer.
 
     Raises:
-        CheckpointError: they are not; names the first that differs.
+        CheckpointError: a token differs; names the first.
     """
     files = [where / "tokenizer.json" for where in (folder, target)]
     if not all(file.is_file() for file in files):
@@ -101,5 +101,5 @@ def _vocabulary(file: Path) -> dict[str, int]:
     try:
         found: dict[str, int] = FastTokenizer.from_file(str(file)).get_vocab()
     except Exception as error:  # tokenizers raises a bare Exception
-        raise CheckpointError(f"{file}: cannot be read: {str(error).splitlines()[0]}") from None
+        raise CheckpointError(f"{file}: cannot be read: {first_line(error)}") from None
     return found

@@ -1,37 +1,39 @@
-"""How many tokens of prompts a step takes in beside rows that decode. Pure Python."""
+"""Limit of the prompt tokens that a step computes beside decoding rows. Pure Python."""
 
 import sys
 from dataclasses import dataclass
 
 from specdec.scheduling.step_cost import StepCost
 
-# Prompts go on by at least so many, whatever they cost.
+# Prompt tokens that every step may compute, whatever they cost.
 LEAST = 16
 
 
 @dataclass(frozen=True)
 class PrefillLimit:
-    """Keeps prompts from making others wait: where a pass is bound by memory they are nearly free, where it is bound
-    by arithmetic a chunk of 256 beside 8 decoding rows is ten steps in one.
+    """A bound on how much prompts delay outputs.
+
+    Where a pass is bound by memory, prompt tokens are nearly free. Where it is bound by arithmetic, a chunk of 256
+    beside 8 decoding rows takes as long as ten steps.
 
     Attributes:
         cost: seconds of a step's parts.
-        stretch: most seconds of a step with a prompt over those of the step without; each prompt more adds as much
-            as the first, so that where many wait the steps are as long as throughput wants them. 0 for no limit.
+        stretch: limit of the time of a step with one prompt over its time without. Each further prompt adds as much
+            as the first, so that steps get longer, and throughput higher, where many wait. 0 for no limit.
     """
 
     cost: StepCost
     stretch: float
 
     def tokens(self, prompts: int, decoding: int, nodes: int, trees: int, levels: int) -> int:
-        """Tokens of prompts for a step.
+        """Return how many tokens of prompts a step may compute.
 
         Args:
-            prompts: under way and waiting.
-            decoding: rows that have one token each.
-            nodes: of each draft tree.
-            trees: of these, rows that draft.
-            levels: of their trees.
+            prompts: number of prompts, waiting or being prefilled.
+            decoding: rows of one known token.
+            nodes: nodes of each draft tree.
+            trees: number of decoding rows that draft.
+            levels: limit of the trees' levels.
         """
         if not self.stretch or not decoding:
             return sys.maxsize

@@ -20,7 +20,7 @@ from specdec.scheduling.tree_sizer import TreeOutcome, TreeSize, TreeSizer
 
 
 class Admission(Enum):
-    """Whether a request can be queued."""
+    """Moment at which a request can be queued: now, later or never."""
 
     OK = "ok"
     LATER = "later"
@@ -152,7 +152,7 @@ class Scheduler:
         return plan
 
     def _prompt_tokens(self, decoding: int, size: TreeSize) -> int:
-        """Return how many tokens of prompts fit beside so many decoding requests with trees of this size."""
+        """Return how many prompt tokens fit beside `decoding` requests that have trees of this size."""
         prompts = len(self.running) - decoding + len(self.waiting)
         if self.step_cost is None or not prompts or not decoding:
             return sys.maxsize

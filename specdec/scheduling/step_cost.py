@@ -1,4 +1,4 @@
-"""How long the parts of a step take on the machine at hand. Pure Python."""
+"""Prediction of how long the parts of a step take on this machine. Pure Python."""
 
 from bisect import bisect_right
 from collections import defaultdict, deque
@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 
 class Curve:
-    """Straight lines between the points, and their first and last line onwards; never falls, never below 0.
+    """Linear interpolation between points, extended at both ends; never falls and is never below 0.
 
     Args:
-        points: `(x, y)`, at least one, x ascending; where a y is below one before it, that one counts.
+        points: `(x, y)`, at least one, x ascending. A y below an earlier one is raised to it.
 
     Raises:
-        ValueError: no point, or x does not ascend.
+        ValueError: no point, or an x that does not ascend.
     """
 
     def __init__(self, points: Iterable[tuple[float, float]]) -> None:
@@ -33,7 +33,7 @@ class Curve:
         return max(0.0, ys[i - 1] + (ys[i] - ys[i - 1]) * (x - xs[i - 1]) / (xs[i] - xs[i - 1]))
 
     def inverse(self, y: float) -> float:
-        """The x that costs `y`; the first point's where the curve starts flat there, infinite where it ends flat."""
+        """Return the x that costs `y`: the first point's x below a flat start, infinity beyond a flat end."""
         xs, ys = self.xs, self.ys
         if len(xs) == 1:
             return xs[0] if y < ys[0] else float("inf")
@@ -44,28 +44,28 @@ class Curve:
         return xs[i - 1] + (y - ys[i - 1]) / rise
 
 
-# Measurements whose median counts, of which one in two may be an accident. What a prompt adds changes with every chunk
-# of it.
+# Measurements whose median is used; up to half of them may be outliers. What a prompt adds changes with each of its
+# chunks.
 KEPT, KEPT_OF_PREFILL = 5, 3
-# Measurements whose mean counts.
+# Measurements whose mean is used.
 KEPT_OF_SHARE = 16
-# Plain steps of a single row that are not measured: it reads other copies of the weights than trees do, and takes up to
-# half as long again until they are in the caches.
+# Plain steps of a single row that are not measured. They read other copies of the weights than steps with trees do,
+# and take up to half as long again until these are in the processor's caches.
 WARM = 6
-# Of a part that seems to take no time, as by an accident of the part it is told from.
+# Lower bound of a ratio: noise in the part it is separated from can make a part seem to take no time.
 LEAST = 0.01
-# Of a share: more than the whole, as machines are noisy.
+# Upper bound of a share: measurements are noisy, so it may exceed the whole.
 MOST = 1.5
 NOTHING = Curve([(1, 0.0)])
 
 
 class Ratio:
-    """Seconds measured over those predicted: the median of the last ones.
+    """Measured over predicted seconds: the median of the last measurements.
 
     Args:
-        kept: how many.
-        value: what is believed before the first.
-        counted: as how many measurements that counts.
+        kept: number of measurements.
+        value: prior.
+        counted: number of measurements that the prior stands for.
     """
 
     def __init__(self, kept: int = KEPT, value: float = 1.0, counted: int = 0) -> None:
@@ -79,28 +79,28 @@ class Ratio:
 
 
 class Ratios:
-    """A `Ratio` for each power of two of rows; where there is none yet, the nearest one counts."""
+    """One `Ratio` for each power of two of rows; sizes that were not measured use the nearest one."""
 
     def __init__(self) -> None:
         self._by_size: dict[int, Ratio] = {}
 
     def at(self, rows: int) -> float:
-        """What is believed for so many rows."""
+        """Return the ratio for this number of rows."""
         size = rows.bit_length()
         nearest = min(self._by_size, key=lambda known: abs(known - size), default=None)
         return 1.0 if nearest is None else self._by_size[nearest].value
 
     def correct(self, rows: int, seconds: float, predicted: float) -> None:
-        # Sizes that are met for the first time take longer.
+        # The first step of a size takes longer, so the prior counts as two measurements.
         ratio = self._by_size.setdefault(rows.bit_length(), Ratio(value=self.at(rows), counted=2))
         ratio.correct(seconds, predicted)
 
 
 class Share:
-    """How much of a part is needed: mostly little, at times all. The mean of the last measurements.
+    """Used share of a part, mostly little and at times all: the mean of the last measurements.
 
     Args:
-        value: what is believed before the first.
+        value: prior.
     """
 
     def __init__(self, value: float) -> None:
@@ -109,7 +109,6 @@ class Share:
 
     def correct(self, seconds: float, most: float) -> None:
         if most > 0:
-            # More than all is an accident.
             self._last.append(min(max(seconds / most, LEAST), MOST))
             self.value = sum(self._last) / len(self._last)
 
@@ -140,20 +139,20 @@ class MeasuredStep(NamedTuple):
 
 @dataclass
 class StepCost:
-    """Measured at the start, and corrected as the engine runs: contexts grow, and machines are shared.
+    """Costs measured at the start, and corrected as the engine runs: contexts grow, and machines are shared.
 
     Attributes:
-        passes: seconds of a forward pass over tokens of one row.
-        rows: seconds more where as many rows have them, over the rows.
-        first_level: seconds of drafting trees of one level, over their number.
-        all_levels: seconds of drafting trees of `depth` levels, over their number.
-        depth: of these.
-        reading: seconds in which a draft head reads tokens.
-        plain, checking: corrections of steps without trees, and of steps with trees but their drafting; the rest of
-            a step counts as its pass.
+        passes: seconds of a forward pass, by the number of tokens of one row.
+        rows: seconds that are added if the tokens belong to several rows, by the number of rows.
+        first_level: seconds of drafting trees of one level, by the number of trees.
+        all_levels: seconds of drafting trees of `depth` levels, by the number of trees.
+        depth: number of levels of `all_levels`.
+        reading: seconds in which a draft head reads tokens, by their number.
+        plain, checking: corrections of steps without trees, and of steps with trees except their drafting. Everything
+            else in a step counts as its pass.
         prefill: correction of what prompts add to a step.
         first: correction of drafting one level.
-        deeper: by how many levels may be drafted, the share of all but the first that the drafter has needed.
+        deeper: by the limit of levels, the used share of the levels behind the first.
     """
 
     passes: Curve
@@ -166,28 +165,28 @@ class StepCost:
     checking: Ratios = field(default_factory=Ratios)
     prefill: Ratio = field(default_factory=lambda: Ratio(KEPT_OF_PREFILL))
     first: Ratio = field(default_factory=Ratio)
-    # A belief that has trees tried: most drafters stop where there is little chance of getting deeper.
+    # A prior low enough that trees are tried: many drafters stop where deeper nodes are unlikely.
     deeper: dict[int, Share] = field(default_factory=lambda: defaultdict(lambda: Share(0.3)))
     _single: int = 0
 
     def step(self, rows: int, tokens: int, trees: int, levels: int) -> float:
-        """Seconds of a step.
+        """Predict the seconds of a step.
 
         Args:
-            rows: of it.
-            tokens: of it, draft nodes among them.
-            trees: that are drafted.
-            levels: of these at most.
+            rows: rows of the step.
+            tokens: their tokens, draft nodes included.
+            trees: trees that are drafted.
+            levels: limit of their levels.
         """
         ratio = (self.checking if trees else self.plain).at(rows)
         return ratio * (self.passes(tokens) + self.rows(rows)) + self.draft(trees, levels)
 
     def prompt_tokens(self, seconds: float, tokens: int) -> float:
-        """How many tokens of prompts a step of `tokens` others can have, to take so many seconds more."""
+        """Return how many prompt tokens lengthen a step of `tokens` others by this many seconds."""
         return self.passes.inverse(self.passes(tokens) + seconds / self.prefill.value) - tokens
 
     def draft(self, trees: int, levels: int) -> float:
-        """Seconds to draft trees of at most so many levels."""
+        """Predict the seconds of drafting trees of at most this many levels."""
         if trees == 0 or levels == 0:
             return 0.0
         return self.first.value * self.first_level(trees) + self.deeper[levels].value * self._deeper(trees, levels)
@@ -221,10 +220,10 @@ class StepCost:
 
 @dataclass(frozen=True)
 class PreemptionCost:
-    """Measured on the machine at hand; the defaults never swap.
+    """Costs of the two ways to resume a preempted request. The defaults never swap.
 
     Attributes:
-        recompute_token: seconds to compute one token of a prompt again.
+        recompute_token: seconds to recompute one token.
         swap_block: seconds to copy one block to host memory, or back.
     """
 
@@ -232,5 +231,5 @@ class PreemptionCost:
     swap_block: float = 1.0
 
     def prefers_swap(self, num_tokens: int, num_blocks: int) -> bool:
-        """Whether a request of `num_tokens` cached tokens is swapped rather than recomputed."""
+        """Return whether a request of `num_tokens` cached tokens is swapped rather than recomputed."""
         return 2 * num_blocks * self.swap_block < num_tokens * self.recompute_token

@@ -1,4 +1,4 @@
-"""How many draft nodes repay what they cost at this load. Pure Python."""
+"""Choice of the tree size that yields most tokens per second at the present load. Pure Python."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -8,29 +8,30 @@ from specdec.core.request import AcceptanceHistory
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.scheduling.step_cost import StepCost
 
-# Steps with trees after which some are plain, and how many; likewise the other way round. Of a single row the first few
-# plain ones tell nothing, and so does a lone tree.
+# Steps with trees between plain ones, and the number of plain ones in a row; likewise plain steps between those with
+# trees. A single row needs more of them: its first plain steps, and a lone tree, are not representative.
 PLAIN, PLAIN_OF_ONE = (24, 2), (128, 10)
 TREES, TREES_OF_ONE = (48, 2), (256, 4)
-# Steps after which, if there are trees, a single row gets the largest one, so that its outermost nodes are known.
+# Steps after which, if there are trees, a single row gets the largest one, so that the nodes of all ranks are observed.
 LARGEST_EVERY = 64
-# Trees that count against a new one at most and at least, and how they fade from step to step: a rare tree says more.
+# Upper and lower bound of the number of trees that a new one is averaged with, and its decay per step: after a pause, a
+# tree counts for more.
 MEMORY, PRIOR, FADING = 200.0, 4.0, 0.99
-# The chance of a node, whatever a request's record says.
+# Upper bound of a node's acceptance probability, whatever a request's history says.
 SUREST = 0.9
-# Steps after which the same load is fitted anew, as it takes as long as a few of a small model's operations; at once
-# where its rows' records have moved by this share.
+# Steps after which the size is computed anew for the same load, as that takes as long as a few operations of a small
+# model. It is computed at once when the rows' acceptance ratios have changed by this share.
 FIT_EVERY, MOVED = 4, 0.03
-# The other kind of steps has to be so many times faster, predicted, to be preferred: a change takes time of its own.
+# Factor by which the other kind of steps, plain or with trees, must be predicted faster, as changes take time.
 MARGIN = 1.04
 
 
 class TreeSize(NamedTuple):
-    """What rows get of a step.
+    """Trees of a step.
 
     Attributes:
-        nodes: of each tree at most.
-        trees: rows that get one, all that can or a single one.
+        nodes: limit of each tree's nodes.
+        trees: number of rows that get a tree: all that can, or a single one.
     """
 
     nodes: int
@@ -38,31 +39,31 @@ class TreeSize(NamedTuple):
 
 
 class TreeOutcome(NamedTuple):
-    """How a tree has fared.
+    """Verification of one tree.
 
     Attributes:
-        nodes: of it.
-        ranks: of the nodes accepted.
-        record: of its request.
+        nodes: number of its nodes.
+        ranks: ranks of the accepted nodes, 0 for the node that its drafter found most probable.
+        history: acceptance history of its request.
     """
 
     nodes: int
     ranks: Sequence[int]
-    record: AcceptanceHistory
+    history: AcceptanceHistory
 
 
 class TreeSizer:
-    """Fits trees to the load: as many nodes per row as bring the most tokens a second.
+    """Adapts tree size to load.
 
-    With S rows that yield a token, D of them able to draft, T known tokens, v_i the chance that a tree's node of
-    rank i, by its drafter's own estimate, is on the accepted path, and r how many times as many tokens these rows' own
-    trees have brought on average, n nodes a row are worth
+    Each step uses the size predicted to maximise tokens per second, from measured step costs and observed acceptance
+    rates. If drafting would not help, it is skipped. For n nodes per row the prediction is
 
         (S + D r (v_1 + ... + v_n)) / (pass(T + D n) + draft(D trees of at most n levels))
 
-    v and r are counted as the engine runs; pass and draft are measured. (Design section 5, with the values of ranks in
-    place of those of single nodes, so that the choice is made before anything is drafted and a plain step drafts
-    nothing.)
+    S rows yield a token, D of them can draft, and T is the number of known tokens. v_i is the probability that a tree's
+    node of rank i is accepted, ranked by the drafter's own estimate. r is the acceptance of these rows' own trees
+    relative to the average. v and r are observed as the engine runs, pass and draft are measured. Values belong to
+    ranks and not to single nodes, so that the choice precedes drafting and a plain step drafts nothing.
 
     Args:
         cost: seconds of a step's parts.
@@ -77,26 +78,26 @@ class TreeSizer:
         self._load: tuple[int, int, int] | None = None
         self._ratios = 0.0
         self._best = (0, 0.0)
-        # Whether steps have trees, and how many have been so since that changed or the other kind was tried.
+        # Whether steps have trees, and the number of steps since that changed or the other kind was tried.
         self._drafts, self._alike = False, 0
         self._learnt = 0
         self._sizes = sorted({n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128) if n < shape.nodes})
         self._sizes.append(shape.nodes)
 
-    def size(self, sampled: int, known: int, records: Sequence[AcceptanceHistory]) -> TreeSize:
-        """Trees for a step; none where plain steps are as good.
+    def size(self, sampled: int, known: int, histories: Sequence[AcceptanceHistory]) -> TreeSize:
+        """Choose the trees of a step, none if plain steps are as fast.
 
-        Every now and then some steps are of the other kind, so that what is known of both stays true.
+        Now and then some steps are of the other kind, so that the costs of both stay up to date.
 
         Args:
             sampled: rows that yield a token.
             known: tokens of the step without drafts.
-            records: of the rows that can draft.
+            histories: acceptance histories of the rows that can draft.
         """
-        drafting = len(records)
+        drafting = len(histories)
         if drafting == 0:
             return TreeSize(0, 0)
-        load, ratios = (sampled, known, drafting), sum(record.ratio for record in records)
+        load, ratios = (sampled, known, drafting), sum(history.ratio for history in histories)
         moved = abs(ratios - self._ratios) > MOVED * self._ratios
         if load != self._load or moved or self._steps % FIT_EVERY == 0:
             self._load, self._ratios, self._best = load, ratios, self._fit(*load, ratios)
@@ -116,10 +117,10 @@ class TreeSizer:
         return TreeSize(best, drafting)
 
     def _fit(self, sampled: int, known: int, drafting: int, ratios: float) -> tuple[int, float]:
-        """The best number of nodes from 1 on, and how many times the tokens a second of plain steps it brings.
+        """Return the best number of nodes from 1 on, and its tokens per second over those of plain steps.
 
         Args:
-            ratios: sum of those of the rows' records.
+            ratios: sum of the rows' acceptance ratios.
         """
         plain = sampled / max(self.cost.step(sampled, known, 0, 0), 1e-9)
         best, best_rate = 0, 0.0
@@ -135,21 +136,21 @@ class TreeSizer:
         return best, best_rate / plain
 
     def learn(self, outcomes: Sequence[TreeOutcome]) -> None:
-        """Take in how trees have fared."""
+        """Update the values of ranks and the requests' histories."""
         fading = FADING ** (self._steps - self._learnt)
         self._learnt = self._steps
         self._seen = [max(PRIOR, seen * fading) for seen in self._seen]
         hits = [0] * self.shape.nodes
         trees = [0] * (self.shape.nodes + 1)
         predicted = [0.0, *accumulate(self.values)]
-        for size, ranks, record in outcomes:
-            record.learn(len(ranks), predicted[size])
+        for size, ranks, history in outcomes:
+            history.learn(len(ranks), predicted[size])
             trees[size] += 1
             for rank in ranks:
                 hits[rank] += 1
         count = 0
         for rank in range(self.shape.nodes - 1, -1, -1):
-            # Trees that have a node of this rank.
+            # Number of trees that have a node of this rank.
             count += trees[rank + 1]
             if count:
                 self._seen[rank] = min(self._seen[rank] + count, MEMORY)

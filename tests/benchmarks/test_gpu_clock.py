@@ -1,4 +1,4 @@
-"""The clock of a GPU, on a pretended one: every kernel's call can be captured, waits for nothing, and is replayed."""
+"""The GPU clock on a simulated GPU: every kernel call can be captured and replayed, and the host waits for none."""
 
 import time
 from itertools import chain

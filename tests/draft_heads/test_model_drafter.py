@@ -40,7 +40,7 @@ LM_HEAD = torch.randn(VOCAB, HIDDEN, dtype=torch.float64, generator=torch.Genera
 
 def drafter_of(heads: "Heads", kv: Tensor, features: Tensor, shape: DraftShape) -> ModelDrafter:
     readout = MatrixReadout(Projection(LM_HEAD), VOCAB)
-    return ModelDrafter(heads.ours, readout, kv, features, 8, shape, Proposal.COUPLED, TORCH)
+    return ModelDrafter(heads.ours, readout, kv, features, 8, torch.float64, shape, Proposal.COUPLED, TORCH)
 
 
 class DenseHead:
@@ -217,3 +217,22 @@ def test_rows_without_budget_or_feature_get_empty_trees(heads: Heads) -> None:
 
     assert drafter.propose([row([3], 3, 2), row([3, 4], 0, 2), row([3, 4], 3, 0)]).read() == [DraftTree()] * 3
     assert len(drafter.propose([row([3, 4], 3, 2)]).read()[0]) == 3
+
+
+@torch.no_grad()
+def test_a_row_of_full_depth_goes_on_however_unlikely_its_nodes_are(heads: Heads) -> None:
+    """So measurements time all levels."""
+    shape = DraftShape(4, 2, 20, min_reach=0.999)
+    kv, features = empty_cache(heads.ours, 3)
+    features[:] = 0.0
+    drafter = drafter_of(heads, kv, features, shape)
+    row = DraftRow([0, 1, 2], 0, 3, 20, 4, Context(Sampling(), [3, 4, 5], 1))
+    (early,) = drafter.propose([row]).read()
+    (full,) = drafter.propose([row._replace(full_depth=True)]).read()
+    assert (max(early.depths), max(full.depths)) == (1, 4)
+
+
+def test_the_head_computes_in_the_dtype_asked_for_whatever_its_cache_keeps(heads: Heads) -> None:
+    kv, features = empty_cache(heads.ours, 2)
+    expected, found = (drafter_of(heads, one, features, DraftShape(2, 2, 3)) for one in (kv, kv.bfloat16()))
+    torch.testing.assert_close(found.rope, expected.rope, rtol=0, atol=0)

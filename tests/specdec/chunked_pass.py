@@ -35,7 +35,7 @@ def chunked_logits(folder: Path, dtype: torch.dtype, tokens: Sequence[int], chun
     assert sum(chunks) == len(tokens)
     model = load_llama(folder, dtype, CPU, TORCH)
     plan = shuffled_tables([len(tokens)], BLOCK, seed=0)
-    runner = ModelRunner(model, new_cache(model, plan.num_blocks, dtype))
+    runner = ModelRunner(model, new_cache(model, plan.num_blocks, dtype), dtype)
     logits, start = [], 0
     for chunk in chunks:
         row = TreeRow(tokens[start : start + chunk], start, plan.tables[0], num_scored=chunk)

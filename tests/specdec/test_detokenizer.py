@@ -1,11 +1,13 @@
 """Pieces of text against decoding it whole, and stop strings wherever they fall."""
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from specdec.core.detokenizer import Detokenizer
+from specdec.core.detokenizer import REPLACEMENT, Detokenizer
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 
@@ -83,6 +85,85 @@ def test_flags_stay_with_their_text() -> None:
         ("z", True),
         ("c", True),
     ]
+
+
+def run(tokenizer: Tokenizer, tokens: list[int], stop: Sequence[str] = (), asks: bool = True) -> str:
+    """The text of all tokens, of which nothing shown is ever taken back."""
+    detokenizer = Detokenizer(tokenizer, stop)
+    shown = ""
+    for token in tokens:
+        if detokenizer.push(token, False):
+            break
+        if asks:
+            shown += "".join(segment.text for segment in detokenizer.segments(final=False))
+            assert detokenizer.text.startswith(shown)
+    shown += "".join(segment.text for segment in detokenizer.segments(final=True))
+    assert shown == detokenizer.text
+    assert detokenizer.segments(final=True) == []
+    return shown
+
+
+def spelled(piece: bytes) -> str:
+    """Bytes in the alphabet of byte-level tokenizers."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    return "".join(chr(byte if byte in plain else 256 + sum(b not in plain for b in range(byte))) for byte in piece)
+
+
+def merged_tokenizer() -> Tokenizer:
+    """Of bytes, and of pieces that begin or end inside a character, as large vocabularies have them."""
+    pieces = [" caf\xc3", "ab\xf0\x9f", "\xa9x", "\x98\x80!", "\xff", "\xe2\x82", "\xacz\xe2", "ab"]
+    vocab = {c: i for i, c in enumerate(ALPHABET)}
+    for piece in pieces:
+        vocab.setdefault(spelled(piece.encode("latin-1")), len(vocab))
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<end>"])
+    return tokenizer
+
+
+MERGED = merged_tokenizer()
+# Bytes of characters and of none, letters, pieces, and the special token.
+BYTES = [MERGED.token_to_id(c) for c in ALPHABET]
+PIECES = list(range(len(ALPHABET), MERGED.get_vocab_size()))
+
+
+@given(st.lists(st.sampled_from(BYTES) | st.sampled_from(PIECES), max_size=40), st.booleans())
+def test_the_text_is_that_of_all_tokens_but_for_an_incomplete_last_character(tokens: list[int], asks: bool) -> None:
+    whole = MERGED.decode(tokens)
+    text = run(MERGED, tokens, asks=asks)
+    assert text == whole or text + REPLACEMENT == whole
+    assert whole.endswith(REPLACEMENT) or text == whole
+
+
+@given(
+    st.lists(st.sampled_from(BYTES) | st.sampled_from(PIECES), max_size=40),
+    st.lists(st.text(alphabet="abxz! ", min_size=1, max_size=3), min_size=1, max_size=2),
+)
+def test_no_stop_string_is_in_a_text_held_back(tokens: list[int], stops: list[str]) -> None:
+    text = run(MERGED, tokens, stops)
+    whole = MERGED.decode(tokens)
+    assert not any(stop in text for stop in stops)
+    assert whole.startswith(text)
+    if not any(stop in whole for stop in stops):
+        assert whole in (text, text + REPLACEMENT)
+
+
+def test_characters_before_an_incomplete_one_are_not_lost() -> None:
+    token = MERGED.token_to_id("ĠcafÃ")
+    assert run(MERGED, [token]) == " caf"
+    assert run(MERGED, [token, token]) == " caf\N{REPLACEMENT CHARACTER} caf"
+    assert run(MERGED, [token], [" c"]) == ""
+
+
+def test_bytes_that_are_no_character_do_not_stop_a_byte_fallback_decoder() -> None:
+    """It writes the bytes before them otherwise from then on, which tokenizers' stream refuses."""
+    vocab = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"▁a": 256, "b": 257}
+    tokenizer = Tokenizer(models.BPE(vocab, [], byte_fallback=True))
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(steps)
+    assert run(tokenizer, [256, *"é".encode(), 0xC3, 257, *"€".encode(), 256]) == "aé\N{REPLACEMENT CHARACTER}b€ a"
+    # Of a character's three bytes the last is missing.
+    assert run(tokenizer, [256, *"é".encode(), 257, *"€".encode()[:2]]) == "aéb"
 
 
 @pytest.mark.parametrize("final", [True, False])

@@ -15,7 +15,7 @@ from transformers import LlamaForCausalLM
 from specdec import LLM, SamplingParams
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
-from specdec.execution.model_runner import LONGEST_MEASURED
+from specdec.execution.model_runner import LONGEST_MEASURED, ModelRunner
 from specdec.models.llama import load_llama
 from specdec.verify.draft_trees import HostTrees
 from specdec.verify.tree_batch import TreeBatch, TreeRow
@@ -40,6 +40,17 @@ def save_llama(folder: Path, seed: int = 0, max_shard_size: str = "1GB", **overr
 def load_hf(folder: Path, dtype: torch.dtype) -> LlamaForCausalLM:
     # Its eager attention would run the softmax in float32.
     return LlamaForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").eval()
+
+
+@pytest.mark.parametrize("cached", [torch.float64, torch.bfloat16, torch.float8_e4m3fn])
+def test_rotations_are_computed_in_the_dtype_asked_for_whatever_the_cache_keeps(
+    tmp_path: Path, cached: torch.dtype
+) -> None:
+    save_llama(tmp_path)
+    model = load_llama(tmp_path, torch.float64, CPU, TORCH)
+    expected = ModelRunner(model, new_cache(model, 2, torch.float64), torch.float64).rope
+    found = ModelRunner(model, new_cache(model, 2, cached), torch.float64).rope
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 @torch.no_grad()

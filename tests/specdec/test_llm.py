@@ -1,6 +1,8 @@
 """The Python API as vLLM's users would try it, and what it refuses."""
 
 import itertools
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def llm(folder: Path) -> LLM:
     return LLM(folder / "target", folder / "head", dtype="float32", shape=DraftShape(3, 2, 6), max_model_len=64)
+
+
+def test_an_engine_on_a_cpu_does_without_triton() -> None:
+    """It is not there on every machine, and takes a second to import."""
+    code = "import sys, specdec.engine.engine_builder; sys.exit('triton' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_outputs_read_like_vllms(llm: LLM) -> None:
@@ -141,7 +149,7 @@ def test_settings_outside_their_range_are_named(folder: Path) -> None:
 def test_a_head_of_another_size_is_refused(folder: Path, tmp_path: Path) -> None:
     save_random_head(tmp_path / "wide", hidden_size=64)
     save_random_head(tmp_path / "words", vocab_size=50)
-    with pytest.raises(CheckpointError, match="hidden_size 64 does not fit the target's 32"):
+    with pytest.raises(CheckpointError, match="the head reads states of size 64, but the target's hidden_size is 32"):
         LLM(folder / "target", tmp_path / "wide")
     with pytest.raises(CheckpointError, match="vocab_size 50 does not fit the target's 97"):
         LLM(folder / "target", tmp_path / "words")

@@ -1,6 +1,7 @@
 """The whole engine under each acceptance rule: its output follows the target's law, whatever was drafted."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from specdec.kernels.host_sampling import HostSampling
 from specdec.kernels.types import NoiseKey, Stream
 from specdec.verify.noise import gumbel, uniforms
 from tests.fakes import save_random_head, save_random_llama
+from tests.shared_results import shared
 from tests.verify.chi_square import chi_square_tail
 
 VOCAB = 6
@@ -87,24 +89,31 @@ def engine(world: World, verify: str, speculates: bool, shape: DraftShape) -> LL
     )
 
 
+def draw_sample(world: World, name: str) -> Sample:
+    """Generate with the settings of a run. Every run has seeds of its own: samples are compared as independent ones."""
+    number = list(RUNS).index(name)
+    params = [
+        SamplingParams(temperature=1.0, seed=number * DRAWS + i, max_tokens=5, ignore_eos=True) for i in range(DRAWS)
+    ]
+    outputs = engine(world, *RUNS[name]).generate([PROMPT] * DRAWS, params, use_tqdm=False)
+    stats = [output.stats for output in outputs]
+    steps = sum(one.steps for one in stats)
+    return Sample(
+        torch.tensor([output.token_ids[:4] for output in outputs]),
+        sum(one.tokens for one in stats) / steps,
+        sum(one.drafted for one in stats) / steps,
+    )
+
+
 @pytest.fixture(scope="module")
-def samples(world: World) -> dict[str, Sample]:
-    """Every run has seeds of its own: two samples are compared as independent ones."""
-    found = {}
-    for number, (name, run) in enumerate(RUNS.items()):
-        params = [
-            SamplingParams(temperature=1.0, seed=number * DRAWS + i, max_tokens=5, ignore_eos=True)
-            for i in range(DRAWS)
-        ]
-        outputs = engine(world, *run).generate([PROMPT] * DRAWS, params, use_tqdm=False)
-        stats = [output.stats for output in outputs]
-        steps = sum(one.steps for one in stats)
-        found[name] = Sample(
-            torch.tensor([output.token_ids[:4] for output in outputs]),
-            sum(one.tokens for one in stats) / steps,
-            sum(one.drafted for one in stats) / steps,
-        )
-    return found
+def sample_of(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Sample]:
+    """Return the sample of a run, drawn once by all test processes together."""
+
+    @cache
+    def sample(name: str) -> Sample:
+        return Sample(*shared(tmp_path_factory, f"sample of {name}", lambda: tuple(draw_sample(world, name))))
+
+    return sample
 
 
 def law_in(law: Tensor, window: slice) -> Tensor:
@@ -132,26 +141,28 @@ def two_sample_tail(one: Tensor, other: Tensor) -> float:
 @windows
 @pytest.mark.parametrize("name", RUNS)
 def test_output_follows_the_dense_models_law(
-    world: World, samples: dict[str, Sample], name: str, window: slice
+    world: World, sample_of: Callable[[str], Sample], name: str, window: slice
 ) -> None:
     expected = DRAWS * law_in(world.law, window)
-    assert chi_square_tail(counts(samples[name].tokens, window), expected) > LEAST
+    assert chi_square_tail(counts(sample_of(name).tokens, window), expected) > LEAST
 
 
 @windows
 @pytest.mark.parametrize("name", ["rejection", "block"])
-def test_output_is_distributed_as_without_speculation(samples: dict[str, Sample], name: str, window: slice) -> None:
-    found, plain = (counts(samples[one].tokens, window) for one in (name, "plain"))
+def test_output_is_distributed_as_without_speculation(
+    sample_of: Callable[[str], Sample], name: str, window: slice
+) -> None:
+    found, plain = (counts(sample_of(one).tokens, window) for one in (name, "plain"))
     assert two_sample_tail(found, plain) > LEAST
 
 
-def test_drafts_were_accepted_and_rejected(samples: dict[str, Sample]) -> None:
+def test_drafts_were_accepted_and_rejected(sample_of: Callable[[str], Sample]) -> None:
     """Else the laws above would say nothing about the rules."""
-    assert (samples["plain"].tau, samples["plain"].drafted) == (1, 0)
+    assert (sample_of("plain").tau, sample_of("plain").drafted) == (1, 0)
     for name in ("rejection", "block", "coupled"):
         # max_tokens leaves room for 4 tokens a step at most.
-        assert 1.2 < samples[name].tau < 2.5
-    assert samples["rejection"].drafted > 2 * samples["block"].drafted > 2
+        assert 1.2 < sample_of(name).tau < 2.5
+    assert sample_of("rejection").drafted > 2 * sample_of("block").drafted > 2
 
 
 def test_the_tests_see_a_bias(world: World) -> None:

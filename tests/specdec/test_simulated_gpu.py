@@ -1,4 +1,4 @@
-"""The engine on a pretended GPU: everything lies on one device, nothing waits but once a step, graphs are replayed."""
+"""The engine on a simulated GPU: all tensors on one device, one host wait a step, graphs captured and replayed."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,10 +14,9 @@ from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.model_drafter import ModelDrafter
 from specdec.execution import cost_measurement
 from specdec.execution.cuda_graphs import CudaGraphs
-from specdec.execution.model_runner import ModelRunner
 from specdec.scheduling.step_cost import PreemptionCost
 from tests.fakes import save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
-from tests.simulated_gpu import GPU, PretendGPU, PretendTensor, simulated_gpu
+from tests.simulated_gpu import GPU, SimulatedGPU, SimulatedTensor, simulated_gpu
 
 SHAPE = DraftShape(3, 2, 6)
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22], [20, 21, 22]]
@@ -40,14 +39,14 @@ LIMITED = {"frequency_penalty": 0.5, "logit_bias": {7: 3.0}, "allowed_token_ids"
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendGPU]:
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedGPU]:
     with simulated_gpu(monkeypatch) as gpu:
         yield gpu
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pretended")
+    folder = tmp_path_factory.mktemp("simulated")
     target = save_random_llama(folder / "target", head_dim=16)
     save_shallow_llama(folder / "small", target)
     save_random_head(folder / "head", head_dim=16)
@@ -91,7 +90,11 @@ def run(llm: LLM, params: list[SamplingParams]) -> list[list[list[int]]]:
 @pytest.mark.parametrize(
     ("head", "settings", "asked"),
     [
-        ("head", {"kv_cache_memory": None}, [{"temperature": 0.7, "top_p": 0.9}, {"temperature": 1.0}]),
+        (
+            "head",
+            {"kv_cache_memory": None, "max_num_batched_tokens": 32},
+            [{"temperature": 0.7, "top_p": 0.9}, {"temperature": 1.0}],
+        ),
         ("head3", {}, [{"temperature": 0.7, "top_k": 9, "min_p": 0.1}, {"temperature": 1.0, "n": 2}]),
         ("small", {"draft_rank": 8, "draft_vocab": 60}, [{}, {"temperature": 0.7}]),
         ("head", {"shape": DraftShape(2, 2, 4)}, [PENALISED, LIMITED]),
@@ -110,11 +113,13 @@ def test_tokens_are_those_of_a_cpu_and_the_host_waits_once_a_step(
     ]
     expected = run(load(folder, head, **settings), params)
     monkeypatch.setattr("specdec.execution.cuda_graphs.WARM_UPS", 1)
-    monkeypatch.setattr(ModelRunner, "preemption_cost", Mock(return_value=PreemptionCost(1.0, 0.0)))
+    monkeypatch.setattr(
+        "specdec.engine.engine_builder.measure_preemption_cost", Mock(return_value=PreemptionCost(1.0, 0.0))
+    )
     with simulated_gpu(monkeypatch) as gpu:
         llm = load(folder, head, device="cuda", **settings)
         assert llm.config.device == GPU
-        assert isinstance(llm.model.output.weight, PretendTensor)
+        assert isinstance(llm.model.output.weight, SimulatedTensor)
         graphs = graphs_of_drafting(llm)
         captured = graphs and [len(graphs.search), len(graphs.draw)]
         step, steps = llm.engine.step, list[list[str]]()
@@ -151,7 +156,7 @@ def test_what_a_gpu_would_refuse_is_refused() -> None:
         CudaGraphs().capture(lambda: here.to(GPU))
 
 
-def test_what_the_host_waits_for_is_noted(gpu: PretendGPU) -> None:
+def test_what_the_host_waits_for_is_noted(gpu: SimulatedGPU) -> None:
     there = torch.tensor([1, 2], pin_memory=True).to(GPU, non_blocking=True)
     assert gpu.waits == []
     torch.tensor([1, 2]).to(GPU, non_blocking=True)
@@ -185,7 +190,7 @@ def test_a_replay_runs_what_was_launched_and_no_python() -> None:
 
 
 def test_times_are_of_the_device_and_never_of_launches_alone(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, gpu: PretendGPU
+    folder: Path, monkeypatch: pytest.MonkeyPatch, gpu: SimulatedGPU
 ) -> None:
     """At the start each part is waited for; later a step that nobody waits for is not measured, nor the next one."""
     measured = list[str]()

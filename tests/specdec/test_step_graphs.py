@@ -62,7 +62,7 @@ def load(folder: Path, recorder: Recorder | None, head: str = "head", **settings
     if recorder is not None:
         drafter = llm.engine.drafter
         assert isinstance(drafter, ModelDrafter)
-        attach_graphs(llm.engine.runner, [drafter], recorder.capture, SEATS, 8 * BLOCK)
+        attach_graphs(llm.engine.runner, drafter, recorder.capture, SEATS, 8 * BLOCK)
     return llm
 
 

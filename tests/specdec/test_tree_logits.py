@@ -76,9 +76,8 @@ def tree_logits(model: LlamaModel, batch: list[Sequence], block_size: int, seed:
     """The same of all sequences in one packed step, after another one that cached what comes before."""
     lengths = [len(s.tokens) + len(s.tree) for s in batch]
     plan = shuffled_tables(lengths, block_size, seed)
-    runner = ModelRunner(
-        model, KVCache(plan.num_blocks, block_size, model.config, None, torch.float64, CPU, kernels=TORCH)
-    )
+    cache = KVCache(plan.num_blocks, block_size, model.config, None, torch.float64, CPU, kernels=TORCH)
+    runner = ModelRunner(model, cache, torch.float64)
     assert runner.cache.target.isnan().all()
     before, step = [], []
     for s, table in zip(batch, plan.tables, strict=True):

@@ -12,7 +12,7 @@ from rich.console import Console
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from specdec.train_eagle.chat_mask import BadConversation, ChatMask, Message, Sample, encode, preview
+from specdec.train_eagle.chat_mask import BadConversation, ChatMask, Message, Sample, preview
 
 CHATML = (
     "{{ bos_token }}{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' }}{% if m['role'] == 'assistant' %}"
@@ -293,12 +293,6 @@ def test_digest_tells_tokenizers_and_templates_apart() -> None:
     digests = [ChatMask(make()).digest for make in made]
     assert len(set(digests)) == 3
     assert digests == [ChatMask(make()).digest for make in made]
-
-
-def test_encode_cuts() -> None:
-    chat = [turn("user", "a"), turn("assistant", "b c d")]
-    whole = ChatMask(WORD_LEVEL[True]).encode(chat)
-    assert encode(WORD_LEVEL[True], chat, 5) == Sample(whole.token_ids[:5], whole.mask[:5])
 
 
 def test_preview_marks_what_is_trained() -> None:

@@ -19,7 +19,7 @@ from specdec.draft_heads.heads.eagle3 import Eagle3Head
 from specdec.draft_heads.llama.rope import Rotary, rotary_at
 from specdec.kernels.linear import onednn_multiplies, padded_rows
 from specdec.models.llama import LlamaModel, load_llama
-from specdec.train_eagle.conversations import Sample
+from specdec.train_eagle.chat_mask import Sample
 from specdec.train_eagle.features import FeatureBatch, OnlineFeatures
 from specdec.train_eagle.head_trainer import LossSettings
 from specdec.train_eagle.training_kinds import TRAINING_KINDS

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from specdec.train_eagle import prepared_data
-from specdec.train_eagle.chat_mask import ChatMask, Message, Sample, encode
+from specdec.train_eagle.chat_mask import ChatMask, Message, Sample
 from specdec.train_eagle.prepare import load_tokenizer, main, prepare
 from specdec.train_eagle.prepared_data import PreparedData
 
@@ -64,8 +64,8 @@ def test_samples_are_the_conversations_in_order(model: Path, data: Path, tmp_pat
     other = tmp_path / "other.json"
     other.write_text(json.dumps([{"conversations": [{"from": "gpt", "value": "h"}]}]))
     prepared = prepare(model, [data, other], tmp_path / "out", shard_size=3)
-    tokenizer = load_tokenizer(model)
-    want = [encode(tokenizer, messages, 100) for messages in [*GOOD, [{"role": "assistant", "content": "h"}]]]
+    chat = ChatMask(load_tokenizer(model))
+    want = [chat.encode(messages) for messages in [*GOOD, [{"role": "assistant", "content": "h"}]]]
     assert prepared.load() == want
     assert [len(shard) for shard in PreparedData(tmp_path / "out")] == [3, 3, 3]
     assert prepared.conversations == 9

@@ -1,0 +1,42 @@
+"""Rows that belong to no request: padding, and rows to measure or capture a step with. They use the null block."""
+
+from specdec.cache.kv_cache import KVCache
+from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.draft_heads.drafting.drafter import DraftRow
+from specdec.verify.draft_trees import HostTrees
+from specdec.verify.sampling import Context, Sampling
+from specdec.verify.tree import ROOT, DraftTree
+from specdec.verify.tree_batch import TreeRow
+
+
+def padding_row(cache: KVCache, num_tokens: int, num_scored: int = 0) -> TreeRow:
+    """Make one chain of `num_tokens` tokens, the last `num_scored` of which get logits."""
+    return TreeRow([0] * num_tokens, 0, cache.null_block_table(num_tokens), num_scored)
+
+
+def dummy_chain(cache: KVCache, num_tokens: int) -> tuple[list[TreeRow], HostTrees]:
+    """Make a step of one chain whose tokens all get logits."""
+    return [padding_row(cache, num_tokens, num_scored=num_tokens)], HostTrees.empty(1)
+
+
+def dummy_rows(cache: KVCache, count: int, context: int, nodes: int = 0) -> tuple[list[TreeRow], HostTrees]:
+    """Make a step of rows of one token after `context` cached ones, each with `nodes` draft nodes below it."""
+    tree = DraftTree(tuple(range(nodes)), (ROOT,) * nodes)
+    row = TreeRow([0], context, cache.null_block_table(context + 1 + nodes), 1)
+    return [row] * count, HostTrees([tree] * count)
+
+
+def dummy_draft_rows(
+    cache: KVCache, count: int, context: int, shape: DraftShape, depth: int, temperature: float = 0.0
+) -> list[DraftRow]:
+    """Make rows that ask for the largest trees of `depth` levels after `context` tokens and one to be read."""
+    known = context + 1
+    table = cache.null_block_table(known + shape.slots)
+    contexts = [Context(Sampling(temperature), [0] * known, context) for _ in range(count)]
+    return [DraftRow(table, context, known, shape.nodes, depth, one, full_depth=True) for one in contexts]
+
+
+def dummy_reading_row(cache: KVCache, num_tokens: int) -> DraftRow:
+    """Make a row whose tokens but the first are read by the draft head, and that asks for no tree."""
+    table = cache.null_block_table(num_tokens + 1)
+    return DraftRow(table, 1, num_tokens + 1, 0, 0, Context(Sampling(), [0] * (num_tokens + 1), 1))
