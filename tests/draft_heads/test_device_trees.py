@@ -11,12 +11,13 @@ from torch import Tensor
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.tree_draw import TreeDraw
 from specdec.kernels.types import NoiseKey
-from specdec.verify.device_trees import NO_PROBS, DeviceTrees
+from specdec.verify.device_trees import DeviceTrees
 from specdec.verify.draft_trees import DraftTrees, HostTrees
 from specdec.verify.tree import ROOT, DraftTree
 from specdec.verify.tree_batch import TreeBatch, TreeRow
-from tests.draft_heads.test_tree_draw import Head, draw_with
-from tests.draft_heads.test_tree_search import bounds, coarse_head, random_head, search_with
+from tests.draft_heads.draft_probs import probs_of
+from tests.draft_heads.drawn_levels import Head, draw_with
+from tests.draft_heads.searched_levels import bounds, coarse_head, random_head, search_with
 from tests.strategies import draft_shapes, seeds
 
 CPU = torch.device("cpu")
@@ -41,12 +42,6 @@ def assert_packed_equal(mine: DraftTrees, other: DraftTrees) -> None:
     for name in ("tokens", "positions", "slots", "logit_rows"):
         assert torch.equal(getattr(own, name), getattr(wanted, name))
     assert torch.equal(own.rows.ancestors, wanted.rows.ancestors)
-
-
-def probs_of(trees: DraftTrees, row: int) -> Tensor:
-    """`[1 + nodes, vocab]`: what the children of a row's root and nodes were drawn from."""
-    table, rows = trees.select([row]).draft_probs(CPU)
-    return table[rows].masked_fill(rows[:, None] == NO_PROBS, 0)
 
 
 @given(draft_shapes(4, 5), bounds, seeds, st.sampled_from([random_head, coarse_head]))
