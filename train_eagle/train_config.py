@@ -28,15 +28,15 @@ class TrainConfig(BaseModel):
     draft_vocab_size: int = Field(0, ge=0, description="number of tokens that the head can propose, 0 for all")
     held_out: int = Field(100, ge=1, description="conversations for validation")
 
-    epochs: int = Field(10, ge=1)
+    epochs: int = Field(10, ge=1, description="passes over the data")
     batch_tokens: int = Field(8192, ge=1, description="most tokens of a batch on one device")
     accumulate: int = Field(1, ge=1, description="batches per device and optimizer step")
-    lr: float = Field(1e-4, gt=0)
-    warmup_steps: int = Field(50, ge=1)
+    lr: float = Field(1e-4, gt=0, description="highest learning rate")
+    warmup_steps: int = Field(50, ge=1, description="steps up to the highest learning rate")
     clip_norm: float = Field(1.0, gt=0, description="gradients are scaled down to this norm")
     mixed_precision: Literal["auto", "bf16", "no"] = Field("auto", description="over float32 weights")
     gradient_checkpointing: bool = Field(False, description="recompute each pass for its gradient, to save memory")
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, description="seed of initial weights, noise and order of the data")
 
     loss: LossKind = Field("ce", description="between the target's and the head's next-token distribution")
     unroll: int = Field(7, ge=1, le=16, description="passes over a batch; all but the first read the head's own states")
@@ -45,7 +45,7 @@ class TrainConfig(BaseModel):
     feature_weight: float = Field(0.0, ge=0, description="weight of the smooth L1 distance of features (EAGLE-1)")
     noise: float = Field(0.0, ge=0, description="amplitude of uniform noise added to features (EAGLE-1: 0.1)")
 
-    checkpoint_minutes: float = Field(3.0, gt=0)
+    checkpoint_minutes: float = Field(3.0, gt=0, description="minutes between saved states of the run")
     evaluate_every: float = Field(1.0, gt=0, description="epochs between evaluations by the engine")
     evaluate_prompts: int = Field(40, ge=0, description="held-out conversations answered at each; 0 for the last head")
 

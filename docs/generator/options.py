@@ -1,13 +1,31 @@
-"""Tables of the command line's options, from the commands themselves."""
+"""Tables of the command line's options and of the settings of the Python API, from the code that declares them."""
 
+from collections.abc import Callable
+from dataclasses import MISSING
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import typer
 
 from docs.generator.regions import table
 from specdec.cli.app import app
+from specdec.config import EngineConfig
+from specdec.core.sampling_params import BeamSearchParams, SamplingParams
+from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.kernels.settings import settings_of
+from specdec.scheduling.scheduler_config import SchedulerConfig
+from specdec.train_eagle.train_config import TrainConfig
 
 GROUP: Any = typer.main.get_command(app)
+# Arguments of `LLM` that are not keywords of settings, described by hand.
+POSITIONAL = ("model", "draft")
+OWNERS = {
+    "settings-llm": (EngineConfig, SchedulerConfig),
+    "settings-shape": (DraftShape,),
+    "settings-sampling": (SamplingParams,),
+    "settings-beams": (BeamSearchParams,),
+}
 
 
 def option_table(command: str) -> str:
@@ -17,21 +35,57 @@ def option_table(command: str) -> str:
 
 def _row(parameter: Any) -> list[str]:
     is_flag = getattr(parameter, "is_flag", False)
-    flags = [flag for flag in (*parameter.opts, *parameter.secondary_opts) if flag.startswith("--")]
-    spelling = " / ".join(flags) or parameter.metavar or parameter.name.upper()
+    flags = [flag for flag in (*parameter.opts, *parameter.secondary_opts) if flag.startswith("-")]
+    spelling = ", ".join(flags) if "-v" in flags else " / ".join(flags)
+    spelling = spelling or parameter.metavar or parameter.name.upper()
     if flags and not is_flag:
         spelling += f" {parameter.metavar or _kind(parameter)}"
     meaning, _, default = (parameter.help or "").removesuffix(".").partition("; default: ")
     if parameter.envvar:
         meaning += f" (environment variable: `{parameter.envvar}`)"
-    return [text.replace("|", "\\|") for text in (f"`{spelling}`", f"{meaning}.", default)]
+    if not default and isinstance(parameter.default, str | int | float) and not isinstance(parameter.default, bool):
+        default = str(parameter.default)
+    return _cells(f"`{spelling}`", meaning, default)
 
 
 def _kind(parameter: Any) -> str:
     """Return what stands for an option's value; typer names types in one way or another, by its version."""
     descriptor = getattr(parameter, "type_descriptor", None)
     name: str = descriptor.annotation.__name__ if descriptor else parameter.type.name
-    return {"int": "N", "integer": "N", "float": "X", "str": "TEXT", "text": "TEXT"}.get(name, name.upper())
+    return {"int": "N", "integer": "N", "float": "X", "str": "TEXT", "list": "TEXT"}.get(name, name.upper())
 
 
-PARTS = {f"options-{name}": lambda name=name: option_table(name) for name in GROUP.commands}
+def settings_table(*owners: type) -> str:
+    """Return the settings that dataclasses declare: name, meaning, allowed values, default."""
+    rows = []
+    for owner in owners:
+        for name, (field, facts) in settings_of(owner).items():
+            if name not in POSITIONAL:
+                default = "by device" if name == "shape" else facts.shown_default
+                if default is None and field.default is not MISSING:
+                    default = f"`{field.default!r}`"
+                allowed = facts.wanted or facts.range
+                rows.append(_cells(f"`{name}`", facts.help.removesuffix("."), allowed, default or ""))
+    return table(["name", "meaning", "allowed", "default"], rows)
+
+
+def training_table() -> str:
+    """Return the settings of a training run."""
+    rows = []
+    for name, field in TrainConfig.model_fields.items():
+        default = "" if field.is_required() or field.default is None else f"`{field.default}`"
+        if isinstance(field.default, Path):
+            default = "demo model"
+        rows.append(_cells(f"`{name}`", field.description or "", default))
+    return table(["setting", "meaning", "default"], rows)
+
+
+def _cells(*texts: str) -> list[str]:
+    return [text.replace("|", "\\|") for text in texts]
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    **{f"options-{name}": partial(option_table, name) for name in GROUP.commands},
+    "settings-training": training_table,
+    **{name: partial(settings_table, *owners) for name, owners in OWNERS.items()},
+}

@@ -165,7 +165,8 @@ def _tree(tree: Drawn) -> str:
         boxes.append(_shape(x, total - 26, 18, colour, is_root, dashed))
         boxes.append(f'<text x="{x + 26}" y="{total - 12}" font-size="12" fill="{DARK}">{text}</text>')
     width = max(width, 12 + 4 * LEGEND_X)
-    start = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {total}" font-family="monospace">'
+    size = f'viewBox="0 0 {width} {total}" width="{width}" height="{total}"'
+    start = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="monospace">'
     return "\n".join([start, '<rect width="100%" height="100%" fill="white"/>', *lines, *boxes, "</svg>\n"])
 
 

@@ -17,7 +17,7 @@ def fill(text: str, parts: Mapping[str, str]) -> str:
     Raises:
         KeyError: a part that nothing generates.
     """
-    return REGION.sub(lambda match: f"{match[1]}{parts[match[2]]}\n{match[3]}", text)
+    return REGION.sub(lambda match: f"{match[1]}\n{parts[match[2]]}\n\n{match[3]}", text)
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
