@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
@@ -237,4 +236,4 @@ class LLM:
     def stats(self) -> EngineStats:
         """Return counts since the start, and the current state of the engine."""
         with self._shared.turn() as engine:
-            return replace(engine.scheduler.stats())
+            return engine.scheduler.stats()
