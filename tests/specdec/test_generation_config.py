@@ -80,7 +80,7 @@ def test_defaults_of_sampling(write: Callable[..., Path], generation: object, pa
         ("", "not valid JSON"),
         ({"temperature": -1}, "temperature is -1; it must be 0 or more"),
         ('{"temperature": NaN}', "temperature is nan"),
-        ({"temperature": "warm"}, "temperature is warm; it must be a number"),
+        ({"temperature": "warm"}, "temperature is 'warm'; it must be a number"),
         ({"top_p": 0}, "top_p is 0; it must be above 0 and at most 1"),
         ({"top_p": [0.5]}, "top_p is [0.5]; it must be a number"),
         ({"top_k": -5}, "top_k is -5"),
