@@ -93,7 +93,7 @@ def main() -> None:
             str(row["output_tokens"]),
         )
     Console().print(table)
-    write(args.name, {"dtype": str(llm.config.dtype), "max_tokens": args.max_tokens, "rows": rows})
+    write(args.name, {"dtype": llm.config.dtype, "max_tokens": args.max_tokens, "rows": rows})
 
 
 if __name__ == "__main__":

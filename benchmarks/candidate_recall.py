@@ -20,6 +20,7 @@ from torch import Tensor
 from benchmarks.acceptance import PROMPT_TOKENS, SEATS, measure
 from benchmarks.report import parse_shape, read_prompts, write
 from specdec import LLM, SamplingParams
+from specdec.core.device import DTYPES
 from specdec.draft_heads.drafting.model_drafter import ModelDrafter
 from specdec.draft_heads.heads.readout import CandidateReadout, MatrixReadout, Readout, trimmed_readout
 from specdec.kernels.linear import Projection
@@ -131,7 +132,7 @@ def main() -> None:
     # By an engine of its own: others begin with an empty cache.
     states = states_of(load(), names, args.max_tokens)
     likeliest = readouts["all tokens"](states).full().topk(BEST).indices
-    large_readouts, large_states = of_a_llama(args.large, whole.config.dtype)
+    large_readouts, large_states = of_a_llama(args.large, DTYPES[whole.config.dtype])
     large_rounds = max(10, args.rounds // 10)
     large = {rows: milliseconds(large_readouts, large_states, rows, large_rounds) for rows in args.rows}
     del large_readouts
@@ -164,7 +165,7 @@ def main() -> None:
         large_table.add_row(name, *(str(large[count][name]) for count in args.rows))
     Console().print(large_table)
     large_figures = {"size": args.large, "milliseconds": {str(count): large[count] for count in args.rows}}
-    common = {"dtype": str(whole.config.dtype), "shape": args.shape, "max_tokens": args.max_tokens}
+    common = {"dtype": whole.config.dtype, "shape": args.shape, "max_tokens": args.max_tokens}
     sizes = {"vocab_size": whole.model.config.vocab_size, "hidden_size": whole.model.config.hidden_size}
     write(
         "candidate_recall",

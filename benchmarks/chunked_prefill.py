@@ -160,7 +160,7 @@ def main() -> None:
     Console().print(table)
     write(
         "chunked_prefill",
-        {"dtype": str(llm.config.dtype), "decoding": len(short), "long": length, "rounds": args.rounds, "rows": rows},
+        {"dtype": llm.config.dtype, "decoding": len(short), "long": length, "rounds": args.rounds, "rows": rows},
     )
 
 

@@ -106,6 +106,7 @@ class Engines:
     def __init__(self, sizes: Sizes, device: torch.device) -> None:
         from specdec import DraftShape
         from specdec.config import EngineConfig
+        from specdec.core.device import name_of
         from specdec.draft_heads.llama.llama_config import LlamaConfig
         from specdec.engine.acceptance_rule import AcceptanceRule
         from specdec.engine.engine_builder import build_engine
@@ -128,8 +129,8 @@ class Engines:
             2 * sizes.model["head_dim"] * sizes.model["num_key_value_heads"] * (1 + sizes.model["num_hidden_layers"])
         )
         self.config = EngineConfig(
-            dtype=sizes.dtype,
-            device=device,
+            dtype=name_of(sizes.dtype),
+            device=str(device),
             shape=DraftShape(depth, branching, nodes),
             scheduler=SchedulerConfig(
                 max_num_seqs=rows,

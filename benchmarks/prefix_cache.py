@@ -104,7 +104,7 @@ def main() -> None:
                 undisturbed = statistics.mean(c.tau for _, c in pairs[False])
                 rows.append(
                     {
-                        "dtype": str(warm.config.dtype).removeprefix("torch."),
+                        "dtype": warm.config.dtype,
                         "drafts": drafts or "none",
                         "arrival": "at once" if at_once else "one by one",
                         "prompt_tokens": total,

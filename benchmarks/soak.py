@@ -187,7 +187,7 @@ def main() -> None:
     write(
         "soak",
         {
-            "dtype": str(llm.config.dtype),
+            "dtype": llm.config.dtype,
             "requests": args.requests,
             "seed": args.seed,
             "blocks": llm.engine.cache.num_blocks,

@@ -106,7 +106,7 @@ def main() -> None:
     write(
         "speed",
         {
-            "dtype": str(plain.config.dtype),
+            "dtype": plain.config.dtype,
             "shape": vars(eagle.config.shape),
             "prompts": len(prompts),
             "rounds": args.rounds,

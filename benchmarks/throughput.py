@@ -130,7 +130,7 @@ def main() -> None:
     write(
         "throughput",
         {
-            "dtype": str(plain.config.dtype),
+            "dtype": plain.config.dtype,
             "shape": vars(engines["eagle"].config.shape),
             "requests": len(prompts),
             "max_tokens": args.max_tokens,

@@ -2,7 +2,7 @@
 
     python -m benchmarks.tree_shapes
 
-The default of `specdec.config.default_shape` is chosen by this table.
+The default of `specdec.config.CPU_SHAPE` is chosen by this table.
 """
 
 import argparse
@@ -71,7 +71,7 @@ def main() -> None:
     for row in rows:
         table.add_row(str(row["shape"]), f"{row['tau']:.2f}", f"{row['c']:.2f}", f"{row['speedup']:.2f}")
     Console().print(table)
-    write("tree_shapes", {"dtype": str(engines["plain"].config.dtype), "rows": rows})
+    write("tree_shapes", {"dtype": engines["plain"].config.dtype, "rows": rows})
 
 
 if __name__ == "__main__":

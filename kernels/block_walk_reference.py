@@ -11,7 +11,7 @@ from specdec.kernels.chance import Chance
 from specdec.kernels.host_walks import keys_of, walk_rows
 from specdec.kernels.philox_reference import uniforms
 from specdec.kernels.rejection_walk_reference import normalised, positive_part
-from specdec.kernels.tree_walk_reference import as_walk, trees_of
+from specdec.kernels.tree_walk_reference import as_walk, exact_probs, trees_of
 from specdec.kernels.types import NO_TOKEN, Acceptance, DraftProbs, NoiseColumns, Tree, Vector, Walk
 
 
@@ -43,8 +43,8 @@ def walk_block(tree: Tree, target: Callable[[int], Vector | None], chance: Chanc
     if length and tree.draft_probs is None:
         raise ValueError(f"a chain of {length} tokens without draft_probs; block verification needs them")
     p: list[Any] = []
-    while len(p) <= length and (law := target(len(p) - 1)) is not None:
-        p.append(law)
+    while len(p) <= length and (distribution := target(len(p) - 1)) is not None:
+        p.append(distribution)
     length = min(length, len(p))
     p += [None] * (1 + length - len(p))
     q: Any = tree.draft_probs
@@ -81,7 +81,7 @@ def block_walk(
     """See `specdec.kernels.block_walk`; computes in float64, and takes it."""
     bounds = starts.tolist()
     parents = [node for start, end in pairwise(bounds) for node in range(-1, end - start - 2)]
-    trees = trees_of(tokens.tolist(), parents, bounds, max_depth, draft_probs.table[draft_probs.rows].double())
+    trees = trees_of(tokens.tolist(), parents, bounds, max_depth, exact_probs(draft_probs))
     sampled = torch.ones_like(seeds, dtype=torch.bool)
     keys = keys_of(NoiseColumns(seeds, sample_indices, positions, sampled))
     return as_walk(walk_rows(walk_block, scores, trees, keys, uniforms), max_depth, scores.device)

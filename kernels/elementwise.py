@@ -62,19 +62,9 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> t
     if rows:
         block = min(triton.next_power_of_2(hidden), MAX_BLOCK)
         rms_norm_kernel[(rows,)](
-            x,
-            added,
-            weight,
-            normed,
-            total,
-            x.stride(0),
-            added.stride(0),
-            eps,
-            HIDDEN=hidden,
-            BLOCK=block,
-            ADD=residual is not None,
-            num_warps=num_warps(block),
-        )
+            x, added, weight, normed, total, x.stride(0), added.stride(0), eps, HIDDEN=hidden, BLOCK=block, ADD=residual
+            is not None, num_warps=num_warps(block),
+        )  # fmt: skip
     return normed, total
 
 

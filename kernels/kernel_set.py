@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -20,9 +20,8 @@ from specdec.kernels.host_sampling import HostSampling
 from specdec.kernels.host_walks import host_walk, tree_walk
 from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
 from specdec.kernels.rejection_walk_reference import walk_rejection
+from specdec.kernels.settings import KernelChoice
 from specdec.kernels.types import DTYPES, Acceptance, Candidates, NoiseRows, NoiseSource, Stream, TopK, Trees
-
-KernelChoice = Literal["auto", "torch", "triton"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -138,16 +138,9 @@ def copy_between(source: Tensor, target: Tensor, source_blocks: Tensor, target_b
     if max(layers, chunks) > MAX_GRID:
         raise ValueError(f"{layers} layers of {size} numbers are more than one launch can copy")
     copy_kernel[(copies, layers, chunks)](
-        source,
-        target,
-        source_blocks,
-        target_blocks,
-        *source.stride()[:2],
-        *target.stride()[:2],
-        size,
-        CHUNK=SWAP_CHUNK_SIZE,
-        num_warps=4,
-    )
+        source, target, source_blocks, target_blocks, *source.stride()[:2], *target.stride()[:2], size,
+        CHUNK=SWAP_CHUNK_SIZE, num_warps=4,
+    )  # fmt: skip
 
 
 @triton.jit

@@ -67,32 +67,14 @@ def perturbed_top_k(
         best = torch.empty(rows, parts, k, dtype=torch.int64, device=device)
         sums = torch.empty(rows, parts, device=device)
         top_k_of_part_kernel[(rows, parts)](
-            scores,
-            tokens,
-            *keys,
-            sampled,
-            best,
-            sums,
-            scores.stride(0),
-            own_stride,
-            k,
-            stream,
-            lane,
-            COLUMNS=columns,
-            BLOCK=size,
-            num_warps=4,
-        )
+            scores, tokens, *keys, sampled, best, sums, scores.stride(0), own_stride, k, stream, lane, COLUMNS=columns,
+            BLOCK=size, num_warps=4,
+        )  # fmt: skip
         block = triton.next_power_of_2(parts * k)
         top_k_of_parts_kernel[(rows,)](
-            best,
-            sums,
-            *found,
-            k,
-            PARTS=parts,
-            BLOCK=block,
-            BLOCK_PARTS=triton.next_power_of_2(parts),
-            num_warps=min(8, max(1, block // 256)),
-        )
+            best, sums, *found, k, PARTS=parts, BLOCK=block, BLOCK_PARTS=triton.next_power_of_2(parts), num_warps=min(8,
+            max(1, block // 256)),
+        )  # fmt: skip
     return found
 
 

@@ -75,24 +75,12 @@ def rejection_walk(
     walk = empty_walk(rows, max_depth, scores.device)
     if rows:
         rejection_walk_kernel[(rows,)](
-            scores,
-            *(draft_probs or (None, None)),
-            tokens,
-            parents,
-            starts,
-            *keys,
-            sampled,
-            *walk,
-            scores.stride(0),
-            0 if draft_probs is None else draft_probs.table.stride(0),
-            max_depth,
-            HAS_DRAFT=draft_probs is not None,
-            VOCAB=vocab,
-            BLOCK=min(triton.next_power_of_2(vocab), BLOCK_SIZE),
-            NODES=max(triton.next_power_of_2(max_nodes), LEAST_NODES),
-            BLOCK_DEPTH=triton.next_power_of_2(max(max_depth, 1)),
-            num_warps=NUM_WARPS,
-        )
+            scores, *(draft_probs or (None, None)), tokens, parents, starts, *keys, sampled, *walk, scores.stride(0), 0
+            if draft_probs is None else draft_probs.table.stride(0), max_depth, HAS_DRAFT=draft_probs is not None,
+            VOCAB=vocab, BLOCK=min(triton.next_power_of_2(vocab), BLOCK_SIZE),
+            NODES=max(triton.next_power_of_2(max_nodes), LEAST_NODES), BLOCK_DEPTH=triton.next_power_of_2(max(max_depth,
+            1)), num_warps=NUM_WARPS,
+        )  # fmt: skip
     return walk
 
 

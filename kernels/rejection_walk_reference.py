@@ -7,7 +7,7 @@ from torch import Tensor
 from specdec.kernels.chance import Chance
 from specdec.kernels.host_walks import keys_of, walk_rows
 from specdec.kernels.philox_reference import uniforms
-from specdec.kernels.tree_walk_reference import as_walk, trees_of
+from specdec.kernels.tree_walk_reference import as_walk, exact_probs, trees_of
 from specdec.kernels.types import NO_TOKEN, ROOT, Acceptance, DraftProbs, NoiseColumns, Tree, Vector, Walk
 
 
@@ -93,7 +93,7 @@ def rejection_walk(
     `max_nodes` only says how large the kernel's registers must be.
     """
     assert max_nodes >= 0
-    probs = None if draft_probs is None else draft_probs.table[draft_probs.rows].double()
+    probs = None if draft_probs is None else exact_probs(draft_probs)
     trees = trees_of(tokens.tolist(), parents.tolist(), starts.tolist(), max_depth, probs)
     keys = keys_of(NoiseColumns(seeds, sample_indices, positions, sampled))
     return as_walk(walk_rows(walk_rejection, scores, trees, keys, uniforms), max_depth, scores.device)

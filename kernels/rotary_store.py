@@ -48,22 +48,9 @@ def rotary_store(qkv: Tensor, cos: Tensor, sin: Tensor, kv: Tensor, slots: Tenso
         block_dim = triton.next_power_of_2(dim)
         block = max(1, min(triton.next_power_of_2(heads), BLOCK_SIZE // block_dim))
         rotary_store_kernel[(rows, triton.cdiv(heads, block))](
-            qkv,
-            cos,
-            sin,
-            kv,
-            slots,
-            query,
-            qkv.stride(0),
-            cos.stride(0),
-            sin.stride(0),
-            HEADS=num_heads,
-            KV_HEADS=(heads - num_heads) // 2,
-            DIM=dim,
-            BLOCK=block,
-            BLOCK_DIM=block_dim,
-            num_warps=4,
-        )
+            qkv, cos, sin, kv, slots, query, qkv.stride(0), cos.stride(0), sin.stride(0), HEADS=num_heads,
+            KV_HEADS=(heads - num_heads) // 2, DIM=dim, BLOCK=block, BLOCK_DIM=block_dim, num_warps=4,
+        )  # fmt: skip
     return query
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.kernels.types import ROOT, Acceptance, Tree, Walk
+from specdec.kernels.types import ROOT, Acceptance, DraftProbs, Tree, Walk
 
 
 def follow(tree: Tree, emitted: Sequence[int]) -> Acceptance:
@@ -60,6 +60,13 @@ def trees_of(
                 tree.children_of.setdefault(parent, []).append(node)
         trees.append(tree)
     return trees
+
+
+def exact_probs(draft_probs: DraftProbs) -> Tensor:
+    """Return what the children of each root and node were drawn from, float64 `[rows + nodes, vocab]`."""
+    table, rows = draft_probs
+    # Rows of roots and nodes without children have no meaning, and may be out of range.
+    return table[rows.clamp(0, len(table) - 1)].double()
 
 
 def as_walk(rows: Sequence[Acceptance], max_depth: int, device: torch.device) -> Walk:

@@ -1,5 +1,6 @@
 """specdec: an inference engine for Llama-family models in which speculation is the normal case."""
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -9,6 +10,8 @@ if TYPE_CHECKING:
     from specdec.llm import LLM
 
 __version__ = "0.1.0"
+# Quiet unless the program, or the command line, asks for logs.
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 __all__ = [
     "LLM",
     "BeamSearchParams",
@@ -30,7 +33,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name when it is asked for, so that a kernel can be imported without transformers."""
+    """Load a public name on first use, so that a kernel can be imported without transformers."""
     if name not in _HOMES:
         raise AttributeError(f"module 'specdec' has no attribute {name!r}")
     from importlib import import_module

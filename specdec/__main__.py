@@ -1,5 +1,17 @@
-"""`python -m specdec` is `specdec`."""
+"""Console script; `python -m specdec` is `specdec`."""
 
-from specdec.cli.app import main
+import sys
+from typing import NoReturn
 
-main()
+
+def main() -> NoReturn:
+    """Run the command line; Ctrl-C exits with 130 at any moment, also while modules are imported."""
+    try:
+        from specdec.cli.app import main as run
+    except KeyboardInterrupt:
+        sys.exit(130)
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,100 +1,109 @@
-"""What an engine is built with."""
+"""Settings of an engine. Pure Python, so that the command line shows them without waiting for torch."""
 
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+import os
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypedDict
 
-import torch
-
+from specdec.core.outputs import LogprobsMode
 from specdec.draft_heads.drafting.draft_shape import DraftShape
-from specdec.kernels.kernel_set import KernelChoice
-from specdec.kernels.linear import is_bfloat16_fast
-from specdec.scheduling.scheduler_config import SchedulerConfig
+from specdec.kernels.settings import KernelChoice, check_settings, setting, whole_number
+from specdec.scheduling.scheduler_config import Policy, SchedulerConfig
 
 DEMO = Path(__file__).parent / "demo"
 # The better of the demo target's two.
 DEMO_HEAD = DEMO / "eagle3"
 NGRAM = "ngram"
-CPU = torch.device("cpu")
 # Tokens; a table of rotary embeddings has a row for each.
 LONGEST_CONTEXT = 2**22
 # EAGLE-2, paper and code: depth 6, 10 expanded a level, 60 verified.
 EAGLE2_SHAPE = DraftShape(6, 10, 60)
-DTYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+# On a CPU, where every row and level costs: the best of `benchmarks/tree_shapes.py`.
+CPU_SHAPE = DraftShape(6, 3, 8, min_reach=0.6)
+Verify = Literal["coupled", "rejection", "block"]
+
+
+def default_shape(device_type: str) -> DraftShape:
+    """Return the bounds of draft trees where none are given."""
+    return EAGLE2_SHAPE if device_type == "cuda" else CPU_SHAPE
 
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Sizes and places; checks itself.
+    """Settings of an engine, each with its help text.
 
-    Attributes:
-        model: checkpoint folder of the target.
-        draft: checkpoint folder of a head or a small model, "ngram" for what the text itself holds, None for plain
-            decoding.
-        dtype: of weights, activations and cache.
-        device: where the model runs.
-        shape: bounds of draft trees.
-        scheduler: limits of requests and steps.
-        max_model_len: most tokens of a request, prompt included; None for the model's own limit.
-        kv_cache_memory: bytes for the cache of target and head together; None for 1 GiB on a CPU, and on a GPU for
-            what `gpu_memory_utilization` leaves.
-        gpu_memory_utilization: share of a GPU's memory that weights, the largest step and the cache take together.
-        swap_space: GiB of host memory for preempted requests.
-        block_size: entries a cache block, a multiple of 8.
-        enable_prefix_caching: whether requests use the cached beginnings of others.
-        kernels: "torch", "triton", or "auto": Triton on a GPU.
-        draft_vocab: tokens that can be drafted, as a number (its first ones) or a token map; end and special
-            tokens always can. None for all.
-        draft_rank: of the scores that pick the tokens whose draft logits are computed; None to compute all of them.
-        enforce_eager: launch every kernel by itself, and capture no CUDA graphs.
+    Raises:
+        ValueError: a value outside its range; names the setting, the value and the range.
     """
 
-    model: Path = DEMO / "target"
-    draft: Path | Literal["ngram"] | None = None
-    dtype: torch.dtype = torch.float32
-    device: torch.device = CPU
-    shape: DraftShape = EAGLE2_SHAPE
+    model: Path = setting(DEMO / "target", "Checkpoint folder of the target.", flags="")
+    draft: Path | Literal["ngram"] | None = setting(
+        None, 'Folder of a head or a small model, "ngram" (prompt lookup), or None for plain decoding.', flags=""
+    )
+    dtype: str = setting("auto", "auto, float64, float32, bfloat16 or float16.")
+    device: str = setting("auto", "auto, cpu or cuda.")
+    shape: DraftShape = setting(EAGLE2_SHAPE, "Bounds of draft trees.", flags="")
+    verify: Verify = setting("coupled", "Acceptance rule: coupled, rejection, or block (drafts in one chain).")
+    logprobs_mode: LogprobsMode = setting(
+        "raw_logprobs", "raw_logprobs of the model, or processed_logprobs after all sampling parameters.", flags=""
+    )
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
-    max_model_len: int | None = None
-    kv_cache_memory: int | None = None
-    gpu_memory_utilization: float = 0.9
-    swap_space: float = 0.0
-    block_size: int = 16
-    enable_prefix_caching: bool = True
-    kernels: KernelChoice = "auto"
-    draft_vocab: int | Path | None = None
-    draft_rank: int | None = None
-    enforce_eager: bool = False
+    max_model_len: int | None = setting(
+        None,
+        "Most tokens of a request, prompt included.",
+        least=2,
+        shown_default="the model's",
+    )
+    kv_cache_memory: int | None = setting(
+        None,
+        "Bytes for the cache of target and head together.",
+        least=1,
+        shown_default="1 GiB on a CPU, what is left on a GPU",
+    )
+    gpu_memory_utilization: float = setting(
+        0.9, "Share of a GPU's memory for weights, the largest step and the cache together.", above=0, most=1
+    )
+    swap_space: float = setting(
+        0.0, "GiB of host memory for preempted requests; 0: compute them again.", least=0, metavar="GIB"
+    )
+    block_size: int = setting(16, "Tokens per cache block, a multiple of 8.", least=8, wanted="a multiple of 8")
+    enable_prefix_caching: bool = setting(True, "Use cached prefixes of other requests.", shown_default="on")
+    kernels: KernelChoice = setting("auto", "auto, torch, or triton; auto: triton on a GPU, plain torch elsewhere.")
+    draft_vocab: int | Path | None = setting(
+        None,
+        "Tokens that can be drafted: how many (the first ones), or a JSON or torch file of their ids; end and special "
+        "tokens always can.",
+        metavar="N|FILE",
+        shown_default="all",
+    )
+    draft_rank: int | None = setting(
+        None,
+        "Rank of the low-rank approximation that preselects draft candidates; only those are scored exactly.",
+        shown_default="score all exactly",
+    )
+    enforce_eager: bool = setting(
+        False, "Launch every kernel by itself; capture no CUDA graphs.", flags="--enforce-eager"
+    )
 
     def __post_init__(self) -> None:
-        if self.kv_cache_memory is not None and self.kv_cache_memory < 1:
-            raise ValueError(f"kv_cache_memory is {self.kv_cache_memory}; it must be at least 1")
-        if self.block_size < 8 or self.block_size % 8:
+        check_settings(self)
+        if self.block_size % 8:
             raise ValueError(f"block_size is {self.block_size}; it must be a multiple of 8")
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise ValueError(
-                f"gpu_memory_utilization is {self.gpu_memory_utilization}; it must be above 0 and at most 1"
-            )
-        if self.swap_space < 0:
-            raise ValueError(f"swap_space is {self.swap_space} GiB; it must be at least 0")
+        if self.swap_space and self.swap_space > (most := _host_memory()):
+            raise ValueError(f"swap_space is {self.swap_space:g} GiB; this machine has {most:.0f} GiB of memory")
         if self.draft == NGRAM and (self.draft_vocab is not None or self.draft_rank is not None):
             raise ValueError(
                 "draft_vocab and draft_rank are for a head's logits; draft 'ngram' has none; leave them out"
             )
-        if self.max_model_len is not None and self.max_model_len < 2:
-            raise ValueError(f"max_model_len is {self.max_model_len}; it must be at least 2")
 
     def context(self, most: int) -> int:
-        """Tokens of the longest request, of a model that has `most` positions.
+        """Return the tokens of the longest request.
+
+        Args:
+            most: positions of the model.
 
         Raises:
-            ValueError: more is asked than that.
+            ValueError: `max_model_len` is more than that.
         """
         if self.max_model_len is not None and self.max_model_len > most:
             raise ValueError(
@@ -109,46 +118,59 @@ class EngineConfig:
         return longest
 
 
-def resolve_device(name: str) -> torch.device:
-    """`auto` is the GPU where there is one.
+class LLMSettings(TypedDict, total=False):
+    """Keywords of `LLM`: the fields of `EngineConfig` and of its `SchedulerConfig`, where they are described."""
+
+    dtype: str
+    device: str
+    shape: DraftShape | None
+    verify: str
+    logprobs_mode: LogprobsMode
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_num_partial_prefills: int
+    long_prefill_token_threshold: int
+    scheduling_policy: Policy
+    prefill_stretch: float
+    adaptive_drafts: bool
+    watermark: float
+    max_queued_requests: int | None
+    max_model_len: int | None
+    kv_cache_memory: int | None
+    gpu_memory_utilization: float
+    swap_space: float
+    block_size: int
+    enable_prefix_caching: bool
+    kernels: KernelChoice
+    draft_vocab: int | str | Path | None
+    draft_rank: int | None
+    enforce_eager: bool
+
+
+def engine_config(model: Path, draft: Path | Literal["ngram"] | None, settings: dict[str, Any]) -> EngineConfig:
+    """Sort keywords of `LLM` into an `EngineConfig`.
 
     Raises:
-        ValueError: not a device torch knows, or one this machine lacks.
+        TypeError: an unknown keyword.
+        ValueError: a value outside its range.
     """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ValueError(f"device {name!r} is unknown; use auto, cpu or cuda") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device {name!r} is not there: torch sees no CUDA GPU; use cpu")
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return device
+    names = {each.name for each in fields(SchedulerConfig)}
+    scheduler = SchedulerConfig(**{name: value for name, value in settings.items() if name in names})
+    others = {name: value for name, value in settings.items() if name not in names}
+    if "scheduler" in others:
+        raise TypeError("scheduler is no keyword; give its settings, such as max_num_seqs")
+    if others.get("draft_vocab") is not None:
+        others["draft_vocab"] = _draft_vocab(others["draft_vocab"])
+    return EngineConfig(model, draft, scheduler=scheduler, **others)
 
 
-def on_device(device: torch.device) -> AbstractContextManager[object]:
-    """Where kernels and events go that name no device: of several GPUs to this one."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+def _draft_vocab(given: int | str | Path) -> int | Path:
+    """Return a number, however it is written, or the path of a file."""
+    if isinstance(given, str | Path):
+        return int(str(given)) if str(given).removeprefix("-").isdecimal() else Path(given)
+    return whole_number("draft_vocab", given)
 
 
-def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`auto` is bfloat16 where the device computes in it, float32 elsewhere.
-
-    Raises:
-        ValueError: an unknown name.
-    """
-    if name == "auto":
-        return torch.bfloat16 if is_bfloat16_fast(device) else torch.float32
-    if name not in DTYPES:
-        raise ValueError(f"dtype {name!r} is unknown; use auto, {', '.join(DTYPES)}")
-    return DTYPES[name]
-
-
-def default_shape(device: torch.device) -> DraftShape:
-    """EAGLE-2's published tree on a GPU; on a CPU, where every row and level costs, the measured best.
-
-    `benchmarks/tree_shapes.py` measures it.
-    """
-    return EAGLE2_SHAPE if device.type == "cuda" else DraftShape(6, 3, 8, min_reach=0.6)
+def _host_memory() -> float:
+    """Return the GiB of memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)

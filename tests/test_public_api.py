@@ -26,6 +26,19 @@ def test_another_name_is_refused() -> None:
         specdec.Engine  # noqa: B018
 
 
+def test_nothing_is_printed_unless_logs_are_asked_for() -> None:
+    code = """
+import logging
+from specdec import LLM, SamplingParams
+llm = LLM(draft="eagle", adaptive_drafts=False, prefill_stretch=0)
+llm.generate("Hello", SamplingParams(max_tokens=3))
+assert logging.getLogger("specdec").level == logging.NOTSET
+logging.getLogger("specdec.llm").warning("no program asked for this")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def test_import_is_quick() -> None:
     code = (
         "import sys, specdec; sys.exit(', '.join({'torch', 'transformers', 'typer', 'rich'} & set(sys.modules)) or 0)"

@@ -170,7 +170,7 @@ def evaluate(
             shares += [0.0] * (shape.depth - len(shares))
             tau = round(found.tau, 4)
             measured.append(Measured(name, temperature, len(asked), tau, shares, found.tokens, found.steps))
-    precision = str(llm.config.dtype).removeprefix("torch.")
+    precision = llm.config.dtype
     settings = (str(model), str(draft), precision, max_tokens, shape.depth, shape.branching, shape.nodes)
     return Evaluation(*settings, measured, accuracies)
 

@@ -17,7 +17,13 @@ import torch
 from specdec.draft_heads.formats.head_kind import HeadDescription
 from specdec.draft_heads.formats.head_kinds import recognise
 from specdec.draft_heads.heads.draft_head import FeatureHead, TargetParts
-from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context, read_config, read_tensors
+from specdec.draft_heads.llama.checkpoint_files import (
+    CheckpointError,
+    error_context,
+    first_line,
+    read_config,
+    read_tensors,
+)
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.kernels.kernel_set import torch_kernels
 from specdec.kernels.linear import Projection
@@ -65,7 +71,7 @@ def from_run(folder: Path, target: Path | None = None) -> Trained:
         settings, tensors, step = dict(kept["settings"]), kept["head"], kept["step"]
         kind, named = TRAINING_KINDS[settings["head"]], settings.pop("model")
     except Exception as error:  # pickle and zip raise many exceptions
-        raise ValueError(f"{file}: not a training state: {str(error).splitlines()[0]}; train again") from None
+        raise ValueError(f"{file}: not a training state: {first_line(error)}; train again") from None
     target = target or Path(named)
     if not target.is_dir():
         raise ValueError(f"{target}: the run's target is not here; give its folder by --model")

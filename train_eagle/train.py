@@ -21,7 +21,7 @@ from accelerate import Accelerator, PartialState
 from accelerate.utils import set_seed
 from torch import Tensor
 
-from specdec.config import resolve_dtype
+from specdec.core.device import resolve_dtype
 from specdec.core.outputs import SpeculationStats
 from specdec.draft_heads.heads.draft_head import FeatureHead
 from specdec.kernels.kernel_set import torch_kernels

@@ -9,6 +9,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from specdec.config import DEMO
+from specdec.draft_heads.llama.checkpoint_files import first_line
 from specdec.train_eagle.training_kinds import TRAINING_KINDS
 from specdec.train_eagle.unrolled_loss import LossKind
 
@@ -92,7 +93,7 @@ def _settings(file: Path) -> dict[str, Any]:
     try:
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
-        raise ValueError(f"{file}: cannot be read: {str(error).splitlines()[0]}") from None
+        raise ValueError(f"{file}: cannot be read: {first_line(error)}") from None
     if not isinstance(values, dict):
         raise ValueError(f"{file}: not a YAML mapping of settings")
     return values

@@ -21,14 +21,10 @@ def _row(parameter: Any) -> list[str]:
     spelling = " / ".join(flags) or parameter.metavar or parameter.name.upper()
     if flags and not is_flag:
         spelling += f" {parameter.metavar or _kind(parameter)}"
-    meaning = parameter.help or ""
+    meaning, _, default = (parameter.help or "").removesuffix(".").partition("; default: ")
     if parameter.envvar:
-        meaning += f" Environment variable: `{parameter.envvar}`."
-    default = parameter.default
-    shown = str(default) if isinstance(default, str | int | float) and not isinstance(default, bool) else ""
-    if parameter.secondary_opts and isinstance(default, bool):
-        shown = flags[0] if default else flags[1]
-    return [text.replace("|", "\\|") for text in (f"`{spelling}`", meaning, f"`{shown}`" if shown else "")]
+        meaning += f" (environment variable: `{parameter.envvar}`)"
+    return [text.replace("|", "\\|") for text in (f"`{spelling}`", f"{meaning}.", default)]
 
 
 def _kind(parameter: Any) -> str:

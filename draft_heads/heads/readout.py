@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from specdec.draft_heads.llama.checkpoint_files import first_line
 from specdec.kernels.linear import Projection
 from specdec.kernels.types import Candidates
 
@@ -91,8 +92,7 @@ def read_token_map(file: Path, vocab_size: int) -> list[int]:
         else:
             ids = torch.as_tensor(torch.load(file, map_location="cpu", weights_only=True)).tolist()
     except Exception as error:  # torch raises many kinds
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"{file}: not a token map: {reason}") from None
+        raise ValueError(f"{file}: not a token map: {first_line(error)}") from None
     if not isinstance(ids, list) or not ids or not all(type(one) is int and 0 <= one < vocab_size for one in ids):
         raise ValueError(f"{file}: not a token map: it must be a list of token ids below {vocab_size}")
     return ids

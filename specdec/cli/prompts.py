@@ -1,9 +1,11 @@
-"""The prompts of a command: its argument, standard input, or a JSONL file."""
+"""Prompts of a command: its argument, standard input, or a JSONL file."""
 
 import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from specdec.kernels.settings import check_text
 
 if TYPE_CHECKING:
     from specdec.llm import LLM
@@ -21,13 +23,13 @@ class GivenPrompt(NamedTuple):
     messages: list[dict[str, str]] | None = None
 
     def for_engine(self, llm: "LLM", chat: bool | None) -> str | list[int]:
-        """What `llm` is to be given.
+        """Return the prompt as `llm` takes it.
 
         Args:
-            chat: whether plain text goes through the chat template; None where there is one.
+            chat: whether plain text goes through the chat template; None if there is one.
 
         Raises:
-            ValueError: the chat template is needed and missing.
+            ValueError: the chat template is needed but missing.
         """
         if chat is None:
             chat = llm.tokenizer is not None and llm.tokenizer.has_chat_template
@@ -37,15 +39,15 @@ class GivenPrompt(NamedTuple):
 
 
 def read_prompts(argument: str | None, file: Path | None, raw: bool) -> list[GivenPrompt]:
-    """The prompts from wherever they are; at least one, none empty.
+    """Read the prompts; at least one, none empty.
 
     Args:
         argument: the prompt itself, "-" for standard input, None if it was left out.
         file: JSONL with `prompt`, `messages` or `turns` in each line.
-        raw: conversations are refused, because they cannot do without a chat template.
+        raw: refuse conversations, because they need a chat template.
 
     Raises:
-        ValueError: nothing usable; the message names the place and the remedy.
+        ValueError: no usable prompt; names the place and the remedy.
     """
     if file is not None:
         if argument is not None:
@@ -62,6 +64,7 @@ def read_prompts(argument: str | None, file: Path | None, raw: bool) -> list[Giv
         text, place = argument, f"the prompt {argument!r}"
     if not text.strip():
         raise ValueError(f"{place} is empty; give a prompt of at least one word")
+    check_text("the prompt", text)
     return [GivenPrompt(text)]
 
 
@@ -91,6 +94,8 @@ def _parse(line: str, raw: bool) -> GivenPrompt:
         value = json.loads(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"not valid JSON: {error.msg} at column {error.colno}") from None
+    except RecursionError:
+        raise ValueError("not a prompt: brackets nested too deeply") from None
     if not isinstance(value, dict):
         raise ValueError('not a JSON object; write it as {"prompt": "..."}')
     messages = None
@@ -112,6 +117,8 @@ def _parse(line: str, raw: bool) -> GivenPrompt:
         raise ValueError("neither prompt nor messages nor turns; give one of them")
     if not text.strip():
         raise ValueError("the prompt is empty; give at least one word")
+    for each in [text, *(part for message in messages or () for part in message.values())]:
+        check_text("the prompt", each)
     return GivenPrompt(text, messages)
 
 

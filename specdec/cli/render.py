@@ -1,12 +1,10 @@
-"""What a command prints: text in the colours of where it came from, figures, and JSON lines."""
+"""Output of a command: text coloured by its origin, figures, and JSON lines."""
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.segment import Segment as Piece
 from rich.segment import Segments
 from rich.style import Style
@@ -22,7 +20,7 @@ BOLD = Style(bold=True)
 
 
 class TextView:
-    """For people: the text as it comes, or answers under headers where there are several, and the figures.
+    """Output for people: streamed text, or answers under headers if there are several, then the figures.
 
     Coloured on a terminal, plain elsewhere.
     """
@@ -34,12 +32,16 @@ class TextView:
             self._write(("accepted from the draft", ACCEPTED), (" · ", DIM), ("the target's own\n\n", OWN))
 
     def show(self, output: RequestOutput) -> None:
-        """News of a running request."""
+        """Print the new text of a request."""
         if len(self._given) == 1:
             self._write_segments(output.segments)
 
     def end(self, batch: TimedBatch, plain: TimedBatch | None) -> None:
-        """All that is left to say; `plain` is the same run without drafts, where it took place."""
+        """Print the remaining output.
+
+        Args:
+            plain: the same run without drafts, if there was one.
+        """
         total = len(self._given)
         if total > 1:
             for number, (one, answer) in enumerate(zip(self._given, batch.answers, strict=True), 1):
@@ -57,7 +59,7 @@ class TextView:
 
 
 class JsonView:
-    """For machines: one object per request and line, in the order of the prompts."""
+    """Output for programs: one JSON object per request and line, in the order of the prompts."""
 
     def __init__(self, given: Sequence[GivenPrompt], compare: bool) -> None:
         self._given = given
@@ -67,7 +69,7 @@ class JsonView:
         pass
 
     def end(self, batch: TimedBatch, plain: TimedBatch | None) -> None:
-        """Print all. What an interrupted comparison could not tell is null."""
+        """Print all. Values that an interrupted comparison lacks are null."""
         pairs = plain.answers if plain else [None] * len(self._given)
         for one, answer, other in zip(self._given, batch.answers, pairs, strict=True):
             value = {
@@ -116,14 +118,3 @@ def _summary(batch: TimedBatch, plain: TimedBatch | None) -> str:
 def _shortened(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= 60 else line[:59] + "…"
-
-
-@contextmanager
-def progress_bar(total: int, what: str) -> Iterator[Callable[[RequestOutput], None]]:
-    """A bar on standard error that counts finished requests, where that is a terminal and there are several."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    off = total < 2 or not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=off) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda output: progress.advance(task) if output.finished else None

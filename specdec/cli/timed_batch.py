@@ -1,4 +1,4 @@
-"""A batch of prompts, run to its end or to Ctrl-C, and what each of them cost."""
+"""A batch of prompts, run to its end or to Ctrl-C, with its timings."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from specdec.core.outputs import RequestOutput, Segment, SpeculationStats
+from specdec.core.progress import progress_bar
 from specdec.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -15,12 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class Answer:
-    """What came of one prompt.
+    """Answer to one prompt.
 
     Attributes:
-        finish_reason: "abort" until it has ended otherwise.
-        error: why it failed.
-        seconds: from the batch's start to this answer's end.
+        finish_reason: "abort" until it ends for another reason.
+        error: reason of a failure.
+        seconds: time from the batch's start to this answer's end.
     """
 
     text: str = ""
@@ -61,7 +62,7 @@ class TimedBatch:
 
     @property
     def stats(self) -> SpeculationStats:
-        """Steps and tokens of all answers; the depths are summed up into one."""
+        """Sums over all answers; accepted tokens of all depths are one number."""
         every = [answer.stats for answer in self.answers]
         return SpeculationStats(
             steps=sum(stats.steps for stats in every),
@@ -75,9 +76,14 @@ def run_batch(
     llm: "LLM",
     prompts: Sequence[str | list[int]],
     params: Sequence[SamplingParams],
-    *listeners: Callable[[RequestOutput], None],
+    what: str,
+    listen: Callable[[RequestOutput], None] = lambda _: None,
 ) -> TimedBatch:
-    """Run all prompts together. Ctrl-C ends the run and leaves what has come so far.
+    """Run all prompts together, with a progress bar. Ctrl-C ends the run and keeps what has come so far.
+
+    Args:
+        what: stands beside the bar.
+        listen: is called with every state of a request.
 
     Raises:
         ValueError: a prompt that cannot be run; nothing has run then.
@@ -86,14 +92,15 @@ def run_batch(
     order: dict[str, Answer] = {}
     start = time.perf_counter()
     try:
-        with closing(llm.stream(prompts, params)) as states:
+        with closing(llm.stream(prompts, params)) as states, progress_bar(len(prompts), what) as advance:
             for output in states:
                 # First come, first served: requests show up in the order of their prompts.
                 if output.request_id not in order:
                     order[output.request_id] = batch.answers[len(order)]
                 order[output.request_id].take(output, time.perf_counter() - start)
-                for listen in listeners:
-                    listen(output)
+                listen(output)
+                if output.finished:
+                    advance()
     except KeyboardInterrupt:
         batch.interrupted = True
     batch.seconds = time.perf_counter() - start

@@ -1,12 +1,11 @@
-"""Log-probabilities of tokens beside the likeliest others, as vLLM reports them."""
+"""Log-probabilities of tokens and of the most probable others, as vLLM reports them."""
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from specdec.core.outputs import Logprob
+from specdec.core.outputs import Logprob, LogprobsMode
 from specdec.core.request import Request
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.types import Acceptance
@@ -14,16 +13,17 @@ from specdec.kernels.upload import upload
 from specdec.verify.transforms import NodeRows, processed_logits
 from specdec.verify.tree import DraftTree
 
-# Of the model's own distribution, or of the one that is sampled from.
-LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
-
 
 def score_prompt(request: Request, logits: Tensor) -> None:
-    """Note the log-probabilities of prompt tokens that the rows `[rows, vocab]` after the cached ones predict."""
+    """Record the log-probabilities of the prompt tokens that a step's rows predict.
+
+    Args:
+        logits: `[rows, vocab]`, the rows after the cached tokens.
+    """
     assert request.params.prompt_logprobs is not None
     start = request.num_cached + 1
     tokens = request.token_ids[start : min(start + len(logits), request.num_prompt)]
-    # A preempted request computes again what it has scored before.
+    # A preempted request recomputes tokens that are scored already.
     if tokens and len(request.prompt_logprobs) < start + len(tokens):
         known = max(0, len(request.prompt_logprobs) - start)
         rows = top_logprobs(_log_softmax(logits[: len(tokens)]), tokens, request.params.prompt_logprobs)
@@ -33,11 +33,11 @@ def score_prompt(request: Request, logits: Tensor) -> None:
 def score_output(
     request: Request, acceptance: Acceptance, tree: DraftTree, logits: Tensor, mode: LogprobsMode, kernels: KernelSet
 ) -> None:
-    """Note the log-probabilities of a step's tokens.
+    """Record the log-probabilities of a step's tokens.
 
     Args:
         logits: `[1 + nodes, vocab]` of the root and the tree's nodes.
-        kernels: of the device.
+        kernels: kernels of the device.
     """
     assert request.params.logprobs is not None
     tokens = [*(tree.tokens[node] for node in acceptance.path), acceptance.next_token]
@@ -52,7 +52,7 @@ def score_output(
 
 
 def _named(request: Request, rows: list[dict[int, Logprob]]) -> list[dict[int, Logprob]]:
-    """With each token's text."""
+    """Add the text of each token."""
     name = request.detokenizer.token_text
     return [{token: entry._replace(decoded_token=name(token)) for token, entry in row.items()} for row in rows]
 
@@ -62,7 +62,7 @@ def _log_softmax(logits: Tensor) -> Tensor:
 
 
 def top_logprobs(log_probs: Tensor, tokens: Sequence[int], count: int) -> list[dict[int, Logprob]]:
-    """Per row the token's own entry and those of the `count` likeliest (-1: all), likeliest first after its own.
+    """Return per row the token's own entry, then those of the `count` most probable tokens (-1: all).
 
     Args:
         log_probs: `[rows, vocab]`, normalised.
@@ -73,7 +73,7 @@ def top_logprobs(log_probs: Tensor, tokens: Sequence[int], count: int) -> list[d
     ranks = (log_probs >= own).sum(1, keepdim=True)
     values, ids = log_probs.topk(most, dim=1)
     rows = []
-    # All in one, as a GPU's host waits for each; ids are exact in float64.
+    # One read, because the host waits for the GPU at each; ids are exact in float64.
     table = torch.cat([part.double() for part in (own, ranks, values, ids)], 1).tolist()
     for token, (value, rank, *others) in zip(tokens, table, strict=True):
         entries = {token: Logprob(value, int(rank))}

@@ -1,16 +1,19 @@
-"""What the engine hands back."""
+"""Outputs of requests."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+# Log-probabilities of the model's own distribution, or of the one that is sampled from.
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 
 
 class Logprob(NamedTuple):
-    """Of one token at one place.
+    """Log-probability of a token at one position.
 
     Attributes:
         logprob: natural logarithm of its probability.
-        rank: 1 for the likeliest; how many tokens are at least as likely.
-        decoded_token: its text alone, None without a tokenizer.
+        rank: number of tokens that are at least as probable; 1 for the most probable.
+        decoded_token: the token's text, None without a tokenizer.
     """
 
     logprob: float
@@ -20,14 +23,13 @@ class Logprob(NamedTuple):
 
 @dataclass
 class SpeculationStats:
-    """How speculation went for one request.
+    """Speculation figures of one request.
 
-    A step here is a forward pass of the target that followed a known token; the pass over the prompt, which
-    yields the first token and can carry no draft, is none.
+    The pass over the prompt, which yields the first token and never has drafts, does not count as a step.
 
     Attributes:
         steps: target passes after the prompt's.
-        tokens: tokens they yielded, as kept in the output.
+        tokens: tokens of the output that those passes yielded.
         accepted_per_depth: steps in which the draft token at depth 1, 2, ... was accepted and kept.
         drafted: draft nodes verified.
     """
@@ -39,7 +41,7 @@ class SpeculationStats:
 
     @property
     def tau(self) -> float:
-        """Mean tokens a step: accepted ones and the target's own."""
+        """Mean tokens per step: accepted drafts and the bonus token."""
         return self.tokens / self.steps if self.steps else 0.0
 
     @property
@@ -47,7 +49,7 @@ class SpeculationStats:
         return sum(self.accepted_per_depth) / self.steps if self.steps else 0.0
 
     def add(self, other: "SpeculationStats") -> None:
-        """Count another request's steps as well."""
+        """Add another request's figures."""
         self.steps += other.steps
         self.tokens += other.tokens
         self.drafted += other.drafted
@@ -56,7 +58,13 @@ class SpeculationStats:
             self.accepted_per_depth[depth] += count
 
     def count(self, accepted: int, kept: int, drafted: int) -> None:
-        """A step that accepted `accepted` drafts, of whose tokens the output kept `kept`."""
+        """Count a step.
+
+        Args:
+            accepted: accepted draft tokens.
+            kept: tokens that the output kept, the bonus token included.
+            drafted: draft nodes verified.
+        """
         self.steps += 1
         self.tokens += kept
         self.drafted += drafted
@@ -67,7 +75,7 @@ class SpeculationStats:
 
 
 class Segment(NamedTuple):
-    """A piece of new text, and whether its tokens came from an accepted draft."""
+    """New text, and whether its tokens come from accepted drafts."""
 
     text: str
     accepted: bool
@@ -78,17 +86,17 @@ class CompletionOutput:
     """One generated sequence.
 
     Attributes:
-        index: which of the request's samples.
-        text: decoded text, without special tokens and cut before a stop string.
+        index: number of the sample.
+        text: decoded text without special tokens, cut before a stop string.
         token_ids: all generated tokens.
-        accepted: per token, whether it came from an accepted draft.
-        finish_reason: "stop", "length", "abort", "error", or None while it goes on.
-        stop_reason: the stop string or stop token id that ended it, None for the end token or another reason.
-        error: why it failed.
-        logprobs: per token, its own entry and those of the likeliest; None unless asked for.
-        cumulative_logprob: sum over the generated tokens; None likewise.
+        accepted: per token, whether it comes from an accepted draft.
+        finish_reason: "stop", "length", "abort", "error", or None while it runs.
+        stop_reason: the stop string or stop token id that ended it; None for the end token and other reasons.
+        error: reason of a failure.
+        logprobs: per token, its own entry and those of the most probable tokens; None unless asked for.
+        cumulative_logprob: sum over the generated tokens; None unless `logprobs` are asked for.
         stats: speculation figures so far.
-        segments: text that is new since the state before.
+        segments: new text since the previous state.
     """
 
     index: int
@@ -109,8 +117,8 @@ class RequestOutput:
     """State of a request after a step.
 
     Attributes:
-        request_id: as given or drawn.
-        prompt: the prompt's text, None where token ids were given.
+        request_id: number of the request.
+        prompt: the prompt's text; None if token ids were given.
         prompt_token_ids: the prompt's tokens.
         outputs: the generated sequences, `SamplingParams.n` of them.
         finished: whether this is the last state.
@@ -147,13 +155,13 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class BeamSearchSequence:
-    """One sequence that a beam search has found, by vLLM's names.
+    """One sequence of a beam search, by vLLM's names.
 
     Attributes:
         tokens: the prompt and all generated tokens, the end token included.
-        logprobs: per generated token, its own entry and those of the likeliest others.
+        logprobs: per generated token, its own entry and those of the most probable others.
         cum_logprob: sum over the generated tokens.
-        score: what sequences are ordered by; see `BeamSearchParams`.
+        score: the sequences' order; see `BeamSearchParams`.
         finish_reason: "stop" after an end token, "length" otherwise.
         text: `tokens` decoded, without special ones; None without a tokenizer.
     """
@@ -173,12 +181,11 @@ class BeamSearchSequence:
 
 @dataclass(frozen=True)
 class BeamSearchOutput:
-    """What a beam search has found.
+    """Result of a beam search.
 
     Attributes:
-        sequences: best first, `BeamSearchParams.beam_width` of them; fewer where there are not as many, none after an
-            error.
-        error: why it failed.
+        sequences: up to `BeamSearchParams.beam_width` sequences, best first; none after an error.
+        error: reason of a failure.
     """
 
     sequences: list[BeamSearchSequence]

@@ -1,115 +1,114 @@
-"""What a request asks of sampling and of where its output ends."""
+"""Parameters of sampling, of where an output ends, and of beam search."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from numbers import Integral, Real
+from typing import Any, Literal
 
+from specdec.kernels.settings import MAX_WHOLE, check_settings, check_text, setting
 from specdec.verify.sampling import LEAST_TEMPERATURE
 
-_COUNTS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")
-_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+_PENALTY: dict[str, Any] = {"least": -2, "most": 2}
+_SCORED: dict[str, Any] = {"least": -1, "wanted": "0 or more, or -1 for all tokens", "flags": ""}
 
 
 @dataclass(frozen=True)
 class SamplingParams:
     """Parameters of a request, by vLLM's names and with its meanings.
 
-    Attributes:
-        n: independent outputs.
-        temperature: 0 for greedy decoding.
-        top_p: probability mass kept, in (0, 1].
-        top_k: most likely tokens kept; 0 or -1 for all.
-        min_p: least probability kept, as a share of the likeliest token's, in [0, 1].
-        repetition_penalty: above 1, tokens of prompt and output become less likely; above 0.
-        presence_penalty: subtracted from logits of tokens in the output, in [-2, 2].
-        frequency_penalty: the same, times how often they occur, in [-2, 2].
-        logit_bias: per token id what is added to its logit, in [-100, 100].
-        allowed_token_ids: the only tokens that may be generated.
-        bad_words: words that may not be generated.
-        seed: of the request's randomness; None draws one.
-        max_tokens: most tokens generated; None up to the end of the context.
-        min_tokens: tokens before which neither an end token nor a stop string ends the output.
-        stop: strings before which the text ends.
-        stop_token_ids: tokens after which the output ends, besides the model's own end token.
-        include_stop_str_in_output: the text holds the stop string, or the stop token's text, as well.
-        ignore_eos: go on after the end token.
-        logprobs: per generated token, log-probabilities of so many likeliest tokens and of itself; -1 for all.
-        prompt_logprobs: the same for the prompt's tokens, always before any parameter is applied.
-        skip_special_tokens: leave special tokens out of the text.
+    Without `max_tokens` (None), a request may go on to the end of the context; without `seed`, one is drawn.
 
     Raises:
-        ValueError: a value outside its range, named.
+        ValueError: a value outside its range; names the parameter, the value and the range.
     """
 
-    n: int = 1
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] | None = None
-    allowed_token_ids: Sequence[int] | None = None
-    bad_words: Sequence[str] = ()
-    seed: int | None = None
-    max_tokens: int | None = 16
-    min_tokens: int = 0
-    stop: str | Sequence[str] | None = None
-    stop_token_ids: Sequence[int] | None = None
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    skip_special_tokens: bool = True
+    n: int = setting(1, "Independent outputs of a prompt.", least=1, flags="")
+    temperature: float = setting(1.0, "0 for greedy decoding, higher for more variety.", least=0, wanted="0 or more")
+    top_p: float = setting(1.0, "Probability mass to sample from, above 0 and at most 1.", above=0, most=1)
+    top_k: int = setting(
+        0, "Likeliest tokens to sample from; 0 or -1 for all.", least=-1, wanted="at least 1, or 0 or -1 for all tokens"
+    )
+    min_p: float = setting(
+        0.0, "Least probability sampled, as a share of the likeliest token's, from 0 to 1.", least=0, most=1
+    )
+    repetition_penalty: float = setting(
+        1.0, "Above 1, tokens of prompt and output become less likely.", above=0, wanted="above 0 and finite"
+    )
+    presence_penalty: float = setting(
+        0.0, "Subtracted from the logits of tokens in the output, from -2 to 2.", **_PENALTY
+    )
+    frequency_penalty: float = setting(
+        0.0, "The same, times how often the token occurs in the output, from -2 to 2.", **_PENALTY
+    )
+    logit_bias: Mapping[int, float] | None = setting(
+        None, "Numbers from -100 to 100 to add to the logits of these token ids.", flags=""
+    )
+    allowed_token_ids: Sequence[int] | None = setting(None, "The only tokens that may be generated.", flags="")
+    bad_words: Sequence[str] = setting((), "Never generate this; repeatable.", flags="--bad-word", metavar="TEXT")
+    seed: int | None = setting(
+        None,
+        "Seed of the sampling.",
+        least=0,
+        most=MAX_WHOLE,
+        wanted="between 0 and 2^63 - 1",
+        shown_default="drawn anew",
+    )
+    max_tokens: int | None = setting(16, "Most tokens to generate per prompt.", least=1)
+    min_tokens: int = setting(
+        0, "Tokens before which no end token or stop string ends the output.", least=0, wanted="0 or more"
+    )
+    stop: str | Sequence[str] | None = setting(None, "End the text before this; repeatable.", metavar="TEXT")
+    stop_token_ids: Sequence[int] | None = setting(
+        None, "Tokens after which the output ends, besides the model's own end tokens.", flags=""
+    )
+    include_stop_str_in_output: bool = setting(
+        False, "Keep the stop string, or the stop token's text, in the text.", flags=""
+    )
+    ignore_eos: bool = setting(False, "Go on after the model's end token.", flags="--ignore-eos")
+    logprobs: int | None = setting(
+        None, "Log-probabilities of so many likeliest tokens per generated token; -1 for all.", **_SCORED
+    )
+    prompt_logprobs: int | None = setting(
+        None, "The same per prompt token, before any parameter is applied.", **_SCORED
+    )
+    skip_special_tokens: bool = setting(True, "Leave special tokens out of the text.", flags="")
 
     def __post_init__(self) -> None:
-        def demand(name: str, holds: bool, wanted: str) -> None:
-            if not holds:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be {wanted}")
-
-        for name in _COUNTS:
-            value = getattr(self, name)
-            demand(name, value is None or (isinstance(value, int) and not isinstance(value, bool)), "a whole number")
-        for name in _NUMBERS:
-            demand(name, _is_number(getattr(self, name)), "a number")
-        for name in ("stop", "bad_words"):
-            demand(name, all(isinstance(text, str) for text in self._texts(name)), "text, or a list of texts")
-        demand("n", self.n >= 1, "at least 1")
-        demand("temperature", math.isfinite(self.temperature) and self.temperature >= 0, "0 or more")
-        demand("top_p", 0 < self.top_p <= 1, "above 0 and at most 1")
-        demand("top_k", self.top_k >= -1, "at least 1, or 0 or -1 for all tokens")
-        demand("min_p", 0 <= self.min_p <= 1, "at least 0 and at most 1")
-        demand("repetition_penalty", 0 < self.repetition_penalty < math.inf, "above 0 and finite")
-        demand("presence_penalty", -2 <= self.presence_penalty <= 2, "at least -2 and at most 2")
-        demand("frequency_penalty", -2 <= self.frequency_penalty <= 2, "at least -2 and at most 2")
-        demand("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1")
-        demand("min_tokens", self.min_tokens >= 0, "0 or more")
+        check_settings(self)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens is {self.min_tokens}; it must be at most max_tokens, {self.max_tokens}")
-        demand("seed", self.seed is None or 0 <= self.seed < 1 << 63, "between 0 and 2^63 - 1")
-        for name in ("logprobs", "prompt_logprobs"):
-            value = getattr(self, name)
-            demand(name, value is None or value >= -1, "0 or more, or -1 for all tokens")
-        for token, bias in (self.logit_bias or {}).items():
-            if not (_is_number(bias) and -100 <= bias <= 100):
-                raise ValueError(f"logit_bias of token {token} is {bias}; it must be at least -100 and at most 100")
-        demand("allowed_token_ids", self.allowed_token_ids is None or len(self.allowed_token_ids) > 0, "not empty")
+        if self.n > 1 and self.temperature < LEAST_TEMPERATURE:
+            raise ValueError(f"n is {self.n}; at temperature 0 all outputs are the same, so it must be 1")
+        for name in ("stop", "bad_words"):
+            self._check_texts(name)
         if any(not stop for stop in self.stop_strings):
             raise ValueError("stop holds an empty string; leave it out or give at least one character")
         if isinstance(self.bad_words, str) or any(not word.strip() for word in self.bad_words):
             raise ValueError(f"bad_words is {self.bad_words!r}; it must be a list of words that are not empty")
-        if self.n > 1 and self.temperature < LEAST_TEMPERATURE:
-            raise ValueError(f"n is {self.n}; at temperature 0 all outputs are the same, so it must be 1")
+        for name in ("allowed_token_ids", "stop_token_ids"):
+            object.__setattr__(self, name, self._token_ids(name))
+        if self.allowed_token_ids is not None and len(self.allowed_token_ids) == 0:
+            raise ValueError(f"allowed_token_ids is {self.allowed_token_ids}; it must be not empty")
+        for token, bias in (self.logit_bias or {}).items():
+            if isinstance(bias, bool) or not isinstance(bias, Real) or not -100 <= bias <= 100:
+                raise ValueError(f"logit_bias of token {token} is {bias!r}; it must be at least -100 and at most 100")
 
-    def _texts(self, name: str) -> Sequence[object]:
+    def _check_texts(self, name: str) -> None:
         value = getattr(self, name)
-        return [value] if isinstance(value, str | bytes) else value or ()
+        texts = [value] if isinstance(value, str) else value or ()
+        if not isinstance(texts, Collection) or not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"{name} is {value!r}; it must be text, or a list of texts")
+        for text in texts:
+            check_text(name, text)
+
+    def _token_ids(self, name: str) -> Collection[int] | None:
+        """Return token ids as they were given, but for an array's, which become a list."""
+        value = getattr(self, name)
+        value = value.tolist() if hasattr(value, "tolist") else value
+        if not isinstance(value, Collection | None):
+            raise ValueError(f"{name} is {value!r}; it must be a list of token ids")
+        return value
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -118,7 +117,7 @@ class SamplingParams:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     def check_tokens(self, vocab_size: int) -> None:
-        """Refuse token ids and counts that the vocabulary does not have.
+        """Reject token ids and counts that the vocabulary does not have.
 
         Raises:
             ValueError: the parameter, the value and the range.
@@ -130,15 +129,11 @@ class SamplingParams:
         }
         for name, tokens in ids.items():
             for token in tokens:
-                if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+                if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= token < vocab_size:
                     raise ValueError(f"{name} holds {token!r}; token ids lie between 0 and {vocab_size - 1}")
         for name in ("logprobs", "prompt_logprobs"):
             if (getattr(self, name) or 0) > vocab_size:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at most the vocabulary's {vocab_size}")
-
-
-# A length to this power is still a float.
-MOST_LENGTH_PENALTY = 50
 
 
 @dataclass(frozen=True)
@@ -148,41 +143,36 @@ class BeamSearchParams:
     A sequence's score is its cumulative log-probability divided by its number of generated tokens, the end token
     included, to the power of `length_penalty`.
 
-    Attributes:
-        beam_width: sequences kept at every step, and returned; 1 is greedy decoding.
-        max_tokens: most tokens generated.
-        ignore_eos: go on after the end token.
-        length_penalty: above 0 favours longer sequences, below 0 shorter ones; in [-50, 50].
-        early_stopping: when a search ends that has `beam_width` ended sequences. True: at once. False: as soon as
-            the best live beam, were it to end now, would not score better than the worst of them. "never": as soon as
-            no live beam could, up to its greatest length.
-
     Raises:
-        ValueError: a value outside its range, named.
+        ValueError: a value outside its range; names the parameter, the value and the range.
     """
 
-    beam_width: int
-    max_tokens: int
-    ignore_eos: bool = False
-    length_penalty: float = 1.0
-    early_stopping: bool | Literal["never"] = False
+    beam_width: int = setting(
+        help="Sequences kept at every step, and returned; 1 is greedy decoding.",
+        least=1,
+        wanted="a whole number of at least 1",
+    )
+    max_tokens: int = setting(help="Most tokens to generate.", least=1)
+    ignore_eos: bool = setting(False, "Go on after the model's end token.")
+    length_penalty: float = setting(
+        1.0,
+        "Above 0 favours longer sequences, below 0 shorter ones; from -50 to 50.",
+        # A length to the power of 50 is still a float.
+        least=-50,
+        most=50,
+        wanted="a number of at least -50 and at most 50",
+    )
+    early_stopping: bool | Literal["never"] = setting(
+        False,
+        "When a search with `beam_width` ended sequences stops. True: at once. False: as soon as the best live beam, "
+        'were it to end now, would not score better than the worst of them. "never": as soon as no live beam could, '
+        "up to its greatest length.",
+        wanted="True, False or 'never'",
+    )
 
     def __post_init__(self) -> None:
-        def demand(name: str, holds: bool, wanted: str) -> None:
-            if not holds:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be {wanted}")
-
-        for name in ("beam_width", "max_tokens"):
-            value = getattr(self, name)
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            demand(name, whole and value >= 1, "a whole number of at least 1")
-        demand("ignore_eos", isinstance(self.ignore_eos, bool), "True or False")
-        penalty, most = self.length_penalty, MOST_LENGTH_PENALTY
-        number = isinstance(penalty, int | float) and not isinstance(penalty, bool) and math.isfinite(penalty)
-        demand("length_penalty", number and abs(penalty) <= most, f"a number of at least -{most} and at most {most}")
-        stopping = self.early_stopping
-        demand("early_stopping", isinstance(stopping, bool) or stopping == "never", "True, False or 'never'")
+        check_settings(self)
 
     def score(self, cum_logprob: float, num_tokens: int) -> float:
-        """What sequences of so many generated tokens are compared by."""
+        """Return the score of a sequence."""
         return cum_logprob / math.pow(num_tokens, self.length_penalty)

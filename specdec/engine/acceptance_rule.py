@@ -1,13 +1,15 @@
 """Choice of the acceptance rule, and of the drafts and the verifier that go with it."""
 
 from dataclasses import replace
+from typing import get_args
 
+from specdec.config import Verify
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import Proposal
 from specdec.kernels.kernel_set import KernelSet
 from specdec.verify.verifier import CoupledVerifier, Verifier, WeighingVerifier
 
-RULES = ("coupled", "rejection", "block")
+RULES = get_args(Verify)
 
 
 class AcceptanceRule:

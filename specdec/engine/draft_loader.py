@@ -4,9 +4,11 @@ import logging
 from collections.abc import Collection
 from pathlib import Path
 
+import torch
 from transformers.utils import cached_file
 
 from specdec.config import EngineConfig
+from specdec.core.device import DTYPES
 from specdec.draft_heads.formats.head_kinds import load_head
 from specdec.draft_heads.formats.head_settings import HeadSettings
 from specdec.draft_heads.heads.draft_head import DraftModel
@@ -68,7 +70,8 @@ def load_drafts(
     if not isinstance(folder, Path):
         return None
     if holds_llama(folder):
-        draft_model = load_llama_draft(folder, config.model, target.config, config.dtype, config.device, kernels)
+        where = (DTYPES[config.dtype], torch.device(config.device), kernels)
+        draft_model = load_llama_draft(folder, config.model, target.config, *where)
     else:
         loaded = load_head(folder, target.parts, kernels)
         logger.info("%s: %s in the layout of %s", folder, loaded.description.label, loaded.description.layout)

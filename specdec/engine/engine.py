@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from specdec.cache.kv_cache import KVCache
-from specdec.config import on_device
-from specdec.core.logprobs import LogprobsMode, score_output, score_prompt
+from specdec.core.device import on_device
+from specdec.core.logprobs import score_output, score_prompt
+from specdec.core.outputs import LogprobsMode
 from specdec.core.request import Request
 from specdec.draft_heads.drafting.drafter import Drafter, DraftRow
 from specdec.engine.step_observer import StepObserver

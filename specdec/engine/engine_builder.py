@@ -1,12 +1,17 @@
 """From settings, a loaded target and what drafts for it to an engine."""
 
+import logging
 import sys
+import time
 from collections.abc import Sequence
+
+import torch
 
 from specdec.cache.kv_cache import KVCache, entry_bytes
 from specdec.cache.kv_cache_manager import KVCacheManager
 from specdec.config import NGRAM, EngineConfig
-from specdec.core.logprobs import LogprobsMode
+from specdec.core.device import DTYPES
+from specdec.core.outputs import LogprobsMode
 from specdec.draft_heads.drafting.drafter import Drafter, NoDrafter, Proposal
 from specdec.draft_heads.drafting.model_drafter import ModelDrafter
 from specdec.draft_heads.drafting.ngram_drafter import NGramDrafter
@@ -21,6 +26,8 @@ from specdec.kernels.kernel_set import KernelSet
 from specdec.models.llama import LlamaModel
 from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.step_cost import PreemptionCost
+
+logger = logging.getLogger(__name__)
 
 
 def build_engine(
@@ -66,19 +73,24 @@ class _EngineBuilder:
         self.config, self.model, self.draft, self.kernels, self.rule, self.mode = (
             config, model, draft, kernels, rule, mode
         )  # fmt: skip
+        self.device, self.dtype = torch.device(config.device), DTYPES[config.dtype]
         self.head = draft.head if draft else None
         self.shape = config.shape if draft or config.draft == NGRAM else None
         self.slots = self.shape.slots if self.shape else 0
         self.longest = config.context(model.config.max_position)
         # Beyond its positions a head would guess.
         self.draft_context = self.head.llama.max_position - config.shape.depth if self.head else sys.maxsize
-        self.block_bytes = config.block_size * entry_bytes(model.config, self.head, config.dtype)
+        self.block_bytes = config.block_size * entry_bytes(model.config, self.head, self.dtype)
 
     def build(self) -> LLMEngine:
         """Check, profile, and assemble the engine with its cache at full size."""
         self._check_kernels()
-        num_host_blocks = int(self.config.swap_space * (1 << 30)) // self.block_bytes
-        return self._assemble(self._num_blocks(), num_host_blocks, measures=self.config.scheduler.is_fitted)
+        num_blocks, num_host_blocks = self._num_blocks(), int(self.config.swap_space * (1 << 30)) // self.block_bytes
+        logger.info(
+            "cache: %d blocks of %d tokens, %.1f MiB; %d blocks in host memory",
+            num_blocks, self.config.block_size, num_blocks * self.block_bytes / (1 << 20), num_host_blocks,
+        )  # fmt: skip
+        return self._assemble(num_blocks, num_host_blocks, measures=self.config.scheduler.is_fitted)
 
     def _check_kernels(self) -> None:
         for sizes in (self.model.config, self.head.llama if self.head else None):
@@ -103,12 +115,12 @@ class _EngineBuilder:
     def _assemble(self, num_blocks: int, num_host_blocks: int = 0, *, measures: bool = False) -> LLMEngine:
         config = self.config
         cache = KVCache(
-            num_blocks, config.block_size, self.model.config, self.head, config.dtype, config.device, num_host_blocks,
+            num_blocks, config.block_size, self.model.config, self.head, self.dtype, self.device, num_host_blocks,
             kernels=self.kernels,
         )  # fmt: skip
         # Captures and measurements read it.
         cache.clear_null_block()
-        runner = ModelRunner(self.model, cache, config.dtype, self.head, self.longest)
+        runner = ModelRunner(self.model, cache, self.dtype, self.head, self.longest)
         drafter = self._drafter(cache)
         self._capture_graphs(runner, drafter)
         scheduler = self._scheduler(runner, drafter, measures=measures)
@@ -120,22 +132,23 @@ class _EngineBuilder:
             return NGramDrafter(config.shape) if self.shape else NoDrafter()
         assert cache.draft is not None
         return ModelDrafter(
-            *self.draft, cache.draft, cache.features, config.block_size, config.dtype, config.shape,
+            *self.draft, cache.draft, cache.features, config.block_size, self.dtype, config.shape,
             self.rule.proposal, self.kernels,
         )  # fmt: skip
 
     def _capture_graphs(self, runner: ModelRunner, drafter: Drafter) -> None:
-        if self.config.device.type != "cuda" or not self.kernels.on_device or self.config.enforce_eager:
+        if self.device.type != "cuda" or not self.kernels.on_device or self.config.enforce_eager:
             return
         # Imported late: they bring Triton.
         from specdec.execution.cuda_graphs import CudaGraphs, attach_graphs
         from specdec.execution.warm_up import capture_graphs
 
-        seats = self.config.scheduler.max_num_seqs
+        began, seats = time.perf_counter(), self.config.scheduler.max_num_seqs
         model_drafter = drafter if isinstance(drafter, ModelDrafter) else None
         attach_graphs(runner, model_drafter, CudaGraphs().capture, seats, self.longest + self.slots)
         temperatures: Sequence[float] = (0.0, 1.0) if self.rule.proposal == Proposal.DRAWN else (0.0,)
         capture_graphs(runner, drafter, seats, self.longest, self.shape, self.draft_context, temperatures)
+        logger.info("CUDA graphs captured in %.1f s", time.perf_counter() - began)
 
     def _scheduler(self, runner: ModelRunner, drafter: Drafter, *, measures: bool) -> Scheduler:
         config, cache = self.config, runner.cache
@@ -146,5 +159,10 @@ class _EngineBuilder:
         step_cost = None
         if measures:
             positions = min(self.model.config.max_position, self.head.llama.max_position if self.head else sys.maxsize)
+            began = time.perf_counter()
             step_cost = measure_step_cost(runner, positions, drafter, self.shape)
+            logger.info(
+                "step costs measured in %.1f s: plain step %.2f ms, draft tree %.2f ms",
+                time.perf_counter() - began, 1e3 * step_cost.passes(1), 1e3 * step_cost.all_levels(1),
+            )  # fmt: skip
         return Scheduler(manager, config.scheduler, self.shape, swap_cost, self.draft_context, step_cost)

@@ -29,7 +29,7 @@ def cache_bytes(config: EngineConfig, rehearse: Callable[[], int]) -> int:
     """
     if config.kv_cache_memory is not None:
         return config.kv_cache_memory
-    if config.device.type != "cuda":
+    if not config.device.startswith("cuda"):
         return CPU_CACHE_BYTES
     return left_beside(config, rehearse)
 
@@ -40,7 +40,7 @@ def left_beside(config: EngineConfig, rehearse: Callable[[], int]) -> int:
     Raises:
         ValueError: too little GPU memory.
     """
-    device = config.device
+    device = torch.device(config.device)
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)

@@ -1,18 +1,43 @@
 """Checks of prompts and parameters, and the requests made of them."""
 
 import itertools
+import logging
 import secrets
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Number
 from pathlib import Path
+from typing import Any
 
 from specdec.core.detokenizer import Detokenizer
 from specdec.core.request import Request, RequestGroup
 from specdec.core.sampling_params import SamplingParams
+from specdec.kernels.settings import check_text, whole_number
 from specdec.models.tokenizer import Tokenizer
 from specdec.verify.sampling import Sampling
 
 Prompt = str | Sequence[int]
+_TOKEN = "a prompt token"
+
+logger = logging.getLogger(__name__)
+
+
+def prompt_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """Return one prompt or several as a list of prompts.
+
+    Raises:
+        ValueError: neither text nor a sequence.
+    """
+    batch = _as_list(prompts)
+    if isinstance(batch, bytes) or not isinstance(batch, Sequence):
+        raise ValueError(f"prompts is {prompts!r}; it must be text or token ids, or a list of these")
+    return [batch] if isinstance(batch, str) or (batch and isinstance(batch[0], Number)) else list(batch)
+
+
+def _as_list(value: Any) -> Any:
+    """Return arrays and tensors as lists."""
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 @dataclass
@@ -25,6 +50,7 @@ class RequestMaker:
         max_model_len: limit of a request's tokens, prompt included.
         end_tokens: the model's end tokens.
         folder: the model's folder, for messages.
+        draft_context: number of tokens from which on a request gets no drafts.
     """
 
     tokenizer: Tokenizer | None
@@ -32,6 +58,8 @@ class RequestMaker:
     max_model_len: int
     end_tokens: frozenset[int]
     folder: Path
+    draft_context: int = sys.maxsize
+    _has_warned: bool = False
     _ids: "itertools.count[int]" = field(default_factory=itertools.count)
 
     def need_tokenizer(self) -> Tokenizer:
@@ -50,7 +78,10 @@ class RequestMaker:
         Raises:
             ValueError: see `LLM.new_group`.
         """
-        tokens = self.need_tokenizer().encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if cache_salt is not None:
+            check_text("cache_salt", cache_salt)
+        priority = whole_number("priority", priority)
+        tokens = self._tokens(prompt)
         vocab = self.vocab_size
         if not tokens:
             raise ValueError("the prompt is empty; give at least one token")
@@ -61,6 +92,15 @@ class RequestMaker:
                 f"the prompt has {len(tokens)} tokens, and the context is {self.max_model_len}; shorten it"
             )
         params.check_tokens(vocab)
+        # The first output token comes without a draft.
+        if len(tokens) + 1 >= self.draft_context and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "a prompt of %d tokens gets no drafts: the head drafts for requests of fewer than %d tokens "
+                "(shown once)",
+                len(tokens),
+                self.draft_context,
+            )
         for name in ("stop", "bad_words"):
             if getattr(params, name) and self.tokenizer is None:
                 raise ValueError(f"{name} needs a tokenizer, and the model's folder has none; use token ids")
@@ -93,6 +133,16 @@ class RequestMaker:
         ]
         return RequestGroup(group_id, prompt if isinstance(prompt, str) else None, tokens, requests)
 
+    def _tokens(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            check_text("the prompt", prompt)
+            return self.need_tokenizer().encode(prompt)
+        ids = _as_list(prompt)
+        if not isinstance(ids, Sequence) or isinstance(ids, bytes):
+            raise ValueError(f"the prompt is {prompt!r}; it must be text or a list of token ids")
+        # Most prompts are long lists of plain numbers.
+        return list(ids) if all(type(token) is int for token in ids) else [whole_number(_TOKEN, token) for token in ids]
+
     def _sampling(self, params: SamplingParams, ends: frozenset[int], seed: int, index: int) -> Sampling:
         allowed = params.allowed_token_ids
         return Sampling(
@@ -103,8 +153,8 @@ class RequestMaker:
             repetition_penalty=params.repetition_penalty,
             presence_penalty=params.presence_penalty,
             frequency_penalty=params.frequency_penalty,
-            logit_bias=tuple((params.logit_bias or {}).items()),
-            allowed_token_ids=None if allowed is None else tuple(sorted(set(allowed))),
+            logit_bias=tuple((int(token), bias) for token, bias in (params.logit_bias or {}).items()),
+            allowed_token_ids=None if allowed is None else tuple(sorted(map(int, set(allowed)))),
             bad_words=self.tokenizer.encode_words(params.bad_words) if self.tokenizer else (),
             min_tokens=params.min_tokens,
             end_tokens=tuple(sorted(ends)),

@@ -4,9 +4,8 @@ import sys
 from collections.abc import Sequence
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from specdec.core.progress import progress_bar
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import Drafter
 from specdec.execution.dummy_rows import dummy_draft_rows, dummy_rows
@@ -41,17 +40,13 @@ def capture_graphs(
     counts = [1 << power for power in range(max_rows.bit_length())]
     nodes = shape.nodes if shape is not None else 0
     slots = shape.slots if shape is not None else 0
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
     cases = [(rows, context) for rows in counts for context in CONTEXTS if context + 1 + slots <= longest]
-    with (
-        torch.inference_mode(),
-        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress,
-    ):
-        for rows, context in progress.track(cases, description="capturing graphs"):
+    with torch.inference_mode(), progress_bar(len(cases), "capturing graphs") as advance:
+        for rows, context in cases:
             for tree in sorted({0, nodes}):
                 if rows * (1 + tree) <= TOKEN_BUCKETS[-1][0]:
                     runner.run_dummy(*dummy_rows(runner.cache, rows, context, tree))
             if shape is not None and context + 1 < draft_context:
                 for temperature in temperatures:
                     drafter.propose(dummy_draft_rows(runner.cache, rows, context, shape, shape.depth, temperature))
+            advance()

@@ -36,6 +36,9 @@ class Tokenizer:
             raise CheckpointError(f"{folder}: no tokenizer.json; give prompts as token ids, or add the tokenizer")
         self._hf = load_pretrained(folder)
         self.backend: FastTokenizer = self._hf.backend_tokenizer
+        # Off from the start: a first call that turned them off could not run beside another thread's.
+        self.backend.no_truncation()
+        self.backend.no_padding()
 
     @property
     def has_chat_template(self) -> bool:

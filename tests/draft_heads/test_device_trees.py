@@ -15,10 +15,10 @@ from specdec.verify.device_trees import DeviceTrees
 from specdec.verify.draft_trees import DraftTrees, HostTrees
 from specdec.verify.tree import ROOT, DraftTree
 from specdec.verify.tree_batch import TreeBatch, TreeRow
+from tests.draft_heads.draft_probs import probs_of
 from tests.draft_heads.drawn_levels import Head, draw_with
 from tests.draft_heads.searched_levels import bounds, coarse_head, random_head, search_with
 from tests.strategies import draft_shapes, seeds
-from tests.verify.tree_probs import probs_of
 
 CPU = torch.device("cpu")
 

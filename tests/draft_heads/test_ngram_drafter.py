@@ -45,22 +45,23 @@ def paths_of(tree: DraftTree) -> list[tuple[int, ...]]:
 
 @given(texts, draft_shapes(4, 4), st.integers(0, 12), st.integers(0, 5))
 def test_trees_equal_a_search_by_hand(text: list[int], shape: DraftShape, nodes: int, depth: int) -> None:
-    (tree,) = NGramDrafter(shape).propose([row(text, nodes, depth)])
+    (tree,) = NGramDrafter(shape).propose([row(text, nodes, depth)]).read()
     assert paths_of(tree) == (by_hand(text, shape, nodes, depth) if nodes and depth else [])
 
 
 def test_the_longest_match_comes_first_then_the_latest() -> None:
     text = [1, 2, 3, 10, 0, 2, 3, 20, 0, 2, 3, 30, 9, 1, 2, 3]
-    (tree,) = NGramDrafter(DraftShape(1, 3, 3)).propose([row(text, 3, 1)])
+    (tree,) = NGramDrafter(DraftShape(1, 3, 3)).propose([row(text, 3, 1)]).read()
     assert tree.tokens == (10, 30, 20)
     assert tree.parents == (-1, -1, -1)
 
 
 def test_a_text_that_repeats_itself_is_drafted_as_far_as_it_goes() -> None:
-    (tree,) = NGramDrafter(DraftShape(6, 1, 6)).propose([row([5, 6, 7, 8, 5, 6], 6, 6)])
+    (tree,) = NGramDrafter(DraftShape(6, 1, 6)).propose([row([5, 6, 7, 8, 5, 6], 6, 6)]).read()
     assert tree == DraftTree.chain([7, 8, 5, 6])
 
 
 def test_nothing_follows_what_has_not_occurred() -> None:
-    trees = NGramDrafter(DraftShape(3, 3, 9)).propose([row(text, 9, 3) for text in ([1], [1, 2, 3], [4, 5, 4], [7, 7])])
+    rows = [row(text, 9, 3) for text in ([1], [1, 2, 3], [4, 5, 4], [7, 7])]
+    trees = NGramDrafter(DraftShape(3, 3, 9)).propose(rows).read()
     assert trees == [DraftTree()] * 4

@@ -4,6 +4,7 @@ import io
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -49,7 +50,7 @@ Run = Callable[..., Result]
 @pytest.fixture
 def run(tiny: Tiny, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """`specdec generate` with options that suit the tiny model in front of those given."""
-    for name in ("SPECDEC_MODEL", "SPECDEC_DRAFT", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"):
+    for name in ("SPECDEC_MODEL", "SPECDEC_DRAFT", "SPECDEC_LOG_LEVEL", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
 
     def call(*args: object, stdin: io.StringIO | None = None) -> Result:
@@ -417,6 +418,16 @@ def test_interrupted_before_any_output(run: Run, monkeypatch: pytest.MonkeyPatch
         (["hi", "--nodes", "9999"], "nodes is 9999"),
         (["hi", "--dtype", "int3"], "dtype 'int3'"),
         (["hi", "--device", "abacus"], "device 'abacus'"),
+        (["hi", "--device", "meta"], "device 'meta' is not supported; use auto, cpu or cuda"),
+        (["hi", "--device", "mps"], "device 'mps' is not supported"),
+        (["hi", "--swap-space", "1e9"], "swap_space is 1e+09 GiB; this machine has"),
+        (["hi", "--min-tokens", "1" + 30 * "0"], "min_tokens is 1000"),
+        (["hi", "--max-model-len", "1"], "max_model_len is 1; it must be at least 2"),
+        (["a\udcff"], "the prompt is not valid text: its character 1 is"),
+        (["hi", "--stop", "\udcff"], "stop is not valid text"),
+        (["hi", "--bad-word", "\udcff"], "bad_words is not valid text"),
+        (["hi", "--model", "\udcff"], "no such folder"),
+        (["hi", "--verify", "\udcff"], "verify is '\\udcff'; it must be one of"),
         (["hi", "--colour"], "--colour"),
         (["hi", "--max-tokens", "many"], "--max-tokens"),
         (["hi", "there"], "there"),
@@ -443,6 +454,9 @@ def test_bad_input_is_one_line(run: Run, tiny: Tiny, tmp_path: Path, args: list[
         ({"text": "Hi"}, "line 2: neither prompt nor messages nor turns"),
         ({"prompt": ""}, "line 2: the prompt is empty"),
         ({"prompt": 7}, "line 2: prompt is 7"),
+        ({"prompt": "a\ud800"}, "line 2: the prompt is not valid text: its character 1 is half of a pair"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "line 2: the prompt is not valid text"),
+        pytest.param("[" * 200_000, "line 2: not a prompt: brackets nested too deeply", id="deep"),
         ({"turns": []}, "line 2: turns is []"),
         ({"messages": []}, "line 2: messages is []"),
         ({"messages": [{"role": "user"}]}, "line 2: message {'role': 'user'}"),
@@ -502,6 +516,58 @@ for args, expected in ((["generate", "--help"], 0), (["--version"], 0), (["gener
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_verbose_tells_what_is_loaded(run: Run, tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = run("Hello", "--verbose", "--json")
+    for pattern in (
+        rf"target {re.escape(str(tiny.target))}: [\d,]+ parameters, float64 on cpu, torch kernels, loaded in [\d.]+ s",
+        rf"drafts: {re.escape(str(tiny.head))}, DraftShape\(depth=2",
+        r"cache: \d+ blocks of 16 tokens, [\d.]+ MiB",
+        r"step costs measured in [\d.]+ s: plain step [\d.]+ ms",
+        r"ready after [\d.]+ s",
+    ):
+        assert re.search(rf"^specdec: INFO: {pattern}", told.err, re.MULTILINE), pattern
+    assert run("Hello", "--json").err == ""
+    monkeypatch.setenv("SPECDEC_LOG_LEVEL", "info")
+    assert "specdec: INFO: ready after" in run("Hello", "--json").err
+    monkeypatch.setenv("SPECDEC_LOG_LEVEL", "loud")
+    assert run("Hello").err == (
+        "specdec: SPECDEC_LOG_LEVEL is 'LOUD'; it must be one of debug, info, warning, error, critical\n"
+    )
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ImportError, ValueError])
+def test_ctrl_c_exits_with_130_whatever_becomes_of_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    """A library may turn the interrupt into an error of its own, as imports of extension modules do."""
+
+    def read(*_: object, **__: object) -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise error("the tokenizer cannot be read") from None
+
+    monkeypatch.setattr("specdec.cli.generate.read_prompts", read)
+    assert run("hi") == (130, "", "")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_while_the_command_line_is_imported() -> None:
+    code = """
+import builtins, sys
+real = builtins.__import__
+def imports(name, *args, **kwargs):
+    if name == "typer":
+        raise KeyboardInterrupt
+    return real(name, *args, **kwargs)
+builtins.__import__ = imports
+from specdec.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def test_module_runs_as_the_console_script_does() -> None:

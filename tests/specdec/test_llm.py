@@ -5,7 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
@@ -113,6 +115,69 @@ def test_a_bad_prompt_is_refused_before_any_runs(llm: LLM) -> None:
     assert not llm.engine.has_unfinished
 
 
+def test_prompts_of_numpy_and_torch_are_taken(llm: LLM) -> None:
+    expected = llm.generate([[3, 4, 5]], FREE)[0].token_ids
+    for prompts in (
+        np.array([3, 4, 5]),
+        np.array([[3, 4, 5]]),
+        [np.array([3, 4, 5])],
+        [np.int64(3), 4, np.int32(5)],
+        [[np.int64(3), 4, 5]],
+        torch.tensor([3, 4, 5]),
+        (3, 4, 5),
+        range(3, 6),
+    ):
+        (output,) = llm.generate(prompts, FREE)  # type: ignore[arg-type]
+        assert output.token_ids == expected
+        assert output.prompt_token_ids == [3, 4, 5]
+        assert all(type(token) is int for token in output.prompt_token_ids)
+
+
+def test_numbers_of_numpy_steer_as_pythons_do(llm: LLM) -> None:
+    plain = SamplingParams(temperature=0.7, seed=5, max_tokens=8, stop_token_ids=[4], logit_bias={7: 2.0}, min_tokens=2)
+    own = SamplingParams(
+        temperature=np.float64(0.7),
+        seed=np.int64(5),  # type: ignore[arg-type]
+        max_tokens=np.int64(8),  # type: ignore[arg-type]
+        stop_token_ids=np.array([4]),  # type: ignore[arg-type]
+        logit_bias={np.int64(7): np.float64(2.0)},  # type: ignore[dict-item]
+        min_tokens=np.int64(2),  # type: ignore[arg-type]
+    )
+    assert llm.generate([3], own)[0].token_ids == llm.generate([3], plain)[0].token_ids
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        ([1.5, 2.7], "a prompt token is 1.5; it must be a whole number"),
+        ([[3, True]], "a prompt token is True; it must be a whole number"),
+        (np.array([1.5]), "a prompt token is 1.5; it must be a whole number"),
+        ([["3"]], "a prompt token is '3'; it must be a whole number"),
+        (b"ab", "prompts is b'ab'; it must be text or token ids, or a list of these"),
+        ([b"ab"], "the prompt is b'ab'; it must be text or a list of token ids"),
+        (5, "prompts is 5; it must be text or token ids, or a list of these"),
+        ("a\ud800", "the prompt is not valid text: its character 1 is half of a pair"),
+        ([10**30], "outside the vocabulary"),
+        (np.array([], dtype=int), "the prompt is empty"),
+    ],
+)
+def test_prompts_of_a_wrong_kind_are_named(llm: LLM, prompts: object, message: str) -> None:
+    if message == "the prompt is empty":
+        prompts = [prompts]
+    with pytest.raises(ValueError, match=message):
+        llm.generate(prompts, FREE)  # type: ignore[arg-type]
+    assert not llm.engine.has_unfinished
+
+
+def test_salts_and_priorities_of_a_wrong_kind_are_named(llm: LLM) -> None:
+    with pytest.raises(ValueError, match="cache_salt is 5; it must be text"):
+        llm.generate([3], FREE, cache_salt=5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"priority is 1\.5; it must be a whole number"):
+        llm.generate([3], FREE, priority=[1.5])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="the message's content is not valid text"):
+        llm.chat([{"role": "user", "content": "\udcff"}])
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -136,6 +201,10 @@ def test_settings_outside_their_range_are_named(folder: Path) -> None:
     for settings, message in [
         ({"dtype": "int8"}, "dtype 'int8' is unknown"),
         ({"device": "abacus"}, "device 'abacus' is unknown"),
+        ({"device": "meta"}, "device 'meta' is not supported; use auto, cpu or cuda"),
+        ({"device": "mps"}, "device 'mps' is not supported"),
+        ({"max_num_seqs": 2.5}, "max_num_seqs is 2.5; it must be a whole number"),
+        ({"shape": (6, 10, 60)}, r"shape is \(6, 10, 60\); it must be a DraftShape"),
         ({"max_model_len": 1000}, "max_model_len 1000 is more than the model's max_position_embeddings 256"),
         ({"kv_cache_memory": 10}, "kv_cache_memory 10 is less than one block"),
         ({"max_num_seqs": 0}, "max_num_seqs is 0"),
@@ -167,3 +236,27 @@ def test_a_call_for_which_the_queue_is_too_short_leaves_nothing_in_it(folder: Pa
         llm.generate([[3], [4], [5]], FREE, use_tqdm=False)
     assert not llm.engine.has_unfinished
     assert len(llm.generate([[3], [4]], FREE, use_tqdm=False)) == 2
+
+
+def test_a_head_with_few_positions_is_told_of(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    save_random_head(tmp_path / "short", max_position_embeddings=40)
+    with caplog.at_level("WARNING", "specdec"):
+        llm = LLM(folder / "target", tmp_path / "short", dtype="float64", shape=DraftShape(3, 2, 6))
+        (record,) = caplog.records
+        assert "short has 40 positions, fewer than the 256 tokens of a request" in record.getMessage()
+        caplog.clear()
+        llm.generate([list(range(35))], FREE, use_tqdm=False)
+        assert not caplog.records
+        for _ in range(2):
+            (output,) = llm.generate([list(range(36))], FREE, use_tqdm=False)
+            assert output.stats.drafted == 0
+        assert [record.getMessage() for record in caplog.records] == [
+            "a prompt of 36 tokens gets no drafts: the head drafts for requests of fewer than 37 tokens (shown once)"
+        ]
+        caplog.clear()
+        # No longer than the head's positions.
+        LLM(folder / "target", tmp_path / "short", dtype="float64", shape=DraftShape(3, 2, 6), max_model_len=40)
+        assert not caplog.records
+    assert capfd.readouterr().err == ""

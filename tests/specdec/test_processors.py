@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from specdec import LLM, SamplingParams
-from specdec.config import resolve_dtype
+from specdec.core.device import resolve_dtype
 from specdec.kernels.linear import is_bfloat16_fast, onednn_multiplies
 from tests.specdec.tiny_checkpoints import Tiny
 
@@ -78,5 +78,5 @@ def test_drafts_change_no_token(tiny: Tiny, dtype: str) -> None:
         llm = LLM(tiny.target, head, dtype=dtype, device="cpu", adaptive_drafts=False)
         tokens.append([output.token_ids for output in llm.generate(["Hello", "What is 2 + 2?"], params)])
     assert [len(ids) for ids in tokens[0] + tokens[1]] == [24] * 4
-    if llm.config.dtype == torch.float32:
+    if llm.config.dtype == "float32":
         assert tokens[0] == tokens[1]

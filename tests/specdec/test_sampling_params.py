@@ -4,6 +4,7 @@ import math
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from specdec import LLM, SamplingParams
@@ -19,7 +20,7 @@ COUNT = "0 or more, or -1 for all tokens"
 
 def refused(name: str, values: list[object], wanted: str) -> list[tuple[dict[str, object], str]]:
     """Per value the arguments and the message that names all three."""
-    return [({name: value}, f"{name} is {value}; it must be {wanted}") for value in values]
+    return [({name: value}, f"{name} is {value!r}; it must be {wanted}") for value in values]
 
 
 @pytest.mark.parametrize(
@@ -49,14 +50,33 @@ def refused(name: str, values: list[object], wanted: str) -> list[tuple[dict[str
             for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty")
             for case in refused(name, ["1", True, [0.5]], "a number")
         ),
-        *refused("stop", [[1], b"ab"], "text, or a list of texts"),
+        *refused("stop", [[1], b"ab", 5, True], "text, or a list of texts"),
+        *refused("min_tokens", [10**30], "below 2^63"),
+        *(
+            case
+            for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
+            for case in refused(name, ["no", 1, None], "True or False")
+        ),
+        *(
+            case
+            for name in ("allowed_token_ids", "stop_token_ids")
+            for case in refused(name, [5], "a list of token ids")
+        ),
+        (
+            {"stop": ["a", "b\ud800"]},
+            "stop is not valid text: its character 1 is half of a pair, or a byte that is no UTF-8",
+        ),
+        (
+            {"bad_words": ["\udcff"]},
+            "bad_words is not valid text: its character 0 is half of a pair, or a byte that is no UTF-8",
+        ),
         *refused("bad_words", [[1]], "text, or a list of texts"),
         ({"min_tokens": 17}, "min_tokens is 17; it must be at most max_tokens, 16"),
         ({"min_tokens": 4, "max_tokens": 3}, "min_tokens is 4; it must be at most max_tokens, 3"),
         *(
             (
                 {"logit_bias": {3: 1.0, 7: value}},
-                f"logit_bias of token 7 is {value}; it must be at least -100 and at most 100",
+                f"logit_bias of token 7 is {value!r}; it must be at least -100 and at most 100",
             )
             for value in (-100.1, 100.1, NAN, INF, -INF, "1")
         ),
@@ -109,6 +129,22 @@ def test_a_bad_value_is_named_with_its_range(values: dict[str, object], message:
 def test_values_at_the_edge_are_taken(values: dict[str, object]) -> None:
     params = SamplingParams(**values)  # type: ignore[arg-type]
     assert {name: getattr(params, name) for name in values} == values
+
+
+def test_numbers_of_numpy_are_taken() -> None:
+    """Numbers become Python's; ids in a list may stay numpy's, as they are equal to Python's."""
+    params = SamplingParams(
+        temperature=np.float32(0.5),  # type: ignore[arg-type]
+        max_tokens=np.int64(3),  # type: ignore[arg-type]
+        stop_token_ids=np.array([5, 6]),  # type: ignore[arg-type]
+        allowed_token_ids=[np.int64(5), 7],  # type: ignore[list-item]
+        logit_bias={np.int64(5): np.float64(1.0)},  # type: ignore[dict-item]
+    )
+    assert [type(value) for value in (params.temperature, params.max_tokens)] == [float, int]
+    assert params.stop_token_ids == [5, 6]
+    params.check_tokens(8)
+    with pytest.raises(ValueError, match="allowed_token_ids holds 7; token ids lie between 0 and 6"):
+        params.check_tokens(7)
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def test_tokens_are_those_of_a_cpu_and_the_host_waits_once_a_step(
     )
     with simulated_gpu(monkeypatch) as gpu:
         llm = load(folder, head, device="cuda", **settings)
-        assert llm.config.device == GPU
+        assert torch.device(llm.config.device) == GPU
         assert isinstance(llm.model.output.weight, SimulatedTensor)
         graphs = graphs_of_drafting(llm)
         captured = graphs and [len(graphs.search), len(graphs.draw)]

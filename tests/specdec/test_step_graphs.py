@@ -22,9 +22,9 @@ from specdec.verify.draft_trees import DraftTrees, HostTrees
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.tree import DraftTree
 from specdec.verify.tree_batch import TreeRow
+from tests.draft_heads.draft_probs import probs_of
 from tests.fakes import save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
 from tests.strategies import draft_trees
-from tests.verify.tree_probs import probs_of
 
 BLOCK, CONTEXT, SEATS = 8, 40, 3
 

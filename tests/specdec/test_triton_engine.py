@@ -101,7 +101,7 @@ def test_rules_that_weigh_take_the_same_coins(folder: Path, verify: str, draft: 
         ({"dtype": "float64"}, "the triton kernels take float32, bfloat16 and float16, not torch.float64"),
         ({"shape": DraftShape(3, 2, 129)}, "a tree of 129 nodes.* support up to 128; lower nodes"),
         ({"shape": DraftShape(14, 10, 60)}, "a tree of 130 nodes, or levels times branching.* up to 128"),
-        ({"kernels": "cuda"}, "kernels 'cuda' are unknown; use auto, torch, triton"),
+        ({"kernels": "cuda"}, "kernels is 'cuda'; it must be one of auto, torch, triton"),
     ],
 )
 def test_what_the_kernels_were_not_made_for_is_refused(folder: Path, settings: dict[str, object], message: str) -> None:

@@ -1,4 +1,4 @@
-"""Draft probabilities of one tree of a batch."""
+"""The distributions that drawn trees come from."""
 
 import torch
 from torch import Tensor
@@ -8,6 +8,6 @@ from specdec.verify.draft_trees import DraftTrees
 
 
 def probs_of(trees: DraftTrees, row: int) -> Tensor:
-    """Return `[1 + nodes, vocab]`: the distributions that the children of a row's root and nodes were drawn from."""
+    """Return what the children of a row's root and nodes were drawn from, `[1 + nodes, vocab]`; 0 without children."""
     table, rows = trees.select([row]).draft_probs(torch.device("cpu"))
     return table[rows].masked_fill(rows[:, None] == NO_PROBS, 0)

@@ -1,0 +1,140 @@
+"""Settings, each declared once: a dataclass field with its help text and the values it allows. Pure Python."""
+
+import dataclasses
+import sys
+from dataclasses import dataclass, field
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+_KEY = "setting"
+MAX_WHOLE = (1 << 63) - 1
+KernelChoice = Literal["auto", "torch", "triton"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is known of a field besides its type and default.
+
+    Attributes:
+        help: a sentence for people.
+        least, most, above, below: bounds of a number; `above` and `below` exclude their own value.
+        wanted: what is allowed, in words; None to derive it from the bounds.
+        flags: how it is spelled on the command line; None for the name with dashes, "" for no option.
+        metavar: stands for the value in the help of the command line.
+        shown_default: stands for the default there.
+    """
+
+    help: str
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    below: float | None = None
+    wanted: str | None = None
+    flags: str | None = None
+    metavar: str | None = None
+    shown_default: str | None = None
+
+    def allows(self, value: Any) -> bool:
+        """Whether a number is within the bounds."""
+        return (
+            (self.least is None or value >= self.least)
+            and (self.most is None or value <= self.most)
+            and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
+        )
+
+    @property
+    def range(self) -> str:
+        """The bounds in words."""
+        bounds = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
+        return " and ".join(f"{word} {bound:g}" for word, bound in bounds.items() if bound is not None)
+
+
+def setting(default: Any = dataclasses.MISSING, help: str = "", **facts: Any) -> Any:
+    """Declare a dataclass field with the facts of a `Setting`."""
+    return field(default=default, metadata={_KEY: Setting(help, **facts)})
+
+
+def settings_of(owner: Any) -> dict[str, tuple["dataclasses.Field[Any]", Setting]]:
+    """Fields of a dataclass that are settings, by name."""
+    return {each.name: (each, each.metadata[_KEY]) for each in dataclasses.fields(owner) if _KEY in each.metadata}
+
+
+def check_settings(owner: Any) -> None:
+    """Check every setting of a dataclass by its type and bounds, and turn numbers of numpy into Python's.
+
+    Raises:
+        ValueError: the setting, its value, and what it must be.
+    """
+    for name, (each, facts) in settings_of(owner).items():
+        object.__setattr__(owner, name, checked(name, getattr(owner, name), each.type, facts))
+
+
+def checked(name: str, value: Any, kind: Any, facts: Setting) -> Any:
+    """Return a value of a type, if it is one and within the bounds.
+
+    Args:
+        kind: bool, int, float, a `Literal`, or one of these or None; a value of another type is returned as it is.
+
+    Raises:
+        ValueError: it is not.
+    """
+    kinds = [each for each in kinds_of(kind) if each is not NoneType]
+    if value is None and len(kinds) < len(kinds_of(kind)):
+        return None
+    if all(each is bool or get_origin(each) is Literal for each in kinds):
+        choices = [choice for each in kinds for choice in get_args(each)]
+        allowed = [*([True, False] if bool in kinds else []), *choices]
+        if not any(value is choice or (isinstance(value, str) and value == choice) for choice in allowed):
+            wanted = facts.wanted or ("True or False" if not choices else f"one of {', '.join(map(str, allowed))}")
+            raise ValueError(f"{name} is {value!r}; it must be {wanted}")
+        return value
+    if not {int, float}.issuperset(kinds):
+        return value
+    value = _number(name, value) if float in kinds else whole_number(name, value)
+    # NaN does not fit either.
+    fits = abs(value) <= (sys.float_info.max if float in kinds else MAX_WHOLE)
+    if not facts.allows(value) or (float in kinds and not fits):
+        raise ValueError(f"{name} is {value!r}; it must be {facts.wanted or facts.range}")
+    if not fits:
+        raise ValueError(f"{name} is {value!r}; it must be below 2^63")
+    return value
+
+
+def kinds_of(kind: Any) -> tuple[Any, ...]:
+    """Return the members of a union, or a type alone."""
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+
+
+def whole_number(name: str, value: Any) -> int:
+    """Return a whole number, of Python or numpy, as Python's.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ValueError(f"{name} is {value!r}; it must be a whole number")
+    return int(value)
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ValueError(f"{name} is {value!r}; it must be a number")
+    return value if isinstance(value, int) else float(value)
+
+
+def check_text(name: str, value: Any) -> None:
+    """Refuse what is no text, and text that has no UTF-8 form.
+
+    Raises:
+        ValueError: the place of the first character that has none.
+    """
+    if not isinstance(value, str):
+        raise ValueError(f"{name} is {value!r}; it must be text")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{name} is not valid text: its character {error.start} is half of a pair, or a byte that is no UTF-8"
+        ) from None

@@ -1,0 +1,59 @@
+"""Resolution of settings: the folders, device, dtype and tree shape that an engine gets."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from specdec.config import DEMO, DEMO_HEAD, EngineConfig, default_shape, engine_config
+from specdec.core.device import name_of, resolve_device, resolve_dtype
+from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.engine.acceptance_rule import AcceptanceRule
+from specdec.engine.draft_loader import named_target
+
+
+def resolved_config(model: str | Path | None, draft: str | Path | None, settings: Mapping[str, Any]) -> EngineConfig:
+    """Resolve settings, so that none is "auto" or left open.
+
+    Args:
+        model, draft, settings: as `LLM` takes them.
+
+    Raises:
+        TypeError: an unknown setting.
+        ValueError: a setting outside its range.
+    """
+    given = dict(settings)
+    shape = given.pop("shape", None)
+    if not isinstance(shape, DraftShape | None):
+        raise ValueError(f"shape is {shape!r}; it must be a DraftShape, or None for the device's default")
+    config = engine_config(DEMO / "target", None, given)
+    device = resolve_device(config.device)
+    drafts = _draft_source(draft, config.verify, is_demo=model is None)
+    return replace(
+        config,
+        model=_target_folder(drafts) if model is None else Path(model),
+        draft=drafts,
+        device=str(device),
+        dtype=name_of(resolve_dtype(config.dtype, device)),
+        shape=AcceptanceRule(config.verify).shape(shape or default_shape(device.type)),
+    )
+
+
+def _target_folder(draft: Path | Literal["ngram"] | None) -> Path:
+    """Return the target that a head names, or else the demo model."""
+    own = named_target(draft) if isinstance(draft, Path) else None
+    return own or DEMO / "target"
+
+
+def _draft_source(draft: str | Path | None, verify: str, is_demo: bool) -> Path | Literal["ngram"] | None:
+    if draft is None or draft == "none":
+        return None
+    if draft == "ngram":
+        if verify == "block":
+            raise ValueError("verify 'block' weighs drawn drafts, draft 'ngram' draws none; use coupled or rejection")
+        return "ngram"
+    if draft == "eagle":
+        if not is_demo:
+            raise ValueError("draft 'eagle' is the demo model's own head; give the folder of this model's, or none")
+        return DEMO_HEAD
+    return Path(draft)
