@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -123,12 +123,9 @@ class FeatureStore:
 
     def write(self, source: FeatureSource, shard_tokens: int, batch_tokens: int) -> Iterator[int]:
         """Add the missing conversations of `source`; yield the number of stored ones after each shard."""
-        while (start := len(self.lengths)) < len(source.lengths):
-            end, size = start, 0
-            while end < len(source.lengths) and (size == 0 or size + source.lengths[end] <= shard_tokens):
-                size += source.lengths[end]
-                end += 1
-            self._add([source.batch(group) for group in _runs(source.lengths, start, end, batch_tokens)])
+        left = range(len(self.lengths), len(source.lengths))
+        for shard in _runs(source.lengths, left, shard_tokens):
+            self._add([source.batch(group) for group in _runs(source.lengths, shard, batch_tokens)])
             yield len(self.lengths)
 
     def batch(self, conversations: Sequence[int]) -> FeatureBatch:
@@ -161,15 +158,18 @@ class FeatureStore:
         self._shards.append(safe_open(self.folder / entry["file"], framework="pt"))
 
 
-def _runs(lengths: Sequence[int], start: int, end: int, batch_tokens: int) -> Iterator[list[int]]:
-    """Yield conversations `start` to `end` in their order, in groups of about `batch_tokens` tokens."""
+def _runs(lengths: Sequence[int], conversations: Iterable[int], most: int) -> Iterator[list[int]]:
+    """Yield conversations in their order, in groups of at most `most` tokens; a longer one is a group of its own."""
     group: list[int] = []
-    for i in range(start, end):
-        if group and sum(lengths[k] for k in group) + lengths[i] > batch_tokens:
+    size = 0
+    for i in conversations:
+        if group and size + lengths[i] > most:
             yield group
-            group = []
+            group, size = [], 0
         group.append(i)
-    yield group
+        size += lengths[i]
+    if group:
+        yield group
 
 
 def packed(lengths: Sequence[int], batch_tokens: int, seed: int) -> list[list[int]]:

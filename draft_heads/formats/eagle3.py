@@ -56,6 +56,7 @@ class Eagle3Kind(HeadKind[Eagle3Config, Eagle3Head]):
         embedding = Source.TARGET if shares else Source.FILE
         output = _output(settings, tensors, llama.vocab_size, is_alike)
         draft_vocab = settings.size("draft_vocab_size", llama.vocab_size)
+        normed = own.get("norm_before_residual")
         config = Eagle3Config(
             llama=llama,
             taps=(-1,) * _num_taps(taps, tensors, target_hidden),
@@ -64,7 +65,7 @@ class Eagle3Kind(HeadKind[Eagle3Config, Eagle3Head]):
             fc_bias="fc.bias" in tensors,
             norm_before_fc=bool(own.get("norm_before_fc")) or "input_norm.weight" in tensors,
             fc_norm=bool(own.get("fc_norm") or own.get("use_aux_norm")) or "fc_norm.0.weight" in tensors,
-            norm_before_residual=_norm_before_residual(settings),
+            norm_before_residual=bool(settings.layout == Layout.SPECULATORS if normed is None else normed),
             norm_output=bool(own.get("norm_output")),
         )
         _name_later_norms(tensors, llama.num_layers)
@@ -89,7 +90,7 @@ class Eagle3Kind(HeadKind[Eagle3Config, Eagle3Head]):
             taps=taps,
             variants=("fc.bias",) * config.fc_bias + tuple(name for name in VARIANTS if getattr(config, name)),
             verifier=settings.verifier,
-            assumptions=(*assumptions, *_sources(embedding, output), *_differences(settings, tensors, config, output)),
+            assumptions=(*assumptions, *_settled(settings, tensors, config, embedding, output)),
         )
 
     def build(self, description: HeadDescription[Eagle3Config], target: TargetParts, kernels: KernelSet) -> LoadedHead:
@@ -176,11 +177,6 @@ def _output(settings: HeadSettings, tensors: HeadTensors, vocab_size: int, is_al
     return Source.TARGET if draft_vocab is None and is_alike else Source.FILE
 
 
-def _norm_before_residual(settings: HeadSettings) -> bool:
-    said = settings.own.get("norm_before_residual")
-    return settings.layout == Layout.SPECULATORS if said is None else bool(said)
-
-
 def _name_later_norms(tensors: HeadTensors, num_layers: int) -> None:
     """Rename the input norm of layers after the first, which SGLang calls `hidden_norm`."""
     for layer in range(1, num_layers):
@@ -189,19 +185,18 @@ def _name_later_norms(tensors: HeadTensors, num_layers: int) -> None:
             tensors.rename(old, new)
 
 
-def _sources(embedding: Source, output: Source) -> list[str]:
-    said = ["the file has no embedding: the target's"] if embedding == Source.TARGET else []
-    return said + ([f"the file has no output matrix: {output}"] if output != Source.FILE else [])
-
-
-def _differences(settings: HeadSettings, tensors: HeadTensors, config: Eagle3Config, output: Source) -> list[str]:
-    """Return how differences between config.json and tensors, or between two programs, were settled."""
+def _settled(
+    settings: HeadSettings, tensors: HeadTensors, config: Eagle3Config, embedding: Source, output: Source
+) -> list[str]:
+    """Return how gaps, and differences between config.json and tensors or between two programs, were settled."""
     own, layout = settings.own, settings.layout
     norm = tensors.spelling("layers.1.input_layernorm.weight")
     proposals = section(own, "speculators_config").get("proposal_methods") or ()
     methods = [one for one in proposals if isinstance(one, Mapping)]
     lossy = [f"{key} {one[key]}" for one in methods for key in EXACT_VALUES if one.get(key) not in EXACT_VALUES[key]]
     cases = {
+        "the file has no embedding: the target's": embedding == Source.TARGET,
+        f"the file has no output matrix: {output}": output != Source.FILE,
         "config.json is silent about norm_before_residual: true, as vLLM takes it for speculators": (
             layout == Layout.SPECULATORS and own.get("norm_before_residual") is None
         ),
