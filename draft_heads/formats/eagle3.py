@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from specdec.draft_heads.formats.draft_vocab import draft_tokens, vocabulary_maps
-from specdec.draft_heads.formats.head_kind import HeadDescription, HeadKind, LoadedHead, Source, expected_shapes, filled
+from specdec.draft_heads.formats.head_kind import (
+    HeadDescription,
+    HeadKind,
+    LoadedHead,
+    Source,
+    expected_shapes,
+    filled,
+    split,
+)
 from specdec.draft_heads.formats.head_settings import HeadSettings, Layout, layer_settings, section
 from specdec.draft_heads.formats.head_tensors import HeadTensors
 from specdec.draft_heads.formats.tap_ids import KEY, TapIds, tap_ids
@@ -17,7 +25,6 @@ from specdec.draft_heads.heads.draft_head import DraftModel, TargetParts
 from specdec.draft_heads.heads.eagle3 import Eagle3Config, Eagle3Head
 from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
-from specdec.draft_heads.llama.llama_layer import fuse_layer, split_layer
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.linear import Projection
 
@@ -69,7 +76,7 @@ class Eagle3Kind(HeadKind[Eagle3Config, Eagle3Head]):
             norm_output=bool(own.get("norm_output")),
         )
         _name_later_norms(tensors, llama.num_layers)
-        expected = expected_shapes(lambda: _official_names(Eagle3Head(config), "layers.0."))
+        expected = expected_shapes(lambda: _official_names(Eagle3Head(config)))
         if embedding == Source.TARGET:
             del expected[EMBEDDING]
         if output != Source.FILE:
@@ -105,7 +112,9 @@ class Eagle3Kind(HeadKind[Eagle3Config, Eagle3Head]):
                 lent[OUTPUT] = target.output.weight
             case Source.EMBEDDING:
                 named[OUTPUT] = {**named, **lent}[EMBEDDING]
-        head = filled(partial(Eagle3Head, config), _own_names(named, config), lent, target, kernels)
+        if config.fc_norm:
+            named["fc_norm.weight"] = torch.stack([named[f"fc_norm.{tap}.weight"] for tap in range(len(config.taps))])
+        head = filled(partial(Eagle3Head, config), named, lent, target, kernels)
         tokens = description.tokens
         head.draft_tokens.copy_(torch.arange(config.draft_vocab_size) if tokens is None else tokens)
         output = target.output if description.output == Source.TARGET else Projection(head.lm_head.weight)
@@ -136,7 +145,7 @@ class Eagle3Kind(HeadKind[Eagle3Config, Eagle3Head]):
             "eagle_config": {KEY: [tap - 1 for tap in own.taps], "use_aux_hidden_state": True},
             **{key: True for key in VARIANTS if getattr(own, key)},
         }
-        tensors = _official_names(head, "midlayer.")
+        tensors = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in _official_names(head).items()}
         if llama.hidden_size == own.target_hidden_size:
             del tensors[EMBEDDING]
         else:
@@ -216,40 +225,10 @@ def _settled(
     return [sentence for sentence, holds in cases.items() if holds]
 
 
-def _official_names(head: Eagle3Head, first: str) -> dict[str, Tensor]:
-    """Return a head's parameters under the names of the official layout.
-
-    Args:
-        first: prefix of the first layer.
-    """
-    named: dict[str, Tensor] = {}
-    for name, tensor in head.named_parameters():
-        if name == "fc_norm.weight":
-            named |= {f"fc_norm.{tap}.weight": weight for tap, weight in enumerate(tensor)}
-        elif name.startswith("layers."):
-            _, layer, part = name.split(".", 2)
-            named[f"layers.{int(layer) + 1}.{part}"] = tensor
-        else:
-            named[first + name.removeprefix("first.") if name.startswith("first.") else name] = tensor
-    for prefix in (first, *(f"layers.{layer}." for layer in range(1, head.llama.num_layers))):
-        split_layer(named, prefix, head.llama)
-    return named
-
-
-def _own_names(tensors: Mapping[str, Tensor], config: Eagle3Config) -> dict[str, Tensor]:
-    """Return the tensors of a file, where the first layer is `layers.0`, under the names of the head's parameters."""
-    given = {name: tensor for name, tensor in tensors.items() if name not in Eagle3Kind.id_maps}
-    for layer in range(config.llama.num_layers):
-        fuse_layer(given, f"layers.{layer}.")
-    named: dict[str, Tensor] = {}
-    for name, tensor in given.items():
-        if name.startswith("layers.0."):
-            named["first." + name.removeprefix("layers.0.")] = tensor
-        elif name.startswith("layers."):
-            _, number, part = name.split(".", 2)
-            named[f"layers.{int(number) - 1}.{part}"] = tensor
-        elif not name.startswith("fc_norm."):
-            named[name] = tensor
-    if config.fc_norm:
-        named["fc_norm.weight"] = torch.stack([given[f"fc_norm.{tap}.weight"] for tap in range(len(config.taps))])
+def _official_names(head: Eagle3Head) -> dict[str, Tensor]:
+    """Return a head's parameters under the names of the official layout, but for the first layer, `layers.0` here."""
+    named = split(head)
+    norms = named.pop("fc_norm.weight", None)
+    if norms is not None:
+        named |= {f"fc_norm.{tap}.weight": weight for tap, weight in enumerate(norms)}
     return named

@@ -18,6 +18,7 @@ from specdec.draft_heads.formats.tap_ids import TapIds
 from specdec.draft_heads.heads.draft_head import DraftModel, FeatureHead, HeadConfig, TargetParts
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, fill
 from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.draft_heads.llama.llama_layer import fuse_layer, split_layer
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.linear import ready
 
@@ -199,6 +200,14 @@ def expected_shapes(make: Callable[[], dict[str, Tensor]]) -> dict[str, list[int
         ) from None
 
 
+def split(head: FeatureHead) -> dict[str, Tensor]:
+    """Return a head's parameters by name, its layers' split as in `split_layer`."""
+    named: dict[str, Tensor] = dict(head.named_parameters())
+    for layer in range(head.llama.num_layers):
+        split_layer(named, f"layers.{layer}.", head.llama)
+    return named
+
+
 def filled(
     make: Callable[[], H],
     tensors: Mapping[str, Tensor],
@@ -210,13 +219,16 @@ def filled(
 
     Args:
         make: makes the head without weights.
-        tensors: weights by the names of the head's parameters.
+        tensors: weights by the names of the head's parameters, but for layers as in `fuse_layer`; others are ignored.
         lent: matrices of the target that the head uses without a copy, likewise.
     """
     with torch.device("meta"):
         head = make()
     head = head.to(target.embedding.dtype).to_empty(device=target.embedding.device)
-    fill(head, {**tensors, **lent})
+    named = {**tensors, **lent}
+    for layer in range(head.llama.num_layers):
+        fuse_layer(named, f"layers.{layer}.")
+    fill(head, named)
     for name, matrix in lent.items():
         part = head.get_submodule(name.removesuffix(".weight"))
         part.weight = nn.Parameter(matrix.detach(), requires_grad=False)
