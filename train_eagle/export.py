@@ -23,7 +23,7 @@ from specdec.kernels.kernel_set import torch_kernels
 from specdec.kernels.linear import Projection
 from specdec.models.llama import LlamaModel
 from specdec.train_eagle.evaluation import Evaluation
-from specdec.train_eagle.model_card import ModelCard
+from specdec.train_eagle.model_card import model_card
 from specdec.train_eagle.training_kind import TrainingKind
 from specdec.train_eagle.training_kinds import TRAINING_KINDS
 from specdec.train_eagle.training_state import FILE
@@ -155,8 +155,8 @@ def main(words: Sequence[str] | None = None) -> None:
         parser.exit(2, f"export: {error}\n")
     base = args.base_model or trained.target
     name = args.out.resolve().name
-    card = ModelCard(name, trained.kind, trained.head, trained.recipe, base, args.licence, evaluation, notes)
-    (args.out / "README.md").write_text(card.text(), encoding="utf-8")
+    card = model_card(name, trained.kind, trained.head, trained.recipe, base, args.licence, evaluation, notes)
+    (args.out / "README.md").write_text(card, encoding="utf-8")
     print(f"config.json, model.safetensors and README.md in {args.out}")
 
 

@@ -75,7 +75,11 @@ class Eagle3Kind(HeadKind[Eagle3Config, Eagle3Head]):
             norm_before_residual=bool(settings.layout == Layout.SPECULATORS if normed is None else normed),
             norm_output=bool(own.get("norm_output")),
         )
-        _name_later_norms(tensors, llama.num_layers)
+        # SGLang calls the input norm of layers after the first `hidden_norm`.
+        for layer in range(1, llama.num_layers):
+            old, new = f"layers.{layer}.hidden_norm.weight", f"layers.{layer}.input_layernorm.weight"
+            if old in tensors and new not in tensors:
+                tensors.rename(old, new)
         expected = expected_shapes(lambda: _official_names(Eagle3Head(config)))
         if embedding == Source.TARGET:
             del expected[EMBEDDING]
@@ -184,14 +188,6 @@ def _output(settings: HeadSettings, tensors: HeadTensors, vocab_size: int, is_al
         return Source.EMBEDDING
     # SGLang and vLLM use the target's if there is neither a matrix nor a draft vocabulary.
     return Source.TARGET if draft_vocab is None and is_alike else Source.FILE
-
-
-def _name_later_norms(tensors: HeadTensors, num_layers: int) -> None:
-    """Rename the input norm of layers after the first, which SGLang calls `hidden_norm`."""
-    for layer in range(1, num_layers):
-        old, new = f"layers.{layer}.hidden_norm.weight", f"layers.{layer}.input_layernorm.weight"
-        if old in tensors and new not in tensors:
-            tensors.rename(old, new)
 
 
 def _settled(

@@ -61,7 +61,7 @@ class DraftHead(Protocol):
             features: the target's features of token i - 1, `[rows, feature_size]`, or the head's own states,
                 `[rows, hidden_size]`; ignored by a head that reads none.
             rotary: rotary table rows of position i - `first_entry`.
-            attentions: one per layer.
+            attentions: one per layer, how the rows see each other.
         """
         ...
 

@@ -100,14 +100,7 @@ class Eagle3Head(FeatureHead):
         return feature
 
     def forward(self, tokens: Tensor, features: Tensor, rotary: Rotary, attentions: Sequence[Attention]) -> Tensor:
-        """Return the states that the head reads of itself one token later, `[rows, hidden_size]`.
-
-        Args:
-            tokens: int64 `[rows]`, x_i.
-            features: `[rows, hidden_size]`, g_{i-1}, or while drafting the head's own.
-            rotary: rotary table rows of position i - 1.
-            attentions: one per layer, how the rows see each other.
-        """
+        """Return the states that the head reads of itself one token later, `[rows, hidden_size]`; see `DraftHead`."""
         embedded = F.embedding(tokens, self.embed_tokens.weight)
         first, *later = self.layers
         hidden: Tensor = first(embedded, features, rotary, attentions[0])

@@ -48,14 +48,7 @@ class LlamaDraftHead:
         rotary: Rotary,
         attentions: Sequence[Attention],
     ) -> Tensor:
-        """Return the states after the last norm, `[rows, hidden_size]`.
-
-        Args:
-            tokens: int64 `[rows]`, x_i.
-            features: ignored.
-            rotary: rotary table rows of position i.
-            attentions: one per layer.
-        """
+        """Return the states after the last norm, `[rows, hidden_size]`; for the arguments see `DraftHead`."""
         output: TargetOutput = self.model(tokens, rotary, attentions)
         return output.features
 
