@@ -91,7 +91,9 @@ class ChatMask:
         encoded = self._backend.encode(text, add_special_tokens=False)
         said = bytearray(len(text))
         for start, end in spans:
-            length = self._length(text[start:end])
+            # White space after the token that ends a turn is not the assistant's.
+            turn = text[start:end].rstrip()
+            length = len(turn) if turn.endswith(self._specials) else end - start
             said[start : start + length] = b"\1" * length
         return Sample(encoded.ids, [1 in said[start:end] for start, end in encoded.offsets])
 
@@ -125,11 +127,6 @@ class ChatMask:
         except Exception as error:  # a template may raise any exception
             raise BadConversation("refused by the chat template", str(error) or type(error).__name__) from None
         return texts[0], spans[0] if track else []
-
-    def _length(self, turn: str) -> int:
-        """Return the number of characters of a turn up to the token that ends it."""
-        bare = turn.rstrip()
-        return len(bare) if bare.endswith(self._specials) else len(turn)
 
 
 def preview(console: Console, tokenizer: PreTrainedTokenizerBase, samples: Iterable[Sample]) -> None:

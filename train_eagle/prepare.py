@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from specdec.models.tokenizer import load_pretrained
 from specdec.train_eagle.chat_mask import BadConversation, ChatMask, Sample, preview
-from specdec.train_eagle.conversations import BadData, Entry, Source, open_source, read
+from specdec.train_eagle.conversations import BadData, Entry, open_source, read
 from specdec.train_eagle.prepared_data import PreparedData, Settings
 
 FORMAT = 1
@@ -61,7 +61,7 @@ def prepare(
         "format": FORMAT,
         "model": model.resolve().name,
         "tokenizer": chat.digest,
-        "inputs": _digest(opened),
+        "inputs": hashlib.sha256(" ".join(source.digest() for source in opened).encode()).hexdigest(),
         "max_length": max_length,
         "long": long,
         "limit": limit,
@@ -124,10 +124,6 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder; give a checkpoint with a tokenizer")
     return load_pretrained(folder)
-
-
-def _digest(sources: Iterable[Source]) -> str:
-    return hashlib.sha256(" ".join(source.digest() for source in sources).encode()).hexdigest()
 
 
 def main(words: Sequence[str] | None = None) -> None:

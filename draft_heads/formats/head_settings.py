@@ -72,7 +72,9 @@ class HeadSettings:
         if layer.get("num_hidden_layers") is None:
             layer["num_hidden_layers"] = max(1, tensors.num_layers)
             assumptions.append(f"config.json does not count its layers: the file has {layer['num_hidden_layers']}")
-        window = layer.get("sliding_window") if self._is_windowed() else None
+        kinds = layer.get("layer_types") or ["sliding_attention"]
+        is_windowed = "sliding_attention" in kinds and layer.get("use_sliding_window", True) is not False
+        window = layer.get("sliding_window") if is_windowed else None
         layer["sliding_window"] = None
         layer["layer_types"] = [kind for kind in layer.get("layer_types") or () if kind != "sliding_attention"]
         config = LlamaConfig.from_json(layer)
@@ -97,10 +99,6 @@ class HeadSettings:
             qk_norm=norms_promised or any(tensors.has(f"self_attn.{name}_norm.weight") for name in "qk"),
             tie_word_embeddings=False,
         ), assumptions
-
-    def _is_windowed(self) -> bool:
-        kinds = self.layer.get("layer_types") or ["sliding_attention"]
-        return "sliding_attention" in kinds and self.layer.get("use_sliding_window", True) is not False
 
 
 def _plain_layout(settings: Mapping[str, Any]) -> Layout:

@@ -81,7 +81,7 @@ class TapIds:
         if len(fitting) == 1:
             reason = f"{fitting[0]}, since a target of {num_layers} layers has no others"
             return Taps(layers[fitting[0]], (), reason)
-        for one in fitting if num_layers >= 6 else ():
+        for one in fitting if num_layers >= 7 else ():
             if layers[one] == default_taps(num_layers):
                 return Taps(layers[one], (), f"{one}, since they then are the official ones")
         return Taps(layers[self.counting], layers[other], f"{self.counting}, a guess")

@@ -109,9 +109,8 @@ class RopeConfig:
         wavelength = 2 * math.pi / inverse
         longest = self.original_max_position / self.low_freq_factor
         shortest = self.original_max_position / self.high_freq_factor
-        blend = (self.original_max_position / wavelength - self.low_freq_factor) / (
-            self.high_freq_factor - self.low_freq_factor
-        )
+        span = self.high_freq_factor - self.low_freq_factor
+        blend = (self.original_max_position / wavelength - self.low_freq_factor) / span
         blended = (1 - blend) * inverse / self.factor + blend * inverse
         stretched = torch.where(wavelength > longest, inverse / self.factor, blended)
         return torch.where(wavelength < shortest, inverse, stretched)

@@ -50,3 +50,4 @@ def test_a_shallow_target_has_no_official_layers() -> None:
     with pytest.raises(CheckpointError, match="a target of 5 layers has no three depths"):
         TapIds(None).of(5)
     assert TapIds((1, 2)).of(5).others == (2, 3)
+    assert TapIds((1, 2, 3)).of(6).others == (2, 3, 4)

@@ -228,5 +228,5 @@ def test_a_run_goes_on_from_another_ones_head(target: Path, data: Path, tmp_path
     assert losses(tmp_path / "second")[0] < losses(tmp_path / "first")[0] - 0.5
     with pytest.raises(ValueError, match=r"holds no training_state\.pt"):
         Run(config(target, data, tmp_path / "third", start=tmp_path / "null_block_table"))
-    with pytest.raises(ValueError, match="its head does not fit: Missing key"):
+    with pytest.raises(ValueError, match="its head does not fit: Unexpected key"):
         Run(config(target, data, tmp_path / "third", start=tmp_path / "first" / "run", head="eagle"))
