@@ -202,8 +202,8 @@ class Engines:
             engine.step()
         forward, passes = engine.runner.forward, list[float]()
 
-        def timed(parts: Sequence[Any]) -> Any:
-            logits, seconds = self._timed(lambda: forward(parts))
+        def timed(*arguments: Any) -> Any:
+            logits, seconds = self._timed(lambda: forward(*arguments))
             passes.append(seconds)
             return logits
 
@@ -256,14 +256,14 @@ class Forced:
     def __init__(self, verifier: Any) -> None:
         self.verifier, self.accepted = verifier, 0
 
-    def verify(self, rows: Sequence[Any], logits: Tensor) -> list[Any]:
+    def verify(self, trees: Any, contexts: Sequence[Any], logits: Tensor) -> list[Any]:
         from specdec.kernels.types import Acceptance
 
-        self.verifier.verify(rows, logits)
+        self.verifier.verify(trees, contexts, logits)
         found = []
-        for row in rows:
-            nodes = [node for node, depth in enumerate(row.tree.depths) if depth <= self.accepted]
-            found.append(Acceptance(tuple(row.tree.path(nodes[-1])) if nodes else (), 1))
+        for tree in trees.read():
+            nodes = [node for node, depth in enumerate(tree.depths) if depth <= self.accepted]
+            found.append(Acceptance(tuple(tree.path(nodes[-1])) if nodes else (), 1))
         return found
 
 
