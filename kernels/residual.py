@@ -11,9 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specdec.kernels.gumbel_argmax import check_rows
 from specdec.kernels.philox import philox_words
 from specdec.kernels.score_keys import INFINITY, NOTHING, score_keys
-from specdec.kernels.types import DTYPES, DraftProbs, NoiseKeys, Stream
+from specdec.kernels.types import DraftProbs, NoiseColumns, PackedTrees, Stream
 
 # Tokens that a program reads at once. A row of the batch has one program, and so all that a multiprocessor has.
 BLOCK_SIZE = 4096
@@ -23,24 +24,17 @@ RESIDUAL = tl.constexpr(int(Stream.RESIDUAL))
 GRID = tl.constexpr(2.0**-53)
 
 
-def check_walk(
-    scores: Tensor, draft_probs: DraftProbs | None, starts: Tensor, of_nodes: dict[str, Tensor], keys: NoiseKeys
-) -> None:
+def check_walk(scores: Tensor, draft_probs: DraftProbs | None, trees: PackedTrees, noise: NoiseColumns) -> None:
     """Check that the arguments of a walk fit each other.
-
-    Args:
-        of_nodes: by name, the tensors with one number per node.
 
     Raises:
         ValueError: naming what does not fit.
     """
-    if scores.ndim != 2 or not scores.shape[1] or scores.stride(1) != 1 or scores.dtype not in DTYPES:
-        raise ValueError(
-            f"scores {tuple(scores.shape)} {scores.dtype}, strides {scores.stride()}: not [rows, vocab] of {DTYPES}"
-        )
-    rows, (count, vocab) = starts.numel() - 1, scores.shape
-    columns = {"starts": (starts, rows + 1), **{name: (part, count - rows) for name, part in of_nodes.items()}}
-    columns |= {name: (part, rows) for name, part in keys._asdict().items()}
+    rows = trees.starts.numel() - 1
+    check_rows(scores, noise, rows)
+    count, vocab = scores.shape
+    nodes = count - rows
+    columns = {"starts": (trees.starts, rows + 1), "tokens": (trees.tokens, nodes), "parents": (trees.parents, nodes)}
     if draft_probs is not None:
         table = draft_probs.table
         columns["draft_probs.rows"] = draft_probs.rows, count

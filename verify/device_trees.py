@@ -185,15 +185,15 @@ class DeviceTrees:
         """Return the noise as columns, since the host does not know the depths."""
         counts = [1 + size for size in self.sizes]
         places = [row for row, count in enumerate(counts) for _ in range(count)]
-        numbers = upload([(*key, 1) if key else (0, 0, 0, 0) for key in keys], device)[upload(places, device)]
-        seeds, indices, positions, sampled = numbers.T.contiguous().unbind()
+        at = upload(places, device)
+        columns = NoiseColumns(*(column[at] for column in NoiseColumns.of(keys, device)))
         if any(keys):
             node_rows, end = list[int](), 0
             for count in counts:
                 node_rows += range(end + 1, end + count)
                 end += count
-            positions.index_add_(0, upload(node_rows, device), self.nodes(device).depths)
-        return NoiseRows((), NoiseColumns(seeds, indices, positions, sampled.bool()))
+            columns.positions.index_add_(0, upload(node_rows, device), self.nodes(device).depths)
+        return NoiseRows((), columns)
 
     def read(self) -> list[DraftTree]:
         if self.batch.host is None and any(self.sizes):
