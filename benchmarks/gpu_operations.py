@@ -191,7 +191,8 @@ def _swap(sizes: Sizes, copies: int, way: str, device: torch.device) -> Case:
 
 
 def _noise(rows: int, sampled: bool, device: torch.device) -> NoiseColumns:
-    return NoiseColumns(*torch.randint(0, 2**62, (3, rows), device=device), torch.full((rows,), sampled, device=device))
+    seeds, samples, positions = torch.randint(0, 2**62, (3, rows), device=device)
+    return NoiseColumns(seeds, samples, positions, torch.full((rows,), sampled, device=device))
 
 
 def _gumbel_argmax(rows: int, tokens: int, way: str, device: torch.device) -> Case:

@@ -38,8 +38,8 @@ def _tree_walk(sizes: Sizes, rows: int, device: torch.device) -> Case:
     emitted = [token for tree in trees for token in _emitted(tree, chance)]
     tokens = [token for tree in trees for token in tree.tokens]
     parents = [parent for tree in trees for parent in tree.parents]
-    said, *parts = (torch.tensor(part, device=device) for part in (emitted, tokens, parents, starts))
-    inputs = (said, PackedTrees(*parts, sizes.tree.nodes, sizes.tree.depth))
+    a, b, c, d = (torch.tensor(part, device=device) for part in (emitted, tokens, parents, starts))
+    inputs = (a, PackedTrees(b, c, d, sizes.tree.nodes, sizes.tree.depth))
     return Case(
         run=lambda: tree_walk(*inputs),
         twin=lambda: tree_walk_reference.tree_walk(*inputs),
@@ -104,8 +104,8 @@ def _weighed(
     laws = DraftProbs(law[None] / law.sum(), torch.zeros(count, dtype=torch.int64, device=device))
     parents, starts = [parent for tree in trees for parent in tree.parents], _starts(trees)
     parts = tokens, torch.tensor(parents, device=device), torch.tensor(starts, device=device)
-    keys, sampled = torch.randint(0, 2**62, (3, len(trees)), device=device), torch.ones(len(trees), device=device)
-    noise = NoiseColumns(*keys, sampled.bool())
+    seeds, samples, positions = torch.randint(0, 2**62, (3, len(trees)), device=device)
+    noise = NoiseColumns(seeds, samples, positions, torch.ones(len(trees), dtype=torch.bool, device=device))
     return scores, laws, PackedTrees(*parts, sizes.tree.nodes, sizes.tree.depth), noise
 
 

@@ -102,17 +102,9 @@ def left(
 
 @triton.jit
 def draw(
-    p_row,
-    p_q,
-    top,
-    share,
-    b_tokens,
-    m_lost,
-    bound,
-    HAS_DRAFT: tl.constexpr,
-    VOCAB: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    p_row, p_q, top, share, b_tokens, m_lost, bound,
+    HAS_DRAFT: tl.constexpr, VOCAB: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Return the first token at which the sum of what is left exceeds `bound`, int64; -1 if nothing is left."""
     # At first the block in which it lies; where rounding puts it behind the last, that.
     seen = tl.full([], 0, tl.float64)
@@ -153,13 +145,6 @@ def without(b_w, begin, b_tokens, m_lost, BLOCK: tl.constexpr):
 @triton.jit
 def uniform(seed, sample_index, position, stream, place):
     """Return number `place` of `verify.noise.uniforms`, float64."""
-    w_0, w_1, w_2, w_3 = philox_words(
-        tl.cast(place // 4, tl.uint64),
-        tl.cast(0, tl.uint64),
-        tl.cast(stream, tl.uint64),
-        tl.cast(position, tl.uint64),
-        tl.cast(seed, tl.uint64),
-        tl.cast(sample_index, tl.uint64),
-    )
+    w_0, w_1, w_2, w_3 = philox_words(tl.cast(place // 4, tl.uint64), 0, stream, position, seed, sample_index)
     word = tl.where(place % 4 < 2, tl.where(place % 4 == 0, w_0, w_1), tl.where(place % 4 == 2, w_2, w_3))
     return tl.sum((word >> 11).to(tl.float64) * GRID, 0)

@@ -11,7 +11,7 @@ from specdec.kernels.integers import ceil_div
 from specdec.kernels.ragged_rows import WORD_BITS
 from specdec.kernels.types import ROOT, DraftProbs, NodeTensors, NoiseColumns, NoiseKey, NoiseRows
 from specdec.kernels.upload import upload
-from specdec.verify.draft_trees import read_together
+from specdec.verify.draft_trees import HostNodes, read_together
 from specdec.verify.tree import DraftTree, split_words
 
 # Marks roots and nodes that no children were drawn for.
@@ -120,14 +120,6 @@ class DeviceNodes:
         )
 
 
-class _Unknown(NamedTuple):
-    """Zeros in place of nodes that only the device knows."""
-
-    tokens: Sequence[int]
-    depths: Sequence[int]
-    ancestors: Sequence[int]
-
-
 class DeviceTrees:
     """Trees on a device; see `DraftTrees`.
 
@@ -151,8 +143,8 @@ class DeviceTrees:
         rows = [*self.rows, *(None if row is None else shift + row for row in others.rows)]
         return DeviceTrees(self.batch.concat(others.batch), rows)
 
-    def host_nodes(self, row: int) -> _Unknown:
-        return _Unknown(*[(0,) * self.sizes[row]] * 3)
+    def host_nodes(self, row: int) -> HostNodes:
+        return HostNodes(*[(0,) * self.sizes[row]] * 3)
 
     def complete(self, tokens: Tensor, positions: Tensor, ancestors: Tensor, places: Sequence[int]) -> None:
         nodes, at = self.nodes(tokens.device), upload(places, tokens.device)
