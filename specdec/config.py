@@ -49,10 +49,7 @@ class EngineConfig:
     )
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     max_model_len: int | None = setting(
-        None,
-        "Most tokens of a request, prompt included.",
-        least=2,
-        shown_default="the model's",
+        None, "Most tokens of a request, prompt included.", least=2, shown_default="the model's"
     )
     kv_cache_memory: int | None = setting(
         None,

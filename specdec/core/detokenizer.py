@@ -25,11 +25,7 @@ class Detokenizer:
     """
 
     def __init__(
-        self,
-        tokenizer: Tokenizer | None,
-        stop: Sequence[str],
-        include_stop: bool = False,
-        skip_special: bool = True,
+        self, tokenizer: Tokenizer | None, stop: Sequence[str], include_stop: bool = False, skip_special: bool = True
     ) -> None:
         self._tokenizer = tokenizer
         self._include_stop = include_stop
