@@ -30,11 +30,7 @@ def default_shape(device_type: str) -> DraftShape:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Settings of an engine, each with its help text.
-
-    Raises:
-        ValueError: a value outside its range; names the setting, the value and the range.
-    """
+    """Settings of an engine, each with its help text; `check_settings` refuses values outside their range."""
 
     model: Path = setting(DEMO / "target", "Checkpoint folder of the target.", flags="")
     draft: Path | Literal["ngram"] | None = setting(
