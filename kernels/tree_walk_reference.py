@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.kernels.types import ROOT, Acceptance, DraftProbs, Tree, Walk
+from specdec.kernels.types import NO_TOKEN, ROOT, Acceptance, DraftProbs, Tree, Walk
 
 
 def follow(tree: Tree, emitted: Sequence[int]) -> Acceptance:
     """Follow the emitted tokens down the tree; `emitted[0]` is the root's, `emitted[1 + i]` node i's."""
     path: list[int] = []
     node = ROOT
-    while (child := tree.children.get((node, emitted[1 + node]))) is not None:
+    while emitted[1 + node] != NO_TOKEN and (child := tree.children.get((node, emitted[1 + node]))) is not None:
         path.append(child)
         node = child
     return Acceptance(tuple(path), emitted[1 + node])

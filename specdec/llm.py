@@ -77,14 +77,16 @@ class LLM:
             self.tokenizer = Tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
             self.max_model_len = config.context(self.model.config.max_position)
             self.generation_config = GenerationConfig.read(folder)
-            kept = self.end_tokens | (self.tokenizer.special_tokens if self.tokenizer else frozenset())
+            kept = self.generation_config.end_tokens | (
+                self.tokenizer.special_tokens if self.tokenizer else frozenset()
+            )
             drafts = load_drafts(config, self.model, kernels, kept)
             logger.info("drafts: %s, %s", config.draft or "none", config.shape)
             self.engine = EngineBuilder(config, self.model, drafts, kernels).build()
         logger.info("ready after %.1f s", time.perf_counter() - began)
         self._shared = SharedEngine(self.engine)
         self._requests = RequestMaker(
-            self.tokenizer, self.model.config.vocab_size, self.max_model_len, self.end_tokens, folder
+            self.tokenizer, self.model.config.vocab_size, self.max_model_len, self.generation_config.end_tokens, folder
         )
         if self.engine.scheduler.draft_budget is not None:
             self._requests.draft_context = self.engine.scheduler.draft_budget.context
@@ -226,7 +228,7 @@ class LLM:
     @property
     def end_tokens(self) -> frozenset[int]:
         """Tokens after which the model's output ends."""
-        return self.generation_config.end_tokens
+        return self._requests.end_tokens
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the parameters of the checkpoint's generation_config.json, with defaults for the others."""
