@@ -29,21 +29,13 @@ class LlamaDraftHead:
         max_position: positions of the target, beyond which nothing is drafted.
     """
 
+    taps: tuple[int, ...] = ()
+    feature_size = 0
+    first_entry = 0
+
     def __init__(self, model: LlamaModel, max_position: int) -> None:
         self.model = model
         self.llama = replace(model.config, max_position=min(model.config.max_position, max_position))
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        return ()
-
-    @property
-    def feature_size(self) -> int:
-        return 0
-
-    @property
-    def first_entry(self) -> int:
-        return 0
 
     def feature_of(self, output: TargetOutput) -> Tensor:
         """Return no features, `[rows, 0]`."""
@@ -56,14 +48,7 @@ class LlamaDraftHead:
         rotary: Rotary,
         attentions: Sequence[Attention],
     ) -> Tensor:
-        """Return the states after the last norm, `[rows, hidden_size]`.
-
-        Args:
-            tokens: int64 `[rows]`, x_i.
-            features: ignored.
-            rotary: rotary table rows of position i.
-            attentions: one per layer.
-        """
+        """Return the states after the last norm, `[rows, hidden_size]`, without the features."""
         output: TargetOutput = self.model(tokens, rotary, attentions)
         return output.features
 
