@@ -108,8 +108,7 @@ class Engines:
         from specdec.config import EngineConfig
         from specdec.core.device import name_of
         from specdec.draft_heads.llama.llama_config import LlamaConfig
-        from specdec.engine.acceptance_rule import AcceptanceRule
-        from specdec.engine.engine_builder import build_engine
+        from specdec.engine.engine_builder import EngineBuilder
         from specdec.kernels.kernel_set import choose_kernels
         from specdec.kernels.linear import ready
         from specdec.models.llama import LlamaModel
@@ -142,8 +141,7 @@ class Engines:
             kv_cache_memory=(entry + sizes.model["hidden_size"]) * sizes.dtype.itemsize * rows * (length + 64),
             enable_prefix_caching=False,
         )
-        self.rule = AcceptanceRule("coupled")
-        self.plain = build_engine(self.config, self.target, None, self.kernels, self.rule, "raw_logprobs")
+        self.plain = EngineBuilder(self.config, self.target, None, self.kernels).build()
         self.eagle: Any = None
 
     def use(self, kind: str) -> None:
@@ -153,7 +151,7 @@ class Engines:
         from specdec.draft_heads.heads.eagle3 import Eagle3Config, Eagle3Head
         from specdec.draft_heads.heads.readout import MatrixReadout
         from specdec.draft_heads.llama.llama_config import LlamaConfig
-        from specdec.engine.engine_builder import build_engine
+        from specdec.engine.engine_builder import EngineBuilder
         from specdec.kernels.linear import Projection, ready
 
         self.eagle = None
@@ -173,7 +171,7 @@ class Engines:
             eagle3.draft_tokens.copy_(chosen)
             readout = MatrixReadout(Projection(eagle3.lm_head.weight), vocab, eagle3.draft_tokens)
         drafts = DraftModel(head, readout)
-        self.eagle = build_engine(self.config, self.target, drafts, self.kernels, self.rule, "raw_logprobs")
+        self.eagle = EngineBuilder(self.config, self.target, drafts, self.kernels).build()
         self.forced = Forced(self.eagle.verifier)
         self.eagle.verifier = self.forced
 

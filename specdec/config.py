@@ -30,11 +30,7 @@ def default_shape(device_type: str) -> DraftShape:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Settings of an engine, each with its help text.
-
-    Raises:
-        ValueError: a value outside its range; names the setting, the value and the range.
-    """
+    """Settings of an engine, each with its help text; `check_settings` refuses values outside their range."""
 
     model: Path = setting(DEMO / "target", "Checkpoint folder of the target.", flags="")
     draft: Path | Literal["ngram"] | None = setting(
@@ -49,10 +45,7 @@ class EngineConfig:
     )
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     max_model_len: int | None = setting(
-        None,
-        "Most tokens of a request, prompt included.",
-        least=2,
-        shown_default="the model's",
+        None, "Most tokens of a request, prompt included.", least=2, shown_default="the model's"
     )
     kv_cache_memory: int | None = setting(
         None,

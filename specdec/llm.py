@@ -15,10 +15,9 @@ from specdec.core.outputs import BeamSearchOutput, RequestOutput
 from specdec.core.progress import progress_bar
 from specdec.core.request import RequestGroup
 from specdec.core.sampling_params import BeamSearchParams, SamplingParams
-from specdec.engine.acceptance_rule import AcceptanceRule
-from specdec.engine.beam_search import BeamRequest, BeamSearch, num_scored, run_searches
+from specdec.engine.beam_search import BeamRequest, BeamSearch, run_searches
 from specdec.engine.draft_loader import load_drafts
-from specdec.engine.engine_builder import build_engine
+from specdec.engine.engine_builder import EngineBuilder
 from specdec.engine.request_maker import Prompt, RequestMaker, prompt_batch
 from specdec.engine.resolved_config import resolved_config
 from specdec.engine.shared_engine import SharedEngine
@@ -83,8 +82,7 @@ class LLM:
             )
             drafts = load_drafts(config, self.model, kernels, kept)
             logger.info("drafts: %s, %s", config.draft or "none", config.shape)
-            rule = AcceptanceRule(config.verify)
-            self.engine = build_engine(config, self.model, drafts, kernels, rule, config.logprobs_mode)
+            self.engine = EngineBuilder(config, self.model, drafts, kernels).build()
         logger.info("ready after %.1f s", time.perf_counter() - began)
         self._shared = SharedEngine(self.engine)
         self._requests = RequestMaker(
@@ -162,14 +160,15 @@ class LLM:
         seats = self.config.scheduler.max_num_seqs
         if params.beam_width > seats:
             raise ValueError(f"beam_width is {params.beam_width}; it must be at most max_num_seqs, {seats}")
-        num_ends = 0 if params.ignore_eos else len(self.end_tokens)
+        # The `beam_width` best candidates of a beam can matter, and as many that do not end.
+        most = params.beam_width + (0 if params.ignore_eos else len(self.end_tokens))
         step = SamplingParams(
             temperature=0,
             max_tokens=params.max_tokens,
             ignore_eos=params.ignore_eos,
-            logprobs=num_scored(params, num_ends, self.model.config.vocab_size),
+            logprobs=min(most, self.model.config.vocab_size),
         )
-        roots = [BeamRequest.root(group.requests[0]) for group in self._groups(prompts, step)]
+        roots = [BeamRequest.of(group.requests[0]) for group in self._groups(prompts, step)]
         searches = [BeamSearch(self.engine, params, root) for root in roots]
         run_searches(self._shared, searches)
         return [search.output(self.tokenizer) for search in searches]

@@ -11,11 +11,8 @@ def extend_hashes(hashes: list[bytes], token_ids: Sequence[int], block_size: int
     Each is the SHA-256 of the previous hash and the block's tokens, so that equal hashes mean equal tokens from the
     beginning on. The first one follows the hash of the salt, so that requests of different salts share nothing.
     """
-    parent = (
-        hashes[-1]
-        if hashes
-        else hashlib.sha256(b"" if salt is None else b"salt " + salt.encode(errors="surrogatepass")).digest()
-    )
+    prefix = b"" if salt is None else b"salt " + salt.encode(errors="surrogatepass")
+    parent = hashes[-1] if hashes else hashlib.sha256(prefix).digest()
     for start in range(len(hashes) * block_size, len(token_ids) - block_size + 1, block_size):
         tokens = array("q", token_ids[start : start + block_size])
         parent = hashlib.sha256(parent + tokens.tobytes()).digest()

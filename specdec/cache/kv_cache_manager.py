@@ -51,7 +51,6 @@ class KVCacheManager:
     applied in this order before the next forward pass.
 
     Args:
-        num_blocks: blocks of the cache.
         block_size: entries of a block.
         num_host_blocks: blocks of host memory to swap to.
         enable_prefix_caching: whether requests share the blocks of equal prefixes.
@@ -92,7 +91,7 @@ class KVCacheManager:
                     return Prefix(shared, most, min(sample.num_draft_cached, most))
         if not self.enable_prefix_caching:
             return Prefix([], 0, 0)
-        extend_hashes(request.block_hashes, request.token_ids, size, request.cache_salt)
+        self.hash_blocks(request)
         blocks: list[int] = []
         num_draft_cached = 0
         for block_hash in request.block_hashes:
@@ -184,7 +183,7 @@ class KVCacheManager:
         size = self.block_size
         full = request.num_cached // size
         if self.enable_prefix_caching and request.num_registered < full:
-            extend_hashes(request.block_hashes, request.token_ids, size, request.cache_salt)
+            self.hash_blocks(request)
             for place in range(request.num_registered, full):
                 self.pool.register(request.block_table[place], request.block_hashes[place])
             request.num_registered = full

@@ -68,7 +68,7 @@ class Inspection:
     def facts(self) -> dict[str, str]:
         """Facts about the head by their labels, a few words each."""
         head, llama = self.head, self.head.config.llama
-        rope = llama.rope
+        rope, few = llama.rope, head.tokens
         scaled = "" if rope.rope_type == "default" else f", {rope.rope_type} by {rope.factor:g}"
         facts = {
             "recognised": f"{head.label} in the layout of {head.layout}",
@@ -77,7 +77,7 @@ class Inspection:
             "reads": self._reads(),
             "layers": f"{llama.num_layers}, {', '.join(self._parts())}",
             "rope": f"theta {rope.theta:g}{scaled}; {llama.max_position} positions",
-            "tokens": self._tokens(),
+            "tokens": f"{llama.vocab_size:,}" + ("" if few is None else f", of which it proposes {len(few):,}"),
             "embedding": str(head.embedding),
             "output": str(head.output),
             "weights": self._weights(),
@@ -118,9 +118,7 @@ class Inspection:
             "embedding": head.embedding.name.lower(),
             "output": head.output.name.lower(),
             "variants": list(head.variants),
-            "tensors": {
-                name: {"shape": list(t.shape), "dtype": _dtype(t)} for name, t in self.head.file_tensors.items()
-            },
+            "tensors": {n: {"shape": list(t.shape), "dtype": _dtype(t)} for n, t in head.file_tensors.items()},
             "assumptions": self.assumptions,
         }
 
@@ -142,11 +140,6 @@ class Inspection:
         sizes = f"hidden {llama.hidden_size}", f"MLP {llama.intermediate_size}"
         heads = f"{llama.num_heads} query and {llama.num_kv_heads} key-value heads of {llama.head_dim}"
         return [*sizes, heads, *(name for name, has in flags.items() if has)]
-
-    def _tokens(self) -> str:
-        config = self.head.config
-        few = self.head.tokens
-        return f"{config.llama.vocab_size:,}" + ("" if few is None else f", of which it proposes {len(few):,}")
 
     def _weights(self) -> str:
         counts = Counter[str]()

@@ -62,14 +62,11 @@ class TimedBatch:
 
     @property
     def stats(self) -> SpeculationStats:
-        """Sums over all answers; accepted tokens of all depths are one number."""
-        every = [answer.stats for answer in self.answers]
-        return SpeculationStats(
-            steps=sum(stats.steps for stats in every),
-            tokens=sum(stats.tokens for stats in every),
-            accepted_per_depth=[sum(sum(stats.accepted_per_depth) for stats in every)],
-            drafted=sum(stats.drafted for stats in every),
-        )
+        """Sums over all answers."""
+        total = SpeculationStats()
+        for answer in self.answers:
+            total.add(answer.stats)
+        return total
 
 
 def run_batch(

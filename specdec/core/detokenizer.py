@@ -25,11 +25,7 @@ class Detokenizer:
     """
 
     def __init__(
-        self,
-        tokenizer: Tokenizer | None,
-        stop: Sequence[str],
-        include_stop: bool = False,
-        skip_special: bool = True,
+        self, tokenizer: Tokenizer | None, stop: Sequence[str], include_stop: bool = False, skip_special: bool = True
     ) -> None:
         self._tokenizer = tokenizer
         self._include_stop = include_stop
@@ -84,7 +80,7 @@ class Detokenizer:
         at, self.matched = min(found, key=lambda match: match[0])
         if self._include_stop:
             at += len(self.matched)
-        self._cut_held(len(self._text) - at)
+        self._held, _ = self._split_held(len(self._text) - at)
         self._text = self._text[:at]
         return True
 
@@ -143,9 +139,6 @@ class Detokenizer:
             if any(stop.startswith(self._text[-size:]) for stop in self._stop):
                 return size
         return 0
-
-    def _cut_held(self, count: int) -> None:
-        self._held = self._split_held(count)[0]
 
     def _split_held(self, count: int) -> tuple[list[Segment], list[Segment]]:
         """Split the held segments before their last `count` characters."""

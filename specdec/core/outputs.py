@@ -49,7 +49,7 @@ class SpeculationStats:
         return sum(self.accepted_per_depth) / self.steps if self.steps else 0.0
 
     def add(self, other: "SpeculationStats") -> None:
-        """Add another request's figures."""
+        """Add the figures of another request, or of a step."""
         self.steps += other.steps
         self.tokens += other.tokens
         self.drafted += other.drafted
@@ -65,13 +65,7 @@ class SpeculationStats:
             kept: tokens that the output kept, the bonus token included.
             drafted: draft nodes verified.
         """
-        self.steps += 1
-        self.tokens += kept
-        self.drafted += drafted
-        depths = min(accepted, kept)
-        self.accepted_per_depth += [0] * (depths - len(self.accepted_per_depth))
-        for depth in range(depths):
-            self.accepted_per_depth[depth] += 1
+        self.add(SpeculationStats(1, kept, [1] * min(accepted, kept), drafted))
 
 
 class Segment(NamedTuple):

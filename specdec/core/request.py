@@ -176,6 +176,9 @@ class Request:
         segments = self.detokenizer.segments(final=self.finished)
         tokens = self.token_ids[self.num_prompt :]
         logprobs = None if self.params.logprobs is None else self.logprobs[: len(tokens)]
+        total = None
+        if logprobs is not None:
+            total = sum(entries[token].logprob for entries, token in zip(logprobs, tokens, strict=True))
         return CompletionOutput(
             index=self.sampling.sample_index,
             text=self.detokenizer.text,
@@ -185,9 +188,7 @@ class Request:
             stop_reason=self.stop_reason,
             error=self.error,
             logprobs=logprobs,
-            cumulative_logprob=None
-            if logprobs is None
-            else sum(entries[token].logprob for entries, token in zip(logprobs, tokens, strict=True)),
+            cumulative_logprob=total,
             stats=replace(self.stats, accepted_per_depth=list(self.stats.accepted_per_depth)),
             segments=segments,
         )

@@ -18,9 +18,7 @@ class SamplingParams:
     """Parameters of a request, by vLLM's names and with its meanings.
 
     Without `max_tokens` (None), a request may go on to the end of the context; without `seed`, one is drawn.
-
-    Raises:
-        ValueError: a value outside its range; names the parameter, the value and the range.
+    `check_settings` refuses values outside their range.
     """
 
     n: int = setting(1, "Independent outputs of a prompt.", least=1, flags="")
@@ -122,14 +120,9 @@ class SamplingParams:
         Raises:
             ValueError: the parameter, the value and the range.
         """
-        ids = {
-            "logit_bias": list(self.logit_bias or {}),
-            "allowed_token_ids": list(self.allowed_token_ids or ()),
-            "stop_token_ids": list(self.stop_token_ids or ()),
-        }
-        for name, tokens in ids.items():
-            for token in tokens:
-                if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= token < vocab_size:
+        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
+            for token in getattr(self, name) or ():
+                if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= int(token) < vocab_size:
                     raise ValueError(f"{name} holds {token!r}; token ids lie between 0 and {vocab_size - 1}")
         for name in ("logprobs", "prompt_logprobs"):
             if (getattr(self, name) or 0) > vocab_size:
@@ -141,10 +134,7 @@ class BeamSearchParams:
     """Parameters of a beam search, by vLLM's names; `early_stopping` is transformers'.
 
     A sequence's score is its cumulative log-probability divided by its number of generated tokens, the end token
-    included, to the power of `length_penalty`.
-
-    Raises:
-        ValueError: a value outside its range; names the parameter, the value and the range.
+    included, to the power of `length_penalty`. `check_settings` refuses values outside their range.
     """
 
     beam_width: int = setting(

@@ -1,10 +1,10 @@
 """Beam search: the most probable sequences after a prompt. Beams share the cache blocks of their common tokens."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from specdec.core.outputs import BeamSearchOutput, BeamSearchSequence, Logprob
+from specdec.core.outputs import BeamSearchOutput, BeamSearchSequence
 from specdec.core.request import Request
 from specdec.core.sampling_params import BeamSearchParams
 from specdec.engine.engine import LLMEngine
@@ -42,28 +42,16 @@ class BeamRequest(Request):
         # A beam that was preempted after it was scored, and ran again in a step of another call, is scored twice.
         del self.logprobs[self.num_output + 1 :]
 
-    def candidates(self) -> Iterator[tuple[int, float]]:
-        """Yield the scored tokens that can follow, and the cumulative log-probability with each."""
-        for token, entry in self.logprobs[-1].items():
-            yield token, self.cum_logprob + entry.logprob
-
     @classmethod
-    def root(cls, request: Request) -> "BeamRequest":
-        """Make the first beam, without output, of a request that asks for log-probabilities and is not queued."""
-        return cls._of(request, list(request.token_ids), [], 0.0)
+    def of(cls, request: Request, *tokens: int, cum_logprob: float = 0.0) -> "BeamRequest":
+        """Make a beam of a request's tokens and further ones, which is not queued yet.
 
-    def child(self, token: int) -> "BeamRequest":
-        """Make the beam that continues with a candidate. It is not queued yet."""
-        cum_logprob = self.cum_logprob + self.logprobs[-1][token].logprob
-        return self._of(self, [*self.token_ids, token], list(self.logprobs), cum_logprob)
-
-    @classmethod
-    def _of(
-        cls, request: Request, token_ids: list[int], logprobs: list[dict[int, Logprob]], cum_logprob: float
-    ) -> "BeamRequest":
+        Args:
+            request: the parent, or a request that asks for log-probabilities and is not queued.
+        """
         return cls(
             request_id=request.request_id,
-            token_ids=token_ids,
+            token_ids=[*request.token_ids, *tokens],
             num_prompt=request.num_prompt,
             params=request.params,
             sampling=request.sampling,
@@ -73,7 +61,7 @@ class BeamRequest(Request):
             detokenizer=request.detokenizer,
             priority=request.priority,
             cache_salt=request.cache_salt,
-            logprobs=logprobs,
+            logprobs=list(request.logprobs),
             cum_logprob=cum_logprob,
         )
 
@@ -93,7 +81,7 @@ class BeamSearch:
     forks of their parents, which end.
 
     Args:
-        root: the prompt, with `num_scored` of the search as its `params.logprobs`.
+        root: the prompt; its `params.logprobs` is the number of a beam's candidates that can matter.
 
     Attributes:
         beams: live beams of equal length, best first.
@@ -108,15 +96,6 @@ class BeamSearch:
         self.ended: list[BeamSearchSequence] = []
         self.error: str | None = None
         self.finished = False
-
-    @property
-    def admission(self) -> Admission:
-        """Return whether the search can begin now, later or never."""
-        return self.engine.scheduler.admission(self.root)
-
-    def begin(self) -> None:
-        """Queue the first beam."""
-        self.engine.add_request(self.root)
 
     def go_on(self, is_stuck: bool) -> None:
         """Advance the search after a step.
@@ -154,9 +133,9 @@ class BeamSearch:
         width, ends = self.params.beam_width, self.root.end_tokens
         is_last = self.beams[0].num_remaining == 1
         ranked = [
-            (-cum_logprob, place, token)
+            (-(beam.cum_logprob + entry.logprob), place, token)
             for place, beam in enumerate(self.beams)
-            for token, cum_logprob in beam.candidates()
+            for token, entry in beam.logprobs[-1].items()
         ]
         candidates = [Candidate(self.beams[place], token, -negated) for negated, place, token in sorted(ranked)]
         # A candidate that ends counts only among the `beam_width` best of all. Later ones can only become beams.
@@ -193,7 +172,8 @@ class BeamSearch:
     def _fork(self, live: list[Candidate]) -> None:
         """Replace the beams by their children."""
         scheduler = self.engine.scheduler
-        parents, children = self.beams, [found.parent.child(found.token) for found in live]
+        parents = self.beams
+        children = [BeamRequest.of(parent, token, cum_logprob=total) for parent, token, total in live]
         # Parents and children, so that `end` finds each at any moment.
         self.beams = [*parents, *children]
         seats = scheduler.free_seats(leaving=parents)
@@ -212,11 +192,6 @@ class BeamSearch:
         self.beams = children
 
 
-def num_scored(params: BeamSearchParams, num_ends: int, vocab_size: int) -> int:
-    """Return how many candidates of a beam can matter: the `beam_width` best, and as many that do not end."""
-    return min(params.beam_width + num_ends, vocab_size)
-
-
 def run_searches(shared: SharedEngine, searches: Sequence[BeamSearch]) -> None:
     """Run searches to their end, as many at once as have seats for all their beams.
 
@@ -226,9 +201,9 @@ def run_searches(shared: SharedEngine, searches: Sequence[BeamSearch]) -> None:
         ValueError: a beam that the cache can never hold; nothing has run then.
     """
     for search in searches:
-        if search.admission is Admission.NEVER:
+        if search.engine.scheduler.admission(search.root) is Admission.NEVER:
             # Raises the ValueError.
-            search.begin()
+            search.engine.add_request(search.root)
     pending, active = list(searches), list[BeamSearch]()
     try:
         while pending or active:
@@ -245,10 +220,12 @@ def _next_step(
 ) -> list[BeamSearch]:
     """Begin the pending searches that have seats, take a step, and return the searches that are not over."""
     seats = scheduler.config.max_num_seqs - sum(search.params.beam_width for search in active)
-    while pending and pending[0].params.beam_width <= seats and pending[0].admission is Admission.OK:
-        seats -= pending[0].params.beam_width
+    while pending and (width := pending[0].params.beam_width) <= seats:
+        if scheduler.admission(pending[0].root) is not Admission.OK:
+            break
+        seats -= width
         active.append(pending.pop(0))
-        active[-1].begin()
+        scheduler.add(active[-1].root)
     before = scheduler.stats()
     shared.step()
     is_stuck = scheduler.stats().steps == before.steps

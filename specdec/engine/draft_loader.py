@@ -87,12 +87,11 @@ def load_drafts(
             positions,
             context,
         )
+    head, readout = draft_model
     if config.draft_vocab is not None:
-        assert isinstance(draft_model.readout, MatrixReadout)
-        draft_model = draft_model._replace(
-            readout=trimmed_readout(draft_model.readout, config.draft_vocab, kept_tokens)
-        )
+        assert isinstance(readout, MatrixReadout)
+        readout = trimmed_readout(readout, config.draft_vocab, kept_tokens)
     if config.draft_rank is not None:
-        assert isinstance(draft_model.readout, MatrixReadout)
-        draft_model = draft_model._replace(readout=CandidateReadout(draft_model.readout, config.draft_rank))
-    return draft_model
+        assert isinstance(readout, MatrixReadout)
+        readout = CandidateReadout(readout, config.draft_rank)
+    return DraftModel(head, readout)

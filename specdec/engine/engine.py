@@ -44,12 +44,7 @@ class LLMEngine:
         self._observer = StepObserver(scheduler, cache.target.device)
 
     def add_request(self, request: Request) -> None:
-        """Queue a request.
-
-        Raises:
-            ValueError: a request that can never run.
-            QueueFullError: `max_queued_requests` requests wait.
-        """
+        """Queue a request; see `Scheduler.add`."""
         self.scheduler.add(request)
 
     @property

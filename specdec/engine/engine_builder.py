@@ -11,7 +11,6 @@ from specdec.cache.kv_cache import KVCache, entry_bytes
 from specdec.cache.kv_cache_manager import KVCacheManager
 from specdec.config import NGRAM, EngineConfig
 from specdec.core.device import DTYPES
-from specdec.core.outputs import LogprobsMode
 from specdec.draft_heads.drafting.drafter import Drafter, NoDrafter, Proposal
 from specdec.draft_heads.drafting.model_drafter import ModelDrafter
 from specdec.draft_heads.drafting.ngram_drafter import NGramDrafter
@@ -30,27 +29,11 @@ from specdec.scheduling.step_cost import PreemptionCost
 logger = logging.getLogger(__name__)
 
 
-def build_engine(
-    config: EngineConfig,
-    model: LlamaModel,
-    draft: DraftModel | None,
-    kernels: KernelSet,
-    rule: AcceptanceRule,
-    mode: LogprobsMode,
-) -> LLMEngine:
-    """Build an engine around a loaded target.
+class EngineBuilder:
+    """Builds an engine around a loaded target.
 
     Args:
         draft: the draft head or small model; None for plain decoding or drafts from the text.
-
-    Raises:
-        ValueError: cache memory that is too small, or kernels that do not support the model or its trees.
-    """
-    return _EngineBuilder(config, model, draft, kernels, rule, mode).build()
-
-
-class _EngineBuilder:
-    """The steps of `build_engine`, and the sizes that several of them need.
 
     Attributes:
         head: the draft head, if any.
@@ -61,18 +44,9 @@ class _EngineBuilder:
         block_bytes: memory of one cache block.
     """
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        model: LlamaModel,
-        draft: DraftModel | None,
-        kernels: KernelSet,
-        rule: AcceptanceRule,
-        mode: LogprobsMode,
-    ) -> None:
-        self.config, self.model, self.draft, self.kernels, self.rule, self.mode = (
-            config, model, draft, kernels, rule, mode
-        )  # fmt: skip
+    def __init__(self, config: EngineConfig, model: LlamaModel, draft: DraftModel | None, kernels: KernelSet) -> None:
+        self.config, self.model, self.draft, self.kernels = config, model, draft, kernels
+        self.rule = AcceptanceRule(config.verify)
         self.device, self.dtype = torch.device(config.device), DTYPES[config.dtype]
         self.head = draft.head if draft else None
         self.shape = config.shape if draft or config.draft == NGRAM else None
@@ -83,7 +57,11 @@ class _EngineBuilder:
         self.block_bytes = config.block_size * entry_bytes(model.config, self.head, self.dtype)
 
     def build(self) -> LLMEngine:
-        """Check, profile, and assemble the engine with its cache at full size."""
+        """Check, profile, and assemble the engine with its cache at full size.
+
+        Raises:
+            ValueError: cache memory that is too small, or kernels that do not support the model or its trees.
+        """
         self._check_kernels()
         num_blocks, num_host_blocks = self._num_blocks(), int(self.config.swap_space * (1 << 30)) // self.block_bytes
         logger.info(
@@ -124,7 +102,7 @@ class _EngineBuilder:
         drafter = self._drafter(cache)
         self._capture_graphs(runner, drafter)
         scheduler = self._scheduler(runner, drafter, measures=measures)
-        return LLMEngine(scheduler, runner, cache, drafter, self.rule.verifier(self.kernels), self.mode)
+        return LLMEngine(scheduler, runner, cache, drafter, self.rule.verifier(self.kernels), config.logprobs_mode)
 
     def _drafter(self, cache: KVCache) -> Drafter:
         config = self.config

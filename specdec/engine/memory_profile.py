@@ -19,7 +19,9 @@ CPU_CACHE_BYTES = 1 << 30
 
 
 def cache_bytes(config: EngineConfig, rehearse: Callable[[], int]) -> int:
-    """Return `kv_cache_memory` if it is set; otherwise 1 GiB on a CPU, and the memory that is left on a GPU.
+    """Return `kv_cache_memory` if it is set; otherwise 1 GiB on a CPU.
+
+    On a GPU it is what `gpu_memory_utilization` leaves beside the weights and the peak of the largest steps.
 
     Args:
         rehearse: runs the largest steps on an engine of its own, frees it, and returns the bytes of its cache.
@@ -31,15 +33,6 @@ def cache_bytes(config: EngineConfig, rehearse: Callable[[], int]) -> int:
         return config.kv_cache_memory
     if not config.device.startswith("cuda"):
         return CPU_CACHE_BYTES
-    return left_beside(config, rehearse)
-
-
-def left_beside(config: EngineConfig, rehearse: Callable[[], int]) -> int:
-    """Return how many bytes `gpu_memory_utilization` leaves beside the weights and the peak of the largest steps.
-
-    Raises:
-        ValueError: too little GPU memory.
-    """
     device = torch.device(config.device)
     gc.collect()
     torch.cuda.empty_cache()

@@ -29,20 +29,15 @@ def resolved_config(model: str | Path | None, draft: str | Path | None, settings
     config = engine_config(DEMO / "target", None, given)
     device = resolve_device(config.device)
     drafts = _draft_source(draft, config.verify, is_demo=model is None)
+    named = named_target(drafts) if model is None and isinstance(drafts, Path) else None
     return replace(
         config,
-        model=_target_folder(drafts) if model is None else Path(model),
+        model=Path(model) if model is not None else named or DEMO / "target",
         draft=drafts,
         device=str(device),
         dtype=name_of(resolve_dtype(config.dtype, device)),
         shape=AcceptanceRule(config.verify).shape(shape or default_shape(device.type)),
     )
-
-
-def _target_folder(draft: Path | Literal["ngram"] | None) -> Path:
-    """Return the target that a head names, or else the demo model."""
-    own = named_target(draft) if isinstance(draft, Path) else None
-    return own or DEMO / "target"
 
 
 def _draft_source(draft: str | Path | None, verify: str, is_demo: bool) -> Path | Literal["ngram"] | None:

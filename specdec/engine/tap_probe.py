@@ -1,5 +1,6 @@
 """A probe of which target layers a head was trained to read, for layer ids that can be counted in two ways."""
 
+import itertools
 import logging
 import random
 from collections.abc import Sequence
@@ -95,7 +96,11 @@ class TapProbe:
         self.texts = [list(prompt[: context // 2]) for prompt in prompts]
         self.prompt_lens = [len(text) for text in self.texts]
         new_tokens = min(NEW_TOKENS, context - max(self.prompt_lens))
-        self.tables = _tables([length + new_tokens for length in self.prompt_lens])
+        # Block tables of the texts, one after another.
+        blocks = itertools.count()
+        counts = [ceil_div(length + new_tokens, BLOCK_SIZE) for length in self.prompt_lens]
+        self.tables = [list(itertools.islice(blocks, count)) for count in counts]
+        self.num_blocks = sum(counts)
         cache = KVCache(self.num_blocks, BLOCK_SIZE, model.config, None, self.dtype, self.device, kernels=kernels)
         self.runner = ModelRunner(model, cache, self.dtype)
         cached = [0] * len(self.texts)
@@ -105,10 +110,6 @@ class TapProbe:
             for text, token in zip(self.texts, logits.argmax(-1).tolist(), strict=True):
                 text.append(token)
         self.num_guessed = sum(len(text) - start for text, start in zip(self.texts, self._starts(), strict=True))
-
-    @property
-    def num_blocks(self) -> int:
-        return sum(len(table) for table in self.tables)
 
     @torch.inference_mode()
     def hits(self, draft: DraftModel) -> int:
@@ -153,13 +154,3 @@ class TapProbe:
     def _rows(self, texts: Sequence[list[int]], cached: Sequence[int]) -> list[TreeRow]:
         rows = zip(texts, cached, self.tables, strict=True)
         return [TreeRow(text[start:], start, table, 1) for text, start, table in rows]
-
-
-def _tables(lengths: Sequence[int]) -> list[list[int]]:
-    """Return block tables for texts of these lengths, one after another."""
-    tables, start = [], 0
-    for length in lengths:
-        count = ceil_div(length, BLOCK_SIZE)
-        tables.append(list(range(start, start + count)))
-        start += count
-    return tables

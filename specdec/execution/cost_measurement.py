@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import median
 
 import torch
 
 from specdec.cache.kv_cache_manager import BlockMove, MoveKind
 from specdec.draft_heads.drafting.draft_shape import DraftShape
-from specdec.draft_heads.drafting.drafter import Drafter
+from specdec.draft_heads.drafting.drafter import Drafter, DraftRow
 from specdec.execution.dummy_rows import dummy_chain, dummy_draft_rows, dummy_reading_row, dummy_rows
 from specdec.execution.model_runner import ModelRunner
 from specdec.scheduling.step_cost import Curve, PreemptionCost, StepCost
@@ -40,9 +41,11 @@ def measure_step_cost(runner: ModelRunner, longest: int, drafter: Drafter, shape
     cost = StepCost(passes, Curve([(x, max(0.0, y - passes(x))) for x, y in zip(rows.xs, rows.ys, strict=True)]))
     if shape is not None:
         cost.depth = depth
-        cost.first_level = _curve(_drafting(runner, drafter, shape, 1, context), ROWS)
-        cost.all_levels = _curve(_drafting(runner, drafter, shape, depth, context), ROWS)
-        cost.reading = _curve(_reading(runner, drafter), [n for n in TOKENS if n < longest])
+        trees = partial(dummy_draft_rows, cache, context=context, shape=shape)
+        cost.first_level = _draft_curve(runner, drafter, partial(trees, depth=1), ROWS)
+        cost.all_levels = _draft_curve(runner, drafter, partial(trees, depth=depth), ROWS)
+        sizes = [n for n in TOKENS if n < longest]
+        cost.reading = _draft_curve(runner, drafter, lambda tokens: [dummy_reading_row(cache, tokens)], sizes)
     return cost
 
 
@@ -65,28 +68,15 @@ def _seconds(work: Callable[[int], None], size: int) -> float:
     return min(times[1:] or times)
 
 
-def _drafting(
-    runner: ModelRunner, drafter: Drafter, shape: DraftShape, depth: int, context: int
-) -> Callable[[int], None]:
-    """Return the work of drafting a number of trees of `depth` levels."""
-
+def _draft_curve(
+    runner: ModelRunner, drafter: Drafter, rows_of: Callable[[int], list[DraftRow]], sizes: Sequence[int]
+) -> Curve:
     @torch.inference_mode()
-    def draft(trees: int) -> None:
-        drafter.propose(dummy_draft_rows(runner.cache, trees, context, shape, depth))
+    def work(size: int) -> None:
+        drafter.propose(rows_of(size))
         runner.wait()
 
-    return draft
-
-
-def _reading(runner: ModelRunner, drafter: Drafter) -> Callable[[int], None]:
-    """Return the work of reading a number of tokens of one row."""
-
-    @torch.inference_mode()
-    def read(tokens: int) -> None:
-        drafter.propose([dummy_reading_row(runner.cache, tokens)])
-        runner.wait()
-
-    return read
+    return _curve(work, sizes)
 
 
 def measure_preemption_cost(runner: ModelRunner) -> PreemptionCost:

@@ -1,7 +1,6 @@
 """The target's pass in CUDA graphs: the host launches one graph instead of hundreds of kernels."""
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,18 +15,6 @@ from specdec.verify.tree_batch import TreeBatch
 TOKEN_BUCKETS = ((4, 1), (16, 4), (64, 8), (256, 32), (1024, 128))
 
 Pass = Callable[[TreeBatch], Tensor]
-
-
-class GraphKey(NamedTuple):
-    """Sizes that are fixed in a graph.
-
-    Attributes:
-        tokens: tokens of the step, padding included.
-        plan: size of the attention plan.
-    """
-
-    tokens: int
-    plan: PlanSize
 
 
 class StepGraphs:
@@ -50,7 +37,8 @@ class StepGraphs:
     ) -> None:
         self.run, self.capture, self.geometry = run, capture, geometry
         self.max_rows, self.max_blocks, self.words = max_rows + 1, max_blocks, words
-        self._graphs: dict[GraphKey, _Graph] = {}
+        # By what is fixed in a graph: the step's tokens, padding included, and the size of its attention plan.
+        self._graphs: dict[tuple[int, PlanSize], _Graph] = {}
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -69,18 +57,18 @@ class StepGraphs:
         if tokens > TOKEN_BUCKETS[-1][0] or rows > self.max_rows or blocks > self.max_blocks:
             return self.run(batch)
         plan = plan_of(batch.rows, self.geometry)
-        key = GraphKey(tokens, PlanSize.of(plan))
+        key = (tokens, PlanSize.of(plan))
         graph = self._graphs.get(key)
         if graph is None:
-            graph = self._graphs[key] = _Graph(self, key, batch, plan)
+            graph = self._graphs[key] = _Graph(self, batch, plan)
         return graph(batch, plan)
 
 
 class _Graph:
     """A captured pass and its inputs."""
 
-    def __init__(self, owner: StepGraphs, key: GraphKey, batch: TreeBatch, plan: Plan) -> None:
-        device = batch.tokens.device
+    def __init__(self, owner: StepGraphs, batch: TreeBatch, plan: Plan) -> None:
+        device, tokens = batch.tokens.device, len(batch.tokens)
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int64, device=device)
@@ -92,13 +80,13 @@ class _Graph:
             lengths=(),
             tree_starts=(),
             block_tables=zeros(owner.max_rows, owner.max_blocks),
-            visible=zeros(key.tokens),
-            ancestors=zeros(key.tokens, owner.words),
+            visible=zeros(tokens),
+            ancestors=zeros(tokens, owner.words),
             block_size=batch.rows.block_size,
         )
         rows.plans[owner.geometry] = self.plan.plan
-        slots = zeros(key.tokens)
-        self.batch = TreeBatch(zeros(key.tokens), zeros(key.tokens), slots, rows, zeros(0), ())
+        slots = zeros(tokens)
+        self.batch = TreeBatch(zeros(tokens), zeros(tokens), slots, rows, zeros(0), ())
         self._fill(batch, plan)
         self._replay = owner.capture(lambda: owner.run(self.batch))
 

@@ -38,8 +38,7 @@ def capture_graphs(
             above 0.
     """
     counts = [1 << power for power in range(max_rows.bit_length())]
-    nodes = shape.nodes if shape is not None else 0
-    slots = shape.slots if shape is not None else 0
+    nodes, slots = (shape.nodes, shape.slots) if shape is not None else (0, 0)
     cases = [(rows, context) for rows in counts for context in CONTEXTS if context + 1 + slots <= longest]
     with torch.inference_mode(), progress_bar(len(cases), "capturing graphs") as advance:
         for rows, context in cases:

@@ -12,7 +12,7 @@ from specdec.draft_heads.formats.head_settings import HeadSettings
 from specdec.draft_heads.formats.head_tensors import HeadTensors
 from specdec.draft_heads.heads.draft_head import DraftModel, TargetOutput
 from specdec.draft_heads.heads.readout import MatrixReadout
-from specdec.draft_heads.llama.checkpoint_files import CheckpointError, peek_tensors, read_config
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, read_config, read_tensors
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import Attention
 from specdec.draft_heads.llama.rope import Rotary
@@ -29,21 +29,13 @@ class LlamaDraftHead:
         max_position: positions of the target, beyond which nothing is drafted.
     """
 
+    taps: tuple[int, ...] = ()
+    feature_size = 0
+    first_entry = 0
+
     def __init__(self, model: LlamaModel, max_position: int) -> None:
         self.model = model
         self.llama = replace(model.config, max_position=min(model.config.max_position, max_position))
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        return ()
-
-    @property
-    def feature_size(self) -> int:
-        return 0
-
-    @property
-    def first_entry(self) -> int:
-        return 0
 
     def feature_of(self, output: TargetOutput) -> Tensor:
         """Return no features, `[rows, 0]`."""
@@ -56,14 +48,7 @@ class LlamaDraftHead:
         rotary: Rotary,
         attentions: Sequence[Attention],
     ) -> Tensor:
-        """Return the states after the last norm, `[rows, hidden_size]`.
-
-        Args:
-            tokens: int64 `[rows]`, x_i.
-            features: ignored.
-            rotary: rotary table rows of position i.
-            attentions: one per layer.
-        """
+        """Return the states after the last norm, `[rows, hidden_size]`; for the arguments see `DraftHead`."""
         output: TargetOutput = self.model(tokens, rotary, attentions)
         return output.features
 
@@ -75,7 +60,7 @@ class LlamaDraftHead:
 def holds_llama(folder: Path) -> bool:
     """Return whether a folder holds a whole model and no head, by its tensors; False if it cannot be read."""
     try:
-        tensors = HeadTensors(peek_tensors(folder, ()))
+        tensors = HeadTensors(read_tensors(folder))
         is_head = kind_of(HeadSettings.from_json(read_config(folder)), tensors) is not None
     except CheckpointError:
         return False

@@ -10,7 +10,6 @@ from specdec.core.engine_stats import EngineStats
 from specdec.core.request import Request
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.scheduling.draft_budget import DraftBudget
-from specdec.scheduling.prefill_limit import PrefillLimit
 from specdec.scheduling.request_queues import RequestQueues
 from specdec.scheduling.scheduler_config import SchedulerConfig
 from specdec.scheduling.step_cost import MeasuredStep, PreemptionCost, StepCost
@@ -42,12 +41,12 @@ class Scheduler:
     left. The scheduler alone writes the requests' cache counters and the statistics.
 
     Args:
-        manager: blocks of the cache.
-        config: limits.
         shape: bounds of draft trees, None without a drafter.
-        preemption_cost: of recomputing and of swapping.
         draft_context: number of tokens from which on a request gets no drafts.
         step_cost: of a step's parts; without it, trees and prompts are bounded by tokens alone.
+
+    Attributes:
+        running, waiting: requests with and without a seat, in order of rank; only the queues change them.
     """
 
     def __init__(
@@ -69,19 +68,10 @@ class Scheduler:
                 self.tree_sizer = TreeSizer(step_cost, shape)
             self.draft_budget = DraftBudget(shape, draft_context, most_read, self.tree_sizer)
         self.queues = RequestQueues()
+        self.running, self.waiting = self.queues.running, self.queues.waiting
         self.planner = StepPlanner(self.queues, manager, config, preemption_cost or PreemptionCost())
         self._stats = EngineStats()
         self._in_flight: list[PlannedRow] = []
-
-    @property
-    def running(self) -> Sequence[Request]:
-        """Requests that hold a seat, in order of rank."""
-        return self.queues.running
-
-    @property
-    def waiting(self) -> Sequence[Request]:
-        """Requests without a seat, in order of rank."""
-        return self.queues.waiting
 
     def free_seats(self, leaving: Collection[Request] = ()) -> int:
         """Return how many requests could run besides the running ones that are not `leaving`."""
@@ -157,7 +147,7 @@ class Scheduler:
         if self.step_cost is None or not prompts or not decoding:
             return sys.maxsize
         levels = 0 if self.draft_budget is None else min(size.nodes, self.draft_budget.shape.depth)
-        return PrefillLimit(self.step_cost, self.config.prefill_stretch).tokens(prompts, decoding, *size, levels)
+        return self.step_cost.prompt_tokens(self.config.prefill_stretch, prompts, decoding, *size, levels)
 
     def _count_plan(self, step: StepBudget, known: int) -> None:
         stats = self._stats
@@ -184,7 +174,7 @@ class Scheduler:
             results: one per row; their requests have taken the tokens.
         """
         self._in_flight = []
-        generated = verified = accepted = 0
+        stats = self._stats
         for row, result in zip(plan.rows, results, strict=True):
             request = row.request
             request.drafts_enabled = not result.needs_retry
@@ -196,14 +186,11 @@ class Scheduler:
                     request.num_cached + row.num_known + result.num_accepted, len(request.token_ids)
                 )
                 self.manager.commit(request)
-                generated += result.num_new
-                verified += result.num_nodes
-                accepted += result.num_accepted
+                stats.generated_tokens += result.num_new
+                stats.drafts_verified += result.num_nodes
+                stats.drafts_accepted += result.num_accepted
             if request.finish_reason is not None:
                 self._release(request)
-        self._stats.generated_tokens += generated
-        self._stats.drafts_verified += verified
-        self._stats.drafts_accepted += accepted
 
     def cancel(self, plan: StepPlan) -> None:
         """End a step that failed; its requests stay as they were."""

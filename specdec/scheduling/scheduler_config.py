@@ -10,11 +10,7 @@ Policy = Literal["fcfs", "priority"]
 
 @dataclass(frozen=True)
 class SchedulerConfig:
-    """Settings of the scheduler, by vLLM's names where it has them.
-
-    Raises:
-        ValueError: a value outside its range; names the setting, the value and the range.
-    """
+    """Settings by vLLM's names where it has them; `check_settings` refuses values outside their range."""
 
     max_num_seqs: int = setting(64, "Most requests running at once.", least=1)
     max_num_batched_tokens: int = setting(

@@ -1,5 +1,6 @@
 """Prediction of how long the parts of a step take on this machine. Pure Python."""
 
+import sys
 from bisect import bisect_right
 from collections import defaultdict, deque
 from collections.abc import Iterable
@@ -56,6 +57,8 @@ WARM = 6
 LEAST = 0.01
 # Upper bound of a share: measurements are noisy, so it may exceed the whole.
 MOST = 1.5
+# Prompt tokens that every step may compute, whatever they cost.
+LEAST_PROMPT_TOKENS = 16
 NOTHING = Curve([(1, 0.0)])
 
 
@@ -170,20 +173,28 @@ class StepCost:
     _single: int = 0
 
     def step(self, rows: int, tokens: int, trees: int, levels: int) -> float:
-        """Predict the seconds of a step.
-
-        Args:
-            rows: rows of the step.
-            tokens: their tokens, draft nodes included.
-            trees: trees that are drafted.
-            levels: limit of their levels.
-        """
+        """Predict the seconds of a step; `MeasuredStep` describes its sizes."""
         ratio = (self.checking if trees else self.plain).at(rows)
         return ratio * (self.passes(tokens) + self.rows(rows)) + self.draft(trees, levels)
 
-    def prompt_tokens(self, seconds: float, tokens: int) -> float:
-        """Return how many prompt tokens lengthen a step of `tokens` others by this many seconds."""
-        return self.passes.inverse(self.passes(tokens) + seconds / self.prefill.value) - tokens
+    def prompt_tokens(self, stretch: float, prompts: int, decoding: int, nodes: int, trees: int, levels: int) -> int:
+        """Return how many tokens of prompts a step may compute, so that outputs are not delayed too long.
+
+        Where a pass is bound by memory, prompt tokens are nearly free. Where it is bound by arithmetic, a chunk of 256
+        beside 8 decoding rows takes as long as ten steps.
+
+        Args:
+            stretch: limit of the time of a step with one prompt over its time without. Each further prompt adds as
+                much as the first, so that steps get longer, and throughput higher, where many wait. 0 for no limit.
+            prompts: number of prompts, waiting or being prefilled.
+            decoding: rows of one known token; `trees` of them draft trees of this many nodes and at most these levels.
+        """
+        if not stretch or not decoding:
+            return sys.maxsize
+        own = decoding + trees * nodes
+        seconds = prompts * (stretch - 1) * self.step(decoding, own, trees, levels) / self.prefill.value
+        more = self.passes.inverse(self.passes(own) + seconds) - own
+        return max(LEAST_PROMPT_TOKENS, int(min(more, sys.maxsize)))
 
     def draft(self, trees: int, levels: int) -> float:
         """Predict the seconds of drafting trees of at most this many levels."""

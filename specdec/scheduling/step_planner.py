@@ -21,11 +21,7 @@ class StepPlanner:
     admitted within as many steps as all requests that rank before it have tokens, each at its longest. Tokens that are
     computed again after a preemption by a later arrival of higher priority count again.
 
-    Args:
-        queues: updated by admissions and preemptions.
-        manager: of the cache's blocks.
-        config: limits.
-        preemption_cost: decides between recomputing and swapping.
+    Admissions and preemptions update the queues. `PreemptionCost` decides between recomputing and swapping.
     """
 
     def __init__(

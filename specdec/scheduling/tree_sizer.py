@@ -64,10 +64,6 @@ class TreeSizer:
     node of rank i is accepted, ranked by the drafter's own estimate. r is the acceptance of these rows' own trees
     relative to the average. v and r are observed as the engine runs, pass and draft are measured. Values belong to
     ranks and not to single nodes, so that the choice precedes drafting and a plain step drafts nothing.
-
-    Args:
-        cost: seconds of a step's parts.
-        shape: bounds of a tree.
     """
 
     def __init__(self, cost: StepCost, shape: DraftShape) -> None:

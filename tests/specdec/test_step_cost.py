@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.scheduling.prefill_limit import LEAST, PrefillLimit
-from specdec.scheduling.step_cost import WARM, Curve, MeasuredStep, Ratio, StepCost
+from specdec.scheduling.step_cost import LEAST_PROMPT_TOKENS, WARM, Curve, MeasuredStep, Ratio, StepCost
 
 points = st.lists(
     st.tuples(st.integers(1, 1000), st.floats(0.001, 1.0)), min_size=1, max_size=6, unique_by=lambda p: p[0]
@@ -153,23 +152,23 @@ def test_a_part_that_seems_to_take_no_time_is_not_free() -> None:
         cost.correct(MeasuredStep(1, 1, 50, 0.5, 0, 0, 0, 0.0))
         cost.correct(MeasuredStep(1, 1, 0, 0.0, 1, 1, 0, 0.0))
     assert cost.prefill.value > 0
-    assert 0 < PrefillLimit(cost, 2.0).tokens(1, 8, 0, 0, 0) < 10**9
+    assert 0 < cost.prompt_tokens(2.0, 1, 8, 0, 0, 0) < 10**9
     assert cost.step(1, 1, 0, 0) > 0
 
 
 def test_prompts_get_what_the_stretch_allows() -> None:
     cost = StepCost(Curve([(1, 1.0), (101, 2.0)]))
     # A step of 11 rows takes 1.1; twice that is the pass over 121 tokens.
-    assert PrefillLimit(cost, 2.0).tokens(1, 11, 0, 0, 0) == pytest.approx(110, abs=1)
-    assert PrefillLimit(cost, 1.001).tokens(1, 11, 0, 0, 0) == LEAST
-    assert PrefillLimit(cost, 2.0).tokens(3, 11, 0, 0, 0) == pytest.approx(330, abs=1)
+    assert cost.prompt_tokens(2.0, 1, 11, 0, 0, 0) == pytest.approx(110, abs=1)
+    assert cost.prompt_tokens(1.001, 1, 11, 0, 0, 0) == LEAST_PROMPT_TOKENS
+    assert cost.prompt_tokens(2.0, 3, 11, 0, 0, 0) == pytest.approx(330, abs=1)
     cost.prefill.value = 2.0
-    assert PrefillLimit(cost, 2.0).tokens(1, 11, 0, 0, 0) == pytest.approx(55, abs=1)
+    assert cost.prompt_tokens(2.0, 1, 11, 0, 0, 0) == pytest.approx(55, abs=1)
 
 
 def test_prompts_are_not_limited_where_nobody_waits_or_nothing_is_asked() -> None:
     cost = StepCost(Curve([(1, 1.0), (101, 2.0)]))
-    assert PrefillLimit(cost, 2.0).tokens(1, 0, 0, 0, 0) > 10**9
-    assert PrefillLimit(cost, 0.0).tokens(1, 8, 0, 0, 0) > 10**9
+    assert cost.prompt_tokens(2.0, 1, 0, 0, 0, 0) > 10**9
+    assert cost.prompt_tokens(0.0, 1, 8, 0, 0, 0) > 10**9
     # Bound by memory: more tokens cost nothing.
-    assert PrefillLimit(StepCost(Curve([(1, 1.0), (256, 1.0)])), 2.0).tokens(1, 8, 0, 0, 0) > 10**9
+    assert StepCost(Curve([(1, 1.0), (256, 1.0)])).prompt_tokens(2.0, 1, 8, 0, 0, 0) > 10**9
