@@ -54,8 +54,7 @@ def trees_of(packed: PackedTrees, draft_probs: DraftProbs | None = None) -> list
         for node, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True)):
             depths[node] = 1 + depths[parent]
             if depths[node] <= packed.max_depth:
-                if token != NO_TOKEN:
-                    tree.children.setdefault((parent, token), node)
+                tree.children.setdefault((parent, token), node)
                 tree.children_of.setdefault(parent, []).append(node)
         trees.append(tree)
     return trees

@@ -59,14 +59,8 @@ class TreeBatch:
         """
         sizes = [*trees.sizes, *[0] * (len(parts) - len(trees.sizes))]
         words = max(1, ceil_div(max(sizes), WORD_BITS))
-        tokens: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        visible: list[int] = []
+        tokens, positions, slots, visible, node_rows, logit_rows, starts = (list[int]() for _ in range(7))
         ancestors: list[list[int]] = []
-        node_rows: list[int] = []
-        logit_rows: list[int] = []
-        starts: list[int] = []
         for row, (part, size) in enumerate(zip(parts, sizes, strict=True)):
             start, known = len(tokens), len(part.tokens)
             end = part.num_cached + known

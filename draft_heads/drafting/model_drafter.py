@@ -197,11 +197,7 @@ class ModelDrafter:
 
     def _read_features(self, rows: Sequence[DraftRow]) -> Tensor:
         """Run the head over the tokens to be read; return its state after each row's last."""
-        tokens: list[int] = []
-        slots: list[int] = []
-        sources: list[int] = []
-        positions: list[int] = []
-        counts: list[int] = []
+        tokens, slots, sources, positions, counts = (list[int]() for _ in range(5))
         first = self.head.first_entry
         for row in rows:
             start, end = max(row.num_draft_cached, first), row.draft_prefill_end
@@ -225,7 +221,7 @@ class ModelDrafter:
             first=first,
         )
         features = self.features.index_select(0, upload(sources, device))
-        hidden = self._forward(tokens, features, places, upload(slots, device), ragged)
+        hidden = self._forward(upload(tokens, device), features, places, upload(slots, device), ragged)
         if len(rows) == hidden.shape[0]:
             return hidden
         return hidden.index_select(0, upload(counts, device).cumsum(0) - 1)
@@ -258,12 +254,9 @@ class ModelDrafter:
         tokens = frontier.tokens.flatten()
         return self._forward(tokens, features, positions, levels.slots[level - 1], ragged)
 
-    def _forward(
-        self, tokens: list[int] | Tensor, features: Tensor, positions: Tensor, slots: Tensor, rows: RaggedRows
-    ) -> Tensor:
-        ids = tokens if isinstance(tokens, Tensor) else upload(tokens, self.kv.device)
+    def _forward(self, tokens: Tensor, features: Tensor, positions: Tensor, slots: Tensor, rows: RaggedRows) -> Tensor:
         attentions = [PagedAttention(kv, slots, rows, self.kernels) for kv in self.kv]
-        hidden: Tensor = self.head(ids, features, rotary_at(self.rope, positions), attentions)
+        hidden: Tensor = self.head(tokens, features, rotary_at(self.rope, positions), attentions)
         return hidden
 
     def _scores(
