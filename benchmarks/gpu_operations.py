@@ -25,6 +25,7 @@ from specdec.kernels.kv_copy import copy_between, copy_blocks, move_kv
 from specdec.kernels.logit_filters import filter_logits
 from specdec.kernels.perturbed_top_k import perturbed_top_k
 from specdec.kernels.rotary_store import rotary_store
+from specdec.kernels.types import NoiseColumns
 
 EPS = 1e-5
 # Best children of a node.
@@ -189,18 +190,17 @@ def _swap(sizes: Sizes, copies: int, way: str, device: torch.device) -> Case:
     )
 
 
-def _noise_keys(rows: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def _noise(rows: int, sampled: bool, device: torch.device) -> NoiseColumns:
     seeds, samples, positions = torch.randint(0, 2**62, (3, rows), device=device)
-    return seeds, samples, positions
+    return NoiseColumns(seeds, samples, positions, torch.full((rows,), sampled, device=device))
 
 
 def _gumbel_argmax(rows: int, tokens: int, way: str, device: torch.device) -> Case:
     scores = SCORE_SCALE * _drawn(device, torch.float32, rows, tokens)
-    keys = _noise_keys(rows, device)
-    sampled = torch.full((rows,), way == "sampled", device=device)
+    noise = _noise(rows, way == "sampled", device)
     return Case(
-        run=lambda: gumbel_argmax(scores, *keys, sampled),
-        twin=lambda: gumbel_argmax_reference.gumbel_argmax(scores, *keys, sampled),
+        run=lambda: gumbel_argmax(scores, noise),
+        twin=lambda: gumbel_argmax_reference.gumbel_argmax(scores, noise),
         num_bytes=scores.numel() * scores.element_size(),
         bound=EXACT,
         peers={"torch": Peer(lambda: torch.argmax(scores, -1), None if way == "sampled" else lambda tokens: tokens)},
@@ -225,11 +225,10 @@ def _perturbed_top_k(rows: int, tokens: int, vocabulary: int, device: torch.devi
     """A head that proposes some tokens only says which they are."""
     own = None if tokens == vocabulary else torch.randperm(vocabulary, device=device)[:tokens].sort().values
     scores = SCORE_SCALE * _drawn(device, torch.float32, rows, tokens)
-    keys = _noise_keys(rows, device)
-    sampled = torch.ones(rows, dtype=torch.bool, device=device)
+    noise = _noise(rows, True, device)
     return Case(
-        run=lambda: perturbed_top_k(scores, *keys, sampled, CHILDREN, own),
-        twin=lambda: perturbed_top_k_reference.perturbed_top_k(scores, *keys, sampled, CHILDREN, own),
+        run=lambda: perturbed_top_k(scores, noise, CHILDREN, own),
+        twin=lambda: perturbed_top_k_reference.perturbed_top_k(scores, noise, CHILDREN, own),
         num_bytes=scores.numel() * scores.element_size(),
         bound=BOUNDS[torch.float32],
         peers={"torch": Peer(lambda: torch.topk(scores, CHILDREN), None)},

@@ -15,7 +15,7 @@ from specdec.kernels import block_walk_reference, rejection_walk_reference, tree
 from specdec.kernels.block_walk import block_walk
 from specdec.kernels.rejection_walk import rejection_walk
 from specdec.kernels.tree_walk import tree_walk
-from specdec.kernels.types import DraftProbs
+from specdec.kernels.types import DraftProbs, NoiseColumns, PackedTrees
 from specdec.verify.tree import ROOT, DraftTree
 
 # Chance that the target emits a child's token, so that paths grow long.
@@ -39,7 +39,7 @@ def _tree_walk(sizes: Sizes, rows: int, device: torch.device) -> Case:
     tokens = [token for tree in trees for token in tree.tokens]
     parents = [parent for tree in trees for parent in tree.parents]
     a, b, c, d = (torch.tensor(part, device=device) for part in (emitted, tokens, parents, starts))
-    inputs = (a, b, c, d, sizes.tree.nodes, sizes.tree.depth)
+    inputs = (a, PackedTrees(b, c, d, sizes.tree.nodes, sizes.tree.depth))
     return Case(
         run=lambda: tree_walk(*inputs),
         twin=lambda: tree_walk_reference.tree_walk(*inputs),
@@ -62,14 +62,11 @@ def _emitted(tree: DraftTree, chance: random.Random) -> list[int]:
 def _rejection_walk(sizes: Sizes, rows: int, device: torch.device) -> Case:
     chance = random.Random(rows)
     trees = [random_tree(sizes.tree, chance) for _ in range(rows)]
-    parents = torch.tensor([parent for tree in trees for parent in tree.parents], device=device)
-    sampled = torch.ones(rows, dtype=torch.bool, device=device)
-    scores, laws, tokens, starts, keys = _weighed(sizes, trees, device)
-    inputs = (scores, laws, tokens, parents, starts, *keys, sampled, sizes.tree.nodes, sizes.tree.depth)
+    inputs = _weighed(sizes, trees, device)
     return Case(
         run=lambda: rejection_walk(*inputs),
         twin=lambda: rejection_walk_reference.rejection_walk(*inputs),
-        num_bytes=_bytes_read(scores, rejection_walk_reference.rejection_walk(*inputs).lengths),
+        num_bytes=_bytes_read(inputs[0], rejection_walk_reference.rejection_walk(*inputs).lengths),
         bound=EXACT,
         peers={"host": Peer(lambda: rejection_walk_reference.rejection_walk(*inputs), captured=False)},
     )
@@ -78,12 +75,11 @@ def _rejection_walk(sizes: Sizes, rows: int, device: torch.device) -> Case:
 def _block_walk(sizes: Sizes, rows: int, device: torch.device) -> Case:
     chance, depth = random.Random(rows), sizes.tree.depth
     chains = [DraftTree.chain(chance.choices(range(sizes.vocabulary), k=depth)) for _ in range(rows)]
-    scores, laws, tokens, starts, keys = _weighed(sizes, chains, device)
-    inputs = (scores, laws, tokens, starts, *keys, depth)
+    inputs = _weighed(sizes, chains, device)
     return Case(
         run=lambda: block_walk(*inputs),
         twin=lambda: block_walk_reference.block_walk(*inputs),
-        num_bytes=_bytes_read(scores, torch.full((rows,), depth, device=device)),
+        num_bytes=_bytes_read(inputs[0], torch.full((rows,), depth, device=device)),
         bound=EXACT,
         peers={"host": Peer(lambda: block_walk_reference.block_walk(*inputs), captured=False)},
     )
@@ -91,8 +87,8 @@ def _block_walk(sizes: Sizes, rows: int, device: torch.device) -> Case:
 
 def _weighed(
     sizes: Sizes, trees: list[DraftTree], device: torch.device
-) -> tuple[Tensor, DraftProbs, Tensor, Tensor, tuple[Tensor, Tensor, Tensor]]:
-    """Scores, laws, tokens, starts and keys of trees whose tokens all have the same chances.
+) -> tuple[Tensor, DraftProbs, PackedTrees, NoiseColumns]:
+    """Scores, laws, trees and noise of trees whose tokens all have the same chances.
 
     All numbers are of few bits, so that float32 makes no rounding and kernel and twin never differ: by p, all tokens
     of the first half of a power of two are equally likely; by q, those that any tree carries are a little likelier.
@@ -106,8 +102,11 @@ def _weighed(
     law[:possible] = 1 / possible
     law[tokens] = TOO_LIKELY / possible
     laws = DraftProbs(law[None] / law.sum(), torch.zeros(count, dtype=torch.int64, device=device))
+    parents, starts = [parent for tree in trees for parent in tree.parents], _starts(trees)
+    parts = tokens, torch.tensor(parents, device=device), torch.tensor(starts, device=device)
     seeds, samples, positions = torch.randint(0, 2**62, (3, len(trees)), device=device)
-    return scores, laws, tokens, torch.tensor(_starts(trees), device=device), (seeds, samples, positions)
+    noise = NoiseColumns(seeds, samples, positions, torch.ones(len(trees), dtype=torch.bool, device=device))
+    return scores, laws, PackedTrees(*parts, sizes.tree.nodes, sizes.tree.depth), noise
 
 
 def _bytes_read(scores: Tensor, lengths: Tensor) -> int:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.integers import ceil_div
-from specdec.kernels.ragged_rows import RaggedRows, Tile
+from specdec.kernels.ragged_rows import RaggedRows
+from specdec.kernels.upload import upload
 
 # Least context of a part, in entries: below, working on it takes no longer than joining it does.
 MIN_PART = 256
@@ -106,7 +107,7 @@ class Plan(NamedTuple):
         """Return the plan, from what the host knows and without waiting for the device."""
         height = best_height(rows, group, configs)
         config = configs[height]
-        tiles = cut_rows(rows, height // group)
+        tiles = rows.tiles(height // group)
         # What each processor would do if all work could be dealt out evenly, in entries.
         share = sum(tile.end - rows.first for tile in tiles) * kv_heads / processors
         items: list[tuple[int, ...]] = []
@@ -125,8 +126,8 @@ class Plan(NamedTuple):
                 joins.append((tile.start, tile.rows, num_parts, len(begins)))
                 num_parts += len(begins)
         items.sort(key=lambda item: item[3] - item[4])
-        device = rows.visible.device
-        return Plan(height, config, _to_device(items, 7, device), _to_device(joins, 4, device), num_parts)
+        work, seams = (upload(table, rows.visible.device, torch.int32) for table in (items, joins))
+        return Plan(height, config, work.view(-1, 7), seams.view(-1, 4), num_parts)
 
 
 def best_height(rows: RaggedRows, group: int, configs: dict[int, Config]) -> int:
@@ -138,21 +139,3 @@ def best_height(rows: RaggedRows, group: int, configs: dict[int, Config]) -> int
         return (BALANCED_HEIGHT + height) * read
 
     return min((height for height in configs if height >= group), key=cost)
-
-
-def cut_rows(rows: RaggedRows, per_tile: int) -> list[Tile]:
-    """Return all query rows in tiles of at most `per_tile`."""
-    tiles = []
-    start = 0
-    for request, (count, length) in enumerate(zip(rows.query_lens, rows.lengths, strict=True)):
-        for at in range(0, count, per_tile):
-            size = min(per_tile, count - at)
-            tiles.append(Tile(request, start + at, size, end=length - count + at + size))
-        start += count
-    return tiles
-
-
-def _to_device(table: list[tuple[int, ...]], width: int, device: torch.device) -> Tensor:
-    # From pinned memory: otherwise the host waits for all that the device has yet to do.
-    packed = torch.tensor(table, dtype=torch.int32, pin_memory=device.type == "cuda")
-    return packed.view(-1, width).to(device, non_blocking=True)

@@ -19,22 +19,13 @@ from specdec.kernels.residual import (
 )
 from specdec.kernels.score_keys import INFINITY, scores_of
 from specdec.kernels.tree_walk import empty_walk
-from specdec.kernels.types import DraftProbs, NoiseKeys, Walk
+from specdec.kernels.types import DraftProbs, NoiseColumns, PackedTrees, Walk
 
 # With fewer, each thread has more numbers than registers.
 NUM_WARPS = 16
 
 
-def block_walk(
-    scores: Tensor,
-    draft_probs: DraftProbs,
-    tokens: Tensor,
-    starts: Tensor,
-    seeds: Tensor,
-    sample_indices: Tensor,
-    positions: Tensor,
-    max_depth: int,
-) -> Walk:
+def block_walk(scores: Tensor, draft_probs: DraftProbs, trees: PackedTrees, noise: NoiseColumns) -> Walk:
     """Accept the longest prefix of each chain whose coin falls below its h, then emit a draw from what is left of p.
 
     The rule is `block_walk_reference.walk_block` (Sun et al. 2025, Algorithm 2), with the coins and the draw of
@@ -45,11 +36,8 @@ def block_walk(
         scores: `[rows + nodes, vocab]`, float32, bfloat16 or float16; processed, not normalised; per row its root's,
             then those of its chain, each in one piece.
         draft_probs: what each token was drawn from, by the root or token before it.
-        tokens: int64 `[nodes]` of the chains, row by row.
-        starts: int64 `[rows + 1]`, where in `scores` each row begins, and the end.
-        seeds, sample_indices, positions: int64 `[rows]`, from 0 to 2**63 - 1, the noise's key; the position is that
-            of the token after the root.
-        max_depth: at least the tokens of the longest chain.
+        trees: the chains, none longer than `max_depth`.
+        noise: of each row, at the position of the token after the root; every row must have some.
 
     Returns:
         The walk; it ends with -1 at a root or token whose largest score is no finite number, or that has a NaN, and
@@ -58,27 +46,16 @@ def block_walk(
     Raises:
         ValueError: shapes, strides or dtypes are others.
     """
-    keys = NoiseKeys(seeds, sample_indices, positions)
-    check_walk(scores, draft_probs, starts, {"tokens": tokens}, keys)
-    rows, vocab = starts.numel() - 1, scores.shape[1]
+    check_walk(scores, draft_probs, trees, noise)
+    rows, vocab, max_depth = trees.starts.numel() - 1, scores.shape[1], trees.max_depth
     walk = empty_walk(rows, max_depth, scores.device)
     if rows:
         block_walk_kernel[(rows,)](
-            scores,
-            *draft_probs,
-            tokens,
-            starts,
-            *keys,
-            *walk,
-            scores.stride(0),
-            draft_probs.table.stride(0),
-            max_depth,
-            VOCAB=vocab,
-            BLOCK=min(triton.next_power_of_2(vocab), BLOCK_SIZE),
+            scores, *draft_probs, trees.tokens, trees.starts, *noise[:3], *walk, scores.stride(0),
+            draft_probs.table.stride(0), max_depth, VOCAB=vocab, BLOCK=min(triton.next_power_of_2(vocab), BLOCK_SIZE),
             # A prefix more than tokens.
-            BLOCK_DEPTH=triton.next_power_of_2(max_depth + 1),
-            num_warps=NUM_WARPS,
-        )
+            BLOCK_DEPTH=triton.next_power_of_2(max_depth + 1), num_warps=NUM_WARPS,
+        )  # fmt: skip
     return walk
 
 

@@ -1,18 +1,14 @@
 """Block verification, the rule itself: what exact tests and a CPU run, and the Triton kernel's reference."""
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from specdec.kernels.chance import Chance
-from specdec.kernels.host_walks import keys_of, walk_rows
-from specdec.kernels.philox_reference import uniforms
+from specdec.kernels.host_walks import walk_packed
 from specdec.kernels.rejection_walk_reference import normalised, positive_part
-from specdec.kernels.tree_walk_reference import as_walk, exact_probs, trees_of
-from specdec.kernels.types import NO_TOKEN, Acceptance, DraftProbs, NoiseColumns, Tree, Vector, Walk
+from specdec.kernels.types import NO_TOKEN, Acceptance, DraftProbs, NoiseColumns, PackedTrees, Tree, Vector, Walk
 
 
 def walk_block(tree: Tree, target: Callable[[int], Vector | None], chance: Chance) -> Acceptance:
@@ -68,20 +64,6 @@ def _prefix_chance(residual: Any, weight: Any) -> Any:
     return residual / total if total > 0 else 1
 
 
-def block_walk(
-    scores: Tensor,
-    draft_probs: DraftProbs,
-    tokens: Tensor,
-    starts: Tensor,
-    seeds: Tensor,
-    sample_indices: Tensor,
-    positions: Tensor,
-    max_depth: int,
-) -> Walk:
+def block_walk(scores: Tensor, draft_probs: DraftProbs, trees: PackedTrees, noise: NoiseColumns) -> Walk:
     """See `specdec.kernels.block_walk`; computes in float64, and takes it."""
-    bounds = starts.tolist()
-    parents = [node for start, end in pairwise(bounds) for node in range(-1, end - start - 2)]
-    trees = trees_of(tokens.tolist(), parents, bounds, max_depth, exact_probs(draft_probs))
-    sampled = torch.ones_like(seeds, dtype=torch.bool)
-    keys = keys_of(NoiseColumns(seeds, sample_indices, positions, sampled))
-    return as_walk(walk_rows(walk_block, scores, trees, keys, uniforms), max_depth, scores.device)
+    return walk_packed(walk_block, scores, draft_probs, trees, noise)

@@ -8,20 +8,18 @@ from torch import Tensor
 
 from specdec.kernels.philox import gumbel, token_words
 from specdec.kernels.score_keys import INFINITY, NOTHING, score_keys, scores_of, tokens_of
-from specdec.kernels.types import DTYPES, NoiseKeys
+from specdec.kernels.types import DTYPES, NoiseColumns
 
 # Tokens of a program: a Philox counter, eight tokens, for each thread of four warps.
 BLOCK_SIZE = 1024
 
 
-def gumbel_argmax(scores: Tensor, seeds: Tensor, sample_indices: Tensor, positions: Tensor, sampled: Tensor) -> Tensor:
+def gumbel_argmax(scores: Tensor, noise: NoiseColumns) -> Tensor:
     """Return `argmax_v scores[v] + G(seed, sample index, position, v)`, lowest id on ties: a sample of softmax(scores).
 
     Args:
         scores: `[rows, vocab]`, float32, bfloat16 or float16; processed, not normalised; each row in one piece.
-        seeds, sample_indices, positions: int64 `[rows]`, from 0 to 2**63 - 1, the noise's key; of no meaning where
-            a row is not sampled.
-        sampled: bool `[rows]`, False where the row takes the argmax of its scores alone.
+        noise: of each row.
 
     Returns:
         int64 `[rows]`; -1 where the largest is no finite number, or one of them is NaN.
@@ -29,22 +27,24 @@ def gumbel_argmax(scores: Tensor, seeds: Tensor, sample_indices: Tensor, positio
     Raises:
         ValueError: shapes, strides or dtypes are others.
     """
-    keys = NoiseKeys(seeds, sample_indices, positions)
-    check_rows(scores, keys, sampled)
+    check_rows(scores, noise)
     rows, vocab = scores.shape
     tokens = torch.empty(rows, dtype=torch.int64, device=scores.device)
     if rows:
         parts = triton.cdiv(vocab, BLOCK_SIZE)
         best = torch.empty(rows, parts, dtype=torch.int64, device=scores.device)
         best_of_part_kernel[(rows, parts)](
-            scores, *keys, sampled, best, scores.stride(0), VOCAB=vocab, BLOCK=BLOCK_SIZE, num_warps=4
+            scores, *noise, best, scores.stride(0), VOCAB=vocab, BLOCK=BLOCK_SIZE, num_warps=4
         )
         best_of_parts_kernel[(rows,)](best, tokens, PARTS=parts, BLOCK=triton.next_power_of_2(parts), num_warps=1)
     return tokens
 
 
-def check_rows(scores: Tensor, keys: NoiseKeys, sampled: Tensor) -> None:
-    """Check that the arguments fit each other.
+def check_rows(scores: Tensor, noise: NoiseColumns, rows: int | None = None) -> None:
+    """Check that scores and noise fit each other.
+
+    Args:
+        rows: rows of noise; None for as many as there are of scores.
 
     Raises:
         ValueError: they do not.
@@ -53,12 +53,11 @@ def check_rows(scores: Tensor, keys: NoiseKeys, sampled: Tensor) -> None:
         raise ValueError(
             f"scores {tuple(scores.shape)} {scores.dtype}, strides {scores.stride()}: not [rows, vocab] of {DTYPES}"
         )
-    rows = scores.shape[:1]
-    for name, part in keys._asdict().items():
-        if part.shape != rows or part.dtype != torch.int64 or not part.is_contiguous():
-            raise ValueError(f"{name} {tuple(part.shape)} {part.dtype}: not int64 {tuple(rows)}, as there are rows")
-    if sampled.shape != rows or sampled.dtype != torch.bool or not sampled.is_contiguous():
-        raise ValueError(f"sampled {tuple(sampled.shape)} {sampled.dtype}: not bool {tuple(rows)}, as there are rows")
+    shape = (len(scores) if rows is None else rows,)
+    for name, part in noise._asdict().items():
+        kind = "bool" if name == "sampled" else "int64"
+        if part.shape != shape or part.dtype != getattr(torch, kind) or not part.is_contiguous():
+            raise ValueError(f"{name} {tuple(part.shape)} {part.dtype}: not {kind} {shape}, as there are rows")
 
 
 @triton.jit

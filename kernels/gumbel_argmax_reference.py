@@ -4,33 +4,24 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.philox_reference import gumbel_noise
-from specdec.kernels.types import NO_TOKEN
+from specdec.kernels.types import NO_TOKEN, NoiseColumns
 
 
-def gumbel_argmax(scores: Tensor, seeds: Tensor, sample_indices: Tensor, positions: Tensor, sampled: Tensor) -> Tensor:
+def gumbel_argmax(scores: Tensor, noise: NoiseColumns) -> Tensor:
     """See `specdec.kernels.gumbel_argmax`."""
-    values, tokens = perturbed(scores, seeds, sample_indices, positions, sampled, 0, 0).max(-1)
+    values, tokens = perturbed(scores, noise, 0, 0).max(-1)
     return tokens.masked_fill_(~values.isfinite(), NO_TOKEN)
 
 
-def perturbed(
-    scores: Tensor,
-    seeds: Tensor,
-    sample_indices: Tensor,
-    positions: Tensor,
-    sampled: Tensor,
-    stream: int,
-    lane: int,
-    tokens: Tensor | None = None,
-) -> Tensor:
+def perturbed(scores: Tensor, noise: NoiseColumns, stream: int, lane: int, tokens: Tensor | None = None) -> Tensor:
     """Return scores plus noise, a new tensor `[rows, n]`: float32, float64 for float64 scores.
 
     Args:
         tokens: `[rows, n]`, which tokens are scored; None for all.
     """
     size = scores.shape[1] if tokens is None else int(tokens.max()) + 1
-    noise = gumbel_noise(seeds, sample_indices, positions, size, stream, lane)
+    addends = gumbel_noise(*noise[:3], size, stream, lane)
     if tokens is not None:
-        noise = noise.gather(1, tokens)
+        addends = addends.gather(1, tokens)
     exact = torch.float64 if scores.dtype == torch.float64 else torch.float32
-    return scores.to(exact) + noise.masked_fill_(~sampled[:, None], 0)
+    return scores.to(exact) + addends.masked_fill_(~noise.sampled[:, None], 0)

@@ -7,8 +7,22 @@ from torch import Tensor
 
 from specdec.kernels.chance import Chance, PhiloxChance
 from specdec.kernels.host_sampling import argmax
-from specdec.kernels.tree_walk_reference import follow
-from specdec.kernels.types import NO_TOKEN, Acceptance, NoiseColumns, NoiseKey, NoiseRows, Tree, Trees, Uniforms, Vector
+from specdec.kernels.philox_reference import uniforms
+from specdec.kernels.tree_walk_reference import as_walk, follow, trees_of
+from specdec.kernels.types import (
+    NO_TOKEN,
+    Acceptance,
+    DraftProbs,
+    NoiseColumns,
+    NoiseKey,
+    NoiseRows,
+    PackedTrees,
+    Tree,
+    Trees,
+    Uniforms,
+    Vector,
+    Walk,
+)
 
 # An acceptance rule: a row's tree, the target's distribution after each node, coins and draws.
 Rule = Callable[[Tree, Callable[[int], Vector | None], Chance], Acceptance]
@@ -64,7 +78,11 @@ def _target(scores: Tensor, emitted: Sequence[int]) -> Callable[[int], Tensor | 
     return target
 
 
-def keys_of(columns: NoiseColumns) -> list[NoiseKey | None]:
-    """Return the keys of a kernel's arguments, None where a row is not sampled."""
-    rows = zip(*(part.tolist() for part in columns), strict=True)
-    return [NoiseKey(*key) if is_sampled else None for *key, is_sampled in rows]
+def walk_packed(
+    rule: Rule, scores: Tensor, draft_probs: DraftProbs | None, trees: PackedTrees, noise: NoiseColumns
+) -> Walk:
+    """Run a rule on the arguments of its kernel."""
+    rows = zip(*(part.tolist() for part in noise), strict=True)
+    keys = [NoiseKey(*key) if is_sampled else None for *key, is_sampled in rows]
+    found = walk_rows(rule, scores, trees_of(trees, draft_probs), keys, uniforms)
+    return as_walk(found, trees.max_depth, scores.device)

@@ -168,12 +168,11 @@ def _triton(device: torch.device, dtype: torch.dtype) -> KernelSet:
     )
 
     def argmax(scores: Tensor, noise: NoiseRows) -> Tensor:
-        return gumbel_argmax.gumbel_argmax(scores, *noise.columns(scores.device))
+        return gumbel_argmax.gumbel_argmax(scores, noise.columns(scores.device))
 
     def top_k(candidates: Candidates, noise: NoiseRows, k: int, stream: Stream, lane: int) -> TopK:
         scores, _, tokens = candidates
-        columns = noise.columns(scores.device)
-        return perturbed_top_k.perturbed_top_k(scores, *columns, k, tokens, int(stream), lane)
+        return perturbed_top_k.perturbed_top_k(scores, noise.columns(scores.device), k, tokens, int(stream), lane)
 
     walks = DeviceWalks(tree_walk_kernel.tree_walk, rejection_walk.rejection_walk, block_walk.block_walk)
     return KernelSet(

@@ -4,20 +4,12 @@ from torch import Tensor
 
 
 def move_kv(kv: Tensor, source: Tensor, target: Tensor) -> None:
-    """Copy slots `source` to slots `target` (int64 `[moves]`) in all layers; the two may overlap.
-
-    Args:
-        kv: `[layers, slots, 2 * kv_heads, head_dim]`.
-    """
+    """See `specdec.kernels.kv_copy`; all sources are read first."""
     kv.index_copy_(1, target, kv.index_select(1, source))
 
 
 def copy_blocks(kv: Tensor, source_blocks: Tensor, target_blocks: Tensor, block_size: int) -> None:
-    """Copy blocks `source_blocks` to `target_blocks` (int64 `[copies]`) in all layers; the two may overlap.
-
-    Args:
-        kv: `[layers, blocks * block_size, 2 * kv_heads, head_dim]`.
-    """
+    """See `specdec.kernels.kv_copy`; all sources are read first."""
     move_kv(kv.view(kv.shape[0], -1, block_size, *kv.shape[2:]), source_blocks, target_blocks)
 
 

@@ -39,12 +39,15 @@ class Projection:
     Args:
         weight: `[out_features, in_features]`.
         bias: `[out_features]` or None.
+
+    Attributes:
+        is_small: whether products of one row read `weight` itself.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight, self.bias = weight, bias
         self._packed: Tensor | None = None
-        self._is_small = 0 < weight.nbytes <= SMALL_BYTES
+        self.is_small = 0 < weight.nbytes <= SMALL_BYTES
         if onednn_multiplies(weight.dtype, weight.device):
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
 
@@ -53,16 +56,11 @@ class Projection:
         """True if products read a rearranged copy of `weight`."""
         return self._packed is not None
 
-    @property
-    def keeps_plain(self) -> bool:
-        """True if some products read `weight` itself."""
-        return self._packed is None or self._is_small
-
     def __call__(self, x: Tensor) -> Tensor:
         """Multiply: `[rows, in_features]` to `[rows, out_features]`."""
         if self._packed is None:
             return F.linear(x, self.weight, self.bias)
-        if self._is_small and x.shape[0] == 1:
+        if self.is_small and x.shape[0] == 1:
             return _without_onednn(x, self.weight, self.bias)
         rows = x.shape[0]
         padding = padded_rows(rows) - rows
@@ -113,7 +111,7 @@ class Linear(nn.Linear):
     def served(self, _: KernelSet) -> Projection:
         """Take the weights as final. Large ones laid out anew are not kept in their old layout as well."""
         projection = Projection(self.weight, self.bias)
-        if projection.is_packed and not projection.keeps_plain:
+        if projection.is_packed and not projection.is_small:
             projection.weight = self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)
         return projection
 

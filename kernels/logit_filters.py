@@ -112,16 +112,9 @@ def _filter(p_scores, best, min_p, top_k, top_p, VOCAB: tl.constexpr, BLOCK: tl.
 
 @triton.jit
 def _search(
-    p_scores,
-    best,
-    low,
-    high,
-    wanted,
-    BY_MASS: tl.constexpr,
-    VOCAB: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PIVOTS: tl.constexpr,
-):
+    p_scores, best, low, high, wanted,
+    BY_MASS: tl.constexpr, VOCAB: tl.constexpr, BLOCK: tl.constexpr, PIVOTS: tl.constexpr,
+):  # fmt: skip
     """Return the largest bound from `low` to `high` with `wanted` at or above it, and how much lies above it.
 
     Args:

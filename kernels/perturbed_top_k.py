@@ -9,7 +9,7 @@ from torch import Tensor
 from specdec.kernels.gumbel_argmax import check_rows
 from specdec.kernels.philox import gumbel, token_words, words_of
 from specdec.kernels.score_keys import INFINITY, LOW_HALF, NOTHING, score_keys, scores_of, tokens_of
-from specdec.kernels.types import NoiseKeys, TopK
+from specdec.kernels.types import NoiseColumns, TopK
 
 MAX_K = 64
 # Tokens of a program. Twice those of the argmax: the second pass holds k keys of every part.
@@ -19,15 +19,7 @@ OWN_BLOCK_SIZE = 512
 
 
 def perturbed_top_k(
-    scores: Tensor,
-    seeds: Tensor,
-    sample_indices: Tensor,
-    positions: Tensor,
-    sampled: Tensor,
-    k: int,
-    tokens: Tensor | None = None,
-    stream: int = 0,
-    lane: int = 0,
+    scores: Tensor, noise: NoiseColumns, k: int, tokens: Tensor | None = None, stream: int = 0, lane: int = 0
 ) -> TopK:
     """Return the k largest of `scores[v] + G(seed, sample index, position, v)`: k draws without replacement.
 
@@ -36,9 +28,7 @@ def perturbed_top_k(
     Args:
         scores: `[rows, n]`, float32, bfloat16 or float16; need not be normalised; NaN counts as -inf; each
             row in one piece.
-        seeds, sample_indices, positions: int64 `[rows]`, from 0 to 2**63 - 1, the noise's key; of no meaning where
-            a row is not sampled.
-        sampled: bool `[rows]`, False where the row's scores are taken alone.
+        noise: of each row.
         k: from 1 to `MAX_K` and n.
         tokens: int64 `[n]` or `[rows, n]`, which tokens v are scored, from 0 to 2**32 - 2, distinct and in any order,
             each row in one piece; None for 0 .. n - 1.
@@ -48,8 +38,7 @@ def perturbed_top_k(
     Raises:
         ValueError: shapes, strides or dtypes are others, or `k` is out of its range.
     """
-    keys = NoiseKeys(seeds, sample_indices, positions)
-    check_rows(scores, keys, sampled)
+    check_rows(scores, noise)
     rows, columns = scores.shape
     if not 1 <= k <= min(MAX_K, columns):
         raise ValueError(f"k is {k}; it must be from 1 to {min(MAX_K, columns)}")
@@ -67,7 +56,7 @@ def perturbed_top_k(
         best = torch.empty(rows, parts, k, dtype=torch.int64, device=device)
         sums = torch.empty(rows, parts, device=device)
         top_k_of_part_kernel[(rows, parts)](
-            scores, tokens, *keys, sampled, best, sums, scores.stride(0), own_stride, k, stream, lane, COLUMNS=columns,
+            scores, tokens, *noise, best, sums, scores.stride(0), own_stride, k, stream, lane, COLUMNS=columns,
             BLOCK=size, num_warps=4,
         )  # fmt: skip
         block = triton.next_power_of_2(parts * k)

@@ -4,26 +4,18 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.gumbel_argmax_reference import perturbed
-from specdec.kernels.types import TopK
+from specdec.kernels.types import NoiseColumns, TopK
 
 
 def perturbed_top_k(
-    scores: Tensor,
-    seeds: Tensor,
-    sample_indices: Tensor,
-    positions: Tensor,
-    sampled: Tensor,
-    k: int,
-    tokens: Tensor | None = None,
-    stream: int = 0,
-    lane: int = 0,
+    scores: Tensor, noise: NoiseColumns, k: int, tokens: Tensor | None = None, stream: int = 0, lane: int = 0
 ) -> TopK:
     """See `specdec.kernels.perturbed_top_k`."""
     if tokens is not None:
         # In order, so that of equal scores the lowest token comes first.
         tokens, order = tokens.expand(scores.shape).sort(dim=-1)
         scores = scores.gather(1, order)
-    values = perturbed(scores, seeds, sample_indices, positions, sampled, stream, lane, tokens)
+    values = perturbed(scores, noise, stream, lane, tokens)
     values = values.masked_fill(values.isnan(), float("-inf"))
     best_values, best = values.sort(dim=-1, descending=True, stable=True)
     found = best[:, :k] if tokens is None else tokens.gather(1, best[:, :k])

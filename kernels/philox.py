@@ -24,15 +24,15 @@ def philox_words(block, lane, stream, position, seed, sample_index):
     The key is [seed, sample index].
 
     Args:
-        block: uint64 tensor; the others uint64, scalar or of its shape.
+        block: uint64 tensor; the others numbers from 0 to 2**63 - 1, scalar or of its shape.
 
     Returns:
         Four uint64 tensors of its shape, in the order of `random_raw`.
     """
     # Numpy counts up before it draws.
     c_0 = block + tl.full([1], 1, tl.uint64)
-    c_1, c_2, c_3 = lane, stream, position
-    k_0, k_1 = seed, sample_index
+    c_1, c_2, c_3 = tl.cast(lane, tl.uint64), tl.cast(stream, tl.uint64), tl.cast(position, tl.uint64)
+    k_0, k_1 = tl.cast(seed, tl.uint64), tl.cast(sample_index, tl.uint64)
     for _ in tl.static_range(ROUNDS):
         high_0, high_1 = tl.umulhi(c_0, M_0), tl.umulhi(c_2, M_1)
         low_0, low_1 = c_0 * M_0, c_2 * M_1
@@ -53,14 +53,7 @@ def token_words(start, seed, sample_index, position, stream, lane, SIZE: tl.cons
         SIZE: constexpr, the shape of the result: a power of two, at least 8.
     """
     block = (start // TOKENS + tl.arange(0, SIZE // TOKENS)).to(tl.uint64)
-    w_0, w_1, w_2, w_3 = philox_words(
-        block,
-        tl.cast(lane, tl.uint64),
-        tl.cast(stream, tl.uint64),
-        tl.cast(position, tl.uint64),
-        tl.cast(seed, tl.uint64),
-        tl.cast(sample_index, tl.uint64),
-    )
+    w_0, w_1, w_2, w_3 = philox_words(block, lane, stream, position, seed, sample_index)
     # [SIZE / 8, 2, 2]: word 2 a + b at [:, a, b].
     words = tl.join(tl.join(w_0, w_2), tl.join(w_1, w_3))
     # [SIZE / 8, 2, 2, 2]: its low half first, as on every little-endian machine.
@@ -75,14 +68,7 @@ def words_of(tokens, seed, sample_index, position, stream, lane):
     Args:
         tokens: int64 tensor of numbers from 0 on; the others as there.
     """
-    w_0, w_1, w_2, w_3 = philox_words(
-        (tokens // TOKENS).to(tl.uint64),
-        tl.cast(lane, tl.uint64),
-        tl.cast(stream, tl.uint64),
-        tl.cast(position, tl.uint64),
-        tl.cast(seed, tl.uint64),
-        tl.cast(sample_index, tl.uint64),
-    )
+    w_0, w_1, w_2, w_3 = philox_words((tokens // TOKENS).to(tl.uint64), lane, stream, position, seed, sample_index)
     place = tokens % TOKENS
     words = tl.where(place < 4, tl.where(place < 2, w_0, w_1), tl.where(place < 6, w_2, w_3))
     # The low half first, as above.

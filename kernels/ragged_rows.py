@@ -55,14 +55,20 @@ class RaggedRows:
     def row_groups(self) -> "list[RowGroup]":
         """Tiles of similar shape, batched, for the plain-torch attention; made once a step."""
         buckets: dict[tuple[int, int], list[Tile]] = {}
-        start = 0
-        for request, (count, length) in enumerate(zip(self.query_lens, self.lengths, strict=True)):
-            for at in range(0, count, TILE_ROWS):
-                rows = min(TILE_ROWS, count - at)
-                tile = Tile(request, start + at, rows, end=length - count + at + rows)
-                buckets.setdefault((rows.bit_length(), (max(tile.end, MASKED_KEYS) - 1).bit_length()), []).append(tile)
-            start += count
+        for tile in self.tiles(TILE_ROWS):
+            size = tile.rows.bit_length(), (max(tile.end, MASKED_KEYS) - 1).bit_length()
+            buckets.setdefault(size, []).append(tile)
         return [RowGroup.build(self, tiles) for tiles in buckets.values()]
+
+    def tiles(self, most: int) -> "list[Tile]":
+        """Return all query rows in tiles of at most `most`."""
+        tiles, start = [], 0
+        for request, (count, length) in enumerate(zip(self.query_lens, self.lengths, strict=True)):
+            for at in range(0, count, most):
+                rows = min(most, count - at)
+                tiles.append(Tile(request, start + at, rows, end=length - count + at + rows))
+            start += count
+        return tiles
 
     @cached_property
     def plans(self) -> dict[Hashable, Any]:
@@ -187,16 +193,9 @@ class RowGroup:
             unrelated = (words >> node.bitwise_and_(WORD_BITS - 1)).bitwise_and_(1) == 0
             hidden = unrelated.logical_and_(last >= visible.view(len(tiles), num_rows, 1))
         tail = max(width, MASKED_KEYS)
-        return RowGroup(
-            queries,
-            scatter,
-            (len(tiles), num_rows, longest),
-            slots,
-            # One part where the other would hold no key of some tile.
-            longest if tail >= shortest else tail,
-            padding,
-            hidden,
-        )
+        # One part where the other would hold no key of some tile.
+        tail = longest if tail >= shortest else tail
+        return RowGroup(queries, scatter, (len(tiles), num_rows, longest), slots, tail, padding, hidden)
 
 
 class Masks(NamedTuple):

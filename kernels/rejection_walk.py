@@ -1,7 +1,6 @@
 # mypy: allow-incomplete-defs, allow-untyped-defs, allow-untyped-decorators
 """Rejection sampling down the draft trees of a batch, on the device."""
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -21,26 +20,14 @@ from specdec.kernels.residual import (
 )
 from specdec.kernels.score_keys import INFINITY, scores_of, tokens_of
 from specdec.kernels.tree_walk import empty_walk
-from specdec.kernels.types import DraftProbs, NoiseKeys, Walk
+from specdec.kernels.types import DraftProbs, NoiseColumns, PackedTrees, Walk
 
 # Smaller trees take no less time, and would each have to be compiled for.
 LEAST_NODES = 64
 NUM_WARPS = 8
 
 
-def rejection_walk(
-    scores: Tensor,
-    draft_probs: DraftProbs | None,
-    tokens: Tensor,
-    parents: Tensor,
-    starts: Tensor,
-    seeds: Tensor,
-    sample_indices: Tensor,
-    positions: Tensor,
-    sampled: Tensor,
-    max_nodes: int,
-    max_depth: int,
-) -> Walk:
+def rejection_walk(scores: Tensor, draft_probs: DraftProbs | None, trees: PackedTrees, noise: NoiseColumns) -> Walk:
     """Walk down from each root while a child is accepted, then emit a draw from what is left of p.
 
     The rule is `rejection_walk_reference.walk_rejection`: p = softmax(scores) of the node; a child x is accepted with
@@ -52,14 +39,9 @@ def rejection_walk(
             then its nodes', each in one piece.
         draft_probs: what children were drawn from, in their order and without replacement; None where they were
             chosen without chance.
-        tokens: int64 `[nodes]` of the draft's nodes, row by row, parents before children; siblings differ.
-        parents: int64 `[nodes]`, index of each node's parent within its row, -1 for a child of the root.
-        starts: int64 `[rows + 1]`, where in `scores` each row begins, and the end.
-        seeds, sample_indices, positions: int64 `[rows]`, from 0 to 2**63 - 1, the noise's key; the position is that
-            of the token after the root. Of no meaning where a row is not sampled.
-        sampled: bool `[rows]`, False where the row follows the argmax of its scores, lowest id on ties.
-        max_nodes: at least the nodes of the largest tree.
-        max_depth: nodes that a path may have; children of its last node are as if they were not there.
+        trees: the trees.
+        noise: of each row, at the position of the token after the root; a row without follows the argmax of its
+            scores, lowest id on ties.
 
     Returns:
         The walk; it ends with -1 at a root or node whose largest score is no finite number, or that has a NaN.
@@ -67,16 +49,14 @@ def rejection_walk(
     Raises:
         ValueError: shapes, strides or dtypes are others.
     """
-    keys = NoiseKeys(seeds, sample_indices, positions)
-    check_walk(scores, draft_probs, starts, {"tokens": tokens, "parents": parents}, keys)
-    rows, vocab = starts.numel() - 1, scores.shape[1]
-    if sampled.shape != (rows,) or sampled.dtype != torch.bool or not sampled.is_contiguous():
-        raise ValueError(f"sampled {tuple(sampled.shape)} {sampled.dtype}: not bool {(rows,)}, as there are rows")
+    check_walk(scores, draft_probs, trees, noise)
+    *parts, max_nodes, max_depth = trees
+    rows, vocab = trees.starts.numel() - 1, scores.shape[1]
     walk = empty_walk(rows, max_depth, scores.device)
     if rows:
         rejection_walk_kernel[(rows,)](
-            scores, *(draft_probs or (None, None)), tokens, parents, starts, *keys, sampled, *walk, scores.stride(0), 0
-            if draft_probs is None else draft_probs.table.stride(0), max_depth, HAS_DRAFT=draft_probs is not None,
+            scores, *(draft_probs or (None, None)), *parts, *noise, *walk, scores.stride(0), 0 if draft_probs is None
+            else draft_probs.table.stride(0), max_depth, HAS_DRAFT=draft_probs is not None,
             VOCAB=vocab, BLOCK=min(triton.next_power_of_2(vocab), BLOCK_SIZE),
             NODES=max(triton.next_power_of_2(max_nodes), LEAST_NODES), BLOCK_DEPTH=triton.next_power_of_2(max(max_depth,
             1)), num_warps=NUM_WARPS,

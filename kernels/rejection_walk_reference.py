@@ -5,10 +5,8 @@ from collections.abc import Callable
 from torch import Tensor
 
 from specdec.kernels.chance import Chance
-from specdec.kernels.host_walks import keys_of, walk_rows
-from specdec.kernels.philox_reference import uniforms
-from specdec.kernels.tree_walk_reference import as_walk, exact_probs, trees_of
-from specdec.kernels.types import NO_TOKEN, ROOT, Acceptance, DraftProbs, NoiseColumns, Tree, Vector, Walk
+from specdec.kernels.host_walks import walk_packed
+from specdec.kernels.types import NO_TOKEN, ROOT, Acceptance, DraftProbs, NoiseColumns, PackedTrees, Tree, Vector, Walk
 
 
 def walk_rejection(tree: Tree, target: Callable[[int], Vector | None], chance: Chance) -> Acceptance:
@@ -75,25 +73,6 @@ def normalised(weights: Vector, otherwise: Vector) -> Vector:
     return weights / total if total > 0 else otherwise
 
 
-def rejection_walk(
-    scores: Tensor,
-    draft_probs: DraftProbs | None,
-    tokens: Tensor,
-    parents: Tensor,
-    starts: Tensor,
-    seeds: Tensor,
-    sample_indices: Tensor,
-    positions: Tensor,
-    sampled: Tensor,
-    max_nodes: int,
-    max_depth: int,
-) -> Walk:
-    """See `specdec.kernels.rejection_walk`; computes in float64, and takes it.
-
-    `max_nodes` only says how large the kernel's registers must be.
-    """
-    assert max_nodes >= 0
-    probs = None if draft_probs is None else exact_probs(draft_probs)
-    trees = trees_of(tokens.tolist(), parents.tolist(), starts.tolist(), max_depth, probs)
-    keys = keys_of(NoiseColumns(seeds, sample_indices, positions, sampled))
-    return as_walk(walk_rows(walk_rejection, scores, trees, keys, uniforms), max_depth, scores.device)
+def rejection_walk(scores: Tensor, draft_probs: DraftProbs | None, trees: PackedTrees, noise: NoiseColumns) -> Walk:
+    """See `specdec.kernels.rejection_walk`; computes in float64, and takes it."""
+    return walk_packed(walk_rejection, scores, draft_probs, trees, noise)

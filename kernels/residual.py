@@ -11,9 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specdec.kernels.gumbel_argmax import check_rows
 from specdec.kernels.philox import philox_words
 from specdec.kernels.score_keys import INFINITY, NOTHING, score_keys
-from specdec.kernels.types import DTYPES, DraftProbs, NoiseKeys, Stream
+from specdec.kernels.types import DraftProbs, NoiseColumns, PackedTrees, Stream
 
 # Tokens that a program reads at once. A row of the batch has one program, and so all that a multiprocessor has.
 BLOCK_SIZE = 4096
@@ -23,24 +24,17 @@ RESIDUAL = tl.constexpr(int(Stream.RESIDUAL))
 GRID = tl.constexpr(2.0**-53)
 
 
-def check_walk(
-    scores: Tensor, draft_probs: DraftProbs | None, starts: Tensor, of_nodes: dict[str, Tensor], keys: NoiseKeys
-) -> None:
+def check_walk(scores: Tensor, draft_probs: DraftProbs | None, trees: PackedTrees, noise: NoiseColumns) -> None:
     """Check that the arguments of a walk fit each other.
-
-    Args:
-        of_nodes: by name, the tensors with one number per node.
 
     Raises:
         ValueError: naming what does not fit.
     """
-    if scores.ndim != 2 or not scores.shape[1] or scores.stride(1) != 1 or scores.dtype not in DTYPES:
-        raise ValueError(
-            f"scores {tuple(scores.shape)} {scores.dtype}, strides {scores.stride()}: not [rows, vocab] of {DTYPES}"
-        )
-    rows, (count, vocab) = starts.numel() - 1, scores.shape
-    columns = {"starts": (starts, rows + 1), **{name: (part, count - rows) for name, part in of_nodes.items()}}
-    columns |= {name: (part, rows) for name, part in keys._asdict().items()}
+    rows = trees.starts.numel() - 1
+    check_rows(scores, noise, rows)
+    count, vocab = scores.shape
+    nodes = count - rows
+    columns = {"starts": (trees.starts, rows + 1), "tokens": (trees.tokens, nodes), "parents": (trees.parents, nodes)}
     if draft_probs is not None:
         table = draft_probs.table
         columns["draft_probs.rows"] = draft_probs.rows, count
@@ -108,17 +102,9 @@ def left(
 
 @triton.jit
 def draw(
-    p_row,
-    p_q,
-    top,
-    share,
-    b_tokens,
-    m_lost,
-    bound,
-    HAS_DRAFT: tl.constexpr,
-    VOCAB: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    p_row, p_q, top, share, b_tokens, m_lost, bound,
+    HAS_DRAFT: tl.constexpr, VOCAB: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Return the first token at which the sum of what is left exceeds `bound`, int64; -1 if nothing is left."""
     # At first the block in which it lies; where rounding puts it behind the last, that.
     seen = tl.full([], 0, tl.float64)
@@ -159,13 +145,6 @@ def without(b_w, begin, b_tokens, m_lost, BLOCK: tl.constexpr):
 @triton.jit
 def uniform(seed, sample_index, position, stream, place):
     """Return number `place` of `verify.noise.uniforms`, float64."""
-    w_0, w_1, w_2, w_3 = philox_words(
-        tl.cast(place // 4, tl.uint64),
-        tl.cast(0, tl.uint64),
-        tl.cast(stream, tl.uint64),
-        tl.cast(position, tl.uint64),
-        tl.cast(seed, tl.uint64),
-        tl.cast(sample_index, tl.uint64),
-    )
+    w_0, w_1, w_2, w_3 = philox_words(tl.cast(place // 4, tl.uint64), 0, stream, position, seed, sample_index)
     word = tl.where(place % 4 < 2, tl.where(place % 4 == 0, w_0, w_1), tl.where(place % 4 == 2, w_2, w_3))
     return tl.sum((word >> 11).to(tl.float64) * GRID, 0)

@@ -17,18 +17,7 @@ def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def rotary_store(qkv: Tensor, cos: Tensor, sin: Tensor, kv: Tensor, slots: Tensor, num_heads: int) -> Tensor:
-    """Rotate queries and keys, then write keys and values to one layer's cache.
-
-    Args:
-        qkv: `[rows, heads + 2 * kv_heads, head_dim]`, rotated in place.
-        cos, sin: see `rotate_`.
-        kv: `[slots, 2 * kv_heads, head_dim]`, keys first.
-        slots: int64 `[rows]`.
-        num_heads: query heads.
-
-    Returns:
-        `[rows, heads, head_dim]`, the rotated queries, in the memory of `qkv`.
-    """
+    """See `specdec.kernels.rotary_store`; rotates in place, and returns queries in the memory of `qkv`."""
     stored = kv.shape[1]
     rotate_(qkv.narrow(1, 0, num_heads + stored // 2), cos, sin)
     query, key_value = qkv.split_with_sizes((num_heads, stored), 1)

@@ -12,20 +12,10 @@ _FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 def tree_attention(query: Tensor, kv: Tensor, rows: RaggedRows, scale: float) -> Tensor:
-    """Compute attention of ragged query rows over a paged cache, causal along chains and by ancestors in trees.
+    """See `specdec.kernels.tree_attention`; takes any head_dim and tree, and float64, which it also computes in.
 
     Query heads of a group share one copy of their keys. Rows that see all keys, as in plain decoding, are not
-    masked; others are masked in the last columns alone, and what lies before is merged in. Scores and sums
-    are float32 (float64 for float64 input).
-
-    Args:
-        query: `[rows, heads, head_dim]`.
-        kv: `[slots, 2 * kv_heads, head_dim]`, keys first, this step's own already stored.
-        rows: what each query row sees.
-        scale: factor of the scores.
-
-    Returns:
-        `[rows, heads, head_dim]` in the query's dtype.
+    masked; others are masked in the last columns alone, and what lies before is merged in.
     """
     _, heads, dim = query.shape
     kv_heads = kv.shape[1] // 2

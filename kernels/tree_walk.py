@@ -6,26 +6,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec.kernels.types import Walk
+from specdec.kernels.types import PackedTrees, Walk
 
 ROOT = tl.constexpr(-1)
 
 
-def tree_walk(emitted: Tensor, tokens: Tensor, parents: Tensor, starts: Tensor, max_nodes: int, max_depth: int) -> Walk:
+def tree_walk(emitted: Tensor, trees: PackedTrees) -> Walk:
     """Follow, from each root on, the first child with the token emitted at the node, until there is none.
 
     Args:
         emitted: int64 `[rows + nodes]`, per row the token that the target emits after its root, then after each of
             its nodes; -1 where it emits none, which no child has.
-        tokens: int64 `[nodes]` of the draft's nodes, row by row, parents before children.
-        parents: int64 `[nodes]`, index of each node's parent within its row, -1 for a child of the root.
-        starts: int64 `[rows + 1]`, where in `emitted` each row begins, and the end.
-        max_nodes: at least the nodes of the largest tree.
-        max_depth: nodes that a path may have; a longer one ends there, with the token emitted after its last node.
+        trees: the trees; a path longer than `max_depth` ends there, with the token emitted after its last node.
 
     Raises:
         ValueError: shapes or dtypes are others.
     """
+    tokens, parents, starts, max_nodes, max_depth = trees
     rows = starts.numel() - 1
     if tokens.shape != parents.shape or emitted.numel() != rows + tokens.numel():
         raise ValueError(
@@ -39,16 +36,9 @@ def tree_walk(emitted: Tensor, tokens: Tensor, parents: Tensor, starts: Tensor, 
     walk = empty_walk(rows, max_depth, emitted.device)
     if rows:
         tree_walk_kernel[(rows,)](
-            emitted,
-            tokens,
-            parents,
-            starts,
-            *walk,
-            max_depth,
-            BLOCK=triton.next_power_of_2(max(max_nodes, 1)),
-            BLOCK_DEPTH=triton.next_power_of_2(max(max_depth, 1)),
-            num_warps=1,
-        )
+            emitted, tokens, parents, starts, *walk, max_depth, BLOCK=triton.next_power_of_2(max(max_nodes, 1)),
+            BLOCK_DEPTH=triton.next_power_of_2(max(max_depth, 1)), num_warps=1,
+        )  # fmt: skip
     return walk
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.kernels.types import NO_TOKEN, ROOT, Acceptance, DraftProbs, Tree, Walk
+from specdec.kernels.types import NO_TOKEN, ROOT, Acceptance, DraftProbs, PackedTrees, Tree, Walk
 
 
 def follow(tree: Tree, emitted: Sequence[int]) -> Acceptance:
@@ -20,13 +20,11 @@ def follow(tree: Tree, emitted: Sequence[int]) -> Acceptance:
     return Acceptance(tuple(path), emitted[1 + node])
 
 
-def tree_walk(emitted: Tensor, tokens: Tensor, parents: Tensor, starts: Tensor, max_nodes: int, max_depth: int) -> Walk:
-    """See `specdec.kernels.tree_walk`; `max_nodes` only says how large the kernel's registers must be."""
-    assert max_nodes >= 0
-    said, bounds = emitted.tolist(), starts.tolist()
-    trees = trees_of(tokens.tolist(), parents.tolist(), bounds, max_depth)
-    rows = [follow(tree, said[start:]) for tree, start in zip(trees, bounds[:-1], strict=True)]
-    return as_walk(rows, max_depth, emitted.device)
+def tree_walk(emitted: Tensor, trees: PackedTrees) -> Walk:
+    """See `specdec.kernels.tree_walk`."""
+    said, starts = emitted.tolist(), trees.starts[:-1].tolist()
+    rows = [follow(tree, said[start:]) for tree, start in zip(trees_of(trees), starts, strict=True)]
+    return as_walk(rows, trees.max_depth, emitted.device)
 
 
 class ListedTree(NamedTuple):
@@ -39,34 +37,28 @@ class ListedTree(NamedTuple):
     draft_probs: Any = None
 
 
-def trees_of(
-    tokens: list[int], parents: list[int], starts: list[int], max_depth: int, probs: Tensor | None = None
-) -> list[ListedTree]:
-    """Return the tree of each row; children of nodes at `max_depth` are as if they were not there.
-
-    Args:
-        probs: `[rows + nodes, vocab]`, what the children of each root and node were drawn from.
-    """
+def trees_of(packed: PackedTrees, draft_probs: DraftProbs | None = None) -> list[ListedTree]:
+    """Return the tree of each row, its `draft_probs` in float64."""
+    probs = None
+    if draft_probs is not None:
+        table, rows = draft_probs
+        # Rows of roots and nodes without children have no meaning, and may be out of range.
+        probs = table[rows.clamp(0, len(table) - 1)].double()
+    tokens, parents = packed.tokens.tolist(), packed.parents.tolist()
     trees = []
-    for row, (start, end) in enumerate(pairwise(starts)):
+    for row, (start, end) in enumerate(pairwise(packed.starts.tolist())):
         # Every row before this one has a root, which is no node.
         own = slice(start - row, end - row - 1)
         tree = ListedTree(tokens[own], parents[own], {}, {}, None if probs is None else probs[start:end])
         depths = {ROOT: 0}
         for node, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True)):
             depths[node] = 1 + depths[parent]
-            if depths[node] <= max_depth:
-                tree.children.setdefault((parent, token), node)
+            if depths[node] <= packed.max_depth:
+                if token != NO_TOKEN:
+                    tree.children.setdefault((parent, token), node)
                 tree.children_of.setdefault(parent, []).append(node)
         trees.append(tree)
     return trees
-
-
-def exact_probs(draft_probs: DraftProbs) -> Tensor:
-    """Return what the children of each root and node were drawn from, float64 `[rows + nodes, vocab]`."""
-    table, rows = draft_probs
-    # Rows of roots and nodes without children have no meaning, and may be out of range.
-    return table[rows.clamp(0, len(table) - 1)].double()
 
 
 def as_walk(rows: Sequence[Acceptance], max_depth: int, device: torch.device) -> Walk:

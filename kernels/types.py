@@ -34,32 +34,25 @@ class NoiseKey(NamedTuple):
     position: int
 
 
-class NoiseKeys(NamedTuple):
-    """`NoiseKey` of each row, int64 `[rows]` each, from 0 to 2**63 - 1.
-
-    Attributes:
-        seeds: of the requests.
-        sample_indices: which of a request's samples.
-        positions: output positions.
-    """
-
-    seeds: Tensor
-    sample_indices: Tensor
-    positions: Tensor
-
-
 class NoiseColumns(NamedTuple):
-    """Keys as a device takes them.
+    """`NoiseKey` of each row, as a device takes them.
 
     Attributes:
-        seeds, sample_indices, positions: int64 `[rows]`; 0 where a row has no noise.
-        sampled: bool `[rows]`, whether a row has noise.
+        seeds, sample_indices, positions: int64 `[rows]`, from 0 to 2**63 - 1; of no meaning where a row has no noise.
+        sampled: bool `[rows]`, whether a row has noise; the others follow their scores alone.
     """
 
     seeds: Tensor
     sample_indices: Tensor
     positions: Tensor
     sampled: Tensor
+
+    @staticmethod
+    def of(keys: Sequence[NoiseKey | None], device: torch.device) -> "NoiseColumns":
+        """Return the keys on a device; 0 where a row has no noise."""
+        numbers = upload([(*key, 1) if key else (0, 0, 0, 0) for key in keys], device)
+        seeds, indices, positions, sampled = numbers.view(-1, 4).T.contiguous().unbind()
+        return NoiseColumns(seeds, indices, positions, sampled.bool())
 
 
 class NoiseRows:
@@ -76,9 +69,7 @@ class NoiseRows:
     def columns(self, device: torch.device) -> NoiseColumns:
         """Return the keys on a device; they are sent there once."""
         if self._columns is None:
-            numbers = [(*key, 1) if key else (0, 0, 0, 0) for key in self.keys]
-            seeds, indices, positions, sampled = upload(numbers, device).view(-1, 4).T.contiguous().unbind()
-            self._columns = NoiseColumns(seeds, indices, positions, sampled.bool())
+            self._columns = NoiseColumns.of(self.keys, device)
         return self._columns
 
     def repeated(self, times: int) -> "NoiseRows":
@@ -167,6 +158,24 @@ class DraftProbs(NamedTuple):
 
     table: Tensor
     rows: Tensor
+
+
+class PackedTrees(NamedTuple):
+    """The trees of a batch as the kernels of the walks take them.
+
+    Attributes:
+        tokens: int64 `[nodes]`, row by row, parents before children; siblings differ.
+        parents: int64 `[nodes]`, index of each node's parent within its row, `ROOT` for a child of the root.
+        starts: int64 `[rows + 1]`, where each row's root and nodes begin in tensors `[rows + nodes, …]`, and the end.
+        max_nodes: at least the nodes of the largest tree.
+        max_depth: nodes that a path may have; children of its last node are as if they were not there.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    starts: Tensor
+    max_nodes: int
+    max_depth: int
 
 
 class Walk(NamedTuple):

@@ -17,13 +17,13 @@ TORCH = torch_kernels(GumbelNoise(torch.device("cpu")))
 
 
 def _gumbel_argmax(scores: Tensor, noise: NoiseRows) -> Tensor:
-    return gumbel_argmax_reference.gumbel_argmax(scores, *noise.columns(scores.device))
+    return gumbel_argmax_reference.gumbel_argmax(scores, noise.columns(scores.device))
 
 
 def _perturbed_top_k(candidates: Candidates, noise: NoiseRows, k: int, stream: Stream, lane: int) -> TopK:
     scores, _, tokens = candidates
     columns = noise.columns(scores.device)
-    return perturbed_top_k_reference.perturbed_top_k(scores, *columns, k, tokens, int(stream), lane)
+    return perturbed_top_k_reference.perturbed_top_k(scores, columns, k, tokens, int(stream), lane)
 
 
 _WALKS = DeviceWalks(tree_walk_reference.tree_walk, rejection_walk, block_walk)

@@ -3,7 +3,9 @@
 import copy
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 from rich.console import Console
@@ -136,19 +138,10 @@ def preview(console: Console, tokenizer: PreTrainedTokenizerBase, samples: Itera
         said = sum(sample.mask)
         head = f"── {len(sample.token_ids):,} tokens, {said / len(sample.token_ids):.0%} trained ──\n"
         text = Text().append(head, "bold")
-        for trained, token_ids in _runs(sample):
-            piece = tokenizer.decode(token_ids, skip_special_tokens=False)
+        for trained, run in groupby(zip(sample.token_ids, sample.mask, strict=True), itemgetter(1)):
+            piece = tokenizer.decode([token for token, _ in run], skip_special_tokens=False)
             if console.is_terminal:
                 text.append(piece, "green" if trained else "dim")
             else:
                 text.append(f"[[{piece}]]" if trained else piece)
         console.print(text, soft_wrap=True)
-
-
-def _runs(sample: Sample) -> Iterator[tuple[bool, list[int]]]:
-    """Yield runs of neighbouring tokens that are all trained or all not."""
-    start = 0
-    for end in range(1, len(sample.mask) + 1):
-        if end == len(sample.mask) or sample.mask[end] != sample.mask[start]:
-            yield sample.mask[start], sample.token_ids[start:end]
-            start = end

@@ -108,7 +108,11 @@ def read_prompts(llm: LLM, source: Source, limit: int | None, max_tokens: int, b
     prompts, problem = [], "there is nothing in it"
     for entry in read([source], limit):
         try:
-            prompts.append(_prompt(llm, question(entry), max_tokens))
+            prompt = chat_prompt(llm, question(entry))
+            if len(prompt) + max_tokens > llm.max_model_len:
+                detail = f"{len(prompt)} tokens and {max_tokens} to come, of {llm.max_model_len}; lower max_tokens"
+                raise BadConversation("too long", detail)
+            prompts.append(prompt)
         except BadConversation as error:
             bad.add(error, entry.place)
             problem = f"line {entry.place.line}: {error}"
@@ -117,15 +121,16 @@ def read_prompts(llm: LLM, source: Source, limit: int | None, max_tokens: int, b
     return prompts
 
 
-def _prompt(llm: LLM, messages: Sequence[Message], max_tokens: int) -> list[int]:
+def chat_prompt(llm: LLM, messages: Sequence[Message]) -> list[int]:
+    """Return the prompt of a conversation.
+
+    Raises:
+        BadConversation: the chat template refuses it.
+    """
     try:
-        prompt = llm.chat_prompt(messages)
+        return llm.chat_prompt(messages)
     except Exception as error:  # a template may raise any exception
         raise BadConversation("refused by the chat template", str(error)) from None
-    if len(prompt) + max_tokens > llm.max_model_len:
-        detail = f"{len(prompt)} tokens and {max_tokens} to come, of {llm.max_model_len}; lower max_tokens"
-        raise BadConversation("too long", detail)
-    return prompt
 
 
 def evaluate(

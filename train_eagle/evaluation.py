@@ -1,7 +1,7 @@
 """The measurements of an evaluation, as JSON, tables and a plot."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -15,6 +15,11 @@ from rich.table import Table
 FILE = "evaluation.json"
 PICTURE = "evaluation.png"
 STYLES = ("-", "--", ":", "-.")
+
+
+def format_shares(shares: Iterable[float]) -> str:
+    """Return shares with two digits each."""
+    return " ".join(f"{share:.2f}" for share in shares)
 
 
 @dataclass(frozen=True)
@@ -88,16 +93,20 @@ class Evaluation:
         title = f"drafts verified, trees of {self.depth},{self.branching},{self.nodes}"
         tau = Table("text", "temperature", "tau", "accepted at depth 1, 2, …", "tokens", "steps", title=title)
         for row in self.measured:
-            shares = " ".join(f"{share:.2f}" for share in row.accepted_per_depth)
-            counts = f"{row.tokens:,}", f"{row.steps:,}"
+            shares, counts = format_shares(row.accepted_per_depth), (f"{row.tokens:,}", f"{row.steps:,}")
             tau.add_row(row.domain, f"{row.temperature:g}", f"{row.tau:.2f}", shares, *counts)
         yield tau
         title = "the target's next token among the head's likeliest"
         accuracy = Table("text", "among", "at depth 1, 2, …", title=title)
-        for domain, by_depth in self.accuracy.items():
-            for place, of_place in enumerate(zip(*by_depth, strict=True), 1):
-                accuracy.add_row(domain, f"top {place}", " ".join(f"{share:.2f}" for share in of_place))
+        for domain, place, of_place in self.ranked():
+            accuracy.add_row(domain, f"top {place}", format_shares(of_place))
         yield accuracy
+
+    def ranked(self) -> Iterator[tuple[str, int, tuple[float, ...]]]:
+        """Yield the domain, the number of likeliest tokens, and the accuracy at each depth."""
+        for domain, by_depth in self.accuracy.items():
+            for place, shares in enumerate(zip(*by_depth, strict=True), 1):
+                yield domain, place, shares
 
     def _draw(self, picture: Path) -> None:
         figure, (accepted, accuracy) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
@@ -108,10 +117,9 @@ class Evaluation:
             style = STYLES[temperatures.index(row.temperature) % len(STYLES)]
             label = f"{row.domain}, temperature {row.temperature:g}: tau {row.tau:.2f}"
             accepted.plot(depths, row.accepted_per_depth, style, color=colours[row.domain], label=label)
-        for domain, by_depth in self.accuracy.items():
-            for place, shares in enumerate(zip(*by_depth, strict=True)):
-                label = f"{domain}, top {place + 1}"
-                accuracy.plot(depths, shares, STYLES[place % len(STYLES)], color=colours[domain], label=label)
+        for domain, place, shares in self.ranked():
+            style = STYLES[(place - 1) % len(STYLES)]
+            accuracy.plot(depths, shares, style, color=colours[domain], label=f"{domain}, top {place}")
         accepted.set(title="share of steps that accept a draft of this depth", xlabel="depth", ylim=(0, 1))
         accuracy.set(title="share of next tokens among the head's likeliest", xlabel="depth", ylim=(0, 1))
         for axes in (accepted, accuracy):

@@ -15,23 +15,18 @@ from typing import Any, NamedTuple
 import torch
 
 from specdec.draft_heads.formats.head_kind import HeadDescription
-from specdec.draft_heads.formats.head_kinds import recognise
+from specdec.draft_heads.formats.head_kinds import describe_folder
 from specdec.draft_heads.heads.draft_head import FeatureHead, TargetParts
-from specdec.draft_heads.llama.checkpoint_files import (
-    CheckpointError,
-    error_context,
-    first_line,
-    read_config,
-    read_tensors,
-)
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context, first_line, read_config
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.kernels.kernel_set import torch_kernels
 from specdec.kernels.linear import Projection
 from specdec.models.llama import LlamaModel
 from specdec.train_eagle.evaluation import Evaluation
-from specdec.train_eagle.model_card import ModelCard
+from specdec.train_eagle.model_card import model_card
 from specdec.train_eagle.training_kind import TrainingKind
 from specdec.train_eagle.training_kinds import TRAINING_KINDS
+from specdec.train_eagle.training_state import FILE
 from specdec.verify.noise import GumbelNoise
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -63,9 +58,9 @@ def from_run(folder: Path, target: Path | None = None) -> Trained:
     Raises:
         ValueError: there is no such run or target.
     """
-    file = folder / "training_state.pt"
+    file = folder / FILE
     if not file.is_file():
-        raise ValueError(f"{folder}: no training_state.pt; give the folder `run` in what train wrote, or --draft")
+        raise ValueError(f"{folder}: no {FILE}; give the folder `run` in what train wrote, or --draft")
     try:
         kept = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
         settings, tensors, step = dict(kept["settings"]), kept["head"], kept["step"]
@@ -96,10 +91,8 @@ def from_folder(folder: Path, target: Path | None = None) -> Trained:
     Raises:
         ValueError: there is no head, or one that the official layout cannot hold.
     """
-    settings = read_config(folder)
+    found = describe_folder(folder)
     with error_context(folder):
-        found = recognise(settings, read_tensors(folder))
-        found.check()
         found.kind.check_official(found)
         llama = replace(found.config.llama, num_layers=_num_layers(found, target))
         # Nothing of the target is written, so placeholders for its matrices do.
@@ -111,7 +104,7 @@ def from_folder(folder: Path, target: Path | None = None) -> Trained:
     head, kind = loaded.draft.head, TRAINING_KINDS[found.kind.name]
     assert isinstance(head, FeatureHead)
     named = found.verifier or (None if target is None else str(target))
-    return Trained(kind, head, dict(settings.get("training") or {}), named)
+    return Trained(kind, head, dict(read_config(folder).get("training") or {}), named)
 
 
 def _num_layers(found: HeadDescription[Any], target: Path | None) -> int:
@@ -162,8 +155,8 @@ def main(words: Sequence[str] | None = None) -> None:
         parser.exit(2, f"export: {error}\n")
     base = args.base_model or trained.target
     name = args.out.resolve().name
-    card = ModelCard(name, trained.kind, trained.head, trained.recipe, base, args.licence, evaluation, notes)
-    (args.out / "README.md").write_text(card.text(), encoding="utf-8")
+    card = model_card(name, trained.kind, trained.head, trained.recipe, base, args.licence, evaluation, notes)
+    (args.out / "README.md").write_text(card, encoding="utf-8")
     print(f"config.json, model.safetensors and README.md in {args.out}")
 
 

@@ -2,8 +2,9 @@
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -106,29 +107,24 @@ class FeatureStore:
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
         self.folder = folder
         self._index = folder / "index.json"
-        self._shards: list[Any] = []
-        self._places: list[tuple[int, int]] = []
+        # Per conversation its shard, and the number of the first token there.
+        self._places: list[tuple[Any, int]] = []
         self.lengths: list[int] = []
         self._entries: dict[str, Any] = {"settings": settings, "shards": []}
         if self._index.exists():
             kept = json.loads(self._index.read_text(encoding="utf-8"))
             if kept.get("settings") != json.loads(json.dumps(settings)):
-                raise ValueError(
-                    f"{folder} holds features of other settings: {kept.get('settings')}, not {settings}; "
-                    "remove it or name another folder"
-                )
+                other = f"other settings: {kept.get('settings')}, not {settings}"
+                raise ValueError(f"{folder} holds features of {other}; remove it or name another folder")
             self._entries = kept
             for entry in kept["shards"]:
                 self._open(entry)
 
     def write(self, source: FeatureSource, shard_tokens: int, batch_tokens: int) -> Iterator[int]:
         """Add the missing conversations of `source`; yield the number of stored ones after each shard."""
-        while (start := len(self.lengths)) < len(source.lengths):
-            end, size = start, 0
-            while end < len(source.lengths) and (size == 0 or size + source.lengths[end] <= shard_tokens):
-                size += source.lengths[end]
-                end += 1
-            self._add([source.batch(group) for group in _runs(source.lengths, start, end, batch_tokens)])
+        left = range(len(self.lengths), len(source.lengths))
+        for shard in _runs(source.lengths, left, shard_tokens):
+            self._add([source.batch(group) for group in _runs(source.lengths, shard, batch_tokens)])
             yield len(self.lengths)
 
     def batch(self, conversations: Sequence[int]) -> FeatureBatch:
@@ -136,7 +132,7 @@ class FeatureStore:
         for i in conversations:
             shard, start = self._places[i]
             for name in PARTS:
-                parts[name].append(self._shards[shard].get_slice(name)[start : start + self.lengths[i]])
+                parts[name].append(shard.get_slice(name)[start : start + self.lengths[i]])
         tokens, *others = (torch.cat(parts[name]) for name in PARTS)
         return FeatureBatch([self.lengths[i] for i in conversations], tokens.long(), *others)
 
@@ -145,31 +141,31 @@ class FeatureStore:
         lengths = [length for batch in batches for length in batch.lengths]
         tensors = {name: torch.cat([getattr(batch, name) for batch in batches]).cpu() for name in PARTS}
         tensors["tokens"] = tensors["tokens"].int()
-        entry = {"file": f"features-{len(self._shards):05d}.safetensors", "lengths": lengths}
-        file = self.folder / entry["file"]  # type: ignore[operator]
-        write_whole(file, lambda new: save_file(tensors, new))
+        entry: dict[str, Any] = {"file": f"features-{len(self._entries['shards']):05d}.safetensors", "lengths": lengths}
+        write_whole(self.folder / entry["file"], lambda new: save_file(tensors, new))
         self._entries["shards"].append(entry)
         write_json(self._index, self._entries)
         self._open(entry)
 
     def _open(self, entry: dict[str, Any]) -> None:
-        start = 0
-        for length in entry["lengths"]:
-            self._places.append((len(self._shards), start))
-            self.lengths.append(length)
-            start += length
-        self._shards.append(safe_open(self.folder / entry["file"], framework="pt"))
+        shard = safe_open(self.folder / entry["file"], framework="pt")
+        starts = accumulate(entry["lengths"][:-1], initial=0)
+        self._places += [(shard, start) for start in starts]
+        self.lengths += entry["lengths"]
 
 
-def _runs(lengths: Sequence[int], start: int, end: int, batch_tokens: int) -> Iterator[list[int]]:
-    """Yield conversations `start` to `end` in their order, in groups of about `batch_tokens` tokens."""
+def _runs(lengths: Sequence[int], conversations: Iterable[int], most: int) -> Iterator[list[int]]:
+    """Yield conversations in their order, in groups of at most `most` tokens; a longer one is a group of its own."""
     group: list[int] = []
-    for i in range(start, end):
-        if group and sum(lengths[k] for k in group) + lengths[i] > batch_tokens:
+    size = 0
+    for i in conversations:
+        if group and size + lengths[i] > most:
             yield group
-            group = []
+            group, size = [], 0
         group.append(i)
-    yield group
+        size += lengths[i]
+    if group:
+        yield group
 
 
 def packed(lengths: Sequence[int], batch_tokens: int, seed: int) -> list[list[int]]:

@@ -16,17 +16,7 @@ from specdec.train_eagle.unrolled_loss import LossKind, UnrolledLoss, unrolled_l
 
 
 class LossSettings(NamedTuple):
-    """Settings of the loss.
-
-    Attributes:
-        loss: kind of loss between the target's and the head's distribution of the next token.
-        unroll: number of passes over a batch; all but the first read the head's own states.
-        step_decay: weight of each pass relative to the one before.
-        token_weight: weight of the loss between distributions.
-        feature_weight: weight of the smooth L1 distance to the target's feature (EAGLE-1/2).
-        noise: amplitude of the uniform noise added to features.
-        gradient_checkpointing: recompute each pass for its gradient instead of keeping its activations.
-    """
+    """Settings of the loss, see `TrainConfig`."""
 
     loss: LossKind
     unroll: int

@@ -16,6 +16,7 @@ from specdec.core.sampling_params import SamplingParams
 from specdec.llm import LLM
 from specdec.train_eagle.chat_mask import BadConversation, Message
 from specdec.train_eagle.conversations import BadData, Source, open_source, read, write_conversations
+from specdec.train_eagle.evaluate import chat_prompt
 
 
 def answerable(llm: LLM, sources: Iterable[Source], limit: int | None, bad: BadData) -> list[list[Message]]:
@@ -32,25 +33,13 @@ def answerable(llm: LLM, sources: Iterable[Source], limit: int | None, bad: BadD
     for entry in read(sources, limit):
         try:
             messages = entry.messages()
-            _ask_for_all(llm, messages)
+            for i, message in enumerate(messages):
+                if message["role"] == "assistant":
+                    chat_prompt(llm, messages[:i])
             conversations.append(messages)
         except BadConversation as error:
             bad.add(error, entry.place)
     return conversations
-
-
-def _ask_for_all(llm: LLM, messages: Sequence[Message]) -> None:
-    """Render the prompt of every answer.
-
-    Raises:
-        BadConversation: the chat template refuses one.
-    """
-    try:
-        for i, message in enumerate(messages):
-            if message["role"] == "assistant":
-                llm.chat_prompt(messages[:i])
-    except Exception as error:  # a template may raise any exception
-        raise BadConversation("refused by the chat template", str(error)) from None
 
 
 def regenerate(

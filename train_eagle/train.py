@@ -12,7 +12,7 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from typing import NamedTuple
 
@@ -170,10 +170,10 @@ class Run:
                 state.step += 1
                 if log is not None:
                     log.step(state.step, tokens, new_tokens, time.monotonic() - began, loss, rate, norm)
-                if state.step % self.evaluated_every == 0 or state.step == self.total:
+                evaluates = state.step % self.evaluated_every == 0 or state.step == self.total
+                if evaluates and log is not None:
                     self._evaluate(log, tokens)
-                due = time.monotonic() - saved > config.checkpoint_minutes * 60
-                if main and (due or state.step % self.evaluated_every == 0 or state.step == self.total):
+                if main and (evaluates or time.monotonic() - saved > config.checkpoint_minutes * 60):
                     saved = time.monotonic()
                     state.save(self.head, self.optimizer)
         if main:
@@ -186,24 +186,18 @@ class Run:
         rate = config.lr * warm * (0.5 + 0.5 * math.cos(math.pi * step / self.total))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        own = list(self._batches(step))
-        for place, (number, conversations) in enumerate(own):
-            last = place == len(own) - 1
+        first = step * self.per_step + accelerator.process_index
+        own = range(first, (step + 1) * self.per_step, accelerator.num_processes)
+        for number in own:
             # Noise depends on the batch alone, not on the process or on earlier steps.
             set_seed(config.seed * 1_000_003 + number)
-            with nullcontext() if last else accelerator.no_sync(self.wrapped):
-                loss: UnrolledLoss = self.wrapped(self.source.batch(conversations).to(self.device))
+            with nullcontext() if number == own[-1] else accelerator.no_sync(self.wrapped):
+                loss: UnrolledLoss = self.wrapped(self.source.batch(self.batches[number]).to(self.device))
                 accelerator.backward(loss.total / len(own))
         norm = accelerator.clip_grad_norm_(self.trained, config.clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
         return loss, float(norm), rate
-
-    def _batches(self, step: int) -> Iterator[tuple[int, list[int]]]:
-        """Yield this process's batches of a step with their numbers."""
-        for number in range(step * self.per_step, (step + 1) * self.per_step):
-            if number % self.accelerator.num_processes == self.accelerator.process_index:
-                yield number, self.batches[number]
 
     def _tokens(self, step: int) -> int:
         """Return the number of tokens in all processes' batches of a step."""
@@ -211,10 +205,8 @@ class Run:
         batches = self.batches[step * self.per_step : (step + 1) * self.per_step]
         return sum(lengths[i] for batch in batches for i in batch)
 
-    def _evaluate(self, log: TrainLog | None, tokens: int) -> None:
+    def _evaluate(self, log: TrainLog, tokens: int) -> None:
         """Measure loss and tau on held-out conversations, and save the head if it is the best so far."""
-        if log is None:
-            return
         loss = self._validate()
         stats = self._speculation()
         values = {

@@ -1,6 +1,7 @@
 """A kind of draft head as training sees it: fresh heads, their loss, and what is said about a published one."""
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor, nn
@@ -55,18 +56,9 @@ class TrainingKind(ABC, Generic[H]):
 
 def layer_config(target: LlamaConfig) -> LlamaConfig:
     """Return one layer of the target's sizes with default rotary settings, as the official heads have."""
-    return LlamaConfig(
-        vocab_size=target.vocab_size,
-        hidden_size=target.hidden_size,
-        intermediate_size=target.intermediate_size,
-        num_layers=1,
-        num_heads=target.num_heads,
-        num_kv_heads=target.num_kv_heads,
-        head_dim=target.head_dim,
-        max_position=target.max_position,
-        rms_norm_eps=target.rms_norm_eps,
-        rope=RopeConfig(theta=target.rope.theta),
-    )
+    # A Llama's settings, whatever the target's family.
+    plain = dict.fromkeys(("tie_word_embeddings", "attention_bias", "output_bias", "mlp_bias", "qk_norm"), False)
+    return replace(target, num_layers=1, rope=RopeConfig(theta=target.rope.theta), **plain)
 
 
 def initialise(head: FeatureHead, model: LlamaModel) -> None:

@@ -39,14 +39,14 @@ class TrainingState:
         self.step = 0
         self.best_tau = 0.0
 
-    def load(self, head: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
-        """Resume from the file; return whether there was one.
+    def load(self, head: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Resume from the file if there is one.
 
         Raises:
             ValueError: the file is of a run with other settings, which are named.
         """
         if not self.file.exists():
-            return False
+            return
         kept = torch.load(self.file, map_location="cpu", weights_only=True)
         other = [name for name, value in self.settings.items() if kept["settings"].get(name) != value]
         if other:
@@ -56,7 +56,6 @@ class TrainingState:
         head.load_state_dict(kept["head"])
         optimizer.load_state_dict(kept["optimizer"])
         self.step, self.best_tau = kept["step"], kept["best_tau"]
-        return True
 
     def save(self, head: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         kept = {

@@ -11,7 +11,7 @@ from specdec.kernels.integers import ceil_div
 from specdec.kernels.ragged_rows import WORD_BITS
 from specdec.kernels.types import ROOT, DraftProbs, NodeTensors, NoiseColumns, NoiseKey, NoiseRows
 from specdec.kernels.upload import upload
-from specdec.verify.draft_trees import read_together
+from specdec.verify.draft_trees import HostNodes, read_together
 from specdec.verify.tree import DraftTree, split_words
 
 # Marks roots and nodes that no children were drawn for.
@@ -120,14 +120,6 @@ class DeviceNodes:
         )
 
 
-class _Unknown(NamedTuple):
-    """Zeros in place of nodes that only the device knows."""
-
-    tokens: Sequence[int]
-    depths: Sequence[int]
-    ancestors: Sequence[int]
-
-
 class DeviceTrees:
     """Trees on a device; see `DraftTrees`.
 
@@ -151,8 +143,8 @@ class DeviceTrees:
         rows = [*self.rows, *(None if row is None else shift + row for row in others.rows)]
         return DeviceTrees(self.batch.concat(others.batch), rows)
 
-    def host_nodes(self, row: int) -> _Unknown:
-        return _Unknown(*[(0,) * self.sizes[row]] * 3)
+    def host_nodes(self, row: int) -> HostNodes:
+        return HostNodes(*[(0,) * self.sizes[row]] * 3)
 
     def complete(self, tokens: Tensor, positions: Tensor, ancestors: Tensor, places: Sequence[int]) -> None:
         nodes, at = self.nodes(tokens.device), upload(places, tokens.device)
@@ -185,15 +177,15 @@ class DeviceTrees:
         """Return the noise as columns, since the host does not know the depths."""
         counts = [1 + size for size in self.sizes]
         places = [row for row, count in enumerate(counts) for _ in range(count)]
-        numbers = upload([(*key, 1) if key else (0, 0, 0, 0) for key in keys], device)[upload(places, device)]
-        seeds, indices, positions, sampled = numbers.T.contiguous().unbind()
+        at = upload(places, device)
+        columns = NoiseColumns(*(column[at] for column in NoiseColumns.of(keys, device)))
         if any(keys):
             node_rows, end = list[int](), 0
             for count in counts:
                 node_rows += range(end + 1, end + count)
                 end += count
-            positions.index_add_(0, upload(node_rows, device), self.nodes(device).depths)
-        return NoiseRows((), NoiseColumns(seeds, indices, positions, sampled.bool()))
+            columns.positions.index_add_(0, upload(node_rows, device), self.nodes(device).depths)
+        return NoiseRows((), columns)
 
     def read(self) -> list[DraftTree]:
         if self.batch.host is None and any(self.sizes):

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -14,17 +14,12 @@ from specdec.kernels.upload import upload
 from specdec.verify.tree import DraftTree, split_words
 
 
-class HostNodes(Protocol):
-    """The nodes of one tree as far as the host knows them; see `DraftTree`."""
+class HostNodes(NamedTuple):
+    """The nodes of one tree as far as the host knows them, zeros in place of the rest; see `DraftTree`."""
 
-    @property
-    def tokens(self) -> Sequence[int]: ...
-
-    @property
-    def depths(self) -> Sequence[int]: ...
-
-    @property
-    def ancestors(self) -> Sequence[int]: ...
+    tokens: Sequence[int]
+    depths: Sequence[int]
+    ancestors: Sequence[int]
 
 
 class DraftTrees(Trees, Protocol):
@@ -43,7 +38,7 @@ class DraftTrees(Trees, Protocol):
         ...
 
     def host_nodes(self, row: int) -> HostNodes:
-        """Return the nodes of a row's tree, with zeros in place of what only the device knows."""
+        """Return the nodes of a row's tree."""
         ...
 
     def complete(self, tokens: Tensor, positions: Tensor, ancestors: Tensor, places: Sequence[int]) -> None:
@@ -104,8 +99,9 @@ class HostTrees:
     def concat(self, others: "HostTrees") -> "HostTrees":
         return HostTrees([*self.trees, *others.trees])
 
-    def host_nodes(self, row: int) -> DraftTree:
-        return self.trees[row]
+    def host_nodes(self, row: int) -> HostNodes:
+        tree = self.trees[row]
+        return HostNodes(tree.tokens, tree.depths, tree.ancestors)
 
     def complete(self, tokens: Tensor, positions: Tensor, ancestors: Tensor, places: Sequence[int]) -> None:
         """Do nothing: `host_nodes` has it all."""

@@ -102,9 +102,5 @@ class Context(NamedTuple):
         return len(self.token_ids) - self.num_prompt
 
     @property
-    def prompt(self) -> Sequence[int]:
-        return self.token_ids[: self.num_prompt]
-
-    @property
     def output(self) -> Sequence[int]:
         return self.token_ids[self.num_prompt :]

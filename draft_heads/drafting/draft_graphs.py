@@ -1,6 +1,7 @@
 """CUDA graphs of the drafting loops, captured once and replayed."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Generic, NamedTuple, TypeVar
 
 import torch
@@ -107,19 +108,15 @@ class _Graph(Generic[Grown]):
         self.sampling = RowSampling.buffer(rows, device, torch.promote_types(hidden.dtype, torch.float32))
         self.hidden = hidden.new_zeros(rows, hidden.shape[1])
         self.plans = [PlanBuffer(plan) for plan in plans]
-        self.levels = DraftLevels(
-            depth=levels.depth,
-            width=levels.width,
-            block_size=levels.block_size,
+        self.levels = replace(
+            levels,
             positions=torch.zeros_like(levels.positions),
             slots=torch.zeros_like(levels.slots),
             tables=zeros(rows, owner.max_blocks),
-            own_bits=levels.own_bits,
             # Not needed: the kernel uses the plans.
             base=(),
             noise=NoiseRows((), self.noise),
             sampling=self.sampling,
-            first=levels.first,
             plans={owner.heads: [buffer.plan for buffer in self.plans]},
         )
         self._fill(levels, hidden, plans)

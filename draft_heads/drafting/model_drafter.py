@@ -116,38 +116,26 @@ class ModelDrafter:
         """Draft trees of the most probable tokens, with the position's noise or without."""
         depths = [min(self.shape.depth, row.max_depth) for row in rows]
         stops_early = self.shape.min_reach > 0 and not all(row.full_depth for row in rows)
-        search: TreeSearch
-        if self.graphs is None or stops_early or _needs_edits(rows):
-            levels = self._levels(rows, max(depths), self.branching, self._own_noise(rows))
-            search = self.search(levels, hidden, rows, depths if stops_early else None)
-        else:
-            padded = self._padded(rows)
-            levels = self._levels(padded, self.shape.depth, self.branching, self._own_noise(padded))
-            search = self.graphs.search(levels, hidden)
-        return self._trees(search, rows, depths)
+        graphs = None if stops_early or _needs_edits(rows) else self.graphs
+        levels = self._levels(rows, depths, self.branching, self._own_noise, graphs)
+        if graphs is None:
+            return self._trees(self.search(levels, hidden, rows, depths if stops_early else None), rows, depths)
+        return self._trees(graphs.search(levels, hidden), rows, depths)
 
     def _draw(self, rows: Sequence[DraftRow], hidden: Tensor) -> DraftTrees:
         """Draft trees of tokens drawn from q; how many is fixed beforehand, or q would not be their distribution."""
         depths = [min(self.shape.depth, row.max_depth) for row in rows]
-        draw: TreeDraw
-        if self.graphs is None or _needs_edits(rows) or len(rows) > self.graphs.most_drawn_rows:
-            levels = self._levels(rows, max(depths), self.draw_sizes.width, self._draft_noise(rows))
-            draw = self.draw(levels, hidden, rows)
-        else:
-            padded = self._padded(rows)
-            levels = self._levels(padded, self.shape.depth, self.draw_sizes.width, self._draft_noise(padded))
-            draw = self.graphs.draw(levels, hidden)
+        graphs = None if _needs_edits(rows) else self.graphs
+        if graphs is not None and len(rows) > graphs.most_drawn_rows:
+            graphs = None
+        levels = self._levels(rows, depths, self.draw_sizes.width, self._draft_noise, graphs)
+        draw = self.draw(levels, hidden, rows) if graphs is None else graphs.draw(levels, hidden)
         return self._trees(draw, rows, depths)
 
     @property
     def num_draft_probs(self) -> int:
         """Number of distributions that the children of a drawn tree come from."""
         return 1 + (self.shape.depth - 1) * self.draw_sizes.width
-
-    def _padded(self, rows: Sequence[DraftRow]) -> list[DraftRow]:
-        """Return the rows and padding rows, as many as a graph has."""
-        assert self.graphs is not None
-        return [*rows, *[self._padding_row()] * self.graphs.padding(len(rows))]
 
     def _trees(self, candidates: TreeSearch | TreeDraw, rows: Sequence[DraftRow], depths: Sequence[int]) -> DraftTrees:
         """Return the trees of all rows but padding, on the device where the host need not know them yet."""
@@ -242,11 +230,22 @@ class ModelDrafter:
             return hidden
         return hidden.index_select(0, upload(counts, device).cumsum(0) - 1)
 
-    def _levels(self, rows: Sequence[DraftRow], depth: int, width: int, keys: list[NoiseKey | None]) -> DraftLevels:
-        device = self.kv.device
+    def _levels(
+        self,
+        rows: Sequence[DraftRow],
+        depths: Sequence[int],
+        width: int,
+        noise_of: Callable[[Sequence[DraftRow]], list[NoiseKey | None]],
+        graphs: "DraftGraphs | None",
+    ) -> DraftLevels:
+        """Return the inputs of the loop over levels: of all levels and with padding rows where a graph runs it."""
+        depth, device = max(depths), self.kv.device
+        if graphs is not None:
+            depth = self.shape.depth
+            rows = [*rows, *[self._padding_row()] * graphs.padding(len(rows))]
         bits = self._own_bits[: depth - 1] if width == self.branching else own_bits(depth - 1, width, device)
         dtype = torch.promote_types(self.dtype, torch.float32)
-        return DraftLevels.start(rows, self.block_size, bits, keys, self.head.first_entry, device, dtype)
+        return DraftLevels.start(rows, self.block_size, bits, noise_of(rows), self.head.first_entry, device, dtype)
 
     def _expand(self, levels: DraftLevels, frontier: Frontier, hidden: Tensor, level: int) -> Tensor:
         """Run the head over the frontier; return its state after each frontier node, `[rows * width, hidden]`."""

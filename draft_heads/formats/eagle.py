@@ -6,14 +6,21 @@ from typing import Any
 from torch import Tensor
 
 from specdec.draft_heads.formats.draft_vocab import mapped_tokens
-from specdec.draft_heads.formats.head_kind import HeadDescription, HeadKind, LoadedHead, Source, expected_shapes, filled
+from specdec.draft_heads.formats.head_kind import (
+    HeadDescription,
+    HeadKind,
+    LoadedHead,
+    Source,
+    expected_shapes,
+    filled,
+    split,
+)
 from specdec.draft_heads.formats.head_settings import HeadSettings, Layout, layer_settings
 from specdec.draft_heads.formats.head_tensors import HeadTensors
 from specdec.draft_heads.heads.draft_head import DraftModel, TargetParts
 from specdec.draft_heads.heads.eagle import EagleConfig, EagleHead
 from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
-from specdec.draft_heads.llama.llama_layer import fuse_layer, split_layer
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.linear import Projection
 
@@ -49,7 +56,7 @@ class EagleKind(HeadKind[EagleConfig, EagleHead]):
         has_output = settings.layout in WITH_OUTPUT and OUTPUT in tensors
         tokens, rows, guesses = _output_rows(settings, tensors, llama.vocab_size)
         config = EagleConfig(llama, has_bias or any(said))
-        expected = expected_shapes(lambda: _official_names(EagleHead(config)))
+        expected = expected_shapes(lambda: split(EagleHead(config)))
         if has_output:
             expected[OUTPUT] = [rows, llama.hidden_size]
         if not has_embedding:
@@ -73,11 +80,8 @@ class EagleKind(HeadKind[EagleConfig, EagleHead]):
 
     def build(self, description: HeadDescription[EagleConfig], target: TargetParts, kernels: KernelSet) -> LoadedHead:
         config, given = description.config, description.tensors.by_name
-        named = {name: tensor for name, tensor in given.items() if name not in (OUTPUT, TOKEN_MAP)}
-        for layer in range(config.llama.num_layers):
-            fuse_layer(named, f"layers.{layer}.")
         lent = {"embed_tokens.weight": target.embedding} if description.embedding == Source.TARGET else {}
-        head = filled(partial(EagleHead, config), named, lent, target, kernels)
+        head = filled(partial(EagleHead, config), given, lent, target, kernels)
         matrix = given[OUTPUT].to(target.embedding) if description.output == Source.FILE else None
         return LoadedHead(DraftModel(head, _readout(description.tokens, matrix, target)), description)
 
@@ -92,7 +96,7 @@ class EagleKind(HeadKind[EagleConfig, EagleHead]):
     def official(self, head: EagleHead) -> tuple[dict[str, Any], dict[str, Tensor]]:
         llama = head.llama
         config = {**layer_settings(llama), "bias": head.config.fc_bias, "qkv_bias": llama.attention_bias}
-        return config, _official_names(head)
+        return config, split(head)
 
 
 def _output_rows(settings: HeadSettings, tensors: HeadTensors, vocab_size: int) -> tuple[Tensor | None, int, list[str]]:
@@ -125,10 +129,3 @@ def _readout(tokens: Tensor | None, matrix: Tensor | None, target: TargetParts) 
     matrix = target.output.weight if matrix is None else matrix
     ordered, order = tokens.to(matrix.device).sort()
     return MatrixReadout(Projection(matrix[ordered if len(matrix) == vocab_size else order]), vocab_size, ordered)
-
-
-def _official_names(head: EagleHead) -> dict[str, Tensor]:
-    named: dict[str, Tensor] = dict(head.named_parameters())
-    for layer in range(head.llama.num_layers):
-        split_layer(named, f"layers.{layer}.", head.llama)
-    return named

@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from specdec.draft_heads.formats.draft_vocab import draft_tokens, vocabulary_maps
-from specdec.draft_heads.formats.head_kind import HeadDescription, HeadKind, LoadedHead, Source, expected_shapes, filled
+from specdec.draft_heads.formats.head_kind import (
+    HeadDescription,
+    HeadKind,
+    LoadedHead,
+    Source,
+    expected_shapes,
+    filled,
+    split,
+)
 from specdec.draft_heads.formats.head_settings import HeadSettings, Layout, layer_settings, section
 from specdec.draft_heads.formats.head_tensors import HeadTensors
 from specdec.draft_heads.formats.tap_ids import KEY, TapIds, tap_ids
@@ -17,7 +25,6 @@ from specdec.draft_heads.heads.draft_head import DraftModel, TargetParts
 from specdec.draft_heads.heads.eagle3 import Eagle3Config, Eagle3Head
 from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
-from specdec.draft_heads.llama.llama_layer import fuse_layer, split_layer
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.linear import Projection
 
@@ -56,6 +63,7 @@ class Eagle3Kind(HeadKind[Eagle3Config, Eagle3Head]):
         embedding = Source.TARGET if shares else Source.FILE
         output = _output(settings, tensors, llama.vocab_size, is_alike)
         draft_vocab = settings.size("draft_vocab_size", llama.vocab_size)
+        normed = own.get("norm_before_residual")
         config = Eagle3Config(
             llama=llama,
             taps=(-1,) * _num_taps(taps, tensors, target_hidden),
@@ -64,11 +72,15 @@ class Eagle3Kind(HeadKind[Eagle3Config, Eagle3Head]):
             fc_bias="fc.bias" in tensors,
             norm_before_fc=bool(own.get("norm_before_fc")) or "input_norm.weight" in tensors,
             fc_norm=bool(own.get("fc_norm") or own.get("use_aux_norm")) or "fc_norm.0.weight" in tensors,
-            norm_before_residual=_norm_before_residual(settings),
+            norm_before_residual=bool(settings.layout == Layout.SPECULATORS if normed is None else normed),
             norm_output=bool(own.get("norm_output")),
         )
-        _name_later_norms(tensors, llama.num_layers)
-        expected = expected_shapes(lambda: _official_names(Eagle3Head(config), "layers.0."))
+        # SGLang calls the input norm of layers after the first `hidden_norm`.
+        for layer in range(1, llama.num_layers):
+            old, new = f"layers.{layer}.hidden_norm.weight", f"layers.{layer}.input_layernorm.weight"
+            if old in tensors and new not in tensors:
+                tensors.rename(old, new)
+        expected = expected_shapes(lambda: _official_names(Eagle3Head(config)))
         if embedding == Source.TARGET:
             del expected[EMBEDDING]
         if output != Source.FILE:
@@ -89,7 +101,7 @@ class Eagle3Kind(HeadKind[Eagle3Config, Eagle3Head]):
             taps=taps,
             variants=("fc.bias",) * config.fc_bias + tuple(name for name in VARIANTS if getattr(config, name)),
             verifier=settings.verifier,
-            assumptions=(*assumptions, *_sources(embedding, output), *_differences(settings, tensors, config, output)),
+            assumptions=(*assumptions, *_settled(settings, tensors, config, embedding, output)),
         )
 
     def build(self, description: HeadDescription[Eagle3Config], target: TargetParts, kernels: KernelSet) -> LoadedHead:
@@ -104,7 +116,9 @@ class Eagle3Kind(HeadKind[Eagle3Config, Eagle3Head]):
                 lent[OUTPUT] = target.output.weight
             case Source.EMBEDDING:
                 named[OUTPUT] = {**named, **lent}[EMBEDDING]
-        head = filled(partial(Eagle3Head, config), _own_names(named, config), lent, target, kernels)
+        if config.fc_norm:
+            named["fc_norm.weight"] = torch.stack([named[f"fc_norm.{tap}.weight"] for tap in range(len(config.taps))])
+        head = filled(partial(Eagle3Head, config), named, lent, target, kernels)
         tokens = description.tokens
         head.draft_tokens.copy_(torch.arange(config.draft_vocab_size) if tokens is None else tokens)
         output = target.output if description.output == Source.TARGET else Projection(head.lm_head.weight)
@@ -135,7 +149,7 @@ class Eagle3Kind(HeadKind[Eagle3Config, Eagle3Head]):
             "eagle_config": {KEY: [tap - 1 for tap in own.taps], "use_aux_hidden_state": True},
             **{key: True for key in VARIANTS if getattr(own, key)},
         }
-        tensors = _official_names(head, "midlayer.")
+        tensors = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in _official_names(head).items()}
         if llama.hidden_size == own.target_hidden_size:
             del tensors[EMBEDDING]
         else:
@@ -176,32 +190,18 @@ def _output(settings: HeadSettings, tensors: HeadTensors, vocab_size: int, is_al
     return Source.TARGET if draft_vocab is None and is_alike else Source.FILE
 
 
-def _norm_before_residual(settings: HeadSettings) -> bool:
-    said = settings.own.get("norm_before_residual")
-    return settings.layout == Layout.SPECULATORS if said is None else bool(said)
-
-
-def _name_later_norms(tensors: HeadTensors, num_layers: int) -> None:
-    """Rename the input norm of layers after the first, which SGLang calls `hidden_norm`."""
-    for layer in range(1, num_layers):
-        old, new = f"layers.{layer}.hidden_norm.weight", f"layers.{layer}.input_layernorm.weight"
-        if old in tensors and new not in tensors:
-            tensors.rename(old, new)
-
-
-def _sources(embedding: Source, output: Source) -> list[str]:
-    said = ["the file has no embedding: the target's"] if embedding == Source.TARGET else []
-    return said + ([f"the file has no output matrix: {output}"] if output != Source.FILE else [])
-
-
-def _differences(settings: HeadSettings, tensors: HeadTensors, config: Eagle3Config, output: Source) -> list[str]:
-    """Return how differences between config.json and tensors, or between two programs, were settled."""
+def _settled(
+    settings: HeadSettings, tensors: HeadTensors, config: Eagle3Config, embedding: Source, output: Source
+) -> list[str]:
+    """Return how gaps, and differences between config.json and tensors or between two programs, were settled."""
     own, layout = settings.own, settings.layout
     norm = tensors.spelling("layers.1.input_layernorm.weight")
     proposals = section(own, "speculators_config").get("proposal_methods") or ()
     methods = [one for one in proposals if isinstance(one, Mapping)]
     lossy = [f"{key} {one[key]}" for one in methods for key in EXACT_VALUES if one.get(key) not in EXACT_VALUES[key]]
     cases = {
+        "the file has no embedding: the target's": embedding == Source.TARGET,
+        f"the file has no output matrix: {output}": output != Source.FILE,
         "config.json is silent about norm_before_residual: true, as vLLM takes it for speculators": (
             layout == Layout.SPECULATORS and own.get("norm_before_residual") is None
         ),
@@ -221,40 +221,10 @@ def _differences(settings: HeadSettings, tensors: HeadTensors, config: Eagle3Con
     return [sentence for sentence, holds in cases.items() if holds]
 
 
-def _official_names(head: Eagle3Head, first: str) -> dict[str, Tensor]:
-    """Return a head's parameters under the names of the official layout.
-
-    Args:
-        first: prefix of the first layer.
-    """
-    named: dict[str, Tensor] = {}
-    for name, tensor in head.named_parameters():
-        if name == "fc_norm.weight":
-            named |= {f"fc_norm.{tap}.weight": weight for tap, weight in enumerate(tensor)}
-        elif name.startswith("layers."):
-            _, layer, part = name.split(".", 2)
-            named[f"layers.{int(layer) + 1}.{part}"] = tensor
-        else:
-            named[first + name.removeprefix("first.") if name.startswith("first.") else name] = tensor
-    for prefix in (first, *(f"layers.{layer}." for layer in range(1, head.llama.num_layers))):
-        split_layer(named, prefix, head.llama)
-    return named
-
-
-def _own_names(tensors: Mapping[str, Tensor], config: Eagle3Config) -> dict[str, Tensor]:
-    """Return the tensors of a file, where the first layer is `layers.0`, under the names of the head's parameters."""
-    given = {name: tensor for name, tensor in tensors.items() if name not in Eagle3Kind.id_maps}
-    for layer in range(config.llama.num_layers):
-        fuse_layer(given, f"layers.{layer}.")
-    named: dict[str, Tensor] = {}
-    for name, tensor in given.items():
-        if name.startswith("layers.0."):
-            named["first." + name.removeprefix("layers.0.")] = tensor
-        elif name.startswith("layers."):
-            _, number, part = name.split(".", 2)
-            named[f"layers.{int(number) - 1}.{part}"] = tensor
-        elif not name.startswith("fc_norm."):
-            named[name] = tensor
-    if config.fc_norm:
-        named["fc_norm.weight"] = torch.stack([given[f"fc_norm.{tap}.weight"] for tap in range(len(config.taps))])
+def _official_names(head: Eagle3Head) -> dict[str, Tensor]:
+    """Return a head's parameters under the names of the official layout, but for the first layer, `layers.0` here."""
+    named = split(head)
+    norms = named.pop("fc_norm.weight", None)
+    if norms is not None:
+        named |= {f"fc_norm.{tap}.weight": weight for tap, weight in enumerate(norms)}
     return named

@@ -18,6 +18,7 @@ from specdec.draft_heads.formats.tap_ids import TapIds
 from specdec.draft_heads.heads.draft_head import DraftModel, FeatureHead, HeadConfig, TargetParts
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, fill
 from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.draft_heads.llama.llama_layer import fuse_layer, split_layer
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.linear import ready
 
@@ -77,20 +78,15 @@ class HeadDescription(Generic[C]):
         Raises:
             CheckpointError: both sizes, or the tensors that are missing, unexpected or of another shape or type.
         """
-        if target is not None:
-            self._check_target(target)
-        self.tensors.check(self.expected, self.id_maps)
-
-    def _check_target(self, target: LlamaConfig) -> None:
         vocab_size = self.config.llama.vocab_size
-        if self.reads != target.hidden_size:
-            raise CheckpointError(
-                f"the head reads states of size {self.reads}, but the target's hidden_size is {target.hidden_size}"
-            )
-        if vocab_size != target.vocab_size:
+        if target is not None and self.reads != target.hidden_size:
+            states = f"states of size {self.reads}"
+            raise CheckpointError(f"the head reads {states}, but the target's hidden_size is {target.hidden_size}")
+        if target is not None and vocab_size != target.vocab_size:
             raise CheckpointError(f"the head's vocab_size {vocab_size} does not fit the target's {target.vocab_size}")
-        if self.taps is not None:
+        if target is not None and self.taps is not None:
             self.taps.of(target.num_layers)
+        self.tensors.check(self.expected, self.id_maps)
 
     def limited_to(self, max_position: int) -> "HeadDescription[C]":
         """Return the same head with no more positions than its target has, which bounds its rotary table."""
@@ -174,7 +170,7 @@ class HeadKind(ABC, Generic[C, H]):
             dtype: of the weights; token ids keep theirs.
 
         Raises:
-            ValueError: the head has a setting that the layout cannot express.
+            ValueError: as `official`.
         """
         config, tensors = self.official(head)
         saved = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
@@ -194,9 +190,16 @@ def expected_shapes(make: Callable[[], dict[str, Tensor]]) -> dict[str, list[int
         with torch.device("meta"):
             return {name: list(tensor.shape) for name, tensor in make().items()}
     except (RuntimeError, OverflowError, TypeError):
-        raise CheckpointError(
-            "config.json: its sizes are too large for any tensor; compare them with the file"
-        ) from None
+        problem = "config.json: its sizes are too large for any tensor; compare them with the file"
+        raise CheckpointError(problem) from None
+
+
+def split(head: FeatureHead) -> dict[str, Tensor]:
+    """Return a head's parameters by name, its layers' split as in `split_layer`."""
+    named: dict[str, Tensor] = dict(head.named_parameters())
+    for layer in range(head.llama.num_layers):
+        split_layer(named, f"layers.{layer}.", head.llama)
+    return named
 
 
 def filled(
@@ -210,13 +213,16 @@ def filled(
 
     Args:
         make: makes the head without weights.
-        tensors: weights by the names of the head's parameters.
+        tensors: weights by the names of the head's parameters, but for layers as in `fuse_layer`; others are ignored.
         lent: matrices of the target that the head uses without a copy, likewise.
     """
     with torch.device("meta"):
         head = make()
     head = head.to(target.embedding.dtype).to_empty(device=target.embedding.device)
-    fill(head, {**tensors, **lent})
+    named = {**tensors, **lent}
+    for layer in range(head.llama.num_layers):
+        fuse_layer(named, f"layers.{layer}.")
+    fill(head, named)
     for name, matrix in lent.items():
         part = head.get_submodule(name.removesuffix(".weight"))
         part.weight = nn.Parameter(matrix.detach(), requires_grad=False)

@@ -18,7 +18,6 @@ from specdec.draft_heads.llama.checkpoint_files import (
     check_weight_dtypes,
     error_context,
     listed,
-    peek_tensors,
     read_config,
     read_tensors,
 )
@@ -34,44 +33,42 @@ def load_head(folder: Path, target: TargetParts, kernels: KernelSet) -> LoadedHe
     Raises:
         CheckpointError: no head, or none that is supported and fits the target, with the reason.
     """
-    settings = read_config(folder)
+    found = read_head(folder)
     with error_context(folder):
-        _refuse_foreign(settings)
-    tensors = read_tensors(folder)
-    with error_context(folder):
-        found = recognise(settings, tensors)
         found.check(target.config)
         return found.kind.build(found.limited_to(target.config.max_position), target, kernels)
 
 
 def describe_folder(folder: Path) -> HeadDescription[Any]:
-    """Recognise a head without reading its weights.
+    """Recognise a complete head without reading its weights.
 
     Raises:
         CheckpointError: no head, or one that is not supported, with what was found instead.
     """
-    settings = read_config(folder)
+    description = read_head(folder)
     with error_context(folder):
-        _refuse_foreign(settings)
-    tensors = peek_tensors(folder, _id_maps())
-    with error_context(folder):
-        description = recognise(settings, tensors)
         description.check()
     return description
 
 
-def recognise(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> HeadDescription[Any]:
+def read_head(folder: Path) -> HeadDescription[Any]:
     """Recognise a head. The description's `check` then tells whether it is complete.
 
-    Args:
-        settings: its config.json.
-        tensors: by the file's names; only tensors of token ids need values.
-
     Raises:
-        CheckpointError: no head, or one that is not supported, with what was found instead.
+        CheckpointError: as `describe_folder`.
     """
+    settings = read_config(folder)
+    with error_context(folder):
+        _refuse_foreign(settings)
+    tensors = read_tensors(folder)
+    with error_context(folder):
+        return _recognise(settings, tensors)
+
+
+def _recognise(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> HeadDescription[Any]:
     _refuse_foreign(settings, tensors)
-    check_weight_dtypes({name: x for name, x in tensors.items() if name.rpartition(".")[2] not in _id_maps()})
+    id_maps = [name for kind in KINDS.values() for name in kind.id_maps]
+    check_weight_dtypes({name: x for name, x in tensors.items() if name.rpartition(".")[2] not in id_maps})
     own, found = HeadSettings.from_json(settings), HeadTensors(tensors)
     kind = kind_of(own, found)
     if kind is None:
@@ -93,12 +90,5 @@ def kind_of(settings: HeadSettings, tensors: HeadTensors) -> HeadKind[Any, Any] 
 def _refuse_foreign(settings: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> None:
     foreign = foreign_kind(settings, tensors or ())
     if foreign is not None:
-        raise CheckpointError(f"{foreign} is not supported; the kinds of heads that are: {_supported()}")
-
-
-def _id_maps() -> list[str]:
-    return [name for kind in KINDS.values() for name in kind.id_maps]
-
-
-def _supported() -> str:
-    return ", ".join(kind.label for kind in KINDS.values())
+        supported = ", ".join(kind.label for kind in KINDS.values())
+        raise CheckpointError(f"{foreign} is not supported; the kinds of heads that are: {supported}")

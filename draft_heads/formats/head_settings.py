@@ -7,7 +7,7 @@ from typing import Any
 
 from specdec.draft_heads.formats.head_tensors import HeadTensors
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
-from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.draft_heads.llama.llama_config import LlamaConfig, positive
 
 
 class Layout(StrEnum):
@@ -60,12 +60,7 @@ class HeadSettings:
         Raises:
             CheckpointError: the value is no positive whole number.
         """
-        value = self.own.get(key)
-        if value is None:
-            return default
-        if type(value) is not int or value < 1:
-            raise CheckpointError(f"config.json: {key} = {value!r} must be a positive whole number")
-        return value
+        return positive(self.own, key, default)
 
     def llama(self, tensors: HeadTensors) -> tuple[LlamaConfig, list[str]]:
         """Return the decoder layers, and the assumptions about them. What the tensors show overrides config.json.
@@ -77,15 +72,14 @@ class HeadSettings:
         if layer.get("num_hidden_layers") is None:
             layer["num_hidden_layers"] = max(1, tensors.num_layers)
             assumptions.append(f"config.json does not count its layers: the file has {layer['num_hidden_layers']}")
-        window = layer.pop("sliding_window", None) if self._is_windowed() else None
+        window = layer.get("sliding_window") if self._is_windowed() else None
         layer["sliding_window"] = None
         layer["layer_types"] = [kind for kind in layer.get("layer_types") or () if kind != "sliding_attention"]
         config = LlamaConfig.from_json(layer)
         # One layer too many is enough to tell that layers are missing, and no number is too large.
         config = replace(config, num_layers=min(config.num_layers, tensors.num_layers + 1))
         if window is not None:
-            if isinstance(window, bool) or not isinstance(window, int) or window < 1:
-                raise CheckpointError(f"config.json: sliding_window = {window!r} must be a positive whole number")
+            positive(self.layer, "sliding_window")
             if window < config.max_position:
                 assumptions.append(f"its window is {window} tokens: it drafts only in the first {window} of a text")
             config = replace(config, max_position=min(config.max_position, window))

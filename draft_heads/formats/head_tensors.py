@@ -21,7 +21,7 @@ class HeadTensors:
     """Tensors named as in the official EAGLE layouts, except for the first layer, which is `layers.0` in EAGLE-3 too.
 
     Attributes:
-        by_name: the tensors, on the meta device if only shapes matter.
+        by_name: the tensors.
         spellings: the file's names, by the names here.
 
     Raises:

@@ -70,24 +70,21 @@ class TapIds:
                 return Taps(default_taps(num_layers), (), "config.json names none: the official ones")
             except ValueError as error:
                 raise CheckpointError(str(error)) from None
-        shifted = {Counting.INPUTS: self.ids, Counting.OUTPUTS: tuple(tap + 1 for tap in self.ids)}
-        likelier, other = shifted.pop(self.counting), shifted.popitem()[1]
-        fits = [all(0 <= tap <= num_layers for tap in taps) for taps in (likelier, other)]
-        if self.settled_by and fits[0]:
-            return Taps(likelier, (), f"{self.counting}, as {self.settled_by} counts them")
-        if self.settled_by or not any(fits):
+        layers = {Counting.INPUTS: self.ids, Counting.OUTPUTS: tuple(tap + 1 for tap in self.ids)}
+        other = Counting.OUTPUTS if self.counting == Counting.INPUTS else Counting.INPUTS
+        countings = (self.counting,) if self.settled_by else (self.counting, other)
+        fitting = [one for one in countings if all(0 <= tap <= num_layers for tap in layers[one])]
+        if not fitting:
             raise CheckpointError(f"{KEY} = {list(self.ids)} are no layers of a target that has {num_layers}")
-        if not all(fits):
-            one = likelier if fits[0] else other
-            return Taps(one, (), f"{self._counting_of(one)}, since a target of {num_layers} layers has no others")
-        if num_layers >= 6:
-            for one in (likelier, other):
-                if one == default_taps(num_layers):
-                    return Taps(one, (), f"{self._counting_of(one)}, since they then are the official ones")
-        return Taps(likelier, other, f"{self.counting}, a guess")
-
-    def _counting_of(self, taps: tuple[int, ...]) -> Counting:
-        return Counting.INPUTS if taps == self.ids else Counting.OUTPUTS
+        if self.settled_by:
+            return Taps(layers[self.counting], (), f"{self.counting}, as {self.settled_by} counts them")
+        if len(fitting) == 1:
+            reason = f"{fitting[0]}, since a target of {num_layers} layers has no others"
+            return Taps(layers[fitting[0]], (), reason)
+        for one in fitting if num_layers >= 6 else ():
+            if layers[one] == default_taps(num_layers):
+                return Taps(layers[one], (), f"{one}, since they then are the official ones")
+        return Taps(layers[self.counting], layers[other], f"{self.counting}, a guess")
 
 
 def tap_ids(settings: HeadSettings) -> TapIds:

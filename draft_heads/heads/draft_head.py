@@ -61,7 +61,7 @@ class DraftHead(Protocol):
             features: the target's features of token i - 1, `[rows, feature_size]`, or the head's own states,
                 `[rows, hidden_size]`; ignored by a head that reads none.
             rotary: rotary table rows of position i - `first_entry`.
-            attentions: one per layer.
+            attentions: one per layer, how the rows see each other.
         """
         ...
 
@@ -89,12 +89,11 @@ class FeatureHead(nn.Module):
         embed_tokens: its token embedding, which may be the target's own tensor.
     """
 
-    config: HeadConfig
-    embed_tokens: nn.Embedding
+    first_entry = 1
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.feature_size = config, config.llama.hidden_size
         self.embed_tokens = nn.Embedding(config.llama.vocab_size, config.llama.hidden_size)
 
     @property
@@ -104,14 +103,6 @@ class FeatureHead(nn.Module):
     @property
     def taps(self) -> tuple[int, ...]:
         return ()
-
-    @property
-    def feature_size(self) -> int:
-        return self.config.llama.hidden_size
-
-    @property
-    def first_entry(self) -> int:
-        return 1
 
     @property
     def dtype(self) -> torch.dtype:

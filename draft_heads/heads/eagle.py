@@ -40,14 +40,7 @@ class EagleHead(FeatureHead):
         self.layers = nn.ModuleList(LlamaLayer(llama, input_norm=i > 0) for i in range(llama.num_layers))
 
     def forward(self, tokens: Tensor, features: Tensor, rotary: Rotary, attentions: Sequence[Attention]) -> Tensor:
-        """Return the predicted features, `[rows, hidden_size]`.
-
-        Args:
-            tokens: int64 `[rows]`, x_i.
-            features: `[rows, hidden_size]`, f_{i-1}: the target's, or while drafting the head's own.
-            rotary: rotary table rows of position i - 1.
-            attentions: one per layer, how the rows see each other.
-        """
+        """Return the predicted features, `[rows, hidden_size]`; for the arguments see `DraftHead`."""
         hidden: Tensor = self.fc(torch.cat([F.embedding(tokens, self.embed_tokens.weight), features], -1))
         for layer, attention in zip(self.layers, attentions, strict=True):
             hidden = layer(hidden, rotary, attention)

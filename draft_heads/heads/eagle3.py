@@ -73,8 +73,8 @@ class Eagle3Head(FeatureHead):
         self.input_norm = RMSNorm(width, eps) if config.norm_before_fc else None
         self.fc_norm = TapNorm(len(config.taps), config.target_hidden_size, eps) if config.fc_norm else None
         self.fc = Linear(width, llama.hidden_size, bias=config.fc_bias)
-        self.first = Eagle3Layer(llama, config.norm_before_residual)
-        self.layers = nn.ModuleList(LlamaLayer(llama) for _ in range(llama.num_layers - 1))
+        later = (LlamaLayer(llama) for _ in range(llama.num_layers - 1))
+        self.layers = nn.ModuleList([Eagle3Layer(llama, config.norm_before_residual), *later])
         self.norm = RMSNorm(llama.hidden_size, eps)
         self.lm_head = nn.Linear(llama.hidden_size, config.draft_vocab_size, bias=False)
         self.register_buffer("draft_tokens", torch.arange(config.draft_vocab_size))
@@ -100,17 +100,11 @@ class Eagle3Head(FeatureHead):
         return feature
 
     def forward(self, tokens: Tensor, features: Tensor, rotary: Rotary, attentions: Sequence[Attention]) -> Tensor:
-        """Return the states that the head reads of itself one token later, `[rows, hidden_size]`.
-
-        Args:
-            tokens: int64 `[rows]`, x_i.
-            features: `[rows, hidden_size]`, g_{i-1}, or while drafting the head's own.
-            rotary: rotary table rows of position i - 1.
-            attentions: one per layer, how the rows see each other.
-        """
+        """Return the states that the head reads of itself one token later, `[rows, hidden_size]`; see `DraftHead`."""
         embedded = F.embedding(tokens, self.embed_tokens.weight)
-        hidden: Tensor = self.first(embedded, features, rotary, attentions[0])
-        for layer, attention in zip(self.layers, attentions[1:], strict=True):
+        first, *later = self.layers
+        hidden: Tensor = first(embedded, features, rotary, attentions[0])
+        for layer, attention in zip(later, attentions[1:], strict=True):
             hidden = layer(hidden, rotary, attention)
         return self.norm(hidden) if self.config.norm_output else hidden
 

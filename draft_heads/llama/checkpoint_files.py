@@ -2,32 +2,15 @@
 
 import json
 import zipfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-# Dtypes by their names in safetensors files.
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-}
 WEIGHT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -81,22 +64,20 @@ def read_object(file: Path) -> dict[str, Any]:
 def read_tensors(folder: Path) -> dict[str, Tensor]:
     """Read all tensors of the folder, from `*.safetensors` or else from `pytorch_model*.bin`.
 
+    Files are mapped into memory: a tensor's numbers are read from the disk when they are first used.
+
     Raises:
         CheckpointError: there are no weights, a shard that the index names is missing, or a file cannot be read.
     """
-    return _read(folder, load_file)
-
-
-def peek_tensors(folder: Path, whole: Collection[str]) -> dict[str, Tensor]:
-    """Read names, shapes and dtypes of all tensors, as tensors on the meta device, without their numbers.
-
-    Args:
-        whole: last parts of the names of tensors that are read with their numbers.
-
-    Raises:
-        CheckpointError: as `read_tensors`.
-    """
-    return _read(folder, partial(_peek, whole=whole))
+    tensors: dict[str, Tensor] = {}
+    for file in _weight_files(folder):
+        if not file.is_file():
+            raise CheckpointError(f"{folder}: {file.name} is named in model.safetensors.index.json but missing")
+        try:
+            tensors |= load_file(file) if file.suffix == ".safetensors" else _load_pickled(file)
+        except Exception as error:
+            raise CheckpointError(f"{file}: cannot be read: {first_line(error)}") from None
+    return tensors
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -114,30 +95,6 @@ def _weight_files(folder: Path) -> list[Path]:
     if not files:
         raise CheckpointError(f"{folder}: no weights: neither *.safetensors nor pytorch_model*.bin")
     return files
-
-
-def _read(folder: Path, load_safetensors: Callable[[Path], dict[str, Tensor]]) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
-    for file in _weight_files(folder):
-        if not file.is_file():
-            raise CheckpointError(f"{folder}: {file.name} is named in model.safetensors.index.json but missing")
-        try:
-            tensors |= load_safetensors(file) if file.suffix == ".safetensors" else _load_pickled(file)
-        except Exception as error:
-            raise CheckpointError(f"{file}: cannot be read: {first_line(error)}") from None
-    return tensors
-
-
-def _peek(file: Path, whole: Collection[str]) -> dict[str, Tensor]:
-    with safe_open(file, framework="pt") as opened:
-        return {
-            name: opened.get_tensor(name) if name.rpartition(".")[2] in whole else _outline(opened.get_slice(name))
-            for name in opened.keys()  # noqa: SIM118
-        }
-
-
-def _outline(part: Any) -> Tensor:
-    return torch.empty(part.get_shape(), dtype=DTYPES[part.get_dtype()], device="meta")
 
 
 def _load_pickled(file: Path) -> dict[str, Tensor]:

@@ -28,6 +28,20 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }
 
 
+def positive(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """Return a positive whole number of a config.json.
+
+    Raises:
+        CheckpointError: the value is none, or is missing without a default.
+    """
+    value = default if config.get(name) is None else config[name]
+    if value is None:
+        raise CheckpointError(f"config.json: {name!r} is missing")
+    if type(value) is not int or value < 1:
+        raise CheckpointError(f"config.json: {name} = {value!r} must be a positive whole number")
+    return value
+
+
 @dataclass(frozen=True)
 class LlamaConfig:
     """Sizes of a model of the Llama family, or of a draft head made of Llama layers.
@@ -75,13 +89,7 @@ class LlamaConfig:
             raise CheckpointError(f"config.json: layer_types {unknown[:1]!r:.100} are not supported")
 
         def count(name: str, default: int | None = None) -> int:
-            value = config.get(name)
-            value = default if value is None else value
-            if value is None:
-                raise CheckpointError(f"config.json: {name!r} is missing")
-            largest = LARGEST_SIZES.get(name, LARGEST_SIZE)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise CheckpointError(f"config.json: {name} = {value!r} must be a positive whole number")
+            value, largest = positive(config, name, default), LARGEST_SIZES.get(name, LARGEST_SIZE)
             if value > largest:
                 raise CheckpointError(f"config.json: {name} = {value!r:.100} must be at most {largest}")
             return value

@@ -12,7 +12,7 @@ from specdec.draft_heads.formats.head_settings import HeadSettings
 from specdec.draft_heads.formats.head_tensors import HeadTensors
 from specdec.draft_heads.heads.draft_head import DraftModel, TargetOutput
 from specdec.draft_heads.heads.readout import MatrixReadout
-from specdec.draft_heads.llama.checkpoint_files import CheckpointError, peek_tensors, read_config
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, read_config, read_tensors
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import Attention
 from specdec.draft_heads.llama.rope import Rotary
@@ -48,7 +48,7 @@ class LlamaDraftHead:
         rotary: Rotary,
         attentions: Sequence[Attention],
     ) -> Tensor:
-        """Return the states after the last norm, `[rows, hidden_size]`, without the features."""
+        """Return the states after the last norm, `[rows, hidden_size]`; for the arguments see `DraftHead`."""
         output: TargetOutput = self.model(tokens, rotary, attentions)
         return output.features
 
@@ -60,7 +60,7 @@ class LlamaDraftHead:
 def holds_llama(folder: Path) -> bool:
     """Return whether a folder holds a whole model and no head, by its tensors; False if it cannot be read."""
     try:
-        tensors = HeadTensors(peek_tensors(folder, ()))
+        tensors = HeadTensors(read_tensors(folder))
         is_head = kind_of(HeadSettings.from_json(read_config(folder)), tensors) is not None
     except CheckpointError:
         return False

@@ -29,8 +29,7 @@ def poisoned() -> Iterator[None]:
 
 def prepared(drawn: Batch, extra: int = 0) -> dict[str, Any]:
     """Arguments with room for longer chains than there are."""
-    arguments = drawn.arguments(0, drawn.depth + extra)
-    return {name: part for name, part in arguments.items() if name not in ("parents", "sampled", "max_nodes")}
+    return drawn.arguments(0, drawn.depth + extra)
 
 
 def sampled_batch(many: list[DraftTree], vocab: int, seed: int, **settings: Any) -> Batch:
@@ -189,7 +188,8 @@ def test_the_first_token_follows_p() -> None:
 
 def test_misfits_are_refused() -> None:
     arguments = prepared(sampled_batch([DraftTree.chain([1, 2])], 4, 0))
+    trees = arguments["trees"]
     with pytest.raises(ValueError, match=r"tokens \(1,\) .*: not 2 of int64 in one piece, as there are 3 scores of 1"):
-        block_walk(**{**arguments, "tokens": arguments["tokens"][:1]})
+        block_walk(**{**arguments, "trees": trees._replace(tokens=trees.tokens[:1])})
     with pytest.raises(ValueError, match="float64"):
         block_walk(**{**arguments, "scores": arguments["scores"].double()})

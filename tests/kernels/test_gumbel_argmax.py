@@ -18,7 +18,7 @@ from specdec.kernels.host_sampling import argmax
 from specdec.kernels.perturbed_top_k import MAX_K, perturbed_top_k
 from specdec.kernels.philox import gumbel, token_words
 from specdec.kernels.philox_reference import gumbel_noise, philox_words
-from specdec.kernels.types import NO_TOKEN, NoiseKeys, Stream
+from specdec.kernels.types import NO_TOKEN, NoiseColumns, Stream
 from specdec.verify import noise
 from tests.kernels.kernel_checks import DEVICE, DTYPES, huge, poisoned_outputs
 from tests.strategies import seeds
@@ -62,8 +62,9 @@ def kernel_noise(keys: Tensor, start: int, size: int, stream: int = 0, lane: int
     return words.cpu().view(torch.uint32), values.cpu()
 
 
-def columns(keys: Tensor) -> NoiseKeys:
-    return NoiseKeys(*(part.contiguous() for part in keys.unbind(1)))
+def columns(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    seeds, sample_indices, positions = (part.contiguous() for part in keys.unbind(1))
+    return seeds, sample_indices, positions
 
 
 def numpy_words(seed: int, sample_index: int, position: int, count: int, stream: int, lane: int) -> np.ndarray:
@@ -119,7 +120,9 @@ def test_noise_is_exact_to_a_rounding_for_every_size_of_word() -> None:
     torch.testing.assert_close(values.cpu().double(), -(-(-v).log1p()).log(), rtol=3e-7, atol=3e-7)
 
 
-def drawn_rows(seed: int, rows: int, vocab: int, dtype: torch.dtype) -> tuple[Tensor, NoiseKeys, Tensor]:
+def drawn_rows(
+    seed: int, rows: int, vocab: int, dtype: torch.dtype
+) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor], Tensor]:
     """Scores with some tokens forbidden, keys, and which rows are sampled."""
     generator = torch.Generator().manual_seed(seed)
     scores = (4 * torch.randn(rows, vocab + 3, generator=generator)).to(dtype)
@@ -135,8 +138,8 @@ def drawn_rows(seed: int, rows: int, vocab: int, dtype: torch.dtype) -> tuple[Te
 def test_tokens_are_the_references(seed: int, rows: int, vocab: int, dtype: torch.dtype) -> None:
     """Where they differ, the reference's own scores are too near to each other to tell."""
     scores, keys, sampled = drawn_rows(seed, rows, vocab, dtype)
-    actual = gumbel_argmax(scores, *keys, sampled)
-    expected = gumbel_argmax_reference.gumbel_argmax(scores, *keys, sampled)
+    actual = gumbel_argmax(scores, NoiseColumns(*keys, sampled))
+    expected = gumbel_argmax_reference.gumbel_argmax(scores, NoiseColumns(*keys, sampled))
     assert actual.dtype == expected.dtype
     assert torch.equal(actual[~sampled], expected[~sampled])
     assert torch.equal(actual == NO_TOKEN, expected == NO_TOKEN)
@@ -149,7 +152,9 @@ def test_the_reference_is_the_verifiers_rule() -> None:
     scores, keys, sampled = drawn_rows(3, 6, 300, torch.float32)
     vectors = [noise.gumbel(*key, 300) for key in torch.stack(list(keys), 1).tolist()]
     perturbed = scores.cpu() + torch.stack(vectors) * sampled.cpu()[:, None]
-    assert torch.equal(gumbel_argmax_reference.gumbel_argmax(scores, *keys, sampled).cpu(), argmax(perturbed))
+    assert torch.equal(
+        gumbel_argmax_reference.gumbel_argmax(scores, NoiseColumns(*keys, sampled)).cpu(), argmax(perturbed)
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -173,10 +178,12 @@ def test_greedy_ties_unanswerable_rows_and_signed_zeros(dtype: torch.dtype) -> N
     key = torch.zeros(len(rows), dtype=torch.int64, device=DEVICE)
     greedy = torch.zeros(len(rows), dtype=torch.bool, device=DEVICE)
     expected = [token for _, token in rows]
-    assert gumbel_argmax(scores, key, key, key, greedy).tolist() == expected
-    assert gumbel_argmax(wide, key, key, key, greedy).tolist() == [t if t < 0 else 2000 + t for t in expected]
+    assert gumbel_argmax(scores, NoiseColumns(key, key, key, greedy)).tolist() == expected
+    assert gumbel_argmax(wide, NoiseColumns(key, key, key, greedy)).tolist() == [
+        t if t < 0 else 2000 + t for t in expected
+    ]
     unanswerable = [token == NO_TOKEN for token in expected]
-    assert [t == NO_TOKEN for t in gumbel_argmax(scores, key, key, key, ~greedy).tolist()] == unanswerable
+    assert [t == NO_TOKEN for t in gumbel_argmax(scores, NoiseColumns(key, key, key, ~greedy)).tolist()] == unanswerable
 
 
 def test_rows_beyond_two_billion_numbers() -> None:
@@ -186,9 +193,13 @@ def test_rows_beyond_two_billion_numbers() -> None:
     rows = huge(2 * stride + vocab).as_strided((3, vocab), (stride, 1))
     rows.copy_(scores)
     sampled = torch.tensor([False, True, True], device=DEVICE)
-    assert torch.equal(gumbel_argmax(rows, *keys, sampled), gumbel_argmax(scores, *keys, sampled))
+    assert torch.equal(
+        gumbel_argmax(rows, NoiseColumns(*keys, sampled)), gumbel_argmax(scores, NoiseColumns(*keys, sampled))
+    )
     for ours, theirs in zip(
-        perturbed_top_k(rows, *keys, sampled, 3), perturbed_top_k(scores, *keys, sampled, 3), strict=True
+        perturbed_top_k(rows, NoiseColumns(*keys, sampled), 3),
+        perturbed_top_k(scores, NoiseColumns(*keys, sampled), 3),
+        strict=True,
     ):
         assert torch.equal(ours, theirs)
 
@@ -208,13 +219,13 @@ def test_the_k_largest_are_the_references(
 ) -> None:
     scores, keys, sampled = drawn_rows(seed, rows, vocab, dtype)
     k = min(k, vocab)
-    actual = perturbed_top_k(scores, *keys, sampled, k, None, *of)
-    expected = perturbed_top_k_reference.perturbed_top_k(scores, *keys, sampled, k, None, *of)
+    actual = perturbed_top_k(scores, NoiseColumns(*keys, sampled), k, None, *of)
+    expected = perturbed_top_k_reference.perturbed_top_k(scores, NoiseColumns(*keys, sampled), k, None, *of)
     torch.testing.assert_close(actual.scores, expected.scores, rtol=3e-7, atol=NOISE_ERROR)
     torch.testing.assert_close(actual.log_sum_exp, expected.log_sum_exp, rtol=1e-6, atol=1e-5)
     assert torch.equal(actual.tokens[~sampled], expected.tokens[~sampled])
     # Each token has the score that stands beside it, so that no order but that of near ties can differ.
-    perturbed = gumbel_argmax_reference.perturbed(scores, *keys, sampled, *of)
+    perturbed = gumbel_argmax_reference.perturbed(scores, NoiseColumns(*keys, sampled), *of)
     torch.testing.assert_close(perturbed.gather(1, actual.tokens), actual.scores, rtol=3e-7, atol=NOISE_ERROR)
     assert all(len(set(row)) == k for row in actual.tokens.tolist())
 
@@ -240,10 +251,12 @@ def test_of_some_tokens_in_any_order_each_keeps_its_own_noise(
     orders = [torch.randperm(vocab, generator=generator)[:columns] for _ in range(rows)]
     tokens = (torch.stack(orders) if each else orders[0]).to(DEVICE)
     k = min(k, columns)
-    actual = perturbed_top_k(scores, *keys, sampled, k, tokens, *of)
-    expected = perturbed_top_k_reference.perturbed_top_k(scores, *keys, sampled, k, tokens, *of)
+    actual = perturbed_top_k(scores, NoiseColumns(*keys, sampled), k, tokens, *of)
+    expected = perturbed_top_k_reference.perturbed_top_k(scores, NoiseColumns(*keys, sampled), k, tokens, *of)
     full = torch.full((rows, vocab), float("-inf"), dtype=dtype, device=DEVICE)
-    among_all = perturbed_top_k(full.scatter_(1, tokens.expand(scores.shape), scores), *keys, sampled, k, None, *of)
+    among_all = perturbed_top_k(
+        full.scatter_(1, tokens.expand(scores.shape), scores), NoiseColumns(*keys, sampled), k, None, *of
+    )
     torch.testing.assert_close(actual.scores, expected.scores, rtol=3e-7, atol=NOISE_ERROR)
     torch.testing.assert_close(actual.log_sum_exp, expected.log_sum_exp, rtol=1e-6, atol=1e-5)
     assert torch.equal(actual.tokens[~sampled], expected.tokens[~sampled])
@@ -258,14 +271,18 @@ def test_of_equal_scores_the_lowest_tokens_come_first_and_nan_comes_never() -> N
     nan, inf = float("nan"), float("inf")
     scores = torch.tensor([[2.0, 3.0, nan, 3.0, 2.0], [-inf, 1.0, nan, -inf, -inf]], device=DEVICE)
     key = torch.zeros(2, dtype=torch.int64, device=DEVICE)
-    found = perturbed_top_k(scores, key, key, key, torch.zeros(2, dtype=torch.bool, device=DEVICE), 4)
+    found = perturbed_top_k(scores, NoiseColumns(key, key, key, torch.zeros(2, dtype=torch.bool, device=DEVICE)), 4)
     assert found.tokens.tolist() == [[1, 3, 0, 4], [1, 0, 2, 3]]
     assert found.scores.tolist() == [[3.0, 3.0, 2.0, 2.0], [1.0, -inf, -inf, -inf]]
     assert found.log_sum_exp[1] == 1
     own = torch.tensor([9, 7, 8, 5, 4], device=DEVICE)
-    found = perturbed_top_k(scores, key, key, key, torch.zeros(2, dtype=torch.bool, device=DEVICE), 4, own)
+    found = perturbed_top_k(
+        scores, NoiseColumns(key, key, key, torch.zeros(2, dtype=torch.bool, device=DEVICE)), 4, own
+    )
     assert found.tokens.tolist() == [[5, 7, 4, 9], [7, 4, 5, 8]]
-    nothing = perturbed_top_k(scores[1:, 2:], *[key[:1]] * 3, torch.ones(1, dtype=torch.bool, device=DEVICE), 2)
+    nothing = perturbed_top_k(
+        scores[1:, 2:], NoiseColumns(*[key[:1]] * 3, torch.ones(1, dtype=torch.bool, device=DEVICE)), 2
+    )
     assert nothing.tokens.tolist() == [[0, 1]]
     assert nothing.log_sum_exp.tolist() == [-inf]
 
@@ -274,16 +291,16 @@ def test_misfits_are_refused() -> None:
     scores, key = torch.zeros(2, 5, device=DEVICE), torch.zeros(2, dtype=torch.int64, device=DEVICE)
     greedy = torch.zeros(2, dtype=torch.bool, device=DEVICE)
     with pytest.raises(ValueError, match="float64"):
-        gumbel_argmax(scores.double(), key, key, key, greedy)
+        gumbel_argmax(scores.double(), NoiseColumns(key, key, key, greedy))
     with pytest.raises(ValueError, match=r"positions \(1,\)"):
-        gumbel_argmax(scores, key, key, key[:1], greedy)
+        gumbel_argmax(scores, NoiseColumns(key, key, key[:1], greedy))
     with pytest.raises(ValueError, match=r"sampled \(2,\) torch.int64"):
-        gumbel_argmax(scores, key, key, key, key)
+        gumbel_argmax(scores, NoiseColumns(key, key, key, key))
     with pytest.raises(ValueError, match="k is 6; it must be from 1 to 5"):
-        perturbed_top_k(scores, key, key, key, greedy, 6)
+        perturbed_top_k(scores, NoiseColumns(key, key, key, greedy), 6)
     for tokens in (torch.arange(4), torch.arange(5, dtype=torch.int32), torch.arange(10).view(5, 2).T):
         with pytest.raises(ValueError, match=r"tokens \(.* one for each of the scores \(2, 5\) or of their columns"):
-            perturbed_top_k(scores, key, key, key, greedy, 2, tokens.to(DEVICE))
+            perturbed_top_k(scores, NoiseColumns(key, key, key, greedy), 2, tokens.to(DEVICE))
 
 
 @pytest.mark.parametrize("which", [0, 1, 2], ids=["seed", "sample", "position"])

@@ -260,19 +260,20 @@ def test_misfits_are_refused() -> None:
         with pytest.raises(ValueError, match=match):
             rejection_walk(**{**given_arguments, **changed})
 
-    scores, starts, seed, laws = (given_arguments[name] for name in ("scores", "starts", "seeds", "draft_probs"))
+    scores, laws, packed, noise = (given_arguments[name] for name in ("scores", "draft_probs", "trees", "noise"))
+    narrow = packed.starts.repeat_interleave(2)[::2]
     refused(r"tokens \(2,\) .*: not 1 of int64 in one piece, as there are 2 scores of 1 rows", scores=scores[:2])
-    refused(r"parents \(1,\)", parents=given_arguments["parents"][:1])
+    refused(r"parents \(1,\)", trees=packed._replace(parents=packed.parents[:1]))
     refused("float64", scores=scores.double())
     refused(r"strides \(1, 3\)", scores=scores.T.contiguous().T)
     refused(r"draft_probs \(3, 3\)", draft_probs=laws._replace(table=scores[:, :3]))
     refused("draft_probs .* torch.float16", draft_probs=laws._replace(table=scores.half()))
     refused(r"draft_probs.rows \(2,\)", draft_probs=laws._replace(rows=laws.rows[:2]))
-    refused("tokens .*int32", tokens=given_arguments["tokens"].int())
-    refused(r"strides \(2,\)", starts=starts.repeat_interleave(2)[::2])
-    refused(r"seeds \(2,\)", seeds=seed.repeat(2))
-    refused("positions .*int32", positions=given_arguments["positions"].int())
-    refused(r"sampled \(1,\) torch.int64", sampled=seed)
+    refused("tokens .*int32", trees=packed._replace(tokens=packed.tokens.int()))
+    refused(r"strides \(2,\)", trees=packed._replace(starts=narrow))
+    refused(r"seeds \(2,\)", noise=noise._replace(seeds=noise.seeds.repeat(2)))
+    refused("positions .*int32", noise=noise._replace(positions=noise.positions.int()))
+    refused(r"sampled \(1,\) torch.int64", noise=noise._replace(sampled=noise.seeds))
 
 
 @settings(max_examples=12)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specdec.kernels import tree_walk_reference
 from specdec.kernels.tree_walk import tree_walk
-from specdec.kernels.types import NO_TOKEN, Acceptance, Walk
+from specdec.kernels.types import NO_TOKEN, Acceptance, PackedTrees, Walk
 from specdec.verify.tree import ROOT, DraftTree
 from tests.kernels.kernel_checks import DEVICE, poisoned_outputs
 from tests.strategies import draft_trees, seeds
@@ -55,8 +55,10 @@ def emitted_tokens(tree: DraftTree, generator: random.Random) -> list[int]:
     return tokens
 
 
-def packed(trees: Sequence[DraftTree], emitted: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
-    """The walk's tensors."""
+def packed(
+    trees: Sequence[DraftTree], emitted: Sequence[Sequence[int]], max_nodes: int, max_depth: int
+) -> tuple[Tensor, PackedTrees]:
+    """The walk's arguments."""
     starts = [0]
     for tree in trees:
         starts.append(starts[-1] + 1 + len(tree))
@@ -66,7 +68,8 @@ def packed(trees: Sequence[DraftTree], emitted: Sequence[Sequence[int]]) -> tupl
         [parent for tree in trees for parent in tree.parents],
         starts,
     )
-    return tuple(torch.tensor(part, dtype=torch.int64, device=DEVICE) for part in parts)
+    said, *tensors = (torch.tensor(part, dtype=torch.int64, device=DEVICE) for part in parts)
+    return said, PackedTrees(*tensors, max_nodes, max_depth)
 
 
 def as_lists(found: Walk) -> list[tuple[list[int], int, int]]:
@@ -81,7 +84,7 @@ def test_walks_as_the_verifier_does(case: Case) -> None:
     emitted = [emitted_tokens(tree, generator) for tree in case.trees]
     max_nodes = max(len(tree) for tree in case.trees) + generator.randrange(3)
     depth = max((max(tree.depths, default=0) for tree in case.trees), default=0) + generator.randrange(3)
-    arguments = (*packed(case.trees, emitted), max_nodes, depth)
+    arguments = packed(case.trees, emitted, max_nodes, depth)
     expected = []
     for tree, said in zip(case.trees, emitted, strict=True):
         path, token = walk(tree, said)
@@ -94,7 +97,7 @@ def test_walks_as_the_verifier_does(case: Case) -> None:
 def test_a_path_of_the_greatest_length_ends_with_its_last_nodes_token(case: Case, depth: int) -> None:
     generator = random.Random(case.seed)
     emitted = [emitted_tokens(tree, generator) for tree in case.trees]
-    arguments = (*packed(case.trees, emitted), max(len(tree) for tree in case.trees), depth)
+    arguments = packed(case.trees, emitted, max(len(tree) for tree in case.trees), depth)
     expected = []
     for tree, said in zip(case.trees, emitted, strict=True):
         path = list(walk(tree, said).path[:depth])
@@ -106,22 +109,24 @@ def test_a_path_of_the_greatest_length_ends_with_its_last_nodes_token(case: Case
 def test_of_equal_siblings_the_first_is_taken() -> None:
     """No tree of ours has such; the order of a node's children still is the one in which they are tested."""
     emitted, tokens, parents = ([5, 0, 1, 2], [4, 5, 5], [-1, -1, -1])
-    arguments = [torch.tensor(part, device=DEVICE) for part in (emitted, tokens, parents, [0, 4])]
-    for found in (tree_walk(*arguments, 3, 2), tree_walk_reference.tree_walk(*arguments, 3, 2)):
+    said, *parts = (torch.tensor(part, device=DEVICE) for part in (emitted, tokens, parents, [0, 4]))
+    trees = PackedTrees(*parts, 3, 2)
+    for found in (tree_walk(said, trees), tree_walk_reference.tree_walk(said, trees)):
         assert as_lists(found) == [([1, -1], 1, 1)]
 
 
 def test_no_token_is_carried_by_no_child() -> None:
-    arguments = [torch.tensor(part, device=DEVICE) for part in ([-1, 3], [-1], [-1], [0, 2])]
-    for found in (tree_walk(*arguments, 1, 1), tree_walk_reference.tree_walk(*arguments, 1, 1)):
+    said, *parts = (torch.tensor(part, device=DEVICE) for part in ([-1, 3], [-1], [-1], [0, 2]))
+    trees = PackedTrees(*parts, 1, 1)
+    for found in (tree_walk(said, trees), tree_walk_reference.tree_walk(said, trees)):
         assert as_lists(found) == [([-1], 0, NO_TOKEN)]
 
 
 def test_misfits_are_refused() -> None:
     emitted, nodes, starts = (torch.zeros(size, dtype=torch.int64, device=DEVICE) for size in (4, 3, 2))
     with pytest.raises(ValueError, match="4 emitted tokens, 2 nodes, 3 parents and 1 rows"):
-        tree_walk(emitted, nodes[:2], nodes, starts, 3, 3)
+        tree_walk(emitted, PackedTrees(nodes[:2], nodes, starts, 3, 3))
     with pytest.raises(ValueError, match="int32"):
-        tree_walk(emitted, nodes.int(), nodes, starts, 3, 3)
+        tree_walk(emitted, PackedTrees(nodes.int(), nodes, starts, 3, 3))
     with pytest.raises(ValueError, match=r"\(2,\)"):
-        tree_walk(emitted, nodes, nodes.repeat(2)[::2], starts, 3, 3)
+        tree_walk(emitted, PackedTrees(nodes, nodes.repeat(2)[::2], starts, 3, 3))

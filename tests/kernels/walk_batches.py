@@ -9,7 +9,7 @@ from torch import Tensor
 from specdec.kernels.chance import Chance, PhiloxChance
 from specdec.kernels.host_walks import Rule, walk_rows
 from specdec.kernels.rejection_walk_reference import walk_rejection
-from specdec.kernels.types import Acceptance, DraftProbs, NoiseKey, Stream, Tree, Walk
+from specdec.kernels.types import Acceptance, DraftProbs, NoiseColumns, NoiseKey, PackedTrees, Stream, Tree, Walk
 from specdec.verify.noise import GumbelNoise, uniforms
 from specdec.verify.tree import DraftTree
 from tests.kernels.kernel_checks import DEVICE
@@ -39,22 +39,16 @@ class Batch(NamedTuple):
         starts = [0]
         for tree in self.trees:
             starts.append(starts[-1] + 1 + len(tree))
-        seeds, indices, positions = zip(*self.keys, strict=True)
-        lists = {
-            "tokens": [token for tree in self.trees for token in tree.tokens],
-            "parents": [parent for tree in self.trees for parent in tree.parents],
-            "starts": starts,
-            "seeds": seeds,
-            "sample_indices": indices,
-            "positions": positions,
-        }
+        tokens = [token for tree in self.trees for token in tree.tokens]
+        parents = [parent for tree in self.trees for parent in tree.parents]
+        lists = (tokens, parents, starts, *zip(*self.keys, strict=True))
+        parts = [torch.tensor(part, dtype=torch.int64, device=DEVICE) for part in lists]
+        max_nodes = max(len(tree) for tree in self.trees) + extra_nodes
         return {
             "scores": self.scores.to(DEVICE),
             "draft_probs": None if self.draft_probs is None else in_order(self.draft_probs),
-            **{name: torch.tensor(part, dtype=torch.int64, device=DEVICE) for name, part in lists.items()},
-            "sampled": torch.tensor(self.sampled, device=DEVICE),
-            "max_nodes": max(len(tree) for tree in self.trees) + extra_nodes,
-            "max_depth": self.depth if max_depth is None else max_depth,
+            "trees": PackedTrees(*parts[:3], max_nodes, self.depth if max_depth is None else max_depth),
+            "noise": NoiseColumns(*parts[3:], torch.tensor(self.sampled, device=DEVICE)),
         }
 
     def only(self, row: int) -> "Batch":

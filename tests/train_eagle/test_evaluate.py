@@ -52,11 +52,10 @@ def save_echo(kind: str, folder: Path, target: Path) -> Path:
     size = model.config.hidden_size
     if kind == "eagle":
         head: Any = save_random_head(folder)
-        layer = head.layers[0]
     else:
         head = save_random_eagle3(folder, draft_vocab_size=90)
-        layer = head.first
         head.lm_head.weight.data = model.lm_head_weight[head.draft_tokens].clone()
+    layer = head.layers[0]
     for part in (layer.o_proj, layer.down_proj, head.fc):
         part.weight.data *= 0.1
     head.fc.weight.data[:, -size:] += torch.eye(size)

@@ -39,7 +39,9 @@ def test_every_node_equals_the_definition_with_its_own_path(batch: list[SampledR
         for node in range(-1, len(tree)):
             path = [tree.tokens[above] for above in tree.path(node)]
             output = [*context.output, *path]
-            want = torch.tensor(naive_logits(next(given_logits), context.sampling, context.prompt, output)).double()
+            want = torch.tensor(
+                naive_logits(next(given_logits), context.sampling, context.token_ids[: context.num_prompt], output)
+            ).double()
             have = next(got)
             assert torch.equal(have == -math.inf, want == -math.inf)
             torch.testing.assert_close(have, want, rtol=1e-6, atol=1e-6)
