@@ -63,7 +63,7 @@ class AbortingDrafter:
 
     def propose(self, rows: Sequence[DraftRow]) -> DraftTrees:
         if self.chance.random() < ABORT_WITHIN_STEP:
-            request = self.chance.choice([*self.llm.engine.scheduler])
+            request = self.chance.choice([*self.llm.engine.scheduler.queues])
             self.aborted += not request.finished
             self.llm.engine.abort(request)
         return self.drafter.propose(rows)
@@ -99,7 +99,7 @@ def soak(llm: LLM, texts: Sequence[Sequence[int]], num_requests: int, seed: int,
             assert len(request.token_ids) <= request.max_length, "more tokens than asked"
             report.reasons[request.finish_reason] += 1
             del alive[request]
-        assert {*engine.scheduler} == {*alive}, "a request is lost, or is kept after its end"
+        assert {*engine.scheduler.queues} == {*alive}, "a request is lost, or is kept after its end"
         if queued - len(alive) >= sampled + sample_every:
             sampled += sample_every
             engine.scheduler.check_integrity()

@@ -65,15 +65,11 @@ class LLM:
         with on_device(device):
             kernels = choose_kernels(config.kernels, device, dtype, GumbelNoise(device))
             self.model = load_llama(folder, dtype, device, kernels)
+            size = f"{sum(part.numel() for part in self.model.parameters()):,} parameters"
             logger.info(
-                "target %s: %s parameters, %s on %s, %s kernels, loaded in %.1f s",
-                folder,
-                f"{sum(part.numel() for part in self.model.parameters()):,}",
-                config.dtype,
-                device,
-                kernels.name,
-                time.perf_counter() - began,
-            )
+                "target %s: %s, %s on %s, %s kernels, loaded in %.1f s",
+                folder, size, config.dtype, device, kernels.name, time.perf_counter() - began,
+            )  # fmt: skip
             self.tokenizer = Tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
             self.max_model_len = config.context(self.model.config.max_position)
             self.generation_config = GenerationConfig.read(folder)

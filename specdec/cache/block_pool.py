@@ -119,13 +119,10 @@ class BlockPool:
         self.num_free += 1
 
     def check_integrity(self, holders: Iterable[Iterable[int]] | None = None) -> None:
-        """Check the pool against what follows from its reference counts and hashes.
+        """Assert that the pool is what follows from its reference counts and hashes.
 
         Args:
             holders: all block tables, whose sum the counts must be.
-
-        Raises:
-            AssertionError: a rule that does not hold.
         """
         listed: list[int] = []
         block, before = self._next[self.num_blocks], self.num_blocks

@@ -213,8 +213,8 @@ class KVCacheManager:
         if count > self.host.num_free:
             return False
         request.host_blocks = self.host.allocate(count)
-        for source, target in zip(request.block_table[:count], request.host_blocks, strict=True):
-            self.moves.append(BlockMove(MoveKind.SWAP_OUT, source, target))
+        pairs = zip(request.block_table[:count], request.host_blocks, strict=True)
+        self.moves += [BlockMove(MoveKind.SWAP_OUT, *pair) for pair in pairs]
         self.pool.free(reversed(request.block_table))
         request.block_table = []
         request.cached_samples.pop(request, None)
@@ -225,20 +225,13 @@ class KVCacheManager:
         """Move the request's blocks back from host memory. The caller has checked that enough are free."""
         request.block_table = self.pool.allocate(len(request.host_blocks))
         request.cached_samples[request] = None
-        for source, target in zip(request.host_blocks, request.block_table, strict=True):
-            self.moves.append(BlockMove(MoveKind.SWAP_IN, source, target))
+        pairs = zip(request.host_blocks, request.block_table, strict=True)
+        self.moves += [BlockMove(MoveKind.SWAP_IN, *pair) for pair in pairs]
         self.host.free(request.host_blocks)
         request.host_blocks = []
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Check that counts, free lists, hashes and block tables agree.
-
-        Args:
-            requests: all that hold blocks.
-
-        Raises:
-            AssertionError: a rule that does not hold.
-        """
+        """Assert that counts, free lists, hashes and block tables agree; `requests` are all that hold blocks."""
         alive = list(requests)
         self.pool.check_integrity(request.block_table for request in alive)
         self.host.check_integrity(request.host_blocks for request in alive)

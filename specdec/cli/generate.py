@@ -119,7 +119,7 @@ def _run(
 def _exit_code(batch: "TimedBatch", plain: "TimedBatch | None") -> int:
     if batch.interrupted or (plain and plain.interrupted):
         return 130
-    if errors := [answer.error for answer in batch.answers if answer.error]:
+    if errors := [answer.output.error for answer in batch.answers if answer.output.error]:
         typer.echo(f"specdec: {len(errors)} of {len(batch.answers)} failed: {errors[0]}", err=True)
         return 1
     return 0

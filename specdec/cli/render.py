@@ -72,15 +72,16 @@ class JsonView:
         """Print all. Values that an interrupted comparison lacks are null."""
         pairs = plain.answers if plain else [None] * len(self._given)
         for one, answer, other in zip(self._given, batch.answers, pairs, strict=True):
+            output, stats = answer.output, answer.output.stats
             value = {
                 "prompt": one.text,
-                "text": answer.text,
-                "token_ids": answer.token_ids,
-                "finish_reason": answer.finish_reason,
-                "error": answer.error,
-                "steps": answer.stats.steps,
-                "tau": answer.stats.tau,
-                "accepted_per_depth": answer.stats.accepted_per_depth,
+                "text": output.text,
+                "token_ids": output.token_ids,
+                "finish_reason": output.finish_reason,
+                "error": output.error,
+                "steps": stats.steps,
+                "tau": stats.tau,
+                "accepted_per_depth": stats.accepted_per_depth,
                 "seconds": answer.seconds,
                 "tok_per_s": answer.tok_per_s,
             }
@@ -91,12 +92,12 @@ class JsonView:
 
 
 def _comparison(answer: Answer, plain: Answer | None) -> dict[str, float | bool | None]:
-    if plain is None or {"abort", "error"} & {answer.finish_reason, plain.finish_reason}:
+    if plain is None or {"abort", "error"} & {answer.output.finish_reason, plain.output.finish_reason}:
         return {"plain_tok_per_s": None, "speedup": None, "equal": None}
     return {
         "plain_tok_per_s": plain.tok_per_s,
         "speedup": answer.tok_per_s / plain.tok_per_s,
-        "equal": answer.token_ids == plain.token_ids,
+        "equal": answer.output.token_ids == plain.output.token_ids,
     }
 
 
@@ -108,7 +109,9 @@ def _summary(batch: TimedBatch, plain: TimedBatch | None) -> str:
     )
     if plain and not plain.interrupted and plain.tok_per_s:
         total = len(batch.answers)
-        unequal = sum(a.token_ids != b.token_ids for a, b in zip(batch.answers, plain.answers, strict=True))
+        unequal = sum(
+            a.output.token_ids != b.output.token_ids for a, b in zip(batch.answers, plain.answers, strict=True)
+        )
         line += f"; without drafts {plain.tok_per_s:.1f} tok/s, speed-up {batch.tok_per_s / plain.tok_per_s:.2f}x, " + (
             f"tokens differ in {unequal} of {total}" if unequal else "tokens equal"
         )

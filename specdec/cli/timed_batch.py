@@ -3,10 +3,10 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from specdec.core.outputs import RequestOutput, Segment, SpeculationStats
+from specdec.core.outputs import CompletionOutput, RequestOutput, Segment, SpeculationStats
 from specdec.core.progress import progress_bar
 from specdec.core.sampling_params import SamplingParams
 
@@ -19,28 +19,22 @@ class Answer:
     """Answer to one prompt.
 
     Attributes:
-        finish_reason: "abort" until it ends for another reason.
-        error: reason of a failure.
+        output: its last state; aborted until it ends for another reason.
+        segments: its text.
         seconds: time from the batch's start to this answer's end.
     """
 
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
+    output: CompletionOutput = field(default_factory=lambda: CompletionOutput(0, "", [], [], "abort"))
     segments: list[Segment] = field(default_factory=list)
-    finish_reason: str = "abort"
-    error: str | None = None
-    stats: SpeculationStats = field(default_factory=SpeculationStats)
     seconds: float = 0.0
 
     @property
     def tok_per_s(self) -> float:
-        return len(self.token_ids) / self.seconds if self.seconds else 0.0
+        return len(self.output.token_ids) / self.seconds if self.seconds else 0.0
 
-    def take(self, output: RequestOutput, seconds: float) -> None:
-        self.text, self.token_ids, self.stats = output.text, output.token_ids, output.stats
+    def take(self, output: CompletionOutput, seconds: float) -> None:
+        self.output = replace(output, finish_reason=output.finish_reason or "abort")
         self.segments += output.segments
-        self.finish_reason = output.finish_reason or "abort"
-        self.error = output.outputs[0].error
         self.seconds = seconds
 
 
@@ -54,7 +48,7 @@ class TimedBatch:
 
     @property
     def tokens(self) -> int:
-        return sum(len(answer.token_ids) for answer in self.answers)
+        return sum(len(answer.output.token_ids) for answer in self.answers)
 
     @property
     def tok_per_s(self) -> float:
@@ -65,7 +59,7 @@ class TimedBatch:
         """Sums over all answers."""
         total = SpeculationStats()
         for answer in self.answers:
-            total.add(answer.stats)
+            total.add(answer.output.stats)
         return total
 
 
@@ -94,7 +88,7 @@ def run_batch(
                 # First come, first served: requests show up in the order of their prompts.
                 if output.request_id not in order:
                     order[output.request_id] = batch.answers[len(order)]
-                order[output.request_id].take(output, time.perf_counter() - start)
+                order[output.request_id].take(output.outputs[0], time.perf_counter() - start)
                 listen(output)
                 if output.finished:
                     advance()
@@ -102,6 +96,6 @@ def run_batch(
         batch.interrupted = True
     batch.seconds = time.perf_counter() - start
     for answer in batch.answers:
-        if answer.finish_reason == "abort":
+        if answer.output.finish_reason == "abort":
             answer.seconds = batch.seconds
     return batch

@@ -27,9 +27,7 @@ class Detokenizer:
     def __init__(
         self, tokenizer: Tokenizer | None, stop: Sequence[str], include_stop: bool = False, skip_special: bool = True
     ) -> None:
-        self._tokenizer = tokenizer
-        self._include_stop = include_stop
-        self._skip_special = skip_special
+        self._tokenizer, self._include_stop, self._skip_special = tokenizer, include_stop, skip_special
         self._stream = DecodeStream(skip_special_tokens=skip_special)
         # Tokens of the last piece of text, and the tokens after it, which are not text yet.
         self._recent: list[int] = []

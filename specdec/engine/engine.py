@@ -160,10 +160,8 @@ class LLMEngine:
 
 def _result(tree: DraftTree, acceptance: Acceptance) -> RowResult:
     path, next_token = acceptance
-    tokens = [tree.tokens[node] for node in path]
     is_dead_end = next_token == NO_TOKEN
-    if not is_dead_end:
-        tokens.append(next_token)
+    tokens = [*(tree.tokens[node] for node in path), *([] if is_dead_end else [next_token])]
     return RowResult(
         num_nodes=len(tree),
         path=path,

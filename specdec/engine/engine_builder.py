@@ -71,9 +71,8 @@ class EngineBuilder:
         return self._assemble(num_blocks, num_host_blocks, measures=self.config.scheduler.is_fitted)
 
     def _check_kernels(self) -> None:
-        for sizes in (self.model.config, self.head.llama if self.head else None):
-            if sizes is not None:
-                self.kernels.check_model(sizes.head_dim, sizes.num_heads // sizes.num_kv_heads)
+        for sizes in [self.model.config, *([self.head.llama] if self.head else [])]:
+            self.kernels.check_model(sizes.head_dim, sizes.num_heads // sizes.num_kv_heads)
         self.kernels.check_tree(self.slots)
 
     def _num_blocks(self) -> int:

@@ -52,14 +52,9 @@ def settle_taps(loaded: LoadedHead, model: LlamaModel, folder: Path, kernels: Ke
     logger.warning(
         "the head's %s can be counted in two ways; of %d tokens it predicts %d if it reads the inputs of layers %s, "
         "and %d if it reads those of %s: the %s are used",
-        KEY,
-        probe.num_guessed,
-        hits,
-        list(draft.head.taps),
-        other_hits,
-        list(other.head.taps),
+        KEY, probe.num_guessed, hits, list(draft.head.taps), other_hits, list(other.head.taps),
         "first" if chosen is draft else "second",
-    )
+    )  # fmt: skip
     return chosen
 
 
@@ -94,11 +89,12 @@ class TapProbe:
         weight = model.embed_tokens.weight
         self.dtype, self.device = weight.dtype, weight.device
         self.texts = [list(prompt[: context // 2]) for prompt in prompts]
-        self.prompt_lens = [len(text) for text in self.texts]
-        new_tokens = min(NEW_TOKENS, context - max(self.prompt_lens))
+        new_tokens = min(NEW_TOKENS, context - max(map(len, self.texts)))
+        # The first answer token of each text that a head can predict; it needs two tokens before it.
+        self.starts = [max(len(text), 2) for text in self.texts]
         # Block tables of the texts, one after another.
         blocks = itertools.count()
-        counts = [ceil_div(length + new_tokens, BLOCK_SIZE) for length in self.prompt_lens]
+        counts = [ceil_div(len(text) + new_tokens, BLOCK_SIZE) for text in self.texts]
         self.tables = [list(itertools.islice(blocks, count)) for count in counts]
         self.num_blocks = sum(counts)
         cache = KVCache(self.num_blocks, BLOCK_SIZE, model.config, None, self.dtype, self.device, kernels=kernels)
@@ -109,7 +105,7 @@ class TapProbe:
             cached = [len(text) for text in self.texts]
             for text, token in zip(self.texts, logits.argmax(-1).tolist(), strict=True):
                 text.append(token)
-        self.num_guessed = sum(len(text) - start for text, start in zip(self.texts, self._starts(), strict=True))
+        self.num_guessed = sum(len(text) - start for text, start in zip(self.texts, self.starts, strict=True))
 
     @torch.inference_mode()
     def hits(self, draft: DraftModel) -> int:
@@ -135,15 +131,11 @@ class TapProbe:
         states = head.read(head(batch.tokens, read, rotary_at(table, batch.positions), attentions))
         rows: list[int] = []
         tokens: list[int] = []
-        for first, text, start in zip(batch.row_starts, self.texts, self._starts(), strict=True):
+        for first, text, start in zip(batch.row_starts, self.texts, self.starts, strict=True):
             # Row j of a text belongs to its token j + 1, and predicts token j + 2.
             rows += range(first + start - 2, first + len(text) - 2)
             tokens += text[start:]
         return states[torch.tensor(rows, device=self.device)], torch.tensor(tokens, device=self.device)
-
-    def _starts(self) -> list[int]:
-        """Return for each text the first answer token that a head can predict; it needs two tokens before it."""
-        return [max(length, 2) for length in self.prompt_lens]
 
     def _pass(self, texts: Sequence[list[int]], kv: Tensor) -> tuple[TreeBatch, list[PagedAttention]]:
         """Return a batch of whole texts and attentions storing to `kv`, `[layers, slots, 2 * kv_heads, head_dim]`."""

@@ -89,8 +89,7 @@ def load_llama(folder: Path, dtype: torch.dtype, device: torch.device, kernels: 
         raise CheckpointError(f"{folder}: model_type {model_type!r} is not supported; this engine serves {known}")
     with error_context(folder):
         config = LlamaConfig.from_json(settings)
-    tensors = read_tensors(folder)
-    tensors = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    tensors = {name.removeprefix("model."): tensor for name, tensor in read_tensors(folder).items()}
     if config.tie_word_embeddings:
         # Some checkpoints store the tied matrix twice.
         head = tensors.pop("lm_head.weight", None)

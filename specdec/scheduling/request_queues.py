@@ -3,8 +3,9 @@
 import itertools
 from bisect import insort
 from collections.abc import Iterator
+from operator import attrgetter
 
-from specdec.core.request import Rank, Request
+from specdec.core.request import Request
 
 # A request is overtaken by requests of the next lower priority number only if they arrive within this many steps.
 PRIORITY_STEPS = 1000
@@ -38,11 +39,11 @@ class RequestQueues:
     def add_child(self, parent: Request, child: Request, runs: bool) -> None:
         """Insert a child of a queued request behind it."""
         child.rank = (parent.rank[0], parent.rank[1], next(self._arrivals))
-        insort(self.running if runs else self.waiting, child, key=_rank)
+        insort(self.running if runs else self.waiting, child, key=attrgetter("rank"))
 
     def wait(self, request: Request) -> None:
         """Insert a request that has its rank among the waiting ones."""
-        insort(self.waiting, request, key=_rank)
+        insort(self.waiting, request, key=attrgetter("rank"))
 
     def remove(self, request: Request) -> bool:
         """Remove a request; False if it is not queued."""
@@ -56,17 +57,9 @@ class RequestQueues:
         return itertools.chain(self.running, self.waiting)
 
     def check_integrity(self) -> None:
-        """Check order and exclusiveness.
-
-        Raises:
-            AssertionError: a rule that does not hold.
-        """
+        """Assert order and exclusiveness."""
         for queue in (self.running, self.waiting):
-            assert queue == sorted(queue, key=_rank), "a queue is out of order"
+            assert queue == sorted(queue, key=attrgetter("rank")), "a queue is out of order"
         assert len({id(request) for request in self}) == len(self.running) + len(self.waiting), "queued twice"
         assert not any(request.block_table for request in self.waiting), "a waiting request holds blocks"
         assert not any(request.host_blocks for request in self.running), "a running request is swapped out"
-
-
-def _rank(request: Request) -> Rank:
-    return request.rank

@@ -1,7 +1,7 @@
 """Which requests run in the coming step, with how many tokens and draft nodes. Pure Python."""
 
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from enum import Enum
 
@@ -235,14 +235,7 @@ class Scheduler:
             kv_usage=1 - pool.num_free / pool.num_blocks,
         )
 
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self.queues)
-
     def check_integrity(self) -> None:
-        """Check that queues are in order and all blocks accounted for.
-
-        Raises:
-            AssertionError: a rule that does not hold.
-        """
+        """Assert that queues are in order and all blocks accounted for."""
         self.queues.check_integrity()
-        self.manager.check_integrity(self)
+        self.manager.check_integrity(self.queues)

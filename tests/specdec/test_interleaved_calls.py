@@ -179,7 +179,7 @@ def test_an_abandoned_stream_ends_its_own_requests_alone(llm: LLM, alone: list[l
     next(dropped)
     del dropped
     gc.collect()
-    assert len(list(llm.engine.scheduler)) == 1
+    assert len(list(llm.engine.scheduler.queues)) == 1
     assert_complete([*states, *kept], alone[0])
     assert_idle(llm)
 

@@ -99,7 +99,7 @@ class World:
 
     @property
     def alive(self) -> list[Request]:
-        return list(self.scheduler)
+        return list(self.scheduler.queues)
 
     def add(self, prompt: list[int], most: int, priority: int = 0, salt: str | None = None, samples: int = 1) -> None:
         """Queue the samples of a prompt, cut to what the cache can hold."""
@@ -139,9 +139,9 @@ class World:
 
     def begin(self) -> StepPlan:
         """A step as far as its forward pass."""
-        first = min(self.scheduler, key=lambda request: request.rank, default=None)
+        first = min(self.scheduler.queues, key=lambda request: request.rank, default=None)
         scored = {request for request in self.scheduler.running if request.num_uncached_tokens == 0}
-        with mock.patch("specdec.scheduling.prefill_limit.LEAST", 1):
+        with mock.patch("specdec.scheduling.step_cost.LEAST_PROMPT_TOKENS", 1):
             plan = self.scheduler.schedule()
         self.check_plan(plan, first)
         # Not even one that was preempted: a beam would be scored again.
