@@ -14,7 +14,7 @@ KernelChoice = Literal["auto", "torch", "triton"]
 
 @dataclass(frozen=True)
 class Setting:
-    """What is known of a field besides its type and default.
+    """Facts about a setting beside its type and default.
 
     Attributes:
         help: a sentence for people.
@@ -36,7 +36,7 @@ class Setting:
     shown_default: str | None = None
 
     def allows(self, value: Any) -> bool:
-        """Whether a number is within the bounds."""
+        """Return whether a number is within the bounds."""
         return (
             (self.least is None or value >= self.least)
             and (self.most is None or value <= self.most)

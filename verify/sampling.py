@@ -69,7 +69,7 @@ class Sampling:
 
     @property
     def filters(self) -> bool:
-        """Whether tokens are dropped by rank or probability, which never changes the argmax."""
+        """True if tokens are dropped by rank or probability, which never changes the argmax."""
         return not self.is_greedy and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
     @property
@@ -79,7 +79,7 @@ class Sampling:
 
     @property
     def edits(self) -> bool:
-        """Whether logits are changed in a way that can change the argmax."""
+        """True if logits are changed in a way that can change the argmax."""
         limited = self.allowed_token_ids is not None or self.bad_words or self.logit_bias
         return bool(limited or self.penalises or (self.min_tokens and self.end_tokens))
 

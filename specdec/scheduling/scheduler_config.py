@@ -55,5 +55,5 @@ class SchedulerConfig:
 
     @property
     def is_fitted(self) -> bool:
-        """Whether step sizes depend on measured costs."""
+        """True if step sizes depend on measured costs."""
         return self.adaptive_drafts or self.prefill_stretch > 0
