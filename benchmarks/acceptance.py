@@ -17,12 +17,8 @@ from specdec.core.outputs import SpeculationStats
 from specdec.draft_heads.drafting.drafter import Proposal
 from specdec.draft_heads.drafting.model_drafter import ModelDrafter
 
-# Per line of the table: the rule, and how drafts are chosen for it.
-RULES = {
-    "coupled": ("coupled", Proposal.COUPLED),
-    "one-hot top-k": ("rejection", Proposal.LIKELIEST),
-    "rejection, drawn": ("rejection", Proposal.DRAWN),
-}
+# Per line of the table, the rule that verifies.
+RULES = {"coupled": "coupled", "one-hot top-k": "rejection", "rejection, drawn": "rejection"}
 SEATS = 32
 PROMPT_TOKENS = 1 << 14
 
@@ -60,19 +56,21 @@ def main() -> None:
     for text in args.shapes:
         depth, branching, nodes = map(int, text.split(","))
         for rule in args.rules:
-            verify, proposal = RULES[rule]
             llm = LLM(
                 args.model,
                 args.draft,
                 shape=DraftShape(depth, branching, nodes),
-                verify=verify,
+                verify=RULES[rule],
                 adaptive_drafts=False,
                 # Every row's whole tree in every step, also beside prompts.
                 max_num_seqs=SEATS,
                 max_num_batched_tokens=SEATS * (1 + nodes) + PROMPT_TOKENS,
             )
             assert isinstance(llm.engine.drafter, ModelDrafter)
-            llm.engine.drafter.proposal = proposal
+            if rule == "one-hot top-k":
+                # The most probable tokens by q, as in EAGLE-2 and SGLang: searched without noise, not drawn.
+                llm.engine.drafter.proposal = Proposal.COUPLED
+                setattr(llm.engine.drafter, "_own_noise", lambda rows: [None] * len(rows))  # noqa: B010
             for name in ("sgd-eval", "gsm8k-eval"):
                 for temperature in args.temperatures:
                     # At temperature 0 all rules are one.

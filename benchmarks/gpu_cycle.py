@@ -110,7 +110,7 @@ class Engines:
         from specdec.draft_heads.llama.llama_config import LlamaConfig
         from specdec.engine.engine_builder import EngineBuilder
         from specdec.kernels.kernel_set import choose_kernels
-        from specdec.kernels.linear import ready
+        from specdec.kernels.linear import prepare_for_inference
         from specdec.models.llama import LlamaModel
         from specdec.scheduling.scheduler_config import SchedulerConfig
         from specdec.verify.noise import GumbelNoise
@@ -120,7 +120,7 @@ class Engines:
         with torch.device("meta"):
             self.target = LlamaModel(LlamaConfig.from_json(sizes.model))
         random_weights(self.target, sizes.dtype, device)
-        ready(self.target, self.kernels)
+        prepare_for_inference(self.target, self.kernels)
         depth, branching, nodes = sizes.shape
         rows = sizes.batches[-1]
         length = sizes.longest + nodes
@@ -152,7 +152,7 @@ class Engines:
         from specdec.draft_heads.heads.readout import MatrixReadout
         from specdec.draft_heads.llama.llama_config import LlamaConfig
         from specdec.engine.engine_builder import EngineBuilder
-        from specdec.kernels.linear import Projection, ready
+        from specdec.kernels.linear import Projection, prepare_for_inference
 
         self.eagle = None
         if self.device.type == "cuda":
@@ -164,7 +164,7 @@ class Engines:
             eagle3 = Eagle3Head(Eagle3Config(llama, sizes.taps, llama.hidden_size, sizes.draft_vocab))
         head = eagle if kind == "eagle" else eagle3
         random_weights(head, sizes.dtype, self.device)
-        ready(head, self.kernels)
+        prepare_for_inference(head, self.kernels)
         readout = MatrixReadout(self.target.output, vocab)
         if head is eagle3:
             chosen = torch.randperm(vocab, device=self.device)[: sizes.draft_vocab].sort().values

@@ -88,7 +88,7 @@ def _block_walk(sizes: Sizes, rows: int, device: torch.device) -> Case:
 def _weighed(
     sizes: Sizes, trees: list[DraftTree], device: torch.device
 ) -> tuple[Tensor, DraftProbs, PackedTrees, NoiseColumns]:
-    """Scores, laws, trees and noise of trees whose tokens all have the same chances.
+    """Return scores, draft probabilities, trees and noise of trees whose tokens are all equally probable.
 
     All numbers are of few bits, so that float32 makes no rounding and kernel and twin never differ: by p, all tokens
     of the first half of a power of two are equally likely; by q, those that any tree carries are a little likelier.
@@ -98,15 +98,15 @@ def _weighed(
     tokens = torch.tensor([token % possible for tree in trees for token in tree.tokens], device=device)
     scores = torch.full((count, sizes.vocabulary), float("-inf"), device=device)
     scores[:, :possible] = 0.0
-    law = torch.zeros(sizes.vocabulary, device=device)
-    law[:possible] = 1 / possible
-    law[tokens] = TOO_LIKELY / possible
-    laws = DraftProbs(law[None] / law.sum(), torch.zeros(count, dtype=torch.int64, device=device))
+    probs = torch.zeros(sizes.vocabulary, device=device)
+    probs[:possible] = 1 / possible
+    probs[tokens] = TOO_LIKELY / possible
+    draft_probs = DraftProbs(probs[None] / probs.sum(), torch.zeros(count, dtype=torch.int64, device=device))
     parents, starts = [parent for tree in trees for parent in tree.parents], _starts(trees)
     parts = tokens, torch.tensor(parents, device=device), torch.tensor(starts, device=device)
     seeds, samples, positions = torch.randint(0, 2**62, (3, len(trees)), device=device)
     noise = NoiseColumns(seeds, samples, positions, torch.ones(len(trees), dtype=torch.bool, device=device))
-    return scores, laws, PackedTrees(*parts, sizes.tree.nodes, sizes.tree.depth), noise
+    return scores, draft_probs, PackedTrees(*parts, sizes.tree.nodes, sizes.tree.depth), noise
 
 
 def _bytes_read(scores: Tensor, lengths: Tensor) -> int:

@@ -108,7 +108,7 @@ class Linear(nn.Linear):
         """Multiply: `[rows, in_features]` to `[rows, out_features]`."""
         return super().forward(pad_rows(x))[: len(x)]
 
-    def served(self, _: KernelSet) -> Projection:
+    def inference_form(self, _: KernelSet) -> Projection:
         """Take the weights as final. Large ones laid out anew are not kept in their old layout as well."""
         projection = Projection(self.weight, self.bias)
         if projection.is_packed and not projection.is_small:
@@ -116,16 +116,15 @@ class Linear(nn.Linear):
         return projection
 
 
-def ready(module: nn.Module, kernels: KernelSet) -> None:
-    """Ready a module for serving: every part with a `served(kernels)` form is called in that form from now on.
+def prepare_for_inference(module: nn.Module, kernels: KernelSet) -> None:
+    """Have every part of a module that has an `inference_form(kernels)` called in that form from now on.
 
-    An instance's own attribute goes before `nn.Module`'s search for a submodule, so the served form stands in
-    front of the part it came from, and its calls skip the module machinery, which at one row a step costs as
-    much as the arithmetic.
+    An instance's own attribute goes before `nn.Module`'s search for a submodule, so the inference form hides the part
+    that it came from, and its calls skip the module machinery, which at one row a step costs as much as the arithmetic.
     """
     for parent in module.modules():
         for name, part in parent.named_children():
-            served = getattr(part, "served", None)
-            if served is not None:
+            inference_form = getattr(part, "inference_form", None)
+            if inference_form is not None:
                 assert name.isidentifier(), f"part {name} of a list is not called as an attribute"
-                parent.__dict__[name] = served(kernels)
+                parent.__dict__[name] = inference_form(kernels)

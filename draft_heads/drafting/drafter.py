@@ -13,12 +13,10 @@ class Proposal(StrEnum):
 
     Attributes:
         COUPLED: the largest log q plus the position's own noise, for `CoupledVerifier`.
-        LIKELIEST: the most probable by q, as in EAGLE-2; `benchmarks.acceptance` measures it.
         DRAWN: drawn from q without replacement, and q passed on with the tree, for `WeighingVerifier`.
     """
 
     COUPLED = "coupled"
-    LIKELIEST = "likeliest"
     DRAWN = "drawn"
 
 

@@ -271,10 +271,9 @@ class ModelDrafter:
         parts = [NodeRows(row.context, width, partial(_paths_of, paths, i)) for i, row in enumerate(rows)]
         return Candidates(processed_logits(found.full(), parts, self.kernels), found.vocab_size)
 
-    def _own_noise(self, rows: Sequence[DraftRow]) -> list[NoiseKey | None]:
-        """Return the noise of the output position that a root's children would take, where they follow its noise."""
-        if self.proposal != Proposal.COUPLED:
-            return [None] * len(rows)
+    @staticmethod
+    def _own_noise(rows: Sequence[DraftRow]) -> list[NoiseKey | None]:
+        """Return the noise of the output position that a root's children would take."""
         return noise_keys([row.context for row in rows])
 
     @staticmethod

@@ -20,7 +20,7 @@ from specdec.draft_heads.llama.checkpoint_files import CheckpointError, fill
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import fuse_layer, split_layer
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.linear import ready
+from specdec.kernels.linear import prepare_for_inference
 
 C = TypeVar("C", bound=HeadConfig)
 H = TypeVar("H", bound=FeatureHead)
@@ -227,5 +227,5 @@ def filled(
         part = head.get_submodule(name.removesuffix(".weight"))
         part.weight = nn.Parameter(matrix.detach(), requires_grad=False)
     head.requires_grad_(False).eval()
-    ready(head, kernels)
+    prepare_for_inference(head, kernels)
     return head

@@ -141,6 +141,6 @@ class TapNorm(nn.Module):
     def forward(self, taps: Sequence[Tensor]) -> list[Tensor]:
         return [self.rms_norm(tap, weight, self.eps) for tap, weight in zip(taps, self.weight, strict=True)]
 
-    def served(self, kernels: KernelSet) -> "TapNorm":
+    def inference_form(self, kernels: KernelSet) -> "TapNorm":
         self.rms_norm = kernels.rms_norm
         return self

@@ -61,7 +61,7 @@ class RMSNorm(nn.Module):
         """Return the norm of `residual + x`, and the sum itself."""
         return add_rms_norm(x, residual, self.weight, self.eps)
 
-    def served(self, kernels: KernelSet) -> "ServedRMSNorm":
+    def inference_form(self, kernels: KernelSet) -> "ServedRMSNorm":
         return ServedRMSNorm(self.weight.detach(), self.eps, kernels)
 
 
@@ -84,7 +84,7 @@ class SiluAndMul(nn.Module):
     def forward(self, gate_up: Tensor) -> Tensor:
         return silu_and_mul(gate_up)
 
-    def served(self, kernels: KernelSet) -> Callable[[Tensor], Tensor]:
+    def inference_form(self, kernels: KernelSet) -> Callable[[Tensor], Tensor]:
         return kernels.silu_and_mul
 
 

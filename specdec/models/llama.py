@@ -21,7 +21,7 @@ from specdec.draft_heads.llama.llama_config import DEFAULTS, LlamaConfig
 from specdec.draft_heads.llama.llama_layer import Attention, LlamaLayer, RMSNorm, check_layers, fuse_layer
 from specdec.draft_heads.llama.rope import Rotary
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.linear import Projection, ready
+from specdec.kernels.linear import Projection, prepare_for_inference
 
 
 class LlamaModel(nn.Module):
@@ -106,5 +106,5 @@ def load_llama(folder: Path, dtype: torch.dtype, device: torch.device, kernels: 
     model = model.to(dtype).to_empty(device=device)
     fill(model, tensors)
     model.requires_grad_(False).eval()
-    ready(model, kernels)
+    prepare_for_inference(model, kernels)
     return model

@@ -48,10 +48,10 @@ def assert_equal(drawn: Batch, arguments: dict[str, Any], nearest: float = 0.0) 
 @example([DraftTree()], 0, 0.0, 0, 0.7)
 @example([DraftTree(), DraftTree.chain([3])], 0, 0.0, 0, 0.7)
 def test_the_twin_walks_as_the_verifier_does(
-    many: list[DraftTree], seed: int, lawless: float, extra: int, apart: float
+    many: list[DraftTree], seed: int, invalid: float, extra: int, apart: float
 ) -> None:
     """Both in float64: none is allowed to differ."""
-    drawn = sampled_batch(many, VOCAB, seed, lawless=lawless, apart=apart)
+    drawn = sampled_batch(many, VOCAB, seed, invalid=invalid, apart=apart)
     found = as_lists(block_walk_reference.block_walk(**prepared(drawn, extra)))
     assert found == verified(drawn, drawn.depth + extra, walk_block)
     arguments = prepared(drawn, extra)
@@ -72,9 +72,9 @@ def test_the_twin_walks_as_the_verifier_does(
 @example([DraftTree()], 0, 0.0, 0, torch.float32, 8, 0.7)
 @example([DraftTree(), DraftTree.chain([3] * 40), DraftTree()], 0, 0.0, 0, torch.bfloat16, 32, 0.3)
 def test_the_kernel_walks_as_the_twin_does(
-    many: list[DraftTree], seed: int, lawless: float, extra: int, dtype: torch.dtype, block: int, apart: float
+    many: list[DraftTree], seed: int, invalid: float, extra: int, dtype: torch.dtype, block: int, apart: float
 ) -> None:
-    drawn = sampled_batch(many, VOCAB, seed, dtype=dtype, lawless=lawless, apart=apart)
+    drawn = sampled_batch(many, VOCAB, seed, dtype=dtype, invalid=invalid, apart=apart)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("specdec.kernels.block_walk.BLOCK_SIZE", block)
         assert_equal(drawn, prepared(drawn, extra), TOO_NEAR)
@@ -102,7 +102,7 @@ def test_a_chain_drawn_from_the_targets_own_law_is_accepted_as_a_whole() -> None
     """And the smallest rounding of a weight below 1 must not cut it."""
     generator = torch.Generator().manual_seed(1)
     p = torch.softmax(torch.randn(9, VOCAB, generator=generator), -1)
-    chain = DraftTree.chain([int(law.argmax()) for law in p[:8]])
+    chain = DraftTree.chain([int(probs.argmax()) for probs in p[:8]])
     for seed in range(6):
         drawn = Batch([chain], p.log(), p, [(seed, 0, 0)], [True])
         for walk in (block_walk, block_walk_reference.block_walk):
@@ -155,21 +155,21 @@ def test_scores_beyond_two_billion_numbers() -> None:
         memory = huge(4 * stride + 64 if kind == torch.bfloat16 else 2 * (4 * stride + 64)).view(kind)
         return memory.as_strided((5, 5), (stride, 1)).copy_(rows)
 
-    laws = arguments["draft_probs"]
+    probs = arguments["draft_probs"]
     far = {"scores": wide(arguments["scores"], torch.bfloat16)}
-    far["draft_probs"] = laws._replace(table=wide(laws.table, torch.float32))
+    far["draft_probs"] = probs._replace(table=wide(probs.table, torch.float32))
     near = {"scores": far["scores"].clone()}
     assert as_lists(block_walk(**{**arguments, **far})) == as_lists(block_walk(**{**arguments, **near}))
 
 
 def test_the_first_token_follows_p() -> None:
-    """Of many rows in one launch, whose chains are drawn from another law; the interpreter sees some of them."""
+    """Of many rows in one launch, whose chains are drawn from another probs; the interpreter sees some of them."""
     on_gpu = DEVICE.type == "cuda"
     vocab, count = 3, 8000 if on_gpu else 600
     generator = torch.Generator().manual_seed(4)
     p = torch.tensor([[0.5, 0.2, 0.3], [0.1, 0.6, 0.3], [0.2, 0.3, 0.5]])
     q = torch.tensor([[0.2, 0.5, 0.3], [0.4, 0.3, 0.3], [0.6, 0.2, 0.2]])
-    draws = torch.stack([torch.multinomial(law, count, replacement=True, generator=generator) for law in q[:2]], 1)
+    draws = torch.stack([torch.multinomial(probs, count, replacement=True, generator=generator) for probs in q[:2]], 1)
     many = [DraftTree.chain(drawn) for drawn in draws.tolist()]
     keys = [(row, 0, row % 3) for row in range(count)]
     drawn = Batch(many, p.log().repeat(count, 1), q.repeat(count, 1), keys, [True] * count)

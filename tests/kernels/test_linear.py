@@ -1,4 +1,4 @@
-"""Weights as served against weights as trained."""
+"""Weights in inference form against weights as trained."""
 
 import pytest
 import torch
@@ -6,7 +6,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from specdec.draft_heads.llama.llama_layer import RMSNorm
-from specdec.kernels.linear import SMALL_BYTES, Linear, Projection, onednn_multiplies, padded_rows, ready
+from specdec.kernels.linear import (
+    SMALL_BYTES,
+    Linear,
+    Projection,
+    onednn_multiplies,
+    padded_rows,
+    prepare_for_inference,
+)
 from tests.kernel_sets import TORCH
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -48,7 +55,7 @@ def test_a_readied_module_computes_the_same(dtype: torch.dtype) -> None:
     x = torch.randn(5, 24, dtype=dtype)
     with torch.inference_mode():
         before = block(x)
-        ready(block, TORCH)
+        prepare_for_inference(block, TORCH)
         after = block(x)
     torch.testing.assert_close(after, before)
     assert not isinstance(block.proj, Linear)
@@ -80,13 +87,13 @@ def test_products_meet_few_row_counts() -> None:
 
 def test_parts_of_lists_are_refused() -> None:
     with pytest.raises(AssertionError, match="part 0 of a list"):
-        ready(nn.ModuleList([Linear(4, 4)]), TORCH)
+        prepare_for_inference(nn.ModuleList([Linear(4, 4)]), TORCH)
 
 
 @pytest.mark.parametrize("rows", [64, SMALL_BYTES // 128 + 1])
 def test_large_weights_laid_out_anew_are_kept_once(rows: int) -> None:
     layer = Linear(64, rows, bias=False).to(torch.bfloat16).requires_grad_(False)
-    projection = layer.served(TORCH)
+    projection = layer.inference_form(TORCH)
     kept = projection.weight.numel()
     assert kept == (0 if projection.is_packed and rows > 64 else 64 * rows)
     assert projection(torch.ones(1, 64, dtype=torch.bfloat16)).shape == (1, rows)

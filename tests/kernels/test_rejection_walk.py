@@ -51,10 +51,10 @@ def prepared(drawn: Batch, extra: int = 0) -> dict[str, Any]:
 @example([DraftTree()], 0, False, 0.0, 0)
 @example([DraftTree(), DraftTree.chain([3])], 0, True, 0.0, 0)
 def test_the_twin_walks_as_the_verifier_does(
-    many: list[DraftTree], seed: int, has_draft: bool, lawless: float, extra: int
+    many: list[DraftTree], seed: int, has_draft: bool, invalid: float, extra: int
 ) -> None:
     """Both in float64: none is allowed to differ."""
-    drawn = batch(many, 17, seed, has_draft, lawless=lawless)
+    drawn = batch(many, 17, seed, has_draft, invalid=invalid)
     found = as_lists(rejection_walk_reference.rejection_walk(**prepared(drawn, extra)))
     assert found == verified(drawn, drawn.depth + extra)
     arguments = prepared(drawn, extra)
@@ -87,13 +87,13 @@ def test_the_kernel_walks_as_the_twin_does(
     many: list[DraftTree],
     seed: int,
     has_draft: bool,
-    lawless: float,
+    invalid: float,
     extra: int,
     dtype: torch.dtype,
     block: int,
     apart: float,
 ) -> None:
-    drawn = batch(many, 17, seed, has_draft, dtype, lawless, apart)
+    drawn = batch(many, 17, seed, has_draft, dtype, invalid, apart)
     with blocks_of(block):
         assert_equal(drawn, prepared(drawn, extra), TOO_NEAR)
 

@@ -85,14 +85,14 @@ def batch(
     seed: int,
     has_draft: bool,
     dtype: torch.dtype = torch.float32,
-    lawless: float = 0.0,
+    invalid: float = 0.0,
     apart: float = 0.7,
     exact: bool = False,
 ) -> Batch:
     """Drawn from a seed, with some tokens that have no chance.
 
     Args:
-        lawless: share of the rows of scores that are NaN, infinite or forbid every token.
+        invalid: share of the rows of scores that are NaN, infinite or forbid every token.
         apart: of p and q; where they have much in common paths grow long, else many children are rejected.
         exact: scores of 0 and -inf alone and q of few bits, so that float32 makes no rounding that matters.
     """
@@ -112,9 +112,9 @@ def batch(
         draft_probs = draft_probs / draft_probs.sum(-1, keepdim=True)
     scores = logits.masked_fill(gone, NEVER).to(dtype)
     for row in range(rows):
-        if choice.random() < lawless:
+        if choice.random() < invalid:
             scores[row] = choice.choice([NAN, NEVER, float("inf")])
-        elif choice.random() < lawless / 2:
+        elif choice.random() < invalid / 2:
             scores[row, choice.randrange(vocab)] = choice.choice([NAN, float("inf")])
     keys = [(choice.randrange(2**63), choice.randrange(3), choice.randrange(40)) for _ in trees]
     sampled = [choice.random() < 0.8 for _ in trees]
