@@ -79,10 +79,10 @@ def generate(
 
 
 def _decode(tokenizer: Tokenizer | None, tokens: list[int], params: SamplingParams) -> str:
-    """Text of all tokens, without a character that is not complete yet."""
+    """Return the text of all tokens without its last character if that is incomplete. Invalid bytes before it stay."""
     if tokenizer is None:
         return ""
-    return tokenizer.decode(tokens, skip_special_tokens=params.skip_special_tokens).rstrip("\ufffd")
+    return tokenizer.decode(tokens, skip_special_tokens=params.skip_special_tokens).removesuffix("\ufffd")
 
 
 def _first_stop(text: str, before: str, params: SamplingParams) -> tuple[int, str] | None:
