@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -537,6 +537,15 @@ def test_verbose_tells_what_is_loaded(run: Run, tiny: Tiny, monkeypatch: pytest.
     )
 
 
+@pytest.fixture
+def heeded_sigint() -> Iterator[None]:
+    """Python's own handler of SIGINT: a shell starts background jobs with the signal ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeded_sigint")
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ImportError, ValueError])
 def test_ctrl_c_exits_with_130_whatever_becomes_of_it(
     run: Run, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
