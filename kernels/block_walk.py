@@ -26,7 +26,7 @@ NUM_WARPS = 16
 
 
 def block_walk(scores: Tensor, draft_probs: DraftProbs, trees: PackedTrees, noise: NoiseColumns) -> Walk:
-    """Accept the longest prefix of each chain whose coin falls below its h, then emit a draw from what is left of p.
+    """Accept the longest prefix of each chain whose coin falls below its h, then emit a draw from the residual of p.
 
     The rule is `block_walk_reference.walk_block` (Sun et al. 2025, Algorithm 2), with the coins and the draw of
     `PhiloxChance`, to the bit. With `v = exp(score - largest)` and T its sum, p = v / T, and what a prefix of weight w

@@ -28,7 +28,7 @@ NUM_WARPS = 8
 
 
 def rejection_walk(scores: Tensor, draft_probs: DraftProbs | None, trees: PackedTrees, noise: NoiseColumns) -> Walk:
-    """Walk down from each root while a child is accepted, then emit a draw from what is left of p.
+    """Walk down from each root while a child is accepted, then emit a draw from the residual of p.
 
     The rule is `rejection_walk_reference.walk_rejection`: p = softmax(scores) of the node; a child x is accepted with
     probability min(1, p[x] / q[x]), else p becomes norm(max(p - q, 0)) and q loses x; without draft probabilities each
@@ -174,7 +174,7 @@ def _try_children(
     p_row, p_q, top, p_tokens, b_tokens, m_child, seed, sample_index, position, length,
     HAS_DRAFT: tl.constexpr, VOCAB: tl.constexpr, BLOCK: tl.constexpr, NODES: tl.constexpr,
 ):  # fmt: skip
-    """Return the first child that is accepted, or NODES; and the sum, share and tokens lost of what is left of p."""
+    """Return the first accepted child, or NODES; and the sum, the share and the lost tokens of the residual."""
     o_node = tl.arange(0, NODES)
     total = tl.full([], 0, tl.float64)
     for begin in range(0, VOCAB, BLOCK):

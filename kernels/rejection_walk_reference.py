@@ -10,7 +10,7 @@ from specdec.kernels.types import NO_TOKEN, ROOT, Acceptance, DraftProbs, NoiseC
 
 
 def walk_rejection(tree: Tree, target: Callable[[int], Vector | None], chance: Chance) -> Acceptance:
-    """Walk down from the root while a child is accepted, then emit a draw from what is left of p.
+    """Walk down from the root while a child is accepted, then emit a draw from the residual of p.
 
     A child x, in order, is accepted with probability min(1, p[x] / q[x]); if it is not, p becomes
     norm(max(p - q, 0)), and q becomes q without x for the next. One child is the rule of Leviathan et al. 2023
@@ -38,7 +38,7 @@ def walk_rejection(tree: Tree, target: Callable[[int], Vector | None], chance: C
 
 
 def _try_children(tree: Tree, node: int, p: Vector, depth: int, chance: Chance) -> tuple[int | None, Vector]:
-    """Return the first child that is accepted, None if none is; and what is left of p by then."""
+    """Return the first accepted child, None if none is; and the residual of p by then."""
     q: Vector = None if tree.draft_probs is None else tree.draft_probs[1 + node]
     for rank, child in enumerate(tree.children_of.get(node, ())):
         token = tree.tokens[child]

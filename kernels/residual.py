@@ -105,7 +105,7 @@ def draw(
     p_row, p_q, top, share, b_tokens, m_lost, bound,
     HAS_DRAFT: tl.constexpr, VOCAB: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Return the first token at which the sum of what is left exceeds `bound`, int64; -1 if nothing is left."""
+    """Return the first token at which the cumulative residual exceeds `bound`, int64; -1 if the residual is empty."""
     # At first the block in which it lies; where rounding puts it behind the last, that.
     seen = tl.full([], 0, tl.float64)
     before = tl.full([], 0, tl.float64)

@@ -68,8 +68,13 @@ class LLM:
             size = f"{sum(part.numel() for part in self.model.parameters()):,} parameters"
             logger.info(
                 "target %s: %s, %s on %s, %s kernels, loaded in %.1f s",
-                folder, size, config.dtype, device, kernels.name, time.perf_counter() - began,
-            )  # fmt: skip
+                folder,
+                size,
+                config.dtype,
+                device,
+                kernels.name,
+                time.perf_counter() - began,
+            )
             self.tokenizer = Tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
             self.max_model_len = config.context(self.model.config.max_position)
             self.generation_config = GenerationConfig.read(folder)

@@ -67,7 +67,7 @@ def processed_logits(logits: Tensor, parts: Sequence[NodeRows], kernels: KernelS
 
 
 def _edit(scores: Tensor, part: NodeRows) -> None:
-    """Apply what comes before the temperature to one request's `[rows, vocab]`, in place and without a wait."""
+    """Apply the edits that precede the temperature to one request's `[rows, vocab]`, in place, without a sync."""
     context, device = part.context, scores.device
     sampling = context.sampling
     needs_paths = sampling.penalises or sampling.bad_words or sampling.min_tokens > context.num_output

@@ -70,7 +70,7 @@ def run_batch(
     what: str,
     listen: Callable[[RequestOutput], None] = lambda _: None,
 ) -> TimedBatch:
-    """Run all prompts together, with a progress bar. Ctrl-C ends the run and keeps what has come so far.
+    """Run all prompts together, with a progress bar. Ctrl-C ends the run and keeps its outputs so far.
 
     Args:
         what: stands beside the bar.

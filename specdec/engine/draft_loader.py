@@ -83,8 +83,10 @@ def load_drafts(
         logger.warning(
             "%s has %d positions, fewer than the %d tokens of a request: beyond them nothing is drafted; "
             "limit requests by max_model_len, or take another draft model",
-            folder, positions, context,
-        )  # fmt: skip
+            folder,
+            positions,
+            context,
+        )
     head, readout = draft_model
     if config.draft_vocab is not None:
         assert isinstance(readout, MatrixReadout)

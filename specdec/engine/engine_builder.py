@@ -66,8 +66,11 @@ class EngineBuilder:
         num_blocks, num_host_blocks = self._num_blocks(), int(self.config.swap_space * (1 << 30)) // self.block_bytes
         logger.info(
             "cache: %d blocks of %d tokens, %.1f MiB; %d blocks in host memory",
-            num_blocks, self.config.block_size, num_blocks * self.block_bytes / (1 << 20), num_host_blocks,
-        )  # fmt: skip
+            num_blocks,
+            self.config.block_size,
+            num_blocks * self.block_bytes / (1 << 20),
+            num_host_blocks,
+        )
         return self._assemble(num_blocks, num_host_blocks, measures=self.config.scheduler.is_fitted)
 
     def _check_kernels(self) -> None:
@@ -92,9 +95,15 @@ class EngineBuilder:
     def _assemble(self, num_blocks: int, num_host_blocks: int = 0, *, measures: bool = False) -> LLMEngine:
         config = self.config
         cache = KVCache(
-            num_blocks, config.block_size, self.model.config, self.head, self.dtype, self.device, num_host_blocks,
+            num_blocks,
+            config.block_size,
+            self.model.config,
+            self.head,
+            self.dtype,
+            self.device,
+            num_host_blocks,
             kernels=self.kernels,
-        )  # fmt: skip
+        )
         # Captures and measurements read it.
         cache.clear_null_block()
         runner = ModelRunner(self.model, cache, self.dtype, self.head, self.longest)
@@ -109,9 +118,15 @@ class EngineBuilder:
             return NGramDrafter(config.shape) if self.shape else NoDrafter()
         assert cache.draft is not None
         return ModelDrafter(
-            *self.draft, cache.draft, cache.features, config.block_size, self.dtype, config.shape,
-            self.rule.proposal, self.kernels,
-        )  # fmt: skip
+            *self.draft,
+            cache.draft,
+            cache.features,
+            config.block_size,
+            self.dtype,
+            config.shape,
+            self.rule.proposal,
+            self.kernels,
+        )
 
     def _capture_graphs(self, runner: ModelRunner, drafter: Drafter) -> None:
         if self.device.type != "cuda" or not self.kernels.on_device or self.config.enforce_eager:
@@ -140,6 +155,8 @@ class EngineBuilder:
             step_cost = measure_step_cost(runner, positions, drafter, self.shape)
             logger.info(
                 "step costs measured in %.1f s: plain step %.2f ms, draft tree %.2f ms",
-                time.perf_counter() - began, 1e3 * step_cost.passes(1), 1e3 * step_cost.all_levels(1),
-            )  # fmt: skip
+                time.perf_counter() - began,
+                1e3 * step_cost.passes(1),
+                1e3 * step_cost.all_levels(1),
+            )
         return Scheduler(manager, config.scheduler, self.shape, swap_cost, self.draft_context, step_cost)

@@ -98,8 +98,9 @@ class RequestMaker:
             logger.warning(
                 "a prompt of %d tokens gets no drafts: the head drafts for requests of fewer than %d tokens "
                 "(shown once)",
-                len(tokens), self.draft_context,
-            )  # fmt: skip
+                len(tokens),
+                self.draft_context,
+            )
         for name in ("stop", "bad_words"):
             if getattr(params, name) and self.tokenizer is None:
                 raise ValueError(f"{name} needs a tokenizer, and the model's folder has none; use token ids")

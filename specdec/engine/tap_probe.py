@@ -52,9 +52,14 @@ def settle_taps(loaded: LoadedHead, model: LlamaModel, folder: Path, kernels: Ke
     logger.warning(
         "the head's %s can be counted in two ways; of %d tokens it predicts %d if it reads the inputs of layers %s, "
         "and %d if it reads those of %s: the %s are used",
-        KEY, probe.num_guessed, hits, list(draft.head.taps), other_hits, list(other.head.taps),
+        KEY,
+        probe.num_guessed,
+        hits,
+        list(draft.head.taps),
+        other_hits,
+        list(other.head.taps),
         "first" if chosen is draft else "second",
-    )  # fmt: skip
+    )
     return chosen
 
 
