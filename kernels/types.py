@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from specdec.kernels.ragged_rows import RaggedRows
 from specdec.kernels.upload import upload
 
 # Dtypes that the Triton kernels compute with; the references take float64 as well.
@@ -285,3 +286,48 @@ class Trees(Protocol):
 Vector = Any
 # Makes uniform variates in [0, 1): (key, count, stream).
 Uniforms = Callable[[NoiseKey, int, Stream], list[float]]
+
+
+class LayerWeights(NamedTuple):
+    """Weights of a decoder layer, for a kernel set that runs it in one call.
+
+    Attributes:
+        heads: query heads.
+        eps: of all norms.
+        input_norm: of what queries, keys and values are made from; None where the caller makes it, or none is wanted.
+        query_norm: of each query head, `[head_dim]`, or None.
+        qkv: weight `[(heads + 2 * kv_heads) * head_dim, inputs]` and bias or None; so the other three.
+        gate_up: gate first, `[2 * intermediate, hidden]`.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+    input_norm: Tensor | None
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    post_norm: Tensor
+    qkv: tuple[Tensor, Tensor | None]
+    output: tuple[Tensor, Tensor | None]
+    gate_up: tuple[Tensor, Tensor | None]
+    down: tuple[Tensor, Tensor | None]
+
+
+class FusedLayer(Protocol):
+    """A decoder layer that runs in one call, over one layer's cache."""
+
+    def __call__(
+        self, x: Tensor | None, residual: Tensor, cos: Tensor, sin: Tensor, kv: Tensor, slots: Tensor, rows: RaggedRows
+    ) -> Tensor:
+        """Run the layer over a step's rows, and store their keys and values.
+
+        Args:
+            x: `[rows, inputs]`, what queries, keys and values are made from; None for the residual, normed if the layer
+                has an input norm.
+            residual: `[rows, hidden]`; the output has its shape.
+            cos: rotary table rows, and `sin`, `[rows, 1, head_dim]`.
+            kv: `[slots, 2 * kv_heads, head_dim]`, keys first.
+            slots: int64 `[rows]`, where the rows' keys and values go.
+        """
+        ...

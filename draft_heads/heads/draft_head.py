@@ -11,7 +11,7 @@ from specdec.draft_heads.heads.readout import Readout
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import Attention
 from specdec.draft_heads.llama.rope import Rotary
-from specdec.kernels.linear import Projection
+from specdec.kernels.projection import Product
 
 
 class TargetOutput(NamedTuple):
@@ -139,5 +139,5 @@ class TargetParts(NamedTuple):
     """
 
     embedding: Tensor
-    output: Projection
+    output: Product
     config: LlamaConfig

@@ -6,14 +6,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from specdec.draft_heads.llama.llama_layer import RMSNorm
-from specdec.kernels.linear import (
-    SMALL_BYTES,
-    Linear,
-    Projection,
-    onednn_multiplies,
-    padded_rows,
-    prepare_for_inference,
-)
+from specdec.kernels.linear import Linear, prepare_for_inference
+from specdec.kernels.projection import SMALL_BYTES, Projection, onednn_multiplies, padded_rows
 from tests.kernel_sets import TORCH
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
