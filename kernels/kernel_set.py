@@ -20,8 +20,8 @@ from specdec.kernels.block_walk_reference import walk_block
 from specdec.kernels.device_walks import DeviceWalks
 from specdec.kernels.host_sampling import HostSampling
 from specdec.kernels.host_walks import host_walk, tree_walk
-from specdec.kernels.native.library import NOT_BUILT, Library, library_file
-from specdec.kernels.native.operations import NativeLayer, NativeOperations, NativeProjection
+from specdec.kernels.native_library import NOT_BUILT, Library, library_file
+from specdec.kernels.native_operations import NativeLayer, NativeOperations, NativeProjection
 from specdec.kernels.projection import Product, Projection
 from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
 from specdec.kernels.rejection_walk_reference import walk_rejection

@@ -29,6 +29,7 @@ class LlamaModel(nn.Module):
     """Decoder and lm_head. `lm_head` is None if the checkpoint ties it to the embedding.
 
     Attributes:
+        num_parameters: numbers in all weights.
         output: lm_head prepared for inference: `[rows, hidden_size]` features to `[rows, vocab_size]` logits.
     """
 
@@ -41,6 +42,9 @@ class LlamaModel(nn.Module):
         self.layers = nn.ModuleList(LlamaLayer(config) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = None if config.tie_word_embeddings else nn.Linear(config.hidden_size, config.vocab_size, False)
+
+        # Preparation for inference gives up weights that it has laid out anew.
+        self.num_parameters = sum(parameter.numel() for parameter in self.parameters())
 
     @property
     def lm_head_weight(self) -> Tensor:

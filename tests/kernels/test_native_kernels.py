@@ -15,8 +15,8 @@ from specdec.draft_heads.llama.llama_layer import LlamaLayer, PagedAttention
 from specdec.draft_heads.llama.rope import RopeConfig, rotary_at
 from specdec.kernels.kernel_set import KernelSet, choose_kernels, native_kernels
 from specdec.kernels.linear import prepare_for_inference
-from specdec.kernels.native.library import Library, library_file
-from specdec.kernels.native.operations import NativeOperations, NativeProjection
+from specdec.kernels.native_library import Library, library_file
+from specdec.kernels.native_operations import NativeOperations, NativeProjection
 from specdec.kernels.ragged_rows import RaggedRows
 from specdec.kernels.tree_attention_reference import tree_attention
 from specdec.verify.noise import GumbelNoise
@@ -261,7 +261,7 @@ def test_without_the_library_plain_torch_runs_and_says_so(
 ) -> None:
     noise = GumbelNoise(torch.device("cpu"))
     monkeypatch.setattr("specdec.kernels.kernel_set.library_file", lambda: None)
-    monkeypatch.setattr("specdec.kernels.native.library.library_file", lambda: None)
+    monkeypatch.setattr("specdec.kernels.native_library.library_file", lambda: None)
     assert choose_kernels("auto", torch.device("cpu"), torch.float32, noise).name == "torch"
     assert "install a C compiler" in caplog.text
     with pytest.raises(ValueError, match="not built: install a C compiler"):

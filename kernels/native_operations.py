@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.integers import ceil_div
-from specdec.kernels.native.library import BLOCK, KINDS, LayerFields, Library, MatrixFields, StepFields
+from specdec.kernels.native_library import BLOCK, KINDS, LayerFields, Library, MatrixFields, StepFields
 from specdec.kernels.ragged_rows import RaggedRows
 from specdec.kernels.types import LayerWeights
 

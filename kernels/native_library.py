@@ -60,7 +60,7 @@ _CALLS: dict[str, tuple[Any, list[Any]]] = {
 
 def library_file() -> Path | None:
     """Return the file of the compiled library, None where it has not been built."""
-    return next(iter(sorted(Path(__file__).parent.glob("_library*.so"))), None)
+    return next(iter(sorted((Path(__file__).parent / "native").glob("_library*.so"))), None)
 
 
 class Library:
