@@ -22,6 +22,7 @@ from specdec.kernels.host_sampling import HostSampling
 from specdec.kernels.host_walks import host_walk, tree_walk
 from specdec.kernels.native_library import NOT_BUILT, Library, library_file
 from specdec.kernels.native_operations import NativeLayer, NativeOperations, NativeProjection
+from specdec.kernels.native_search import NativeSearch
 from specdec.kernels.projection import Product, Projection
 from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
 from specdec.kernels.rejection_walk_reference import walk_rejection
@@ -31,9 +32,11 @@ from specdec.kernels.types import (
     Acceptance,
     Candidates,
     FusedLayer,
+    HeadWeights,
     LayerWeights,
     NoiseRows,
     NoiseSource,
+    SearchLoop,
     Stream,
     TopK,
     Trees,
@@ -65,6 +68,8 @@ class KernelSet:
             `[rows + nodes, vocab]`, trees, and each row's noise, None for a greedy row, which follows the argmax).
         block_walk: block verification of each row's chain, with the same arguments.
         fused_layer: prepares a decoder layer that runs in one call; None where its parts are called one by one.
+        draft_search: prepares the search of draft trees in one call with a head, its output matrix, the vocabulary size
+            and the tokens scored; None where the levels are called one by one.
         head_dims: the only ones that attention takes; None for any.
         max_nodes: nodes of a tree, or levels times branching while drafting; None for any number.
         max_group: query heads per KV head; None for any number.
@@ -88,6 +93,7 @@ class KernelSet:
     rejection_walk: Callable[[Tensor, Trees, NoiseRows], list[Acceptance]]
     block_walk: Callable[[Tensor, Trees, NoiseRows], list[Acceptance]]
     fused_layer: Callable[[LayerWeights], FusedLayer] | None = None
+    draft_search: Callable[[HeadWeights, Product, int, Tensor | None], SearchLoop] | None = None
     head_dims: tuple[int, ...] | None = None
     max_nodes: int | None = None
     max_group: int | None = None
@@ -163,6 +169,7 @@ def native_kernels(noise: NoiseSource, library: Library) -> KernelSet:
         name="native",
         projection=partial(NativeProjection, library),
         fused_layer=partial(NativeLayer, library),
+        draft_search=partial(NativeSearch, library, noise),
         rms_norm=operations.rms_norm,
         tree_attention=operations.tree_attention,
     )

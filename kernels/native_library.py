@@ -1,6 +1,7 @@
 """The compiled library for CPUs: where it lies, what it is given, and its calls."""
 
 import ctypes
+import os
 from ctypes import POINTER, Structure, c_char_p, c_double, c_int, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,29 @@ class StepFields(Structure):
     ]
 
 
+class HeadFields(Structure):
+    """`draft_head` of native.h."""
+
+    _fields_ = [
+        *_fields(c_int64, "kind hidden layers residual_is_normed states_are_normed"),
+        ("eps", c_double),
+        *_fields(c_void_p, "embedding embed_norm state_norm norm layer tokens"),
+        *_fields(MatrixFields, "input output"),
+    ]
+
+
+class SearchFields(Structure):
+    """`search` of native.h."""
+
+    _fields_ = [
+        *_fields(c_int64, "rows width depth words table_blocks block_size first kv_bytes"),
+        ("least_reach", c_double),
+        *_fields(
+            c_void_p, "slots tables base starts states rotary kv temperatures noise depths tokens best levels values"
+        ),
+    ]
+
+
 _CALLS: dict[str, tuple[Any, list[Any]]] = {
     "open": (c_void_p, [c_char_p, c_int64, c_int64]),
     "close": (None, [c_void_p]),
@@ -54,12 +78,19 @@ _CALLS: dict[str, tuple[Any, list[Any]]] = {
         c_int,
         [c_void_p, c_int64, c_int64, c_int64, c_double, POINTER(StepFields), c_void_p, c_void_p],
     ),
+    "search": (c_int, [c_void_p, POINTER(HeadFields), POINTER(SearchFields)]),
     "norm": (c_int, [c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_double, c_void_p]),
 }
 
 
 def library_file() -> Path | None:
-    """Return the file of the compiled library, None where it has not been built."""
+    """Return the file of the compiled library, None where it has not been built.
+
+    The environment's SPECDEC_NATIVE_LIBRARY names another one, such as one built with sanitizers.
+    """
+    named = os.environ.get("SPECDEC_NATIVE_LIBRARY")
+    if named:
+        return Path(named)
     return next(iter(sorted((Path(__file__).parent / "native").glob("_library*.so"))), None)
 
 
@@ -94,7 +125,7 @@ class Library:
             raise ValueError(f"the native kernels' form {form!r} does not run on this processor, or memory is short")
         self.form: str = self._calls["form"](self._context).decode()
         self._product, self._layer = self._calls["product"], self._calls["layer"]
-        self._attend, self._norm = self._calls["attend"], self._calls["norm"]
+        self._attend, self._norm, self._search = (self._calls[name] for name in ("attend", "norm", "search"))
 
     def __del__(self) -> None:
         if getattr(self, "_context", None):
@@ -114,6 +145,10 @@ class Library:
         """Attend with `query` `[rows, heads, head_dim]`, contiguous."""
         _, heads, dim = query.shape
         _check(self._attend(self._context, heads, kv_heads, dim, scale, step, query.data_ptr(), out.data_ptr()))
+
+    def search(self, head: HeadFields, search: SearchFields) -> None:
+        """Search draft trees; the arrays that `search` names are written."""
+        _check(self._search(self._context, head, search))
 
     def norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
         """Norm the last dimension of `x`, contiguous, with a float32 weight."""

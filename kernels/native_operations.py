@@ -1,6 +1,7 @@
 """The operations of a step on a CPU by the compiled library."""
 
 from collections.abc import Sequence
+from ctypes import addressof
 
 import torch
 from torch import Tensor
@@ -123,6 +124,11 @@ class NativeLayer:
             gate_up.fields,
             down.fields,
         )
+
+    @property
+    def address(self) -> int:
+        """Where `fields` lie."""
+        return addressof(self.fields)
 
     def __call__(
         self, x: Tensor | None, residual: Tensor, cos: Tensor, sin: Tensor, kv: Tensor, slots: Tensor, rows: RaggedRows

@@ -99,7 +99,12 @@ class DecoderLayer(nn.Module):
 
     Args:
         input_size: of what queries, keys and values are made from.
+
+    Attributes:
+        fused: the layer in one call, once it is prepared for a kernel set that has that.
     """
+
+    fused: FusedLayer
 
     def __init__(self, config: LlamaConfig, input_size: int) -> None:
         super().__init__()
@@ -141,7 +146,7 @@ class DecoderLayer(nn.Module):
         def pair(part: Linear) -> tuple[Tensor, Tensor | None]:
             return part.weight, part.bias
 
-        run = fused_layer(
+        self.fused = run = fused_layer(
             LayerWeights(
                 heads=config.num_heads,
                 kv_heads=config.num_kv_heads,

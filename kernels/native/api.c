@@ -80,3 +80,5 @@ int specdec_attend(context *c, int64_t heads, int64_t kv_heads, int64_t head_dim
 int specdec_norm(context *c, int64_t rows, int64_t size, const void *x, const void *weight, double eps, void *out) {
     return c->form->norm(c, rows, size, x, weight, eps, out);
 }
+
+int specdec_search(context *c, const draft_head *h, const search *q) { return c->form->run_search(c, h, q); }

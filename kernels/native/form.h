@@ -14,5 +14,6 @@
 #include "products.h"
 #include "attention.h"
 #include "layers.h"
+#include "drafting.h"
 
-const form FORM = {FORM_NAME, run_product, run_layer, attend, norm};
+const form FORM = {FORM_NAME, run_product, run_layer, attend, norm_as_given, run_search};

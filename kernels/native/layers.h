@@ -52,8 +52,8 @@ INLINE int64_t multiply_chunk(const chunks *job, int64_t begin, int64_t end) {
     return last;
 }
 
-/* Multiply a thread's share of the columns and write them in the context's type, `[rows, columns]`. */
-static void multiply_share(const chunks *job, int thread, int dtype, void *out) {
+/* Multiply a thread's share of the columns and write them as rows of `stride` numbers of a kind. */
+static void multiply_share(const chunks *job, int thread, int dtype, void *out, int64_t stride) {
     const matrix *m = job->weight;
     int64_t begin, end, last;
     share_of(job->c->threads, thread, m->blocks, 1, &begin, &end);
@@ -61,7 +61,7 @@ static void multiply_share(const chunks *job, int thread, int dtype, void *out) 
         last = multiply_chunk(job, begin, end);
         int64_t column = begin * BLOCK, beyond = last * BLOCK < m->columns ? last * BLOCK : m->columns;
         for (int64_t row = 0; row < job->rows; row++)
-            from_floats((char *)out + (row * m->columns + column) * size_of(dtype), job->own + row * CHUNK * BLOCK,
+            from_floats((char *)out + (row * stride + column) * size_of(dtype), job->own + row * CHUNK * BLOCK,
                         beyond - column, dtype);
     }
 }
@@ -187,7 +187,7 @@ static void layer_work(pool *threads, int thread, void *argument) {
     pool_barrier(threads);
 
     job = (chunks){c, &l->down, activated, sums, rows, width, own};
-    multiply_share(&job, thread, dtype, j->out);
+    multiply_share(&job, thread, dtype, j->out, l->down.columns);
 }
 
 INLINE size_t larger(size_t a, size_t b) { return a > b ? a : b; }
@@ -224,6 +224,8 @@ typedef struct {
     int64_t rows;
     const char *x;
     void *out;
+    int kind;
+    int64_t stride;
 } product_job;
 
 static void product_work(pool *threads, int thread, void *argument) {
@@ -240,15 +242,27 @@ static void product_work(pool *threads, int thread, void *argument) {
     }
     pool_barrier(threads);
     chunks job = {j->c, m, inputs, NULL, j->rows, 0, own};
-    multiply_share(&job, thread, dtype, j->out);
+    multiply_share(&job, thread, j->kind, j->out, j->stride);
+}
+
+static int do_product(context *c, const product_job *j) {
+    const matrix *m = j->weight;
+    if (reserve_own(c, larger(j->rows * CHUNK * BLOCK, m->depth)) ||
+        !reserve(&c->buffers[INPUTS], j->rows * 4 * m->depth))
+        return -1;
+    pool_run(c->threads, product_work, (void *)j);
+    return 0;
 }
 
 static int run_product(context *c, const matrix *m, int64_t rows, const void *x, void *out) {
-    if (reserve_own(c, larger(rows * CHUNK * BLOCK, m->depth)) || !reserve(&c->buffers[INPUTS], rows * 4 * m->depth))
-        return -1;
-    product_job j = {c, m, rows, x, out};
-    pool_run(c->threads, product_work, &j);
-    return 0;
+    product_job j = {c, m, rows, x, out, (int)c->dtype, m->columns};
+    return do_product(c, &j);
+}
+
+/* The product as floats, in rows of `stride`. */
+static int run_product_into(context *c, const matrix *m, int64_t rows, const void *x, float *out, int64_t stride) {
+    product_job j = {c, m, rows, x, out, FLOAT32, stride};
+    return do_product(c, &j);
 }
 
 typedef struct {
@@ -285,16 +299,25 @@ static int attend(context *c, int64_t heads, int64_t kv_heads, int64_t head_dim,
     return 0;
 }
 
-static int norm(context *c, int64_t rows, int64_t size, const void *x, const void *weight, double eps, void *out) {
-    if (reserve_own(c, 2 * size))
+static int norm(context *c, int64_t rows, int64_t size, const void *x, const float *weight, double eps, void *out) {
+    if (reserve_own(c, size))
         return -1;
-    float *own = c->own[0].memory, *factors = own + size;
-    to_floats(factors, weight, size, c->dtype);
+    float *own = c->own[0].memory;
     for (int64_t row = 0; row < rows; row++) {
         size_t at = row * size * size_of(c->dtype);
         to_floats(own, (const char *)x + at, size, c->dtype);
-        norm_row(own, factors, eps, size, own);
+        norm_row(own, weight, eps, size, own);
         from_floats((char *)out + at, own, size, c->dtype);
     }
     return 0;
+}
+
+/* The same with the weight in the context's type. */
+static int norm_as_given(context *c, int64_t rows, int64_t size, const void *x, const void *weight, double eps,
+                         void *out) {
+    float *factors = reserve(&c->buffers[SUMS], size * 4);
+    if (!factors)
+        return -1;
+    to_floats(factors, weight, size, c->dtype);
+    return norm(c, rows, size, x, factors, eps, out);
 }

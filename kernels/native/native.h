@@ -36,13 +36,49 @@ typedef struct {
     void *kv;
 } step;
 
+/* What makes a head's first layer's input. */
+enum { WITHOUT_FEATURES, WITH_INPUT_PRODUCT, WITH_NORMS };
+
+/* A draft head. WITHOUT_FEATURES: layers over the embedding. WITH_INPUT_PRODUCT: `input` of embedding and feature side
+   by side. WITH_NORMS: both normed, side by side, beside the feature as residual. */
+typedef struct {
+    int64_t kind, hidden, layers, residual_is_normed, states_are_normed;
+    double eps;
+    const void *embedding;
+    const float *embed_norm, *state_norm, *norm; /* norm: before the output, or of the states; or NULL */
+    const layer *const *layer;
+    const int64_t *tokens; /* the output's, or NULL for all in order */
+    matrix input, output;
+} draft_head;
+
+enum { LARGEST_WIDTH = 64 };
+
+/* A search: `width` children of a node, `width` nodes expanded a level. Candidates of a level begin at `starts[level]`
+   in `tokens` and `values`; `best` is `[depth][rows][width]`, the candidates expanded. */
+typedef struct {
+    int64_t rows, width, depth, words, table_blocks, block_size, first, kv_bytes;
+    double least_reach;
+    const int64_t *slots, *tables, *base, *starts;
+    const void *states, *rotary; /* [rows, hidden] of the roots; [positions, 2, head_dim] */
+    void *kv; /* [layers] of `kv_bytes` */
+    const float *temperatures; /* [rows] or NULL */
+    const float *const *noise; /* [rows][depth] of all tokens each, or NULL; NULL for a row without */
+    int64_t *depths; /* [rows], lowered where `least_reach` is not reached; or NULL */
+    int64_t *tokens, *best, *levels;
+    float *values;
+} search;
+
 /* Memory of one call: each part is made as large as a call first needs it. */
 typedef struct {
     void *memory;
     size_t bytes;
 } buffer;
 
-enum { STATES, INPUTS, QKV, MIXED, SUMS, ACTIVATED, BUFFERS };
+enum {
+    STATES, INPUTS, QKV, MIXED, SUMS, ACTIVATED, /* of a layer */
+    PAIRS, SPARE, FRONTIER, ROTARY, BITS, NUMBERS, SCORES, /* of a search */
+    BUFFERS
+};
 
 typedef struct form form;
 
@@ -62,6 +98,7 @@ struct form {
     int (*attend)(context *, int64_t heads, int64_t kv_heads, int64_t head_dim, double scale, const step *,
                   const void *query, void *out);
     int (*norm)(context *, int64_t rows, int64_t size, const void *x, const void *weight, double eps, void *out);
+    int (*run_search)(context *, const draft_head *, const search *);
 };
 
 extern const form portable_form, avx2_form, avx512_form;
