@@ -56,7 +56,7 @@ def show(results: Results) -> None:
     if timed:
         console.print(_speeds(results))
     if not timed or any(mode.figures.accepted_per_depth for mode in results.modes):
-        console.print(_acceptance(results))
+        console.print(_acceptance(results, timed))
     if results.modes[0].categories:
         console.print(_categories(results, timed))
     console.print(_caption(results), style="dim", highlight=False, soft_wrap=True)
@@ -79,21 +79,16 @@ def _speeds(results: Results) -> Table:
     return table
 
 
-def _acceptance(results: Results) -> Table:
-    """Return tau, nodes, and the share of steps in which each depth was accepted."""
+def _acceptance(results: Results, timed: bool) -> Table:
+    """Return nodes, the share of steps in which each depth was accepted, and what the table of speeds has besides."""
     deepest = max(len(mode.figures.accepted_per_depth) for mode in results.modes)
     depths = [f"depth {depth}" for depth in range(1, deepest + 1)]
-    table = _table("mode", "tau", "nodes per step", "differ", *depths)
+    table = _table("mode", *([] if timed else ["tau", "differ"]), "nodes per step", *depths)
     for mode in results.modes:
         figures = mode.figures
         shares = [f"{share:.2f}" for share in figures.accepted_per_depth]
-        table.add_row(
-            _short(mode.label),
-            _number(figures.tau, 2),
-            _number(figures.nodes_per_step, 1),
-            _differing(figures),
-            *shares,
-        )
+        others = [] if timed else [_number(figures.tau, 2), _differing(figures)]
+        table.add_row(_short(mode.label), *others, _number(figures.nodes_per_step, 1), *shares)
     return table
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers.utils import logging
 
 from specdec.bench.peers import PeerSetup
 from specdec.bench.timed_run import Sample, TimedRun
@@ -83,4 +84,5 @@ def load(setup: PeerSetup) -> TransformersPeer:
 
 
 def _model(folder: str, dtype: str) -> Any:
+    logging.disable_progress_bar()
     return AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype]).eval()
