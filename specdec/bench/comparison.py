@@ -128,7 +128,7 @@ def compare(comparison: Comparison, advance: Callable[[], None] = lambda: None) 
     arrivals = comparison.arrivals if comparison.request_rate else None
     measured = run_rounds(contenders, batches, comparison.rounds, comparison.warmup, arrivals, advance)
     results = [_result(comparison, label, measured, engines.get(label)) for label in contenders]
-    packages = [ADAPTERS[peer.name].install for peer in comparison.peers]
+    packages = dict.fromkeys(ADAPTERS[peer.name].install for peer in comparison.peers)
     facts = {**environment(*packages), "model": str(plain.config.model), "device": plain.config.device}
     return Results(comparison, facts, results)
 

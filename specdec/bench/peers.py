@@ -1,5 +1,6 @@
 """Other engines in a comparison, each behind an adapter that is imported when it is asked for. Pure Python."""
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -77,22 +78,35 @@ class Adapter:
     """Where a peer is, and what it needs.
 
     Attributes:
-        package: the module that the peer is imported as.
-        install: how its package is called for pip.
         module: our module; it has a function `load(PeerSetup) -> Contender`.
         settings: names of the adapter's settings.
+        package: what the peer is imported as, None for a program.
+        install: how its package is called for pip, or its program.
     """
 
-    package: str
-    install: str
     module: str
     settings: tuple[str, ...]
+    package: str | None
+    install: str
+
+    @property
+    def remedy(self) -> str | None:
+        """What to do where the peer is not installed; None where it is."""
+        if self.package is None:
+            if shutil.which(self.install):
+                return None
+            return f"{self.install} is not on the PATH; build it from llama.cpp's source"
+        if find_spec(self.package):
+            return None
+        return f"{self.install} is not installed; run: pip install {self.install}"
 
 
+LLAMA_SERVER = "llama-server"
 ADAPTERS = {
-    "transformers": Adapter("transformers", "transformers", "specdec.bench.transformers_peer", ("batch", "tokens")),
-    "llama.cpp": Adapter("llama_cpp", "llama-cpp-python", "specdec.bench.llama_cpp_peer", ("batch", "tokens", "gguf")),
-    "vllm": Adapter("vllm", "vllm", "specdec.bench.vllm_peer", ("batch", "tokens")),
+    "transformers": Adapter("specdec.bench.transformers_peer", ("batch", "tokens"), "transformers", "transformers"),
+    "llama.cpp": Adapter("specdec.bench.llama_cpp_peer", ("batch", "tokens", "gguf"), "llama_cpp", "llama-cpp-python"),
+    LLAMA_SERVER: Adapter("specdec.bench.llama_server_peer", ("batch", "tokens", "gguf"), None, LLAMA_SERVER),
+    "vllm": Adapter("specdec.bench.vllm_peer", ("batch", "tokens"), "vllm", "vllm"),
 }
 
 
@@ -114,8 +128,8 @@ def parse_peers(peers: Sequence[str]) -> list[PeerMode]:
             raise ValueError(
                 f"--peer {text!r}: no setting is called {unknown!r}; it must be one of {', '.join(adapter.settings)}"
             )
-        if find_spec(adapter.package) is None:
-            raise ValueError(f"--peer {text!r}: {adapter.install} is not installed; run: pip install {adapter.install}")
+        if adapter.remedy:
+            raise ValueError(f"--peer {text!r}: {adapter.remedy}")
         modes.append(PeerMode(text, name, draft or None, settings))
     check_labels([mode.label for mode in modes], "--peer")
     return modes

@@ -217,7 +217,10 @@ def test_interrupted_run_leaves_nothing_behind(tiny: Tiny, monkeypatch: pytest.M
         (["--dataset", "/no/such.jsonl"], "--dataset /no/such.jsonl: no such file"),
         (["--output", "results.txt"], "output is 'results.txt'; it must end with .json"),
         (["--plot", "/no/such/plot.png"], "plot is '/no/such/plot.png'; its folder does not exist"),
-        (["--peer", "sglang"], "--peer is 'sglang'; it must begin with one of transformers, llama.cpp, vllm"),
+        (
+            ["--peer", "sglang"],
+            "--peer is 'sglang'; it must begin with one of transformers, llama.cpp, llama-server, vllm",
+        ),
         (["--peer", "transformers:size=1"], "no setting is called 'size'; it must be one of batch, tokens"),
         (["--peer", "transformers:batch=0"], "batch is '0'; it must be a whole number of at least 1"),
         (["--peer", "transformers", "--temperature", 1], "temperature is 1; it must be 0 with --peer"),
