@@ -17,7 +17,7 @@ class BenchSettings:
         "A mode to measure beside plain decoding, with settings of its own (eagle:nodes=16,verify=rejection); "
         "repeatable; eagle (the demo's head), ngram, or the folder of a head or small model.",
         metavar="SOURCE[:KEY=VALUE,...]",
-        shown_default="eagle for the demo model, none for others",
+        shown_default="SPECDEC_DRAFT, else eagle for the demo model, none for others",
     )
     dataset: str = setting(
         "demo",

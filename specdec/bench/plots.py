@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from specdec.bench.comparison import ModeResult, Results
+from specdec.bench.report import short_label
 
 COLOURS = ("#1b7f5c", "#7fb8a4", "#c9a227", "#8c8c8c")
 
@@ -26,7 +27,7 @@ def draw(results: Results, file: Path) -> None:
 
 def _draw_speeds(panel: Axes, modes: list[ModeResult]) -> None:
     known = [(mode, mode.figures.tok_per_s) for mode in modes if mode.figures.tok_per_s]
-    labels, spreads = [mode.label for mode, _ in known], [spread for _, spread in known]
+    labels, spreads = [short_label(mode.label) for mode, _ in known], [spread for _, spread in known]
     medians = [spread.median for spread in spreads]
     errors = [[one.median - one.least for one in spreads], [one.most - one.median for one in spreads]]
     bars = panel.barh(labels, medians, xerr=errors, color=COLOURS[0], ecolor=COLOURS[3])
@@ -40,7 +41,13 @@ def _draw_speeds(panel: Axes, modes: list[ModeResult]) -> None:
 def _draw_depths(panel: Axes, modes: list[ModeResult]) -> None:
     for place, mode in enumerate(mode for mode in modes if mode.figures.accepted_per_depth):
         shares = mode.figures.accepted_per_depth
-        panel.plot(range(1, len(shares) + 1), shares, marker="o", color=COLOURS[place % len(COLOURS)], label=mode.label)
+        panel.plot(
+            range(1, len(shares) + 1),
+            shares,
+            marker="o",
+            color=COLOURS[place % len(COLOURS)],
+            label=short_label(mode.label),
+        )
     panel.set_xlabel("depth")
     panel.set_ylabel("share of steps accepted")
     panel.set_ylim(0, 1.02)

@@ -67,7 +67,7 @@ def _speeds(results: Results) -> Table:
     for mode in results.modes:
         figures = mode.figures
         table.add_row(
-            _short(mode.label),
+            short_label(mode.label),
             _spread(figures.tok_per_s, 1),
             _spread(figures.speedup, 2),
             _number(figures.tau, 2),
@@ -88,7 +88,7 @@ def _acceptance(results: Results, timed: bool) -> Table:
         figures = mode.figures
         shares = [f"{share:.2f}" for share in figures.accepted_per_depth]
         others = [] if timed else [_number(figures.tau, 2), _differing(figures)]
-        table.add_row(_short(mode.label), *others, _number(figures.nodes_per_step, 1), *shares)
+        table.add_row(short_label(mode.label), *others, _number(figures.nodes_per_step, 1), *shares)
     return table
 
 
@@ -102,7 +102,7 @@ def _categories(results: Results, timed: bool) -> Table:
             speeds = [_spread(figures.tok_per_s, 1), _spread(figures.speedup, 2)] if alone else []
             table.add_row(
                 "" if place else category,
-                _short(mode.label),
+                short_label(mode.label),
                 str(figures.prompts),
                 *speeds,
                 _number(figures.tau, 2),
@@ -132,7 +132,7 @@ def _caption(results: Results) -> str:
     return "\n".join(lines)
 
 
-def _short(label: str) -> str:
+def short_label(label: str) -> str:
     """Return the end of a long label, which tells modes apart where their folders do not."""
     return label if len(label) <= LABEL else f"…{label[1 - LABEL :]}"
 

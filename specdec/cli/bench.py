@@ -1,6 +1,7 @@
 """`specdec bench`."""
 
 import json
+import os
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -118,7 +119,8 @@ def _run(
     kind: "Kind", given: BenchSettings, model: Path | None, chat: bool | None, as_json: bool, options: dict[str, Any]
 ) -> None:
     timed = given if isinstance(given, LatencySettings) else LatencySettings(rounds=1, warmup_rounds=0)
-    modes = parse_modes(given.draft or ([] if model else ["eagle"]))
+    default = os.environ.get("SPECDEC_DRAFT") or ("none" if model else "eagle")
+    modes = parse_modes(given.draft or ([] if default == "none" else [default]))
     shape = options_for(DraftShape, options)
     settings = {**options_for(EngineConfig, options), **options_for(SchedulerConfig, options)}
     # Report mistakes before importing torch.

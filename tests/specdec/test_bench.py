@@ -53,7 +53,15 @@ def dataset(tmp_path: Path) -> Path:
 @pytest.fixture
 def bench(tiny: Tiny, dataset: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Bench:
     """`specdec bench` with options that suit the tiny model behind the sub-command."""
-    for name in ("SPECDEC_MODEL", "SPECDEC_LOG_LEVEL", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "COLUMNS"):
+    for name in (
+        "SPECDEC_MODEL",
+        "SPECDEC_DRAFT",
+        "SPECDEC_LOG_LEVEL",
+        "FORCE_COLOR",
+        "NO_COLOR",
+        "TTY_COMPATIBLE",
+        "COLUMNS",
+    ):
         monkeypatch.delenv(name, raising=False)
 
     def call(command: str, *args: object) -> Result:
@@ -108,6 +116,30 @@ def test_figures_of_speculation_are_those_of_the_engine(bench: Bench, tiny: Tiny
     assert mode["accepted_per_depth"] == [count / total.steps for count in total.accepted_per_depth]
     assert mode["nodes_per_step"] == total.drafted / total.steps
     assert "tok_per_s" not in mode
+
+
+@pytest.mark.parametrize(("variable", "modes"), [(None, ["plain"]), ("none", ["plain"]), ("ngram", ["plain", "ngram"])])
+def test_modes_without_options(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, variable: str | None, modes: list[str]
+) -> None:
+    if variable is not None:
+        monkeypatch.setenv("SPECDEC_DRAFT", variable)
+    assert list(bench("acceptance", "--json").modes) == modes
+
+
+def test_conversations_and_texts(bench: Bench, dataset: Path) -> None:
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}]
+    lines: list[dict[str, Any]] = [
+        {"prompt": "Hello"},
+        {"conversation": turns},
+        {"messages": turns, "category": "chat"},
+    ]
+    dataset.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (plain,) = bench("acceptance", "--json").modes.values()
+    assert {name: one["prompts"] for name, one in plain["categories"].items()} == {"none": 2, "chat": 1}
+    result = bench("acceptance", "--raw")
+    assert (result.code, result.out) == (2, "")
+    assert "line 2: messages need the chat template" in result.err
 
 
 @pytest.mark.parametrize("rate", [(), ("--request-rate", 1000)])
