@@ -133,8 +133,8 @@ def _caption(results: Results) -> str:
 
 
 def short_label(label: str) -> str:
-    """Return the end of a long label, which tells modes apart where their folders do not."""
-    return label if len(label) <= LABEL else f"…{label[1 - LABEL :]}"
+    """Return both ends of a long label: the mode, and what tells its file or settings from others."""
+    return label if len(label) <= LABEL else f"{label[: LABEL // 2]}…{label[1 - LABEL // 2 :]}"
 
 
 def _table(*columns: str) -> Table:
