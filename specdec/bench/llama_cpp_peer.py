@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
-from specdec.bench.llama_cpp_file import gguf_file
-from specdec.bench.peers import PeerSetup
+from specdec.bench.peers import GGUF, PeerSetup
 from specdec.bench.timed_run import Sample, TimedRun
 from specdec.core.outputs import SpeculationStats
 
@@ -65,7 +64,7 @@ class LlamaCppPeer:
         self._seats = setup.number("batch", 8)
         lib.llama_log_set(_silence, ctypes.c_void_p(0))
         lib.llama_backend_init()
-        file = gguf_file(setup)
+        file = setup.file("gguf", GGUF)
         self._model = lib.llama_model_load_from_file(str(file).encode(), lib.llama_model_default_params())
         if not self._model:
             raise ValueError(f"--peer {setup.label!r}: llama.cpp cannot load {file}")

@@ -66,6 +66,22 @@ class PeerSetup:
             raise ValueError(f"--peer {self.label!r}: {name} is {value!r}; it must be a whole number of at least 1")
         return int(value)
 
+    def file(self, name: str, content: str) -> Path:
+        """Return a setting that names a file.
+
+        Args:
+            content: what the file is, for the message.
+
+        Raises:
+            ValueError: none is named, or it is not there.
+        """
+        value = self.settings.get(name)
+        if value is None:
+            raise ValueError(f"--peer {self.label!r}: needs {content}; write {self.label}:{name}=FILE")
+        if not Path(value).is_file():
+            raise ValueError(f"--peer {self.label!r}: {value}: no such file")
+        return Path(value)
+
     def cut(self, tokens: list[int]) -> list[int]:
         """Return an answer up to its end token, and no longer than asked for."""
         tokens = tokens[: self.max_tokens]
@@ -102,6 +118,7 @@ class Adapter:
 
 
 LLAMA_SERVER = "llama-server"
+GGUF = "the target as GGUF, made by llama.cpp's convert_hf_to_gguf.py"
 ADAPTERS = {
     "transformers": Adapter("specdec.bench.transformers_peer", ("batch", "tokens"), "transformers", "transformers"),
     "llama.cpp": Adapter("specdec.bench.llama_cpp_peer", ("batch", "tokens", "gguf"), "llama_cpp", "llama-cpp-python"),
