@@ -42,8 +42,8 @@ Chat = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, no tables.")]
 
 
-@bench.callback()
-def overview() -> None:
+@bench.callback(invoke_without_command=True)
+def overview(context: typer.Context) -> None:
     """Measure plain decoding, drafts and other engines in one interleaved run.
 
     \b
@@ -52,6 +52,8 @@ def overview() -> None:
       specdec bench throughput --request-rate 8
       specdec bench acceptance --draft eagle --draft ngram
     """
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 @bench.command()

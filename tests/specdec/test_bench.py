@@ -118,6 +118,13 @@ def test_figures_of_speculation_are_those_of_the_engine(bench: Bench, tiny: Tiny
     assert "tok_per_s" not in mode
 
 
+def test_bench_alone_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exited:
+        main(["bench"])
+    assert exited.value.code == 0
+    assert {"latency", "throughput", "acceptance"} <= set(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize(("variable", "modes"), [(None, ["plain"]), ("none", ["plain"]), ("ngram", ["plain", "ngram"])])
 def test_modes_without_options(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, variable: str | None, modes: list[str]
