@@ -26,6 +26,8 @@ from specdec.core.outputs import SpeculationStats
 HOST = "127.0.0.1"
 # Seconds in which the server must have loaded its models.
 PATIENCE = 600
+# Tokens that must have occurred before; the server's default of 12 seldom finds any in a short text.
+NGRAM_SIZE = 3
 
 
 class LlamaServerPeer:
@@ -122,10 +124,13 @@ def _drafting(setup: PeerSetup) -> list[str]:
     if setup.draft is None:
         return []
     if setup.draft == "ngram":
-        return ["--spec-type", "ngram-simple"]
+        simple = "--spec-ngram-simple-size"
+        tokens = str(setup.number("tokens", 10))
+        return ["--spec-type", "ngram-simple", f"{simple}-n", str(NGRAM_SIZE), f"{simple}-m", tokens]
     if not Path(setup.draft).is_file():
         raise ValueError(f"--peer {setup.label!r}: {setup.draft}: no such file; drafts are ngram or a GGUF file")
-    return ["-md", setup.draft, "--spec-draft-n-max", str(setup.number("tokens", 3))]
+    kind = setup.settings.get("type", "draft-eagle3")
+    return ["-md", setup.draft, "--spec-type", kind, "--spec-draft-n-max", str(setup.number("tokens", 3))]
 
 
 def _free_port() -> int:

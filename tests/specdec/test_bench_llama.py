@@ -189,8 +189,8 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixt
     ("draft", "arguments"),
     [
         (None, []),
-        ("ngram", ["--spec-type", "ngram-simple"]),
-        ("{gguf}", ["-md", "{gguf}", "--spec-draft-n-max", "4"]),
+        ("ngram", ["--spec-ngram-simple-size-m", "4"]),
+        ("{gguf}", ["-md", "{gguf}", "--spec-type", "draft-eagle3", "--spec-draft-n-max", "4"]),
     ],
 )
 def test_server_answers_every_prompt(server: Path, gguf: str, draft: str | None, arguments: list[str]) -> None:
