@@ -161,10 +161,7 @@ def _run(
     with progress_bar(comparison.num_runs, "measuring") as advance:
         results = compare(comparison, advance)
     document = to_json(results)
-    if as_json:
-        typer.echo(json.dumps(document))
-    else:
-        show(results)
+    # Files first: a reader of the tables may close the pipe early.
     if given.output:
         given.output.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     if given.plot:
@@ -172,6 +169,10 @@ def _run(
         from specdec.bench.plots import draw
 
         draw(results, given.plot)
+    if as_json:
+        typer.echo(json.dumps(document))
+    else:
+        show(results)
 
 
 def _prompts(given: BenchSettings, raw: bool) -> list[GivenPrompt]:
