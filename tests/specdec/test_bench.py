@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from specdec import LLM, SamplingParams
-from specdec.bench import bench_settings, environment
+from specdec.bench import bench_settings, environment, peers
 from specdec.bench.figures import Spread, figures_of
 from specdec.bench.interleaved import Round, run_rounds
 from specdec.bench.mode import parse_modes
@@ -263,7 +263,6 @@ def test_interrupted_run_leaves_nothing_behind(tiny: Tiny, monkeypatch: pytest.M
         (["--peer", "transformers:size=1"], "no setting is called 'size'; it must be one of batch, tokens"),
         (["--peer", "transformers:batch=0"], "batch is '0'; it must be a whole number of at least 1"),
         (["--peer", "transformers", "--temperature", 1], "temperature is 1; it must be 0 with --peer"),
-        (["--peer", "vllm"], "--peer 'vllm': vllm is not installed; run: pip install vllm"),
     ],
 )
 def test_mistakes_are_told_in_one_line(bench: Bench, args: list[object], message: str) -> None:
@@ -271,6 +270,16 @@ def test_mistakes_are_told_in_one_line(bench: Bench, args: list[object], message
     assert (result.code, result.out) == (2, "")
     assert message in result.err
     assert result.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("name", "package"), [("vllm", "vllm"), ("llama.cpp", "llama-cpp-python")])
+def test_missing_peer_is_told_in_one_line(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, name: str, package: str
+) -> None:
+    monkeypatch.setattr(peers, "find_spec", lambda _: None)
+    result = bench("latency", "--peer", name)
+    message = f"specdec: --peer {name!r}: {package} is not installed; run: pip install {package}\n"
+    assert (result.code, result.out, result.err) == (2, "", message)
 
 
 def test_peers_have_no_arrivals(bench: Bench) -> None:
