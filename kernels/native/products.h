@@ -7,10 +7,12 @@ enum { AS_FLOAT32, AS_BFLOAT16, AS_FLOAT16, AS_PAIRS };
 enum {
     PARTS = BLOCK / LANES, /* vectors of a block */
     MOST_BLOCKS = 4, /* side by side */
+    AHEAD = 4096, /* bytes of a weight that are asked for before they are used: what the processor asks for by itself
+                     is too little once several rows keep it busy */
 #if defined(FORM_AVX512)
-    MOST_ROWS = 8,
+    MOST_ROWS = 9,
 #elif defined(FORM_AVX2)
-    MOST_ROWS = 6,
+    MOST_ROWS = 5,
 #else
     MOST_ROWS = 3,
 #endif
@@ -60,6 +62,7 @@ INLINE void multiply_tile(const product *p, int way, int rows, int blocks, int64
             UNROLLED
             for (int b = 0; b < blocks; b++) {
                 __m512bh w = (__m512bh)_mm512_loadu_si512(weight + b * block_bytes + k * 32);
+                __builtin_prefetch(weight + b * block_bytes + k * 32 + AHEAD);
                 UNROLLED
                 for (int r = 0; r < rows; r++) {
                     int32_t pair;
@@ -69,7 +72,10 @@ INLINE void multiply_tile(const product *p, int way, int rows, int blocks, int64
             }
 #endif
     } else if (way == AS_BFLOAT16) {
-        for (int64_t k = 0; k < depth; k += 2)
+        for (int64_t k = 0; k < depth; k += 2) {
+            UNROLLED
+            for (int b = 0; b < blocks; b++)
+                __builtin_prefetch(weight + b * block_bytes + k * 32 + AHEAD);
             UNROLLED
             for (int half = 0; half < 2; half++)
                 UNROLLED
@@ -80,6 +86,7 @@ INLINE void multiply_tile(const product *p, int way, int rows, int blocks, int64
                     for (int r = 0; r < rows; r++)
                         sum[r][v] = fma_(w, splat(x_at(p, row + r, k + half)), sum[r][v]);
                 }
+        }
     } else {
         const size_t size = way == AS_FLOAT32 ? 4 : 2;
         for (int64_t k = 0; k < depth; k++)
@@ -125,6 +132,7 @@ INLINE void multiply_rows(const product *p, int way, int rows, int64_t row, int6
         case 5: multiply_rows(p, way, MOST_ROWS < 5 ? 1 : 5, row, begin, end); break;                                  \
         case 6: multiply_rows(p, way, MOST_ROWS < 6 ? 1 : 6, row, begin, end); break;                                  \
         case 7: multiply_rows(p, way, MOST_ROWS < 7 ? 1 : 7, row, begin, end); break;                                  \
+        case 8: multiply_rows(p, way, MOST_ROWS < 8 ? 1 : 8, row, begin, end); break;                                  \
         default: multiply_rows(p, way, MOST_ROWS, row, begin, end);                                                    \
         }                                                                                                              \
     }
