@@ -14,9 +14,9 @@ from benchmarks.gpu_sizes import Sizes
 from specdec.kernels import block_walk_reference, rejection_walk_reference, tree_walk_reference
 from specdec.kernels.block_walk import block_walk
 from specdec.kernels.rejection_walk import rejection_walk
+from specdec.kernels.tree import ROOT, DraftTree
 from specdec.kernels.tree_walk import tree_walk
 from specdec.kernels.types import DraftProbs, NoiseColumns, PackedTrees
-from specdec.verify.tree import ROOT, DraftTree
 
 # Chance that the target emits a child's token, so that paths grow long.
 ACCEPTED = 0.85

@@ -16,12 +16,13 @@ from specdec.kernels import (
 )
 from specdec.kernels.block_walk_reference import walk_block
 from specdec.kernels.device_walks import DeviceWalks
+from specdec.kernels.draft_trees import DraftTrees
 from specdec.kernels.host_sampling import HostSampling
 from specdec.kernels.host_walks import host_walk, tree_walk
 from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
 from specdec.kernels.rejection_walk_reference import walk_rejection
 from specdec.kernels.settings import KernelChoice
-from specdec.kernels.types import DTYPES, Acceptance, Candidates, NoiseRows, NoiseSource, Stream, TopK, Trees
+from specdec.kernels.types import DTYPES, Acceptance, Candidates, NoiseRows, NoiseSource, Stream, TopK
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +64,9 @@ class KernelSet:
     filter_logits: Callable[[Tensor, Tensor], Tensor]
     gumbel_argmax: Callable[[Tensor, NoiseRows], Tensor]
     perturbed_top_k: Callable[[Candidates, NoiseRows, int, Stream, int], TopK]
-    tree_walk: Callable[[Tensor, Trees], list[Acceptance]]
-    rejection_walk: Callable[[Tensor, Trees, NoiseRows], list[Acceptance]]
-    block_walk: Callable[[Tensor, Trees, NoiseRows], list[Acceptance]]
+    tree_walk: Callable[[Tensor, DraftTrees], list[Acceptance]]
+    rejection_walk: Callable[[Tensor, DraftTrees, NoiseRows], list[Acceptance]]
+    block_walk: Callable[[Tensor, DraftTrees, NoiseRows], list[Acceptance]]
     head_dims: tuple[int, ...] | None = None
     max_nodes: int | None = None
     max_group: int | None = None

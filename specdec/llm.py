@@ -66,15 +66,8 @@ class LLM:
             kernels = choose_kernels(config.kernels, device, dtype, GumbelNoise(device))
             self.model = load_llama(folder, dtype, device, kernels)
             size = f"{sum(part.numel() for part in self.model.parameters()):,} parameters"
-            logger.info(
-                "target %s: %s, %s on %s, %s kernels, loaded in %.1f s",
-                folder,
-                size,
-                config.dtype,
-                device,
-                kernels.name,
-                time.perf_counter() - began,
-            )
+            how = f"{config.dtype} on {device}, {kernels.name} kernels"
+            logger.info("target %s: %s, %s, loaded in %.1f s", folder, size, how, time.perf_counter() - began)
             self.tokenizer = Tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
             self.max_model_len = config.context(self.model.config.max_position)
             self.generation_config = GenerationConfig.read(folder)

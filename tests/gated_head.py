@@ -53,7 +53,7 @@ class GatedKind(HeadKind[HeadConfig, GatedHead]):
         return HeadDescription(
             kind=self,
             label=self.label,
-            layout=settings.layout,
+            settings=settings,
             config=config,
             tensors=tensors,
             expected=expected_shapes(lambda: _file_names(GatedHead(config))),

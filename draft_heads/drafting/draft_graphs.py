@@ -120,7 +120,7 @@ class _Graph(Generic[Grown]):
             plans={owner.heads: [buffer.plan for buffer in self.plans]},
         )
         self._fill(levels, hidden, plans)
-        self._replay = owner.capture(lambda: owner.grow(self.levels, self.hidden))
+        self._replay: Callable[[], Grown] = owner.capture(lambda: owner.grow(self.levels, self.hidden))
 
     def __call__(self, levels: DraftLevels, hidden: Tensor, plans: list[Plan]) -> Grown:
         self._fill(levels, hidden, plans)

@@ -6,15 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from specdec.draft_heads.formats.draft_vocab import mapped_tokens
-from specdec.draft_heads.formats.head_kind import (
-    HeadDescription,
-    HeadKind,
-    LoadedHead,
-    Source,
-    expected_shapes,
-    filled,
-    split,
-)
+from specdec.draft_heads.formats.head_kind import HeadDescription, HeadKind, LoadedHead, Source, expected_shapes, filled
 from specdec.draft_heads.formats.head_settings import HeadSettings, Layout, layer_settings
 from specdec.draft_heads.formats.head_tensors import HeadTensors
 from specdec.draft_heads.heads.draft_head import DraftModel, TargetParts
@@ -56,7 +48,7 @@ class EagleKind(HeadKind[EagleConfig, EagleHead]):
         has_output = settings.layout in WITH_OUTPUT and OUTPUT in tensors
         tokens, rows, guesses = _output_rows(settings, tensors, llama.vocab_size)
         config = EagleConfig(llama, has_bias or any(said))
-        expected = expected_shapes(lambda: split(EagleHead(config)))
+        expected = expected_shapes(lambda: EagleHead(config).split_parameters())
         if has_output:
             expected[OUTPUT] = [rows, llama.hidden_size]
         if not has_embedding:
@@ -64,7 +56,7 @@ class EagleKind(HeadKind[EagleConfig, EagleHead]):
         return HeadDescription(
             kind=self,
             label=self.label,
-            layout=settings.layout,
+            settings=settings,
             config=config,
             tensors=tensors,
             expected=expected,
@@ -74,7 +66,6 @@ class EagleKind(HeadKind[EagleConfig, EagleHead]):
             tokens=tokens,
             id_maps=() if tokens is None else self.id_maps,
             variants=("fc.bias",) if config.fc_bias else (),
-            verifier=settings.verifier,
             assumptions=(*assumptions, *guesses),
         )
 
@@ -96,7 +87,7 @@ class EagleKind(HeadKind[EagleConfig, EagleHead]):
     def official(self, head: EagleHead) -> tuple[dict[str, Any], dict[str, Tensor]]:
         llama = head.llama
         config = {**layer_settings(llama), "bias": head.config.fc_bias, "qkv_bias": llama.attention_bias}
-        return config, split(head)
+        return config, head.split_parameters()
 
 
 def _output_rows(settings: HeadSettings, tensors: HeadTensors, vocab_size: int) -> tuple[Tensor | None, int, list[str]]:

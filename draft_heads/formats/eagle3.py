@@ -9,15 +9,7 @@ import torch
 from torch import Tensor
 
 from specdec.draft_heads.formats.draft_vocab import draft_tokens, vocabulary_maps
-from specdec.draft_heads.formats.head_kind import (
-    HeadDescription,
-    HeadKind,
-    LoadedHead,
-    Source,
-    expected_shapes,
-    filled,
-    split,
-)
+from specdec.draft_heads.formats.head_kind import HeadDescription, HeadKind, LoadedHead, Source, expected_shapes, filled
 from specdec.draft_heads.formats.head_settings import HeadSettings, Layout, layer_settings, section
 from specdec.draft_heads.formats.head_tensors import HeadTensors
 from specdec.draft_heads.formats.tap_ids import KEY, TapIds, tap_ids
@@ -89,7 +81,7 @@ class Eagle3Kind(HeadKind[Eagle3Config, Eagle3Head]):
         return HeadDescription(
             kind=self,
             label="EAGLE-3.1" if config.fc_norm or config.norm_output else self.label,
-            layout=settings.layout,
+            settings=settings,
             config=config,
             tensors=tensors,
             expected=expected,
@@ -100,7 +92,6 @@ class Eagle3Kind(HeadKind[Eagle3Config, Eagle3Head]):
             id_maps=self.id_maps,
             taps=taps,
             variants=("fc.bias",) * config.fc_bias + tuple(name for name in VARIANTS if getattr(config, name)),
-            verifier=settings.verifier,
             assumptions=(*assumptions, *_settled(settings, tensors, config, embedding, output)),
         )
 
@@ -223,7 +214,7 @@ def _settled(
 
 def _official_names(head: Eagle3Head) -> dict[str, Tensor]:
     """Return a head's parameters under the names of the official layout, but for the first layer, `layers.0` here."""
-    named = split(head)
+    named = head.split_parameters()
     norms = named.pop("fc_norm.weight", None)
     if norms is not None:
         named |= {f"fc_norm.{tap}.weight": weight for tap, weight in enumerate(norms)}

@@ -67,7 +67,7 @@ class Eagle3Head(FeatureHead):
 
     def __init__(self, config: Eagle3Config) -> None:
         super().__init__(config)
-        llama = config.llama
+        llama, self.taps = config.llama, config.taps
         width = len(config.taps) * config.target_hidden_size
         eps = llama.rms_norm_eps
         self.input_norm = RMSNorm(width, eps) if config.norm_before_fc else None
@@ -83,12 +83,8 @@ class Eagle3Head(FeatureHead):
         """Return a head with the same weights that reads other target layers, as many."""
         assert len(taps) == len(self.taps)
         head = copy(self)
-        head.config = replace(self.config, taps=taps)
+        head.config, head.taps = replace(self.config, taps=taps), taps
         return head
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        return self.config.taps
 
     def feature_of(self, output: TargetOutput) -> Tensor:
         """Return g, `[rows, hidden_size]`."""

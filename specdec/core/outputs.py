@@ -1,5 +1,6 @@
 """Outputs of requests."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -48,6 +49,14 @@ class SpeculationStats:
     def accepted_per_step(self) -> float:
         return sum(self.accepted_per_depth) / self.steps if self.steps else 0.0
 
+    @staticmethod
+    def total(parts: "Iterable[SpeculationStats]") -> "SpeculationStats":
+        """Return the sum of the figures of several requests."""
+        total = SpeculationStats()
+        for part in parts:
+            total.add(part)
+        return total
+
     def add(self, other: "SpeculationStats") -> None:
         """Add the figures of another request, or of a step."""
         self.steps += other.steps
@@ -56,16 +65,6 @@ class SpeculationStats:
         self.accepted_per_depth += [0] * (len(other.accepted_per_depth) - len(self.accepted_per_depth))
         for depth, count in enumerate(other.accepted_per_depth):
             self.accepted_per_depth[depth] += count
-
-    def count(self, accepted: int, kept: int, drafted: int) -> None:
-        """Count a step.
-
-        Args:
-            accepted: accepted draft tokens.
-            kept: tokens that the output kept, the bonus token included.
-            drafted: draft nodes verified.
-        """
-        self.add(SpeculationStats(1, kept, [1] * min(accepted, kept), drafted))
 
 
 class Segment(NamedTuple):

@@ -88,7 +88,7 @@ class _Graph:
         slots = zeros(tokens)
         self.batch = TreeBatch(zeros(tokens), zeros(tokens), slots, rows, zeros(0), ())
         self._fill(batch, plan)
-        self._replay = owner.capture(lambda: owner.run(self.batch))
+        self._replay: Callable[[], Tensor] = owner.capture(lambda: owner.run(self.batch))
 
     def __call__(self, batch: TreeBatch, plan: Plan) -> Tensor:
         self._fill(batch, plan)

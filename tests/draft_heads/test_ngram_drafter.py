@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.draft_heads.drafting.ngram_drafter import LEAST_MATCH, LONGEST_MATCH, NGramDrafter
+from specdec.kernels.tree import DraftTree
 from specdec.verify.sampling import Context, Sampling
-from specdec.verify.tree import DraftTree
 from tests.strategies import draft_shapes
+from tests.tree_paths import path_to
 
 # Few tokens, so that much of a text occurs twice.
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=30)
@@ -40,7 +41,7 @@ def by_hand(text: list[int], shape: DraftShape, nodes: int, depth: int) -> list[
 
 
 def paths_of(tree: DraftTree) -> list[tuple[int, ...]]:
-    return [tuple(tree.tokens[above] for above in tree.path(node)) for node in range(len(tree))]
+    return [tuple(tree.tokens[above] for above in path_to(tree, node)) for node in range(len(tree))]
 
 
 @given(texts, draft_shapes(4, 4), st.integers(0, 12), st.integers(0, 5))

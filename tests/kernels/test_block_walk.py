@@ -12,7 +12,7 @@ from torch import Tensor
 from specdec.kernels import block_walk_reference
 from specdec.kernels.block_walk import block_walk
 from specdec.kernels.block_walk_reference import walk_block
-from specdec.verify.tree import DraftTree
+from specdec.kernels.tree import DraftTree
 from tests.kernels.kernel_checks import DEVICE, DTYPES, huge, poisoned_outputs
 from tests.kernels.walk_batches import NAN, NEVER, TOO_NEAR, Batch, as_lists, batch, in_order, margin, verified
 from tests.strategies import seeds

@@ -16,6 +16,7 @@ from specdec.kernels.kv_copy import MOVES_AT_ONCE, copy_blocks, move_kv
 from specdec.verify.tree_batch import slots_of
 from tests.kernels.kernel_checks import DEVICE, DTYPES, huge
 from tests.strategies import draft_trees, seeds, shuffled_tables
+from tests.tree_paths import path_to
 
 
 @contextmanager
@@ -57,7 +58,7 @@ def accepted_paths(draw: st.DrawFn) -> Moves:
     plan = shuffled_tables([start + len(tree) for start, tree in zip(starts, trees, strict=True)], size, draw(seeds))
     source, target = [], []
     for tree, start, table in zip(trees, starts, plan.tables, strict=True):
-        path = tree.path(generator.randrange(len(tree))) if len(tree) else []
+        path = path_to(tree, generator.randrange(len(tree))) if len(tree) else []
         slots = slots_of(table, start, start + len(tree), size)
         source += [slots[node] for node in path]
         target += slots[: len(path)]

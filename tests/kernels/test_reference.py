@@ -11,8 +11,8 @@ from specdec.kernels.elementwise_reference import rms_norm, silu_and_mul
 from specdec.kernels.kv_copy_reference import move_kv
 from specdec.kernels.ragged_rows import MASKED_KEYS, TILE_ROWS
 from specdec.kernels.rotary_store_reference import rotary_store, rotate_
+from specdec.kernels.tree import DraftTree
 from specdec.kernels.tree_attention_reference import attend, attend_generic, merge, tree_attention
-from specdec.verify.tree import DraftTree
 from tests.kernels.attention_cases import DIM, KV_HEADS, Built, Case, Part, build, star
 from tests.strategies import draft_trees, seeds
 

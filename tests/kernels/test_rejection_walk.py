@@ -16,9 +16,9 @@ from torch import Tensor
 from specdec.kernels import rejection_walk_reference
 from specdec.kernels.rejection_walk import rejection_walk
 from specdec.kernels.residual import uniform
+from specdec.kernels.tree import ROOT, DraftTree
 from specdec.kernels.types import DraftProbs, Stream
 from specdec.verify.noise import uniforms
-from specdec.verify.tree import ROOT, DraftTree
 from tests.kernels.kernel_checks import DEVICE, DTYPES, huge, poisoned_outputs
 from tests.kernels.walk_batches import NAN, NEVER, TOO_NEAR, Batch, as_lists, batch, in_order, margin, verified
 from tests.strategies import draft_trees, seeds

@@ -17,8 +17,8 @@ from torch import Tensor
 from specdec.kernels import attention_plan, tree_attention_reference
 from specdec.kernels.attention_plan import CONFIGS, HOPPER_CONFIGS, Chip, Plan, chip_of
 from specdec.kernels.ragged_rows import RaggedRows
+from specdec.kernels.tree import DraftTree
 from specdec.kernels.tree_attention import HEAD_DIMS, JOINED_PARTS, tree_attention
-from specdec.verify.tree import DraftTree
 from tests.kernels.attention_cases import Case, Part, build, star
 from tests.kernels.kernel_checks import DEVICE, DTYPES, ROUNDING, huge, poisoned_outputs
 from tests.strategies import draft_trees, seeds

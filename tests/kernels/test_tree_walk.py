@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdec.kernels import tree_walk_reference
+from specdec.kernels.tree import ROOT, DraftTree
 from specdec.kernels.tree_walk import tree_walk
 from specdec.kernels.types import NO_TOKEN, Acceptance, PackedTrees, Walk
-from specdec.verify.tree import ROOT, DraftTree
 from tests.kernels.kernel_checks import DEVICE, poisoned_outputs
 from tests.strategies import draft_trees, seeds
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from specdec.kernels.chance import Chance, PhiloxChance
 from specdec.kernels.host_walks import Rule, walk_rows
 from specdec.kernels.rejection_walk_reference import walk_rejection
-from specdec.kernels.types import Acceptance, DraftProbs, NoiseColumns, NoiseKey, PackedTrees, Stream, Tree, Walk
+from specdec.kernels.tree import DraftTree
+from specdec.kernels.types import Acceptance, DraftProbs, NoiseColumns, NoiseKey, PackedTrees, Stream, Walk
 from specdec.verify.noise import GumbelNoise, uniforms
-from specdec.verify.tree import DraftTree
 from tests.kernels.kernel_checks import DEVICE
 
 NAN, NEVER = float("nan"), float("-inf")
@@ -153,7 +153,7 @@ def margin(given_batch: Batch, row: int, rule: Rule = walk_rejection) -> float:
     """Of one row of the batch."""
     margins: list[float] = []
 
-    def spied(tree: Tree, target: Any, chance: Chance) -> Acceptance:
+    def spied(tree: DraftTree, target: Any, chance: Chance) -> Acceptance:
         assert isinstance(chance, PhiloxChance)
         spy = Margin(chance.key, chance.uniforms)
         found = rule(tree, target, spy)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from benchmarks.integrity import check_scheduler
 from specdec import LLM, BeamSearchParams
 from specdec.cache.kv_cache import entry_bytes
 from specdec.core.outputs import BeamSearchOutput
@@ -41,14 +42,14 @@ def watched(llm: LLM) -> Iterator[LLM]:
     def step() -> list[Request]:
         assert len(scheduler.running) <= scheduler.config.max_num_seqs
         news = plain_step()
-        scheduler.check_integrity()
+        check_scheduler(scheduler)
         return news
 
     engine.step = step  # type: ignore[method-assign]
     yield llm
-    assert not engine.has_unfinished
+    assert not any(engine.scheduler.queues)
     assert scheduler.stats().kv_usage == 0
-    scheduler.check_integrity()
+    check_scheduler(scheduler)
 
 
 def cramped(tiny: Tiny, blocks: int, host_blocks: int = 0, **settings: Any) -> LLM:

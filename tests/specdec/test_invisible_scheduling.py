@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.integrity import check_scheduler
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.core.request import Request, RequestGroup
 from specdec.draft_heads.drafting.drafter import Drafter, DraftRow
+from specdec.kernels.draft_trees import DraftTrees
 from specdec.scheduling.step_cost import PreemptionCost
-from specdec.verify.draft_trees import DraftTrees
 from tests.fakes import RandomDrafter
 from tests.specdec.oracle import Expected
 from tests.specdec.world import EOS, VOCAB, KnowingDrafter, World, check, check_prompt, expect, parameters
@@ -94,7 +95,7 @@ def run(llm: LLM, cases: list[Arrival], groups: list[RequestGroup]) -> None:
     assert isinstance(engine.drafter, Interrupting)
     engine.drafter.llm = llm
     step = 0
-    while step <= max(case.step for case in cases) or engine.has_unfinished:
+    while step <= max(case.step for case in cases) or any(engine.scheduler.queues):
         for case, group in zip(cases, groups, strict=True):
             if case.step == step:
                 for request in group.requests:
@@ -106,7 +107,7 @@ def run(llm: LLM, cases: list[Arrival], groups: list[RequestGroup]) -> None:
                     for request in group.requests:
                         engine.abort(request)
         engine.step()
-        engine.scheduler.check_integrity()
+        check_scheduler(engine.scheduler)
         step += 1
         assert step < 3000, "the requests do not come to an end"
 
@@ -269,6 +270,6 @@ def test_a_step_that_comes_to_nothing_leaves_no_trace(world: World, monkeypatch:
     while not request.finished:
         with contextlib.suppress(KeyboardInterrupt):
             llm.engine.step()
-        llm.engine.scheduler.check_integrity()
+        check_scheduler(llm.engine.scheduler)
     assert request.completion().token_ids == expected.token_ids
     assert request.completion().cumulative_logprob == pytest.approx(expected.outputs[0].cumulative_logprob, abs=1e-9)

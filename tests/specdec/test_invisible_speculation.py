@@ -7,11 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.integrity import check_scheduler
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.core.request import RequestGroup
 from specdec.draft_heads.drafting.drafter import DraftRow
+from specdec.kernels.tree import DraftTree
 from specdec.verify.sampling import Sampling
-from specdec.verify.tree import DraftTree
 from tests.fakes import RandomDrafter
 from tests.specdec import oracle
 from tests.specdec.world import VOCAB, KnowingDrafter, World, check, check_prompt, expect, parameters, tokens
@@ -51,7 +52,7 @@ def run(llm: LLM, cases: list[Arrival]) -> list[RequestGroup]:
                     llm.engine.add_request(request)
         for request in llm.engine.step():
             assert request.num_cached <= len(request.token_ids)
-        llm.engine.scheduler.check_integrity()
+        check_scheduler(llm.engine.scheduler)
         step += 1
     assert llm.engine.scheduler.stats().kv_usage == 0
     return [group for group in groups if group is not None]

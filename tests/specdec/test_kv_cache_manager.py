@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.integrity import check_blocks
 from specdec.cache.kv_cache_manager import BlockMove, KVCacheManager, MoveKind, Prefix
 from specdec.core.request import Request
 from specdec.core.sampling_params import SamplingParams
@@ -64,7 +65,7 @@ class World:
         return child
 
     def check(self) -> None:
-        self.manager.check_integrity(self.alive)
+        check_blocks(self.manager, self.alive)
         for request in self.alive:
             self.memory.check(request)
 
@@ -140,7 +141,7 @@ def test_a_scored_prompt_asks_for_no_prefix() -> None:
 def test_a_cache_without_prefixes_names_nothing() -> None:
     world = World(caching=False)
     world.compute(count(8))
-    assert [world.manager.pool.hash_of(block) for block in range(8)] == [None] * 8
+    assert [world.manager.pool._hashes[block] for block in range(8)] == [None] * 8
     assert world.manager.find_prefix(count(8)) == NOTHING
 
 
@@ -332,7 +333,7 @@ def test_check_integrity_sees(field: str, value: Any, message: str) -> None:
     world.compute(request)
     setattr(request, field, value)
     with pytest.raises(AssertionError, match=message):
-        world.manager.check_integrity([request])
+        check_blocks(world.manager, [request])
 
 
 @pytest.mark.parametrize("place", [1, 3])
@@ -344,4 +345,4 @@ def test_check_integrity_sees_a_wrong_name(place: int) -> None:
     assert world.manager.extend(request, 13) == 16
     world.manager.pool.register(request.block_table[place], b"of others")
     with pytest.raises(AssertionError, match="a block is named for what it does not hold"):
-        world.manager.check_integrity([request])
+        check_blocks(world.manager, [request])

@@ -58,7 +58,7 @@ def several(count: int, **changes: object) -> SamplingParams:
 def at_rest(llm: LLM) -> bool:
     """Whether nothing is left of any request."""
     scheduler = llm.engine.scheduler
-    return not llm.engine.has_unfinished and scheduler.stats().kv_usage == 0
+    return not any(llm.engine.scheduler.queues) and scheduler.stats().kv_usage == 0
 
 
 # Several samples of a prompt.

@@ -6,7 +6,7 @@ import torch
 
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.draft_heads.drafting.drafter import DraftRow
-from specdec.verify.tree import DraftTree
+from specdec.kernels.tree import DraftTree
 from tests.fakes import RandomDrafter, save_random_head, save_random_llama
 
 BROKEN = 50

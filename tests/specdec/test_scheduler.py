@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.integrity import check_scheduler
 from specdec.cache.kv_cache_manager import KVCacheManager, MoveKind
 from specdec.core.request import Request, RequestGroup
 from specdec.draft_heads.drafting.draft_shape import DraftShape
@@ -47,7 +48,7 @@ def finish(scheduler: Scheduler, plan: StepPlan, accepted: int = 0, check: bool 
         results.append(RowResult(row.num_nodes, path, num_new=num_new, num_accepted=min(len(path), num_new)))
     scheduler.update(plan, results)
     if check:
-        scheduler.check_integrity()
+        check_scheduler(scheduler)
 
 
 def run(scheduler: Scheduler, accepted: int = 0) -> list[PlannedRow]:
@@ -490,7 +491,7 @@ def test_check_integrity_sees_queues_in_disorder() -> None:
     def fault(message: str, running: list[Request], waiting: list[Request]) -> None:
         scheduler.queues.running, scheduler.queues.waiting = running, waiting
         with pytest.raises(AssertionError, match=message):
-            scheduler.check_integrity()
+            check_scheduler(scheduler)
 
     scheduler = make(8, host=2, cost=SWAP, max_num_seqs=2)
     a, b, c, d = (ask(scheduler, name, 5) for name in "abcd")

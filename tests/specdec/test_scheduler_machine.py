@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from benchmarks.integrity import check_scheduler
 from specdec.cache.block_pool import extend_hashes
 from specdec.cache.kv_cache_manager import KVCacheManager
 from specdec.core.request import Request
@@ -252,11 +253,11 @@ class World:
 
     def check(self) -> None:
         """Nobody's memory holds anything but its own tokens, and names tell the truth."""
-        self.scheduler.check_integrity()
+        check_scheduler(self.scheduler)
         self.check_memory()
         pool = self.manager.pool
         for block in range(pool.num_blocks):
-            name = pool.hash_of(block)
+            name = pool._hashes[block]
             if name is not None:
                 target, head = self.memory.device[block]
                 self.check_named(target, name)

@@ -18,9 +18,9 @@ from specdec.draft_heads.drafting.model_drafter import ModelDrafter
 from specdec.execution.cuda_graphs import attach_graphs
 from specdec.execution.step_graphs import TOKEN_BUCKETS, StepGraphs
 from specdec.execution.warm_up import capture_graphs
-from specdec.verify.draft_trees import DraftTrees, HostTrees
+from specdec.kernels.draft_trees import DraftTrees, HostTrees
+from specdec.kernels.tree import DraftTree
 from specdec.verify.sampling import Context, Sampling
-from specdec.verify.tree import DraftTree
 from specdec.verify.tree_batch import TreeRow
 from tests.fakes import save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
 from tests.strategies import draft_trees

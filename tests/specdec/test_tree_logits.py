@@ -11,13 +11,14 @@ from transformers import LlamaForCausalLM
 
 from specdec.cache.kv_cache import KVCache
 from specdec.execution.model_runner import ModelRunner
+from specdec.kernels.draft_trees import HostTrees
+from specdec.kernels.tree import DraftTree
 from specdec.models.llama import LlamaModel, load_llama
-from specdec.verify.draft_trees import HostTrees
-from specdec.verify.tree import DraftTree
 from specdec.verify.tree_batch import TreeRow
 from tests.fakes import TINY, save_random_llama
 from tests.kernel_sets import TORCH
 from tests.strategies import draft_trees, prompts, seeds, shuffled_tables
+from tests.tree_paths import path_to
 
 CPU = torch.device("cpu")
 VOCAB = TINY["vocab_size"]
@@ -60,7 +61,7 @@ def plain_logits(model: LlamaForCausalLM, sequence: Sequence) -> Tensor:
     """`[1 + nodes, vocab]`: at the root and at each node, by dense passes over every root-to-leaf sequence."""
     tree, known = sequence.tree, len(sequence.tokens)
     leaves = sorted(set(range(len(tree))) - set(tree.parents)) or [-1]
-    paths = [tree.path(leaf) for leaf in leaves]
+    paths = [path_to(tree, leaf) for leaf in leaves]
     longest = max(len(path) for path in paths)
     # Padding on the right is invisible to what comes before it.
     ids = [sequence.tokens + [tree.tokens[node] for node in path] + [0] * (longest - len(path)) for path in paths]

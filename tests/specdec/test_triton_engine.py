@@ -10,10 +10,10 @@ import torch
 from specdec import LLM, SamplingParams
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import Drafter, DraftRow
+from specdec.kernels.draft_trees import DraftTrees
 from specdec.kernels.kernel_set import choose_kernels
-from specdec.verify.draft_trees import DraftTrees
+from specdec.kernels.tree import DraftTree
 from specdec.verify.noise import GumbelNoise
-from specdec.verify.tree import DraftTree
 from tests.fakes import save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
 
 SHAPE = DraftShape(3, 2, 6)

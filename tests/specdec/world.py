@@ -15,7 +15,7 @@ from specdec import LLM, SamplingParams
 from specdec.core.outputs import CompletionOutput
 from specdec.core.request import Request, RequestGroup
 from specdec.draft_heads.drafting.drafter import DraftRow
-from specdec.verify.tree import DraftTree
+from specdec.kernels.tree import DraftTree
 from tests.fakes import TINY, RandomDrafter, save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
 from tests.specdec import oracle
 from tests.specdec.oracle import Expected

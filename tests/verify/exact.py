@@ -10,8 +10,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from specdec.kernels.tree import ROOT, DraftTree
 from specdec.kernels.types import Acceptance
-from specdec.verify.tree import ROOT, DraftTree
+from tests.tree_paths import path_to
 
 T = TypeVar("T", bound=Hashable)
 Path = tuple[int, ...]
@@ -189,7 +190,7 @@ def drawn_tree(model: Model, shape: Shape, draw: Draw, path: Path = ()) -> Draft
 
 def target_of(model: Model, tree: DraftTree, path: Path = ()) -> Callable[[int], Any]:
     """Node to the target's distribution after `path` and the node."""
-    return lambda node: model.p((*path, *(tree.tokens[n] for n in tree.path(node))))
+    return lambda node: model.p((*path, *(tree.tokens[n] for n in path_to(tree, node))))
 
 
 def emitted_by(tree: DraftTree, acceptance: Acceptance) -> Path:

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.kernels.block_walk_reference import walk_block
+from specdec.kernels.tree import ROOT, DraftTree
 from specdec.kernels.types import NO_TOKEN, Acceptance
-from specdec.verify.tree import ROOT, DraftTree
 from tests.verify.exact import Chooser, Model, chain_shape, drawn_tree, outcomes
 from tests.verify.fixed_coins import LARGEST_COIN, FixedCoins, vector
 from tests.verify.models import CHAIN_LENGTH, models

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.kernels.kernel_set import choose_kernels
+from specdec.kernels.tree import DraftTree
 from specdec.kernels.types import NO_TOKEN
 from specdec.verify.noise import GumbelNoise
 from specdec.verify.sampling import Context, Sampling
-from specdec.verify.tree import DraftTree
 from specdec.verify.verifier import CoupledVerifier
 from tests.kernel_sets import REFERENCES, TORCH
 from tests.strategies import draft_trees

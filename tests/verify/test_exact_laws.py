@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from specdec.kernels.block_walk_reference import walk_block
 from specdec.kernels.rejection_walk_reference import walk_rejection
+from specdec.kernels.tree import ROOT, DraftTree
 from specdec.kernels.tree_walk_reference import follow
-from specdec.verify.tree import ROOT, DraftTree
 from tests.strategies import seeds
 from tests.verify.exact import (
     Chooser,

@@ -10,13 +10,14 @@ from torch import Tensor
 from specdec.kernels.block_walk_reference import walk_block
 from specdec.kernels.chance import PhiloxChance
 from specdec.kernels.rejection_walk_reference import walk_rejection
+from specdec.kernels.tree import ROOT, DraftTree
 from specdec.kernels.tree_walk_reference import follow
 from specdec.kernels.types import Acceptance, NoiseKey
 from specdec.verify.noise import GumbelNoise, gumbel
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.transforms import NodeRows, processed_logits
-from specdec.verify.tree import ROOT, DraftTree
 from tests.kernel_sets import TORCH
+from tests.tree_paths import path_to
 from tests.verify.chi_square import chi_square_tail
 
 VOCAB = 6
@@ -50,7 +51,7 @@ class Draft:
     """A tree with p of its root and nodes."""
 
     def __init__(self, tree: DraftTree, p: Tensor, q: Tensor | None = None) -> None:
-        rows = [row_of([tree.tokens[above] for above in tree.path(node)]) for node in range(ROOT, len(tree))]
+        rows = [row_of([tree.tokens[above] for above in path_to(tree, node)]) for node in range(ROOT, len(tree))]
         self.p = p[rows]
         self.tree = DraftTree(tree.tokens, tree.parents, None if q is None else q[rows])
 

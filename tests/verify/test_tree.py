@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.verify.tree import ROOT, DraftTree
+from specdec.kernels.tree import ROOT, DraftTree
 from tests.strategies import draft_trees
 
 trees = draft_trees(max_nodes=130, vocab_size=7)
@@ -13,12 +13,6 @@ trees = draft_trees(max_nodes=130, vocab_size=7)
 def climb(tree: DraftTree, node: int) -> list[int]:
     """Nodes from the root's child to `node`, by recursion."""
     return [] if node == ROOT else [*climb(tree, tree.parents[node]), node]
-
-
-@given(trees)
-def test_path_equals_recursive_climb(tree: DraftTree) -> None:
-    for node in range(len(tree)):
-        assert tree.path(node) == climb(tree, node)
 
 
 @given(trees)
@@ -42,12 +36,11 @@ def test_chain_is_one_path_that_may_repeat_tokens(tokens: list[int]) -> None:
     chain = DraftTree.chain(tokens)
     assert list(chain.tokens) == tokens
     assert list(chain.depths) == list(range(1, len(tokens) + 1))
-    assert not tokens or chain.path(len(tokens) - 1) == list(range(len(tokens)))
+    assert not tokens or climb(chain, len(tokens) - 1) == list(range(len(tokens)))
 
 
 def test_empty_tree_has_nothing() -> None:
     assert len(DraftTree()) == 0
-    assert DraftTree().path(ROOT) == []
     assert DraftTree().depths == DraftTree().ancestors == ()
 
 

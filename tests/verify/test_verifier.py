@@ -5,13 +5,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specdec.kernels.draft_trees import HostTrees
+from specdec.kernels.tree import ROOT, DraftTree
 from specdec.kernels.tree_walk_reference import follow
 from specdec.kernels.types import NO_TOKEN, Acceptance
-from specdec.verify.draft_trees import HostTrees
 from specdec.verify.noise import gumbel
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.transforms import NodeRows, processed_logits
-from specdec.verify.tree import ROOT, DraftTree
 from specdec.verify.verifier import CoupledVerifier
 from tests.kernel_sets import TORCH
 from tests.verify.sampled_rows import SampledRow, verify

@@ -15,14 +15,15 @@ from specdec.kernels.block_walk_reference import walk_block
 from specdec.kernels.chance import Chance, PhiloxChance
 from specdec.kernels.host_walks import Rule, host_walk
 from specdec.kernels.rejection_walk_reference import walk_rejection
-from specdec.kernels.types import NO_TOKEN, Acceptance, NoiseKey, Tree
+from specdec.kernels.tree import ROOT, DraftTree
+from specdec.kernels.types import NO_TOKEN, Acceptance, NoiseKey
 from specdec.verify.noise import GumbelNoise
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.transforms import NodeRows, processed_logits
-from specdec.verify.tree import ROOT, DraftTree
 from specdec.verify.verifier import CoupledVerifier, WeighingVerifier
 from tests.kernel_sets import TORCH
 from tests.strategies import draft_trees, samplings, seeds
+from tests.tree_paths import path_to
 from tests.verify.sampled_rows import SampledRow, verify
 
 VOCAB = 7
@@ -70,7 +71,7 @@ def directly(walk: Rule, row: SampledRow, logits: Tensor) -> Acceptance:
     tree, (sampling, known, num_prompt) = row
 
     def target(node: int) -> Tensor:
-        path = [tree.tokens[above] for above in tree.path(node)]
+        path = [tree.tokens[above] for above in path_to(tree, node)]
         after = NodeRows(Context(sampling, [*known, *path], num_prompt), 1, lambda: torch.empty(1, 0).long())
         return torch.softmax(processed_logits(logits[1 + node][None], [after], TORCH)[0].double(), -1)
 
@@ -108,7 +109,7 @@ def test_p_is_float64_before_the_softmax(walk: Rule) -> None:
     """In float32 the likely token would have all of p, and the other none to be drawn with."""
     seen: list[Tensor] = []
 
-    def spy(tree: Tree, target: Any, chance: Chance) -> Acceptance:
+    def spy(tree: DraftTree, target: Any, chance: Chance) -> Acceptance:
         seen.append(target(ROOT))
         return walk(tree, target, chance)
 
@@ -186,7 +187,7 @@ def test_parameters_see_the_nodes_path(walk: Rule, sampling: Sampling) -> None:
     tree = DraftTree((1, 1), (ROOT, 0), torch.eye(VOCAB, dtype=torch.float64)[[1, 1, 1]])
     laws: list[Tensor] = []
 
-    def spy(tree: Tree, target: Any, chance: Chance) -> Acceptance:
+    def spy(tree: DraftTree, target: Any, chance: Chance) -> Acceptance:
         laws.extend(target(node) for node in range(ROOT, len(tree.tokens)))
         return walk(tree, target, chance)
 
