@@ -74,7 +74,10 @@ def _rejection_walk(sizes: Sizes, rows: int, device: torch.device) -> Case:
 
 def _block_walk(sizes: Sizes, rows: int, device: torch.device) -> Case:
     chance, depth = random.Random(rows), sizes.tree.depth
-    chains = [DraftTree.chain(chance.choices(range(sizes.vocabulary), k=depth)) for _ in range(rows)]
+    chains = [
+        DraftTree(tuple(chance.choices(range(sizes.vocabulary), k=depth)), tuple(range(-1, depth - 1)))
+        for _ in range(rows)
+    ]
     inputs = _weighed(sizes, chains, device)
     return Case(
         run=lambda: block_walk(*inputs),

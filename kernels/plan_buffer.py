@@ -30,7 +30,8 @@ class PlanSize(NamedTuple):
 
     @staticmethod
     def of(plan: Plan) -> "PlanSize":
-        return PlanSize(plan.height, *(_bucket(n) for n in (len(plan.items), len(plan.joins), plan.num_parts)))
+        counts = (len(plan.items), len(plan.joins), plan.num_parts)
+        return PlanSize(plan.height, *(next_power_of_2(count) if count else 0 for count in counts))
 
 
 class PlanBuffer:
@@ -53,7 +54,3 @@ class PlanBuffer:
         for own, given in ((self.plan.items, plan.items), (self.plan.joins, plan.joins)):
             own[: len(given)].copy_(given)
             own[len(given) :].zero_()
-
-
-def _bucket(count: int) -> int:
-    return next_power_of_2(count) if count else 0

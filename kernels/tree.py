@@ -47,10 +47,6 @@ class DraftTree:
         if len(self.children) != len(self.tokens):
             raise ValueError("two children of one node carry the same token")
 
-    @staticmethod
-    def chain(tokens: Sequence[int]) -> "DraftTree":
-        return DraftTree(tuple(tokens), tuple(range(-1, len(tokens) - 1)))
-
     def __len__(self) -> int:
         return len(self.tokens)
 

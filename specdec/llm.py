@@ -71,10 +71,8 @@ class LLM:
             self.tokenizer = Tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
             self.max_model_len = config.context(self.model.config.max_position)
             self.generation_config = GenerationConfig.read(folder)
-            kept = self.generation_config.end_tokens | (
-                self.tokenizer.special_tokens if self.tokenizer else frozenset()
-            )
-            drafts = load_drafts(config, self.model, kernels, kept)
+            special = self.tokenizer.special_tokens if self.tokenizer else frozenset()
+            drafts = load_drafts(config, self.model, kernels, self.generation_config.end_tokens | special)
             logger.info("drafts: %s, %s", config.draft or "none", config.shape)
             self.engine = EngineBuilder(config, self.model, drafts, kernels).build()
         logger.info("ready after %.1f s", time.perf_counter() - began)

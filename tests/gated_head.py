@@ -44,9 +44,6 @@ class GatedKind(HeadKind[HeadConfig, GatedHead]):
     label = "Gated"
     sign = "gate.weight"
 
-    def recognises(self, settings: HeadSettings, tensors: HeadTensors) -> bool:  # noqa: ARG002
-        return self.sign in tensors
-
     def describe(self, settings: HeadSettings, tensors: HeadTensors) -> HeadDescription[HeadConfig]:
         llama, assumptions = settings.llama(tensors)
         config = HeadConfig(llama)

@@ -32,9 +32,6 @@ class EagleKind(HeadKind[EagleConfig, EagleHead]):
     sign = "fc.weight"
     id_maps = (TOKEN_MAP,)
 
-    def recognises(self, settings: HeadSettings, tensors: HeadTensors) -> bool:  # noqa: ARG002
-        return self.sign in tensors
-
     def describe(self, settings: HeadSettings, tensors: HeadTensors) -> HeadDescription[EagleConfig]:
         llama, assumptions = settings.llama(tensors)
         said = [settings.own[key] for key in FC_BIAS_KEYS if settings.own.get(key) is not None]

@@ -71,7 +71,7 @@ class Eagle3Kind(HeadKind[Eagle3Config, Eagle3Head]):
         for layer in range(1, llama.num_layers):
             old, new = f"layers.{layer}.hidden_norm.weight", f"layers.{layer}.input_layernorm.weight"
             if old in tensors and new not in tensors:
-                tensors.rename(old, new)
+                tensors.by_name[new], tensors.spellings[new] = tensors.by_name.pop(old), tensors.spellings.pop(old)
         expected = expected_shapes(lambda: _official_names(Eagle3Head(config)))
         if embedding == Source.TARGET:
             del expected[EMBEDDING]

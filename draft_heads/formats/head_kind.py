@@ -128,9 +128,9 @@ class HeadKind(ABC, Generic[C, H]):
     sign: str
     id_maps: tuple[str, ...] = ()
 
-    @abstractmethod
-    def recognises(self, settings: HeadSettings, tensors: HeadTensors) -> bool:
-        """Return whether a folder holds a head of this kind, complete or not."""
+    def recognises(self, settings: HeadSettings, tensors: HeadTensors) -> bool:  # noqa: ARG002
+        """Return whether a folder holds a head of this kind, complete or not: by default, if it has the sign."""
+        return self.sign in tensors
 
     @abstractmethod
     def describe(self, settings: HeadSettings, tensors: HeadTensors) -> HeadDescription[C]:

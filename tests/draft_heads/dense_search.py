@@ -10,7 +10,7 @@ from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.kernels.tree import DraftTree
 from specdec.verify.noise import gumbel
-from tests.tree_paths import path_to
+from tests.trees import path_to
 
 TokenPath = tuple[int, ...]
 

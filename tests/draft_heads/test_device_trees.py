@@ -36,7 +36,7 @@ def assert_read_equal(mine: Sequence[DraftTree], other: Sequence[DraftTree]) -> 
 
 
 def assert_packed_equal(mine: DraftTrees, other: DraftTrees) -> None:
-    """As rows of a step, with a row of a request without drafts behind them."""
+    """Compare them packed as rows of a step, before the row of a request without drafts."""
     parts = [TreeRow([3, 4], 5, list(range(40)), 1)] * (1 + len(mine.sizes))
     own, wanted = (TreeBatch.pack(parts, trees, 4, CPU) for trees in (mine, other))
     for name in ("tokens", "positions", "slots", "logit_rows"):
@@ -141,7 +141,7 @@ def test_drawn_trees_are_those_of_the_host(
 
 @given(seeds, st.permutations([0, 1, 2, 3, None]), st.booleans())
 def test_batches_become_one(seed: int, order: list[int | None], both_drawn: bool) -> None:
-    """Of another width, another number of words, and drawn or not; among them a row without a tree."""
+    """The batches differ in width, number of words, and whether they were drawn; one row has no tree."""
 
     def drawing(rows: tuple[int, ...], shape: DraftShape) -> TreeDraw:
         return draw_with([Head(seed, row, False) for row in rows], shape, [0] * shape.depth).draw

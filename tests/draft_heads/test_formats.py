@@ -22,13 +22,13 @@ from tests.draft_heads.loading import CPU, PARTS, load
 from tests.head_formats import FORMATS
 from tests.kernel_sets import TORCH
 from tests.strategies import draft_trees, seeds, shuffled_tables
-from tests.tree_paths import path_to
+from tests.trees import path_to
 
 BLOCK = 8
 
 
 class Heads:
-    """Of one format: ours, loaded, and by its definition."""
+    """A format's heads: ours, the loaded one, and the one by its definition."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.fixture: Fixture = FORMATS[name]()

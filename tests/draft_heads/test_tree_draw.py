@@ -12,7 +12,7 @@ from specdec.kernels.tree import ROOT, DraftTree
 from specdec.verify.noise import gumbel
 from tests.draft_heads.drawn_levels import VOCAB, Head, Path, draw_level, draw_with
 from tests.strategies import draft_shapes, seeds
-from tests.tree_paths import path_to
+from tests.trees import chain_of, path_to
 
 ENDLESS = 10**6
 
@@ -126,7 +126,7 @@ def test_branching_of_one_is_a_chain(depth: int, seed: int) -> None:
     tokens: Path = ()
     for noise in drawn.noise[0]:
         tokens = (*tokens, drawn_order(head, tokens, noise)[0])
-    assert tree == DraftTree.chain(tokens)
+    assert tree == chain_of(tokens)
 
 
 @pytest.mark.parametrize("possible", [1, 2, VOCAB])

@@ -1,4 +1,4 @@
-"""Small models for beam search, watched while they run, and transformers' word on what comes out."""
+"""Small models for beam search, checked while they run, and compared with transformers."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -84,7 +84,7 @@ def expect(
             output_scores=True,
         )
     outputs = [tokens[len(prompt) :] for tokens in found.sequences.tolist()]
-    # What comes after the first end token is padding.
+    # Everything after the first end token is padding.
     cuts = [next((i for i, token in enumerate(tokens, 1) if token in ends), len(tokens)) for tokens in outputs]
     tokens = [tokens[:cut] for tokens, cut in zip(outputs, cuts, strict=True)]
     scores = getattr(found, "sequences_scores", None)

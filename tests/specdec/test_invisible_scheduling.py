@@ -210,7 +210,7 @@ def test_output_is_that_of_the_request_alone(
 
 
 def futures(groups: list[RequestGroup], expected: list[list[Expected]]) -> dict[tuple[int, int], list[int]]:
-    """What each sample will say."""
+    """Return the tokens that each sample will generate."""
     return {
         (request.sampling.seed, request.sampling.sample_index): one.tokens + one.beyond
         for group, all_of in zip(groups, expected, strict=True)
@@ -247,7 +247,7 @@ def test_the_cases_do_preempt_swap_hit_and_draft(world: World) -> None:
 
 
 def test_a_step_that_comes_to_nothing_leaves_no_trace(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interrupted after it was verified: whoever goes on gets the same tokens and log-probabilities."""
+    """The step is interrupted after verification; repeating it yields the same tokens and log-probabilities."""
     params = SamplingParams(temperature=1.0, seed=4, max_tokens=20, logprobs=1, ignore_eos=True)
     llm = LLM(
         world.folder / "target",

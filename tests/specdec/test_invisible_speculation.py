@@ -16,6 +16,7 @@ from specdec.verify.sampling import Sampling
 from tests.fakes import RandomDrafter
 from tests.specdec import oracle
 from tests.specdec.world import VOCAB, KnowingDrafter, World, check, check_prompt, expect, parameters, tokens
+from tests.trees import chain_of
 
 CASES = 2000 if settings.default and settings.default.max_examples >= 2000 else 100
 
@@ -156,7 +157,7 @@ def test_a_perfect_drafter_is_accepted_to_the_end(world: World) -> None:
     class Oracle(RandomDrafter):
         def tree(self, row: DraftRow) -> DraftTree:
             position = row.context.num_output
-            return DraftTree.chain(known[position : position + min(4, row.max_depth)])
+            return chain_of(known[position : position + min(4, row.max_depth)])
 
     llm = LLM(
         world.folder / "target",

@@ -45,7 +45,7 @@ def load(folder: Path, kernels: str, **settings: object) -> LLM:
     ids=["greedy", "sampled, forked", "edited"],
 )
 def test_tokens_are_those_of_plain_torch(folder: Path, head: str, params: SamplingParams) -> None:
-    """In float32, with drafts, chunks, forks in the middle of a block and trees beside a prompt."""
+    """The runs are in float32, with drafts, chunks, forks in the middle of a block and trees beside a prompt."""
     prompts = [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14], [20, 21, 22], [5, 6, 7, 8, 9, 10, 11, 12, 40]]
     found = []
     for kernels in ("torch", "triton"):

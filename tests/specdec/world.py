@@ -19,6 +19,7 @@ from specdec.kernels.tree import DraftTree
 from tests.fakes import TINY, RandomDrafter, save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
 from tests.specdec import oracle
 from tests.specdec.oracle import Expected
+from tests.trees import chain_of
 
 VOCAB = 97
 EOS = 2
@@ -112,7 +113,7 @@ class KnowingDrafter(RandomDrafter):
         chain = future[: min(row.num_nodes, row.max_depth, self.random.randint(0, 5))]
         if self.random.random() < 0.3:
             chain = [*chain[:1], EOS, EOS][: min(row.num_nodes, row.max_depth)]
-        drafted = DraftTree.chain(chain)
+        drafted = chain_of(chain)
         taken, nodes, parents = set(drafted.children), list(chain), list(drafted.parents)
         for _ in range(row.num_nodes - len(chain)):
             parent = self.random.randint(-1, len(chain) - 1)

@@ -12,7 +12,7 @@ import numpy as np
 
 from specdec.kernels.tree import ROOT, DraftTree
 from specdec.kernels.types import Acceptance
-from tests.tree_paths import path_to
+from tests.trees import path_to
 
 T = TypeVar("T", bound=Hashable)
 Path = tuple[int, ...]
@@ -76,7 +76,7 @@ Key = Callable[[int, int, int], Hashable]
 
 
 def step_key(start: int, depth: int, rank: int) -> Hashable:
-    """As `PhiloxChance` has it: a coin of its own for every step, depth and rank."""
+    """Return `PhiloxChance`'s key: a coin of its own for every step, depth and rank."""
     return start, depth, rank
 
 
@@ -86,7 +86,7 @@ def position_key(start: int, depth: int, rank: int) -> Hashable:
 
 
 class ExactChance:
-    """A coin is a real number: it is known by the interval that what it was compared with leaves it.
+    """Exact coins: each is a real number, known by the interval that earlier comparisons leave it.
 
     A second question to the same coin is answered accordingly, also if it comes from a later step.
 
@@ -148,7 +148,7 @@ class Model:
         return fractions(weights)
 
     def probability(self, path: Path, sequence: Path) -> Fraction:
-        """What the target gives to `sequence` after `path`."""
+        """Return the target's probability of `sequence` after `path`."""
         result = Fraction(1)
         for token in sequence:
             result *= self.p(path)[token]

@@ -33,7 +33,7 @@ class RecordingChance:
 
 
 class Answer(NamedTuple):
-    """What was asked, the probabilities that were given, and the answer."""
+    """A question to the chance, the probabilities given, and the answer."""
 
     question: tuple[int, int | None]
     probabilities: list[Any]

@@ -12,7 +12,7 @@ from specdec.verify.sampling import Context, Sampling
 from specdec.verify.transforms import NodeRows, processed_logits
 from tests.kernel_sets import TORCH
 from tests.strategies import draft_trees, samplings, seeds
-from tests.tree_paths import path_to
+from tests.trees import path_to
 from tests.verify.naive import naive_logits
 from tests.verify.sampled_rows import SampledRow, nodes_of
 
@@ -52,7 +52,7 @@ def test_every_node_equals_the_definition_with_its_own_path(batch: list[SampledR
 @pytest.mark.parametrize("top_p", [0.02, 0.5, 0.97, 1.0])
 @pytest.mark.parametrize("spread", [0.0, 0.05, 3.0])
 def test_long_rows_equal_the_definition(top_k: int, top_p: float, spread: float) -> None:
-    """Where far more tokens stay than are sorted at first, and where many are equal."""
+    """Far more tokens are kept than are sorted at first, or many are equal."""
     generator = torch.Generator().manual_seed(0)
     logits = (spread * torch.randn(3, 300, generator=generator)).round(decimals=1).double()
     sampling = Sampling(temperature=1.3, top_k=top_k, top_p=top_p)

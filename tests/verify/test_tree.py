@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from specdec.kernels.tree import ROOT, DraftTree
 from tests.strategies import draft_trees
+from tests.trees import chain_of
 
 trees = draft_trees(max_nodes=130, vocab_size=7)
 
@@ -33,7 +34,7 @@ def test_children_lead_to_every_node_once(tree: DraftTree) -> None:
 
 @given(st.lists(st.integers(0, 5), max_size=80))
 def test_chain_is_one_path_that_may_repeat_tokens(tokens: list[int]) -> None:
-    chain = DraftTree.chain(tokens)
+    chain = chain_of(tokens)
     assert list(chain.tokens) == tokens
     assert list(chain.depths) == list(range(1, len(tokens) + 1))
     assert not tokens or climb(chain, len(tokens) - 1) == list(range(len(tokens)))

@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 class Expected(NamedTuple):
-    """What one packed row is."""
+    """Expected fields of one packed row."""
 
     token: int
     position: int

@@ -53,7 +53,7 @@ class PoolAgainstLists(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def share(self, data: st.DataObject) -> None:
-        """What is held may be shared, and what is free but can be found."""
+        """Share blocks that are held, or free but findable by hash."""
         choice = sorted({*self.names, *(block for table in self.tables for block in table)})
         table = data.draw(st.lists(st.sampled_from(choice), unique=True)) if choice else []
         self.pool.share(table)

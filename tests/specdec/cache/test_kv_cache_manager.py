@@ -134,7 +134,7 @@ def test_a_scored_prompt_asks_for_no_prefix() -> None:
     scored.cached_samples = first.cached_samples
     assert world.manager.find_prefix(scored) == NOTHING
     assert not world.manager.is_being_prefilled(scored, NOTHING, [first])
-    # Others do find what it has computed.
+    # Other requests find the blocks that it has computed.
     assert world.manager.find_prefix(count(8)).num_tokens == 4
 
 
@@ -181,7 +181,7 @@ def test_a_prefix_that_someone_is_computing_is_worth_waiting_for() -> None:
 
 @pytest.mark.parametrize("length", [8, 9])
 def test_what_is_found_already_is_not_waited_for(length: int) -> None:
-    """Another's long prompt may go on behind the common tokens for many steps; there is no more to hope for."""
+    """The other prompt may go on after the common tokens for many steps, without adding to the shared prefix."""
     world, first, second = World(), count(30), make_request([*range(8), 77][:length])
     world.manager.find_prefix(first)
     world.compute(first, end=8)
@@ -308,7 +308,7 @@ def test_release_leaves_what_can_be_found() -> None:
 @pytest.mark.parametrize(("end", "lacking"), [(7, 1), (8, 1), (9, 2), (12, 2), (13, 3)])
 @pytest.mark.parametrize("is_enough", [False, True])
 def test_reserving_takes_what_it_lacks_or_nothing(end: int, lacking: int, is_enough: bool) -> None:
-    """Of a forked request: a block for the copy, and those behind it."""
+    """A forked request takes a block for the copy, and those after it."""
     world = World(blocks=2 + lacking - (not is_enough))
     parent = count(6)
     world.compute(parent)
@@ -338,7 +338,7 @@ def test_check_integrity_sees(field: str, value: Any, message: str) -> None:
 
 @pytest.mark.parametrize("place", [1, 3])
 def test_check_integrity_sees_a_wrong_name(place: int) -> None:
-    """Of a full block, or of one that is there for drafts."""
+    """The block is full, or allocated for drafts."""
     world = World(caching=False)
     request = count(10)
     world.compute(request)

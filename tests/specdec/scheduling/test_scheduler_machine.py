@@ -167,7 +167,7 @@ class World:
             self.memory.write(request, end, end + row.num_nodes, content="draft")
 
     def check_plan(self, plan: StepPlan, first: Request | None) -> None:
-        """Limits hold, and who ranks first goes on."""
+        """Check that limits hold, and that the request that ranks first advances."""
         scheduler, config, rows = self.scheduler, self.case.config, plan.rows
         requests = [row.request for row in rows]
         assert len({*requests}) == len(rows)
@@ -252,7 +252,7 @@ class World:
         return RowResult(row.num_nodes, path, num_new=num_new, num_accepted=num_accepted)
 
     def check(self) -> None:
-        """Nobody's memory holds anything but its own tokens, and names tell the truth."""
+        """Check that each request's memory holds its own tokens only, and that hashes match their blocks."""
         check_scheduler(self.scheduler)
         self.check_memory()
         pool = self.manager.pool
@@ -339,7 +339,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(seed=seeds, which=places)
     def abort_within_a_step(self, seed: int, which: int) -> None:
-        """Of any request: one in the step, one that waits, one that was left out."""
+        """Abort any request: one in the step, one that waits, or one that was left out."""
         plan = self.begin()
         if alive := self.world.alive:
             for _ in range(2):
@@ -358,7 +358,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(which=places, tokens=st.lists(st.integers(0, 1), min_size=1, max_size=3))
     def fork(self, which: int, tokens: list[int]) -> None:
-        """Of a request in any state, not only of one whose tokens are all cached."""
+        """Fork a request in any state, not only one whose tokens are all cached."""
         if alive := self.world.alive:
             self.world.fork(alive[which % len(alive)], tokens)
 
@@ -391,7 +391,7 @@ arrivals = st.builds(Arrival, st.sampled_from([0, 0, 0, 1, 2, 9]), lengths, most
 @settings(max_examples=2000 if NIGHTLY else 150)
 @given(cases(8, 24), st.lists(arrivals, min_size=2, max_size=12), seeds)
 def test_nobody_waits_longer_than_promised(case: Case, coming: list[Arrival], seed: int) -> None:
-    """As many steps as all who rank before it have tokens at their longest.
+    """A request waits at most as many steps as all requests that rank before it have tokens, each at its longest.
 
     With priorities some of those can be preempted for later arrivals; what they have lost is computed again.
     """
