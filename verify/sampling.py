@@ -95,7 +95,3 @@ class Context(NamedTuple):
     def num_output(self) -> int:
         """Tokens generated so far: the output position of the next one."""
         return len(self.token_ids) - self.num_prompt
-
-    @property
-    def output(self) -> Sequence[int]:
-        return self.token_ids[self.num_prompt :]

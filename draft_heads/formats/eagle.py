@@ -13,6 +13,7 @@ from specdec.draft_heads.heads.draft_head import DraftModel, TargetParts
 from specdec.draft_heads.heads.eagle import EagleConfig, EagleHead
 from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+from specdec.draft_heads.llama.llama_config import positive
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.linear import Projection
 
@@ -89,7 +90,8 @@ class EagleKind(HeadKind[EagleConfig, EagleHead]):
 
 def _output_rows(settings: HeadSettings, tensors: HeadTensors, vocab_size: int) -> tuple[Tensor | None, int, list[str]]:
     """Return the tokens that are scored, None for all; the rows of the file's output matrix; and assumptions."""
-    frequent = settings.size("truncated_vocab_size", settings.size("hot_vocab_size", vocab_size))
+    own = settings.own
+    frequent = positive(own, "truncated_vocab_size", positive(own, "hot_vocab_size", vocab_size))
     has_own = settings.layout in WITH_OUTPUT
     matrix = tensors.by_name.get(OUTPUT) if has_own else None
     is_whole = matrix is None or len(matrix) == vocab_size

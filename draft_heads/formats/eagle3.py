@@ -17,6 +17,7 @@ from specdec.draft_heads.heads.draft_head import DraftModel, TargetParts
 from specdec.draft_heads.heads.eagle3 import Eagle3Config, Eagle3Head
 from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+from specdec.draft_heads.llama.llama_config import positive
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.linear import Projection
 
@@ -48,13 +49,13 @@ class Eagle3Kind(HeadKind[Eagle3Config, Eagle3Head]):
         own = settings.own
         llama, assumptions = settings.llama(tensors)
         taps = tap_ids(settings)
-        target_hidden = settings.size("target_hidden_size", llama.hidden_size)
+        target_hidden = positive(own, "target_hidden_size", llama.hidden_size)
         # The target's matrices fit if the sizes are alike.
         is_alike = target_hidden == llama.hidden_size
         shares = is_alike and EMBEDDING not in tensors and not own.get("embed_requires_grad")
         embedding = Source.TARGET if shares else Source.FILE
         output = _output(settings, tensors, llama.vocab_size, is_alike)
-        draft_vocab = settings.size("draft_vocab_size", llama.vocab_size)
+        draft_vocab = positive(own, "draft_vocab_size", llama.vocab_size)
         normed = own.get("norm_before_residual")
         config = Eagle3Config(
             llama=llama,

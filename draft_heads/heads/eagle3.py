@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from specdec.draft_heads.heads.draft_head import FeatureHead, HeadConfig, TargetOutput
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import Attention, DecoderLayer, LlamaLayer, RMSNorm
 from specdec.draft_heads.llama.rope import Rotary
@@ -46,10 +47,10 @@ def default_taps(num_layers: int) -> tuple[int, int, int]:
     """Return the official low, middle and high layer of a target.
 
     Raises:
-        ValueError: too few layers for three depths.
+        CheckpointError: too few layers for three depths.
     """
     if num_layers < 7:
-        raise ValueError(f"a target of {num_layers} layers has no three depths for EAGLE-3; it takes at least 7")
+        raise CheckpointError(f"a target of {num_layers} layers has no three depths for EAGLE-3; it takes at least 7")
     return 2, num_layers // 2, num_layers - 3
 
 

@@ -39,7 +39,7 @@ def test_every_node_equals_the_definition_with_its_own_path(batch: list[SampledR
     for tree, context in batch:
         for node in range(-1, len(tree)):
             path = [tree.tokens[above] for above in path_to(tree, node)]
-            output = [*context.output, *path]
+            output = [*context.token_ids[context.num_prompt :], *path]
             want = torch.tensor(
                 naive_logits(next(given_logits), context.sampling, context.token_ids[: context.num_prompt], output)
             ).double()
