@@ -32,12 +32,12 @@ def run_arriving(llm: LLM, prompts: Sequence[list[int]], params: SamplingParams,
     groups = [llm.new_group(prompt, params) for prompt in prompts]
     arrived = 0
     start = time.perf_counter()
-    while arrived < len(groups) or any(engine.scheduler.queues):
+    while arrived < len(groups) or engine.has_unfinished:
         now = time.perf_counter() - start
         while arrived < len(groups) and times[arrived] <= now:
             engine.add_request(groups[arrived].requests[0])
             arrived += 1
-        if any(engine.scheduler.queues):
+        if engine.has_unfinished:
             engine.step()
         else:
             time.sleep(times[arrived] - now)

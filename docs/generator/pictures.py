@@ -96,7 +96,7 @@ def _find_tree() -> Drawn:
     # A method may not be assigned to, says mypy; here that is what is wanted.
     setattr(llm.engine.drafter, "propose", watch)  # noqa: B010
     llm.engine.add_request(request)
-    while any(llm.engine.scheduler.queues):
+    while llm.engine.has_unfinished:
         before = len(request.token_ids)
         llm.engine.step()
         tree, new = trees[-1].read()[0], list(request.token_ids[before:])

@@ -66,6 +66,16 @@ class SpeculationStats:
         for depth, count in enumerate(other.accepted_per_depth):
             self.accepted_per_depth[depth] += count
 
+    def count(self, accepted: int, kept: int, drafted: int) -> None:
+        """Count a step.
+
+        Args:
+            accepted: accepted draft tokens.
+            kept: tokens that the output kept, the bonus token included.
+            drafted: draft nodes verified.
+        """
+        self.add(SpeculationStats(1, kept, [1] * min(accepted, kept), drafted))
+
 
 class Segment(NamedTuple):
     """New text, and whether its tokens come from accepted drafts."""

@@ -146,7 +146,7 @@ class Request:
         num_new = self.num_output - before
         # The pass over the prompt can carry no draft.
         if before > 0:
-            self.stats.add(SpeculationStats(1, num_new, [1] * min(num_accepted, num_new), num_drafted))
+            self.stats.count(num_accepted, num_new, num_drafted)
         return num_new
 
     def append(self, token: int, accepted: bool) -> None:

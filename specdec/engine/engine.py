@@ -47,6 +47,10 @@ class LLMEngine:
         """Queue a request; see `Scheduler.add`."""
         self.scheduler.add(request)
 
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self.scheduler.running or self.scheduler.waiting)
+
     def abort(self, request: Request) -> None:
         """End a request at any moment. It keeps its output, without what the running step yields for it."""
         self.scheduler.abort(request)

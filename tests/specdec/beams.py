@@ -47,7 +47,7 @@ def watched(llm: LLM) -> Iterator[LLM]:
 
     engine.step = step  # type: ignore[method-assign]
     yield llm
-    assert not any(engine.scheduler.queues)
+    assert not engine.has_unfinished
     assert scheduler.stats().kv_usage == 0
     check_scheduler(scheduler)
 

@@ -95,7 +95,7 @@ def run(llm: LLM, cases: list[Arrival], groups: list[RequestGroup]) -> None:
     assert isinstance(engine.drafter, Interrupting)
     engine.drafter.llm = llm
     step = 0
-    while step <= max(case.step for case in cases) or any(engine.scheduler.queues):
+    while step <= max(case.step for case in cases) or engine.has_unfinished:
         for case, group in zip(cases, groups, strict=True):
             if case.step == step:
                 for request in group.requests:

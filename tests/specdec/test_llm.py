@@ -74,7 +74,7 @@ def test_closing_a_stream_leaves_nothing_behind(llm: LLM) -> None:
     next(stream)
     stream.close()
     scheduler = llm.engine.scheduler
-    assert not any(llm.engine.scheduler.queues)
+    assert not llm.engine.has_unfinished
     assert scheduler.stats().kv_usage == 0
 
 
@@ -112,7 +112,7 @@ def test_a_bad_prompt_is_refused_before_any_runs(llm: LLM) -> None:
         llm.generate(["text"], FREE)
     with pytest.raises(ValueError, match="2 sampling_params for 1 prompts"):
         llm.generate([[1]], [FREE, FREE])
-    assert not any(llm.engine.scheduler.queues)
+    assert not llm.engine.has_unfinished
 
 
 def test_prompts_of_numpy_and_torch_are_taken(llm: LLM) -> None:
@@ -166,7 +166,7 @@ def test_prompts_of_a_wrong_kind_are_named(llm: LLM, prompts: object, message: s
         prompts = [prompts]
     with pytest.raises(ValueError, match=message):
         llm.generate(prompts, FREE)  # type: ignore[arg-type]
-    assert not any(llm.engine.scheduler.queues)
+    assert not llm.engine.has_unfinished
 
 
 def test_salts_and_priorities_of_a_wrong_kind_are_named(llm: LLM) -> None:
@@ -234,7 +234,7 @@ def test_a_call_for_which_the_queue_is_too_short_leaves_nothing_in_it(folder: Pa
     llm = LLM(folder / "target", dtype="float64", max_queued_requests=2)
     with pytest.raises(QueueFullError, match="2 requests wait"):
         llm.generate([[3], [4], [5]], FREE, use_tqdm=False)
-    assert not any(llm.engine.scheduler.queues)
+    assert not llm.engine.has_unfinished
     assert len(llm.generate([[3], [4]], FREE, use_tqdm=False)) == 2
 
 

@@ -58,7 +58,7 @@ def several(count: int, **changes: object) -> SamplingParams:
 def at_rest(llm: LLM) -> bool:
     """Return whether no request has left anything behind."""
     scheduler = llm.engine.scheduler
-    return not any(llm.engine.scheduler.queues) and scheduler.stats().kv_usage == 0
+    return not llm.engine.has_unfinished and scheduler.stats().kv_usage == 0
 
 
 # Several samples of a prompt.

@@ -211,7 +211,7 @@ def refuses(llm: LLM, params: SamplingParams, message: str, monkeypatch: pytest.
         llm.new_group([3, 4], params)
     with pytest.raises(ValueError, match=re.escape(message)):
         llm.generate([[3, 4], [5]], [SamplingParams(), params])
-    assert not any(llm.engine.scheduler.queues)
+    assert not llm.engine.has_unfinished
     assert llm.engine.scheduler.stats().kv_usage == 0
 
 

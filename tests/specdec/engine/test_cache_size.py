@@ -97,7 +97,7 @@ def test_the_rehearsal_fills_a_step_with_tokens_and_one_with_drafts(
     rehearsal.run(llm.engine)
     length = min(budget // seats, (context or 256) - 3)
     assert seen == [(length * seats, 0), (seats, min(shape.nodes * seats, budget - seats))]
-    assert not any(llm.engine.scheduler.queues)
+    assert not llm.engine.has_unfinished
     assert llm.engine.scheduler.stats().kv_usage == 0
 
 

@@ -43,7 +43,7 @@ def assert_complete(states: Iterable[RequestOutput], tokens: list[int]) -> None:
 
 
 def assert_idle(llm: LLM) -> None:
-    assert not any(llm.engine.scheduler.queues)
+    assert not llm.engine.has_unfinished
     assert llm.stats().kv_usage == 0
 
 
@@ -161,7 +161,7 @@ def test_a_failed_step_of_one_call_costs_no_other_its_states(
     def step(engine: LLMEngine) -> list[Request]:
         if not fails_after:
             raise KeyboardInterrupt
-        while any(engine.scheduler.queues):
+        while engine.has_unfinished:
             real(engine)
         raise KeyboardInterrupt
 
