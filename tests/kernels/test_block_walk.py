@@ -19,7 +19,7 @@ from tests.strategies import seeds
 from tests.trees import chain_of
 
 VOCAB = 17
-chains = st.lists(st.lists(st.integers(0, VOCAB - 1), max_size=9).map(DraftTree.chain), min_size=1, max_size=4)
+chains = st.lists(st.lists(st.integers(0, VOCAB - 1), max_size=9).map(chain_of), min_size=1, max_size=4)
 
 
 @pytest.fixture(autouse=True, scope="module")
