@@ -21,8 +21,8 @@ from benchmarks.gpu_race import BOUNDS, Case, Peer, Subject
 from benchmarks.gpu_sizes import Sizes
 from specdec.kernels import tree_attention_reference
 from specdec.kernels.ragged_rows import RaggedRows
+from specdec.kernels.tree import DraftTree
 from specdec.kernels.tree_attention import tree_attention
-from specdec.verify.tree import DraftTree
 
 QUERY_SCALE = 3
 # By peer the backends that it may take: those with masks, on a CPU flash attention; not the one that keeps all scores.

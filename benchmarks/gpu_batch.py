@@ -5,9 +5,9 @@ import random
 import torch
 
 from specdec import DraftShape
+from specdec.kernels.draft_trees import HostTrees
 from specdec.kernels.integers import ceil_div
-from specdec.verify.draft_trees import HostTrees
-from specdec.verify.tree import ROOT, DraftTree
+from specdec.kernels.tree import ROOT, DraftTree
 from specdec.verify.tree_batch import TreeBatch, TreeRow
 
 # Of the children's chances: so that the trees have some nodes in each of six levels, most in the middle ones.
@@ -38,6 +38,11 @@ def random_tree(shape: DraftShape, chance: random.Random) -> DraftTree:
     # All tokens of a tree differ, and so do those of siblings.
     tokens = chance.sample(range(len(values)), len(best))
     return DraftTree(tuple(tokens), tuple(place[parents[node]] for node in sorted(best)))
+
+
+def path_of(tree: DraftTree, node: int) -> list[int]:
+    """Return the nodes from the root's child down to `node`."""
+    return [above for above in range(len(tree)) if tree.ancestors[node] >> above & 1]
 
 
 def random_batch(

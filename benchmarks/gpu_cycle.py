@@ -256,13 +256,14 @@ class Forced:
         self.verifier, self.accepted = verifier, 0
 
     def verify(self, trees: Any, contexts: Sequence[Any], logits: Tensor) -> list[Any]:
+        from benchmarks.gpu_batch import path_of
         from specdec.kernels.types import Acceptance
 
         self.verifier.verify(trees, contexts, logits)
         found = []
         for tree in trees.read():
             nodes = [node for node, depth in enumerate(tree.depths) if depth <= self.accepted]
-            found.append(Acceptance(tuple(tree.path(nodes[-1])) if nodes else (), 1))
+            found.append(Acceptance(tuple(path_of(tree, nodes[-1])) if nodes else (), 1))
         return found
 
 

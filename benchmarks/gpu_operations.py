@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.gpu_batch import random_batch, random_tree
+from benchmarks.gpu_batch import path_of, random_batch, random_tree
 from benchmarks.gpu_race import BOUNDS, EXACT, Case, Peer, Subject
 from benchmarks.gpu_sizes import Sizes
 from specdec.kernels import (
@@ -142,7 +142,7 @@ def _move_kv(sizes: Sizes, requests: int, device: torch.device) -> Case:
     batch = random_batch(3, 1, trees, sizes.block_size, blocks, device, seed=requests)
     source, target = [], []
     for tree, start in zip(trees, batch.row_starts, strict=True):
-        path = tree.path(chance.randrange(len(tree)))
+        path = path_of(tree, chance.randrange(len(tree)))
         source += [start + 1 + node for node in path]
         target += [start + 1 + place for place in range(len(path))]
     ends = [batch.slots[torch.tensor(end, device=device)] for end in (source, target)]

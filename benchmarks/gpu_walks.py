@@ -14,9 +14,9 @@ from benchmarks.gpu_sizes import Sizes
 from specdec.kernels import block_walk_reference, rejection_walk_reference, tree_walk_reference
 from specdec.kernels.block_walk import block_walk
 from specdec.kernels.rejection_walk import rejection_walk
+from specdec.kernels.tree import ROOT, DraftTree
 from specdec.kernels.tree_walk import tree_walk
 from specdec.kernels.types import DraftProbs, NoiseColumns, PackedTrees
-from specdec.verify.tree import ROOT, DraftTree
 
 # Chance that the target emits a child's token, so that paths grow long.
 ACCEPTED = 0.85
@@ -74,7 +74,10 @@ def _rejection_walk(sizes: Sizes, rows: int, device: torch.device) -> Case:
 
 def _block_walk(sizes: Sizes, rows: int, device: torch.device) -> Case:
     chance, depth = random.Random(rows), sizes.tree.depth
-    chains = [DraftTree.chain(chance.choices(range(sizes.vocabulary), k=depth)) for _ in range(rows)]
+    chains = [
+        DraftTree(tuple(chance.choices(range(sizes.vocabulary), k=depth)), tuple(range(-1, depth - 1)))
+        for _ in range(rows)
+    ]
     inputs = _weighed(sizes, chains, device)
     return Case(
         run=lambda: block_walk(*inputs),

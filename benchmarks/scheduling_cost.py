@@ -17,6 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.integrity import check_pool, check_scheduler
 from benchmarks.report import parse_shape, write
 from specdec import DraftShape, SamplingParams
 from specdec.cache.block_pool import BlockPool
@@ -112,7 +113,7 @@ def pairs_per_second(hashed: bool) -> float:
         if hashed:
             pool.register(held[place], names[POOL_BLOCKS + number])
     seconds = time.perf_counter() - start
-    pool.check_integrity([held])
+    check_pool(pool, [held])
     return PAIRS / seconds
 
 
@@ -135,7 +136,7 @@ def main() -> None:
             chance = random.Random(round_number)
             seconds[kind, count] += [step(scheduler, chance) for _ in range(args.steps)]
             assert len(scheduler.running) == count
-            scheduler.check_integrity()
+            check_scheduler(scheduler)
         for kind in pairs:
             pairs[kind].append(pairs_per_second(kind == "hashed"))
     rows: list[dict[str, Any]] = []

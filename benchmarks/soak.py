@@ -21,13 +21,14 @@ from typing import Any
 
 import torch
 
+from benchmarks.integrity import check_scheduler
 from benchmarks.memory import in_use_mib, resident_mib
 from benchmarks.report import read_prompts, write
 from specdec import LLM, SamplingParams
 from specdec.core.engine_stats import EngineStats
 from specdec.core.request import Request
 from specdec.draft_heads.drafting.drafter import Drafter, DraftRow
-from specdec.verify.draft_trees import DraftTrees
+from specdec.kernels.draft_trees import DraftTrees
 
 MOST_OUTSTANDING = 48
 # Requests in a row that are alike in how much they grow: many that grow at once are what preempts.
@@ -102,7 +103,7 @@ def soak(llm: LLM, texts: Sequence[Sequence[int]], num_requests: int, seed: int,
         assert {*engine.scheduler.queues} == {*alive}, "a request is lost, or is kept after its end"
         if queued - len(alive) >= sampled + sample_every:
             sampled += sample_every
-            engine.scheduler.check_integrity()
+            check_scheduler(engine.scheduler)
             # Samples of a prompt know each other, so it is the collector that frees them.
             gc.collect()
             report.resident_mib[sampled] = round(resident_mib(), 1)
@@ -110,7 +111,7 @@ def soak(llm: LLM, texts: Sequence[Sequence[int]], num_requests: int, seed: int,
             print(f"{sampled} requests, {report.resident_mib[sampled]} MiB", flush=True)
     report.seconds = time.perf_counter() - start
     engine.drafter, report.aborted_within = drafter, aborting.aborted
-    engine.scheduler.check_integrity()
+    check_scheduler(engine.scheduler)
     stats = report.stats = replace(engine.scheduler.stats())
     manager = engine.scheduler.manager
     assert manager.pool.num_free == manager.pool.num_blocks, "blocks are held at the end"

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from benchmarks.report import parse_shape, read_prompts, write
 from specdec import LLM, SamplingParams
+from specdec.kernels.draft_trees import DraftTrees
 from specdec.kernels.types import Acceptance
-from specdec.verify.draft_trees import DraftTrees
 from specdec.verify.noise import gumbel
 from specdec.verify.sampling import Context
 from specdec.verify.verifier import Verifier
@@ -63,7 +63,8 @@ def main() -> None:
             shape=parse_shape(args.shape) if args.shape else None,
             adaptive_drafts=False,
         )
-        timed = llm.engine.verifier = TimedVerifier(llm.engine.verifier)
+        timed = TimedVerifier(llm.engine.verifier)
+        llm.engine.verifier = timed  # type: ignore[assignment]
         prompts = [llm.chat_prompt(messages) for messages in read_prompts("gsm8k-eval")]
         for batch in args.batches:
             for what, parameters in ASKED.items():

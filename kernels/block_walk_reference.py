@@ -8,10 +8,11 @@ from torch import Tensor
 from specdec.kernels.chance import Chance
 from specdec.kernels.host_walks import walk_packed
 from specdec.kernels.rejection_walk_reference import normalised, positive_part
-from specdec.kernels.types import NO_TOKEN, Acceptance, DraftProbs, NoiseColumns, PackedTrees, Tree, Vector, Walk
+from specdec.kernels.tree import DraftTree
+from specdec.kernels.types import NO_TOKEN, Acceptance, DraftProbs, NoiseColumns, PackedTrees, Vector, Walk
 
 
-def walk_block(tree: Tree, target: Callable[[int], Vector | None], chance: Chance) -> Acceptance:
+def walk_block(tree: DraftTree, target: Callable[[int], Vector | None], chance: Chance) -> Acceptance:
     """Accept the longest prefix whose coin falls below h, then draw (Sun et al. 2025, Algorithm 2).
 
     With X_1 .. X_n drawn one after the other from q, and p, q given X_1 .. X_i in the sums::
@@ -33,7 +34,7 @@ def walk_block(tree: Tree, target: Callable[[int], Vector | None], chance: Chanc
     Raises:
         ValueError: the tree has branches, or no `draft_probs`.
     """
-    length = len(tree.tokens)
+    length = len(tree)
     if tuple(tree.parents) != tuple(range(-1, length - 1)):
         raise ValueError(f"block verification takes a chain, not parents {tree.parents}; use walk_rejection")
     if length and tree.draft_probs is None:

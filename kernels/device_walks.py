@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.kernels.types import Acceptance, DraftProbs, NoiseColumns, NoiseRows, PackedTrees, Trees, Walk
+from specdec.kernels.draft_trees import DraftTrees
+from specdec.kernels.types import Acceptance, DraftProbs, NoiseColumns, NoiseRows, PackedTrees, Walk
 from specdec.kernels.upload import upload
 
 
@@ -24,15 +25,15 @@ class DeviceWalks(NamedTuple):
     reject: Callable[[Tensor, DraftProbs | None, PackedTrees, NoiseColumns], Walk]
     judge: Callable[[Tensor, DraftProbs, PackedTrees, NoiseColumns], Walk]
 
-    def tree_walk(self, emitted: Tensor, trees: Trees) -> list[Acceptance]:
+    def tree_walk(self, emitted: Tensor, trees: DraftTrees) -> list[Acceptance]:
         """See `KernelSet.tree_walk`."""
         return _read([self.follow(emitted, _packed(trees, emitted.device))], trees)
 
-    def rejection_walk(self, scores: Tensor, trees: Trees, noise: NoiseRows) -> list[Acceptance]:
+    def rejection_walk(self, scores: Tensor, trees: DraftTrees, noise: NoiseRows) -> list[Acceptance]:
         """See `KernelSet.rejection_walk`."""
         return self._walk_apart(self.reject, scores, trees, noise)
 
-    def block_walk(self, scores: Tensor, trees: Trees, noise: NoiseRows) -> list[Acceptance]:
+    def block_walk(self, scores: Tensor, trees: DraftTrees, noise: NoiseRows) -> list[Acceptance]:
         """See `KernelSet.block_walk`."""
         for size, drawn, key in zip(trees.sizes, trees.is_drawn, noise.keys, strict=True):
             if size and not drawn and key is not None:
@@ -43,7 +44,7 @@ class DeviceWalks(NamedTuple):
         self,
         weigh: Callable[[Tensor, DraftProbs, PackedTrees, NoiseColumns], Walk],
         scores: Tensor,
-        trees: Trees,
+        trees: DraftTrees,
         noise: NoiseRows,
     ) -> list[Acceptance]:
         """Walk rows whose children are weighed against q apart from the others: a launch weighs all or none.
@@ -51,7 +52,7 @@ class DeviceWalks(NamedTuple):
         A greedy row follows the argmax, whatever its children were drawn from.
         """
 
-        def walk(scores: Tensor, trees: Trees, noise: NoiseRows, weighed: bool) -> Walk:
+        def walk(scores: Tensor, trees: DraftTrees, noise: NoiseRows, weighed: bool) -> Walk:
             packed, columns = _packed(trees, scores.device), noise.columns(scores.device)
             if weighed:
                 return weigh(scores, trees.draft_probs(scores.device), packed, columns)
@@ -72,13 +73,13 @@ class DeviceWalks(NamedTuple):
         return [found[row] for row in range(len(keys))]
 
 
-def _packed(trees: Trees, device: torch.device) -> PackedTrees:
+def _packed(trees: DraftTrees, device: torch.device) -> PackedTrees:
     """Return trees in the form in which the kernels take them."""
     nodes, starts = trees.nodes(device), upload([0, *accumulate(1 + size for size in trees.sizes)], device)
     return PackedTrees(nodes.tokens, nodes.parents, starts, max(trees.sizes), trees.depth)
 
 
-def _read(walks: Sequence[Walk], trees: Trees) -> list[Acceptance]:
+def _read(walks: Sequence[Walk], trees: DraftTrees) -> list[Acceptance]:
     """Return the outcome of each row, walk after walk."""
     numbers = iter(trees.read_with([part for walk in walks for part in walk]))
     acceptances = []

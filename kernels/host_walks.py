@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.chance import Chance, PhiloxChance
+from specdec.kernels.draft_trees import DraftTrees
 from specdec.kernels.host_sampling import argmax
 from specdec.kernels.philox_reference import uniforms
+from specdec.kernels.tree import DraftTree
 from specdec.kernels.tree_walk_reference import as_walk, follow, trees_of
 from specdec.kernels.types import (
     NO_TOKEN,
@@ -17,38 +19,36 @@ from specdec.kernels.types import (
     NoiseKey,
     NoiseRows,
     PackedTrees,
-    Tree,
-    Trees,
     Uniforms,
     Vector,
     Walk,
 )
 
 # An acceptance rule: a row's tree, the target's distribution after each node, coins and draws.
-Rule = Callable[[Tree, Callable[[int], Vector | None], Chance], Acceptance]
+Rule = Callable[[DraftTree, Callable[[int], Vector | None], Chance], Acceptance]
 
 
-def tree_walk(emitted: Tensor, trees: Trees) -> list[Acceptance]:
+def tree_walk(emitted: Tensor, trees: DraftTrees) -> list[Acceptance]:
     """See `KernelSet.tree_walk`."""
     tokens: list[int] = emitted.tolist()
     acceptances, start = [], 0
     for tree in trees.read():
-        acceptances.append(follow(tree, tokens[start : start + 1 + len(tree.tokens)]))
-        start += 1 + len(tree.tokens)
+        acceptances.append(follow(tree, tokens[start : start + 1 + len(tree)]))
+        start += 1 + len(tree)
     return acceptances
 
 
-def host_walk(rule: Rule, uniforms: Uniforms) -> Callable[[Tensor, Trees, NoiseRows], list[Acceptance]]:
+def host_walk(rule: Rule, uniforms: Uniforms) -> Callable[[Tensor, DraftTrees, NoiseRows], list[Acceptance]]:
     """Return a rule as an operation of `KernelSet`."""
 
-    def walk(scores: Tensor, trees: Trees, noise: NoiseRows) -> list[Acceptance]:
+    def walk(scores: Tensor, trees: DraftTrees, noise: NoiseRows) -> list[Acceptance]:
         return walk_rows(rule, scores, trees.read(), noise.keys, uniforms)
 
     return walk
 
 
 def walk_rows(
-    rule: Rule, scores: Tensor, trees: Sequence[Tree], keys: Sequence[NoiseKey | None], uniforms: Uniforms
+    rule: Rule, scores: Tensor, trees: Sequence[DraftTree], keys: Sequence[NoiseKey | None], uniforms: Uniforms
 ) -> list[Acceptance]:
     """Run a rule over each sampled row, with probabilities in float64; greedy rows follow the argmax.
 
@@ -59,7 +59,7 @@ def walk_rows(
     emitted = argmax(scores).tolist()
     acceptances, start = [], 0
     for tree, key in zip(trees, keys, strict=True):
-        own = slice(start, start + 1 + len(tree.tokens))
+        own = slice(start, start + 1 + len(tree))
         start = own.stop
         if key is None:
             acceptances.append(follow(tree, emitted[own]))

@@ -18,6 +18,7 @@ from specdec.kernels import (
 )
 from specdec.kernels.block_walk_reference import walk_block
 from specdec.kernels.device_walks import DeviceWalks
+from specdec.kernels.draft_trees import DraftTrees
 from specdec.kernels.host_sampling import HostSampling
 from specdec.kernels.host_walks import host_walk, tree_walk
 from specdec.kernels.native_library import NOT_BUILT, Library, library_file
@@ -39,7 +40,6 @@ from specdec.kernels.types import (
     SearchLoop,
     Stream,
     TopK,
-    Trees,
 )
 
 logger = logging.getLogger(__name__)
@@ -89,9 +89,9 @@ class KernelSet:
     filter_logits: Callable[[Tensor, Tensor], Tensor]
     gumbel_argmax: Callable[[Tensor, NoiseRows], Tensor]
     perturbed_top_k: Callable[[Candidates, NoiseRows, int, Stream, int], TopK]
-    tree_walk: Callable[[Tensor, Trees], list[Acceptance]]
-    rejection_walk: Callable[[Tensor, Trees, NoiseRows], list[Acceptance]]
-    block_walk: Callable[[Tensor, Trees, NoiseRows], list[Acceptance]]
+    tree_walk: Callable[[Tensor, DraftTrees], list[Acceptance]]
+    rejection_walk: Callable[[Tensor, DraftTrees, NoiseRows], list[Acceptance]]
+    block_walk: Callable[[Tensor, DraftTrees, NoiseRows], list[Acceptance]]
     fused_layer: Callable[[LayerWeights], FusedLayer] | None = None
     draft_search: Callable[[HeadWeights, Product, int, Tensor | None], SearchLoop] | None = None
     head_dims: tuple[int, ...] | None = None

@@ -1,7 +1,7 @@
 """An attention plan in memory that stays in its place, for graphs that are replayed."""
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,13 +9,8 @@ from torch import Tensor
 from specdec.kernels.attention_plan import Plan
 from specdec.kernels.integers import next_power_of_2
 
-Result = TypeVar("Result")
-
-
-class Capture(Protocol):
-    """Function that captures some work and returns its replay, which reads and writes the same memory each time."""
-
-    def __call__(self, work: Callable[[], Result], /) -> Callable[[], Result]: ...
+# Captures some work, and returns its replay, which reads and writes the same memory each time.
+Capture = Callable[[Callable[[], Any]], Callable[[], Any]]
 
 
 class PlanSize(NamedTuple):
@@ -35,7 +30,8 @@ class PlanSize(NamedTuple):
 
     @staticmethod
     def of(plan: Plan) -> "PlanSize":
-        return PlanSize(plan.height, *(_bucket(n) for n in (len(plan.items), len(plan.joins), plan.num_parts)))
+        counts = (len(plan.items), len(plan.joins), plan.num_parts)
+        return PlanSize(plan.height, *(next_power_of_2(count) if count else 0 for count in counts))
 
 
 class PlanBuffer:
@@ -58,7 +54,3 @@ class PlanBuffer:
         for own, given in ((self.plan.items, plan.items), (self.plan.joins, plan.joins)):
             own[: len(given)].copy_(given)
             own[len(given) :].zero_()
-
-
-def _bucket(count: int) -> int:
-    return next_power_of_2(count) if count else 0

@@ -157,25 +157,8 @@ def _sample(
     NODES: tl.constexpr,
 ):
     """Return the child that is accepted and `likeliest`; or NODES, and a draw from what the children leave of p."""
-    following, total, share, m_lost = _try_children(
-        p_row, p_q, top, p_tokens, b_tokens, m_child, seed, sample_index, position, length,
-        HAS_DRAFT, VOCAB, BLOCK, NODES,
-    )  # fmt: skip
-    next_token = likeliest
-    if following == NODES:
-        u = uniform(seed, sample_index, position + length, RESIDUAL, 0)
-        drawn = draw(p_row, p_q, top, share, b_tokens, m_lost, u * total, HAS_DRAFT, VOCAB, BLOCK)
-        next_token = tl.where(drawn >= 0, drawn, likeliest)
-    return following, next_token
-
-
-@triton.jit
-def _try_children(
-    p_row, p_q, top, p_tokens, b_tokens, m_child, seed, sample_index, position, length,
-    HAS_DRAFT: tl.constexpr, VOCAB: tl.constexpr, BLOCK: tl.constexpr, NODES: tl.constexpr,
-):  # fmt: skip
-    """Return the first accepted child, or NODES; and the sum, the share and the lost tokens of the residual."""
     o_node = tl.arange(0, NODES)
+    # Of the residual: its sum, the share of q in it, the sum of q, and the tokens lost.
     total = tl.full([], 0, tl.float64)
     for begin in range(0, VOCAB, BLOCK):
         total += tl.sum(weights(p_row, top, begin, VOCAB, BLOCK), 0)
@@ -200,7 +183,12 @@ def _try_children(
         following = tl.where(accepted > 0, child, following)
         rank += 1
         child = tl.min(tl.where(m_child & (o_node > child), o_node, NODES), 0)
-    return following, total, share, m_lost
+    next_token = likeliest
+    if following == NODES:
+        u = uniform(seed, sample_index, position + length, RESIDUAL, 0)
+        drawn = draw(p_row, p_q, top, share, b_tokens, m_lost, u * total, HAS_DRAFT, VOCAB, BLOCK)
+        next_token = tl.where(drawn >= 0, drawn, likeliest)
+    return following, next_token
 
 
 @triton.jit

@@ -6,10 +6,11 @@ from torch import Tensor
 
 from specdec.kernels.chance import Chance
 from specdec.kernels.host_walks import walk_packed
-from specdec.kernels.types import NO_TOKEN, ROOT, Acceptance, DraftProbs, NoiseColumns, PackedTrees, Tree, Vector, Walk
+from specdec.kernels.tree import DraftTree
+from specdec.kernels.types import NO_TOKEN, ROOT, Acceptance, DraftProbs, NoiseColumns, PackedTrees, Vector, Walk
 
 
-def walk_rejection(tree: Tree, target: Callable[[int], Vector | None], chance: Chance) -> Acceptance:
+def walk_rejection(tree: DraftTree, target: Callable[[int], Vector | None], chance: Chance) -> Acceptance:
     """Walk down from the root while a child is accepted, then emit a draw from the residual of p.
 
     A child x, in order, is accepted with probability min(1, p[x] / q[x]); if it is not, p becomes
@@ -37,7 +38,7 @@ def walk_rejection(tree: Tree, target: Callable[[int], Vector | None], chance: C
         node = child
 
 
-def _try_children(tree: Tree, node: int, p: Vector, depth: int, chance: Chance) -> tuple[int | None, Vector]:
+def _try_children(tree: DraftTree, node: int, p: Vector, depth: int, chance: Chance) -> tuple[int | None, Vector]:
     """Return the first accepted child, None if none is; and the residual of p by then."""
     q: Vector = None if tree.draft_probs is None else tree.draft_probs[1 + node]
     for rank, child in enumerate(tree.children_of.get(node, ())):

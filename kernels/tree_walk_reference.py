@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from specdec.kernels.types import NO_TOKEN, ROOT, Acceptance, DraftProbs, PackedTrees, Tree, Walk
+from specdec.kernels.tree import DraftTree
+from specdec.kernels.types import NO_TOKEN, ROOT, Acceptance, DraftProbs, PackedTrees, Walk
 
 
-def follow(tree: Tree, emitted: Sequence[int]) -> Acceptance:
+def follow(tree: DraftTree, emitted: Sequence[int]) -> Acceptance:
     """Follow the emitted tokens down the tree; `emitted[0]` is the root's, `emitted[1 + i]` node i's."""
     path: list[int] = []
     node = ROOT
@@ -27,17 +27,7 @@ def tree_walk(emitted: Tensor, trees: PackedTrees) -> Walk:
     return as_walk(rows, trees.max_depth, emitted.device)
 
 
-class ListedTree(NamedTuple):
-    """A tree made of a kernel's arguments; see `Tree`."""
-
-    tokens: Sequence[int]
-    parents: Sequence[int]
-    children: dict[tuple[int, int], int]
-    children_of: dict[int, list[int]]
-    draft_probs: Any = None
-
-
-def trees_of(packed: PackedTrees, draft_probs: DraftProbs | None = None) -> list[ListedTree]:
+def trees_of(packed: PackedTrees, draft_probs: DraftProbs | None = None) -> list[DraftTree]:
     """Return the tree of each row, its `draft_probs` in float64."""
     probs = None
     if draft_probs is not None:
@@ -49,14 +39,13 @@ def trees_of(packed: PackedTrees, draft_probs: DraftProbs | None = None) -> list
     for row, (start, end) in enumerate(pairwise(packed.starts.tolist())):
         # Every row before this one has a root, which is no node.
         own = slice(start - row, end - row - 1)
-        tree = ListedTree(tokens[own], parents[own], {}, {}, None if probs is None else probs[start:end])
-        depths = {ROOT: 0}
-        for node, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True)):
-            depths[node] = 1 + depths[parent]
-            if depths[node] <= packed.max_depth:
-                tree.children.setdefault((parent, token), node)
-                tree.children_of.setdefault(parent, []).append(node)
-        trees.append(tree)
+        tree = DraftTree(tuple(tokens[own]), tuple(parents[own]), check=False)
+        # Nodes that lie too deep become children of no node.
+        near = [
+            parent if at <= packed.max_depth else len(tree)
+            for parent, at in zip(tree.parents, tree.depths, strict=True)
+        ]
+        trees.append(DraftTree(tree.tokens, tuple(near), None if probs is None else probs[start:end], check=False))
     return trees
 
 

@@ -1,6 +1,6 @@
 """The types that kernels, their references and their callers share."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
 
@@ -92,20 +92,11 @@ class NoiseRows:
 
 
 class NoiseSource(Protocol):
-    """Random numbers for a CPU: functions of their key alone."""
+    """Random numbers for a CPU, functions of their key alone; see `verify.noise.GumbelNoise`."""
 
-    def at(self, key: NoiseKey, size: int, stream: Stream, lane: int) -> Tensor:
-        """Return standard Gumbel noise, float32 `[size]`, valid until the 64th call from now.
+    def at(self, key: NoiseKey, size: int, stream: Stream, lane: int) -> Tensor: ...
 
-        Args:
-            stream: what the noise is for.
-            lane: tells independent noise of one position and stream apart.
-        """
-        ...
-
-    def uniforms(self, key: NoiseKey, count: int, stream: Stream) -> list[float]:
-        """Return independent uniform variates in [0, 1)."""
-        ...
+    def uniforms(self, key: NoiseKey, count: int, stream: Stream) -> list[float]: ...
 
 
 class Candidates(NamedTuple):
@@ -219,68 +210,6 @@ class NodeTensors(NamedTuple):
     depths: Tensor
     parents: Tensor
     ancestors: Tensor
-
-
-class Tree(Protocol):
-    """A draft tree on the host, as the walks read it; see `DraftTree` in `verify`."""
-
-    @property
-    def tokens(self) -> Sequence[int]: ...
-
-    @property
-    def parents(self) -> Sequence[int]: ...
-
-    @property
-    def children(self) -> Mapping[tuple[int, int], int]: ...
-
-    @property
-    def children_of(self) -> Mapping[int, Sequence[int]]: ...
-
-    @property
-    def draft_probs(self) -> Any: ...
-
-
-class Trees(Protocol):
-    """A batch of draft trees, one per row, as the walks take it; see `DraftTrees` in `verify`.
-
-    Attributes:
-        sizes: nodes of each tree.
-        depth: at least the depth of the deepest node.
-        is_drawn: of each tree, whether its children were drawn from known distributions.
-    """
-
-    @property
-    def sizes(self) -> Sequence[int]: ...
-
-    @property
-    def depth(self) -> int: ...
-
-    @property
-    def is_drawn(self) -> Sequence[bool]: ...
-
-    def select(self, rows: Sequence[int]) -> "Trees":
-        """Return the trees of these rows, in this order."""
-        ...
-
-    def nodes(self, device: torch.device) -> NodeTensors:
-        """Return all nodes, tree after tree."""
-        ...
-
-    def draft_probs(self, device: torch.device) -> DraftProbs:
-        """Return what the children of all roots and nodes were drawn from; all trees must be drawn."""
-        ...
-
-    def read(self) -> Sequence[Tree]:
-        """Return the trees on the host, which may have to wait for them."""
-        ...
-
-    def read_with(self, parts: Sequence[Tensor]) -> list[list[int]]:
-        """Return the numbers of each tensor; what `read` needs comes in the same transfer.
-
-        Args:
-            parts: int64, on the trees' device.
-        """
-        ...
 
 
 # A 1-d torch tensor, or a numpy array of `Fraction`: the rules are the same code for the engine and for exact tests.

@@ -66,22 +66,13 @@ class LLM:
             kernels = choose_kernels(config.kernels, device, dtype, GumbelNoise(device), config.threads)
             self.model = load_llama(folder, dtype, device, kernels)
             size = f"{self.model.num_parameters:,} parameters"
-            logger.info(
-                "target %s: %s, %s on %s, %s kernels, loaded in %.1f s",
-                folder,
-                size,
-                config.dtype,
-                device,
-                kernels.name,
-                time.perf_counter() - began,
-            )
+            how = f"{config.dtype} on {device}, {kernels.name} kernels"
+            logger.info("target %s: %s, %s, loaded in %.1f s", folder, size, how, time.perf_counter() - began)
             self.tokenizer = Tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
             self.max_model_len = config.context(self.model.config.max_position)
             self.generation_config = GenerationConfig.read(folder)
-            kept = self.generation_config.end_tokens | (
-                self.tokenizer.special_tokens if self.tokenizer else frozenset()
-            )
-            drafts = load_drafts(config, self.model, kernels, kept)
+            special = self.tokenizer.special_tokens if self.tokenizer else frozenset()
+            drafts = load_drafts(config, self.model, kernels, self.generation_config.end_tokens | special)
             logger.info("drafts: %s, %s", config.draft or "none", config.shape)
             self.engine = EngineBuilder(config, self.model, drafts, kernels).build()
         logger.info("ready after %.1f s", time.perf_counter() - began)

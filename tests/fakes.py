@@ -15,8 +15,8 @@ from specdec.draft_heads.formats.head_kinds import KINDS
 from specdec.draft_heads.heads.eagle import EagleConfig, EagleHead
 from specdec.draft_heads.heads.eagle3 import Eagle3Config, Eagle3Head
 from specdec.draft_heads.llama.llama_config import LlamaConfig
-from specdec.verify.draft_trees import HostTrees
-from specdec.verify.tree import ROOT, DraftTree
+from specdec.kernels.draft_trees import HostTrees
+from specdec.kernels.tree import ROOT, DraftTree
 
 TINY = {
     "vocab_size": 97,

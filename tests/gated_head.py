@@ -44,16 +44,13 @@ class GatedKind(HeadKind[HeadConfig, GatedHead]):
     label = "Gated"
     sign = "gate.weight"
 
-    def recognises(self, settings: HeadSettings, tensors: HeadTensors) -> bool:  # noqa: ARG002
-        return self.sign in tensors
-
     def describe(self, settings: HeadSettings, tensors: HeadTensors) -> HeadDescription[HeadConfig]:
         llama, assumptions = settings.llama(tensors)
         config = HeadConfig(llama)
         return HeadDescription(
             kind=self,
             label=self.label,
-            layout=settings.layout,
+            settings=settings,
             config=config,
             tensors=tensors,
             expected=expected_shapes(lambda: _file_names(GatedHead(config))),

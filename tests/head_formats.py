@@ -29,7 +29,7 @@ from tests.checkpoints import (
 
 
 def official_eagle() -> Fixture:
-    """As SafeAILab publish it: a pickle, fc with a bias, and a config.json that does not mention one."""
+    """Return a head as SafeAILab publish it: a pickle, fc with a bias, and a config.json that does not mention one."""
     head = eagle(1, fc_bias=True, theta=500000.0)
     config = llama_config(head, architectures=["LlamaForCausalLM"], rope_theta=500000.0)
     return Fixture(config, named(head, "layers.0.", ("out",)), head, pickled=True)
@@ -96,7 +96,7 @@ def speculators_eagle() -> Fixture:
 
 
 def official_eagle3() -> Fixture:
-    """As SafeAILab publish it: a pickle without the embedding; config.json as in traineagle3, without rope_theta."""
+    """Return one as SafeAILab publish it: a pickle without embedding; config.json as in traineagle3, no rope_theta."""
     head = eagle3(8)
     head.weights["embed"] = TARGET_EMBED
     config = llama_config(head, architectures=["LlamaForCausalLM"], draft_vocab_size=len(FEW))

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from specdec.core.sampling_params import SamplingParams
 from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.kernels.tree import ROOT, DraftTree
 from specdec.verify.sampling import Sampling
-from specdec.verify.tree import ROOT, DraftTree
 
 seeds = st.integers(0, 2**32 - 1)
 

@@ -83,8 +83,8 @@ def _imports(module: str) -> set[str]:
 
 def test_modules_of_every_layer_are_found() -> None:
     assert {_layer(module) for module in SOURCES} >= set(LAYERS) - {"train_eagle"}
-    assert {"specdec", "specdec.llm", "specdec.models.llama", "specdec.verify.tree"} <= set(SOURCES)
-    assert "specdec.verify.tree" in _imports("specdec.engine.engine")
+    assert {"specdec", "specdec.llm", "specdec.models.llama", "specdec.kernels.tree"} <= set(SOURCES)
+    assert "specdec.kernels.tree" in _imports("specdec.engine.engine")
 
 
 @pytest.mark.parametrize("module", SOURCES)

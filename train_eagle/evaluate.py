@@ -39,7 +39,7 @@ def measure_tau(
 ) -> SpeculationStats:
     """Measure tau on prompts (token ids) with every tree as large as `shape` allows and seeds 0, 1, …"""
     llm = engine(model, head, shape, dtype)
-    return total_stats(answer(llm, prompts, temperature, max_tokens))
+    return SpeculationStats.total(output.stats for output in answer(llm, prompts, temperature, max_tokens))
 
 
 def engine(model: Path, head: Path, shape: DraftShape, dtype: str) -> LLM:
@@ -59,14 +59,6 @@ def answer(llm: LLM, prompts: Sequence[list[int]], temperature: float, max_token
     """Answer prompts with seeds 0, 1, …"""
     params = [SamplingParams(temperature=temperature, seed=i, max_tokens=max_tokens) for i in range(len(prompts))]
     return llm.generate(list(prompts), params, use_tqdm=False)
-
-
-def total_stats(outputs: Sequence[RequestOutput]) -> SpeculationStats:
-    """Add up the acceptance of all outputs."""
-    total = SpeculationStats()
-    for output in outputs:
-        total.add(output.stats)
-    return total
 
 
 def accepted_shares(stats: SpeculationStats) -> list[float]:
@@ -170,7 +162,7 @@ def evaluate(
         answers = {t: answer(llm, asked, t, max_tokens) for t in dict.fromkeys((*temperatures, 0.0))}
         accuracies[name] = accuracy(llm, answers[0.0], shape.depth)
         for temperature in dict.fromkeys(temperatures):
-            found = total_stats(answers[temperature])
+            found = SpeculationStats.total(output.stats for output in answers[temperature])
             shares = accepted_shares(found)
             shares += [0.0] * (shape.depth - len(shares))
             tau = round(found.tau, 4)

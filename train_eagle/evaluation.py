@@ -43,6 +43,11 @@ class Measured:
     tokens: int
     steps: int
 
+    @property
+    def cells(self) -> tuple[str, str, str, str]:
+        """Domain, temperature, tau and accepted shares for a table."""
+        return self.domain, f"{self.temperature:g}", f"{self.tau:.2f}", format_shares(self.accepted_per_depth)
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -93,8 +98,7 @@ class Evaluation:
         title = f"drafts verified, trees of {self.depth},{self.branching},{self.nodes}"
         tau = Table("text", "temperature", "tau", "accepted at depth 1, 2, …", "tokens", "steps", title=title)
         for row in self.measured:
-            shares, counts = format_shares(row.accepted_per_depth), (f"{row.tokens:,}", f"{row.steps:,}")
-            tau.add_row(row.domain, f"{row.temperature:g}", f"{row.tau:.2f}", shares, *counts)
+            tau.add_row(*row.cells, f"{row.tokens:,}", f"{row.steps:,}")
         yield tau
         title = "the target's next token among the head's likeliest"
         accuracy = Table("text", "among", "at depth 1, 2, …", title=title)

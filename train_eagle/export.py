@@ -103,7 +103,7 @@ def from_folder(folder: Path, target: Path | None = None) -> Trained:
             raise CheckpointError("config.json leaves open how it counts the layers it reads; give both countings")
     head, kind = loaded.draft.head, TRAINING_KINDS[found.kind.name]
     assert isinstance(head, FeatureHead)
-    named = found.verifier or (None if target is None else str(target))
+    named = found.settings.verifier or (None if target is None else str(target))
     return Trained(kind, head, dict(read_config(folder).get("training") or {}), named)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -51,26 +51,14 @@ class FeatureBatch:
         return head.feature_of(TargetOutput(self.features.to(head.dtype), taps))
 
 
-class FeatureSource(Protocol):
-    """Conversations with features, by number.
-
-    Attributes:
-        lengths: number of tokens of each conversation.
-    """
-
-    @property
-    def lengths(self) -> Sequence[int]: ...
-
-    def batch(self, conversations: Sequence[int]) -> FeatureBatch:
-        """Return some conversations, in the order given."""
-        ...
-
-
 class OnlineFeatures:
-    """Features computed by the target for every batch.
+    """Conversations by number, with features that the target computes for every batch.
 
     Args:
         tap_layers: target layers whose inputs are wanted (k is transformers' `hidden_states[k]`).
+
+    Attributes:
+        lengths: number of tokens of each conversation.
     """
 
     def __init__(self, model: LlamaModel, samples: Sequence[Sample], tap_layers: Sequence[int]) -> None:
@@ -82,6 +70,7 @@ class OnlineFeatures:
 
     @torch.no_grad()
     def batch(self, conversations: Sequence[int]) -> FeatureBatch:
+        """Return some conversations, in the order given."""
         samples = [self.samples[i] for i in conversations]
         lengths = [self.lengths[i] for i in conversations]
         tokens = torch.tensor([token for sample in samples for token in sample.token_ids], device=self.device)
@@ -96,6 +85,8 @@ class OnlineFeatures:
 
 class FeatureStore:
     """Features in a folder of safetensors shards, with `index.json` for the lengths of their conversations.
+
+    Read like `OnlineFeatures`.
 
     A shard is written whole before the index names it, so that an interrupted run goes on with conversation number
     `len(store.lengths)`.
@@ -120,7 +111,7 @@ class FeatureStore:
             for entry in kept["shards"]:
                 self._open(entry)
 
-    def write(self, source: FeatureSource, shard_tokens: int, batch_tokens: int) -> Iterator[int]:
+    def write(self, source: OnlineFeatures, shard_tokens: int, batch_tokens: int) -> Iterator[int]:
         """Add the missing conversations of `source`; yield the number of stored ones after each shard."""
         left = range(len(self.lengths), len(source.lengths))
         for shard in _runs(source.lengths, left, shard_tokens):

@@ -66,16 +66,7 @@ def _summary(kind: TrainingKind[Any], head: FeatureHead) -> str:
 
 def _figures(found: Evaluation) -> list[str]:
     tree = f"Trees of depth {found.depth}, branching {found.branching} and {found.nodes} nodes"
-    rows = [
-        (
-            row.domain,
-            f"{row.temperature:g}",
-            f"{row.tau:.2f}",
-            format_shares(row.accepted_per_depth),
-            f"{row.prompts:,}",
-        )
-        for row in found.measured
-    ]
+    rows = [(*row.cells, f"{row.prompts:,}") for row in found.measured]
     ranks = [(domain, f"top {place}", format_shares(shares)) for domain, place, shares in found.ranked()]
     return [
         "## Figures",

@@ -15,7 +15,6 @@ from typing import Literal
 
 from rich.console import Console
 from rich.progress import track
-from transformers import PreTrainedTokenizerBase
 
 from specdec.models.tokenizer import load_pretrained
 from specdec.train_eagle.chat_mask import BadConversation, ChatMask, Sample, preview
@@ -55,7 +54,7 @@ def prepare(
         raise ValueError(f"max_length is {max_length}; it must be at least 2")
     if limit is not None and limit < 1:
         raise ValueError(f"limit is {limit}; it must be at least 1")
-    chat = ChatMask(load_tokenizer(model))
+    chat = ChatMask(load_pretrained(model))
     opened = [open_source(source) for source in sources]
     settings: Settings = {
         "format": FORMAT,
@@ -115,17 +114,6 @@ def _sample(chat: ChatMask, entry: Entry, settings: Settings, bad: BadData) -> S
         return None
 
 
-def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a checkpoint folder.
-
-    Raises:
-        ValueError: no such folder, or an unreadable tokenizer.
-    """
-    if not folder.is_dir():
-        raise ValueError(f"{folder}: no such folder; give a checkpoint with a tokenizer")
-    return load_pretrained(folder)
-
-
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="checkpoint folder of the target")
@@ -144,7 +132,7 @@ def main(words: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         parser.exit(130, "prepare: interrupted; the same command goes on\n")
     if args.preview > 0:
-        preview(Console(), load_tokenizer(args.model), next(iter(prepared))[: args.preview])
+        preview(Console(), load_pretrained(args.model), next(iter(prepared))[: args.preview])
     if prepared.bad.counts:
         print(prepared.bad.table())
     share = prepared.assistant_tokens / prepared.tokens

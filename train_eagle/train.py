@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from typing import NamedTuple
 
 import torch
 from accelerate import Accelerator, PartialState
@@ -28,7 +27,7 @@ from specdec.kernels.kernel_set import torch_kernels
 from specdec.models.llama import LlamaModel, load_llama
 from specdec.train_eagle.chat_mask import Sample
 from specdec.train_eagle.evaluate import accepted_shares, measure_tau
-from specdec.train_eagle.features import FeatureSource, FeatureStore, OnlineFeatures, packed
+from specdec.train_eagle.features import FeatureStore, OnlineFeatures, packed
 from specdec.train_eagle.head_trainer import LossSettings
 from specdec.train_eagle.prepared_data import PreparedData
 from specdec.train_eagle.train_config import TrainConfig
@@ -43,15 +42,8 @@ SHARD_TOKENS = 1 << 18
 FREE = ("out", "features", "checkpoint_minutes", "evaluate_every", "evaluate_prompts", "gradient_checkpointing")
 
 
-class Data(NamedTuple):
-    """Conversations for training and for validation."""
-
-    train: list[Sample]
-    held_out: list[Sample]
-
-
-def read_data(config: TrainConfig) -> Data:
-    """Read and split the conversations.
+def read_data(config: TrainConfig) -> tuple[list[Sample], list[Sample]]:
+    """Return the conversations for training and those for validation.
 
     Raises:
         ValueError: too few conversations to train on.
@@ -63,7 +55,7 @@ def read_data(config: TrainConfig) -> Data:
     # Spread over all files, which may be of different kinds.
     apart = {i * len(samples) // config.held_out for i in range(config.held_out)}
     held_out = [samples[i] for i in sorted(apart)]
-    return Data([sample for i, sample in enumerate(samples) if i not in apart], held_out)
+    return [sample for i, sample in enumerate(samples) if i not in apart], held_out
 
 
 def new_head(config: TrainConfig, model: LlamaModel, samples: Sequence[Sample]) -> FeatureHead:
@@ -99,7 +91,7 @@ class Run:
 
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
-        self.data = read_data(config)
+        self.samples, self.held_out_samples = read_data(config)
         # By default accelerate treats several processes without a GPU as separate runs.
         on_cpu = not torch.cuda.is_available()
         dtype = resolve_dtype("auto", PartialState(cpu=on_cpu).device)
@@ -111,7 +103,7 @@ class Run:
         weights = dtype if mixed == "bf16" else torch.float32
         self.model = load_llama(config.model, weights, self.device, torch_kernels(GumbelNoise(self.device)))
         self.kind = TRAINING_KINDS[config.head]
-        self.head = new_head(config, self.model, self.data.train)
+        self.head = new_head(config, self.model, self.samples)
         settings = LossSettings(*(getattr(config, name) for name in LossSettings._fields))
         self.trainer = self.kind.trainer(self.head, self.model.lm_head_weight, settings)
         self.trained = [parameter for parameter in self.head.parameters() if parameter.requires_grad]
@@ -129,10 +121,10 @@ class Run:
         self.total = max(1, len(self.batches) // self.per_step)
         self.evaluated_every = max(1, round(config.evaluate_every * self.total / config.epochs))
 
-    def _sources(self) -> tuple[FeatureSource, FeatureSource]:
+    def _sources(self) -> tuple[OnlineFeatures | FeatureStore, OnlineFeatures]:
         """Return the features for training and for validation."""
-        train = OnlineFeatures(self.model, self.data.train, self.head.taps)
-        held_out = OnlineFeatures(self.model, self.data.held_out, self.head.taps)
+        train = OnlineFeatures(self.model, self.samples, self.head.taps)
+        held_out = OnlineFeatures(self.model, self.held_out_samples, self.head.taps)
         folder = self.config.features
         if folder is None:
             return train, held_out
@@ -237,7 +229,7 @@ class Run:
 
     def _speculation(self) -> SpeculationStats:
         """Measure the current head by the engine."""
-        held_out = self.data.held_out
+        held_out = self.held_out_samples
         count = min(self.config.evaluate_prompts, len(held_out))
         if count == 0:
             return SpeculationStats()
@@ -252,7 +244,7 @@ class Run:
         weights = sum(parameter.numel() for parameter in self.trained)
         tokens = sum(self.source.lengths)
         print(
-            f"{len(self.data.train):,} conversations, {tokens:,} tokens, {self.total:,} steps of "
+            f"{len(self.samples):,} conversations, {tokens:,} tokens, {self.total:,} steps of "
             f"{self.per_step * self.config.batch_tokens:,} tokens at most, {weights:,} weights",
             flush=True,
         )

@@ -38,6 +38,9 @@ class GumbelNoise:
         """Return the noise of an output position, float32 `[size]`.
 
         Valid until the 64th call from now, when its memory may be reused.
+
+        Args:
+            stream, lane: as in `gumbel`.
         """
         if size > self._vectors.shape[1]:
             # One allocation for all: many small ones would fragment memory.
@@ -70,6 +73,7 @@ def gumbel(
     decide an argmax, come from small v, where float32 is at its finest; none is infinite.
 
     Args:
+        stream: what the noise is for.
         lane: distinguishes independent vectors of one position and stream.
     """
     words = _philox(seed, sample_index, position, stream, lane).random_raw((size + 1) // 2).view(np.uint32)[:size]

@@ -25,18 +25,13 @@ LEAST_TEMPERATURE = 1e-5
 
 @dataclass(frozen=True)
 class Sampling:
-    """Parameters of one request that shape its distribution, by vLLM's names.
+    """Parameters of one request that shape its distribution, with the names and meanings of `SamplingParams`.
 
     Attributes:
         temperature: divisor of the logits; below 1e-5, the argmax.
         top_k: tokens kept, 0 for all.
-        top_p: probability mass kept, in (0, 1].
-        min_p: least probability kept, as a share of the likeliest token's.
         repetition_penalty: divides positive logits of tokens in prompt and output, multiplies negative ones.
-        presence_penalty: subtracted from logits of tokens in the output.
-        frequency_penalty: the same, times how often they occur.
         logit_bias: (token, addend) pairs.
-        allowed_token_ids: the only tokens possible, or None.
         bad_words: token sequences that the output may not hold.
         min_tokens: output tokens before which no token of `end_tokens` is possible.
         end_tokens: tokens that end the output.
@@ -100,7 +95,3 @@ class Context(NamedTuple):
     def num_output(self) -> int:
         """Tokens generated so far: the output position of the next one."""
         return len(self.token_ids) - self.num_prompt
-
-    @property
-    def output(self) -> Sequence[int]:
-        return self.token_ids[self.num_prompt :]

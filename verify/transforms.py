@@ -95,7 +95,7 @@ def _forbid_words(scores: Tensor, context: Context, paths: Tensor) -> None:
     """Forbid the last token of each sequence whose other tokens end the output, path included."""
     words, device = context.sampling.bad_words, scores.device
     longest = max(len(word) for word in words) - 1
-    latest = list(context.output[-longest:]) if longest else []
+    latest = list(context.token_ids[context.num_prompt :][-longest:]) if longest else []
     before = upload([-1] * (longest - len(latest)) + latest, device)
     history = torch.cat([before.expand(len(paths), -1), paths], 1)
     ends = longest + (paths >= 0).sum(1, keepdim=True)

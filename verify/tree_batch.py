@@ -7,11 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from specdec.kernels.draft_trees import DraftTrees
 from specdec.kernels.integers import ceil_div
 from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
+from specdec.kernels.tree import split_words
 from specdec.kernels.upload import upload
-from specdec.verify.draft_trees import DraftTrees
-from specdec.verify.tree import split_words
 
 
 class TreeRow(NamedTuple):

@@ -2,31 +2,17 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from specdec.kernels.draft_trees import DraftTrees
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.types import Acceptance, NoiseKey, NoiseRows, Trees
-from specdec.verify.draft_trees import DraftTrees
+from specdec.kernels.types import Acceptance, NoiseKey, NoiseRows
 from specdec.verify.noise import noise_key
 from specdec.verify.sampling import Context
 from specdec.verify.transforms import NodeRows, processed_logits
-
-
-class Verifier(Protocol):
-    """An acceptance rule."""
-
-    def verify(self, trees: DraftTrees, contexts: Sequence[Context], logits: Tensor) -> list[Acceptance]:
-        """Return the outcome of each row.
-
-        Args:
-            trees: trees of the sampled rows.
-            contexts: the same rows' requests, up to the trees' roots.
-            logits: `[sum of (1 + nodes), vocab]`, per row its root, then its nodes.
-        """
-        ...
 
 
 class CoupledVerifier:
@@ -41,6 +27,13 @@ class CoupledVerifier:
         self.kernels = kernels
 
     def verify(self, trees: DraftTrees, contexts: Sequence[Context], logits: Tensor) -> list[Acceptance]:
+        """Return the outcome of each row.
+
+        Args:
+            trees: trees of the sampled rows.
+            contexts: the same rows' requests, up to the trees' roots.
+            logits: `[sum of (1 + nodes), vocab]`, per row its root, then its nodes.
+        """
         return self.kernels.tree_walk(self.emitted_tokens(trees, contexts, logits), trees)
 
     def emitted_tokens(self, trees: DraftTrees, contexts: Sequence[Context], logits: Tensor) -> Tensor:
@@ -64,12 +57,23 @@ class WeighingVerifier:
         walk: the rule, `kernels.rejection_walk` or `kernels.block_walk`.
     """
 
-    def __init__(self, kernels: KernelSet, walk: Callable[[Tensor, Trees, NoiseRows], list[Acceptance]]) -> None:
+    def __init__(self, kernels: KernelSet, walk: Callable[[Tensor, DraftTrees, NoiseRows], list[Acceptance]]) -> None:
         self.kernels, self.walk = kernels, walk
 
     def verify(self, trees: DraftTrees, contexts: Sequence[Context], logits: Tensor) -> list[Acceptance]:
+        """Return the outcome of each row; see `CoupledVerifier.verify`."""
         scores = processed_logits(logits, node_rows(trees, contexts, logits.device), self.kernels)
         return self.walk(scores, trees, NoiseRows(noise_keys(contexts)))
+
+
+Verifier = CoupledVerifier | WeighingVerifier
+
+
+def verifier_of(rule: Literal["coupled", "rejection", "block"], kernels: KernelSet) -> Verifier:
+    """Return the verifier of an acceptance rule."""
+    if rule == "coupled":
+        return CoupledVerifier(kernels)
+    return WeighingVerifier(kernels, kernels.block_walk if rule == "block" else kernels.rejection_walk)
 
 
 def noise_keys(contexts: Sequence[Context]) -> list[NoiseKey | None]:

@@ -50,10 +50,7 @@ class LoopGraphs(Generic[Grown]):
         self, grow: Callable[[DraftLevels, Tensor], Grown], capture: Capture, heads: AttentionGeometry, max_blocks: int
     ) -> None:
         self.grow, self.capture, self.heads, self.max_blocks = grow, capture, heads, max_blocks
-        self._graphs: dict[GraphKey, _Graph[Grown]] = {}
-
-    def __len__(self) -> int:
-        return len(self._graphs)
+        self.captured: dict[GraphKey, _Graph[Grown]] = {}
 
     def __call__(self, levels: DraftLevels, hidden: Tensor) -> Grown:
         """Return the candidates of all rows, valid until the next call.
@@ -66,9 +63,9 @@ class LoopGraphs(Generic[Grown]):
         outlines = [levels.outline(level, levels.positions) for level in range(1, levels.depth)]
         plans = [plan_of(outline, self.heads) for outline in outlines]
         key = GraphKey(levels.num_rows, levels.depth, levels.width, tuple(map(PlanSize.of, plans)))
-        graph = self._graphs.get(key)
+        graph = self.captured.get(key)
         if graph is None:
-            graph = self._graphs[key] = _Graph(self, levels, hidden, plans)
+            graph = self.captured[key] = _Graph(self, levels, hidden, plans)
         return graph(levels, hidden, plans)
 
 
@@ -84,9 +81,6 @@ class DraftGraphs(NamedTuple):
     search: LoopGraphs[TreeSearch]
     draw: LoopGraphs[TreeDraw]
     most_drawn_rows: int
-
-    def __len__(self) -> int:
-        return len(self.search) + len(self.draw)
 
     @staticmethod
     def padding(rows: int) -> int:
@@ -120,7 +114,7 @@ class _Graph(Generic[Grown]):
             plans={owner.heads: [buffer.plan for buffer in self.plans]},
         )
         self._fill(levels, hidden, plans)
-        self._replay = owner.capture(lambda: owner.grow(self.levels, self.hidden))
+        self._replay: Callable[[], Grown] = owner.capture(lambda: owner.grow(self.levels, self.hidden))
 
     def __call__(self, levels: DraftLevels, hidden: Tensor, plans: list[Plan]) -> Grown:
         self._fill(levels, hidden, plans)

@@ -12,9 +12,9 @@ from specdec.draft_heads.drafting.tree_search import Frontier
 from specdec.kernels.attention_plan import AttentionGeometry, Plan
 from specdec.kernels.integers import ceil_div
 from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
+from specdec.kernels.tree import split_words
 from specdec.kernels.types import NoiseKey, NoiseRows
 from specdec.kernels.upload import upload
-from specdec.verify.tree import split_words
 from specdec.verify.tree_batch import pad_block_tables, slots_of
 
 

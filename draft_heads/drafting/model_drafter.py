@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,12 +16,12 @@ from specdec.draft_heads.heads.draft_head import DraftHead
 from specdec.draft_heads.heads.readout import MatrixReadout, Readout
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
+from specdec.kernels.draft_trees import DraftTrees, HostTrees
 from specdec.kernels.integers import ceil_div
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.ragged_rows import RaggedRows
 from specdec.kernels.types import Candidates, NoiseKey, SearchInputs, SearchLoop, Stream
 from specdec.kernels.upload import upload
-from specdec.verify.draft_trees import DraftTrees, HostTrees
 from specdec.verify.noise import noise_key
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.transforms import NodeRows, processed_logits
@@ -106,27 +106,28 @@ class ModelDrafter:
         drawn = [
             k for k in drafting if self.proposal == Proposal.DRAWN and not rows[reading[k]].context.sampling.is_greedy
         ]
-        found: DraftTrees | None = None
+        # All of one form, `HostTrees` or `DeviceTrees`.
+        found: Any = None
         order: list[int] = []
         for chosen, draft in ((drawn, self._draw), ([k for k in drafting if k not in drawn], self._search)):
             if chosen:
                 roots = hidden if len(chosen) == len(hidden) else hidden.index_select(0, upload(chosen, hidden.device))
                 places = [reading[k] for k in chosen]
-                trees = draft([rows[i] for i in places], roots)
-                found = trees if found is None else found.concat(trees)
+                new = draft([rows[i] for i in places], roots)
+                found = new if found is None else found.concat(new)
                 order += places
-        assert found is not None
-        if order == list(range(len(rows))):
-            return found
-        place = {row: k for k, row in enumerate(order)}
-        return found.select([place.get(row) for row in range(len(rows))])
+        if order != list(range(len(rows))):
+            place = {row: k for k, row in enumerate(order)}
+            found = found.select([place.get(row) for row in range(len(rows))])
+        trees: DraftTrees = found
+        return trees
 
     def _search(self, rows: Sequence[DraftRow], hidden: Tensor) -> DraftTrees:
         """Draft trees of the most probable tokens, with the position's noise or without."""
         depths = [min(self.shape.depth, row.max_depth) for row in rows]
         stops_early = self.shape.min_reach > 0 and not all(row.full_depth for row in rows)
         graphs = None if stops_early or _needs_edits(rows) else self.graphs
-        levels = self._levels(rows, depths, self.branching, self._own_noise, graphs)
+        levels = self._levels(rows, depths, self.branching, noise_keys, graphs)
         if graphs is not None:
             return self._trees(graphs.search(levels, hidden), rows, depths)
         inputs = self._search_inputs(levels, hidden, depths if stops_early else None)
@@ -165,7 +166,7 @@ class ModelDrafter:
         graphs = None if _needs_edits(rows) else self.graphs
         if graphs is not None and len(rows) > graphs.most_drawn_rows:
             graphs = None
-        levels = self._levels(rows, depths, self.draw_sizes.width, self._draft_noise, graphs)
+        levels = self._levels(rows, depths, self.draw_sizes.width, _step_keys, graphs)
         draw = self.draw(levels, hidden, rows) if graphs is None else graphs.draw(levels, hidden)
         return self._trees(draw, rows, depths)
 
@@ -268,17 +269,22 @@ class ModelDrafter:
         rows: Sequence[DraftRow],
         depths: Sequence[int],
         width: int,
-        noise_of: Callable[[Sequence[DraftRow]], list[NoiseKey | None]],
+        keys_of: Callable[[Sequence[Context]], list[NoiseKey | None]],
         graphs: "DraftGraphs | None",
     ) -> DraftLevels:
-        """Return the inputs of the loop over levels: of all levels and with padding rows where a graph runs it."""
+        """Return the inputs of the loop over levels: of all levels and with padding rows where a graph runs it.
+
+        Args:
+            keys_of: returns the noise keys of the output positions that the roots' children would take.
+        """
         depth, device = max(depths), self.kv.device
         if graphs is not None:
             depth = self.shape.depth
             rows = [*rows, *[self._padding_row()] * graphs.padding(len(rows))]
         bits = self._own_bits[: depth - 1] if width == self.branching else own_bits(depth - 1, width, device)
         dtype = torch.promote_types(self.dtype, torch.float32)
-        return DraftLevels.start(rows, self.block_size, bits, noise_of(rows), self.head.first_entry, device, dtype)
+        keys = keys_of([row.context for row in rows])
+        return DraftLevels.start(rows, self.block_size, bits, keys, self.head.first_entry, device, dtype)
 
     def _expand(self, levels: DraftLevels, frontier: Frontier, hidden: Tensor, level: int) -> Tensor:
         """Run the head over the frontier; return its state after each frontier node, `[rows * width, hidden]`."""
@@ -308,19 +314,14 @@ class ModelDrafter:
         parts = [NodeRows(row.context, width, partial(_paths_of, paths, i)) for i, row in enumerate(rows)]
         return Candidates(processed_logits(found.full(), parts, self.kernels), found.vocab_size)
 
-    @staticmethod
-    def _own_noise(rows: Sequence[DraftRow]) -> list[NoiseKey | None]:
-        """Return the noise of the output position that a root's children would take."""
-        return noise_keys([row.context for row in rows])
 
-    @staticmethod
-    def _draft_noise(rows: Sequence[DraftRow]) -> list[NoiseKey | None]:
-        """Return noise keyed by the current step.
+def _step_keys(contexts: Sequence[Context]) -> list[NoiseKey | None]:
+    """Return noise keyed by the current step.
 
-        Block verification conditions on tokens drawn past the cut, so reusing their noise in the next step would bias
-        the output.
-        """
-        return [noise_key(row.context) for row in rows]
+    Block verification conditions on tokens drawn past the cut, so reusing their noise in the next step would bias the
+    output.
+    """
+    return [noise_key(context) for context in contexts]
 
 
 def _needs_edits(rows: Sequence[DraftRow]) -> bool:

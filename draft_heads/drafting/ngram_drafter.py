@@ -6,8 +6,8 @@ import numpy as np
 
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import DraftRow
-from specdec.verify.draft_trees import HostTrees
-from specdec.verify.tree import ROOT, DraftTree
+from specdec.kernels.draft_trees import HostTrees
+from specdec.kernels.tree import ROOT, DraftTree
 
 # Least number of last tokens that must occur earlier in the text, and most tokens compared to rank the places.
 LEAST_MATCH = 2

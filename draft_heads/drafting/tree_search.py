@@ -7,11 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from specdec.kernels.device_trees import DeviceNodes, DeviceTrees, NodeColumns
+from specdec.kernels.draft_trees import HostTrees
+from specdec.kernels.tree import ROOT, DraftTree
 from specdec.kernels.types import FoundLevels
 from specdec.kernels.upload import upload
-from specdec.verify.device_trees import DeviceNodes, DeviceTrees, NodeColumns
-from specdec.verify.draft_trees import HostTrees
-from specdec.verify.tree import ROOT, DraftTree
 
 
 class Frontier(NamedTuple):

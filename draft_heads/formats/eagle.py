@@ -6,21 +6,14 @@ from typing import Any
 from torch import Tensor
 
 from specdec.draft_heads.formats.draft_vocab import mapped_tokens
-from specdec.draft_heads.formats.head_kind import (
-    HeadDescription,
-    HeadKind,
-    LoadedHead,
-    Source,
-    expected_shapes,
-    filled,
-    split,
-)
+from specdec.draft_heads.formats.head_kind import HeadDescription, HeadKind, LoadedHead, Source, expected_shapes, filled
 from specdec.draft_heads.formats.head_settings import HeadSettings, Layout, layer_settings
 from specdec.draft_heads.formats.head_tensors import HeadTensors
 from specdec.draft_heads.heads.draft_head import DraftModel, TargetParts
 from specdec.draft_heads.heads.eagle import EagleConfig, EagleHead
 from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+from specdec.draft_heads.llama.llama_config import positive
 from specdec.kernels.kernel_set import KernelSet
 
 OUTPUT = "lm_head.weight"
@@ -39,9 +32,6 @@ class EagleKind(HeadKind[EagleConfig, EagleHead]):
     sign = "fc.weight"
     id_maps = (TOKEN_MAP,)
 
-    def recognises(self, settings: HeadSettings, tensors: HeadTensors) -> bool:  # noqa: ARG002
-        return self.sign in tensors
-
     def describe(self, settings: HeadSettings, tensors: HeadTensors) -> HeadDescription[EagleConfig]:
         llama, assumptions = settings.llama(tensors)
         said = [settings.own[key] for key in FC_BIAS_KEYS if settings.own.get(key) is not None]
@@ -55,7 +45,7 @@ class EagleKind(HeadKind[EagleConfig, EagleHead]):
         has_output = settings.layout in WITH_OUTPUT and OUTPUT in tensors
         tokens, rows, guesses = _output_rows(settings, tensors, llama.vocab_size)
         config = EagleConfig(llama, has_bias or any(said))
-        expected = expected_shapes(lambda: split(EagleHead(config)))
+        expected = expected_shapes(lambda: EagleHead(config).split_parameters())
         if has_output:
             expected[OUTPUT] = [rows, llama.hidden_size]
         if not has_embedding:
@@ -63,7 +53,7 @@ class EagleKind(HeadKind[EagleConfig, EagleHead]):
         return HeadDescription(
             kind=self,
             label=self.label,
-            layout=settings.layout,
+            settings=settings,
             config=config,
             tensors=tensors,
             expected=expected,
@@ -73,7 +63,6 @@ class EagleKind(HeadKind[EagleConfig, EagleHead]):
             tokens=tokens,
             id_maps=() if tokens is None else self.id_maps,
             variants=("fc.bias",) if config.fc_bias else (),
-            verifier=settings.verifier,
             assumptions=(*assumptions, *guesses),
         )
 
@@ -95,12 +84,13 @@ class EagleKind(HeadKind[EagleConfig, EagleHead]):
     def official(self, head: EagleHead) -> tuple[dict[str, Any], dict[str, Tensor]]:
         llama = head.llama
         config = {**layer_settings(llama), "bias": head.config.fc_bias, "qkv_bias": llama.attention_bias}
-        return config, split(head)
+        return config, head.split_parameters()
 
 
 def _output_rows(settings: HeadSettings, tensors: HeadTensors, vocab_size: int) -> tuple[Tensor | None, int, list[str]]:
     """Return the tokens that are scored, None for all; the rows of the file's output matrix; and assumptions."""
-    frequent = settings.size("truncated_vocab_size", settings.size("hot_vocab_size", vocab_size))
+    own = settings.own
+    frequent = positive(own, "truncated_vocab_size", positive(own, "hot_vocab_size", vocab_size))
     has_own = settings.layout in WITH_OUTPUT
     matrix = tensors.by_name.get(OUTPUT) if has_own else None
     is_whole = matrix is None or len(matrix) == vocab_size

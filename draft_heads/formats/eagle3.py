@@ -9,15 +9,7 @@ import torch
 from torch import Tensor
 
 from specdec.draft_heads.formats.draft_vocab import draft_tokens, vocabulary_maps
-from specdec.draft_heads.formats.head_kind import (
-    HeadDescription,
-    HeadKind,
-    LoadedHead,
-    Source,
-    expected_shapes,
-    filled,
-    split,
-)
+from specdec.draft_heads.formats.head_kind import HeadDescription, HeadKind, LoadedHead, Source, expected_shapes, filled
 from specdec.draft_heads.formats.head_settings import HeadSettings, Layout, layer_settings, section
 from specdec.draft_heads.formats.head_tensors import HeadTensors
 from specdec.draft_heads.formats.tap_ids import KEY, TapIds, tap_ids
@@ -25,6 +17,7 @@ from specdec.draft_heads.heads.draft_head import DraftModel, TargetParts
 from specdec.draft_heads.heads.eagle3 import Eagle3Config, Eagle3Head
 from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+from specdec.draft_heads.llama.llama_config import positive
 from specdec.kernels.kernel_set import KernelSet
 
 EMBEDDING, OUTPUT = "embed_tokens.weight", "lm_head.weight"
@@ -55,13 +48,13 @@ class Eagle3Kind(HeadKind[Eagle3Config, Eagle3Head]):
         own = settings.own
         llama, assumptions = settings.llama(tensors)
         taps = tap_ids(settings)
-        target_hidden = settings.size("target_hidden_size", llama.hidden_size)
+        target_hidden = positive(own, "target_hidden_size", llama.hidden_size)
         # The target's matrices fit if the sizes are alike.
         is_alike = target_hidden == llama.hidden_size
         shares = is_alike and EMBEDDING not in tensors and not own.get("embed_requires_grad")
         embedding = Source.TARGET if shares else Source.FILE
         output = _output(settings, tensors, llama.vocab_size, is_alike)
-        draft_vocab = settings.size("draft_vocab_size", llama.vocab_size)
+        draft_vocab = positive(own, "draft_vocab_size", llama.vocab_size)
         normed = own.get("norm_before_residual")
         config = Eagle3Config(
             llama=llama,
@@ -78,7 +71,7 @@ class Eagle3Kind(HeadKind[Eagle3Config, Eagle3Head]):
         for layer in range(1, llama.num_layers):
             old, new = f"layers.{layer}.hidden_norm.weight", f"layers.{layer}.input_layernorm.weight"
             if old in tensors and new not in tensors:
-                tensors.rename(old, new)
+                tensors.by_name[new], tensors.spellings[new] = tensors.by_name.pop(old), tensors.spellings.pop(old)
         expected = expected_shapes(lambda: _official_names(Eagle3Head(config)))
         if embedding == Source.TARGET:
             del expected[EMBEDDING]
@@ -88,7 +81,7 @@ class Eagle3Kind(HeadKind[Eagle3Config, Eagle3Head]):
         return HeadDescription(
             kind=self,
             label="EAGLE-3.1" if config.fc_norm or config.norm_output else self.label,
-            layout=settings.layout,
+            settings=settings,
             config=config,
             tensors=tensors,
             expected=expected,
@@ -99,7 +92,6 @@ class Eagle3Kind(HeadKind[Eagle3Config, Eagle3Head]):
             id_maps=self.id_maps,
             taps=taps,
             variants=("fc.bias",) * config.fc_bias + tuple(name for name in VARIANTS if getattr(config, name)),
-            verifier=settings.verifier,
             assumptions=(*assumptions, *_settled(settings, tensors, config, embedding, output)),
         )
 
@@ -222,7 +214,7 @@ def _settled(
 
 def _official_names(head: Eagle3Head) -> dict[str, Tensor]:
     """Return a head's parameters under the names of the official layout, but for the first layer, `layers.0` here."""
-    named = split(head)
+    named = head.split_parameters()
     norms = named.pop("fc_norm.weight", None)
     if norms is not None:
         named |= {f"fc_norm.{tap}.weight": weight for tap, weight in enumerate(norms)}

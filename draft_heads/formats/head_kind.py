@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from specdec.draft_heads.formats.head_settings import HeadSettings, Layout
+from specdec.draft_heads.formats.head_settings import HeadSettings
 from specdec.draft_heads.formats.head_tensors import HeadTensors
 from specdec.draft_heads.formats.tap_ids import TapIds
 from specdec.draft_heads.heads.draft_head import DraftModel, FeatureHead, HeadConfig, TargetParts
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, fill
 from specdec.draft_heads.llama.llama_config import LlamaConfig
-from specdec.draft_heads.llama.llama_layer import fuse_layer, split_layer
+from specdec.draft_heads.llama.llama_layer import fuse_layer
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.linear import prepare_for_inference
 
@@ -41,7 +41,7 @@ class HeadDescription(Generic[C]):
     Attributes:
         kind: its kind.
         label: the kind's name for people, such as "EAGLE-3.1".
-        layout: the program whose conventions config.json follows.
+        settings: what config.json says of the head, and in whose conventions.
         config: the head's shape; of the layers that it reads, only their number is settled.
         tensors: the file's tensors.
         expected: shapes of the tensors that the file must hold, by the same names.
@@ -52,13 +52,12 @@ class HeadDescription(Generic[C]):
         id_maps: tensors of token ids that the file may hold.
         taps: the target layers that the head reads; None if it reads the target's final state only.
         variants: what plain heads of this kind do not have, by names of config.json.
-        verifier: name or path of the target that it was trained for, if config.json names one.
         assumptions: one sentence each.
     """
 
     kind: "HeadKind[C, Any]"
     label: str
-    layout: Layout
+    settings: HeadSettings
     config: C
     tensors: HeadTensors
     expected: Mapping[str, list[int]]
@@ -69,7 +68,6 @@ class HeadDescription(Generic[C]):
     id_maps: tuple[str, ...] = ()
     taps: TapIds | None = None
     variants: tuple[str, ...] = ()
-    verifier: str | None = None
     assumptions: tuple[str, ...] = ()
 
     def check(self, target: LlamaConfig | None = None) -> None:
@@ -130,9 +128,9 @@ class HeadKind(ABC, Generic[C, H]):
     sign: str
     id_maps: tuple[str, ...] = ()
 
-    @abstractmethod
-    def recognises(self, settings: HeadSettings, tensors: HeadTensors) -> bool:
-        """Return whether a folder holds a head of this kind, complete or not."""
+    def recognises(self, settings: HeadSettings, tensors: HeadTensors) -> bool:  # noqa: ARG002
+        """Return whether a folder holds a head of this kind, complete or not: by default, if it has the sign."""
+        return self.sign in tensors
 
     @abstractmethod
     def describe(self, settings: HeadSettings, tensors: HeadTensors) -> HeadDescription[C]:
@@ -192,14 +190,6 @@ def expected_shapes(make: Callable[[], dict[str, Tensor]]) -> dict[str, list[int
     except (RuntimeError, OverflowError, TypeError):
         problem = "config.json: its sizes are too large for any tensor; compare them with the file"
         raise CheckpointError(problem) from None
-
-
-def split(head: FeatureHead) -> dict[str, Tensor]:
-    """Return a head's parameters by name, its layers' split as in `split_layer`."""
-    named: dict[str, Tensor] = dict(head.named_parameters())
-    for layer in range(head.llama.num_layers):
-        split_layer(named, f"layers.{layer}.", head.llama)
-    return named
 
 
 def filled(

@@ -54,14 +54,6 @@ class HeadSettings:
             return cls(Layout.VLLM, layer, layer)
         return cls(_plain_layout(settings), settings, settings)
 
-    def size(self, key: str, default: int) -> int:
-        """Return a size of the head.
-
-        Raises:
-            CheckpointError: the value is no positive whole number.
-        """
-        return positive(self.own, key, default)
-
     def llama(self, tensors: HeadTensors) -> tuple[LlamaConfig, list[str]]:
         """Return the decoder layers, and the assumptions about them. What the tensors show overrides config.json.
 

@@ -53,11 +53,6 @@ class HeadTensors:
         """Return whether the first layer has a tensor, such as `self_attn.q_norm.weight`."""
         return f"layers.0.{part}" in self.by_name
 
-    def rename(self, old: str, new: str) -> None:
-        """Use the tensor `old` under the name `new`."""
-        self.by_name[new] = self.by_name.pop(old)
-        self.spellings[new] = self.spellings.pop(old)
-
     def spelling(self, name: str) -> str:
         """Return the name that the file has for a tensor, or would have."""
         if name in self.spellings:

@@ -66,10 +66,7 @@ class TapIds:
             CheckpointError: the target has no such layers.
         """
         if self.ids is None:
-            try:
-                return Taps(default_taps(num_layers), (), "config.json names none: the official ones")
-            except ValueError as error:
-                raise CheckpointError(str(error)) from None
+            return Taps(default_taps(num_layers), (), "config.json names none: the official ones")
         layers = {Counting.INPUTS: self.ids, Counting.OUTPUTS: tuple(tap + 1 for tap in self.ids)}
         other = Counting.OUTPUTS if self.counting == Counting.INPUTS else Counting.INPUTS
         countings = (self.counting,) if self.settled_by else (self.counting, other)

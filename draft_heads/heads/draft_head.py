@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from specdec.draft_heads.heads.readout import Readout
 from specdec.draft_heads.llama.llama_config import LlamaConfig
-from specdec.draft_heads.llama.llama_layer import Attention
+from specdec.draft_heads.llama.llama_layer import Attention, split_layer
 from specdec.draft_heads.llama.rope import Rotary
 from specdec.kernels.projection import Product
 from specdec.kernels.types import HeadWeights
@@ -38,17 +38,10 @@ class DraftHead(Protocol):
             Rotary positions count from it.
     """
 
-    @property
-    def llama(self) -> LlamaConfig: ...
-
-    @property
-    def taps(self) -> tuple[int, ...]: ...
-
-    @property
-    def feature_size(self) -> int: ...
-
-    @property
-    def first_entry(self) -> int: ...
+    llama: LlamaConfig
+    taps: tuple[int, ...]
+    feature_size: int
+    first_entry: int
 
     def feature_of(self, output: TargetOutput) -> Tensor:
         """Return the features that the cache keeps, `[rows, feature_size]`; never called if that size is 0."""
@@ -97,20 +90,13 @@ class FeatureHead(nn.Module):
         embed_tokens: its token embedding, which may be the target's own tensor.
     """
 
+    taps: tuple[int, ...] = ()
     first_entry = 1
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
-        self.config, self.feature_size = config, config.llama.hidden_size
+        self.config, self.llama, self.feature_size = config, config.llama, config.llama.hidden_size
         self.embed_tokens = nn.Embedding(config.llama.vocab_size, config.llama.hidden_size)
-
-    @property
-    def llama(self) -> LlamaConfig:
-        return self.config.llama
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        return ()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -127,6 +113,13 @@ class FeatureHead(nn.Module):
     def search_weights(self) -> HeadWeights | None:
         """Return no parts: a head that has the usual ones says so itself."""
         return None
+
+    def split_parameters(self) -> dict[str, Tensor]:
+        """Return the parameters by name, those of `layers` split as in `split_layer`."""
+        named: dict[str, Tensor] = dict(self.named_parameters())
+        for layer in range(self.llama.num_layers):
+            split_layer(named, f"layers.{layer}.", self.llama)
+        return named
 
 
 class DraftModel(NamedTuple):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from specdec.draft_heads.heads.draft_head import FeatureHead, HeadConfig, TargetOutput
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import Attention, DecoderLayer, LlamaLayer, RMSNorm
 from specdec.draft_heads.llama.rope import Rotary
@@ -47,10 +48,10 @@ def default_taps(num_layers: int) -> tuple[int, int, int]:
     """Return the official low, middle and high layer of a target.
 
     Raises:
-        ValueError: too few layers for three depths.
+        CheckpointError: too few layers for three depths.
     """
     if num_layers < 7:
-        raise ValueError(f"a target of {num_layers} layers has no three depths for EAGLE-3; it takes at least 7")
+        raise CheckpointError(f"a target of {num_layers} layers has no three depths for EAGLE-3; it takes at least 7")
     return 2, num_layers // 2, num_layers - 3
 
 
@@ -68,7 +69,7 @@ class Eagle3Head(FeatureHead):
 
     def __init__(self, config: Eagle3Config) -> None:
         super().__init__(config)
-        llama = config.llama
+        llama, self.taps = config.llama, config.taps
         width = len(config.taps) * config.target_hidden_size
         eps = llama.rms_norm_eps
         self.input_norm = RMSNorm(width, eps) if config.norm_before_fc else None
@@ -84,12 +85,8 @@ class Eagle3Head(FeatureHead):
         """Return a head with the same weights that reads other target layers, as many."""
         assert len(taps) == len(self.taps)
         head = copy(self)
-        head.config = replace(self.config, taps=taps)
+        head.config, head.taps = replace(self.config, taps=taps), taps
         return head
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        return self.config.taps
 
     def feature_of(self, output: TargetOutput) -> Tensor:
         """Return g, `[rows, hidden_size]`."""

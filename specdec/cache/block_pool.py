@@ -82,10 +82,6 @@ class BlockPool:
         """Return the block registered with the hash."""
         return self._by_hash.get(block_hash)
 
-    def hash_of(self, block: int) -> bytes | None:
-        """Return the hash that the block is registered with."""
-        return self._hashes[block]
-
     def is_free(self, block: int) -> bool:
         return self._refs[block] == 0
 
@@ -117,33 +113,3 @@ class BlockPool:
         self._next[before] = self._previous[after] = block
         self._previous[block], self._next[block] = before, after
         self.num_free += 1
-
-    def check_integrity(self, holders: Iterable[Iterable[int]] | None = None) -> None:
-        """Assert that the pool is what follows from its reference counts and hashes.
-
-        Args:
-            holders: all block tables, whose sum the counts must be.
-        """
-        listed: list[int] = []
-        block, before = self._next[self.num_blocks], self.num_blocks
-        while block != self.num_blocks:
-            assert len(listed) < self.num_blocks, "the free list does not end"
-            assert self._previous[block] == before, f"block {block} is linked one way only"
-            listed.append(block)
-            before, block = block, self._next[block]
-        assert self._previous[self.num_blocks] == before, "the free list's end is linked one way only"
-        assert len(set(listed)) == len(listed) == self.num_free, "the free list is not what num_free says"
-        unheld = {block for block in range(self.num_blocks) if self._refs[block] == 0}
-        assert set(listed) == unheld, f"free and held, or neither: {sorted(set(listed) ^ unheld)}"
-        hashed = [self._hashes[block] is not None for block in listed]
-        assert hashed == sorted(hashed), "a block that can be found is reused before one that cannot"
-        found = {block_hash: block for block, block_hash in enumerate(self._hashes) if block_hash is not None}
-        named = sum(block_hash is not None for block_hash in self._hashes)
-        assert len(found) == named, "the hash map is not what the blocks say"
-        assert found == self._by_hash, "the hash map is not what the blocks say"
-        if holders is not None:
-            counts = [0] * self.num_blocks
-            for table in holders:
-                for block in table:
-                    counts[block] += 1
-            assert counts == self._refs, "reference counts are not those of the block tables"

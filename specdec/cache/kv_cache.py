@@ -93,18 +93,15 @@ class KVCache:
             device = self.target.device
             sources = upload([move.source for move in run], device)
             targets = upload([move.target for move in run], device)
-            match run[0].kind:
-                case MoveKind.COPY:
-                    features = None if self.features is None else self.features[None]
-                    for layers in (self.target, self.draft, features):
-                        if layers is not None:
-                            self.kernels.copy_blocks(layers, sources, targets, self.block_size)
-                case MoveKind.SWAP_OUT:
-                    for part, host in zip(self._blocks, self._host, strict=True):
-                        self.kernels.copy_between(part, host, sources, targets)
-                case MoveKind.SWAP_IN:
-                    for part, host in zip(self._blocks, self._host, strict=True):
-                        self.kernels.copy_between(host, part, sources, targets)
+            if run[0].kind == MoveKind.COPY:
+                features = None if self.features is None else self.features[None]
+                for layers in (self.target, self.draft, features):
+                    if layers is not None:
+                        self.kernels.copy_blocks(layers, sources, targets, self.block_size)
+                continue
+            for part, host in zip(self._blocks, self._host, strict=True):
+                here, there = (part, host) if run[0].kind == MoveKind.SWAP_OUT else (host, part)
+                self.kernels.copy_between(here, there, sources, targets)
 
 
 def _by_block(tensor: Tensor, dim: int, block_size: int) -> Tensor:

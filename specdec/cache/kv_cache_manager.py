@@ -229,24 +229,3 @@ class KVCacheManager:
         self.moves += [BlockMove(MoveKind.SWAP_IN, *pair) for pair in pairs]
         self.host.free(request.host_blocks)
         request.host_blocks = []
-
-    def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Assert that counts, free lists, hashes and block tables agree; `requests` are all that hold blocks."""
-        alive = list(requests)
-        self.pool.check_integrity(request.block_table for request in alive)
-        self.host.check_integrity(request.host_blocks for request in alive)
-        for request in alive:
-            assert not (request.block_table and request.host_blocks), "a request lies in both memories"
-            assert request in request.cached_samples or not request.block_table, "a sample's blocks are not known of"
-            assert not any(sample.host_blocks for sample in request.cached_samples), "a sample's blocks are elsewhere"
-            held = len(request.block_table) or len(request.host_blocks)
-            assert request.num_cached <= held * self.block_size, "more is cached than there are entries"
-            assert request.num_draft_cached <= request.num_cached <= len(request.token_ids), "counters out of order"
-            hashes: list[bytes] = []
-            extend_hashes(hashes, request.token_ids, self.block_size, request.cache_salt)
-            assert request.block_hashes == hashes[: len(request.block_hashes)], "a hash is of other tokens"
-            for place, block in enumerate(request.block_table):
-                name = self.pool.hash_of(block)
-                # The block in which its cached tokens end may differ behind them.
-                if name is not None and request.num_cached // self.block_size != place:
-                    assert hashes[place : place + 1] == [name], "a block is named for what it does not hold"

@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
 
+from specdec.core.device import name_of
 from specdec.draft_heads.formats.head_kind import HeadDescription
 from specdec.draft_heads.formats.head_kinds import describe_folder
 from specdec.draft_heads.formats.tap_ids import KEY, Taps
@@ -48,8 +48,8 @@ class Inspection:
         if holds_llama(folder):
             raise CheckpointError(f"{folder}: a whole model and no head; given to --draft it drafts as it is")
         head = describe_folder(folder)
-        if target is None and head.verifier is not None:
-            target = local_folder(head.verifier, folder)
+        if target is None and head.settings.verifier is not None:
+            target = local_folder(head.settings.verifier, folder)
         if target is None:
             return cls(folder, head, None, None)
         config = read_config(target)
@@ -71,8 +71,8 @@ class Inspection:
         rope, few = llama.rope, head.tokens
         scaled = "" if rope.rope_type == "default" else f", {rope.rope_type} by {rope.factor:g}"
         facts = {
-            "recognised": f"{head.label} in the layout of {head.layout}",
-            "trained for": head.verifier or "not said",
+            "recognised": f"{head.label} in the layout of {head.settings.layout}",
+            "trained for": head.settings.verifier or "not said",
             "target": f"{self.target}: fits" if self.target else "not given: whether it fits is not known",
             "reads": self._reads(),
             "layers": f"{llama.num_layers}, {', '.join(self._parts())}",
@@ -103,8 +103,8 @@ class Inspection:
         return {
             "path": str(self.folder),
             "kind": head.label,
-            "layout": str(head.layout),
-            "verifier": head.verifier,
+            "layout": str(head.settings.layout),
+            "verifier": head.settings.verifier,
             "target": str(self.target) if self.target else None,
             "layer_ids": list(ids) if ids else None,
             "taps": list(taps.layers) if taps else None,
@@ -118,7 +118,7 @@ class Inspection:
             "embedding": head.embedding.name.lower(),
             "output": head.output.name.lower(),
             "variants": list(head.variants),
-            "tensors": {n: {"shape": list(t.shape), "dtype": _dtype(t)} for n, t in head.file_tensors.items()},
+            "tensors": {n: {"shape": list(t.shape), "dtype": name_of(t.dtype)} for n, t in head.file_tensors.items()},
             "assumptions": self.assumptions,
         }
 
@@ -145,7 +145,7 @@ class Inspection:
         counts = Counter[str]()
         for name, tensor in self.head.file_tensors.items():
             if name.rpartition(".")[2] in ("weight", "bias"):
-                counts[_dtype(tensor)] += tensor.numel()
+                counts[name_of(tensor.dtype)] += tensor.numel()
         return ", ".join(f"{count:,} in {dtype}" for dtype, count in counts.items())
 
 
@@ -155,7 +155,7 @@ def show(inspection: Inspection, as_json: bool) -> None:
         print(json.dumps(inspection.to_json()))
         return
     rows = list(inspection.facts.items())
-    tensors = [(name, f"{list(t.shape)}", _dtype(t)) for name, t in sorted(inspection.head.file_tensors.items())]
+    tensors = [(name, f"{list(t.shape)}", name_of(t.dtype)) for name, t in sorted(inspection.head.file_tensors.items())]
     console = Console()
     if console.is_terminal:
         facts = Table(show_header=False, title=str(inspection.folder))
@@ -174,7 +174,3 @@ def show(inspection: Inspection, as_json: bool) -> None:
             print(f"tensor  {name:<{width}}  {shape} {dtype}")
     for sentence in inspection.assumptions:
         console.print(f"assumed: {sentence}", soft_wrap=True, markup=False, highlight=False)
-
-
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")

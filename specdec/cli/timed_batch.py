@@ -57,10 +57,7 @@ class TimedBatch:
     @property
     def stats(self) -> SpeculationStats:
         """Sums over all answers."""
-        total = SpeculationStats()
-        for answer in self.answers:
-            total.add(answer.output.stats)
-        return total
+        return SpeculationStats.total(answer.output.stats for answer in self.answers)
 
 
 def run_batch(

@@ -8,10 +8,10 @@ from torch import Tensor
 from specdec.core.outputs import Logprob, LogprobsMode
 from specdec.core.request import Request
 from specdec.kernels.kernel_set import KernelSet
+from specdec.kernels.tree import DraftTree
 from specdec.kernels.types import Acceptance
 from specdec.kernels.upload import upload
 from specdec.verify.transforms import NodeRows, processed_logits
-from specdec.verify.tree import DraftTree
 
 
 def score_prompt(request: Request, logits: Tensor) -> None:
@@ -44,7 +44,7 @@ def score_output(
     rows = [0, *(1 + node for node in acceptance.path)]
     scores = logits[upload(rows, logits.device)]
     if mode == "processed_logprobs":
-        paths = upload(tree.path_tokens[rows], logits.device)
+        paths = upload([tree.path_tokens[row] for row in rows], logits.device)
         scores = processed_logits(scores, [NodeRows(request.context, len(rows), lambda: paths)], kernels)
     if tokens[-1] < 0:
         tokens, scores = tokens[:-1], scores[:-1]

@@ -1,5 +1,6 @@
 """Outputs of requests."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -47,6 +48,14 @@ class SpeculationStats:
     @property
     def accepted_per_step(self) -> float:
         return sum(self.accepted_per_depth) / self.steps if self.steps else 0.0
+
+    @staticmethod
+    def total(parts: "Iterable[SpeculationStats]") -> "SpeculationStats":
+        """Return the sum of the figures of several requests."""
+        total = SpeculationStats()
+        for part in parts:
+            total.add(part)
+        return total
 
     def add(self, other: "SpeculationStats") -> None:
         """Add the figures of another request, or of a step."""

@@ -74,18 +74,15 @@ def load_drafts(
         draft_model = load_llama_draft(folder, config.model, target.config, *where)
     else:
         loaded = load_head(folder, target.parts, kernels)
-        logger.info("%s: %s in the layout of %s", folder, loaded.description.label, loaded.description.layout)
+        logger.info("%s: %s in the layout of %s", folder, loaded.description.label, loaded.description.settings.layout)
         for assumption in loaded.description.assumptions:
             logger.info("%s: assumed: %s", folder, assumption)
         draft_model = settle_taps(loaded, target, config.model, kernels)
     positions, context = draft_model.head.llama.max_position, config.context(target.config.max_position)
     if positions < context:
         logger.warning(
-            "%s has %d positions, fewer than the %d tokens of a request: beyond them nothing is drafted; "
-            "limit requests by max_model_len, or take another draft model",
-            folder,
-            positions,
-            context,
+            f"{folder} has {positions} positions, fewer than the {context} tokens of a request: beyond them nothing "
+            "is drafted; limit requests by max_model_len, or take another draft model"
         )
     head, readout = draft_model
     if config.draft_vocab is not None:

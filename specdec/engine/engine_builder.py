@@ -15,7 +15,6 @@ from specdec.draft_heads.drafting.drafter import Drafter, NoDrafter, Proposal
 from specdec.draft_heads.drafting.model_drafter import ModelDrafter
 from specdec.draft_heads.drafting.ngram_drafter import NGramDrafter
 from specdec.draft_heads.heads.draft_head import DraftModel
-from specdec.engine.acceptance_rule import AcceptanceRule
 from specdec.engine.engine import LLMEngine
 from specdec.engine.memory_profile import Rehearsal, cache_bytes
 from specdec.execution.cost_measurement import measure_preemption_cost, measure_step_cost
@@ -25,6 +24,7 @@ from specdec.kernels.kernel_set import KernelSet
 from specdec.models.llama import LlamaModel
 from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.step_cost import PreemptionCost
+from specdec.verify.verifier import verifier_of
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +36,7 @@ class EngineBuilder:
         draft: the draft head or small model; None for plain decoding or drafts from the text.
 
     Attributes:
+        proposal: how drafts are chosen for the acceptance rule.
         head: the draft head, if any.
         shape: bounds of draft trees, None where nothing drafts.
         slots: cache entries of a request's drafts.
@@ -46,7 +47,7 @@ class EngineBuilder:
 
     def __init__(self, config: EngineConfig, model: LlamaModel, draft: DraftModel | None, kernels: KernelSet) -> None:
         self.config, self.model, self.draft, self.kernels = config, model, draft, kernels
-        self.rule = AcceptanceRule(config.verify)
+        self.proposal = Proposal.COUPLED if config.verify == "coupled" else Proposal.DRAWN
         self.device, self.dtype = torch.device(config.device), DTYPES[config.dtype]
         self.head = draft.head if draft else None
         self.shape = config.shape if draft or config.draft == NGRAM else None
@@ -64,13 +65,8 @@ class EngineBuilder:
         """
         self._check_kernels()
         num_blocks, num_host_blocks = self._num_blocks(), int(self.config.swap_space * (1 << 30)) // self.block_bytes
-        logger.info(
-            "cache: %d blocks of %d tokens, %.1f MiB; %d blocks in host memory",
-            num_blocks,
-            self.config.block_size,
-            num_blocks * self.block_bytes / (1 << 20),
-            num_host_blocks,
-        )
+        sizes = (num_blocks, self.config.block_size, num_blocks * self.block_bytes / (1 << 20), num_host_blocks)
+        logger.info("cache: %d blocks of %d tokens, %.1f MiB; %d blocks in host memory", *sizes)
         return self._assemble(num_blocks, num_host_blocks, measures=self.config.scheduler.is_fitted)
 
     def _check_kernels(self) -> None:
@@ -110,7 +106,8 @@ class EngineBuilder:
         drafter = self._drafter(cache)
         self._capture_graphs(runner, drafter)
         scheduler = self._scheduler(runner, drafter, measures=measures)
-        return LLMEngine(scheduler, runner, cache, drafter, self.rule.verifier(self.kernels), config.logprobs_mode)
+        verifier = verifier_of(config.verify, self.kernels)
+        return LLMEngine(scheduler, runner, cache, drafter, verifier, config.logprobs_mode)
 
     def _drafter(self, cache: KVCache) -> Drafter:
         config = self.config
@@ -124,7 +121,7 @@ class EngineBuilder:
             config.block_size,
             self.dtype,
             config.shape,
-            self.rule.proposal,
+            self.proposal,
             self.kernels,
         )
 
@@ -138,7 +135,7 @@ class EngineBuilder:
         began, seats = time.perf_counter(), self.config.scheduler.max_num_seqs
         model_drafter = drafter if isinstance(drafter, ModelDrafter) else None
         attach_graphs(runner, model_drafter, CudaGraphs().capture, seats, self.longest + self.slots)
-        temperatures: Sequence[float] = (0.0, 1.0) if self.rule.proposal == Proposal.DRAWN else (0.0,)
+        temperatures: Sequence[float] = (0.0, 1.0) if self.proposal == Proposal.DRAWN else (0.0,)
         capture_graphs(runner, drafter, seats, self.longest, self.shape, self.draft_context, temperatures)
         logger.info("CUDA graphs captured in %.1f s", time.perf_counter() - began)
 
@@ -153,10 +150,6 @@ class EngineBuilder:
             positions = min(self.model.config.max_position, self.head.llama.max_position if self.head else sys.maxsize)
             began = time.perf_counter()
             step_cost = measure_step_cost(runner, positions, drafter, self.shape)
-            logger.info(
-                "step costs measured in %.1f s: plain step %.2f ms, draft tree %.2f ms",
-                time.perf_counter() - began,
-                1e3 * step_cost.passes(1),
-                1e3 * step_cost.all_levels(1),
-            )
+            seconds = (time.perf_counter() - began, 1e3 * step_cost.passes(1), 1e3 * step_cost.all_levels(1))
+            logger.info("step costs measured in %.1f s: plain step %.2f ms, draft tree %.2f ms", *seconds)
         return Scheduler(manager, config.scheduler, self.shape, swap_cost, self.draft_context, step_cost)

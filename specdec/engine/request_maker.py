@@ -96,10 +96,8 @@ class RequestMaker:
         if len(tokens) + 1 >= self.draft_context and not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "a prompt of %d tokens gets no drafts: the head drafts for requests of fewer than %d tokens "
-                "(shown once)",
-                len(tokens),
-                self.draft_context,
+                f"a prompt of {len(tokens)} tokens gets no drafts: the head drafts for requests of fewer than "
+                f"{self.draft_context} tokens (shown once)"
             )
         for name in ("stop", "bad_words"):
             if getattr(params, name) and self.tokenizer is None:

@@ -8,7 +8,6 @@ from typing import Any, Literal
 from specdec.config import DEMO, DEMO_HEAD, EngineConfig, default_shape, engine_config
 from specdec.core.device import name_of, resolve_device, resolve_dtype
 from specdec.draft_heads.drafting.draft_shape import DraftShape
-from specdec.engine.acceptance_rule import AcceptanceRule
 from specdec.engine.draft_loader import named_target
 
 
@@ -29,6 +28,10 @@ def resolved_config(model: str | Path | None, draft: str | Path | None, settings
     config = engine_config(DEMO / "target", None, given)
     device = resolve_device(config.device)
     drafts = _draft_source(draft, config.verify, is_demo=model is None)
+    shape = shape or default_shape(device.type)
+    if config.verify == "block":
+        # The rule takes chains alone.
+        shape = replace(shape, branching=1, nodes=shape.depth)
     named = named_target(drafts) if model is None and isinstance(drafts, Path) else None
     return replace(
         config,
@@ -36,7 +39,7 @@ def resolved_config(model: str | Path | None, draft: str | Path | None, settings
         draft=drafts,
         device=str(device),
         dtype=name_of(resolve_dtype(config.dtype, device)),
-        shape=AcceptanceRule(config.verify).shape(shape or default_shape(device.type)),
+        shape=shape,
     )
 
 

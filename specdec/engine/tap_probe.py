@@ -16,11 +16,11 @@ from specdec.draft_heads.heads.draft_head import DraftHead, DraftModel
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.execution.model_runner import ModelRunner
+from specdec.kernels.draft_trees import HostTrees
 from specdec.kernels.integers import ceil_div
 from specdec.kernels.kernel_set import KernelSet
 from specdec.models.llama import LlamaModel
 from specdec.models.tokenizer import Tokenizer
-from specdec.verify.draft_trees import HostTrees
 from specdec.verify.tree_batch import TreeBatch, TreeRow
 
 logger = logging.getLogger(__name__)
@@ -49,16 +49,11 @@ def settle_taps(loaded: LoadedHead, model: LlamaModel, folder: Path, kernels: Ke
     probe = TapProbe(model, prompts_for(folder, model.config.vocab_size), context, kernels)
     hits, other_hits = probe.hits(draft), probe.hits(other)
     chosen = other if other_hits > hits else draft
+    found = (KEY, probe.num_guessed, hits, list(draft.head.taps), other_hits, list(other.head.taps))
     logger.warning(
         "the head's %s can be counted in two ways; of %d tokens it predicts %d if it reads the inputs of layers %s, "
         "and %d if it reads those of %s: the %s are used",
-        KEY,
-        probe.num_guessed,
-        hits,
-        list(draft.head.taps),
-        other_hits,
-        list(other.head.taps),
-        "first" if chosen is draft else "second",
+        *(*found, "first" if chosen is draft else "second"),
     )
     return chosen
 

@@ -3,9 +3,9 @@
 from specdec.cache.kv_cache import KVCache
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import DraftRow
-from specdec.verify.draft_trees import HostTrees
+from specdec.kernels.draft_trees import HostTrees
+from specdec.kernels.tree import ROOT, DraftTree
 from specdec.verify.sampling import Context, Sampling
-from specdec.verify.tree import ROOT, DraftTree
 from specdec.verify.tree_batch import TreeRow
 
 

@@ -11,8 +11,8 @@ from specdec.draft_heads.heads.draft_head import DraftHead, TargetOutput
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.execution.dummy_rows import padding_row
+from specdec.kernels.draft_trees import DraftTrees
 from specdec.models.llama import LlamaModel
-from specdec.verify.draft_trees import DraftTrees
 from specdec.verify.tree_batch import TreeBatch, TreeRow
 
 if TYPE_CHECKING:

@@ -38,10 +38,7 @@ class StepGraphs:
         self.run, self.capture, self.geometry = run, capture, geometry
         self.max_rows, self.max_blocks, self.words = max_rows + 1, max_blocks, words
         # By what is fixed in a graph: the step's tokens, padding included, and the size of its attention plan.
-        self._graphs: dict[tuple[int, PlanSize], _Graph] = {}
-
-    def __len__(self) -> int:
-        return len(self._graphs)
+        self.captured: dict[tuple[int, PlanSize], _Graph] = {}
 
     @staticmethod
     def padding(tokens: int) -> int:
@@ -58,9 +55,9 @@ class StepGraphs:
             return self.run(batch)
         plan = plan_of(batch.rows, self.geometry)
         key = (tokens, PlanSize.of(plan))
-        graph = self._graphs.get(key)
+        graph = self.captured.get(key)
         if graph is None:
-            graph = self._graphs[key] = _Graph(self, batch, plan)
+            graph = self.captured[key] = _Graph(self, batch, plan)
         return graph(batch, plan)
 
 
@@ -88,7 +85,7 @@ class _Graph:
         slots = zeros(tokens)
         self.batch = TreeBatch(zeros(tokens), zeros(tokens), slots, rows, zeros(0), ())
         self._fill(batch, plan)
-        self._replay = owner.capture(lambda: owner.run(self.batch))
+        self._replay: Callable[[], Tensor] = owner.capture(lambda: owner.run(self.batch))
 
     def __call__(self, batch: TreeBatch, plan: Plan) -> Tensor:
         self._fill(batch, plan)

@@ -42,13 +42,7 @@ class LlamaDraftHead:
         """Return no features, `[rows, 0]`."""
         return output.features[:, :0]
 
-    def __call__(
-        self,
-        tokens: Tensor,
-        features: Tensor,  # noqa: ARG002
-        rotary: Rotary,
-        attentions: Sequence[Attention],
-    ) -> Tensor:
+    def __call__(self, tokens: Tensor, features: Tensor, rotary: Rotary, attentions: Sequence[Attention]) -> Tensor:  # noqa: ARG002
         """Return the states after the last norm, `[rows, hidden_size]`; for the arguments see `DraftHead`."""
         output: TargetOutput = self.model(tokens, rotary, attentions)
         return output.features

@@ -14,8 +14,10 @@ def load_pretrained(folder: Path) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a checkpoint folder. Code in the folder is never run.
 
     Raises:
-        CheckpointError: it cannot be read, or not without code in the folder.
+        CheckpointError: no such folder, or the tokenizer cannot be read, or not without code in the folder.
     """
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: no such folder; give a checkpoint with a tokenizer")
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False

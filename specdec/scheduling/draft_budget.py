@@ -46,7 +46,7 @@ class DraftBudget:
         """
         shape, most_read = self.shape, self.most_read
         rows = [row for row in step.rows if row.sampled and row.num_known == 1 and self._can_draft(row.request)]
-        step.drafts_asked = shape.nodes * len(rows)
+        step.stats.drafts_asked += shape.nodes * len(rows)
         if size.nodes and size.trees == 1:
             rows = [rows[turn % len(rows)]] if rows else []
         for index, row in enumerate(rows):
@@ -71,5 +71,5 @@ class DraftBudget:
             row.num_nodes = most
             # A tree has no more levels than nodes.
             row.max_depth = min(depth, most, room // shape.branching + 1)
-            step.drafts_granted += most
+            step.stats.drafts_granted += most
             step.tokens -= most

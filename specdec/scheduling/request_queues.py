@@ -55,11 +55,3 @@ class RequestQueues:
 
     def __iter__(self) -> Iterator[Request]:
         return itertools.chain(self.running, self.waiting)
-
-    def check_integrity(self) -> None:
-        """Assert order and exclusiveness."""
-        for queue in (self.running, self.waiting):
-            assert queue == sorted(queue, key=attrgetter("rank")), "a queue is out of order"
-        assert len({id(request) for request in self}) == len(self.running) + len(self.waiting), "queued twice"
-        assert not any(request.block_table for request in self.waiting), "a waiting request holds blocks"
-        assert not any(request.host_blocks for request in self.running), "a running request is swapped out"

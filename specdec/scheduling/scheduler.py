@@ -38,7 +38,7 @@ class Scheduler:
     """Advances requests step by step: a loop in which their cached tokens catch up with their known ones.
 
     `StepPlanner` plans known tokens, in order of rank. `DraftBudget` gives draft nodes the tokens and blocks that are
-    left. The scheduler alone writes the requests' cache counters and the statistics.
+    left. The scheduler alone, with these two, writes the requests' cache counters and the statistics.
 
     Args:
         shape: bounds of draft trees, None without a drafter.
@@ -129,16 +129,19 @@ class Scheduler:
         decoding = [request for request in self.running if len(request.token_ids) - request.num_cached == 1]
         size = TreeSize(0, 0) if self.draft_budget is None else self.draft_budget.size(decoding)
         # One token is kept for each decoding request, so that no prompt delays an output.
-        step = StepBudget(self.config.max_num_batched_tokens, self._prompt_tokens(len(decoding), size), len(decoding))
+        stats, most = self._stats, self.config.max_num_batched_tokens
+        step = StepBudget(stats, most, self._prompt_tokens(len(decoding), size), len(decoding))
         self.planner.plan(step)
-        known = self.config.max_num_batched_tokens - step.tokens
+        known = most - step.tokens
         if self.draft_budget is not None:
-            self.draft_budget.grant(step, size, self.manager, self._stats.steps)
+            self.draft_budget.grant(step, size, self.manager, stats.steps)
         plan = StepPlan(step.rows)
         if step.rows:
             plan.moves = self.manager.take_moves()
             self._in_flight = step.rows
-        self._count_plan(step, known)
+            stats.steps += 1
+            stats.known_tokens += known
+            stats.step_tokens = most - step.tokens
         return plan
 
     def _prompt_tokens(self, decoding: int, size: TreeSize) -> int:
@@ -148,19 +151,6 @@ class Scheduler:
             return sys.maxsize
         levels = 0 if self.draft_budget is None else min(size.nodes, self.draft_budget.shape.depth)
         return self.step_cost.prompt_tokens(self.config.prefill_stretch, prompts, decoding, *size, levels)
-
-    def _count_plan(self, step: StepBudget, known: int) -> None:
-        stats = self._stats
-        stats.preemptions += len(step.preempted)
-        stats.swaps += step.swaps
-        stats.prefix_queries += step.prefix_queries
-        stats.prefix_hits += step.prefix_hits
-        stats.drafts_asked += step.drafts_asked
-        stats.drafts_granted += step.drafts_granted
-        if step.rows:
-            stats.steps += 1
-            stats.known_tokens += known
-            stats.step_tokens = self.config.max_num_batched_tokens - step.tokens
 
     def blocks_with_drafts(self, request: Request) -> int:
         """Return how many blocks the request would have with the largest tree."""
@@ -234,8 +224,3 @@ class Scheduler:
             swapped=sum(bool(request.host_blocks) for request in self.waiting),
             kv_usage=1 - pool.num_free / pool.num_blocks,
         )
-
-    def check_integrity(self) -> None:
-        """Assert that queues are in order and all blocks accounted for."""
-        self.queues.check_integrity()
-        self.manager.check_integrity(self.queues)

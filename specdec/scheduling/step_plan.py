@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specdec.cache.kv_cache_manager import BlockMove
+from specdec.core.engine_stats import EngineStats
 from specdec.core.request import Request
 
 
@@ -68,6 +69,7 @@ class StepBudget:
     """Rows planned so far, and what they leave of the step's limits.
 
     Attributes:
+        stats: the scheduler's counts, to which planning adds.
         tokens: left of `max_num_batched_tokens`.
         prompt_tokens: number of them that prompts may take.
         decodes_left: running requests not planned yet that need one token each, which is kept for them.
@@ -77,12 +79,9 @@ class StepBudget:
         partial_prefills: planned prompts that need further steps.
         seats_kept, blocks_kept: seats and blocks that skipped requests will need.
         preempted: requests that lost their blocks in this step; none of them is admitted again in it.
-        swaps: number of them that were swapped out.
-        prefix_queries: tokens of requests admitted by their prefix.
-        prefix_hits: number of them found in the cache.
-        drafts_asked, drafts_granted: draft nodes of full trees, and nodes granted.
     """
 
+    stats: EngineStats
     tokens: int
     prompt_tokens: int
     decodes_left: int
@@ -94,11 +93,6 @@ class StepBudget:
     seats_kept: int = 0
     blocks_kept: int = 0
     preempted: list[Request] = field(default_factory=list)
-    swaps: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    drafts_asked: int = 0
-    drafts_granted: int = 0
 
     def take(self, request: Request, known: int, uncached: int) -> None:
         """Add a row of `known` tokens for a request that has `uncached` ones."""

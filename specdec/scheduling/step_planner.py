@@ -153,8 +153,8 @@ class StepPlanner:
             self.manager.swap_in(request)
         else:
             self.manager.take_prefix(request, prefix)
-            step.prefix_queries += len(request.token_ids)
-            step.prefix_hits += prefix.num_tokens
+            step.stats.prefix_queries += len(request.token_ids)
+            step.stats.prefix_hits += prefix.num_tokens
         reserved = self.manager.reserve(request, request.num_cached + known)
         assert reserved, "an admitted request has its blocks"
 
@@ -170,9 +170,10 @@ class StepPlanner:
         request = self.queues.running.pop()
         step.decodes_left -= request.num_uncached_tokens == 1
         step.preempted.append(request)
+        step.stats.preemptions += 1
         blocks = self.manager.blocks_for(request.num_cached)
         if self.preemption_cost.prefers_swap(request.num_cached, blocks) and self.manager.swap_out(request):
-            step.swaps += 1
+            step.stats.swaps += 1
         else:
             self.manager.release(request)
         self.queues.wait(request)

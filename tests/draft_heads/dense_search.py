@@ -8,8 +8,9 @@ from torch import Tensor
 
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import DraftRow
+from specdec.kernels.tree import DraftTree
 from specdec.verify.noise import gumbel
-from specdec.verify.tree import DraftTree
+from tests.trees import path_to
 
 TokenPath = tuple[int, ...]
 
@@ -46,4 +47,4 @@ def dense_search(logits_after: Callable[[TokenPath], Tensor], row: DraftRow, sha
 
 
 def paths_of(tree: DraftTree) -> set[TokenPath]:
-    return {tuple(tree.tokens[above] for above in tree.path(node)) for node in range(len(tree))}
+    return {tuple(tree.tokens[above] for above in path_to(tree, node)) for node in range(len(tree))}

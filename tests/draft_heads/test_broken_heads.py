@@ -1,4 +1,4 @@
-"""What is wrong with a head is said in one line that names it."""
+"""A broken head is refused in one line that names what is wrong."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -265,7 +265,7 @@ def test_a_config_nested_too_deep_is_one_line(read: Callable[[Path], Any], tmp_p
 
 
 def test_a_head_has_no_more_positions_than_its_target(tmp_path: Path) -> None:
-    """Its rotary table is as long, and must fit into memory whatever config.json says."""
+    """The rotary table has a row per position, and must fit into memory whatever config.json says."""
     fixture = FORMATS["official_eagle3"]()
     fixture.config["max_position_embeddings"] = 10**9
     assert load(fixture.write(tmp_path)).draft.head.llama.max_position == 64

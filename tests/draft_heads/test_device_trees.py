@@ -10,10 +10,10 @@ from torch import Tensor
 
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.tree_draw import TreeDraw
+from specdec.kernels.device_trees import DeviceTrees
+from specdec.kernels.draft_trees import DraftTrees, HostTrees
+from specdec.kernels.tree import ROOT, DraftTree
 from specdec.kernels.types import NoiseKey
-from specdec.verify.device_trees import DeviceTrees
-from specdec.verify.draft_trees import DraftTrees, HostTrees
-from specdec.verify.tree import ROOT, DraftTree
 from specdec.verify.tree_batch import TreeBatch, TreeRow
 from tests.draft_heads.drawn_levels import Head, draw_with
 from tests.draft_heads.searched_levels import bounds, coarse_head, random_head, search_with
@@ -36,7 +36,7 @@ def assert_read_equal(mine: Sequence[DraftTree], other: Sequence[DraftTree]) -> 
 
 
 def assert_packed_equal(mine: DraftTrees, other: DraftTrees) -> None:
-    """As rows of a step, with a row of a request without drafts behind them."""
+    """Compare them packed as rows of a step, before the row of a request without drafts."""
     parts = [TreeRow([3, 4], 5, list(range(40)), 1)] * (1 + len(mine.sizes))
     own, wanted = (TreeBatch.pack(parts, trees, 4, CPU) for trees in (mine, other))
     for name in ("tokens", "positions", "slots", "logit_rows"):
@@ -83,7 +83,7 @@ def test_one_transfer_reads_all(first: Callable[[DeviceTrees], object], monkeypa
     assert grown.batch.host is None
     first(grown)
     assert grown.batch.host is not None
-    monkeypatch.setattr("specdec.verify.device_trees.read_together", lambda _: pytest.fail("read once more"))
+    monkeypatch.setattr("specdec.kernels.device_trees.read_together", lambda _: pytest.fail("read once more"))
     assert_read_equal(grown.read(), search.host_trees([6, 4], [3, 3]).read())
 
 
@@ -129,9 +129,9 @@ def test_drawn_trees_are_those_of_the_host(
             left, table = living(mine, probs_of(grown, row))
             assert left == other
             assert mine.depths == tuple(grown.select([row]).nodes(CPU).depths.tolist())
-            same = DraftTree(mine.tokens, mine.parents).path_tokens
+            same = torch.tensor(DraftTree(mine.tokens, mine.parents).path_tokens)
             paths = grown.paths(row, CPU)
-            assert (paths[:, : same.shape[1]].numpy() == same).all()
+            assert (paths[:, : same.shape[1]] == same).all()
             assert (paths[:, same.shape[1] :] == -1).all()
             assert mine.ranks == tuple(range(len(mine)))
             assert other.draft_probs is not None
@@ -141,7 +141,7 @@ def test_drawn_trees_are_those_of_the_host(
 
 @given(seeds, st.permutations([0, 1, 2, 3, None]), st.booleans())
 def test_batches_become_one(seed: int, order: list[int | None], both_drawn: bool) -> None:
-    """Of another width, another number of words, and drawn or not; among them a row without a tree."""
+    """The batches differ in width, number of words, and whether they were drawn; one row has no tree."""
 
     def drawing(rows: tuple[int, ...], shape: DraftShape) -> TreeDraw:
         return draw_with([Head(seed, row, False) for row in rows], shape, [0] * shape.depth).draw

@@ -14,7 +14,7 @@ from specdec.draft_heads.heads.draft_head import DraftModel, TargetOutput
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.kernels.ragged_rows import RaggedRows
-from specdec.verify.tree import ROOT, DraftTree
+from specdec.kernels.tree import ROOT, DraftTree
 from specdec.verify.tree_batch import pad_block_tables, slots_of
 from tests.checkpoints import TARGET_HIDDEN, TARGET_LAYERS, VOCAB, Fixture
 from tests.draft_heads.dense_head import DenseHead
@@ -22,12 +22,13 @@ from tests.draft_heads.loading import CPU, PARTS, load
 from tests.head_formats import FORMATS
 from tests.kernel_sets import TORCH
 from tests.strategies import draft_trees, seeds, shuffled_tables
+from tests.trees import path_to
 
 BLOCK = 8
 
 
 class Heads:
-    """Of one format: ours, loaded, and by its definition."""
+    """A format's heads: ours, the loaded one, and the one by its definition."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.fixture: Fixture = FORMATS[name]()
@@ -120,7 +121,7 @@ def test_logits_equal_the_definition_in_a_row_and_along_a_tree(heads: Heads, tre
     assert 0.5 < expected[expected.isfinite()].abs().max() < 200
     torch.testing.assert_close(served.logits(rows), expected, rtol=1e-9, atol=1e-9)
 
-    paths = [tuple(tree.tokens[above] for above in tree.path(node)) for node in range(len(tree))]
+    paths = [tuple(tree.tokens[above] for above in path_to(tree, node)) for node in range(len(tree))]
     expected = heads.dense.tree_logits(tokens[1:], features[:-1], paths)
     torch.testing.assert_close(served.logits(served.tree(rows[-1], tree)), expected, rtol=1e-9, atol=1e-9)
 
@@ -151,8 +152,8 @@ KINDS = {
 def test_format_is_told_by_its_content_without_its_weights(name: str, tmp_path: Path) -> None:
     fixture = FORMATS[name]()
     found = describe_folder(fixture.write(tmp_path))
-    assert (found.label, found.layout) == KINDS[name]
-    assert found.verifier == fixture.facts.get("verifier", "org/target" if "speculators" in name else None)
+    assert (found.label, found.settings.layout) == KINDS[name]
+    assert found.settings.verifier == fixture.facts.get("verifier", "org/target" if "speculators" in name else None)
     shapes = {spelling: tensor.shape for spelling, tensor in found.file_tensors.items()}
     assert shapes == {spelling: tensor.shape for spelling, tensor in fixture.tensors.items()}
     assert found.config.llama.max_position == fixture.facts.get("positions", 64)

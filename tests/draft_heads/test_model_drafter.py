@@ -23,8 +23,8 @@ from specdec.draft_heads.heads.eagle import EagleHead
 from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.kernels.projection import Projection
+from specdec.kernels.tree import DraftTree
 from specdec.verify.sampling import Context, Sampling
-from specdec.verify.tree import DraftTree
 from specdec.verify.tree_batch import slots_of
 from tests.draft_heads.dense_search import TokenPath, dense_search, paths_of
 from tests.fakes import TINY, save_random_head
@@ -185,7 +185,7 @@ def test_trees_equal_eagle2_with_dense_passes_over_many_rounds(
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @torch.no_grad()
 def test_a_row_with_less_room_than_others_keeps_to_its_own(heads: Heads, temperature: float) -> None:
-    """Its levels beyond that lie in a block that nobody reads, and change nobody's tree."""
+    """The levels beyond its room lie in a block that no row reads, and change no tree."""
     shape, null = DraftShape(5, 4, 20), 11
     kv, features = empty_cache(heads.ours, null + 1)
     requests = [Request(1, [0, 1, 2, 3], temperature, 14), Request(2, [4, 5, null, null], temperature, 11)]

@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.draft_heads.drafting.ngram_drafter import LEAST_MATCH, LONGEST_MATCH, NGramDrafter
+from specdec.kernels.tree import DraftTree
 from specdec.verify.sampling import Context, Sampling
-from specdec.verify.tree import DraftTree
 from tests.strategies import draft_shapes
+from tests.trees import chain_of, path_to
 
 # Few tokens, so that much of a text occurs twice.
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=30)
@@ -19,7 +20,7 @@ def row(text: list[int], nodes: int, depth: int) -> DraftRow:
 
 
 def matched(text: list[int], place: int) -> int:
-    """How many of the last tokens stand before `place` as well."""
+    """Return how many of the last tokens also precede `place`."""
     count = 0
     while count < min(place, LONGEST_MATCH) and text[place - 1 - count] == text[-1 - count]:
         count += 1
@@ -40,7 +41,7 @@ def by_hand(text: list[int], shape: DraftShape, nodes: int, depth: int) -> list[
 
 
 def paths_of(tree: DraftTree) -> list[tuple[int, ...]]:
-    return [tuple(tree.tokens[above] for above in tree.path(node)) for node in range(len(tree))]
+    return [tuple(tree.tokens[above] for above in path_to(tree, node)) for node in range(len(tree))]
 
 
 @given(texts, draft_shapes(4, 4), st.integers(0, 12), st.integers(0, 5))
@@ -58,7 +59,7 @@ def test_the_longest_match_comes_first_then_the_latest() -> None:
 
 def test_a_text_that_repeats_itself_is_drafted_as_far_as_it_goes() -> None:
     (tree,) = NGramDrafter(DraftShape(6, 1, 6)).propose([row([5, 6, 7, 8, 5, 6], 6, 6)]).read()
-    assert tree == DraftTree.chain([7, 8, 5, 6])
+    assert tree == chain_of([7, 8, 5, 6])
 
 
 def test_nothing_follows_what_has_not_occurred() -> None:

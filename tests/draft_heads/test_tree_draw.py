@@ -8,16 +8,17 @@ from torch import Tensor
 
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.tree_draw import DrawSizes, TreeDraw
+from specdec.kernels.tree import ROOT, DraftTree
 from specdec.verify.noise import gumbel
-from specdec.verify.tree import ROOT, DraftTree
 from tests.draft_heads.drawn_levels import VOCAB, Head, Path, draw_level, draw_with
 from tests.strategies import draft_shapes, seeds
+from tests.trees import chain_of, path_to
 
 ENDLESS = 10**6
 
 
 def paths_of(tree: DraftTree) -> list[Path]:
-    return [tuple(tree.tokens[above] for above in tree.path(node)) for node in range(len(tree))]
+    return [tuple(tree.tokens[above] for above in path_to(tree, node)) for node in range(len(tree))]
 
 
 def families(tree: DraftTree) -> dict[Path, list[int]]:
@@ -125,7 +126,7 @@ def test_branching_of_one_is_a_chain(depth: int, seed: int) -> None:
     tokens: Path = ()
     for noise in drawn.noise[0]:
         tokens = (*tokens, drawn_order(head, tokens, noise)[0])
-    assert tree == DraftTree.chain(tokens)
+    assert tree == chain_of(tokens)
 
 
 @pytest.mark.parametrize("possible", [1, 2, VOCAB])

@@ -9,9 +9,10 @@ from hypothesis import given
 from torch import Tensor
 
 from specdec.draft_heads.drafting.draft_shape import DraftShape
-from specdec.verify.tree import DraftTree
+from specdec.kernels.tree import DraftTree
 from tests.draft_heads.searched_levels import VOCAB, Head, Path, bounds, coarse_head, random_head, search_with
 from tests.strategies import draft_shapes, seeds
+from tests.trees import chain_of, path_to
 
 
 def value(head: Head, path: Path) -> np.float32:
@@ -39,7 +40,7 @@ def naive_tree(head: Head, shape: DraftShape, budget: int, max_depth: int) -> se
 
 
 def paths_of(tree: DraftTree) -> list[Path]:
-    return [tuple(tree.tokens[above] for above in tree.path(node)) for node in range(len(tree))]
+    return [tuple(tree.tokens[above] for above in path_to(tree, node)) for node in range(len(tree))]
 
 
 @given(draft_shapes(4, 5), bounds, seeds)
@@ -88,7 +89,7 @@ def test_certain_chain_is_kept_whole_before_anything_else() -> None:
 
     search, _ = search_with([head], DraftShape(6, 3, 60))
     for budget in range(1, 7):
-        assert search.host_trees([budget], [6]).read() == [DraftTree.chain(range(budget))]
+        assert search.host_trees([budget], [6]).read() == [chain_of(range(budget))]
 
 
 @pytest.mark.parametrize("branching", [VOCAB, VOCAB + 5, 64])

@@ -43,7 +43,7 @@ def test_a_head_with_a_vocabulary_of_its_own_is_trimmed_further() -> None:
 
 @pytest.mark.parametrize("form", ["json", "list", "tensor"])
 def test_a_token_map_names_them(tmp_path: Path, form: str) -> None:
-    """Of SGLang's form, which is what torch saves of a list or tensor, or of JSON."""
+    """The map is in SGLang's form, a list or tensor saved by torch, or in JSON."""
     ids = [20, 3, 5, 29]
     file = tmp_path / ("map.json" if form == "json" else "freq_4.pt")
     if form == "json":

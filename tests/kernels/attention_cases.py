@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
-from specdec.verify.tree import ROOT, DraftTree
+from specdec.kernels.tree import ROOT, DraftTree
 from tests.strategies import shuffled_tables
 
 KV_HEADS, DIM = 2, 4

@@ -56,7 +56,7 @@ def typed(arguments: str, dtype: str) -> dict[str, str]:
 
 
 def layer(shape: Shape) -> Iterator[Specialisation]:
-    """What every decoder layer launches, and the moves behind a step."""
+    """Yield the launches of a decoder layer, and the moves after a step."""
     label, dtype, warps = f"{shape.name} {shape.dtype}", shape.dtype, elementwise.num_warps
     norm = typed("p_x p_residual p_weight p_normed p_sum x_stride:i32 residual_stride:i32 eps:fp32", dtype)
     block = min(triton.next_power_of_2(shape.hidden), elementwise.MAX_BLOCK)
@@ -131,7 +131,7 @@ def second_passes(vocab: int) -> Iterator[Specialisation]:
 
 
 def filters(vocab: int) -> Specialisation:
-    """Of a target's, a trimmed vocabulary, or each row's own candidates."""
+    """Return the filters of a target's vocabulary, a trimmed one, or each row's own candidates."""
     signature = {**typed("p_scores p_limits", "fp32"), "stride": "i32:16"}
     block = min(logit_filters.BLOCK_SIZE, triton.next_power_of_2(vocab))
     sizes = {"VOCAB": vocab, "BLOCK": block, "PIVOTS": logit_filters.PIVOTS}
@@ -148,7 +148,7 @@ def walks() -> Iterator[Specialisation]:
 
 
 def specialisations() -> list[Specialisation]:
-    """Of equal ones, the first."""
+    """Return all specialisations, the first of equal ones."""
     specs = [spec for shape in shapes() for spec in layer(shape)]
     specs += [moves("bf16", "i64"), moves("bf16", "i32"), moves("fp32", "i32")]
     specs += [spec for vocab, dtype in ((128256, "fp32"), (128256, "bf16")) for spec in sampling(vocab, dtype)]

@@ -1,4 +1,4 @@
-"""What the attention kernels take of a GPU, compiled for an H100 and an A100 without one."""
+"""Registers and shared memory of the attention kernels, compiled for an H100 and an A100 without a GPU."""
 
 import pytest
 

@@ -12,13 +12,14 @@ from torch import Tensor
 from specdec.kernels import block_walk_reference
 from specdec.kernels.block_walk import block_walk
 from specdec.kernels.block_walk_reference import walk_block
-from specdec.verify.tree import DraftTree
+from specdec.kernels.tree import DraftTree
 from tests.kernels.kernel_checks import DEVICE, DTYPES, huge, poisoned_outputs
 from tests.kernels.walk_batches import NAN, NEVER, TOO_NEAR, Batch, as_lists, batch, in_order, margin, verified
 from tests.strategies import seeds
+from tests.trees import chain_of
 
 VOCAB = 17
-chains = st.lists(st.lists(st.integers(0, VOCAB - 1), max_size=9).map(DraftTree.chain), min_size=1, max_size=4)
+chains = st.lists(st.lists(st.integers(0, VOCAB - 1), max_size=9).map(chain_of), min_size=1, max_size=4)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -46,7 +47,7 @@ def assert_equal(drawn: Batch, arguments: dict[str, Any], nearest: float = 0.0) 
 @settings(max_examples=60)
 @given(chains, seeds, st.sampled_from([0.0, 0.3]), st.integers(0, 3), st.sampled_from([0.3, 0.7, 4.0]))
 @example([DraftTree()], 0, 0.0, 0, 0.7)
-@example([DraftTree(), DraftTree.chain([3])], 0, 0.0, 0, 0.7)
+@example([DraftTree(), chain_of([3])], 0, 0.0, 0, 0.7)
 def test_the_twin_walks_as_the_verifier_does(
     many: list[DraftTree], seed: int, invalid: float, extra: int, apart: float
 ) -> None:
@@ -70,7 +71,7 @@ def test_the_twin_walks_as_the_verifier_does(
     st.sampled_from([0.3, 0.7, 4.0]),
 )
 @example([DraftTree()], 0, 0.0, 0, torch.float32, 8, 0.7)
-@example([DraftTree(), DraftTree.chain([3] * 40), DraftTree()], 0, 0.0, 0, torch.bfloat16, 32, 0.3)
+@example([DraftTree(), chain_of([3] * 40), DraftTree()], 0, 0.0, 0, torch.bfloat16, 32, 0.3)
 def test_the_kernel_walks_as_the_twin_does(
     many: list[DraftTree], seed: int, invalid: float, extra: int, dtype: torch.dtype, block: int, apart: float
 ) -> None:
@@ -92,9 +93,9 @@ def test_where_nothing_is_rounded_nothing_differs(many: list[DraftTree], seed: i
 def test_chains_and_vocabularies_of_every_size(vocab: int, length: int) -> None:
     """Beside each other: no token, one, and a chain as long as trees may have nodes."""
     generator = torch.Generator().manual_seed(vocab)
-    longest = DraftTree.chain(torch.randint(vocab, (length,), generator=generator).tolist())
+    longest = chain_of(torch.randint(vocab, (length,), generator=generator).tolist())
     for apart in (0.2, 0.7):
-        drawn = sampled_batch([longest, DraftTree(), DraftTree.chain([vocab - 1])], vocab, vocab, apart=apart)
+        drawn = sampled_batch([longest, DraftTree(), chain_of([vocab - 1])], vocab, vocab, apart=apart)
         assert_equal(drawn, prepared(drawn), TOO_NEAR)
 
 
@@ -102,7 +103,7 @@ def test_a_chain_drawn_from_the_targets_own_law_is_accepted_as_a_whole() -> None
     """And the smallest rounding of a weight below 1 must not cut it."""
     generator = torch.Generator().manual_seed(1)
     p = torch.softmax(torch.randn(9, VOCAB, generator=generator), -1)
-    chain = DraftTree.chain([int(probs.argmax()) for probs in p[:8]])
+    chain = chain_of([int(probs.argmax()) for probs in p[:8]])
     for seed in range(6):
         drawn = Batch([chain], p.log(), p, [(seed, 0, 0)], [True])
         for walk in (block_walk, block_walk_reference.block_walk):
@@ -116,7 +117,7 @@ def test_a_token_made_likelier_by_what_comes_behind_it_is_kept() -> None:
     q = torch.tensor([[0.9, 0.1], [0.1, 0.9], [0.5, 0.5]])
     lengths = []
     for seed in range(40):
-        drawn = Batch([DraftTree.chain([0, 0])], p.log(), q, [(seed, 0, 0)], [True])
+        drawn = Batch([chain_of([0, 0])], p.log(), q, [(seed, 0, 0)], [True])
         ours, theirs, host = (
             as_lists(block_walk(**prepared(drawn))),
             as_lists(block_walk_reference.block_walk(**prepared(drawn))),
@@ -131,7 +132,7 @@ def test_a_token_made_likelier_by_what_comes_behind_it_is_kept() -> None:
 @pytest.mark.parametrize("bad", [NAN, -NAN, NEVER, float("inf")])
 def test_the_walk_ends_where_there_is_no_law(bad: float) -> None:
     """At the root, and at a token that is certainly reached; one that q cannot have drawn hides what is behind it."""
-    tree = DraftTree.chain([1, 2])
+    tree = chain_of([1, 2])
     one_hot = torch.tensor([[0.0, 1, 0], [0, 0, 1], [1, 0, 0]])
     for node in range(3):
         scores = one_hot.log()
@@ -148,7 +149,7 @@ def test_the_walk_ends_where_there_is_no_law(bad: float) -> None:
 
 def test_scores_beyond_two_billion_numbers() -> None:
     """Columns of a wider tensor, so wide that its third row lies behind them; touches a few pages of it."""
-    stride, drawn = 2**30, sampled_batch([DraftTree.chain([1, 2]), DraftTree.chain([3])], 5, 3)
+    stride, drawn = 2**30, sampled_batch([chain_of([1, 2]), chain_of([3])], 5, 3)
     arguments = prepared(drawn)
 
     def wide(rows: Tensor, kind: torch.dtype) -> Tensor:
@@ -163,14 +164,14 @@ def test_scores_beyond_two_billion_numbers() -> None:
 
 
 def test_the_first_token_follows_p() -> None:
-    """Of many rows in one launch, whose chains are drawn from another probs; the interpreter sees some of them."""
+    """One launch has many rows, whose chains are drawn from q; the interpreter runs fewer of them."""
     on_gpu = DEVICE.type == "cuda"
     vocab, count = 3, 8000 if on_gpu else 600
     generator = torch.Generator().manual_seed(4)
     p = torch.tensor([[0.5, 0.2, 0.3], [0.1, 0.6, 0.3], [0.2, 0.3, 0.5]])
     q = torch.tensor([[0.2, 0.5, 0.3], [0.4, 0.3, 0.3], [0.6, 0.2, 0.2]])
     draws = torch.stack([torch.multinomial(probs, count, replacement=True, generator=generator) for probs in q[:2]], 1)
-    many = [DraftTree.chain(drawn) for drawn in draws.tolist()]
+    many = [chain_of(drawn) for drawn in draws.tolist()]
     keys = [(row, 0, row % 3) for row in range(count)]
     drawn = Batch(many, p.log().repeat(count, 1), q.repeat(count, 1), keys, [True] * count)
     walk = block_walk if on_gpu else block_walk_reference.block_walk
@@ -187,7 +188,7 @@ def test_the_first_token_follows_p() -> None:
 
 
 def test_misfits_are_refused() -> None:
-    arguments = prepared(sampled_batch([DraftTree.chain([1, 2])], 4, 0))
+    arguments = prepared(sampled_batch([chain_of([1, 2])], 4, 0))
     trees = arguments["trees"]
     with pytest.raises(ValueError, match=r"tokens \(1,\) .*: not 2 of int64 in one piece, as there are 3 scores of 1"):
         block_walk(**{**arguments, "trees": trees._replace(tokens=trees.tokens[:1])})

@@ -26,7 +26,7 @@ def nan_outputs() -> Iterator[None]:
 
 
 def drawn(seed: int, *shape: int, dtype: torch.dtype, spare: int = 0) -> Tensor:
-    """Normal numbers; with `spare`, columns of a tensor that is wider by so many and NaN there."""
+    """Return normal numbers; with `spare`, columns of a tensor that is wider by `spare` columns of NaN."""
     numbers = torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
     wide = torch.full((*shape[:-1], shape[-1] + spare), float("nan"), dtype=dtype, device=DEVICE)
     wide[..., : shape[-1]] = numbers
@@ -44,7 +44,7 @@ def exact_norm(x: Tensor, weight: Tensor) -> Tensor:
 def test_rms_norm_equals_its_formula(
     seed: int, rows: int, hidden: int, spare: int, dtype: torch.dtype, block: int
 ) -> None:
-    """With blocks of 64, longer rows take the loop."""
+    """Rows longer than a block of 64 take the kernel's loop."""
     x = drawn(seed, rows, hidden, dtype=dtype, spare=spare)
     weight = drawn(seed + 1, hidden, dtype=dtype)
     with pytest.MonkeyPatch.context() as patch:

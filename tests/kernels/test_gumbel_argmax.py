@@ -136,7 +136,7 @@ def drawn_rows(
 @given(seeds, st.integers(1, 4), vocabularies, st.sampled_from(DTYPES))
 @example(0, 1, 128256, torch.float32)
 def test_tokens_are_the_references(seed: int, rows: int, vocab: int, dtype: torch.dtype) -> None:
-    """Where they differ, the reference's own scores are too near to each other to tell."""
+    """Tokens may differ only if the reference's scores of both are too close to tell apart."""
     scores, keys, sampled = drawn_rows(seed, rows, vocab, dtype)
     actual = gumbel_argmax(scores, NoiseColumns(*keys, sampled))
     expected = gumbel_argmax_reference.gumbel_argmax(scores, NoiseColumns(*keys, sampled))
@@ -244,7 +244,7 @@ def test_the_k_largest_are_the_references(
 def test_of_some_tokens_in_any_order_each_keeps_its_own_noise(
     seed: int, rows: int, columns: int, k: int, each: bool, dtype: torch.dtype, of: tuple[int, int]
 ) -> None:
-    """As the twin has it, and to the last bit what a vocabulary has in which no others can come."""
+    """The result is the twin's, and to the last bit that of the whole vocabulary with all other tokens impossible."""
     vocab = 2 * columns + 5
     scores, keys, sampled = drawn_rows(seed, rows, columns, dtype)
     generator = torch.Generator().manual_seed(seed)

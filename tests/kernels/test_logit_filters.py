@@ -100,7 +100,7 @@ def test_a_row_that_is_not_finite_stays_so(spoilt: float) -> None:
 
 
 def test_columns_of_a_wider_tensor_and_rows_far_apart() -> None:
-    """Rows more than 2**31 elements from the first; what lies beside them stays."""
+    """Rows lie more than 2**31 elements from the first; the memory beside them is untouched."""
     stride = 2**30 + 8
     memory = huge(2 * (2 * stride + 64)).view(torch.float32)
     rows = memory.as_strided((3, 40), (stride, 1), 8)

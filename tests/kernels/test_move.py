@@ -16,11 +16,12 @@ from specdec.kernels.kv_copy import MOVES_AT_ONCE, copy_blocks, move_kv
 from specdec.verify.tree_batch import slots_of
 from tests.kernels.kernel_checks import DEVICE, DTYPES, huge
 from tests.strategies import draft_trees, seeds, shuffled_tables
+from tests.trees import path_to
 
 
 @contextmanager
 def tiles(moves: int, chunk: int) -> Iterator[None]:
-    """How many moves a program reads at once, and how many numbers of each."""
+    """Set how many moves a program reads at once, and how many numbers of each."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("specdec.kernels.kv_copy.MOVES_AT_ONCE", moves)
         patch.setattr("specdec.kernels.kv_copy.CHUNK_SIZE", chunk)
@@ -49,7 +50,7 @@ class Moves(NamedTuple):
 
 @st.composite
 def accepted_paths(draw: st.DrawFn) -> Moves:
-    """As the engine moves them: nodes of a path in each request's tree to the places behind its root."""
+    """Draw moves as the engine makes them: from nodes of a path in each request's tree to the places after its root."""
     trees = draw(st.lists(draft_trees(max_nodes=20, vocab_size=30), min_size=1, max_size=5))
     size = draw(st.sampled_from([4, 8]))
     generator = random.Random(draw(seeds))
@@ -57,7 +58,7 @@ def accepted_paths(draw: st.DrawFn) -> Moves:
     plan = shuffled_tables([start + len(tree) for start, tree in zip(starts, trees, strict=True)], size, draw(seeds))
     source, target = [], []
     for tree, start, table in zip(trees, starts, plan.tables, strict=True):
-        path = tree.path(generator.randrange(len(tree))) if len(tree) else []
+        path = path_to(tree, generator.randrange(len(tree))) if len(tree) else []
         slots = slots_of(table, start, start + len(tree), size)
         source += [slots[node] for node in path]
         target += slots[: len(path)]
@@ -91,7 +92,7 @@ def test_few_moves_may_overlap_in_any_way(seed: int, count: int, size: int) -> N
 
 @given(seeds, st.integers(1, 60), st.sampled_from([1, 4, MOVES_AT_ONCE]), st.sampled_from([1, 3, 8]))
 def test_blocks_are_copied_like_runs_of_slots(seed: int, count: int, at_once: int, block_size: int) -> None:
-    """As `KVCache.apply_moves` asks: no block is read or written again after it was written, but read before."""
+    """Blocks are as `KVCache.apply_moves` groups them: none is read or written after it was written."""
     generator = random.Random(seed)
     blocks = list(range(40))
     generator.shuffle(blocks)

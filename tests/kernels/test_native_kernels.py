@@ -18,9 +18,9 @@ from specdec.kernels.linear import prepare_for_inference
 from specdec.kernels.native_library import Library, library_file
 from specdec.kernels.native_operations import NativeOperations, NativeProjection
 from specdec.kernels.ragged_rows import RaggedRows
+from specdec.kernels.tree import DraftTree
 from specdec.kernels.tree_attention_reference import tree_attention
 from specdec.verify.noise import GumbelNoise
-from specdec.verify.tree import DraftTree
 from tests.kernel_sets import TORCH
 from tests.kernels.attention_cases import Case, Part, build, star
 from tests.kernels.kernel_checks import DTYPES

@@ -11,8 +11,8 @@ from specdec.kernels.elementwise_reference import rms_norm, silu_and_mul
 from specdec.kernels.kv_copy_reference import move_kv
 from specdec.kernels.ragged_rows import MASKED_KEYS, TILE_ROWS
 from specdec.kernels.rotary_store_reference import rotary_store, rotate_
+from specdec.kernels.tree import DraftTree
 from specdec.kernels.tree_attention_reference import attend, attend_generic, merge, tree_attention
-from specdec.verify.tree import DraftTree
 from tests.kernels.attention_cases import DIM, KV_HEADS, Built, Case, Part, build, star
 from tests.strategies import draft_trees, seeds
 
@@ -22,7 +22,7 @@ def parts(draw: st.DrawFn, first: int) -> Part:
     cached = draw(st.one_of(st.integers(first, 40), st.integers(MASKED_KEYS - 100, MASKED_KEYS + 100)))
     tree = draw(draft_trees(max_nodes=130, vocab_size=50))
     if tree and cached > first and draw(st.booleans()):
-        # A level of a tree that is being drafted: what lies above it is in the cache already.
+        # A level of a tree that is being drafted: the levels above it are in the cache already.
         return Part(cached, 0, tree, draw(st.integers(1, len(tree))))
     return Part(cached, draw(st.one_of(st.integers(1, 8), st.integers(120, 300))), tree, len(tree))
 

@@ -16,12 +16,13 @@ from torch import Tensor
 from specdec.kernels import rejection_walk_reference
 from specdec.kernels.rejection_walk import rejection_walk
 from specdec.kernels.residual import uniform
+from specdec.kernels.tree import ROOT, DraftTree
 from specdec.kernels.types import DraftProbs, Stream
 from specdec.verify.noise import uniforms
-from specdec.verify.tree import ROOT, DraftTree
 from tests.kernels.kernel_checks import DEVICE, DTYPES, huge, poisoned_outputs
 from tests.kernels.walk_batches import NAN, NEVER, TOO_NEAR, Batch, as_lists, batch, in_order, margin, verified
 from tests.strategies import draft_trees, seeds
+from tests.trees import chain_of
 
 numbers = st.one_of(st.integers(0, 9), st.integers(0, 2**63 - 1), st.just(2**63 - 1))
 trees = st.lists(draft_trees(max_nodes=12, vocab_size=17), min_size=1, max_size=4)
@@ -35,7 +36,7 @@ def poisoned() -> Iterator[None]:
 
 @contextmanager
 def blocks_of(size: int) -> Iterator[None]:
-    """How many tokens the kernel reads at once."""
+    """Set how many tokens the kernel reads at once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("specdec.kernels.rejection_walk.BLOCK_SIZE", size)
         yield
@@ -49,7 +50,7 @@ def prepared(drawn: Batch, extra: int = 0) -> dict[str, Any]:
 @settings(max_examples=60)
 @given(trees, seeds, st.booleans(), st.sampled_from([0.0, 0.3]), st.integers(0, 3))
 @example([DraftTree()], 0, False, 0.0, 0)
-@example([DraftTree(), DraftTree.chain([3])], 0, True, 0.0, 0)
+@example([DraftTree(), chain_of([3])], 0, True, 0.0, 0)
 def test_the_twin_walks_as_the_verifier_does(
     many: list[DraftTree], seed: int, has_draft: bool, invalid: float, extra: int
 ) -> None:
@@ -82,7 +83,7 @@ def assert_equal(drawn: Batch, arguments: dict[str, Any], nearest: float = 0.0) 
     st.sampled_from([0.7, 4.0]),
 )
 @example([DraftTree()], 0, False, 0.0, 0, torch.float32, 8, 0.7)
-@example([DraftTree(), DraftTree.chain([3] * 20), DraftTree()], 0, True, 0.0, 0, torch.bfloat16, 32, 0.7)
+@example([DraftTree(), chain_of([3] * 20), DraftTree()], 0, True, 0.0, 0, torch.bfloat16, 32, 0.7)
 def test_the_kernel_walks_as_the_twin_does(
     many: list[DraftTree],
     seed: int,
@@ -100,7 +101,7 @@ def test_the_kernel_walks_as_the_twin_does(
 
 @pytest.mark.parametrize("has_draft", [False, True])
 def test_siblings_are_tried_one_after_the_other(has_draft: bool) -> None:
-    """Where q loses most of itself with its first child, which p mostly rejects; one child q cannot have drawn."""
+    """Q loses most of its mass with the first child, which p mostly rejects; one child q cannot have drawn."""
     count, tree = 16, DraftTree((0, 4, 1, 2), (ROOT,) * 4)
     p = torch.tensor([0.1, 0.21, 0.25, 0.34, 0.1]).repeat(5 * count, 1)
     q = torch.tensor([0.9, 0.05, 0.03, 0.02, 0.0]).repeat(5 * count, 1)
@@ -131,7 +132,7 @@ def test_trees_and_vocabularies_of_every_size(vocab: int, nodes: int, has_draft:
     first = {parent: generator.randrange(vocab) for parent in parents}
     bushy = DraftTree(tuple((first[parent] + node) % vocab for node, parent in enumerate(parents)), tuple(parents))
     for exact in (False, True):
-        drawn = batch([bushy, DraftTree(), DraftTree.chain([vocab - 1])], vocab, vocab, has_draft, exact=exact)
+        drawn = batch([bushy, DraftTree(), chain_of([vocab - 1])], vocab, vocab, has_draft, exact=exact)
         drawn = drawn._replace(sampled=[True, True, exact])
         assert_equal(drawn, prepared(drawn), 0.0 if exact else TOO_NEAR)
 
@@ -197,7 +198,7 @@ def test_the_walk_ends_where_there_is_no_law(sampled: bool, bad: float) -> None:
 
 
 def test_a_second_child_that_had_next_to_no_chance_is_drawn_from_all_that_q_has_left() -> None:
-    """In q, what is left beside 1 is less than a rounding of 1."""
+    """The rest of q beside 1 is less than a rounding of 1."""
     scores = torch.tensor([0.3, 0.7]).log().repeat(3, 1)
     q = torch.tensor([1.0, 1e-20]).repeat(3, 1)
     accepted = set()
@@ -210,7 +211,7 @@ def test_a_second_child_that_had_next_to_no_chance_is_drawn_from_all_that_q_has_
 
 def test_scores_beyond_two_billion_numbers() -> None:
     """Columns of a wider tensor, so wide that its third row lies behind them; touches a few pages of it."""
-    stride, drawn = 2**30, batch([DraftTree.chain([1, 2]), DraftTree.chain([3])], 5, 3, True)
+    stride, drawn = 2**30, batch([chain_of([1, 2]), chain_of([3])], 5, 3, True)
     arguments = prepared(drawn)
 
     def wide(rows: Tensor, kind: torch.dtype) -> Tensor:
@@ -226,7 +227,7 @@ def test_scores_beyond_two_billion_numbers() -> None:
 
 @pytest.mark.parametrize("has_draft", [False, True])
 def test_the_first_token_follows_p(has_draft: bool) -> None:
-    """Of many rows in one launch; the interpreter, which takes long for one, sees some of those that the twin does."""
+    """One launch has many rows; the interpreter, which is slow, runs fewer of them than the twin."""
     on_gpu = DEVICE.type == "cuda"
     vocab, count = 5, 8000 if on_gpu else 400
     generator = torch.Generator().manual_seed(4)
@@ -254,7 +255,7 @@ def test_the_first_token_follows_p(has_draft: bool) -> None:
 
 
 def test_misfits_are_refused() -> None:
-    given_arguments = batch([DraftTree.chain([1, 2])], 4, 0, True).arguments()
+    given_arguments = batch([chain_of([1, 2])], 4, 0, True).arguments()
 
     def refused(match: str, **changed: Any) -> None:
         with pytest.raises(ValueError, match=match):
@@ -279,7 +280,7 @@ def test_misfits_are_refused() -> None:
 @settings(max_examples=12)
 @given(trees, seeds)
 def test_laws_may_lie_in_any_order(many: list[DraftTree], seed: int) -> None:
-    """Those that nothing was drawn from need not be there."""
+    """Distributions that nothing was drawn from may be absent."""
     drawn = batch(many, 17, seed, True)
     arguments = prepared(drawn)
     order = torch.randperm(len(drawn.scores), generator=torch.Generator().manual_seed(seed))

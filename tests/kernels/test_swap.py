@@ -18,7 +18,7 @@ DEVICE_BLOCKS, HOST_BLOCKS = 9, 7
 
 
 class Case(NamedTuple):
-    """What is copied: how many blocks of `[layers, block_size, hidden]`, or of `[block_size, hidden]` for no layers."""
+    """Copies: the number of blocks of `[layers, block_size, hidden]`, or of `[block_size, hidden]` for no layers."""
 
     layers: int
     block_size: int

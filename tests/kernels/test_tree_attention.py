@@ -17,8 +17,8 @@ from torch import Tensor
 from specdec.kernels import attention_plan, tree_attention_reference
 from specdec.kernels.attention_plan import CONFIGS, HOPPER_CONFIGS, Chip, Plan, chip_of
 from specdec.kernels.ragged_rows import RaggedRows
+from specdec.kernels.tree import DraftTree
 from specdec.kernels.tree_attention import HEAD_DIMS, JOINED_PARTS, tree_attention
-from specdec.verify.tree import DraftTree
 from tests.kernels.attention_cases import Case, Part, build, star
 from tests.kernels.kernel_checks import DEVICE, DTYPES, ROUNDING, huge, poisoned_outputs
 from tests.strategies import draft_trees, seeds
@@ -53,7 +53,7 @@ if DEVICE.type == "cpu":
 
 
 class Shape(NamedTuple):
-    """What a model adds to a case."""
+    """Sizes that a model adds to a case."""
 
     kv_heads: int
     head_dim: int
@@ -65,7 +65,7 @@ def parts(draw: st.DrawFn, first: int, longest: int, most_rows: int) -> Part:
     cached = draw(st.integers(first, longest))
     tree = draw(draft_trees(max_nodes=most_rows, vocab_size=50))
     if tree and cached > first and draw(st.booleans()):
-        # A level of a tree that is being drafted: what lies above it is in the cache already.
+        # A level of a tree that is being drafted: the levels above it are in the cache already.
         return Part(cached, 0, tree, draw(st.integers(1, len(tree))))
     return Part(cached, draw(st.integers(1, most_rows)), tree, len(tree))
 
@@ -234,7 +234,7 @@ def rows_of(requests: list[tuple[int, int]]) -> RaggedRows:
     ],
 )
 def test_plans_follow_the_work(requests: list[tuple[int, int]], height: int, cut: bool) -> None:
-    """Of Llama-3.1-8B on an H100: tall tiles for many rows, parts where processors would idle."""
+    """Plans of Llama-3.1-8B on an H100 have tall tiles for many rows, and parts where processors would idle."""
     plan = plan_of(rows_of(requests), 4, 8, 132)
     assert plan.height == height
     assert bool(plan.num_parts) == cut
@@ -245,7 +245,7 @@ def test_plans_follow_the_work(requests: list[tuple[int, int]], height: int, cut
 
 
 def test_items_without_rows_do_nothing() -> None:
-    """With them, a captured graph of more programs than a step needs serves it as well."""
+    """Therefore a captured graph with more programs than a step needs can serve the step."""
     built = built_for(Case([Part(20, 1, star(3), 3)], 4, 16, 0, 0), Shape(2, 16, torch.float32))
     expected, _ = attended(built)
     rows = replace(built.rows)

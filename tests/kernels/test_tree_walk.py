@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdec.kernels import tree_walk_reference
+from specdec.kernels.tree import ROOT, DraftTree
 from specdec.kernels.tree_walk import tree_walk
 from specdec.kernels.types import NO_TOKEN, Acceptance, PackedTrees, Walk
-from specdec.verify.tree import ROOT, DraftTree
 from tests.kernels.kernel_checks import DEVICE, poisoned_outputs
 from tests.strategies import draft_trees, seeds
+from tests.trees import chain_of
 
 VOCAB = 12
 
@@ -78,7 +79,7 @@ def as_lists(found: Walk) -> list[tuple[list[int], int, int]]:
 
 @given(cases)
 @example(Case([DraftTree()], 0))
-@example(Case([DraftTree.chain([1] * 40), DraftTree(), DraftTree.chain([2])], 1))
+@example(Case([chain_of([1] * 40), DraftTree(), chain_of([2])], 1))
 def test_walks_as_the_verifier_does(case: Case) -> None:
     generator = random.Random(case.seed)
     emitted = [emitted_tokens(tree, generator) for tree in case.trees]

@@ -9,13 +9,13 @@ from torch import Tensor
 from specdec.kernels.chance import Chance, PhiloxChance
 from specdec.kernels.host_walks import Rule, walk_rows
 from specdec.kernels.rejection_walk_reference import walk_rejection
-from specdec.kernels.types import Acceptance, DraftProbs, NoiseColumns, NoiseKey, PackedTrees, Stream, Tree, Walk
+from specdec.kernels.tree import DraftTree
+from specdec.kernels.types import Acceptance, DraftProbs, NoiseColumns, NoiseKey, PackedTrees, Stream, Walk
 from specdec.verify.noise import GumbelNoise, uniforms
-from specdec.verify.tree import DraftTree
 from tests.kernels.kernel_checks import DEVICE
 
 NAN, NEVER = float("nan"), float("-inf")
-# How near a coin may be to what it decides for float32 to see it on the other side.
+# Distance from a coin to its threshold below which float32 may decide the other way.
 TOO_NEAR = 1e-5
 
 
@@ -63,7 +63,7 @@ class Batch(NamedTuple):
         return max(max(tree.depths, default=0) for tree in self.trees)
 
     def walks(self, rule: Rule) -> list[Acceptance]:
-        """What a rule makes of the rows on the host, with q in float64."""
+        """Return a rule's outcome for the rows on the host, with q in float64."""
         trees, start = [], 0
         for tree in self.trees:
             part = slice(start, start + 1 + len(tree))
@@ -126,7 +126,7 @@ def as_lists(found: Walk) -> list[tuple[list[int], int, int]]:
 
 
 def verified(given_batch: Batch, depth: int, rule: Rule = walk_rejection) -> list[tuple[list[int], int, int]]:
-    """What the verifier makes of it on the host, in the form of a walk."""
+    """Return the verifier's outcome on the host, in the form of a walk."""
     found = given_batch.walks(rule)
     return [([*path, *[-1] * (depth - len(path))], len(path), token) for path, token in found]
 
@@ -150,10 +150,10 @@ class Margin(PhiloxChance):
 
 
 def margin(given_batch: Batch, row: int, rule: Rule = walk_rejection) -> float:
-    """Of one row of the batch."""
+    """Return the margin of one row of the batch."""
     margins: list[float] = []
 
-    def spied(tree: Tree, target: Any, chance: Chance) -> Acceptance:
+    def spied(tree: DraftTree, target: Any, chance: Chance) -> Acceptance:
         assert isinstance(chance, PhiloxChance)
         spy = Margin(chance.key, chance.uniforms)
         found = rule(tree, target, spy)

@@ -1,4 +1,4 @@
-"""Small models for beam search, watched while they run, and transformers' word on what comes out."""
+"""Small models for beam search, checked while they run, and compared with transformers."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from benchmarks.integrity import check_scheduler
 from specdec import LLM, BeamSearchParams
 from specdec.cache.kv_cache import entry_bytes
 from specdec.core.outputs import BeamSearchOutput
@@ -41,14 +42,14 @@ def watched(llm: LLM) -> Iterator[LLM]:
     def step() -> list[Request]:
         assert len(scheduler.running) <= scheduler.config.max_num_seqs
         news = plain_step()
-        scheduler.check_integrity()
+        check_scheduler(scheduler)
         return news
 
     engine.step = step  # type: ignore[method-assign]
     yield llm
     assert not engine.has_unfinished
     assert scheduler.stats().kv_usage == 0
-    scheduler.check_integrity()
+    check_scheduler(scheduler)
 
 
 def cramped(tiny: Tiny, blocks: int, host_blocks: int = 0, **settings: Any) -> LLM:
@@ -83,7 +84,7 @@ def expect(
             output_scores=True,
         )
     outputs = [tokens[len(prompt) :] for tokens in found.sequences.tolist()]
-    # What comes after the first end token is padding.
+    # Everything after the first end token is padding.
     cuts = [next((i for i, token in enumerate(tokens, 1) if token in ends), len(tokens)) for tokens in outputs]
     tokens = [tokens[:cut] for tokens, cut in zip(outputs, cuts, strict=True)]
     scores = getattr(found, "sequences_scores", None)

@@ -16,7 +16,7 @@ from tests.verify.naive import naive_logits
 
 @dataclass
 class Expected:
-    """What one sample of a request must come to.
+    """Expected result of one sample of a request.
 
     Attributes:
         logprobs: per token, the log-probabilities `[vocab]` of the distribution that is reported.

@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.integrity import check_scheduler
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.core.request import Request, RequestGroup
 from specdec.draft_heads.drafting.drafter import Drafter, DraftRow
+from specdec.kernels.draft_trees import DraftTrees
 from specdec.scheduling.step_cost import PreemptionCost
-from specdec.verify.draft_trees import DraftTrees
 from tests.fakes import RandomDrafter
 from tests.specdec.oracle import Expected
 from tests.specdec.world import EOS, VOCAB, KnowingDrafter, World, check, check_prompt, expect, parameters
@@ -106,7 +107,7 @@ def run(llm: LLM, cases: list[Arrival], groups: list[RequestGroup]) -> None:
                     for request in group.requests:
                         engine.abort(request)
         engine.step()
-        engine.scheduler.check_integrity()
+        check_scheduler(engine.scheduler)
         step += 1
         assert step < 3000, "the requests do not come to an end"
 
@@ -209,7 +210,7 @@ def test_output_is_that_of_the_request_alone(
 
 
 def futures(groups: list[RequestGroup], expected: list[list[Expected]]) -> dict[tuple[int, int], list[int]]:
-    """What each sample will say."""
+    """Return the tokens that each sample will generate."""
     return {
         (request.sampling.seed, request.sampling.sample_index): one.tokens + one.beyond
         for group, all_of in zip(groups, expected, strict=True)
@@ -246,7 +247,7 @@ def test_the_cases_do_preempt_swap_hit_and_draft(world: World) -> None:
 
 
 def test_a_step_that_comes_to_nothing_leaves_no_trace(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interrupted after it was verified: whoever goes on gets the same tokens and log-probabilities."""
+    """The step is interrupted after verification; repeating it yields the same tokens and log-probabilities."""
     params = SamplingParams(temperature=1.0, seed=4, max_tokens=20, logprobs=1, ignore_eos=True)
     llm = LLM(
         world.folder / "target",
@@ -269,6 +270,6 @@ def test_a_step_that_comes_to_nothing_leaves_no_trace(world: World, monkeypatch:
     while not request.finished:
         with contextlib.suppress(KeyboardInterrupt):
             llm.engine.step()
-        llm.engine.scheduler.check_integrity()
+        check_scheduler(llm.engine.scheduler)
     assert request.completion().token_ids == expected.token_ids
     assert request.completion().cumulative_logprob == pytest.approx(expected.outputs[0].cumulative_logprob, abs=1e-9)

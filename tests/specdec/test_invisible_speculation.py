@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.draft_heads.drafting.drafter import DraftRow
+from specdec.kernels.tree import DraftTree
 from specdec.verify.sampling import Sampling
-from specdec.verify.tree import DraftTree
 from tests.fakes import RandomDrafter
 from tests.specdec import oracle
 from tests.specdec.world import (
@@ -23,6 +23,7 @@ from tests.specdec.world import (
     run,
     shapes,
 )
+from tests.trees import chain_of
 
 CASES = 2000 if settings.default and settings.default.max_examples >= 2000 else 100
 
@@ -125,7 +126,7 @@ def test_a_perfect_drafter_is_accepted_to_the_end(world: World) -> None:
     class Oracle(RandomDrafter):
         def tree(self, row: DraftRow) -> DraftTree:
             position = row.context.num_output
-            return DraftTree.chain(known[position : position + min(4, row.max_depth)])
+            return chain_of(known[position : position + min(4, row.max_depth)])
 
     llm = LLM(
         world.folder / "target",

@@ -1,4 +1,4 @@
-"""The Python API as vLLM's users would try it, and what it refuses."""
+"""The Python API as vLLM's users would try it, and its errors."""
 
 import itertools
 import subprocess

@@ -21,7 +21,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
 def test_tokens_are_those_of_plain_decoding(target: Path, temperature: float) -> None:
-    """In a batch, with forks and chunked prompts; texts of few tokens, which repeat themselves."""
+    """The batch has forks and chunked prompts; its texts have few distinct tokens and repeat themselves."""
     generator = torch.Generator().manual_seed(0)
     prompts = [torch.randint(5, 9, (10 + 8 * i,), generator=generator).tolist() for i in range(4)]
     params = SamplingParams(

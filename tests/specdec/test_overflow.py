@@ -6,8 +6,9 @@ import torch
 
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.draft_heads.drafting.drafter import DraftRow
-from specdec.verify.tree import DraftTree
+from specdec.kernels.tree import DraftTree
 from tests.fakes import RandomDrafter, save_random_head, save_random_llama
+from tests.trees import chain_of
 
 BROKEN = 50
 
@@ -16,7 +17,7 @@ class BreakingDrafter(RandomDrafter):
     """Drafts a token for which the target has no finite value."""
 
     def tree(self, row: DraftRow) -> DraftTree:  # noqa: ARG002
-        return DraftTree.chain([BROKEN])
+        return chain_of([BROKEN])
 
 
 def test_a_draft_of_nan_is_not_seen_in_the_output(tmp_path: Path) -> None:

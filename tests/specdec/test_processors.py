@@ -1,4 +1,4 @@
-"""What depends on the processor, on each processor that this one can stand in for.
+"""Behaviour that depends on the processor, on each processor that this one can simulate.
 
 Torch and oneDNN choose their code by `ATEN_CPU_CAPABILITY` and `ONEDNN_MAX_CPU_ISA`, which they read when torch is
 imported. So `test_older_processors` runs the tests listed in `DEPENDENT` in a process of its own for each older
@@ -71,7 +71,7 @@ def test_auto_dtype(onednn: bool, instructions: bool, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("dtype", ["auto", "float32"])
 def test_drafts_change_no_token(tiny: Tiny, dtype: str) -> None:
-    """In float32; in bfloat16, where row counts change roundings, both generate to the end."""
+    """Tokens are equal in float32; in bfloat16, where row counts change roundings, both runs generate to the end."""
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     tokens = []
     for head in (None, tiny.head):

@@ -10,11 +10,11 @@ import torch
 from specdec import LLM, SamplingParams
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import Drafter, DraftRow
+from specdec.kernels.draft_trees import DraftTrees
 from specdec.kernels.kernel_set import choose_kernels
 from specdec.kernels.native_library import library_file
-from specdec.verify.draft_trees import DraftTrees
+from specdec.kernels.tree import DraftTree
 from specdec.verify.noise import GumbelNoise
-from specdec.verify.tree import DraftTree
 from tests.fakes import save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
 
 SHAPE = DraftShape(3, 2, 6)
@@ -46,7 +46,7 @@ def load(folder: Path, kernels: str, **settings: object) -> LLM:
     ids=["greedy", "sampled, forked", "edited"],
 )
 def test_tokens_are_those_of_plain_torch(folder: Path, head: str, params: SamplingParams) -> None:
-    """In float32, with drafts, chunks, forks in the middle of a block and trees beside a prompt."""
+    """The runs are in float32, with drafts, chunks, forks in the middle of a block and trees beside a prompt."""
     prompts = [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14], [20, 21, 22], [5, 6, 7, 8, 9, 10, 11, 12, 40]]
     found = []
     for kernels in ("torch", "triton"):

@@ -11,14 +11,16 @@ from tokenizers import Tokenizer, decoders, models
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from benchmarks.integrity import check_scheduler
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.core.outputs import CompletionOutput
 from specdec.core.request import Request, RequestGroup
 from specdec.draft_heads.drafting.drafter import DraftRow
-from specdec.verify.tree import DraftTree
+from specdec.kernels.tree import DraftTree
 from tests.fakes import TINY, RandomDrafter, save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
 from tests.specdec import oracle
 from tests.specdec.oracle import Expected
+from tests.trees import chain_of
 
 VOCAB = 97
 EOS = 2
@@ -131,7 +133,7 @@ def run(llm: LLM, cases: list[Arrival]) -> list[RequestGroup]:
                     llm.engine.add_request(request)
         for request in llm.engine.step():
             assert request.num_cached <= len(request.token_ids)
-        llm.engine.scheduler.check_integrity()
+        check_scheduler(llm.engine.scheduler)
         step += 1
     assert llm.engine.scheduler.stats().kv_usage == 0
     return [group for group in groups if group is not None]
@@ -150,7 +152,7 @@ class KnowingDrafter(RandomDrafter):
         chain = future[: min(row.num_nodes, row.max_depth, self.random.randint(0, 5))]
         if self.random.random() < 0.3:
             chain = [*chain[:1], EOS, EOS][: min(row.num_nodes, row.max_depth)]
-        drafted = DraftTree.chain(chain)
+        drafted = chain_of(chain)
         taken, nodes, parents = set(drafted.children), list(chain), list(drafted.parents)
         for _ in range(row.num_nodes - len(chain)):
             parent = self.random.randint(-1, len(chain) - 1)

@@ -1,4 +1,4 @@
-"""What the assistant said, token by token: two ways to tell it, and what both must agree with."""
+"""The assistant's tokens: two ways to find them, and the definition that both must match."""
 
 import io
 import re
@@ -115,7 +115,7 @@ def said(tokenizer: PreTrainedTokenizerFast, sample: Sample) -> list[str]:
 
 @given(chats(TEXT))
 def test_masked_text_is_what_the_assistant_says(chat: list[Message]) -> None:
-    """Its words and its end token, and nothing else but the prompt's white space in one token with its first."""
+    """Its words and end token are, and otherwise only white space of the prompt in one token with its first word."""
     for tokenizer in BYTE_LEVEL.values():
         sample = ChatMask(tokenizer).encode(chat)
         found = [tokenizer.decode(run) for run in runs(sample)]
@@ -125,7 +125,7 @@ def test_masked_text_is_what_the_assistant_says(chat: list[Message]) -> None:
 
 @given(chats(TEXT))
 def test_prefix_difference_is_what_the_template_marks(chat: list[Message]) -> None:
-    """Whether offsets are trimmed or not, and as transformers itself maps marked characters to tokens."""
+    """It holds with and without trimmed offsets, and agrees with transformers' map from marked characters to tokens."""
     encoded = BYTE_LEVEL[True, False].apply_chat_template(chat, return_dict=True, return_assistant_tokens_mask=True)
     want = Sample(encoded["input_ids"], [bool(bit) for bit in encoded["assistant_masks"]])
     for tokenizer in BYTE_LEVEL.values():

@@ -106,7 +106,7 @@ def test_any_value_is_a_conversation_or_bad(value: object) -> None:
 
 
 def test_lines_are_counted_as_an_editor_does(tmp_path: Path) -> None:
-    """With a byte-order mark, Windows' line ends, blank lines, and what only Python or a Mac of old takes for ends."""
+    """The file has a byte-order mark, Windows line ends, blank lines, and line ends of Python or old Macs alone."""
     file = tmp_path / "a.jsonl"
     odd = GIVEN.replace(", ", ",\r")
     other = json.dumps(talk("x\u2028y\x85"), ensure_ascii=False)

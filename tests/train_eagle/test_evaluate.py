@@ -1,4 +1,4 @@
-"""Figures of a head: those of the engine, and ranks that foretell what the engine accepts."""
+"""Figures of a head: those of the engine, and ranks that predict what the engine accepts."""
 
 import json
 from pathlib import Path
@@ -47,7 +47,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def save_echo(kind: str, folder: Path, target: Path) -> Path:
-    """A head that hands on what it reads of the target with little change, and so is right now and then."""
+    """Save a head that passes the target's states on with little change, and so is right now and then."""
     model = LLM(target, dtype="float32").model
     size = model.config.hidden_size
     if kind == "eagle":
@@ -74,7 +74,7 @@ def llm(request: pytest.FixtureRequest, target: Path, head: Path) -> LLM:
 
 
 def answered(llm: LLM, prompt: list[int], length: int) -> tuple[Sample, Any]:
-    """A text with a greedy answer, and what it took."""
+    """Return a text with a greedy answer, and the speculation figures of that answer."""
     params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
     (output,) = llm.generate([prompt], params, use_tqdm=False)
     text = prompt + output.token_ids
@@ -94,7 +94,7 @@ prompts = st.lists(st.integers(5, VOCAB - 1), min_size=1, max_size=9)
 @settings(max_examples=10)
 @given(prompt=prompts, length=st.integers(2, 24))
 def test_ranks_foretell_every_step_of_the_engine(llm: LLM, prompt: list[int], length: int) -> None:
-    """A step accepts as long as what comes is among the tokens that it tries; then the next one begins."""
+    """A step accepts tokens as long as the next one is among its candidates; then the next step begins."""
     sample, stats = answered(llm, prompt, length)
     shape = llm.config.shape
     ranks = ranks_of(llm, sample, shape.depth)
@@ -271,7 +271,7 @@ def test_refusals_are_one_line_with_a_remedy(
 
 
 def test_tau_is_that_of_prompts_one_by_one(target: Path, head: Path) -> None:
-    """With many rows and large trees a step's tokens run out, and drafts are the first to go."""
+    """A step of many rows and large trees runs out of tokens, and drafts are cut first."""
     generator = torch.Generator().manual_seed(3)
     prompts = [torch.randint(6, VOCAB - 1, (40 + i,), generator=generator).tolist() for i in range(48)]
     shape = DraftShape(5, 8, 60)

@@ -197,7 +197,7 @@ def test_the_first_answer_token_is_trained_and_the_users_words_are_not(target: L
     for first in range(2, 10):
         sample = Sample(tokens, [i >= first for i in range(10)])
         counts[first] = int(trainer(OnlineFeatures(target, [sample], ()).batch([0])).count.sum())
-    # Row first - 1 predicts the token at `first`, and the last token is nobody's root.
+    # Row first - 1 predicts the token at `first`, and the last token is never a root.
     assert counts == {first: 10 - first for first in range(2, 10)}
 
 

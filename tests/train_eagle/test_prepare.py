@@ -13,9 +13,10 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from specdec.models.tokenizer import load_pretrained
 from specdec.train_eagle import prepared_data
 from specdec.train_eagle.chat_mask import ChatMask, Message, Sample
-from specdec.train_eagle.prepare import load_tokenizer, main, prepare
+from specdec.train_eagle.prepare import main, prepare
 from specdec.train_eagle.prepared_data import PreparedData
 
 TEMPLATE = (
@@ -64,7 +65,7 @@ def test_samples_are_the_conversations_in_order(model: Path, data: Path, tmp_pat
     other = tmp_path / "other.json"
     other.write_text(json.dumps([{"conversations": [{"from": "gpt", "value": "h"}]}]))
     prepared = prepare(model, [data, other], tmp_path / "out", shard_size=3)
-    chat = ChatMask(load_tokenizer(model))
+    chat = ChatMask(load_pretrained(model))
     want = [chat.encode(messages) for messages in [*GOOD, [{"role": "assistant", "content": "h"}]]]
     assert prepared.load() == want
     assert [len(shard) for shard in PreparedData(tmp_path / "out")] == [3, 3, 3]
@@ -197,7 +198,7 @@ def test_other_inputs_and_templates_are_refused(model: Path, data: Path, tmp_pat
     with pytest.raises(ValueError, match="made with inputs"):
         prepare(model, [data], tmp_path / "out")
     prepare(model, [data], tmp_path / "other")
-    tokenizer = load_tokenizer(model)
+    tokenizer = load_pretrained(model)
     tokenizer.chat_template = TEMPLATE + "x"
     tokenizer.save_pretrained(tmp_path / model.name)
     with pytest.raises(ValueError, match="made with tokenizer"):
@@ -280,7 +281,7 @@ def test_every_entry_is_used_or_counted(
     model: Path, tmp_path_factory: pytest.TempPathFactory, reasons: list[str]
 ) -> None:
     folder = tmp_path_factory.mktemp("mix")
-    tokenizer = load_tokenizer(model)
+    tokenizer = load_pretrained(model)
     tokenizer.chat_template = FICKLE
     tokenizer.save_pretrained(folder / "model")
     data = folder / "mix.jsonl"

@@ -97,7 +97,7 @@ def run(case: Case, attention: Attention, qkvs: list[Tensor], angles: torch.dtyp
     generator = torch.Generator().manual_seed(case.seed + 1)
     outputs, total = [], torch.zeros((), dtype=torch.float64, device=device)
     for step, (rows, qkv) in enumerate(zip(case.rows, qkvs, strict=True)):
-        # A copy, as `Attention` may write to what it gets.
+        # A copy, as `Attention` may write to its argument.
         output = attention(qkv.clone(), rotary_at(table, (positions[rows] + step).to(device)), case.heads)
         weight = torch.randn(output.shape, generator=generator, dtype=torch.float64).to(device, output.dtype)
         total = total + (output * weight).double().sum()

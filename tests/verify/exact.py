@@ -10,8 +10,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from specdec.kernels.tree import ROOT, DraftTree
 from specdec.kernels.types import Acceptance
-from specdec.verify.tree import ROOT, DraftTree
+from tests.trees import path_to
 
 T = TypeVar("T", bound=Hashable)
 Path = tuple[int, ...]
@@ -75,7 +76,7 @@ Key = Callable[[int, int, int], Hashable]
 
 
 def step_key(start: int, depth: int, rank: int) -> Hashable:
-    """As `PhiloxChance` has it: a coin of its own for every step, depth and rank."""
+    """Return `PhiloxChance`'s key: a coin of its own for every step, depth and rank."""
     return start, depth, rank
 
 
@@ -85,7 +86,7 @@ def position_key(start: int, depth: int, rank: int) -> Hashable:
 
 
 class ExactChance:
-    """A coin is a real number: it is known by the interval that what it was compared with leaves it.
+    """Exact coins: each is a real number, known by the interval that earlier comparisons leave it.
 
     A second question to the same coin is answered accordingly, also if it comes from a later step.
 
@@ -147,7 +148,7 @@ class Model:
         return fractions(weights)
 
     def probability(self, path: Path, sequence: Path) -> Fraction:
-        """What the target gives to `sequence` after `path`."""
+        """Return the target's probability of `sequence` after `path`."""
         result = Fraction(1)
         for token in sequence:
             result *= self.p(path)[token]
@@ -189,7 +190,7 @@ def drawn_tree(model: Model, shape: Shape, draw: Draw, path: Path = ()) -> Draft
 
 def target_of(model: Model, tree: DraftTree, path: Path = ()) -> Callable[[int], Any]:
     """Node to the target's distribution after `path` and the node."""
-    return lambda node: model.p((*path, *(tree.tokens[n] for n in tree.path(node))))
+    return lambda node: model.p((*path, *(tree.tokens[n] for n in path_to(tree, node))))
 
 
 def emitted_by(tree: DraftTree, acceptance: Acceptance) -> Path:

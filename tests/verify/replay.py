@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from specdec.kernels.tree import DraftTree
 from specdec.kernels.types import Acceptance
-from specdec.verify.tree import DraftTree
 from tests.verify.exact import Chooser, ExactChance, Model, Rule, outcomes, target_of
 
 
@@ -33,7 +33,7 @@ class RecordingChance:
 
 
 class Answer(NamedTuple):
-    """What was asked, the probabilities that were given, and the answer."""
+    """A question to the chance, the probabilities given, and the answer."""
 
     question: tuple[int, int | None]
     probabilities: list[Any]

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.kernels.block_walk_reference import walk_block
+from specdec.kernels.tree import ROOT, DraftTree
 from specdec.kernels.types import NO_TOKEN, Acceptance
-from specdec.verify.tree import ROOT, DraftTree
+from tests.trees import chain_of
 from tests.verify.exact import Chooser, Model, chain_shape, drawn_tree, outcomes
 from tests.verify.fixed_coins import LARGEST_COIN, FixedCoins, vector
 from tests.verify.models import CHAIN_LENGTH, models
@@ -95,7 +96,7 @@ def test_leaves_p_and_q_as_they_are() -> None:
     ("tree", "message"),
     [
         (DraftTree((0, 1), (ROOT, ROOT), torch.ones(3, 2)), r"takes a chain, not parents \(-1, -1\)"),
-        (DraftTree.chain([0, 1]), "2 tokens without draft_probs"),
+        (chain_of([0, 1]), "2 tokens without draft_probs"),
     ],
 )
 def test_refuses_what_it_cannot_judge(tree: DraftTree, message: str) -> None:

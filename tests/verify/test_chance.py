@@ -14,7 +14,7 @@ def chance_of(seed: int, sample_index: int, position: int, draws: Uniforms = Gum
 
 
 def coin(chance: PhiloxChance, depth: int, rank: int) -> float:
-    """The coin itself, by bisection of what it accepts; it is a multiple of 2^-53."""
+    """Return the coin itself, by bisection of the probabilities it accepts; it is a multiple of 2^-53."""
     low, high = 0, 2**53
     while high - low > 1:
         middle = (low + high) // 2

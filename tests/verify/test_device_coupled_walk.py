@@ -6,13 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.kernels.kernel_set import choose_kernels
+from specdec.kernels.tree import DraftTree
 from specdec.kernels.types import NO_TOKEN
 from specdec.verify.noise import GumbelNoise
 from specdec.verify.sampling import Context, Sampling
-from specdec.verify.tree import DraftTree
 from specdec.verify.verifier import CoupledVerifier
 from tests.kernel_sets import REFERENCES, TORCH
 from tests.strategies import draft_trees
+from tests.trees import chain_of
 from tests.verify.sampled_rows import SampledRow, verify
 
 VOCAB = 12
@@ -54,6 +55,6 @@ def test_paths_and_tokens_are_those_of_the_host(kernels: str) -> None:
 def test_a_row_without_a_possible_token_says_so() -> None:
     logits = torch.zeros(3, VOCAB)
     logits[1:] = float("nan")
-    rows = rows_of([(DraftTree.chain([0]), Sampling(), 0), (DraftTree(), Sampling(), 0)])
+    rows = rows_of([(chain_of([0]), Sampling(), 0), (DraftTree(), Sampling(), 0)])
     found = verify(CoupledVerifier(REFERENCES), rows, logits)
     assert found == [((0,), NO_TOKEN), ((), NO_TOKEN)]

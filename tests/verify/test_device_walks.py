@@ -6,12 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.kernels.kernel_set import KernelSet
+from specdec.kernels.tree import DraftTree
 from specdec.kernels.types import NO_TOKEN, Acceptance
 from specdec.verify.sampling import Context, Sampling
-from specdec.verify.tree import DraftTree
 from specdec.verify.verifier import WeighingVerifier
 from tests.kernel_sets import REFERENCES, TORCH
 from tests.strategies import draft_trees, seeds
+from tests.trees import chain_of
 from tests.verify.sampled_rows import SampledRow, verify
 
 VOCAB = 7
@@ -66,7 +67,7 @@ def test_walks_of_blocks_equal_those_of_the_host(cases: list[tuple[list[int], fl
     generator = torch.Generator().manual_seed(seed)
     rows = []
     for index, (tokens, temperature, output) in enumerate(cases):
-        tree, probs = DraftTree.chain(tokens), None
+        tree, probs = chain_of(tokens), None
         if temperature > 0:
             probs = torch.rand(1 + len(tree), VOCAB, generator=generator).add(0.1)
             probs = probs / probs.sum(-1, keepdim=True)
@@ -81,7 +82,7 @@ def test_walks_of_blocks_equal_those_of_the_host(cases: list[tuple[list[int], fl
 
 
 def test_a_block_of_tokens_that_nothing_was_drawn_from_is_refused() -> None:
-    row = SampledRow(DraftTree.chain([1, 2]), Context(Sampling(temperature=1.0), [3], 1))
+    row = SampledRow(chain_of([1, 2]), Context(Sampling(temperature=1.0), [3], 1))
     with pytest.raises(ValueError, match="a chain of 2 tokens without draft_probs; block verification needs them"):
         verify(block(REFERENCES), [row], torch.zeros(3, VOCAB))
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from specdec.kernels.block_walk_reference import walk_block
 from specdec.kernels.rejection_walk_reference import walk_rejection
+from specdec.kernels.tree import ROOT, DraftTree
 from specdec.kernels.tree_walk_reference import follow
-from specdec.verify.tree import ROOT, DraftTree
 from tests.strategies import seeds
 from tests.verify.exact import (
     Chooser,
@@ -115,7 +115,7 @@ def test_law_of_two_steps_is_the_targets(rule: Rule, model: Model) -> None:
 
 @given(small_models)
 def test_law_of_rejection_steps_may_keep_coins_and_noise_by_position(model: Model) -> None:
-    """What follows a rejected token is never looked at."""
+    """The tokens after a rejected one are never looked at."""
     assert_target_law(steps_law(walk_rejection, model, chain_shape(2), 2, position_key, position_key), model)
     assert_target_law(steps_law(walk_rejection, model, (((), ()), ()), 2, position_key, position_key), model)
 
@@ -176,7 +176,7 @@ def test_which_nodes_are_expanded_may_hang_on_what_was_drawn_above(model: Model)
 
 @pytest.mark.parametrize("rearrange", [unlikely_dropped, likeliest_first])
 def test_sampled_children_may_not_be_chosen_or_ordered_by_value(rearrange: Callable[[DraftTree], DraftTree]) -> None:
-    """What a budget over the whole batch would do to them; for one-hot children it does no harm."""
+    """A budget over the whole batch would do that; for one-hot children it does no harm."""
     with pytest.raises(AssertionError):
         assert_target_law(rearranged_law(Model(3, 3), rearrange), Model(3, 3))
 

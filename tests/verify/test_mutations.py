@@ -10,7 +10,7 @@ import pytest
 
 from specdec.kernels import block_walk_reference as block
 from specdec.kernels import rejection_walk_reference as rejection
-from specdec.verify.tree import DraftTree
+from specdec.kernels.tree import DraftTree
 from tests.verify.exact import Model, Rule, Shape, assert_target_law, chain_shape, fixed_law, sampled_law
 
 FORKS: list[Shape] = [((), (), ()), (((), ()), ((),))]

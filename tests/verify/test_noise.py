@@ -98,7 +98,7 @@ def test_uniforms_have_the_uniform_distribution() -> None:
 
 
 def fixed_words(word: int) -> Callable[..., Any]:
-    """In the place of the generator: one that gives `word` only."""
+    """Return a replacement of the generator that yields only `word`."""
 
     class Fixed:
         @staticmethod

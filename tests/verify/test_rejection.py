@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.kernels.rejection_walk_reference import walk_rejection
+from specdec.kernels.tree import ROOT, DraftTree
 from specdec.kernels.types import NO_TOKEN, Acceptance
-from specdec.verify.tree import ROOT, DraftTree
 from tests.verify.exact import Chooser, Model, drawn_tree, outcomes
 from tests.verify.fixed_coins import LARGEST_COIN, FixedCoins, vector
 from tests.verify.models import SAMPLED_NODES, fixed_trees, models, tree_shapes
@@ -120,7 +120,7 @@ def test_leaves_p_and_q_as_they_are() -> None:
 
 @pytest.mark.parametrize("end", [ROOT, 0, 1])
 def test_a_path_ends_where_the_target_has_no_distribution(end: int) -> None:
-    """Whether the node itself is kept does not depend on it."""
+    """The node itself is kept or not regardless of that."""
     tree = DraftTree((0, 1, 2), (ROOT, 0, 1), torch.eye(4, 3, dtype=torch.float64))
     found = walk_rejection(tree, lambda node: None if node == end else vector(0.2, 0.3, 0.5), FixedCoins(0.0))
     assert found == Acceptance(tuple(range(end + 1)), NO_TOKEN)

@@ -10,13 +10,14 @@ from torch import Tensor
 from specdec.kernels.block_walk_reference import walk_block
 from specdec.kernels.chance import PhiloxChance
 from specdec.kernels.rejection_walk_reference import walk_rejection
+from specdec.kernels.tree import ROOT, DraftTree
 from specdec.kernels.tree_walk_reference import follow
 from specdec.kernels.types import Acceptance, NoiseKey
 from specdec.verify.noise import GumbelNoise, gumbel
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.transforms import NodeRows, processed_logits
-from specdec.verify.tree import ROOT, DraftTree
 from tests.kernel_sets import TORCH
+from tests.trees import path_to
 from tests.verify.chi_square import chi_square_tail
 
 VOCAB = 6
@@ -50,7 +51,7 @@ class Draft:
     """A tree with p of its root and nodes."""
 
     def __init__(self, tree: DraftTree, p: Tensor, q: Tensor | None = None) -> None:
-        rows = [row_of([tree.tokens[above] for above in tree.path(node)]) for node in range(ROOT, len(tree))]
+        rows = [row_of([tree.tokens[above] for above in path_to(tree, node)]) for node in range(ROOT, len(tree))]
         self.p = p[rows]
         self.tree = DraftTree(tree.tokens, tree.parents, None if q is None else q[rows])
 
@@ -89,7 +90,7 @@ class Trial:
         return first[:, 0].tolist(), second.tolist()
 
     def drawn(self, draw: int, widths: tuple[int, ...]) -> Draft:
-        """The root has a child for each of `widths`, which has so many children; fewer where q has fewer."""
+        """Draw a tree whose root has a child for each of `widths`, with that many children; fewer where q has fewer."""
         first, second = self.orders[0][draw], self.orders[1][draw]
         tops = first[: min(len(widths), self.support[0])]
         below = [second[top][: min(width, self.support[1 + top])] for top, width in zip(tops, widths, strict=False)]
@@ -133,7 +134,7 @@ def coupled(trial: Trial, draw: int) -> list[int]:
 
 
 def second_token(trial: Trial, first: int, draw: int) -> int:
-    """What a plain step says after a step that emitted one token."""
+    """Return the token of a plain step after a step that emitted one token."""
     return walk_rejection(DraftTree(), lambda _: trial.p[1 + first], trial.chance(draw, 1)).next_token
 
 

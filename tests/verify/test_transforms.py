@@ -7,11 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specdec.kernels.tree import DraftTree
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.transforms import NodeRows, processed_logits
-from specdec.verify.tree import DraftTree
 from tests.kernel_sets import TORCH
 from tests.strategies import draft_trees, samplings, seeds
+from tests.trees import path_to
 from tests.verify.naive import naive_logits
 from tests.verify.sampled_rows import SampledRow, nodes_of
 
@@ -37,8 +38,8 @@ def test_every_node_equals_the_definition_with_its_own_path(batch: list[SampledR
     given_logits = iter(logits.tolist())
     for tree, context in batch:
         for node in range(-1, len(tree)):
-            path = [tree.tokens[above] for above in tree.path(node)]
-            output = [*context.output, *path]
+            path = [tree.tokens[above] for above in path_to(tree, node)]
+            output = [*context.token_ids[context.num_prompt :], *path]
             want = torch.tensor(
                 naive_logits(next(given_logits), context.sampling, context.token_ids[: context.num_prompt], output)
             ).double()
@@ -51,7 +52,7 @@ def test_every_node_equals_the_definition_with_its_own_path(batch: list[SampledR
 @pytest.mark.parametrize("top_p", [0.02, 0.5, 0.97, 1.0])
 @pytest.mark.parametrize("spread", [0.0, 0.05, 3.0])
 def test_long_rows_equal_the_definition(top_k: int, top_p: float, spread: float) -> None:
-    """Where far more tokens stay than are sorted at first, and where many are equal."""
+    """Far more tokens are kept than are sorted at first, or many are equal."""
     generator = torch.Generator().manual_seed(0)
     logits = (spread * torch.randn(3, 300, generator=generator)).round(decimals=1).double()
     sampling = Sampling(temperature=1.3, top_k=top_k, top_p=top_p)
@@ -103,5 +104,5 @@ def test_paths_are_asked_for_only_where_a_parameter_needs_them() -> None:
 def test_path_tokens_are_the_tokens_above() -> None:
     tree = DraftTree(tokens=(4, 7, 4, 9, 1), parents=(-1, -1, 0, 1, 2))
     rows = [[-1, -1, -1], [4, -1, -1], [7, -1, -1], [4, 4, -1], [7, 9, -1], [4, 4, 1]]
-    assert tree.path_tokens.tolist() == rows
-    assert DraftTree().path_tokens.shape == (1, 0)
+    assert tree.path_tokens == rows
+    assert DraftTree().path_tokens == [[]]

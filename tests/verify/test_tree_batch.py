@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specdec.kernels.draft_trees import HostTrees
 from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
-from specdec.verify.draft_trees import HostTrees
-from specdec.verify.tree import ROOT, DraftTree, split_words
+from specdec.kernels.tree import ROOT, DraftTree, split_words
 from specdec.verify.tree_batch import TreeBatch, TreeRow, pad_block_tables, slots_of
 from tests.strategies import draft_trees, seeds, shuffled_tables
 
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 class Expected(NamedTuple):
-    """What one packed row is."""
+    """Expected fields of one packed row."""
 
     token: int
     position: int

@@ -5,15 +5,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specdec.kernels.draft_trees import HostTrees
+from specdec.kernels.tree import ROOT, DraftTree
 from specdec.kernels.tree_walk_reference import follow
 from specdec.kernels.types import NO_TOKEN, Acceptance
-from specdec.verify.draft_trees import HostTrees
 from specdec.verify.noise import gumbel
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.transforms import NodeRows, processed_logits
-from specdec.verify.tree import ROOT, DraftTree
 from specdec.verify.verifier import CoupledVerifier
 from tests.kernel_sets import TORCH
+from tests.trees import chain_of
 from tests.verify.sampled_rows import SampledRow, verify
 
 
@@ -82,6 +83,6 @@ def test_a_row_without_a_token_ends_the_walk_and_no_other(temperature: float, ba
         logits[1, 3] = bad
     rows = [
         SampledRow(tree, context(Sampling(temperature), 0)),
-        SampledRow(DraftTree.chain([0]), context(Sampling(), 3)),
+        SampledRow(chain_of([0]), context(Sampling(), 3)),
     ]
     assert verify(verifier, rows, logits) == [Acceptance((0,), NO_TOKEN), Acceptance((0,), 1)]

@@ -15,14 +15,15 @@ from specdec.kernels.block_walk_reference import walk_block
 from specdec.kernels.chance import Chance, PhiloxChance
 from specdec.kernels.host_walks import Rule, host_walk
 from specdec.kernels.rejection_walk_reference import walk_rejection
-from specdec.kernels.types import NO_TOKEN, Acceptance, NoiseKey, Tree
+from specdec.kernels.tree import ROOT, DraftTree
+from specdec.kernels.types import NO_TOKEN, Acceptance, NoiseKey
 from specdec.verify.noise import GumbelNoise
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.transforms import NodeRows, processed_logits
-from specdec.verify.tree import ROOT, DraftTree
 from specdec.verify.verifier import CoupledVerifier, WeighingVerifier
 from tests.kernel_sets import TORCH
 from tests.strategies import draft_trees, samplings, seeds
+from tests.trees import chain_of, path_to
 from tests.verify.sampled_rows import SampledRow, verify
 
 VOCAB = 7
@@ -45,7 +46,7 @@ def sampled_rows(draw: st.DrawFn, walk: Rule, sampling: Sampling) -> SampledRow:
     """A tree with q, or a chain where the walk takes nothing else, behind some output."""
     if walk is walk_block:
         tokens = draw(st.lists(st.integers(0, VOCAB - 1), max_size=5))
-        tree = DraftTree.chain(tokens)
+        tree = chain_of(tokens)
     else:
         tree = draw(draft_trees(8, VOCAB))
     seed = draw(seeds)
@@ -70,7 +71,7 @@ def directly(walk: Rule, row: SampledRow, logits: Tensor) -> Acceptance:
     tree, (sampling, known, num_prompt) = row
 
     def target(node: int) -> Tensor:
-        path = [tree.tokens[above] for above in tree.path(node)]
+        path = [tree.tokens[above] for above in path_to(tree, node)]
         after = NodeRows(Context(sampling, [*known, *path], num_prompt), 1, lambda: torch.empty(1, 0).long())
         return torch.softmax(processed_logits(logits[1 + node][None], [after], TORCH)[0].double(), -1)
 
@@ -105,10 +106,10 @@ def test_each_row_is_judged_by_its_own_law_and_chance(
 
 @pytest.mark.parametrize("walk", WALKS)
 def test_p_is_float64_before_the_softmax(walk: Rule) -> None:
-    """In float32 the likely token would have all of p, and the other none to be drawn with."""
+    """The likely token would have all of p in float32, and the other could never be drawn."""
     seen: list[Tensor] = []
 
-    def spy(tree: Tree, target: Any, chance: Chance) -> Acceptance:
+    def spy(tree: DraftTree, target: Any, chance: Chance) -> Acceptance:
         seen.append(target(ROOT))
         return walk(tree, target, chance)
 
@@ -123,7 +124,7 @@ def test_p_is_float64_before_the_softmax(walk: Rule) -> None:
 @pytest.mark.parametrize("bad", ["nan", "one-nan", "inf", "nothing"])
 def test_a_root_without_a_law_yields_no_token_and_the_others_live(walk: Rule, temperature: float, bad: str) -> None:
     generator = torch.Generator().manual_seed(3)
-    trees = [with_q(DraftTree.chain([1, 2]), generator) for _ in range(3)]
+    trees = [with_q(chain_of([1, 2]), generator) for _ in range(3)]
     rows = [SampledRow(tree, Context(Sampling(temperature, seed=i), [0], 1)) for i, tree in enumerate(trees)]
     logits = random_logits(rows, 0)
     alone = verify(by(walk), [rows[0], rows[2]], logits[[0, 1, 2, 6, 7, 8]])
@@ -140,7 +141,7 @@ def test_a_root_without_a_law_yields_no_token_and_the_others_live(walk: Rule, te
 @pytest.mark.parametrize("walk", WALKS)
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_node_without_a_law_ends_its_request_there_and_the_others_live(walk: Rule, node: int) -> None:
-    """Where p equals q every draft is accepted, up to the node after which nothing can come."""
+    """If p equals q, every draft is accepted up to the node after which no token is possible."""
     rows = []
     logits = torch.zeros(9, VOCAB)
     for i in range(3):
@@ -186,7 +187,7 @@ def test_parameters_see_the_nodes_path(walk: Rule, sampling: Sampling) -> None:
     tree = DraftTree((1, 1), (ROOT, 0), torch.eye(VOCAB, dtype=torch.float64)[[1, 1, 1]])
     laws: list[Tensor] = []
 
-    def spy(tree: Tree, target: Any, chance: Chance) -> Acceptance:
+    def spy(tree: DraftTree, target: Any, chance: Chance) -> Acceptance:
         laws.extend(target(node) for node in range(ROOT, len(tree.tokens)))
         return walk(tree, target, chance)
 

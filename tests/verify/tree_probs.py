@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from specdec.verify.device_trees import NO_PROBS
-from specdec.verify.draft_trees import DraftTrees
+from specdec.kernels.device_trees import NO_PROBS
+from specdec.kernels.draft_trees import DraftTrees
 
 
 def probs_of(trees: DraftTrees, row: int) -> Tensor:

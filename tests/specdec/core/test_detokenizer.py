@@ -110,7 +110,7 @@ def spelled(piece: bytes) -> str:
 
 
 def merged_tokenizer() -> Tokenizer:
-    """Of bytes, and of pieces that begin or end inside a character, as large vocabularies have them."""
+    """Return a tokenizer of bytes, and of pieces that begin or end inside a character, as in large vocabularies."""
     pieces = [" caf\xc3", "ab\xf0\x9f", "\xa9x", "\x98\x80!", "\xff", "\xe2\x82", "\xacz\xe2", "ab"]
     vocab = {c: i for i, c in enumerate(ALPHABET)}
     for piece in pieces:

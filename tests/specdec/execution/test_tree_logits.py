@@ -11,13 +11,14 @@ from transformers import LlamaForCausalLM
 
 from specdec.cache.kv_cache import KVCache
 from specdec.execution.model_runner import ModelRunner
+from specdec.kernels.draft_trees import HostTrees
+from specdec.kernels.tree import DraftTree
 from specdec.models.llama import LlamaModel, load_llama
-from specdec.verify.draft_trees import HostTrees
-from specdec.verify.tree import DraftTree
 from specdec.verify.tree_batch import TreeRow
 from tests.fakes import TINY, save_random_llama
 from tests.kernel_sets import TORCH
 from tests.strategies import draft_trees, prompts, seeds, shuffled_tables
+from tests.trees import path_to
 
 CPU = torch.device("cpu")
 VOCAB = TINY["vocab_size"]
@@ -60,9 +61,9 @@ def plain_logits(model: LlamaForCausalLM, sequence: Sequence) -> Tensor:
     """`[1 + nodes, vocab]`: at the root and at each node, by dense passes over every root-to-leaf sequence."""
     tree, known = sequence.tree, len(sequence.tokens)
     leaves = sorted(set(range(len(tree))) - set(tree.parents)) or [-1]
-    paths = [tree.path(leaf) for leaf in leaves]
+    paths = [path_to(tree, leaf) for leaf in leaves]
     longest = max(len(path) for path in paths)
-    # Padding on the right is invisible to what comes before it.
+    # Padding on the right is invisible to the tokens before it.
     ids = [sequence.tokens + [tree.tokens[node] for node in path] + [0] * (longest - len(path)) for path in paths]
     logits = model(torch.tensor(ids)).logits
     expected = torch.full((1 + len(tree), VOCAB), float("nan"), dtype=torch.float64)
@@ -73,7 +74,7 @@ def plain_logits(model: LlamaForCausalLM, sequence: Sequence) -> Tensor:
 
 
 def tree_logits(model: LlamaModel, batch: list[Sequence], block_size: int, seed: int) -> Tensor:
-    """The same of all sequences in one packed step, after another one that cached what comes before."""
+    """Return the same for all sequences in one packed step, after a step that cached the tokens before."""
     lengths = [len(s.tokens) + len(s.tree) for s in batch]
     plan = shuffled_tables(lengths, block_size, seed)
     cache = KVCache(plan.num_blocks, block_size, model.config, None, torch.float64, CPU, kernels=TORCH)

@@ -9,10 +9,9 @@ from torch.nn.functional import pad
 
 from specdec.kernels.integers import ceil_div
 from specdec.kernels.ragged_rows import WORD_BITS
+from specdec.kernels.tree import DraftTree, HostNodes, split_words
 from specdec.kernels.types import ROOT, DraftProbs, NodeTensors, NoiseColumns, NoiseKey, NoiseRows
-from specdec.kernels.upload import upload
-from specdec.verify.draft_trees import HostNodes, read_together
-from specdec.verify.tree import DraftTree, split_words
+from specdec.kernels.upload import read_together, upload
 
 # Marks roots and nodes that no children were drawn for.
 NO_PROBS = -1
@@ -121,7 +120,7 @@ class DeviceNodes:
 
 
 class DeviceTrees:
-    """Trees on a device; see `DraftTrees`.
+    """Trees on a device, with the methods of `HostTrees`.
 
     Args:
         batch: the nodes.

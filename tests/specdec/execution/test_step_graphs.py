@@ -18,9 +18,9 @@ from specdec.draft_heads.drafting.model_drafter import ModelDrafter
 from specdec.execution.cuda_graphs import attach_graphs
 from specdec.execution.step_graphs import TOKEN_BUCKETS, StepGraphs
 from specdec.execution.warm_up import capture_graphs
-from specdec.verify.draft_trees import DraftTrees, HostTrees
+from specdec.kernels.draft_trees import DraftTrees, HostTrees
+from specdec.kernels.tree import DraftTree
 from specdec.verify.sampling import Context, Sampling
-from specdec.verify.tree import DraftTree
 from specdec.verify.tree_batch import TreeRow
 from tests.fakes import save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
 from tests.strategies import draft_trees
@@ -123,7 +123,7 @@ def test_tokens_are_those_of_an_engine_without_graphs(folder: Path, head: str) -
     assert expected == found
     graphs = graphed.engine.runner.graphs
     assert graphs is not None
-    assert recorder.replays > len(graphs) > 0
+    assert recorder.replays > len(graphs.captured) > 0
 
 
 def test_a_step_beyond_the_buckets_is_run_as_it_is(engines: tuple[LLM, LLM, Recorder]) -> None:
@@ -151,11 +151,12 @@ def test_usual_steps_are_captured_before_the_first_request(engines: tuple[LLM, L
     assert isinstance(drafter, ModelDrafter)
     assert runner.graphs is not None
     assert drafter.graphs is not None
+    captured = (runner.graphs.captured, drafter.graphs.search.captured, drafter.graphs.draw.captured)
     capture_graphs(runner, drafter, SEATS, CONTEXT, graphed.config.shape)
-    before = len(runner.graphs), len(drafter.graphs), recorder.replays
+    before = [*map(len, captured), recorder.replays]
     capture_graphs(runner, drafter, SEATS, CONTEXT, graphed.config.shape)
-    assert (len(runner.graphs), len(drafter.graphs)) == before[:2]
-    assert recorder.replays > before[2]
+    assert [*map(len, captured)] == before[:3]
+    assert recorder.replays > before[3]
 
 
 def test_drafts_are_captured_up_to_where_the_head_has_positions(folder: Path, tmp_path: Path) -> None:
@@ -209,7 +210,7 @@ def test_trees_are_those_of_a_loop_of_its_own(
 
 
 def drafted(llm: LLM, cases: list[tuple[int, Sampling, int, int]], proposal: Proposal = Proposal.COUPLED) -> DraftTrees:
-    """Trees of rows of so many known tokens, nodes and levels, over a cache of random numbers."""
+    """Return trees of rows with these known tokens, nodes and levels, over a cache of random numbers."""
     rows = []
     for index, (known, sampling, nodes, depth) in enumerate(cases):
         context = Context(replace(sampling, seed=index), list(range(3, 4 + known)), known)

@@ -103,7 +103,7 @@ def test_each_number_of_rows_has_a_correction_of_its_own() -> None:
 
 
 def test_the_first_plain_steps_of_a_single_row_after_trees_tell_nothing() -> None:
-    """Its weights are not in the caches yet; a batch reads the same ones with and without trees."""
+    """The weights of a plain step are not in the caches yet; a batch reads the same ones with and without trees."""
     cost = make(first_level=Curve([(1, 0.1)]), all_levels=Curve([(1, 0.7)]))
     for _ in range(30):
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""A small Llama drafts: its trees against dense passes of transformers' model, and what it takes to be one."""
+"""A small Llama as drafter: its trees against dense passes of transformers' model, and the checks of its folder."""
 
 import random
 import shutil

@@ -1,4 +1,4 @@
-"""What a beam search may be asked for."""
+"""Parameters of a beam search, and their errors."""
 
 from typing import Any
 

@@ -187,7 +187,7 @@ def test_an_abandoned_stream_ends_its_own_requests_alone(llm: LLM, alone: list[l
 def test_a_stream_may_be_abandoned_in_the_middle_of_a_step(
     llm: LLM, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As by the garbage collector: in the thread that takes the step, which must not wait for itself."""
+    """It is closed as by the garbage collector, in the thread that takes the step, which must not wait for itself."""
     dropped = llm.stream(PROMPTS[1], PARAMS)
     next(dropped)
     real = LLMEngine.step

@@ -33,7 +33,7 @@ def make(token: float, level: float, shape: DraftShape = SHAPE) -> TreeSizer:
 
 
 def usual(rows: int) -> list[AcceptanceHistory]:
-    """Of rows whose trees fare as all do."""
+    """Return histories of rows whose acceptance is average."""
     return [AcceptanceHistory(1.0, 1.0) for _ in range(rows)]
 
 
@@ -125,7 +125,7 @@ def test_both_kinds_of_steps_are_tried_now_and_then(rows: int, plain: tuple[int,
 
 
 def test_a_change_of_kind_is_not_taken_lightly() -> None:
-    """Where both are worth the same, but for noise of 2 %, steps stay as they are."""
+    """If both kinds are as fast, except for noise of 2 %, the kind of steps stays."""
     worth, chance = make(token=0.01, level=0.02, shape=DraftShape(1, 1, 1)), random.Random(4)
     cost = worth.cost.step(1, 2, 1, 1) / worth.cost.step(1, 1, 0, 0)
 

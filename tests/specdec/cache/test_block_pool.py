@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from benchmarks.integrity import check_pool
 from specdec.cache.block_pool import BlockPool
 
 CASES = 2000 if settings.default and settings.default.max_examples >= 2000 else 200
@@ -52,7 +53,7 @@ class PoolAgainstLists(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def share(self, data: st.DataObject) -> None:
-        """What is held may be shared, and what is free but can be found."""
+        """Share blocks that are held, or free but findable by hash."""
         choice = sorted({*self.names, *(block for table in self.tables for block in table)})
         table = data.draw(st.lists(st.sampled_from(choice), unique=True)) if choice else []
         self.pool.share(table)
@@ -91,14 +92,14 @@ class PoolAgainstLists(RuleBasedStateMachine):
     @invariant()
     def pool_agrees(self) -> None:
         pool = self.pool
-        pool.check_integrity(self.tables)
+        check_pool(pool, self.tables)
         assert pool.num_free == len(self.plain) + len(self.named)
         assert deepcopy(pool).allocate(pool.num_free) == self.plain + self.named
         by_name = {name: block for block, name in self.names.items()}
         assert {name: pool.find(name) for name in NAMES} == {name: by_name.get(name) for name in NAMES}
         for block in range(pool.num_blocks):
             holders = self.holders(block)
-            assert pool.hash_of(block) == self.names.get(block)
+            assert pool._hashes[block] == self.names.get(block)
             assert pool.is_free(block) == (holders == 0)
             assert pool.is_private(block) == (holders == 1 and block not in self.names)
             assert pool.is_read(block) == (block in self.read)
@@ -187,8 +188,8 @@ def at_head(pool: BlockPool, block: int) -> None:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_check_integrity_sees(fault: str) -> None:
     pool, tables = sound()
-    pool.check_integrity(tables)
+    check_pool(pool, tables)
     plant, message = FAULTS[fault]
     plant(pool)
     with pytest.raises(AssertionError, match=message):
-        pool.check_integrity(tables)
+        check_pool(pool, tables)

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.verify.tree import ROOT, DraftTree
+from specdec.kernels.tree import ROOT, DraftTree
 from tests.strategies import draft_trees
+from tests.trees import chain_of
 
 trees = draft_trees(max_nodes=130, vocab_size=7)
 
@@ -13,12 +14,6 @@ trees = draft_trees(max_nodes=130, vocab_size=7)
 def climb(tree: DraftTree, node: int) -> list[int]:
     """Nodes from the root's child to `node`, by recursion."""
     return [] if node == ROOT else [*climb(tree, tree.parents[node]), node]
-
-
-@given(trees)
-def test_path_equals_recursive_climb(tree: DraftTree) -> None:
-    for node in range(len(tree)):
-        assert tree.path(node) == climb(tree, node)
 
 
 @given(trees)
@@ -39,15 +34,14 @@ def test_children_lead_to_every_node_once(tree: DraftTree) -> None:
 
 @given(st.lists(st.integers(0, 5), max_size=80))
 def test_chain_is_one_path_that_may_repeat_tokens(tokens: list[int]) -> None:
-    chain = DraftTree.chain(tokens)
+    chain = chain_of(tokens)
     assert list(chain.tokens) == tokens
     assert list(chain.depths) == list(range(1, len(tokens) + 1))
-    assert not tokens or chain.path(len(tokens) - 1) == list(range(len(tokens)))
+    assert not tokens or climb(chain, len(tokens) - 1) == list(range(len(tokens)))
 
 
 def test_empty_tree_has_nothing() -> None:
     assert len(DraftTree()) == 0
-    assert DraftTree().path(ROOT) == []
     assert DraftTree().depths == DraftTree().ancestors == ()
 
 

@@ -18,7 +18,7 @@ from specdec.core.request import Request
 from tests.fakes import save_random_head, save_random_llama
 from tests.specdec.beams import BLOCK, Tiny, check, cramped, tokens_of, watched
 
-PROMPTS = Path(__file__).parents[2] / "benchmarks" / "prompts"
+PROMPTS = Path(__file__).parents[3] / "benchmarks" / "prompts"
 # Of the tiny model: its output comes to none of these, to some now and then, to some at once.
 ENDS = [[], [5, 40], [3, 9, 17, 33, 50, 60, 70, 80]]
 
@@ -191,7 +191,7 @@ def test_preempted_beams_lose_nothing(tiny: Tiny, llm: LLM, blocks: int, host_bl
 
 
 def test_ordinary_requests_go_on_beside_a_search(tiny: Tiny, llm: LLM) -> None:
-    """Of five seats, four are taken when the beams come."""
+    """Four of five seats are taken when the search begins."""
     params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
     beams = BeamSearchParams(4, 12, ignore_eos=True)
     want = [output.token_ids for output in llm.generate([[3], [4], [5], [6]], params)]
@@ -204,7 +204,7 @@ def test_ordinary_requests_go_on_beside_a_search(tiny: Tiny, llm: LLM) -> None:
 
 
 def test_more_prompts_than_may_queue_take_turns(tiny: Tiny, llm: LLM) -> None:
-    """As many searches at a time as have seats for all their beams, so that nothing is computed twice."""
+    """Searches run only while there are seats for all their beams, so nothing is computed twice."""
     prompts, params = [[token, 9] for token in range(3, 9)], BeamSearchParams(3, 6)
     llm._requests.end_tokens = frozenset(ENDS[1])
     known = llm.engine.scheduler.stats().known_tokens

@@ -1,4 +1,4 @@
-"""A checkpoint's generation_config.json: what is read from it, and what it decides."""
+"""A checkpoint's generation_config.json: the values read from it, and their effect."""
 
 import json
 import re

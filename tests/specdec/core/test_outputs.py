@@ -1,4 +1,4 @@
-"""What comes back: several samples, log-probabilities, and requests that fail without spoiling others."""
+"""Outputs: several samples, log-probabilities, and requests that fail without affecting others."""
 
 import itertools
 import json
@@ -56,7 +56,7 @@ def several(count: int, **changes: object) -> SamplingParams:
 
 
 def at_rest(llm: LLM) -> bool:
-    """Whether nothing is left of any request."""
+    """Return whether no request has left anything behind."""
     scheduler = llm.engine.scheduler
     return not llm.engine.has_unfinished and scheduler.stats().kv_usage == 0
 
@@ -332,7 +332,7 @@ def test_a_prompt_of_one_token_has_nothing_to_tell(llm: LLM) -> None:
 
 @pytest.fixture(scope="module")
 def poisoned(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny target, but what has met the token `POISON` is NaN."""
+    """Save the tiny target, changed so that every state that depends on the token `POISON` is NaN."""
     folder = tmp_path_factory.mktemp("poisoned") / "target"
     shutil.copytree(tiny.target, folder)
     file = folder / "model.safetensors"
@@ -419,7 +419,7 @@ def test_a_prompt_that_gives_no_finite_logits_fails_alone(engine: LLM, params: S
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_token_that_spoils_what_follows_ends_the_output(engine: LLM, temperature: float) -> None:
-    """The tokens before the spoilt row stay."""
+    """The tokens before the row of NaN stay."""
     params = SamplingParams(temperature=temperature, seed=6, logprobs=1, logit_bias={POISON: 100.0})
     output = beside_others(engine, [5, 6], params).outputs[0]
     failed(output, [POISON])
@@ -469,7 +469,7 @@ def test_a_stream_tells_of_a_failure_once_and_goes_on(engine: LLM) -> None:
 
 
 def test_memory_of_a_failed_request_serves_the_next(tiny: Tiny, poisoned: Path) -> None:
-    """Its cache entries are NaN; whoever gets the blocks must not meet them."""
+    """Its cache entries are NaN, and the next holder of the blocks must not read them."""
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
     expected = load(poisoned, tiny.head).generate([[5, 6, 7]], params)[0].token_ids
     llm = load(poisoned, tiny.head, max_num_seqs=1, max_model_len=64)

@@ -1,4 +1,4 @@
-"""How much memory the cache gets, by what is asked and by what a GPU has left."""
+"""Memory of the cache: as asked, or what a GPU has left."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
-from specdec.models.tokenizer import Tokenizer
-from specdec.train_eagle.prepare import load_tokenizer
+from specdec.models.tokenizer import Tokenizer, load_pretrained
 from tests.fakes import edit_json
 from tests.specdec.tiny_checkpoints import Tiny
 
@@ -26,7 +25,7 @@ from transformers import PreTrainedTokenizerFast as Own, LlamaConfig as OwnConfi
 REFUSED = "asks for code of the folder, which is never run; remove auto_map from tokenizer_config.json"
 
 
-@pytest.mark.parametrize("load", [Tokenizer, load_tokenizer], ids=["serving", "training"])
+@pytest.mark.parametrize("load", [Tokenizer, load_pretrained], ids=["serving", "training"])
 @pytest.mark.parametrize(
     ("tokenizer", "config", "refused"),
     [
@@ -52,7 +51,7 @@ def test_code_of_the_folder_never_runs(
     refused: str | None,
     load: Callable[[Path], object],
 ) -> None:
-    """And nobody is asked whether it may. Where transformers has a class for the folder, the folder's is ignored."""
+    """The user is never asked to allow it. If transformers has a class for the folder, the folder's own is ignored."""
     folder, ran = tmp_path / "target", tmp_path / "ran"
     shutil.copytree(tiny.target, folder)
     (folder / "own.py").write_text(CODE.format(ran=str(ran)))

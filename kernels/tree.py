@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.kernels.ragged_rows import WORD_BITS
@@ -48,17 +47,16 @@ class DraftTree:
         if len(self.children) != len(self.tokens):
             raise ValueError("two children of one node carry the same token")
 
-    @staticmethod
-    def chain(tokens: Sequence[int]) -> "DraftTree":
-        return DraftTree(tuple(tokens), tuple(range(-1, len(tokens) - 1)))
-
     def __len__(self) -> int:
         return len(self.tokens)
 
     @cached_property
     def children(self) -> dict[tuple[int, int], int]:
-        """(parent, token) -> node."""
-        return {key: node for node, key in enumerate(zip(self.parents, self.tokens, strict=True))}
+        """(parent, token) -> node, the first of equal ones."""
+        found: dict[tuple[int, int], int] = {}
+        for node, key in enumerate(zip(self.parents, self.tokens, strict=True)):
+            found.setdefault(key, node)
+        return found
 
     @cached_property
     def children_of(self) -> dict[int, tuple[int, ...]]:
@@ -85,23 +83,21 @@ class DraftTree:
         return tuple(bits)
 
     @cached_property
-    def path_tokens(self) -> NDArray[np.int64]:
+    def path_tokens(self) -> list[list[int]]:
         """`[1 + nodes, depth]` tokens below the root up to the root (row 0) and each node, padded with -1."""
-        tokens, parents, depths = (np.array(part, np.int64) for part in (self.tokens, self.parents, self.depths))
-        paths = np.full((1 + len(self), max(self.depths, default=0)), -1, np.int64)
-        for depth in range(1, paths.shape[1] + 1):
-            nodes = np.flatnonzero(depths == depth)
-            paths[1 + nodes] = paths[1 + parents[nodes]]
-            paths[1 + nodes, depth - 1] = tokens[nodes]
+        paths = [[-1] * max(self.depths, default=0)]
+        for token, parent, depth in zip(self.tokens, self.parents, self.depths, strict=True):
+            above = paths[1 + parent]
+            paths.append([*above[: depth - 1], token, *above[depth:]])
         return paths
 
-    def path(self, node: int) -> list[int]:
-        """Return the nodes from the root's child down to `node`."""
-        path: list[int] = []
-        while node != ROOT:
-            path.append(node)
-            node = self.parents[node]
-        return path[::-1]
+
+class HostNodes(NamedTuple):
+    """The nodes of one tree as far as the host knows them, zeros in place of the rest; see `DraftTree`."""
+
+    tokens: Sequence[int]
+    depths: Sequence[int]
+    ancestors: Sequence[int]
 
 
 def split_words(bits: int, words: int) -> list[int]:

@@ -78,7 +78,7 @@ def jsonl(tmp_path: Path) -> Callable[..., Path]:
 
 
 def interrupt_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
-    """Ctrl-C in the step after so many."""
+    """Press Ctrl-C in the step after `steps` steps."""
     real, taken = LLMEngine.step, 0
 
     def step(engine: LLMEngine) -> list[Request]:
@@ -328,7 +328,7 @@ def test_a_failed_request_is_told_of(run: Run, spoilt: Path, as_json: bool) -> N
 
 
 def test_a_failed_request_does_not_keep_others_back(run: Run, spoilt: Path, jsonl: Callable[..., Path]) -> None:
-    # Without drafts, which may hold the spoilt token.
+    # No drafts, as they may hold the token that yields NaN.
     options = ["--model", spoilt, "--draft", "none", "--json", "--max-tokens", 5]
     result = run("--prompts", jsonl({"prompt": "Hi"}, {"prompt": "a~b"}, {"prompt": "~"}, {"prompt": "Bye"}), *options)
     assert (result.code, result.err) == (1, f"specdec: 2 of 4 failed: {FAILED}\n")

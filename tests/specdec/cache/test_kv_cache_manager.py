@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.integrity import check_blocks
 from specdec.cache.kv_cache_manager import BlockMove, KVCacheManager, MoveKind, Prefix
 from specdec.core.request import Request
 from specdec.core.sampling_params import SamplingParams
@@ -64,7 +65,7 @@ class World:
         return child
 
     def check(self) -> None:
-        self.manager.check_integrity(self.alive)
+        check_blocks(self.manager, self.alive)
         for request in self.alive:
             self.memory.check(request)
 
@@ -133,14 +134,14 @@ def test_a_scored_prompt_asks_for_no_prefix() -> None:
     scored.cached_samples = first.cached_samples
     assert world.manager.find_prefix(scored) == NOTHING
     assert not world.manager.is_being_prefilled(scored, NOTHING, [first])
-    # Others do find what it has computed.
+    # Other requests find the blocks that it has computed.
     assert world.manager.find_prefix(count(8)).num_tokens == 4
 
 
 def test_a_cache_without_prefixes_names_nothing() -> None:
     world = World(caching=False)
     world.compute(count(8))
-    assert [world.manager.pool.hash_of(block) for block in range(8)] == [None] * 8
+    assert [world.manager.pool._hashes[block] for block in range(8)] == [None] * 8
     assert world.manager.find_prefix(count(8)) == NOTHING
 
 
@@ -180,7 +181,7 @@ def test_a_prefix_that_someone_is_computing_is_worth_waiting_for() -> None:
 
 @pytest.mark.parametrize("length", [8, 9])
 def test_what_is_found_already_is_not_waited_for(length: int) -> None:
-    """Another's long prompt may go on behind the common tokens for many steps; there is no more to hope for."""
+    """The other prompt may go on after the common tokens for many steps, without adding to the shared prefix."""
     world, first, second = World(), count(30), make_request([*range(8), 77][:length])
     world.manager.find_prefix(first)
     world.compute(first, end=8)
@@ -307,7 +308,7 @@ def test_release_leaves_what_can_be_found() -> None:
 @pytest.mark.parametrize(("end", "lacking"), [(7, 1), (8, 1), (9, 2), (12, 2), (13, 3)])
 @pytest.mark.parametrize("is_enough", [False, True])
 def test_reserving_takes_what_it_lacks_or_nothing(end: int, lacking: int, is_enough: bool) -> None:
-    """Of a forked request: a block for the copy, and those behind it."""
+    """A forked request takes a block for the copy, and those after it."""
     world = World(blocks=2 + lacking - (not is_enough))
     parent = count(6)
     world.compute(parent)
@@ -332,16 +333,16 @@ def test_check_integrity_sees(field: str, value: Any, message: str) -> None:
     world.compute(request)
     setattr(request, field, value)
     with pytest.raises(AssertionError, match=message):
-        world.manager.check_integrity([request])
+        check_blocks(world.manager, [request])
 
 
 @pytest.mark.parametrize("place", [1, 3])
 def test_check_integrity_sees_a_wrong_name(place: int) -> None:
-    """Of a full block, or of one that is there for drafts."""
+    """The block is full, or allocated for drafts."""
     world = World(caching=False)
     request = count(10)
     world.compute(request)
     assert world.manager.extend(request, 13) == 16
     world.manager.pool.register(request.block_table[place], b"of others")
     with pytest.raises(AssertionError, match="a block is named for what it does not hold"):
-        world.manager.check_integrity([request])
+        check_blocks(world.manager, [request])

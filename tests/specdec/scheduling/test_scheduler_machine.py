@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from benchmarks.integrity import check_scheduler
 from specdec.cache.block_pool import extend_hashes
 from specdec.cache.kv_cache_manager import KVCacheManager
 from specdec.core.request import Request
@@ -166,7 +167,7 @@ class World:
             self.memory.write(request, end, end + row.num_nodes, content="draft")
 
     def check_plan(self, plan: StepPlan, first: Request | None) -> None:
-        """Limits hold, and who ranks first goes on."""
+        """Check that limits hold, and that the request that ranks first advances."""
         scheduler, config, rows = self.scheduler, self.case.config, plan.rows
         requests = [row.request for row in rows]
         assert len({*requests}) == len(rows)
@@ -251,12 +252,12 @@ class World:
         return RowResult(row.num_nodes, path, num_new=num_new, num_accepted=num_accepted)
 
     def check(self) -> None:
-        """Nobody's memory holds anything but its own tokens, and names tell the truth."""
-        self.scheduler.check_integrity()
+        """Check that each request's memory holds its own tokens only, and that hashes match their blocks."""
+        check_scheduler(self.scheduler)
         self.check_memory()
         pool = self.manager.pool
         for block in range(pool.num_blocks):
-            name = pool.hash_of(block)
+            name = pool._hashes[block]
             if name is not None:
                 target, head = self.memory.device[block]
                 self.check_named(target, name)
@@ -338,7 +339,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(seed=seeds, which=places)
     def abort_within_a_step(self, seed: int, which: int) -> None:
-        """Of any request: one in the step, one that waits, one that was left out."""
+        """Abort any request: one in the step, one that waits, or one that was left out."""
         plan = self.begin()
         if alive := self.world.alive:
             for _ in range(2):
@@ -357,7 +358,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(which=places, tokens=st.lists(st.integers(0, 1), min_size=1, max_size=3))
     def fork(self, which: int, tokens: list[int]) -> None:
-        """Of a request in any state, not only of one whose tokens are all cached."""
+        """Fork a request in any state, not only one whose tokens are all cached."""
         if alive := self.world.alive:
             self.world.fork(alive[which % len(alive)], tokens)
 
@@ -390,7 +391,7 @@ arrivals = st.builds(Arrival, st.sampled_from([0, 0, 0, 1, 2, 9]), lengths, most
 @settings(max_examples=2000 if NIGHTLY else 150)
 @given(cases(8, 24), st.lists(arrivals, min_size=2, max_size=12), seeds)
 def test_nobody_waits_longer_than_promised(case: Case, coming: list[Arrival], seed: int) -> None:
-    """As many steps as all who rank before it have tokens at their longest.
+    """A request waits at most as many steps as all requests that rank before it have tokens, each at its longest.
 
     With priorities some of those can be preempted for later arrivals; what they have lost is computed again.
     """

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.integrity import check_scheduler
 from specdec.cache.kv_cache_manager import KVCacheManager, MoveKind
 from specdec.core.request import Request, RequestGroup
 from specdec.draft_heads.drafting.draft_shape import DraftShape
@@ -23,7 +24,7 @@ SWAP = PreemptionCost(recompute_token=1.0, swap_block=0.0)
 
 
 def make(blocks: int = 100, host: int = 0, shape: DraftShape | None = None, **limits: Any) -> Scheduler:
-    """Of blocks of four."""
+    """Make a scheduler with blocks of four."""
     cost, draft_context = limits.pop("cost", None), limits.pop("draft_context", sys.maxsize)
     step_cost = limits.pop("step_cost", None)
     config = SchedulerConfig(**{"max_num_seqs": 8, "max_num_batched_tokens": 16, "watermark": 0.0, **limits})
@@ -47,7 +48,7 @@ def finish(scheduler: Scheduler, plan: StepPlan, accepted: int = 0, check: bool 
         results.append(RowResult(row.num_nodes, path, num_new=num_new, num_accepted=min(len(path), num_new)))
     scheduler.update(plan, results)
     if check:
-        scheduler.check_integrity()
+        check_scheduler(scheduler)
 
 
 def run(scheduler: Scheduler, accepted: int = 0) -> list[PlannedRow]:
@@ -57,12 +58,12 @@ def run(scheduler: Scheduler, accepted: int = 0) -> list[PlannedRow]:
 
 
 def step(scheduler: Scheduler, accepted: int = 0) -> list[tuple[str, int]]:
-    """Who computed how many known tokens."""
+    """Run a step; return each request with the number of known tokens that it computed."""
     return [(row.request.request_id, row.num_known) for row in run(scheduler, accepted)]
 
 
 def grants(scheduler: Scheduler) -> list[tuple[str, int, int]]:
-    """Who might have how many nodes, how deep."""
+    """Run a step; return each request with the nodes and levels that it was granted."""
     return [(row.request.request_id, row.num_nodes, row.max_depth) for row in run(scheduler)]
 
 
@@ -99,7 +100,7 @@ def test_no_prompt_gets_more_than_the_threshold_in_a_step() -> None:
     [("blocks", 5, "ac"), ("max_num_partial_prefills", 2, "abc"), ("max_num_seqs", 2, "a"), ("blocks", 4, "a")],
 )
 def test_who_waits_for_another_prompt_is_overtaken_but_keeps_its_place(limit: str, value: int, rows: str) -> None:
-    """Of several prompts of several steps; nobody takes its seat or its blocks."""
+    """Several prompts take several steps; no request takes the waiting one's seat or blocks."""
     scheduler = make(**{limit: value}, long_prefill_token_threshold=4)
     for name, length in (("a", 8), ("b", 8), ("c", 3)):
         ask(scheduler, name, length, most=1)
@@ -118,7 +119,7 @@ def test_whoever_overtook_another_does_not_keep_it_waiting() -> None:
 
 
 def test_an_admission_leaves_blocks_for_those_that_run() -> None:
-    """Where nobody runs it may take them all."""
+    """If no request runs, it may take them all."""
     scheduler = make(10, watermark=0.3)
     for name, length in (("a", 4), ("b", 24), ("c", 1), ("d", 40)):
         ask(scheduler, name, length, most=1)
@@ -176,7 +177,7 @@ def test_a_priority_needs_the_policy() -> None:
 @pytest.mark.parametrize("blocks", [4, 5])
 @pytest.mark.parametrize(("host", "cost"), [(0, None), (9, None), (1, SWAP)])
 def test_who_ranks_last_is_preempted_and_computed_again(blocks: int, host: int, cost: PreemptionCost | None) -> None:
-    """By who lacks a block, or for its own lack of one; swapping is dearer, or host memory too small."""
+    """It is preempted by a request that lacks a block, or by itself; swapping is dearer, or host memory too small."""
     scheduler = make(blocks, host, cost=cost)
     first, last = ask(scheduler, "a", 8, most=blocks * 4 - 14), ask(scheduler, "b", 8, most=5)
     step(scheduler)
@@ -187,7 +188,7 @@ def test_who_ranks_last_is_preempted_and_computed_again(blocks: int, host: int, 
     finish(scheduler, plan)
     while not first.finished:
         assert step(scheduler) == [("a", 1)]
-    # Its first block is still there, as nobody has needed it; its output is computed like a prompt.
+    # Its first block is still cached, as no request has needed it; its output is computed like a prompt.
     assert step(scheduler) == [("b", 5)]
     assert (scheduler.stats().preemptions, scheduler.stats().swaps) == (1, 0)
 
@@ -270,7 +271,7 @@ def test_drafts_share_the_tokens_that_are_left(tokens: int, nodes: tuple[int, in
     ("length", "granted"), [(8, (6, 3)), (11, (4, 3)), (12, (3, 2)), (13, (2, 2)), (14, (1, 1)), (15, (0, 0))]
 )
 def test_drafts_shrink_to_the_blocks_that_are_left(length: int, granted: tuple[int, int]) -> None:
-    """Each level but the last has entries, too, while drafting. Nobody is preempted for any."""
+    """While drafting, each level but the last has entries too. No request is preempted for drafts."""
     scheduler = make(5, shape=TREE, max_num_batched_tokens=32)
     ask(scheduler, "a", length, most=17 - length)
     ask(scheduler, "b", 1, most=4)
@@ -307,7 +308,7 @@ def costs(token: float) -> StepCost:
 
 
 def test_prompts_beside_outputs_get_what_the_stretch_allows() -> None:
-    """Alone a prompt gets all of a step; beside an output, which makes a step 17 sixteenths long, as much again."""
+    """A prompt alone gets the whole step; beside an output, whose step takes 17/16, it may double that time."""
     scheduler = make(max_num_batched_tokens=64, prefill_stretch=2.0, step_cost=costs(0.0625))
     ask(scheduler, "a", 60)
     assert step(scheduler) == [("a", 60)]
@@ -320,7 +321,7 @@ def test_prompts_beside_outputs_get_what_the_stretch_allows() -> None:
 
 
 def test_a_prompt_whose_turn_does_not_come_preempts_nobody() -> None:
-    """`b` takes what the stretch allows, so `c`, who ranks before the running `d`, waits, and `d` goes on."""
+    """`b` takes what the stretch allows, so `c`, which ranks before the running `d`, waits, and `d` goes on."""
     settings = {"scheduling_policy": "priority", "prefill_stretch": 2.0, "step_cost": costs(0.125)}
     scheduler = make(max_num_batched_tokens=64, **settings)
     ask(scheduler, "d", 2, priority=1)
@@ -490,7 +491,7 @@ def test_check_integrity_sees_queues_in_disorder() -> None:
     def fault(message: str, running: list[Request], waiting: list[Request]) -> None:
         scheduler.queues.running, scheduler.queues.waiting = running, waiting
         with pytest.raises(AssertionError, match=message):
-            scheduler.check_integrity()
+            check_scheduler(scheduler)
 
     scheduler = make(8, host=2, cost=SWAP, max_num_seqs=2)
     a, b, c, d = (ask(scheduler, name, 5) for name in "abcd")

@@ -1,4 +1,4 @@
-"""What a request may ask for, and how it is told what it may not."""
+"""Sampling parameters, and the errors of values outside their range."""
 
 import math
 import re
