@@ -1,6 +1,7 @@
 """Search of draft trees by the compiled library: all levels of a head in one call."""
 
-import numpy as np
+from itertools import accumulate
+
 import torch
 from torch import Tensor
 
@@ -13,7 +14,6 @@ WITHOUT_FEATURES, WITH_INPUT_PRODUCT, WITH_NORMS = range(3)
 LARGEST_WIDTH = 64
 # A noise source keeps as many vectors.
 MOST_NOISE = 64
-Addresses = np.ndarray[tuple[int, ...], np.dtype[np.uint64]]
 
 
 class NativeSearch:
@@ -46,7 +46,7 @@ class NativeSearch:
             None if norm is None else norm.detach().float().contiguous()
             for norm in (head.embed_norm, head.state_norm, head.norm)
         ]
-        pointers = np.array([layer.address for layer in layers], dtype=np.uint64)
+        pointers = torch.tensor([layer.address for layer in layers])
         given = head.input
         assert given is None or isinstance(given, NativeProjection)
         assert isinstance(output, NativeProjection)
@@ -61,7 +61,7 @@ class NativeSearch:
             head.eps,
             embedding.data_ptr(),
             *(None if norm is None else norm.data_ptr() for norm in norms),
-            pointers.ctypes.data,
+            pointers.data_ptr(),
             None if tokens is None else tokens.data_ptr(),
             MatrixFields() if given is None else given.fields,
             output.fields,
@@ -76,13 +76,13 @@ class NativeSearch:
         """Search; `inputs.depths` is lowered where a row ended."""
         rows, width, depth = len(inputs.base), inputs.width, inputs.depth
         sizes = [rows * width, *[rows * width * width] * (depth - 1)]
-        starts = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
+        starts = torch.tensor([0, *accumulate(sizes)])
         tokens = torch.empty(sum(sizes), dtype=torch.int64)
         values = torch.empty(sum(sizes))
         best = torch.empty(depth, rows, width, dtype=torch.int64)
-        levels = np.zeros(1, dtype=np.int64)
-        base = np.array(inputs.base, dtype=np.int64)
-        depths = None if inputs.depths is None else np.array(inputs.depths, dtype=np.int64)
+        levels = torch.zeros(1, dtype=torch.int64)
+        base = torch.tensor(inputs.base)
+        depths = None if inputs.depths is None else torch.tensor(inputs.depths)
         temperatures = None if inputs.temperatures is None else inputs.temperatures.float().contiguous()
         states = inputs.states.contiguous()
         noise, vectors = self._noise(inputs)
@@ -101,17 +101,17 @@ class NativeSearch:
                 inputs.least_reach,
                 inputs.slots.data_ptr(),
                 inputs.tables.data_ptr(),
-                base.ctypes.data,
-                starts.ctypes.data,
+                base.data_ptr(),
+                starts.data_ptr(),
                 states.data_ptr(),
                 inputs.rotary.data_ptr(),
                 kv.data_ptr(),
                 None if temperatures is None else temperatures.data_ptr(),
-                None if noise is None else noise.ctypes.data,
-                None if depths is None else depths.ctypes.data,
+                None if noise is None else noise.data_ptr(),
+                None if depths is None else depths.data_ptr(),
                 tokens.data_ptr(),
                 best.data_ptr(),
-                levels.ctypes.data,
+                levels.data_ptr(),
                 values.data_ptr(),
             ),
         )
@@ -125,11 +125,11 @@ class NativeSearch:
             list(best[:found].unbind(0)),
         )
 
-    def _noise(self, inputs: SearchInputs) -> tuple[Addresses | None, list[Tensor]]:
+    def _noise(self, inputs: SearchInputs) -> tuple[Tensor | None, list[Tensor]]:
         """Return addresses `[rows, depth]` of each level's noise, and what lies there; None where no row has any."""
         if all(key is None for key in inputs.noise):
             return None, []
-        addresses = np.zeros((len(inputs.noise), inputs.depth), dtype=np.uint64)
+        addresses = torch.zeros(len(inputs.noise), inputs.depth, dtype=torch.int64)
         vectors = []
         for row, key in enumerate(inputs.noise):
             for level in range(inputs.depth if key is not None else 0):
