@@ -8,8 +8,8 @@ with figures of these checkpoints must say so.
 
 - Channels, attention heads and MLP neurons that the demo lacks are zero.
 - A norm over H channels of which h are used has the weights sqrt(h / H) and the epsilon h / H times the demo's.
-- Added layers have zero output projections, so they pass their input on. They stand where the layers that the EAGLE-3
-  head reads become the default ones of 16 layers: 2, 8 and 13.
+- Added layers have zero output projections, so they pass their input on; their other weights repeat the layer before.
+  They stand where the layers that the EAGLE-3 head reads become the default ones of 16 layers: 2, 8 and 13.
 
 With H = 4h the factors are powers of two: every weight and epsilon is exact in every floating-point type. Logits differ
 from the demo's by rounding alone, since sums may run in another order.
