@@ -152,7 +152,8 @@ class Engines:
         from specdec.draft_heads.heads.readout import MatrixReadout
         from specdec.draft_heads.llama.llama_config import LlamaConfig
         from specdec.engine.engine_builder import EngineBuilder
-        from specdec.kernels.linear import Projection, prepare_for_inference
+        from specdec.kernels.linear import prepare_for_inference
+        from specdec.kernels.projection import Projection
 
         self.eagle = None
         if self.device.type == "cuda":

@@ -7,16 +7,18 @@ All in one process and one dtype, interleaved prompt by prompt; the figures to r
 
 import argparse
 import statistics
-import time
-from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.table import Table
-from transformers import AutoModelForCausalLM
 
 from benchmarks.report import parse_shape, read_prompts, write
 from specdec import LLM, SamplingParams
+from specdec.bench.interleaved import run_rounds
+from specdec.bench.peers import PeerSetup
+from specdec.bench.timed_run import Contender, EngineContender
+from specdec.bench.transformers_peer import TransformersPeer
 from specdec.config import DEMO, DEMO_HEAD
 
 
@@ -36,55 +38,32 @@ def main() -> None:
     plain = LLM(args.model, None, dtype=args.dtype)
     eagle = LLM(args.model, args.draft, dtype=args.dtype, shape=shape)
     fixed = LLM(args.model, args.draft, dtype=args.dtype, shape=shape, adaptive_drafts=False)
-    reference = AutoModelForCausalLM.from_pretrained(args.model, dtype=plain.config.dtype).eval()
     params = SamplingParams(temperature=0, max_tokens=args.max_tokens, ignore_eos=True)
     kinds = [name for name in ("sgd-eval", "gsm8k-eval") for _ in range(args.prompts)]
     prompts = [plain.chat_prompt(m) for name in dict.fromkeys(kinds) for m in read_prompts(name)[: args.prompts]]
-    taus: list[float] = []
-
-    def run_transformers(prompt: list[int]) -> list[int]:
-        with torch.inference_mode():
-            ids = torch.tensor([prompt])
-            out = reference.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                do_sample=False,
-                max_new_tokens=args.max_tokens,
-                eos_token_id=None,
-                pad_token_id=0,
-            )
-        return list(out[0, len(prompt) :].tolist())
-
-    def run_plain(prompt: list[int]) -> list[int]:
-        return plain.generate([prompt], params)[0].token_ids
-
-    def run_eagle(prompt: list[int]) -> list[int]:
-        output = eagle.generate([prompt], params)[0]
-        taus.append(output.stats.tau)
-        return output.token_ids
-
-    def run_fixed(prompt: list[int]) -> list[int]:
-        return fixed.generate([prompt], params)[0].token_ids
-
-    runs: dict[str, Callable[[list[int]], list[int]]] = {
-        "transformers": run_transformers,
-        "plain": run_plain,
-        "eagle": run_eagle,
-        "fixed": run_fixed,
+    setup = PeerSetup(
+        label="transformers",
+        model=Path(args.model),
+        dtype=plain.config.dtype,
+        longest=max(map(len, prompts)) + args.max_tokens,
+        max_tokens=args.max_tokens,
+        end_tokens=frozenset(),
+        draft=None,
+        settings={},
+    )
+    engines = {"plain": plain, "eagle": eagle, "fixed": fixed}
+    contenders: dict[str, Contender] = {
+        "transformers": TransformersPeer(setup),
+        **{name: EngineContender(llm, params) for name, llm in engines.items()},
     }
-    speeds: dict[str, list[float]] = {name: [] for name in runs}
-    equal = 0
-    for run in runs.values():
-        run(prompts[0])
-    taus.clear()
-    for _ in range(args.rounds):
-        for prompt in prompts:
-            tokens = {}
-            for name, run in runs.items():
-                start = time.perf_counter()
-                tokens[name] = run(prompt)
-                speeds[name].append(len(tokens[name]) / (time.perf_counter() - start))
-            equal += tokens["plain"] == tokens["eagle"]
+    for contender in contenders.values():
+        contender.run(prompts[:1])
+    rounds = run_rounds(contenders, [[prompt] for prompt in prompts], args.rounds, warmup=0)
+    answers = {name: [sample for one in measured for sample in one.samples] for name, measured in rounds.items()}
+    speeds = {name: [len(one.token_ids) / one.seconds for one in samples] for name, samples in answers.items()}
+    taus = [sample.stats.tau for sample in answers["eagle"]]
+    pairs = zip(answers["plain"], answers["eagle"], strict=True)
+    equal = sum(one.token_ids == other.token_ids for one, other in pairs)
 
     def ratio(a: str, b: str, kind: str | None = None) -> float:
         pairs = zip(speeds[a], speeds[b], kinds * args.rounds, strict=True)
@@ -92,7 +71,7 @@ def main() -> None:
 
     names = list(dict.fromkeys(kinds))
     table = Table("", "tok/s, median", "of transformers", "of plain", *(f"of plain, {kind}" for kind in names))
-    for name in runs:
+    for name in speeds:
         table.add_row(
             name,
             f"{statistics.median(speeds[name]):.0f}",

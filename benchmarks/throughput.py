@@ -12,58 +12,19 @@ at least 3 times the speed of one by one, and 1.5 times that of transformers.
 import argparse
 import random
 import statistics
-import time
-from collections.abc import Sequence
 from itertools import accumulate
+from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.table import Table
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.report import parse_shape, read_prompts, write
 from specdec import LLM, SamplingParams
+from specdec.bench.peers import PeerSetup
+from specdec.bench.timed_run import EngineContender
+from specdec.bench.transformers_peer import TransformersPeer
 from specdec.config import DEMO, DEMO_HEAD
-
-
-def run_arriving(llm: LLM, prompts: Sequence[list[int]], params: SamplingParams, times: Sequence[float]) -> float:
-    """Seconds until all have ended, each queued when its time, in ascending seconds, has come."""
-    engine = llm.engine
-    groups = [llm.new_group(prompt, params) for prompt in prompts]
-    arrived = 0
-    start = time.perf_counter()
-    while arrived < len(groups) or engine.has_unfinished:
-        now = time.perf_counter() - start
-        while arrived < len(groups) and times[arrived] <= now:
-            engine.add_request(groups[arrived].requests[0])
-            arrived += 1
-        if engine.has_unfinished:
-            engine.step()
-        else:
-            time.sleep(times[arrived] - now)
-    seconds = time.perf_counter() - start
-    for group in groups:
-        assert len(group.output().token_ids) == params.max_tokens
-    return seconds
-
-
-def run_one_by_one(llm: LLM, prompts: Sequence[list[int]], params: SamplingParams) -> float:
-    return sum(run_arriving(llm, [prompt], params, [0.0]) for prompt in prompts)
-
-
-@torch.inference_mode()
-def run_transformers(model: PreTrainedModel, prompts: Sequence[list[int]], max_tokens: int, size: int) -> float:
-    start = time.perf_counter()
-    for first in range(0, len(prompts), size):
-        batch = prompts[first : first + size]
-        longest = max(map(len, batch))
-        ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in batch])
-        mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in batch])
-        out = model.generate(
-            ids, attention_mask=mask, do_sample=False, max_new_tokens=max_tokens, eos_token_id=None, pad_token_id=0
-        )
-        assert out.shape == (len(batch), longest + max_tokens)
-    return time.perf_counter() - start
 
 
 def main() -> None:
@@ -87,7 +48,6 @@ def main() -> None:
         for name, draft, adaptive in (("plain", None, True), ("eagle", args.draft, True), ("fixed", args.draft, False))
     }
     plain = engines["plain"]
-    reference = AutoModelForCausalLM.from_pretrained(args.model, dtype=plain.config.dtype).eval()
     params = SamplingParams(temperature=0, max_tokens=args.max_tokens, ignore_eos=True)
     prompts = [
         plain.chat_prompt(messages)
@@ -95,20 +55,32 @@ def main() -> None:
         for messages in read_prompts(name)[: args.prompts]
     ]
     random.Random(0).shuffle(prompts)
-    together = [0.0] * len(prompts)
+    setup = PeerSetup(
+        label="transformers",
+        model=Path(args.model),
+        dtype=plain.config.dtype,
+        longest=max(map(len, prompts)) + args.max_tokens,
+        max_tokens=args.max_tokens,
+        end_tokens=frozenset(),
+        draft=None,
+        settings={"batch": str(args.padded)},
+    )
+    reference = TransformersPeer(setup)
+    contenders = {name: EngineContender(llm, params) for name, llm in engines.items()}
     ways = ("at once", "Poisson", "one by one")
     seconds: dict[str, list[float]] = {"transformers": []}
     seconds |= {f"{name}, {way}": [] for name in engines for way in ways}
-    run_transformers(reference, prompts[: args.padded], args.max_tokens, args.padded)
-    for llm in engines.values():
-        run_arriving(llm, prompts, params, together)
+    reference.run(prompts[: args.padded])
+    for contender in contenders.values():
+        contender.run(prompts)
     for round_number in range(args.rounds):
-        seconds["transformers"].append(run_transformers(reference, prompts, args.max_tokens, args.padded))
-        for name, llm in engines.items():
-            at_once = run_arriving(llm, prompts, params, together)
+        seconds["transformers"].append(reference.run(prompts).seconds)
+        for name, contender in contenders.items():
+            at_once = contender.run(prompts).seconds
             chance, rate = random.Random(round_number), 3 * len(prompts) / at_once
             times = list(accumulate(chance.expovariate(rate) for _ in prompts))
-            measured = (at_once, run_arriving(llm, prompts, params, times), run_one_by_one(llm, prompts, params))
+            alone = sum(contender.run([prompt]).seconds for prompt in prompts)
+            measured = (at_once, contender.run(prompts, times).seconds, alone)
             for way, value in zip(ways, measured, strict=True):
                 seconds[f"{name}, {way}"].append(value)
 
@@ -119,11 +91,11 @@ def main() -> None:
     table = Table("", "s, median", "tok/s", "than one by one", "than transformers")
     for name, values in seconds.items():
         median = statistics.median(values)
-        alone = f"{name.partition(',')[0]}, one by one"
+        base = f"{name.partition(',')[0]}, one by one"
         ratios[name] = {"sooner_than_transformers": sooner(name, "transformers")}
-        if alone in seconds:
-            ratios[name]["sooner_than_one_by_one"] = sooner(name, alone)
-        ratio = f"{ratios[name]['sooner_than_one_by_one']:.2f}" if alone in seconds else ""
+        if base in seconds:
+            ratios[name]["sooner_than_one_by_one"] = sooner(name, base)
+        ratio = f"{ratios[name]['sooner_than_one_by_one']:.2f}" if base in seconds else ""
         tokens = len(prompts) * args.max_tokens
         table.add_row(name, f"{median:.2f}", f"{tokens / median:.0f}", ratio, f"{sooner(name, 'transformers'):.2f}")
     Console().print(table)

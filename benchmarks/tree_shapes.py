@@ -7,7 +7,6 @@ The default of `specdec.config.CPU_SHAPE` is chosen by this table.
 
 import argparse
 import statistics
-import time
 from typing import Any
 
 import torch
@@ -16,6 +15,8 @@ from rich.table import Table
 
 from benchmarks.report import parse_shape, read_prompts, write
 from specdec import LLM, SamplingParams
+from specdec.bench.interleaved import run_rounds
+from specdec.bench.timed_run import EngineContender
 
 SHAPES = [
     "2,4,8",
@@ -51,20 +52,14 @@ def main() -> None:
         for name in ("sgd-eval", "gsm8k-eval")
         for messages in read_prompts(name)[: args.prompts]
     ]
-    seconds: dict[str, list[float]] = {name: [] for name in engines}
-    taus: dict[str, list[float]] = {name: [] for name in engines}
-    for round_number in range(args.rounds + 1):
-        for prompt in prompts:
-            for name, llm in engines.items():
-                start = time.perf_counter()
-                output = llm.generate([prompt], params)[0]
-                if round_number:  # the first round warms up
-                    seconds[name].append(time.perf_counter() - start)
-                    taus[name].append(output.stats.tau)
+    contenders = {name: EngineContender(llm, params) for name, llm in engines.items()}
+    rounds = run_rounds(contenders, [[prompt] for prompt in prompts], args.rounds, warmup=1)
+    answers = {name: [sample for one in measured for sample in one.samples] for name, measured in rounds.items()}
     rows: list[dict[str, Any]] = []
     for name in engines:
-        speedup = statistics.median(p / s for p, s in zip(seconds["plain"], seconds[name], strict=True))
-        tau = statistics.mean(taus[name])
+        pairs = zip(answers["plain"], answers[name], strict=True)
+        speedup = statistics.median(plain.seconds / own.seconds for plain, own in pairs)
+        tau = statistics.mean(sample.stats.tau for sample in answers[name])
         rows.append({"shape": name, "tau": round(tau, 3), "speedup": round(speedup, 3), "c": round(tau / speedup, 3)})
     rows.sort(key=lambda row: -row["speedup"])
     table = Table("depth,branching,nodes", "tau", "c", "speed-up")

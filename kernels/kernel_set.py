@@ -1,7 +1,9 @@
 """Which implementation of each operation a device runs."""
 
+import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import get_args
 
 import torch
@@ -18,10 +20,29 @@ from specdec.kernels.block_walk_reference import walk_block
 from specdec.kernels.device_walks import DeviceWalks
 from specdec.kernels.host_sampling import HostSampling
 from specdec.kernels.host_walks import host_walk, tree_walk
+from specdec.kernels.native_library import NOT_BUILT, Library, library_file
+from specdec.kernels.native_operations import NativeLayer, NativeOperations, NativeProjection
+from specdec.kernels.native_search import NativeSearch
+from specdec.kernels.projection import Product, Projection
 from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
 from specdec.kernels.rejection_walk_reference import walk_rejection
 from specdec.kernels.settings import KernelChoice
-from specdec.kernels.types import DTYPES, Acceptance, Candidates, NoiseRows, NoiseSource, Stream, TopK, Trees
+from specdec.kernels.types import (
+    DTYPES,
+    Acceptance,
+    Candidates,
+    FusedLayer,
+    HeadWeights,
+    LayerWeights,
+    NoiseRows,
+    NoiseSource,
+    SearchLoop,
+    Stream,
+    TopK,
+    Trees,
+)
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +53,10 @@ class KernelSet:
     documented here.
 
     Attributes:
-        name: "torch" or "triton".
+        name: "torch", "triton" or "native".
         on_device: whether drafting and verification stay on the device without waiting for it, so that trees are kept
             there and graphs can be captured; otherwise the host works on lists, which is faster on a CPU.
+        projection: prepares products with a weight `[out_features, in_features]` and a bias or None.
         gumbel_argmax: the argmax of scores `[rows, vocab]` plus each row's noise, int64 `[rows]`: a sample of their
             softmax. The lowest id on ties, `NO_TOKEN` where the largest is not finite. Scores of rows with noise are
             not to be used afterwards.
@@ -45,6 +67,9 @@ class KernelSet:
         rejection_walk: recursive rejection sampling down each row's tree (arguments: processed logits
             `[rows + nodes, vocab]`, trees, and each row's noise, None for a greedy row, which follows the argmax).
         block_walk: block verification of each row's chain, with the same arguments.
+        fused_layer: prepares a decoder layer that runs in one call; None where its parts are called one by one.
+        draft_search: prepares the search of draft trees in one call with a head, its output matrix, the vocabulary size
+            and the tokens scored; None where the levels are called one by one.
         head_dims: the only ones that attention takes; None for any.
         max_nodes: nodes of a tree, or levels times branching while drafting; None for any number.
         max_group: query heads per KV head; None for any number.
@@ -52,6 +77,7 @@ class KernelSet:
 
     name: str
     on_device: bool
+    projection: Callable[[Tensor, Tensor | None], Product]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     silu_and_mul: Callable[[Tensor], Tensor]
@@ -66,6 +92,8 @@ class KernelSet:
     tree_walk: Callable[[Tensor, Trees], list[Acceptance]]
     rejection_walk: Callable[[Tensor, Trees, NoiseRows], list[Acceptance]]
     block_walk: Callable[[Tensor, Trees, NoiseRows], list[Acceptance]]
+    fused_layer: Callable[[LayerWeights], FusedLayer] | None = None
+    draft_search: Callable[[HeadWeights, Product, int, Tensor | None], SearchLoop] | None = None
     head_dims: tuple[int, ...] | None = None
     max_nodes: int | None = None
     max_group: int | None = None
@@ -111,6 +139,7 @@ def torch_kernels(noise: NoiseSource) -> KernelSet:
     return KernelSet(
         name="torch",
         on_device=False,
+        projection=Projection,
         rms_norm=elementwise_reference.rms_norm,
         add_rms_norm=elementwise_reference.add_rms_norm,
         silu_and_mul=elementwise_reference.silu_and_mul,
@@ -128,20 +157,61 @@ def torch_kernels(noise: NoiseSource) -> KernelSet:
     )
 
 
-def choose_kernels(choice: KernelChoice, device: torch.device, dtype: torch.dtype, noise: NoiseSource) -> KernelSet:
-    """Return the kernels of a device: "auto" is Triton on a GPU except in float64, and plain torch elsewhere.
+def native_kernels(noise: NoiseSource, library: Library) -> KernelSet:
+    """Return the operations of the compiled library, and those of plain torch that it does not have.
 
     Args:
         noise: what `torch_kernels` takes.
+    """
+    operations = NativeOperations(library)
+    return replace(
+        torch_kernels(noise),
+        name="native",
+        projection=partial(NativeProjection, library),
+        fused_layer=partial(NativeLayer, library),
+        draft_search=partial(NativeSearch, library, noise),
+        rms_norm=operations.rms_norm,
+        tree_attention=operations.tree_attention,
+    )
+
+
+def choose_kernels(
+    choice: KernelChoice, device: torch.device, dtype: torch.dtype, noise: NoiseSource, threads: int | None = None
+) -> KernelSet:
+    """Return the kernels of a device.
+
+    "auto" is Triton on a GPU, the compiled library on a CPU where it was built, and plain torch elsewhere and in
+    float64.
+
+    Args:
+        noise: what `torch_kernels` takes.
+        threads: of the library; None for as many as torch has.
 
     Raises:
-        ValueError: an unknown name, or Triton where it cannot run.
+        ValueError: an unknown name, or kernels where they cannot run.
     """
     if choice not in get_args(KernelChoice):
         raise ValueError(f"kernels {choice!r} are unknown; use {', '.join(get_args(KernelChoice))}")
     if choice == "auto":
-        choice = "triton" if device.type == "cuda" and dtype != torch.float64 else "torch"
-    return torch_kernels(noise) if choice == "torch" else _triton(device, dtype)
+        choice = _fastest(device, dtype)
+    if choice == "triton":
+        return _triton(device, dtype)
+    if choice == "native":
+        if device.type != "cpu" or dtype not in DTYPES:
+            raise ValueError(f"the native kernels run float32, bfloat16 and float16 on a CPU, not {dtype} on {device}")
+        return native_kernels(noise, Library(threads or torch.get_num_threads(), dtype))
+    return torch_kernels(noise)
+
+
+def _fastest(device: torch.device, dtype: torch.dtype) -> KernelChoice:
+    if dtype not in DTYPES or device.type not in ("cuda", "cpu"):
+        return "torch"
+    if device.type == "cuda":
+        return "triton"
+    if library_file() is None:
+        logger.warning("%s; plain torch is slower", NOT_BUILT)
+        return "torch"
+    return "native"
 
 
 def _triton(device: torch.device, dtype: torch.dtype) -> KernelSet:
@@ -178,6 +248,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> KernelSet:
     return KernelSet(
         name="triton",
         on_device=True,
+        projection=Projection,
         rms_norm=elementwise.rms_norm,
         add_rms_norm=elementwise.add_rms_norm,
         silu_and_mul=elementwise.silu_and_mul,

@@ -1,130 +1,41 @@
-"""Products with weight matrices, in the memory layout that the processor reads fastest."""
+"""Linear layers for training and serving, and how a module's parts take their form for serving."""
 
-from typing import Any
-
-import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from specdec.kernels.integers import ceil_div
 from specdec.kernels.kernel_set import KernelSet
-
-# A weight up to this size is kept in its plain layout as well: a product with it takes less time than oneDNN
-# takes to begin one.
-SMALL_BYTES = 4 << 20
-# Row counts up to the first number are padded to multiples of the second.
-ROW_BUCKETS = ((8, 1), (32, 4), (64, 8), (256, 32), (1024, 64))
-LARGEST_MULTIPLE = 128
-
-
-def onednn_multiplies(dtype: torch.dtype, device: torch.device) -> bool:
-    """Return whether oneDNN computes the matrix products of this dtype, which only some processors can."""
-    return device.type == "cpu" and dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
-def is_bfloat16_fast(device: torch.device) -> bool:
-    """Return whether the device has instructions for bfloat16; other processors are faster in float32."""
-    if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported())
-    return onednn_multiplies(torch.bfloat16, device) and torch.cpu._is_avx512_bf16_supported()
-
-
-class Projection:
-    """`x @ weight.T + bias`.
-
-    In bfloat16 on a CPU, oneDNN rearranges a plain weight at every product, which at few rows costs as much
-    as the product; here that is done once. A single row by a small weight does without oneDNN.
-    `benchmarks/linear.py` measures both.
-
-    Args:
-        weight: `[out_features, in_features]`.
-        bias: `[out_features]` or None.
-
-    Attributes:
-        is_small: whether products of one row read `weight` itself.
-    """
-
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.weight, self.bias = weight, bias
-        self._packed: Tensor | None = None
-        self.is_small = 0 < weight.nbytes <= SMALL_BYTES
-        if onednn_multiplies(weight.dtype, weight.device):
-            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
-
-    @property
-    def is_packed(self) -> bool:
-        """True if products read a rearranged copy of `weight`."""
-        return self._packed is not None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Multiply: `[rows, in_features]` to `[rows, out_features]`."""
-        if self._packed is None:
-            return F.linear(x, self.weight, self.bias)
-        if self.is_small and x.shape[0] == 1:
-            return _without_onednn(x, self.weight, self.bias)
-        rows = x.shape[0]
-        padding = padded_rows(rows) - rows
-        if padding:
-            x = F.pad(x, (0, 0, 0, padding))
-        product: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self._packed, self.bias, "none", [], "")
-        return product[:rows] if padding else product
-
-
-def padded_rows(rows: int) -> int:
-    """Return the row count to which `rows` rows are padded.
-
-    oneDNN compiles a kernel for every row count that it meets, which takes as long as the first product of
-    hundreds of rows, and batches of trees and prompts have all kinds of them. So only few counts are used beyond the
-    smallest.
-    """
-    for most, multiple in ROW_BUCKETS:
-        if rows <= most:
-            return ceil_div(rows, multiple) * multiple
-    return ceil_div(rows, LARGEST_MULTIPLE) * LARGEST_MULTIPLE
-
-
-def pad_rows(x: Tensor) -> Tensor:
-    """Append rows of zeros to `x` `[rows, …]` up to `padded_rows`, if oneDNN computes its products."""
-    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
-    if not onednn_multiplies(dtype, x.device):
-        return x
-    return F.pad(x, (0, 0, 0, padded_rows(len(x)) - len(x)))
-
-
-def _without_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    onednn: Any = torch.backends.mkldnn
-    before = onednn.enabled
-    onednn.enabled = False
-    try:
-        return F.linear(x, weight, bias)
-    finally:
-        onednn.enabled = before
+from specdec.kernels.projection import Product, pad_rows
 
 
 class Linear(nn.Linear):
-    """Linear layer whose inference form is a `Projection`."""
+    """Linear layer whose inference form is a `Product`."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply: `[rows, in_features]` to `[rows, out_features]`."""
         return super().forward(pad_rows(x))[: len(x)]
 
-    def inference_form(self, _: KernelSet) -> Projection:
+    def inference_form(self, kernels: KernelSet) -> Product:
         """Take the weights as final. Large ones laid out anew are not kept in their old layout as well."""
-        projection = Projection(self.weight, self.bias)
-        if projection.is_packed and not projection.is_small:
-            projection.weight = self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)
-        return projection
+        product = kernels.projection(self.weight, self.bias)
+        if not product.keeps_weight:
+            product.weight = self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)
+        return product
 
 
 def prepare_for_inference(module: nn.Module, kernels: KernelSet) -> None:
-    """Have every part of a module that has an `inference_form(kernels)` called in that form from now on.
+    """Have a module's parts run by a device's kernels from now on.
 
-    An instance's own attribute goes before `nn.Module`'s search for a submodule, so the inference form hides the part
-    that it came from, and its calls skip the module machinery, which at one row a step costs as much as the arithmetic.
+    A module with `prepare(kernels)` that returns True has prepared all its parts. Otherwise every part that has an
+    `inference_form(kernels)` is called in that form: an instance's own attribute goes before `nn.Module`'s search for a
+    submodule, so the form hides the part that it came from, and its calls skip the module machinery, which at one row a
+    step costs as much as the arithmetic.
     """
-    for parent in module.modules():
-        for name, part in parent.named_children():
-            inference_form = getattr(part, "inference_form", None)
-            if inference_form is not None:
-                assert name.isidentifier(), f"part {name} of a list is not called as an attribute"
-                parent.__dict__[name] = inference_form(kernels)
+    prepare = getattr(module, "prepare", None)
+    if prepare is not None and prepare(kernels):
+        return
+    for name, part in module.named_children():
+        inference_form = getattr(part, "inference_form", None)
+        if inference_form is None:
+            prepare_for_inference(part, kernels)
+            continue
+        assert name.isidentifier(), f"part {name} of a list is not called as an attribute"
+        module.__dict__[name] = inference_form(kernels)

@@ -61,7 +61,12 @@ class EngineConfig:
     )
     block_size: int = setting(16, "Tokens per cache block, a multiple of 8.", least=8, wanted="a multiple of 8")
     enable_prefix_caching: bool = setting(True, "Use cached prefixes of other requests.", shown_default="on")
-    kernels: KernelChoice = setting("auto", "auto, torch, or triton; auto: triton on a GPU, plain torch elsewhere.")
+    kernels: KernelChoice = setting(
+        "auto", "auto, torch, triton or native; auto: triton on a GPU, native on a CPU where it was built, else torch."
+    )
+    threads: int | None = setting(
+        None, "Threads of the native kernels.", least=1, most=1024, shown_default="as many as torch has"
+    )
     draft_vocab: int | Path | None = setting(
         None,
         "Tokens that can be drafted: how many (the first ones), or a JSON or torch file of their ids; end and special "
@@ -135,6 +140,7 @@ class LLMSettings(TypedDict, total=False):
     block_size: int
     enable_prefix_caching: bool
     kernels: KernelChoice
+    threads: int | None
     draft_vocab: int | str | Path | None
     draft_rank: int | None
     enforce_eager: bool

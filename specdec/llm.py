@@ -63,9 +63,9 @@ class LLM:
         folder, device, dtype = config.model, torch.device(config.device), DTYPES[config.dtype]
         began = time.perf_counter()
         with on_device(device):
-            kernels = choose_kernels(config.kernels, device, dtype, GumbelNoise(device))
+            kernels = choose_kernels(config.kernels, device, dtype, GumbelNoise(device), config.threads)
             self.model = load_llama(folder, dtype, device, kernels)
-            size = f"{sum(part.numel() for part in self.model.parameters()):,} parameters"
+            size = f"{self.model.num_parameters:,} parameters"
             logger.info(
                 "target %s: %s, %s on %s, %s kernels, loaded in %.1f s",
                 folder,

@@ -27,6 +27,7 @@ FLOORS = {
         {"engine"},
         {"llm"},
         {"__init__"},
+        {"bench"},
         {"cli"},
         {"__main__"},
     ],

@@ -20,7 +20,7 @@ from specdec.draft_heads.heads.draft_head import FeatureHead, TargetParts
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context, first_line, read_config
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.kernels.kernel_set import torch_kernels
-from specdec.kernels.linear import Projection
+from specdec.kernels.projection import Projection
 from specdec.models.llama import LlamaModel
 from specdec.train_eagle.evaluation import Evaluation
 from specdec.train_eagle.model_card import model_card

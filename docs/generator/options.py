@@ -18,6 +18,7 @@ from specdec.scheduling.scheduler_config import SchedulerConfig
 from specdec.train_eagle.train_config import TrainConfig
 
 GROUP: Any = typer.main.get_command(app)
+BENCH = "bench"
 # Arguments of `LLM` that are not keywords of settings, described by hand.
 POSITIONAL = ("model", "draft")
 OWNERS = {
@@ -31,6 +32,19 @@ OWNERS = {
 def option_table(command: str) -> str:
     """Return a command's arguments and options: spelling, meaning, default."""
     return table(["option", "meaning", "default"], [_row(parameter) for parameter in GROUP.commands[command].params])
+
+
+def bench_table() -> str:
+    """Return the options of the sub-commands of `bench`, without those that `generate` has in the same words."""
+    known = [_row(parameter) for parameter in GROUP.commands["generate"].params]
+    users: dict[tuple[str, ...], list[str]] = {}
+    for name, command in GROUP.commands[BENCH].commands.items():
+        for row in map(_row, command.params):
+            if row not in known:
+                users.setdefault(tuple(row), []).append(name)
+    total = len(GROUP.commands[BENCH].commands)
+    rows = [[row[0], "all" if len(names) == total else ", ".join(names), *row[1:]] for row, names in users.items()]
+    return table(["option", "of", "meaning", "default"], rows)
 
 
 def _row(parameter: Any) -> list[str]:
@@ -85,7 +99,8 @@ def _cells(*texts: str) -> list[str]:
 
 
 PARTS: dict[str, Callable[[], str]] = {
-    **{f"options-{name}": partial(option_table, name) for name in GROUP.commands},
+    **{f"options-{name}": partial(option_table, name) for name in GROUP.commands if name != BENCH},
+    f"options-{BENCH}": bench_table,
     "settings-training": training_table,
     **{name: partial(settings_table, *owners) for name, owners in OWNERS.items()},
 }

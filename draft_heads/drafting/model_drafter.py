@@ -13,13 +13,13 @@ from specdec.draft_heads.drafting.drafter import DraftRow, Proposal
 from specdec.draft_heads.drafting.tree_draw import DrawSizes, TreeDraw
 from specdec.draft_heads.drafting.tree_search import Frontier, TreeSearch
 from specdec.draft_heads.heads.draft_head import DraftHead
-from specdec.draft_heads.heads.readout import Readout
+from specdec.draft_heads.heads.readout import MatrixReadout, Readout
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.kernels.integers import ceil_div
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.ragged_rows import RaggedRows
-from specdec.kernels.types import Candidates, NoiseKey, Stream
+from specdec.kernels.types import Candidates, NoiseKey, SearchInputs, SearchLoop, Stream
 from specdec.kernels.upload import upload
 from specdec.verify.draft_trees import DraftTrees, HostTrees
 from specdec.verify.noise import noise_key
@@ -59,6 +59,7 @@ class ModelDrafter:
 
     Attributes:
         graphs: CUDA graphs of the loops over levels, or None.
+        loop: the search in one call, None where the kernel set or the head does not have it.
     """
 
     def __init__(
@@ -83,7 +84,15 @@ class ModelDrafter:
         self.branching = min(shape.branching, readout.size)
         self.draw_sizes = DrawSizes.of(self.branching, shape)
         self.graphs: DraftGraphs | None = None
+        self.loop = self._loop()
         self._own_bits = own_bits(shape.depth - 1, self.branching, kv.device)
+
+    def _loop(self) -> SearchLoop | None:
+        weights = self.head.search_weights() if self.kernels.draft_search is not None else None
+        if weights is None or not isinstance(self.readout, MatrixReadout):
+            return None
+        assert self.kernels.draft_search is not None
+        return self.kernels.draft_search(weights, self.readout.projection, self.readout.vocab_size, self.readout.tokens)
 
     def propose(self, rows: Sequence[DraftRow]) -> DraftTrees:
         """Draft one tree per row; none after a single token where a head needs the feature before it."""
@@ -118,9 +127,37 @@ class ModelDrafter:
         stops_early = self.shape.min_reach > 0 and not all(row.full_depth for row in rows)
         graphs = None if stops_early or _needs_edits(rows) else self.graphs
         levels = self._levels(rows, depths, self.branching, self._own_noise, graphs)
-        if graphs is None:
-            return self._trees(self.search(levels, hidden, rows, depths if stops_early else None), rows, depths)
-        return self._trees(graphs.search(levels, hidden), rows, depths)
+        if graphs is not None:
+            return self._trees(graphs.search(levels, hidden), rows, depths)
+        inputs = self._search_inputs(levels, hidden, depths if stops_early else None)
+        if self.loop is not None and inputs is not None and self.loop.takes(inputs):
+            search = TreeSearch.of(len(rows), self.branching, self.loop(inputs))
+        else:
+            search = self.search(levels, hidden, rows, depths if stops_early else None)
+        return self._trees(search, rows, depths)
+
+    def _search_inputs(self, levels: DraftLevels, hidden: Tensor, depths: list[int] | None) -> SearchInputs | None:
+        """Return what a search in one call begins with, None where rows filter or edit their logits."""
+        sampling = levels.sampling
+        if sampling is None or sampling.limits is not None:
+            return None
+        return SearchInputs(
+            states=hidden,
+            width=levels.width,
+            depth=levels.depth,
+            slots=levels.slots,
+            tables=levels.tables,
+            base=levels.base,
+            first=levels.first,
+            block_size=levels.block_size,
+            words=levels.own_bits.shape[-1],
+            rotary=self.rope,
+            kv=self.kv,
+            temperatures=sampling.temperatures,
+            noise=levels.noise.keys,
+            least_reach=self.shape.min_reach,
+            depths=depths,
+        )
 
     def _draw(self, rows: Sequence[DraftRow], hidden: Tensor) -> DraftTrees:
         """Draft trees of tokens drawn from q; how many is fixed beforehand, or q would not be their distribution."""

@@ -22,7 +22,6 @@ from specdec.draft_heads.heads.eagle import EagleConfig, EagleHead
 from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.linear import Projection
 
 OUTPUT = "lm_head.weight"
 TOKEN_MAP = "token_map"
@@ -125,7 +124,9 @@ def _readout(tokens: Tensor | None, matrix: Tensor | None, target: TargetParts) 
     """
     vocab_size = target.config.vocab_size
     if tokens is None:
-        return MatrixReadout(target.output if matrix is None else Projection(matrix), vocab_size)
+        return MatrixReadout(target.output if matrix is None else target.output.like(matrix), vocab_size)
     matrix = target.output.weight if matrix is None else matrix
     ordered, order = tokens.to(matrix.device).sort()
-    return MatrixReadout(Projection(matrix[ordered if len(matrix) == vocab_size else order]), vocab_size, ordered)
+    return MatrixReadout(
+        target.output.like(matrix[ordered if len(matrix) == vocab_size else order]), vocab_size, ordered
+    )

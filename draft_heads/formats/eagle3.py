@@ -26,7 +26,6 @@ from specdec.draft_heads.heads.eagle3 import Eagle3Config, Eagle3Head
 from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.linear import Projection
 
 EMBEDDING, OUTPUT = "embed_tokens.weight", "lm_head.weight"
 # Switches of config.json that plain EAGLE-3 does not have.
@@ -121,7 +120,7 @@ class Eagle3Kind(HeadKind[Eagle3Config, Eagle3Head]):
         head = filled(partial(Eagle3Head, config), named, lent, target, kernels)
         tokens = description.tokens
         head.draft_tokens.copy_(torch.arange(config.draft_vocab_size) if tokens is None else tokens)
-        output = target.output if description.output == Source.TARGET else Projection(head.lm_head.weight)
+        output = target.output if description.output == Source.TARGET else target.output.like(head.lm_head.weight)
         readout = MatrixReadout(output, config.llama.vocab_size, None if tokens is None else head.draft_tokens)
         other = DraftModel(head.reading(taps.others), readout) if taps.others else None
         return LoadedHead(DraftModel(head, readout), description, other)

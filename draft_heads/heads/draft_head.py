@@ -11,7 +11,8 @@ from specdec.draft_heads.heads.readout import Readout
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import Attention
 from specdec.draft_heads.llama.rope import Rotary
-from specdec.kernels.linear import Projection
+from specdec.kernels.projection import Product
+from specdec.kernels.types import HeadWeights
 
 
 class TargetOutput(NamedTuple):
@@ -69,6 +70,13 @@ class DraftHead(Protocol):
         """Return the output matrix's input for each state, `[rows, hidden_size]`."""
         ...
 
+    def search_weights(self) -> HeadWeights | None:
+        """Return the head's parts for a search in one call, None if it has others than such a search knows.
+
+        Never called before the head is prepared for a kernel set with fused layers.
+        """
+        ...
+
 
 @dataclass(frozen=True)
 class HeadConfig:
@@ -116,6 +124,10 @@ class FeatureHead(nn.Module):
         """Return the output matrix's input; by default the state itself."""
         return hidden
 
+    def search_weights(self) -> HeadWeights | None:
+        """Return no parts: a head that has the usual ones says so itself."""
+        return None
+
 
 class DraftModel(NamedTuple):
     """A draft head with its readout.
@@ -139,5 +151,5 @@ class TargetParts(NamedTuple):
     """
 
     embedding: Tensor
-    output: Projection
+    output: Product
     config: LlamaConfig

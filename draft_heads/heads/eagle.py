@@ -11,6 +11,8 @@ from specdec.draft_heads.heads.draft_head import FeatureHead, HeadConfig
 from specdec.draft_heads.llama.llama_layer import Attention, LlamaLayer
 from specdec.draft_heads.llama.rope import Rotary
 from specdec.kernels.linear import Linear
+from specdec.kernels.projection import Product
+from specdec.kernels.types import HeadWeights
 
 
 @dataclass(frozen=True)
@@ -45,3 +47,12 @@ class EagleHead(FeatureHead):
         for layer, attention in zip(self.layers, attentions, strict=True):
             hidden = layer(hidden, rotary, attention)
         return hidden
+
+    def search_weights(self) -> HeadWeights | None:
+        product: Product = self.__dict__["fc"]
+        return HeadWeights(
+            self.embed_tokens.weight,
+            self.llama.rms_norm_eps,
+            [layer.fused for layer in self.layers if isinstance(layer, LlamaLayer)],
+            input=product,
+        )

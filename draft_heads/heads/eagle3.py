@@ -15,6 +15,7 @@ from specdec.draft_heads.llama.rope import Rotary
 from specdec.kernels.elementwise_reference import rms_norm
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.linear import Linear
+from specdec.kernels.types import HeadWeights
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,20 @@ class Eagle3Head(FeatureHead):
     def read(self, hidden: Tensor) -> Tensor:
         """Return the output matrix's input for the states of `forward`, `[rows, hidden_size]`."""
         return hidden if self.config.norm_output else self.norm(hidden)
+
+    def search_weights(self) -> HeadWeights | None:
+        first = self.layers[0]
+        assert isinstance(first, Eagle3Layer)
+        return HeadWeights(
+            self.embed_tokens.weight,
+            self.llama.rms_norm_eps,
+            [layer.fused for layer in self.layers if isinstance(layer, DecoderLayer)],
+            embed_norm=first.input_layernorm.weight,
+            state_norm=first.hidden_norm.weight,
+            residual_is_normed=self.config.norm_before_residual,
+            norm=self.norm.weight,
+            states_are_normed=self.config.norm_output,
+        )
 
 
 class Eagle3Layer(DecoderLayer):

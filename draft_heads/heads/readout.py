@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from specdec.draft_heads.llama.checkpoint_files import first_line
-from specdec.kernels.linear import Projection
+from specdec.kernels.projection import Product
 from specdec.kernels.types import Candidates
 
 
@@ -38,7 +38,7 @@ class MatrixReadout:
         tokens: int64 `[size]`, the tokens of the matrix's rows; None for every token in order.
     """
 
-    def __init__(self, projection: Projection, vocab_size: int, tokens: Tensor | None = None) -> None:
+    def __init__(self, projection: Product, vocab_size: int, tokens: Tensor | None = None) -> None:
         self.projection, self.vocab_size, self.tokens = projection, vocab_size, tokens
 
     @property
@@ -75,7 +75,7 @@ def trimmed_readout(readout: MatrixReadout, draft_vocab: int | Path, kept: Colle
     rows = wanted.to(own.device)[own].nonzero().flatten()
     if not len(rows):
         raise ValueError(f"draft_vocab {draft_vocab} names none of the {readout.size} tokens that can be drafted")
-    return MatrixReadout(Projection(weight[rows]), readout.vocab_size, own[rows])
+    return MatrixReadout(readout.projection.like(weight[rows]), readout.vocab_size, own[rows])
 
 
 def read_token_map(file: Path, vocab_size: int) -> list[int]:
@@ -132,8 +132,8 @@ class CandidateReadout:
         self.weight, self.tokens, self.vocab_size = weight, readout.tokens, readout.vocab_size
         self.size = min(CANDIDATES, -(-tokens // TOKENS_PER_CANDIDATE))
         basis = leading_directions(weight, rank).to(weight.dtype)
-        self.down = Projection(basis)
-        self.up = Projection(weight @ basis.T)
+        self.down = readout.projection.like(basis)
+        self.up = readout.projection.like(weight @ basis.T)
 
     def __call__(self, hidden: Tensor) -> Candidates:
         """Return the logits of states, `[rows, hidden_size]`, at `[rows, size]` tokens."""

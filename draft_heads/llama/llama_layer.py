@@ -1,6 +1,8 @@
 """The Llama decoder layer over packed rows: targets and heads, serving and training, are made of it."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -11,8 +13,9 @@ from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.rope import Rotary
 from specdec.kernels.elementwise_reference import add_rms_norm, rms_norm, silu_and_mul
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.linear import Linear
+from specdec.kernels.linear import Linear, prepare_for_inference
 from specdec.kernels.ragged_rows import RaggedRows
+from specdec.kernels.types import FusedLayer, LayerWeights
 
 
 class Attention(Protocol):
@@ -88,12 +91,20 @@ class SiluAndMul(nn.Module):
         return kernels.silu_and_mul
 
 
+FusedMix = Callable[[Tensor | None, Tensor, Rotary, Attention], Tensor]
+
+
 class DecoderLayer(nn.Module):
     """Attention and MLP with residuals; subclasses make the input of the attention.
 
     Args:
         input_size: of what queries, keys and values are made from.
+
+    Attributes:
+        fused: the layer in one call, once it is prepared for a kernel set that has that.
     """
+
+    fused: FusedLayer
 
     def __init__(self, config: LlamaConfig, input_size: int) -> None:
         super().__init__()
@@ -121,6 +132,45 @@ class DecoderLayer(nn.Module):
         output: Tensor = self.down_proj(self.act(self.gate_up_proj(x))).add_(residual)
         return output
 
+    def prepare(self, kernels: KernelSet) -> bool:
+        """Have `mix` run in one call where the kernel set can; the parts that it replaces are given up."""
+        if kernels.fused_layer is None:
+            return False
+        self.__dict__["mix"] = self._fused(kernels.fused_layer, None)
+        prepare_for_inference(self, replace(kernels, fused_layer=None))
+        return True
+
+    def _fused(self, fused_layer: Callable[[LayerWeights], FusedLayer], input_norm: Tensor | None) -> FusedMix:
+        config = self.config
+
+        def pair(part: Linear) -> tuple[Tensor, Tensor | None]:
+            return part.weight, part.bias
+
+        self.fused = run = fused_layer(
+            LayerWeights(
+                heads=config.num_heads,
+                kv_heads=config.num_kv_heads,
+                head_dim=config.head_dim,
+                eps=config.rms_norm_eps,
+                input_norm=input_norm,
+                query_norm=None if self.q_norm is None else self.q_norm.weight,
+                key_norm=None if self.k_norm is None else self.k_norm.weight,
+                post_norm=self.post_attention_layernorm.weight,
+                qkv=pair(self.qkv_proj),
+                output=pair(self.o_proj),
+                gate_up=pair(self.gate_up_proj),
+                down=pair(self.down_proj),
+            )
+        )
+        for name in ("qkv_proj", "q_norm", "k_norm", "o_proj", "post_attention_layernorm", "gate_up_proj", "down_proj"):
+            delattr(self, name)
+
+        def mix(x: Tensor | None, residual: Tensor, rotary: Rotary, attention: Attention) -> Tensor:
+            assert isinstance(attention, PagedAttention)
+            return run(x, residual, *rotary, attention.kv, attention.slots, attention.rows)
+
+        return mix
+
 
 class LlamaLayer(DecoderLayer):
     """Llama decoder layer; without `input_norm` it is the first layer of an EAGLE-1/2 head."""
@@ -133,6 +183,15 @@ class LlamaLayer(DecoderLayer):
         """Run the layer: `[rows, hidden_size]` to `[rows, hidden_size]`."""
         x = hidden if self.input_layernorm is None else self.input_layernorm(hidden)
         return self.mix(x, hidden, rotary, attention)
+
+    def prepare(self, kernels: KernelSet) -> bool:
+        """Have the whole layer run in one call where the kernel set can."""
+        if kernels.fused_layer is None:
+            return False
+        norm = self.input_layernorm
+        mix = self._fused(kernels.fused_layer, None if norm is None else norm.weight)
+        self.__dict__["forward"] = partial(mix, None)
+        return True
 
 
 # Parts of a layer by their names in the Hugging Face layout, and here.

@@ -37,7 +37,9 @@ def generate(
     ] = None,
     prompts: Annotated[
         Path | None,
-        typer.Option(help="JSONL file, run as one batch: prompt, messages or turns (its first) in each line."),
+        typer.Option(
+            help="JSONL file, run as one batch: prompt, messages, conversation or turns (its first) in each line."
+        ),
     ] = None,
     model: Annotated[
         Path | None, typer.Option(envvar="SPECDEC_MODEL", help="Checkpoint folder of the target; default: demo model.")

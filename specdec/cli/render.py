@@ -9,7 +9,7 @@ from rich.segment import Segment as Piece
 from rich.segment import Segments
 from rich.style import Style
 
-from specdec.cli.prompts import GivenPrompt
+from specdec.bench.prompt_file import GivenPrompt
 from specdec.cli.timed_batch import Answer, TimedBatch
 from specdec.core.outputs import RequestOutput, Segment
 

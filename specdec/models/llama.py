@@ -21,11 +21,19 @@ from specdec.draft_heads.llama.llama_config import DEFAULTS, LlamaConfig
 from specdec.draft_heads.llama.llama_layer import Attention, LlamaLayer, RMSNorm, check_layers, fuse_layer
 from specdec.draft_heads.llama.rope import Rotary
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.linear import Projection, prepare_for_inference
+from specdec.kernels.linear import prepare_for_inference
+from specdec.kernels.projection import Product
 
 
 class LlamaModel(nn.Module):
-    """Decoder and lm_head. `lm_head` is None if the checkpoint ties it to the embedding."""
+    """Decoder and lm_head. `lm_head` is None if the checkpoint ties it to the embedding.
+
+    Attributes:
+        num_parameters: numbers in all weights.
+        output: lm_head prepared for inference: `[rows, hidden_size]` features to `[rows, vocab_size]` logits.
+    """
+
+    output: Product
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -34,7 +42,9 @@ class LlamaModel(nn.Module):
         self.layers = nn.ModuleList(LlamaLayer(config) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = None if config.tie_word_embeddings else nn.Linear(config.hidden_size, config.vocab_size, False)
-        self._output: Projection | None = None
+
+        # Preparation for inference gives up weights that it has laid out anew.
+        self.num_parameters = sum(parameter.numel() for parameter in self.parameters())
 
     @property
     def lm_head_weight(self) -> Tensor:
@@ -67,12 +77,10 @@ class LlamaModel(nn.Module):
         """Sizes and weights of the target that a draft head is loaded against."""
         return TargetParts(self.embed_tokens.weight, self.output, self.config)
 
-    @property
-    def output(self) -> Projection:
-        """Inference form of the lm_head: `[rows, hidden_size]` features to `[rows, vocab_size]` logits."""
-        if self._output is None:
-            self._output = Projection(self.lm_head_weight)
-        return self._output
+    def prepare(self, kernels: KernelSet) -> bool:
+        """Prepare the output matrix; the other parts prepare themselves."""
+        self.output = kernels.projection(self.lm_head_weight, None)
+        return False
 
 
 def load_llama(folder: Path, dtype: torch.dtype, device: torch.device, kernels: KernelSet) -> LlamaModel:

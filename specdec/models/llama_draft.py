@@ -14,9 +14,10 @@ from specdec.draft_heads.heads.draft_head import DraftModel, TargetOutput
 from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, read_config, read_tensors
 from specdec.draft_heads.llama.llama_config import LlamaConfig
-from specdec.draft_heads.llama.llama_layer import Attention
+from specdec.draft_heads.llama.llama_layer import Attention, LlamaLayer
 from specdec.draft_heads.llama.rope import Rotary
 from specdec.kernels.kernel_set import KernelSet
+from specdec.kernels.types import HeadWeights
 from specdec.models.llama import LlamaModel, load_llama
 from specdec.models.tokenizer import check_same_vocabulary
 
@@ -55,6 +56,12 @@ class LlamaDraftHead:
     def read(self, hidden: Tensor) -> Tensor:
         """Return the output matrix's input: the state itself."""
         return hidden
+
+    def search_weights(self) -> HeadWeights | None:
+        """Return the Llama's parts."""
+        layers = [layer.fused for layer in self.model.layers if isinstance(layer, LlamaLayer)]
+        norm, eps = self.model.norm.weight, self.llama.rms_norm_eps
+        return HeadWeights(self.model.embed_tokens.weight, eps, layers, norm=norm, states_are_normed=True)
 
 
 def holds_llama(folder: Path) -> bool:

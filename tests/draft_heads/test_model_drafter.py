@@ -22,7 +22,7 @@ from specdec.draft_heads.heads.draft_head import TargetParts
 from specdec.draft_heads.heads.eagle import EagleHead
 from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.draft_heads.llama.llama_config import LlamaConfig
-from specdec.kernels.linear import Projection
+from specdec.kernels.projection import Projection
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.tree import DraftTree
 from specdec.verify.tree_batch import slots_of

@@ -6,14 +6,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from specdec.draft_heads.llama.llama_layer import RMSNorm
-from specdec.kernels.linear import (
-    SMALL_BYTES,
-    Linear,
-    Projection,
-    onednn_multiplies,
-    padded_rows,
-    prepare_for_inference,
-)
+from specdec.kernels.linear import Linear, prepare_for_inference
+from specdec.kernels.projection import SMALL_BYTES, Projection, onednn_multiplies, padded_rows
 from tests.kernel_sets import TORCH
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -23,7 +17,7 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("rows", [1, 2, 13, 65])
 def test_projection_equals_linear(dtype: torch.dtype, bias: bool, rows: int) -> None:
-    """Error against float64 at most twice that of torch's own product in the same dtype."""
+    """Error against float64 at most twice that of torch's own product in the same dtype, or a few float32 roundings."""
     torch.manual_seed(rows)
     x, weight = torch.randn(rows, 37, dtype=dtype), torch.randn(51, 37, dtype=dtype)
     b = torch.randn(51, dtype=dtype) if bias else None
@@ -32,7 +26,8 @@ def test_projection_equals_linear(dtype: torch.dtype, bias: bool, rows: int) -> 
     with torch.inference_mode():
         ours = Projection(weight, b)(x)
     assert ours.dtype == dtype
-    assert (ours.double() - exact).abs().max() <= 2 * own
+    least = 4 * 2.0**-24 * exact.abs().max() if dtype != torch.float64 else 0
+    assert (ours.double() - exact).abs().max() <= max(2 * own, least)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,60 +1,30 @@
 """Promise 1: whatever drafts, however requests are batched, the output is that of the plain loop."""
 
-from typing import NamedTuple
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec import LLM, DraftShape, SamplingParams
-from specdec.core.request import RequestGroup
 from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.verify.sampling import Sampling
 from specdec.verify.tree import DraftTree
 from tests.fakes import RandomDrafter
 from tests.specdec import oracle
-from tests.specdec.world import VOCAB, KnowingDrafter, World, check, check_prompt, expect, parameters, tokens
+from tests.specdec.world import (
+    VOCAB,
+    Arrival,
+    KnowingDrafter,
+    World,
+    arrivals,
+    check,
+    check_prompt,
+    expect,
+    run,
+    shapes,
+)
 
 CASES = 2000 if settings.default and settings.default.max_examples >= 2000 else 100
-
-
-class Arrival(NamedTuple):
-    step: int
-    prompt: list[int]
-    params: SamplingParams
-
-
-arrivals = st.lists(
-    st.builds(Arrival, st.integers(0, 6), st.lists(tokens, min_size=1, max_size=40), parameters()),
-    min_size=1,
-    max_size=3,
-)
-shapes = st.builds(
-    DraftShape,
-    depth=st.integers(1, 5),
-    branching=st.integers(1, 5),
-    nodes=st.integers(1, 70),
-    min_reach=st.sampled_from([0.0, 0.2]),
-)
-
-
-def run(llm: LLM, cases: list[Arrival]) -> list[RequestGroup]:
-    """Requests run to their end, each added when its step has come."""
-    groups: list[RequestGroup | None] = [None] * len(cases)
-    step = 0
-    while any(group is None or not group.finished for group in groups):
-        for i, case in enumerate(cases):
-            if groups[i] is None and case.step <= step:
-                group = groups[i] = llm.new_group(case.prompt, case.params)
-                for request in group.requests:
-                    llm.engine.add_request(request)
-        for request in llm.engine.step():
-            assert request.num_cached <= len(request.token_ids)
-        llm.engine.scheduler.check_integrity()
-        step += 1
-    assert llm.engine.scheduler.stats().kv_usage == 0
-    return [group for group in groups if group is not None]
 
 
 @settings(max_examples=CASES)

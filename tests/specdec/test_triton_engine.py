@@ -11,6 +11,7 @@ from specdec import LLM, SamplingParams
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import Drafter, DraftRow
 from specdec.kernels.kernel_set import choose_kernels
+from specdec.kernels.native_library import library_file
 from specdec.verify.draft_trees import DraftTrees
 from specdec.verify.noise import GumbelNoise
 from specdec.verify.tree import DraftTree
@@ -123,10 +124,10 @@ def test_a_group_that_the_kernels_were_not_made_for_is_refused() -> None:
         kernels.check_model(64, 32)
 
 
-def test_a_cpu_runs_plain_torch_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_runs_on_a_gpu_alone_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
     noise = GumbelNoise(cpu)
-    assert choose_kernels("auto", cpu, torch.float32, noise).name == "torch"
+    assert choose_kernels("auto", cpu, torch.float32, noise).name == ("native" if library_file() else "torch")
     assert choose_kernels("auto", gpu, torch.float64, noise).name == "torch"
     assert choose_kernels("auto", gpu, torch.bfloat16, noise).name == "triton"
     monkeypatch.setenv("TRITON_INTERPRET", "0")

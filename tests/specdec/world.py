@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from specdec import LLM, SamplingParams
+from specdec import LLM, DraftShape, SamplingParams
 from specdec.core.outputs import CompletionOutput
 from specdec.core.request import Request, RequestGroup
 from specdec.draft_heads.drafting.drafter import DraftRow
@@ -97,6 +97,44 @@ def parameters(draw: st.DrawFn) -> SamplingParams:
         prompt_logprobs=draw(st.sampled_from([None, None, 0, 2])),
         skip_special_tokens=draw(st.booleans()),
     )
+
+
+class Arrival(NamedTuple):
+    step: int
+    prompt: list[int]
+    params: SamplingParams
+
+
+arrivals = st.lists(
+    st.builds(Arrival, st.integers(0, 6), st.lists(tokens, min_size=1, max_size=40), parameters()),
+    min_size=1,
+    max_size=3,
+)
+shapes = st.builds(
+    DraftShape,
+    depth=st.integers(1, 5),
+    branching=st.integers(1, 5),
+    nodes=st.integers(1, 70),
+    min_reach=st.sampled_from([0.0, 0.2]),
+)
+
+
+def run(llm: LLM, cases: list[Arrival]) -> list[RequestGroup]:
+    """Requests run to their end, each added when its step has come."""
+    groups: list[RequestGroup | None] = [None] * len(cases)
+    step = 0
+    while any(group is None or not group.finished for group in groups):
+        for i, case in enumerate(cases):
+            if groups[i] is None and case.step <= step:
+                group = groups[i] = llm.new_group(case.prompt, case.params)
+                for request in group.requests:
+                    llm.engine.add_request(request)
+        for request in llm.engine.step():
+            assert request.num_cached <= len(request.token_ids)
+        llm.engine.scheduler.check_integrity()
+        step += 1
+    assert llm.engine.scheduler.stats().kv_usage == 0
+    return [group for group in groups if group is not None]
 
 
 class KnowingDrafter(RandomDrafter):

@@ -1,0 +1,84 @@
+/* What Python calls. A context belongs to one engine; calls on it do not overlap. */
+#include "native.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+void *reserve(buffer *b, size_t bytes) {
+    if (bytes > b->bytes) {
+        free(b->memory);
+        b->bytes = (bytes + 4095) / 4096 * 4096;
+        b->memory = aligned_alloc(4096, b->bytes);
+        if (!b->memory)
+            b->bytes = 0;
+    }
+    return b->memory;
+}
+
+/* The form of a name if this processor has it; of "" the fastest. */
+static const form *form_named(const char *name) {
+    const form *found[3];
+    int count = 0;
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
+        found[count++] = &avx512_form;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+        found[count++] = &avx2_form;
+#endif
+    found[count++] = &portable_form;
+    for (int i = 0; i < count; i++)
+        if (!*name || !strcmp(name, found[i]->name))
+            return found[i];
+    return NULL;
+}
+
+void specdec_close(context *c) {
+    if (c->threads) {
+        for (int t = 0; c->own && t < pool_threads(c->threads); t++)
+            free(c->own[t].memory);
+        pool_close(c->threads);
+    }
+    free(c->own);
+    for (int i = 0; i < BUFFERS; i++)
+        free(c->buffers[i].memory);
+    free(c);
+}
+
+/* NULL if the processor lacks the form, or without memory or threads. */
+context *specdec_open(const char *form_name, int64_t threads, int64_t dtype) {
+    const form *chosen = form_named(form_name);
+    context *c = chosen ? calloc(1, sizeof *c) : NULL;
+    if (!c)
+        return NULL;
+    c->form = chosen;
+    c->dtype = dtype;
+    c->threads = pool_open((int)threads);
+    c->own = calloc(threads, sizeof *c->own);
+    if (c->threads && c->own)
+        return c;
+    specdec_close(c);
+    return NULL;
+}
+
+const char *specdec_form(const context *c) { return c->form->name; }
+
+int specdec_product(context *c, const matrix *m, int64_t rows, const void *x, void *out) {
+    return c->form->product(c, m, rows, x, out);
+}
+
+int specdec_layer(context *c, const layer *l, const step *s, const void *x, const void *residual, void *out) {
+    return c->form->run_layer(c, l, s, x, residual, out);
+}
+
+int specdec_attend(context *c, int64_t heads, int64_t kv_heads, int64_t head_dim, double scale, const step *s,
+                   const void *query, void *out) {
+    return c->form->attend(c, heads, kv_heads, head_dim, scale, s, query, out);
+}
+
+int specdec_norm(context *c, int64_t rows, int64_t size, const void *x, const void *weight, double eps, void *out) {
+    return c->form->norm(c, rows, size, x, weight, eps, out);
+}
+
+int specdec_search(context *c, const draft_head *h, const search *q) { return c->form->run_search(c, h, q); }

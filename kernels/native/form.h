@@ -1,0 +1,19 @@
+/* The operations, compiled for the processor that `FORM_*` names by whoever includes this; FORM is their table. */
+#include <math.h>
+#include <string.h>
+
+#if defined(FORM_AVX2) || defined(FORM_AVX512)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#include "native.h"
+#include "vectors.h"
+/* In this order: each uses those before it. */
+#include "products.h"
+#include "attention.h"
+#include "layers.h"
+#include "drafting.h"
+
+const form FORM = {FORM_NAME, run_product, run_layer, attend, norm_as_given, run_search};

@@ -1,0 +1,15 @@
+/* For x86 processors with avx512f, avx512bw, avx512vl, avx512dq, avx512bf16, avx2, fma, f16c. */
+#if defined(__x86_64__)
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c"))), apply_to = function)
+#else
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")
+#endif
+#define FORM_AVX512
+#define FORM avx512_form
+#define FORM_NAME "avx512"
+#include "form.h"
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#endif

@@ -1,0 +1,323 @@
+/* A decoder layer in one call, and its parts by themselves. Activations between the parts are floats; they are rounded
+   where a layer ends, where keys and values are stored, and where bfloat16 pairs are multiplied. */
+
+enum { CHUNK = 4 }; /* blocks of a product that are finished before the next are begun */
+
+/* Items of `count` that a thread does. */
+INLINE void items_of(pool *threads, int thread, int64_t count, int64_t *begin, int64_t *end) {
+    *begin = count * thread / pool_threads(threads);
+    *end = count * (thread + 1) / pool_threads(threads);
+}
+
+/* `weight * x / sqrt(mean(x^2) + eps)` (Zhang & Sennrich 2019); `out` may be `x`. */
+static void norm_row(const float *x, const float *weight, double eps, int64_t size, float *out) {
+    vf squares = splat(0);
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES)
+        squares = fma_(load(x + i), load(x + i), squares);
+    float sum = sum_lanes(squares);
+    for (; i < size; i++)
+        sum += x[i] * x[i];
+    const float scale = 1.0f / sqrtf(sum / (float)size + (float)eps);
+    for (i = 0; i + LANES <= size; i += LANES)
+        store(out + i, load(x + i) * splat(scale) * load(weight + i));
+    for (; i < size; i++)
+        out[i] = x[i] * scale * weight[i];
+}
+
+/* Rotate a head in place, halves convention (Su et al. 2021); the sines' first half carries its minus sign. */
+static void rotate_head(float *x, const float *cos, const float *sin, int64_t dim) {
+    for (int64_t i = 0, half = dim / 2; i < half; i++) {
+        float a = x[i], b = x[i + half];
+        x[i] = a * cos[i] + b * sin[i];
+        x[i + half] = b * cos[i + half] + a * sin[i + half];
+    }
+}
+
+/* Products in chunks of the thread's share, each handed on as floats `[rows][CHUNK * BLOCK]` in the thread's memory. */
+typedef struct {
+    context *c;
+    const matrix *weight;
+    const char *x;
+    const float *residual;
+    int64_t rows, residual_stride;
+    float *own;
+} chunks;
+
+INLINE int64_t multiply_chunk(const chunks *job, int64_t begin, int64_t end) {
+    int64_t last = begin + CHUNK < end ? begin + CHUNK : end;
+    product p = {job->weight, job->x, input_stride(job->weight, job->c->dtype), job->own, CHUNK * BLOCK,
+                 begin * BLOCK, job->residual, job->residual_stride, job->rows};
+    multiply(&p, way_of(job->weight, job->c->dtype), begin, last);
+    return last;
+}
+
+/* Multiply a thread's share of the columns and write them as rows of `stride` numbers of a kind. */
+static void multiply_share(const chunks *job, int thread, int dtype, void *out, int64_t stride) {
+    const matrix *m = job->weight;
+    int64_t begin, end, last;
+    share_of(job->c->threads, thread, m->blocks, 1, &begin, &end);
+    for (; begin < end; begin = last) {
+        last = multiply_chunk(job, begin, end);
+        int64_t column = begin * BLOCK, beyond = last * BLOCK < m->columns ? last * BLOCK : m->columns;
+        for (int64_t row = 0; row < job->rows; row++)
+            from_floats((char *)out + (row * stride + column) * size_of(dtype), job->own + row * CHUNK * BLOCK,
+                        beyond - column, dtype);
+    }
+}
+
+/* Multiply gate and up, whose blocks alternate, and write `silu(gate) * up` as inputs to `down`. */
+static void multiply_gated(const chunks *job, int thread, const matrix *down, char *out) {
+    const int dtype = job->c->dtype, kind = way_of(down, dtype) == AS_PAIRS ? BFLOAT16 : FLOAT32;
+    int64_t begin, end, last;
+    share_of(job->c->threads, thread, job->weight->blocks, 2, &begin, &end);
+    for (; begin < end; begin = last) {
+        last = multiply_chunk(job, begin, end);
+        for (int64_t row = 0; row < job->rows; row++)
+            for (int64_t block = begin; block < last; block += 2) {
+                const float *gate = job->own + (row * CHUNK + block - begin) * BLOCK, *up = gate + BLOCK;
+                char *to = out + row * input_stride(down, dtype) + block / 2 * BLOCK * size_of(kind);
+                for (int i = 0; i < BLOCK; i += LANES) {
+                    vf g = load(gate + i);
+                    store_as(to + i * size_of(kind), g / (splat(1) + exp_(-g)) * load(up + i), kind);
+                }
+            }
+    }
+}
+
+typedef struct {
+    context *c;
+    const layer *l;
+    const step *s;
+    const char *x, *residual;
+    char *out;
+} layer_job;
+
+static void put_states(const layer_job *j, int64_t row, float *own) {
+    const layer *l = j->l;
+    const int dtype = j->c->dtype;
+    const int64_t width = l->output.blocks * BLOCK;
+    float *state = (float *)j->c->buffers[STATES].memory + row * width;
+    to_floats(state, j->residual + row * l->hidden * size_of(dtype), l->hidden, dtype);
+    memset(state + l->hidden, 0, (width - l->hidden) * 4);
+    char *input = (char *)j->c->buffers[INPUTS].memory + row * input_stride(&l->qkv, dtype);
+    if (j->x)
+        to_floats(own, j->x + row * l->qkv.inputs * size_of(dtype), l->qkv.inputs, dtype);
+    else if (l->input_norm)
+        norm_row(state, l->input_norm, l->eps, l->hidden, own);
+    else
+        memcpy(own, state, l->hidden * 4);
+    put_inputs(&l->qkv, dtype, input, own, l->qkv.inputs);
+}
+
+/* Norm and rotate a head of queries or keys, and store one of keys or values. */
+static void finish_head(const layer_job *j, int64_t row, int64_t head, float *own) {
+    const layer *l = j->l;
+    const step *s = j->s;
+    const int dtype = j->c->dtype;
+    const int64_t dim = l->head_dim;
+    float *x = (float *)j->c->buffers[QKV].memory + row * l->qkv.blocks * BLOCK + head * dim;
+    if (head < l->heads + l->kv_heads) {
+        const float *norm = head < l->heads ? l->query_norm : l->key_norm;
+        if (norm)
+            norm_row(x, norm, l->eps, dim, x);
+        to_floats(own, (const char *)s->cos + row * dim * size_of(dtype), dim, dtype);
+        to_floats(own + dim, (const char *)s->sin + row * dim * size_of(dtype), dim, dtype);
+        rotate_head(x, own, own + dim, dim);
+    }
+    if (head >= l->heads)
+        from_floats((char *)s->kv + (s->slots[row] * 2 * l->kv_heads + head - l->heads) * dim * size_of(dtype), x, dim,
+                    dtype);
+}
+
+static void layer_work(pool *threads, int thread, void *argument) {
+    const layer_job *j = argument;
+    context *c = j->c;
+    const layer *l = j->l;
+    const step *s = j->s;
+    const int dtype = c->dtype;
+    const int64_t rows = s->rows, width = l->output.blocks * BLOCK, group = l->heads / l->kv_heads * l->head_dim;
+    float *own = c->own[thread].memory, *states = c->buffers[STATES].memory, *sums = c->buffers[SUMS].memory;
+    float *qkv = c->buffers[QKV].memory;
+    char *inputs = c->buffers[INPUTS].memory, *mixed = c->buffers[MIXED].memory;
+    char *activated = c->buffers[ACTIVATED].memory;
+    int64_t begin, end;
+
+    items_of(threads, thread, rows, &begin, &end);
+    for (int64_t row = begin; row < end; row++)
+        put_states(j, row, own);
+    pool_barrier(threads);
+
+    share_of(threads, thread, l->qkv.blocks, 1, &begin, &end);
+    product p = {&l->qkv, inputs, input_stride(&l->qkv, dtype), qkv, l->qkv.blocks * BLOCK, 0, NULL, 0, rows};
+    multiply(&p, way_of(&l->qkv, dtype), begin, end);
+    pool_barrier(threads);
+
+    const int64_t heads = l->heads + 2 * l->kv_heads;
+    items_of(threads, thread, rows * heads, &begin, &end);
+    for (int64_t item = begin; item < end; item++)
+        finish_head(j, item / heads, item % heads, own);
+    pool_barrier(threads);
+
+    const float scale = 1.0f / sqrtf((float)l->head_dim);
+    const int kind = way_of(&l->output, dtype) == AS_PAIRS ? BFLOAT16 : FLOAT32;
+    items_of(threads, thread, rows * l->kv_heads, &begin, &end);
+    for (int64_t item = begin; item < end; item++) {
+        int64_t row = item / l->kv_heads, head = item % l->kv_heads;
+        float *query = qkv + row * l->qkv.blocks * BLOCK + head * group;
+        attend_group(s, dtype, row, l->heads, l->kv_heads, head, l->head_dim, scale, query, own + group, own);
+        from_floats(mixed + row * input_stride(&l->output, dtype) + head * group * size_of(kind), own, group, kind);
+    }
+    pool_barrier(threads);
+
+    share_of(threads, thread, l->output.blocks, 1, &begin, &end);
+    p = (product){&l->output, mixed, input_stride(&l->output, dtype), sums, width, 0, states, width, rows};
+    multiply(&p, way_of(&l->output, dtype), begin, end);
+    pool_barrier(threads);
+
+    items_of(threads, thread, rows, &begin, &end);
+    for (int64_t row = begin; row < end; row++) {
+        norm_row(sums + row * width, l->post_norm, l->eps, l->hidden, own);
+        put_inputs(&l->gate_up, dtype, inputs + row * input_stride(&l->gate_up, dtype), own, l->hidden);
+    }
+    pool_barrier(threads);
+
+    chunks job = {c, &l->gate_up, inputs, NULL, rows, 0, own};
+    multiply_gated(&job, thread, &l->down, activated);
+    pool_barrier(threads);
+
+    job = (chunks){c, &l->down, activated, sums, rows, width, own};
+    multiply_share(&job, thread, dtype, j->out, l->down.columns);
+}
+
+INLINE size_t larger(size_t a, size_t b) { return a > b ? a : b; }
+
+/* Give each thread memory for that many floats. */
+static int reserve_own(context *c, size_t floats) {
+    for (int t = 0; t < pool_threads(c->threads); t++)
+        if (!reserve(&c->own[t], (floats + LANES) * 4))
+            return -1;
+    return 0;
+}
+
+static int run_layer(context *c, const layer *l, const step *s, const void *x, const void *residual, void *out) {
+    const size_t rows = s->rows, width = l->output.blocks * BLOCK, group = l->heads / l->kv_heads * l->head_dim;
+    size_t own = larger(rows * CHUNK * BLOCK, group + most_keys(s) + LANES);
+    own = larger(own, larger(2 * l->head_dim, larger(l->qkv.depth, l->hidden)));
+    int lacks = reserve_own(c, own);
+    lacks |= !reserve(&c->buffers[STATES], rows * width * 4);
+    lacks |= !reserve(&c->buffers[SUMS], rows * width * 4);
+    lacks |= !reserve(&c->buffers[INPUTS], rows * 4 * larger(l->qkv.depth, l->gate_up.depth));
+    lacks |= !reserve(&c->buffers[QKV], rows * l->qkv.blocks * BLOCK * 4);
+    lacks |= !reserve(&c->buffers[MIXED], rows * l->output.depth * 4);
+    lacks |= !reserve(&c->buffers[ACTIVATED], rows * l->down.depth * 4);
+    if (lacks)
+        return -1;
+    layer_job j = {c, l, s, x, residual, out};
+    pool_run(c->threads, layer_work, &j);
+    return 0;
+}
+
+typedef struct {
+    context *c;
+    const matrix *weight;
+    int64_t rows;
+    const char *x;
+    void *out;
+    int kind;
+    int64_t stride;
+} product_job;
+
+static void product_work(pool *threads, int thread, void *argument) {
+    const product_job *j = argument;
+    const int dtype = j->c->dtype;
+    const matrix *m = j->weight;
+    float *own = j->c->own[thread].memory;
+    char *inputs = j->c->buffers[INPUTS].memory;
+    int64_t begin, end;
+    items_of(threads, thread, j->rows, &begin, &end);
+    for (int64_t row = begin; row < end; row++) {
+        to_floats(own, j->x + row * m->inputs * size_of(dtype), m->inputs, dtype);
+        put_inputs(m, dtype, inputs + row * input_stride(m, dtype), own, m->inputs);
+    }
+    pool_barrier(threads);
+    chunks job = {j->c, m, inputs, NULL, j->rows, 0, own};
+    multiply_share(&job, thread, j->kind, j->out, j->stride);
+}
+
+static int do_product(context *c, const product_job *j) {
+    const matrix *m = j->weight;
+    if (reserve_own(c, larger(j->rows * CHUNK * BLOCK, m->depth)) ||
+        !reserve(&c->buffers[INPUTS], j->rows * 4 * m->depth))
+        return -1;
+    pool_run(c->threads, product_work, (void *)j);
+    return 0;
+}
+
+static int run_product(context *c, const matrix *m, int64_t rows, const void *x, void *out) {
+    product_job j = {c, m, rows, x, out, (int)c->dtype, m->columns};
+    return do_product(c, &j);
+}
+
+/* The product as floats, in rows of `stride`. */
+static int run_product_into(context *c, const matrix *m, int64_t rows, const void *x, float *out, int64_t stride) {
+    product_job j = {c, m, rows, x, out, FLOAT32, stride};
+    return do_product(c, &j);
+}
+
+typedef struct {
+    context *c;
+    int64_t heads, kv_heads, head_dim;
+    double scale;
+    const step *s;
+    const char *query;
+    char *out;
+} attend_job;
+
+static void attend_work(pool *threads, int thread, void *argument) {
+    const attend_job *j = argument;
+    const int dtype = j->c->dtype;
+    const int64_t group = j->heads / j->kv_heads * j->head_dim;
+    float *own = j->c->own[thread].memory;
+    int64_t begin, end;
+    items_of(threads, thread, j->s->rows * j->kv_heads, &begin, &end);
+    for (int64_t item = begin; item < end; item++) {
+        size_t at = item * group * size_of(dtype);
+        to_floats(own, j->query + at, group, dtype);
+        attend_group(j->s, dtype, item / j->kv_heads, j->heads, j->kv_heads, item % j->kv_heads, j->head_dim,
+                     (float)j->scale, own, own + 2 * group, own + group);
+        from_floats(j->out + at, own + group, group, dtype);
+    }
+}
+
+static int attend(context *c, int64_t heads, int64_t kv_heads, int64_t head_dim, double scale, const step *s,
+                  const void *query, void *out) {
+    if (reserve_own(c, 2 * (heads / kv_heads) * head_dim + most_keys(s) + LANES))
+        return -1;
+    attend_job j = {c, heads, kv_heads, head_dim, scale, s, query, out};
+    pool_run(c->threads, attend_work, &j);
+    return 0;
+}
+
+static int norm(context *c, int64_t rows, int64_t size, const void *x, const float *weight, double eps, void *out) {
+    if (reserve_own(c, size))
+        return -1;
+    float *own = c->own[0].memory;
+    for (int64_t row = 0; row < rows; row++) {
+        size_t at = row * size * size_of(c->dtype);
+        to_floats(own, (const char *)x + at, size, c->dtype);
+        norm_row(own, weight, eps, size, own);
+        from_floats((char *)out + at, own, size, c->dtype);
+    }
+    return 0;
+}
+
+/* The same with the weight in the context's type. */
+static int norm_as_given(context *c, int64_t rows, int64_t size, const void *x, const void *weight, double eps,
+                         void *out) {
+    float *factors = reserve(&c->buffers[SUMS], size * 4);
+    if (!factors)
+        return -1;
+    to_floats(factors, weight, size, c->dtype);
+    return norm(c, rows, size, x, factors, eps, out);
+}

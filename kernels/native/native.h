@@ -1,0 +1,109 @@
+/* What the operations are given. `native_library.py` declares the same structures; every number is a 64-bit integer, so that
+   no padding can differ. Rows are packed as in `RaggedRows`; its docstring says what each row sees. */
+#ifndef SPECDEC_NATIVE_H
+#define SPECDEC_NATIVE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "pool.h"
+
+enum { FLOAT32, BFLOAT16, FLOAT16 }; /* numbers in memory */
+
+enum { BLOCK = 16 }; /* columns of a weight that lie side by side */
+
+/* A weight `[columns, depth]` as blocks of 16 columns: `[blocks][depth][16]`, or for bfloat16
+   `[blocks][depth / 2][16][2]`, whose pairs are a 32-bit number each. `depth` is even and at least the `inputs` that
+   a row has; what is missing is zero. */
+typedef struct {
+    int64_t kind, columns, inputs, depth, blocks;
+    const void *weight;
+    const float *bias; /* [blocks * 16] or NULL */
+} matrix;
+
+typedef struct {
+    int64_t heads, kv_heads, head_dim, hidden, intermediate;
+    double eps;
+    const float *input_norm, *query_norm, *key_norm, *post_norm; /* all but the last may be NULL */
+    matrix qkv, output, gate_up, down; /* gate_up: blocks of gate and up in turn */
+} layer;
+
+/* The rows of a step, and one layer's cache `[slots, 2 * kv_heads, head_dim]`. */
+typedef struct {
+    int64_t rows, words, table_blocks, block_size, first;
+    const int64_t *slots, *request, *tables, *visible, *ancestors, *tree_starts, *lengths;
+    const void *cos, *sin; /* [rows, head_dim] */
+    void *kv;
+} step;
+
+/* What makes a head's first layer's input. */
+enum { WITHOUT_FEATURES, WITH_INPUT_PRODUCT, WITH_NORMS };
+
+/* A draft head. WITHOUT_FEATURES: layers over the embedding. WITH_INPUT_PRODUCT: `input` of embedding and feature side
+   by side. WITH_NORMS: both normed, side by side, beside the feature as residual. */
+typedef struct {
+    int64_t kind, hidden, layers, residual_is_normed, states_are_normed;
+    double eps;
+    const void *embedding;
+    const float *embed_norm, *state_norm, *norm; /* norm: before the output, or of the states; or NULL */
+    const layer *const *layer;
+    const int64_t *tokens; /* the output's, or NULL for all in order */
+    matrix input, output;
+} draft_head;
+
+enum { LARGEST_WIDTH = 64 };
+
+/* A search: `width` children of a node, `width` nodes expanded a level. Candidates of a level begin at `starts[level]`
+   in `tokens` and `values`; `best` is `[depth][rows][width]`, the candidates expanded. */
+typedef struct {
+    int64_t rows, width, depth, words, table_blocks, block_size, first, kv_bytes;
+    double least_reach;
+    const int64_t *slots, *tables, *base, *starts;
+    const void *states, *rotary; /* [rows, hidden] of the roots; [positions, 2, head_dim] */
+    void *kv; /* [layers] of `kv_bytes` */
+    const float *temperatures; /* [rows] or NULL */
+    const float *const *noise; /* [rows][depth] of all tokens each, or NULL; NULL for a row without */
+    int64_t *depths; /* [rows], lowered where `least_reach` is not reached; or NULL */
+    int64_t *tokens, *best, *levels;
+    float *values;
+} search;
+
+/* Memory of one call: each part is made as large as a call first needs it. */
+typedef struct {
+    void *memory;
+    size_t bytes;
+} buffer;
+
+enum {
+    STATES, INPUTS, QKV, MIXED, SUMS, ACTIVATED, /* of a layer */
+    PAIRS, SPARE, FRONTIER, ROTARY, BITS, NUMBERS, SCORES, /* of a search */
+    BUFFERS
+};
+
+typedef struct form form;
+
+typedef struct {
+    pool *threads;
+    const form *form;
+    int64_t dtype; /* of activations and cache */
+    buffer buffers[BUFFERS];
+    buffer *own; /* of each thread */
+} context;
+
+/* The operations as compiled for one kind of processor. Each returns 0, or -1 without memory. */
+struct form {
+    const char *name;
+    int (*product)(context *, const matrix *, int64_t rows, const void *x, void *out);
+    int (*run_layer)(context *, const layer *, const step *, const void *x, const void *residual, void *out);
+    int (*attend)(context *, int64_t heads, int64_t kv_heads, int64_t head_dim, double scale, const step *,
+                  const void *query, void *out);
+    int (*norm)(context *, int64_t rows, int64_t size, const void *x, const void *weight, double eps, void *out);
+    int (*run_search)(context *, const draft_head *, const search *);
+};
+
+extern const form portable_form, avx2_form, avx512_form;
+
+/* The buffer's memory, of at least `bytes`, or NULL. */
+void *reserve(buffer *, size_t bytes);
+
+#endif

@@ -1,0 +1,180 @@
+/* Products of rows with a weight. Every output is one chain of additions over the depth, in order, whatever tile the
+   row is in: so a row's result is the same bits alone and among others. */
+
+/* How a weight's numbers meet the rows: as floats, or as pairs of bfloat16 that the processor multiplies. */
+enum { AS_FLOAT32, AS_BFLOAT16, AS_FLOAT16, AS_PAIRS };
+
+enum {
+    PARTS = BLOCK / LANES, /* vectors of a block */
+    MOST_BLOCKS = 4, /* side by side */
+#if defined(FORM_AVX512)
+    MOST_ROWS = 8,
+#elif defined(FORM_AVX2)
+    MOST_ROWS = 6,
+#else
+    MOST_ROWS = 3,
+#endif
+};
+
+/* Where a product's rows come from and go to. */
+typedef struct {
+    const matrix *weight;
+    const char *x; /* rows of floats, or of bfloat16 for AS_PAIRS */
+    size_t x_stride; /* bytes */
+    float *out;
+    int64_t out_stride; /* floats */
+    int64_t first_column; /* the weight's column that `out` begins with */
+    const float *residual; /* added to the result, where not NULL: rows of `residual_stride` floats, all columns */
+    int64_t residual_stride;
+    int64_t rows;
+} product;
+
+INLINE int way_of(const matrix *weight, int dtype) {
+#if defined(FORM_AVX512)
+    if (weight->kind == BFLOAT16 && dtype == BFLOAT16)
+        return AS_PAIRS;
+#else
+    (void)dtype;
+#endif
+    return weight->kind;
+}
+
+INLINE float x_at(const product *p, int64_t row, int64_t k) { return ((const float *)(p->x + row * p->x_stride))[k]; }
+
+/* Multiply `rows` rows from `row` on with `blocks` blocks of the weight from `block` on. All sizes are constants where
+   this is inlined. */
+INLINE void multiply_tile(const product *p, int way, int rows, int blocks, int64_t row, int64_t block) {
+    const matrix *m = p->weight;
+    const int64_t depth = m->depth;
+    const size_t block_bytes = (size_t)depth * BLOCK * (way == AS_FLOAT32 ? 4 : 2);
+    const char *weight = (const char *)m->weight + block * block_bytes;
+    vf sum[MOST_ROWS][MOST_BLOCKS * PARTS];
+    UNROLLED
+    for (int r = 0; r < rows; r++)
+        UNROLLED
+        for (int v = 0; v < blocks * PARTS; v++)
+            sum[r][v] = splat(0);
+    if (way == AS_PAIRS) {
+#if defined(FORM_AVX512)
+        for (int64_t k = 0; k < depth; k += 2)
+            UNROLLED
+            for (int b = 0; b < blocks; b++) {
+                __m512bh w = (__m512bh)_mm512_loadu_si512(weight + b * block_bytes + k * 32);
+                UNROLLED
+                for (int r = 0; r < rows; r++) {
+                    int32_t pair;
+                    memcpy(&pair, p->x + (row + r) * p->x_stride + 2 * k, 4);
+                    sum[r][b] = (vf)_mm512_dpbf16_ps((__m512)sum[r][b], w, (__m512bh)_mm512_set1_epi32(pair));
+                }
+            }
+#endif
+    } else if (way == AS_BFLOAT16) {
+        for (int64_t k = 0; k < depth; k += 2)
+            UNROLLED
+            for (int half = 0; half < 2; half++)
+                UNROLLED
+                for (int v = 0; v < blocks * PARTS; v++) {
+                    vu pairs = load_bits(weight + v / PARTS * block_bytes + k * 32 + v % PARTS * 4 * LANES);
+                    vf w = (vf)(half ? pairs & 0xffff0000u : pairs << 16);
+                    UNROLLED
+                    for (int r = 0; r < rows; r++)
+                        sum[r][v] = fma_(w, splat(x_at(p, row + r, k + half)), sum[r][v]);
+                }
+    } else {
+        const size_t size = way == AS_FLOAT32 ? 4 : 2;
+        for (int64_t k = 0; k < depth; k++)
+            UNROLLED
+            for (int v = 0; v < blocks * PARTS; v++) {
+                vf w = load_as(weight + v / PARTS * block_bytes + (k * BLOCK + v % PARTS * LANES) * size, way);
+                UNROLLED
+                for (int r = 0; r < rows; r++)
+                    sum[r][v] = fma_(w, splat(x_at(p, row + r, k)), sum[r][v]);
+            }
+    }
+    UNROLLED
+    for (int r = 0; r < rows; r++)
+        UNROLLED
+        for (int v = 0; v < blocks * PARTS; v++) {
+            int64_t column = block * BLOCK + v * LANES;
+            vf value = sum[r][v];
+            if (m->bias)
+                value += load(m->bias + column);
+            if (p->residual)
+                value += load(p->residual + (row + r) * p->residual_stride + column);
+            store(p->out + (row + r) * p->out_stride + column - p->first_column, value);
+        }
+}
+
+/* One row tile by all blocks of a range, several side by side where few rows leave registers for them. */
+INLINE void multiply_rows(const product *p, int way, int rows, int64_t row, int64_t begin, int64_t end) {
+    const int side_by_side = LANES == 4 ? 1 : LANES == 8 ? (rows > 3 ? 1 : 2) : (rows > 4 ? 2 : 4);
+    int64_t block = begin;
+    for (; block + side_by_side <= end; block += side_by_side)
+        multiply_tile(p, way, rows, side_by_side, row, block);
+    for (; block < end; block++)
+        multiply_tile(p, way, rows, 1, row, block);
+}
+
+#define FOR_ROWS(way)                                                                                                  \
+    static void multiply_##way(const product *p, int rows, int64_t row, int64_t begin, int64_t end) {                  \
+        switch (rows) {                                                                                                \
+        case 1: multiply_rows(p, way, 1, row, begin, end); break;                                                      \
+        case 2: multiply_rows(p, way, 2, row, begin, end); break;                                                      \
+        case 3: multiply_rows(p, way, 3, row, begin, end); break;                                                      \
+        case 4: multiply_rows(p, way, MOST_ROWS < 4 ? 1 : 4, row, begin, end); break;                                  \
+        case 5: multiply_rows(p, way, MOST_ROWS < 5 ? 1 : 5, row, begin, end); break;                                  \
+        case 6: multiply_rows(p, way, MOST_ROWS < 6 ? 1 : 6, row, begin, end); break;                                  \
+        case 7: multiply_rows(p, way, MOST_ROWS < 7 ? 1 : 7, row, begin, end); break;                                  \
+        default: multiply_rows(p, way, MOST_ROWS, row, begin, end);                                                    \
+        }                                                                                                              \
+    }
+FOR_ROWS(AS_FLOAT32)
+FOR_ROWS(AS_BFLOAT16)
+FOR_ROWS(AS_FLOAT16)
+#if defined(FORM_AVX512)
+FOR_ROWS(AS_PAIRS)
+#endif
+#undef FOR_ROWS
+
+/* Multiply all rows with the blocks `begin` to `end`; few blocks at a time, so that those stay in the cache. */
+static void multiply(const product *p, int way, int64_t begin, int64_t end) {
+    const int64_t tiles = (p->rows + MOST_ROWS - 1) / MOST_ROWS;
+    const int64_t step = tiles == 1 ? end - begin : 4;
+    for (int64_t block = begin; block < end; block += step) {
+        int64_t last = block + step < end ? block + step : end;
+        for (int64_t tile = 0; tile < tiles; tile++) {
+            int64_t row = p->rows * tile / tiles;
+            int rows = (int)(p->rows * (tile + 1) / tiles - row);
+            switch (way) {
+            case AS_FLOAT32: multiply_AS_FLOAT32(p, rows, row, block, last); break;
+            case AS_BFLOAT16: multiply_AS_BFLOAT16(p, rows, row, block, last); break;
+            case AS_FLOAT16: multiply_AS_FLOAT16(p, rows, row, block, last); break;
+#if defined(FORM_AVX512)
+            case AS_PAIRS: multiply_AS_PAIRS(p, rows, row, block, last); break;
+#endif
+            }
+        }
+    }
+}
+
+/* The share of `blocks` that a thread multiplies, in whole groups of `group`. */
+INLINE void share_of(pool *threads, int thread, int64_t blocks, int64_t group, int64_t *begin, int64_t *end) {
+    int64_t groups = (blocks + group - 1) / group, count = pool_threads(threads);
+    *begin = groups * thread / count * group;
+    *end = groups * (thread + 1) / count * group;
+    if (*end > blocks)
+        *end = blocks;
+}
+
+/* Bytes of a row of inputs to a weight. */
+INLINE size_t input_stride(const matrix *weight, int dtype) {
+    return weight->depth * (way_of(weight, dtype) == AS_PAIRS ? 2 : 4);
+}
+
+/* Write a row of floats as inputs to a weight. */
+INLINE void put_inputs(const matrix *weight, int dtype, void *to, const float *from, int64_t count) {
+    int kind = way_of(weight, dtype) == AS_PAIRS ? BFLOAT16 : FLOAT32;
+    from_floats(to, from, count, kind);
+    if (weight->depth > count)
+        memset((char *)to + count * size_of(kind), 0, (weight->depth - count) * size_of(kind));
+}

@@ -1,0 +1,161 @@
+"""The compiled library for CPUs: where it lies, what it is given, and its calls."""
+
+import ctypes
+import os
+from ctypes import POINTER, Structure, c_char_p, c_double, c_int, c_int64, c_void_p
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+# Columns of a weight that lie side by side.
+BLOCK = 16
+NOT_BUILT = "the native kernels are not built: install a C compiler (gcc or clang), and specdec once more"
+
+
+def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names.split()]
+
+
+class MatrixFields(Structure):
+    """`matrix` of native.h."""
+
+    _fields_ = [*_fields(c_int64, "kind columns inputs depth blocks"), *_fields(c_void_p, "weight bias")]
+
+
+class LayerFields(Structure):
+    """`layer` of native.h."""
+
+    _fields_ = [
+        *_fields(c_int64, "heads kv_heads head_dim hidden intermediate"),
+        ("eps", c_double),
+        *_fields(c_void_p, "input_norm query_norm key_norm post_norm"),
+        *_fields(MatrixFields, "qkv output gate_up down"),
+    ]
+
+
+class StepFields(Structure):
+    """`step` of native.h."""
+
+    _fields_ = [
+        *_fields(c_int64, "rows words table_blocks block_size first"),
+        *_fields(c_void_p, "slots request tables visible ancestors tree_starts lengths cos sin kv"),
+    ]
+
+
+class HeadFields(Structure):
+    """`draft_head` of native.h."""
+
+    _fields_ = [
+        *_fields(c_int64, "kind hidden layers residual_is_normed states_are_normed"),
+        ("eps", c_double),
+        *_fields(c_void_p, "embedding embed_norm state_norm norm layer tokens"),
+        *_fields(MatrixFields, "input output"),
+    ]
+
+
+class SearchFields(Structure):
+    """`search` of native.h."""
+
+    _fields_ = [
+        *_fields(c_int64, "rows width depth words table_blocks block_size first kv_bytes"),
+        ("least_reach", c_double),
+        *_fields(
+            c_void_p, "slots tables base starts states rotary kv temperatures noise depths tokens best levels values"
+        ),
+    ]
+
+
+_CALLS: dict[str, tuple[Any, list[Any]]] = {
+    "open": (c_void_p, [c_char_p, c_int64, c_int64]),
+    "close": (None, [c_void_p]),
+    "form": (c_char_p, [c_void_p]),
+    "product": (c_int, [c_void_p, POINTER(MatrixFields), c_int64, c_void_p, c_void_p]),
+    "layer": (c_int, [c_void_p, POINTER(LayerFields), POINTER(StepFields), c_void_p, c_void_p, c_void_p]),
+    "attend": (
+        c_int,
+        [c_void_p, c_int64, c_int64, c_int64, c_double, POINTER(StepFields), c_void_p, c_void_p],
+    ),
+    "search": (c_int, [c_void_p, POINTER(HeadFields), POINTER(SearchFields)]),
+    "norm": (c_int, [c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_double, c_void_p]),
+}
+
+
+def library_file() -> Path | None:
+    """Return the file of the compiled library, None where it has not been built.
+
+    The environment's SPECDEC_NATIVE_LIBRARY names another one, such as one built with sanitizers.
+    """
+    named = os.environ.get("SPECDEC_NATIVE_LIBRARY")
+    if named:
+        return Path(named)
+    return next(iter(sorted((Path(__file__).parent / "native").glob("_library*.so"))), None)
+
+
+class Library:
+    """A context of the compiled library: its threads, and memory between the parts of a layer.
+
+    Args:
+        form: "portable", "avx2" or "avx512"; "" for the fastest that the processor has.
+        threads: number of threads, the caller's included; the others sleep while nothing is asked.
+        dtype: of activations and cache.
+
+    Attributes:
+        form: the form in use.
+
+    Raises:
+        ValueError: the library is not built, or the processor does not have the form.
+    """
+
+    def __init__(self, threads: int, dtype: torch.dtype, form: str = "") -> None:
+        file = library_file()
+        if file is None:
+            raise ValueError(f"{NOT_BUILT}, or use kernels 'torch'")
+        library = ctypes.CDLL(str(file))
+        self._calls = {}
+        for name, (result, arguments) in _CALLS.items():
+            call = getattr(library, f"specdec_{name}")
+            call.restype, call.argtypes = result, arguments
+            self._calls[name] = call
+        self.dtype, self.threads = dtype, threads
+        self._context = self._calls["open"](form.encode(), threads, KINDS[dtype])
+        if not self._context:
+            raise ValueError(f"the native kernels' form {form!r} does not run on this processor, or memory is short")
+        self.form: str = self._calls["form"](self._context).decode()
+        self._product, self._layer = self._calls["product"], self._calls["layer"]
+        self._attend, self._norm, self._search = (self._calls[name] for name in ("attend", "norm", "search"))
+
+    def __del__(self) -> None:
+        if getattr(self, "_context", None):
+            self._calls["close"](self._context)
+            self._context = None
+
+    def product(self, matrix: MatrixFields, x: Tensor, out: Tensor) -> None:
+        """Multiply `x` `[rows, inputs]`, contiguous, with a packed weight into `out` `[rows, columns]`."""
+        _check(self._product(self._context, matrix, x.shape[0], x.data_ptr(), out.data_ptr()))
+
+    def layer(self, layer: LayerFields, step: StepFields, x: Tensor | None, residual: Tensor, out: Tensor) -> None:
+        """Run a decoder layer into `out`; see `FusedLayer`."""
+        inputs = None if x is None else x.data_ptr()
+        _check(self._layer(self._context, layer, step, inputs, residual.data_ptr(), out.data_ptr()))
+
+    def attend(self, step: StepFields, kv_heads: int, scale: float, query: Tensor, out: Tensor) -> None:
+        """Attend with `query` `[rows, heads, head_dim]`, contiguous."""
+        _, heads, dim = query.shape
+        _check(self._attend(self._context, heads, kv_heads, dim, scale, step, query.data_ptr(), out.data_ptr()))
+
+    def search(self, head: HeadFields, search: SearchFields) -> None:
+        """Search draft trees; the arrays that `search` names are written."""
+        _check(self._search(self._context, head, search))
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+        """Norm the last dimension of `x`, contiguous, with a float32 weight."""
+        size = x.shape[-1]
+        _check(self._norm(self._context, x.numel() // size, size, x.data_ptr(), weight.data_ptr(), eps, out.data_ptr()))
+
+
+def _check(failed: int) -> None:
+    if failed:
+        raise MemoryError("no memory for the arrays of a layer; lower max_num_batched_tokens")

@@ -1,0 +1,200 @@
+"""The operations of a step on a CPU by the compiled library."""
+
+from collections.abc import Sequence
+from ctypes import addressof
+
+import torch
+from torch import Tensor
+
+from specdec.kernels.integers import ceil_div
+from specdec.kernels.native_library import BLOCK, KINDS, LayerFields, Library, MatrixFields, StepFields
+from specdec.kernels.ragged_rows import RaggedRows
+from specdec.kernels.types import LayerWeights
+
+
+class NativeProjection:
+    """`x @ weight.T + bias` with the weight packed for the library.
+
+    A float32 weight whose numbers are all bfloat16's or float16's, as in most checkpoints, is kept as such: the product
+    is the same, and half as much is read.
+
+    Args:
+        weight: `[out_features, in_features]`.
+        bias: `[out_features]` or None.
+        order: int64 `[columns]`, the weight's row that each packed column holds, -1 for none; None for all in order.
+        depth: packed inputs, of which those behind `in_features` count nothing; None for as many as needed.
+    """
+
+    keeps_weight = False
+
+    def __init__(
+        self,
+        library: Library,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        order: Tensor | None = None,
+        depth: int | None = None,
+    ) -> None:
+        self.library, self.weight, self.bias = library, weight, bias
+        self.size, inputs = weight.shape
+        kind = _exact_kind(weight, library.dtype)
+        depth = ceil_div(inputs, 2) * 2 if depth is None else depth
+        if order is None:
+            order = torch.arange(self.size)
+        order = torch.cat([order, order.new_full((-len(order) % BLOCK,), -1)])
+        self._packed = _packed(weight.detach(), order, depth, kind)
+        self._bias = None
+        if bias is not None:
+            self._bias = torch.where(order >= 0, bias.detach().float()[order.clamp_min(0)], 0.0).contiguous()
+        self.fields = MatrixFields(
+            KINDS[kind],
+            self.size,
+            inputs,
+            depth,
+            len(order) // BLOCK,
+            self._packed.data_ptr(),
+            None if self._bias is None else self._bias.data_ptr(),
+        )
+
+    def like(self, weight: Tensor) -> "NativeProjection":
+        """Return the product with another weight in this form."""
+        return NativeProjection(self.library, weight)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Multiply: `[rows, in_features]` to `[rows, out_features]`."""
+        out = x.new_empty(x.shape[0], self.size)
+        if x.shape[0]:
+            self.library.product(self.fields, x.contiguous(), out)
+        return out
+
+
+def _exact_kind(weight: Tensor, dtype: torch.dtype) -> torch.dtype:
+    """Return the smallest dtype that holds every number of a weight as it is in `dtype`."""
+    if dtype != torch.float32:
+        return dtype
+    for kind in (torch.bfloat16, torch.float16):
+        if all(torch.equal(part, part.to(kind).to(dtype)) for part in torch.split(weight, 4096)):
+            return kind
+    return dtype
+
+
+def _packed(weight: Tensor, order: Tensor, depth: int, kind: torch.dtype) -> Tensor:
+    """Return `[blocks, depth, 16]`, or in bfloat16 `[blocks, depth / 2, 16, 2]`."""
+    blocks, inputs = len(order) // BLOCK, weight.shape[1]
+    pairs = 2 if kind == torch.bfloat16 else 1
+    packed = torch.zeros(blocks, depth // pairs, BLOCK, pairs, dtype=kind)
+    for block, rows in enumerate(order.view(blocks, BLOCK)):
+        real = (rows >= 0).nonzero().flatten()
+        columns = torch.zeros(BLOCK, depth, dtype=kind)
+        columns[real, :inputs] = weight[rows[real]].to(kind)
+        packed[block] = columns.view(BLOCK, depth // pairs, pairs).transpose(0, 1)
+    return packed
+
+
+class NativeLayer:
+    """A decoder layer in one call."""
+
+    def __init__(self, library: Library, weights: LayerWeights) -> None:
+        self.library, self.hidden = library, weights.output[0].shape[0]
+        intermediate = weights.down[0].shape[1]
+        width = ceil_div(intermediate, BLOCK) * BLOCK
+        # Blocks of gate and up in turn.
+        columns = torch.arange(width)
+        gate = torch.where(columns < intermediate, columns, -1).view(-1, 1, BLOCK)
+        up = torch.where(gate >= 0, gate + intermediate, -1)
+        order = torch.cat([gate, up], 1).flatten()
+        qkv, output = NativeProjection(library, *weights.qkv), NativeProjection(library, *weights.output)
+        gate_up = NativeProjection(library, *weights.gate_up, order=order)
+        down = NativeProjection(library, *weights.down, depth=width)
+        norms = [
+            None if norm is None else norm.detach().float().contiguous()
+            for norm in (weights.input_norm, weights.query_norm, weights.key_norm, weights.post_norm)
+        ]
+        self._kept = (qkv, output, gate_up, down, norms)
+        self.fields = LayerFields(
+            weights.heads,
+            weights.kv_heads,
+            weights.head_dim,
+            self.hidden,
+            intermediate,
+            weights.eps,
+            *(None if norm is None else norm.data_ptr() for norm in norms),
+            qkv.fields,
+            output.fields,
+            gate_up.fields,
+            down.fields,
+        )
+
+    @property
+    def address(self) -> int:
+        """Where `fields` lie."""
+        return addressof(self.fields)
+
+    def __call__(
+        self, x: Tensor | None, residual: Tensor, cos: Tensor, sin: Tensor, kv: Tensor, slots: Tensor, rows: RaggedRows
+    ) -> Tensor:
+        step = step_of(rows)
+        fields = step.fields
+        fields.slots, fields.kv = slots.data_ptr(), kv.data_ptr()
+        cos, sin = cos.contiguous(), sin.contiguous()
+        fields.cos, fields.sin = cos.data_ptr(), sin.data_ptr()
+        out = torch.empty_like(residual)
+        self.library.layer(self.fields, fields, x, residual, out)
+        return out
+
+
+class Step:
+    """The rows of a step as the library reads them."""
+
+    def __init__(self, rows: RaggedRows) -> None:
+        def numbers(values: Sequence[int]) -> Tensor:
+            return torch.tensor(values, dtype=torch.int64)
+
+        request = [r for r, count in enumerate(rows.query_lens) for _ in range(count)]
+        self.tensors = [
+            numbers(request),
+            rows.block_tables.contiguous(),
+            rows.visible.contiguous(),
+            rows.ancestors.contiguous(),
+            numbers(rows.tree_starts),
+            numbers(rows.lengths),
+        ]
+        self.fields = StepFields(
+            len(request),
+            rows.ancestors.shape[1],
+            rows.block_tables.shape[1],
+            rows.block_size,
+            rows.first,
+            None,
+            *(tensor.data_ptr() for tensor in self.tensors),
+        )
+
+
+def step_of(rows: RaggedRows) -> Step:
+    """Return a step's rows for the library; made once a step."""
+    step: Step | None = rows.plans.get("native")
+    if step is None:
+        step = rows.plans["native"] = Step(rows)
+    return step
+
+
+class NativeOperations:
+    """Operations of the kernel set that take tensors alone."""
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+
+    def tree_attention(self, query: Tensor, kv: Tensor, rows: RaggedRows, scale: float) -> Tensor:
+        """See `specdec.kernels.tree_attention`."""
+        query, step = query.contiguous(), step_of(rows)
+        step.fields.kv = kv.data_ptr()
+        out = torch.empty_like(query)
+        self.library.attend(step.fields, kv.shape[1] // 2, scale, query, out)
+        return out
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See `specdec.kernels.elementwise_reference.rms_norm`."""
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        self.library.norm(x, weight, eps, out)
+        return out

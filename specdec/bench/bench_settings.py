@@ -1,0 +1,76 @@
+"""Settings of a benchmark. Pure Python, so that the command line shows them without waiting for torch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from specdec.kernels.settings import check_settings, setting
+
+
+@dataclass(frozen=True)
+class BenchSettings:
+    """Settings of every benchmark, each with its help text."""
+
+    draft: Sequence[str] = setting(
+        (),
+        "A mode to measure beside plain decoding, with settings of its own (eagle:nodes=16,verify=rejection); "
+        "repeatable; eagle (the demo's head), ngram, or the folder of a head or small model.",
+        metavar="SOURCE[:KEY=VALUE,...]",
+        shown_default="SPECDEC_DRAFT, else eagle for the demo model, none for others",
+    )
+    dataset: str = setting(
+        "demo",
+        "demo, or a JSONL file: prompt, messages, conversation or turns (its first, as in Spec-Bench) in each line; "
+        "a category gives figures per category.",
+        metavar="demo|FILE",
+    )
+    num_prompts: int | None = setting(None, "Most prompts of each category.", least=1, shown_default="all")
+    output: Path | None = setting(
+        None, "JSON file to write, with hardware, versions and commit.", metavar="FILE", shown_default="none"
+    )
+    plot: Path | None = setting(
+        None, "PNG file to draw; needs matplotlib (the extra bench).", metavar="FILE", shown_default="none"
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        for name, ending in (("output", ".json"), ("plot", ".png")):
+            value = getattr(self, name)
+            if value is not None:
+                _check_file(name, Path(value), ending)
+                object.__setattr__(self, name, Path(value))
+        if self.plot is not None and find_spec("matplotlib") is None:
+            raise ValueError("--plot needs matplotlib, which is not installed; run: pip install 'specdec[bench]'")
+
+
+@dataclass(frozen=True)
+class LatencySettings(BenchSettings):
+    """Settings of a benchmark that measures time."""
+
+    peer: Sequence[str] = setting(
+        (),
+        "Another engine to measure on the same checkpoint and prompts, at temperature 0; repeatable; transformers, "
+        "llama.cpp, llama-server or vllm, with drafts if they are named (transformers:ngram).",
+        metavar="NAME[:DRAFT][:KEY=VALUE,...]",
+        shown_default="none",
+    )
+    rounds: int = setting(3, "Measured rounds; figures are medians over them.", least=1)
+    warmup_rounds: int = setting(1, "Rounds before them that are not measured.", least=0)
+
+
+@dataclass(frozen=True)
+class ThroughputSettings(LatencySettings):
+    """Settings of a benchmark with all prompts in one batch."""
+
+    request_rate: float | None = setting(
+        None, "Mean arrivals of prompts per second, by a Poisson process.", above=0, shown_default="all at once"
+    )
+
+
+def _check_file(name: str, file: Path, ending: str) -> None:
+    """Refuse a file that cannot be written, before anything is measured."""
+    if file.suffix.lower() != ending:
+        raise ValueError(f"{name} is {str(file)!r}; it must end with {ending}")
+    if not file.parent.is_dir():
+        raise ValueError(f"{name} is {str(file)!r}; its folder does not exist; make it first")

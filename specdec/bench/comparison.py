@@ -1,0 +1,202 @@
+"""A comparison of modes and peers on one dataset: what to run, and what came of it."""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Literal
+
+from specdec.bench.environment import environment
+from specdec.bench.figures import Figures, figures_of
+from specdec.bench.interleaved import Round, run_rounds
+from specdec.bench.mode import PLAIN, Mode
+from specdec.bench.peers import ADAPTERS, PeerMode, PeerSetup, load_peer
+from specdec.bench.prompt_file import GivenPrompt
+from specdec.bench.timed_run import Contender, EngineContender
+from specdec.config import default_shape
+from specdec.core.device import resolve_device
+from specdec.core.sampling_params import SamplingParams
+from specdec.engine.draft_loader import named_target
+from specdec.llm import LLM
+
+Kind = Literal["latency", "throughput", "acceptance"]
+# Room for prompts in a step of an acceptance run, beside whole trees of all rows.
+PROMPT_TOKENS = 1 << 14
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What to compare.
+
+    Attributes:
+        kind: one prompt at a time, all together, or all together with no regard to time.
+        dataset: where the prompts are from, for the report.
+        prompts: the prompts.
+        modes: modes of this engine; the first is plain decoding.
+        peers: other engines.
+        params: sampling parameters of every request.
+        model: checkpoint folder of the target, None for the demo's.
+        shape: bounds of draft trees that differ from the device's default.
+        settings: further keywords of `LLM`.
+        chat: whether plain text goes through the chat template; None if there is one.
+        rounds: measured rounds.
+        warmup: rounds before them.
+        request_rate: mean arrivals per second; None if all prompts arrive at once.
+    """
+
+    kind: Kind
+    dataset: str
+    prompts: Sequence[GivenPrompt]
+    modes: Sequence[Mode]
+    peers: Sequence[PeerMode]
+    params: SamplingParams
+    model: Path | None
+    shape: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    chat: bool | None = None
+    rounds: int = 3
+    warmup: int = 1
+    request_rate: float | None = None
+
+    @property
+    def num_runs(self) -> int:
+        """Number of runs of batches."""
+        batches = len(self.prompts) if self.kind == "latency" else 1
+        return (self.rounds + self.warmup) * batches * (len(self.modes) + len(self.peers))
+
+    def arrivals(self, number: int) -> list[float]:
+        """Return when the prompts arrive in a round: a Poisson process, the same for all contenders."""
+        assert self.request_rate is not None
+        chance = random.Random(number)
+        return list(accumulate(chance.expovariate(self.request_rate) for _ in self.prompts))
+
+
+@dataclass(frozen=True)
+class ModeResult:
+    """Results of one mode or peer.
+
+    Attributes:
+        label: how the user wrote it.
+        configuration: its settings, for the report.
+        figures: on all prompts.
+        categories: by category, where there are several.
+        tok_per_s: tokens per second of each round.
+    """
+
+    label: str
+    configuration: dict[str, Any]
+    figures: Figures
+    categories: dict[str, Figures]
+    tok_per_s: list[float]
+
+
+@dataclass(frozen=True)
+class Results:
+    """Results of a comparison, plain decoding first.
+
+    Attributes:
+        comparison: what was compared.
+        facts: circumstances of the run.
+        modes: one result each.
+    """
+
+    comparison: Comparison
+    facts: dict[str, Any]
+    modes: list[ModeResult]
+
+
+def compare(comparison: Comparison, advance: Callable[[], None] = lambda: None) -> Results:
+    """Load all contenders, run them interleaved, and return their figures.
+
+    Args:
+        advance: is called after every run of a batch.
+
+    Raises:
+        ValueError: a setting, a prompt or a peer that does not fit.
+    """
+    engines = {mode.label: _engine(comparison, mode) for mode in comparison.modes}
+    plain = engines[PLAIN]
+    inputs = [one.for_engine(plain, comparison.chat) for one in comparison.prompts]
+    prompts = [plain.new_group(each, comparison.params).prompt_token_ids for each in inputs]
+    contenders: dict[str, Contender] = {
+        label: EngineContender(llm, comparison.params) for label, llm in engines.items()
+    }
+    for peer in comparison.peers:
+        contenders[peer.label] = load_peer(peer.name, _peer_setup(comparison, peer, plain, max(map(len, prompts))))
+    batches = [[prompt] for prompt in prompts] if comparison.kind == "latency" else [prompts]
+    arrivals = comparison.arrivals if comparison.request_rate else None
+    measured = run_rounds(contenders, batches, comparison.rounds, comparison.warmup, arrivals, advance)
+    results = [_result(comparison, label, measured, engines.get(label)) for label in contenders]
+    packages = dict.fromkeys(ADAPTERS[peer.name].install for peer in comparison.peers)
+    facts = {**environment(*packages), "model": str(plain.config.model), "device": plain.config.device}
+    return Results(comparison, facts, results)
+
+
+def _engine(comparison: Comparison, mode: Mode) -> LLM:
+    # Rounds must not profit from each other.
+    settings = {"enable_prefix_caching": False, **comparison.settings, **mode.settings}
+    device = resolve_device(settings.get("device", "auto"))
+    shape = replace(default_shape(device.type), **{**comparison.shape, **mode.shape})
+    if comparison.kind == "acceptance":
+        # Every row's whole tree in every step, also beside prompts.
+        settings.setdefault("adaptive_drafts", False)
+        seats = settings.setdefault("max_num_seqs", 32)
+        settings.setdefault("max_num_batched_tokens", seats * (1 + shape.nodes) + PROMPT_TOKENS)
+    return LLM(comparison.model or _named_target(comparison.modes), mode.draft, shape=shape, **settings)
+
+
+def _named_target(modes: Sequence[Mode]) -> Path | None:
+    """Return the target that a head among the drafts names, which all modes share."""
+    folders = [Path(mode.draft) for mode in modes if mode.draft not in (None, "eagle", "ngram")]
+    return next((target for target in map(named_target, folders) if target), None)
+
+
+def _peer_setup(comparison: Comparison, peer: PeerMode, plain: LLM, longest: int) -> PeerSetup:
+    most = comparison.params.max_tokens
+    assert most is not None
+    return PeerSetup(
+        label=peer.label,
+        model=plain.config.model,
+        dtype=plain.config.dtype,
+        longest=longest + most,
+        max_tokens=most,
+        end_tokens=frozenset() if comparison.params.ignore_eos else plain.end_tokens,
+        draft=peer.draft,
+        settings=peer.settings,
+    )
+
+
+def _result(comparison: Comparison, label: str, measured: Mapping[str, Sequence[Round]], llm: LLM | None) -> ModeResult:
+    rounds, plain = measured[label], measured[PLAIN]
+    alone = comparison.kind == "latency"
+    # Tokens do not depend on drafts under the coupled rule; under the others only their distribution does not.
+    comparable = comparison.params.temperature == 0 or (llm is not None and llm.config.verify == "coupled")
+    places: dict[str, list[int]] = {}
+    for index, prompt in enumerate(comparison.prompts):
+        places.setdefault(prompt.category, []).append(index)
+
+    def figures(chosen: Sequence[int]) -> Figures:
+        found = figures_of(rounds, plain, chosen, alone, comparable)
+        # A peer's step is no multiple of a step of this engine.
+        return found if llm else replace(found, cost=None)
+
+    return ModeResult(
+        label=label,
+        configuration=_configuration(llm) if llm else {},
+        figures=figures(range(len(comparison.prompts))),
+        categories={name or "none": figures(chosen) for name, chosen in places.items()} if len(places) > 1 else {},
+        tok_per_s=[one.tok_per_s for one in rounds],
+    )
+
+
+def _configuration(llm: LLM) -> dict[str, Any]:
+    config = llm.config
+    return {
+        "draft": str(config.draft) if config.draft else None,
+        "dtype": config.dtype,
+        "kernels": llm.engine.cache.kernels.name,
+        "verify": config.verify,
+        "adaptive_drafts": config.scheduler.adaptive_drafts,
+        "shape": vars(config.shape) if config.draft else None,
+    }

@@ -1,0 +1,162 @@
+"""Other engines in a comparison, each behind an adapter that is imported when it is asked for. Pure Python."""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specdec.bench.mode import check_labels, split_settings
+
+if TYPE_CHECKING:
+    from specdec.bench.timed_run import Contender
+
+
+@dataclass(frozen=True)
+class PeerMode:
+    """Another engine in a comparison, and how it drafts.
+
+    Attributes:
+        label: how the user wrote it.
+        name: the peer.
+        draft: source of its drafts; None for plain decoding.
+        settings: settings of its adapter.
+    """
+
+    label: str
+    name: str
+    draft: str | None
+    settings: dict[str, str]
+
+
+@dataclass(frozen=True)
+class PeerSetup:
+    """What a peer is to do.
+
+    Attributes:
+        label: how the user wrote it, for messages.
+        model: checkpoint folder of the target.
+        dtype: of its weights, such as "float32".
+        longest: tokens of the longest request, prompt included.
+        max_tokens: tokens to generate per prompt.
+        end_tokens: tokens after which an answer ends.
+        draft: source of drafts, None for plain decoding.
+        settings: settings of the adapter, by name.
+    """
+
+    label: str
+    model: Path
+    dtype: str
+    longest: int
+    max_tokens: int
+    end_tokens: frozenset[int]
+    draft: str | None
+    settings: Mapping[str, str]
+
+    def number(self, name: str, default: int) -> int:
+        """Return a setting that is a number of at least 1.
+
+        Raises:
+            ValueError: it is none.
+        """
+        value = self.settings.get(name, str(default))
+        if not value.isdecimal() or int(value) < 1:
+            raise ValueError(f"--peer {self.label!r}: {name} is {value!r}; it must be a whole number of at least 1")
+        return int(value)
+
+    def file(self, name: str, content: str) -> Path:
+        """Return a setting that names a file.
+
+        Args:
+            content: what the file is, for the message.
+
+        Raises:
+            ValueError: none is named, or it is not there.
+        """
+        value = self.settings.get(name)
+        if value is None:
+            raise ValueError(f"--peer {self.label!r}: needs {content}; write {self.label}:{name}=FILE")
+        if not Path(value).is_file():
+            raise ValueError(f"--peer {self.label!r}: {value}: no such file")
+        return Path(value)
+
+    def cut(self, tokens: list[int]) -> list[int]:
+        """Return an answer up to its end token, and no longer than asked for."""
+        tokens = tokens[: self.max_tokens]
+        end = next((place for place, token in enumerate(tokens, 1) if token in self.end_tokens), len(tokens))
+        return tokens[:end]
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """Where a peer is, and what it needs.
+
+    Attributes:
+        module: our module; it has a function `load(PeerSetup) -> Contender`.
+        settings: names of the adapter's settings.
+        package: what the peer is imported as, None for a program.
+        install: how its package is called for pip, or its program.
+    """
+
+    module: str
+    settings: tuple[str, ...]
+    package: str | None
+    install: str
+
+    @property
+    def remedy(self) -> str | None:
+        """What to do where the peer is not installed; None where it is."""
+        if self.package is None:
+            if shutil.which(self.install):
+                return None
+            return f"{self.install} is not on the PATH; build it from llama.cpp's source"
+        if find_spec(self.package):
+            return None
+        return f"{self.install} is not installed; run: pip install {self.install}"
+
+
+LLAMA_SERVER = "llama-server"
+GGUF = "the target as GGUF, made by llama.cpp's convert_hf_to_gguf.py"
+ADAPTERS = {
+    "transformers": Adapter("specdec.bench.transformers_peer", ("batch", "tokens"), "transformers", "transformers"),
+    "llama.cpp": Adapter("specdec.bench.llama_cpp_peer", ("batch", "tokens", "gguf"), "llama_cpp", "llama-cpp-python"),
+    LLAMA_SERVER: Adapter("specdec.bench.llama_server_peer", ("batch", "tokens", "gguf", "type"), None, LLAMA_SERVER),
+    "vllm": Adapter("specdec.bench.vllm_peer", ("batch", "tokens"), "vllm", "vllm"),
+}
+
+
+def parse_peers(peers: Sequence[str]) -> list[PeerMode]:
+    """Return the peers of a comparison, refusing mistakes before anything is loaded.
+
+    Raises:
+        ValueError: a peer that is unknown, given twice, or not installed, with what to install; or a setting that its
+            adapter does not have.
+    """
+    modes = []
+    for text in peers:
+        head, settings = split_settings(text, "--peer")
+        name, _, draft = head.partition(":")
+        if name not in ADAPTERS:
+            raise ValueError(f"--peer is {text!r}; it must begin with one of {', '.join(ADAPTERS)}")
+        adapter = ADAPTERS[name]
+        if unknown := next((key for key in settings if key not in adapter.settings), None):
+            raise ValueError(
+                f"--peer {text!r}: no setting is called {unknown!r}; it must be one of {', '.join(adapter.settings)}"
+            )
+        if adapter.remedy:
+            raise ValueError(f"--peer {text!r}: {adapter.remedy}")
+        modes.append(PeerMode(text, name, draft or None, settings))
+    check_labels([mode.label for mode in modes], "--peer")
+    return modes
+
+
+def load_peer(name: str, setup: PeerSetup) -> "Contender":
+    """Return a peer with its model loaded.
+
+    Raises:
+        ValueError: what it cannot do, or what is missing.
+    """
+    contender: Contender = import_module(ADAPTERS[name].module).load(setup)
+    return contender

@@ -1,0 +1,113 @@
+"""Prompts of a JSONL file: the formats of `specdec generate`, of chat data, and of Spec-Bench."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from specdec.kernels.settings import check_text
+
+if TYPE_CHECKING:
+    from specdec.llm import LLM
+
+
+class GivenPrompt(NamedTuple):
+    """A prompt as the user gave it.
+
+    Attributes:
+        text: the prompt's text; of a conversation, its last message.
+        messages: the conversation, None for plain text.
+        category: its kind of text, for figures per category; empty if none is given.
+    """
+
+    text: str
+    messages: list[dict[str, str]] | None = None
+    category: str = ""
+
+    def for_engine(self, llm: "LLM", chat: bool | None) -> str | list[int]:
+        """Return the prompt as `llm` takes it.
+
+        Args:
+            chat: whether plain text goes through the chat template; None if there is one.
+
+        Raises:
+            ValueError: the chat template is needed but missing.
+        """
+        if chat is None:
+            chat = llm.tokenizer is not None and llm.tokenizer.has_chat_template
+        if self.messages is None and not chat:
+            return self.text
+        return llm.chat_prompt(self.messages or [{"role": "user", "content": self.text}])
+
+
+def read_prompt_file(file: Path, raw: bool, option: str) -> list[GivenPrompt]:
+    """Read the prompts of a file; at least one, none empty.
+
+    Args:
+        file: JSONL with `prompt`, `messages`, `conversation` or `turns` (of which the first is taken) in each line;
+            `category` is optional.
+        raw: refuse conversations, because they need a chat template.
+        option: the command's option that names the file.
+
+    Raises:
+        ValueError: no usable prompt; names the place and the remedy.
+    """
+    try:
+        lines = file.read_text(encoding="utf-8-sig").split("\n")
+    except FileNotFoundError:
+        raise ValueError(f"{option} {file}: no such file") from None
+    except OSError as error:
+        raise ValueError(f"{option} {file}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{option} {file}: not UTF-8 text: {error}") from None
+    prompts = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                prompts.append(_parse(line, raw))
+            except ValueError as error:
+                raise ValueError(f"{file}, line {number}: {error}") from None
+    if not prompts:
+        raise ValueError(f"{option} {file}: the file is empty; give one JSON object a line")
+    return prompts
+
+
+def _parse(line: str, raw: bool) -> GivenPrompt:
+    try:
+        value = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not valid JSON: {error.msg} at column {error.colno}") from None
+    except RecursionError:
+        raise ValueError("not a prompt: brackets nested too deeply") from None
+    if not isinstance(value, dict):
+        raise ValueError('not a JSON object; write it as {"prompt": "..."}')
+    messages = None
+    if "prompt" in value:
+        text = value["prompt"]
+        if not isinstance(text, str):
+            raise ValueError(f"prompt is {text!r}; it must be a string")
+    elif key := next((key for key in ("messages", "conversation") if key in value), None):
+        if raw:
+            raise ValueError("messages need the chat template; leave out --raw, or give prompt")
+        messages = _messages(key, value[key])
+        text = messages[-1]["content"]
+    elif "turns" in value:
+        turns = value["turns"]
+        if not (isinstance(turns, list) and turns and isinstance(turns[0], str)):
+            raise ValueError(f"turns is {turns!r}; it must be a list of strings")
+        text = turns[0]
+    else:
+        raise ValueError("neither prompt nor messages nor turns nor conversation; give one of them")
+    if not text.strip():
+        raise ValueError("the prompt is empty; give at least one word")
+    for each in [text, *(part for message in messages or () for part in message.values())]:
+        check_text("the prompt", each)
+    return GivenPrompt(text, messages, str(value.get("category") or ""))
+
+
+def _messages(key: str, value: Any) -> list[dict[str, str]]:
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"{key} is {value!r}; it must be a list of at least one message")
+    for message in value:
+        if not (isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))):
+            raise ValueError(f"message {message!r} must be an object with the strings role and content")
+    return [{"role": message["role"], "content": message["content"]} for message in value]

@@ -1,0 +1,108 @@
+"""One timed run of requests on one engine."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from specdec.core.outputs import SpeculationStats
+from specdec.core.request import Request
+from specdec.core.sampling_params import SamplingParams
+from specdec.llm import LLM
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Answer to one prompt.
+
+    Attributes:
+        token_ids: the generated tokens.
+        first: seconds from the prompt's arrival to the first token.
+        seconds: seconds from its arrival to the last token.
+        stats: speculation figures; no steps where the engine does not tell them.
+    """
+
+    token_ids: list[int]
+    first: float
+    seconds: float
+    stats: SpeculationStats = field(default_factory=SpeculationStats)
+
+
+@dataclass(frozen=True)
+class TimedRun:
+    """Answers in the order of the prompts, and the seconds until the last one ended."""
+
+    samples: list[Sample]
+    seconds: float
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(sample.token_ids) for sample in self.samples)
+
+
+class Contender(Protocol):
+    """An engine of a comparison."""
+
+    def run(self, prompts: Sequence[list[int]], arrivals: Sequence[float] | None = None) -> TimedRun:
+        """Answer prompts.
+
+        Args:
+            prompts: one, or several that run together.
+            arrivals: when each arrives, in ascending seconds from the start; None for all at once.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class EngineContender:
+    """The engine in one mode, with the sampling parameters of every request."""
+
+    llm: LLM
+    params: SamplingParams
+
+    def run(self, prompts: Sequence[list[int]], arrivals: Sequence[float] | None = None) -> TimedRun:
+        """Answer prompts, as described in `Contender`.
+
+        Raises:
+            ValueError: a prompt that cannot be run, or that failed.
+        """
+        requests = [self.llm.new_group(prompt, self.params).requests[0] for prompt in prompts]
+        times = arrivals or [0.0] * len(prompts)
+        try:
+            firsts, ends, seconds = self._run(requests, times)
+        finally:
+            for request in requests:
+                if not request.finished:
+                    self.llm.engine.abort(request)
+        for request in requests:
+            if request.error:
+                raise ValueError(f"the prompt of {request.num_prompt} tokens failed: {request.error}")
+        samples = [
+            Sample(request.token_ids[request.num_prompt :], firsts[request] - at, ends[request] - at, request.stats)
+            for request, at in zip(requests, times, strict=True)
+        ]
+        return TimedRun(samples, seconds)
+
+    def _run(
+        self, requests: Sequence[Request], times: Sequence[float]
+    ) -> tuple[dict[Request, float], dict[Request, float], float]:
+        """Return the time of each request's first and last token, and the whole run's."""
+        engine = self.llm.engine
+        firsts: dict[Request, float] = {}
+        ends: dict[Request, float] = {}
+        arrived = 0
+        start = time.perf_counter()
+        while arrived < len(requests) or engine.has_unfinished:
+            now = time.perf_counter() - start
+            while arrived < len(requests) and times[arrived] <= now:
+                engine.add_request(requests[arrived])
+                arrived += 1
+            if not engine.has_unfinished:
+                time.sleep(times[arrived] - now)
+                continue
+            updated = engine.step()
+            now = time.perf_counter() - start
+            for request in updated:
+                firsts.setdefault(request, now)
+                ends[request] = now
+        return firsts, ends, time.perf_counter() - start

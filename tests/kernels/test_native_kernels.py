@@ -1,0 +1,268 @@
+"""The compiled operations: errors against float64, and rows that are the same bits alone and among others."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.draft_heads.llama.llama_layer import LlamaLayer, PagedAttention
+from specdec.draft_heads.llama.rope import RopeConfig, rotary_at
+from specdec.kernels.kernel_set import KernelSet, choose_kernels, native_kernels
+from specdec.kernels.linear import prepare_for_inference
+from specdec.kernels.native_library import Library, library_file
+from specdec.kernels.native_operations import NativeOperations, NativeProjection
+from specdec.kernels.ragged_rows import RaggedRows
+from specdec.kernels.tree_attention_reference import tree_attention
+from specdec.verify.noise import GumbelNoise
+from specdec.verify.tree import DraftTree
+from tests.kernel_sets import TORCH
+from tests.kernels.attention_cases import Case, Part, build, star
+from tests.kernels.kernel_checks import DTYPES
+from tests.strategies import draft_trees, seeds
+
+pytestmark = pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
+SCALE = 0.3
+# The largest relative error of one rounding.
+ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+EMPTY = DraftTree()
+
+
+@cache
+def library(form: str, threads: int, dtype: torch.dtype) -> Library:
+    return Library(threads, dtype, form)
+
+
+def _forms() -> list[str]:
+    def runs(form: str) -> bool:
+        try:
+            return library(form, 1, torch.float32).form == form
+        except ValueError:
+            return False
+
+    return [form for form in ("portable", "avx2", "avx512") if runs(form)] if library_file() else ["portable"]
+
+
+FORMS = _forms()
+libraries: st.SearchStrategy[Library] = st.builds(
+    library, st.sampled_from(FORMS), st.integers(1, 3), st.sampled_from(DTYPES)
+)
+
+
+def normal(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def rounded(x: Tensor, dtype: torch.dtype, kept: torch.dtype) -> Tensor:
+    """Return numbers of a dtype that are also numbers of `kept`, if that is narrower."""
+    return x.to(kept).to(dtype)
+
+
+@given(
+    libraries,
+    st.integers(1, 100),
+    st.integers(1, 80),
+    st.integers(1, 30),
+    st.sampled_from(DTYPES),
+    st.booleans(),
+    st.data(),
+)
+@example(library(FORMS[-1], 2, torch.bfloat16), 200, 33, 25, torch.bfloat16, True, None)
+def test_products(
+    own: Library, columns: int, inputs: int, rows: int, kept: torch.dtype, biased: bool, data: st.DataObject | None
+) -> None:
+    """A row's product is as exact as one rounding allows, and has the same bits in every batch."""
+    weight, x = rounded(normal(1, columns, inputs), own.dtype, kept), normal(2, rows, inputs).to(own.dtype)
+    bias = normal(3, columns).to(own.dtype) if biased else None
+    multiply = NativeProjection(own, weight, bias)
+    product = multiply(x)
+    exact = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+    scale = x.double().abs() @ weight.double().abs().T + 1
+    error = (product.double() - exact).abs() - ROUNDING[own.dtype] * exact.abs()
+    assert (error <= 2 * (inputs + 2) * 2**-24 * scale).all()
+    start = data.draw(st.integers(0, rows - 1)) if data else 3
+    end = data.draw(st.integers(start + 1, rows)) if data else 4
+    assert multiply(x[start:end]).equal(product[start:end])
+
+
+def test_weights_are_kept_in_the_smallest_type_that_holds_them() -> None:
+    own = library(FORMS[-1], 1, torch.float32)
+    weight = normal(0, 20, 10)
+    for kind, number in ((torch.float32, 0), (torch.bfloat16, 1), (torch.float16, 2)):
+        assert NativeProjection(own, rounded(weight, torch.float32, kind)).fields.kind == number
+
+
+@given(
+    libraries,
+    st.integers(1, 50),
+    st.integers(1, 5),
+    st.sampled_from([1e-6, 0.1]),
+)
+def test_norms(own: Library, size: int, rows: int, eps: float) -> None:
+    x, weight = normal(1, rows, size).to(own.dtype), normal(2, size).to(own.dtype)
+    exact = weight.double() * x.double() * torch.rsqrt(x.double().square().mean(-1, keepdim=True) + eps)
+    actual = NativeOperations(own).rms_norm(x, weight, eps)
+    assert ((actual.double() - exact).abs() <= (ROUNDING[own.dtype] + 2**-20) * exact.abs() + 1e-7).all()
+    assert NativeOperations(own).rms_norm(x[:1], weight, eps).equal(actual[:1])
+
+
+@st.composite
+def parts(draw: st.DrawFn, first: int) -> Part:
+    cached = draw(st.integers(first, 60))
+    tree = draw(draft_trees(max_nodes=12, vocab_size=50))
+    if tree and cached > first and draw(st.booleans()):
+        return Part(cached, 0, tree, draw(st.integers(1, len(tree))))
+    return Part(cached, draw(st.integers(1, 12)), tree, len(tree))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    first = draw(st.integers(0, 1))
+    requests = draw(st.lists(parts(first), min_size=1, max_size=3))
+    return Case(requests, draw(st.sampled_from([1, 3, 4])), draw(st.sampled_from([8, 16, 24])), first, draw(seeds))
+
+
+@given(libraries, cases(), st.integers(1, 2), st.sampled_from([2, 6, 16, 64, 80]))
+@example(library("portable", 2, torch.float32), Case([Part(70, 1, star(130), 130)], 2, 16, 0, 0), 1, 8)
+def test_attention(own: Library, case: Case, kv_heads: int, dim: int) -> None:
+    """A row's attention is exact, and has the same bits as if its path were cached; the rest of the cache is NaN."""
+    made = build(case)
+    written = ~made.kv[:, 0, 0].isnan()
+    kv = torch.full((len(written), 2 * kv_heads, dim), float("nan"), dtype=own.dtype)
+    kv[written] = normal(case.seed, int(written.sum()), 2 * kv_heads, dim).to(own.dtype)
+    query = normal(case.seed + 1, len(made.slots_seen), kv_heads * case.group, dim).to(own.dtype)
+    attend = NativeOperations(own).tree_attention
+    actual = attend(query, kv, made.rows, SCALE)
+    exact = tree_attention(query.double(), kv.double(), made.rows, SCALE)
+    error = (actual.double() - exact).abs()
+    assert (error <= ROUNDING[own.dtype] * exact.abs() + 2e-6 * kv[written].abs().max().double()).all()
+    for row, slots in enumerate(made.slots_seen):
+        path = torch.cat([kv[slots], kv.new_full((-len(slots) % 4, *kv.shape[1:]), float("nan"))])
+        rows = RaggedRows(
+            query_lens=[1],
+            lengths=[len(slots)],
+            tree_starts=[len(slots)],
+            block_tables=torch.arange(len(path) // 4)[None],
+            visible=torch.tensor([len(slots)]),
+            ancestors=torch.zeros(1, 1, dtype=torch.int64),
+            block_size=4,
+        )
+        assert attend(query[row : row + 1], path, rows, SCALE).equal(actual[row : row + 1])
+
+
+CONFIG = LlamaConfig(
+    vocab_size=10,
+    hidden_size=24,
+    intermediate_size=40,
+    num_layers=1,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=10,
+    max_position=100,
+    rms_norm_eps=1e-5,
+    rope=RopeConfig(),
+)
+configs = st.builds(
+    replace,
+    st.just(CONFIG),
+    hidden_size=st.sampled_from([16, 24, 70]),
+    intermediate_size=st.sampled_from([16, 40, 90]),
+    attention_bias=st.booleans(),
+    output_bias=st.booleans(),
+    mlp_bias=st.booleans(),
+    qk_norm=st.booleans(),
+)
+
+
+def kernels_of(own: Library) -> KernelSet:
+    return native_kernels(GumbelNoise(torch.device("cpu")), own)
+
+
+def chain(start: int, count: int) -> tuple[Tensor, RaggedRows]:
+    """Return the slots and rows of tokens after `start` others, in blocks in order."""
+    slots = torch.arange(start, start + count)
+    rows = RaggedRows(
+        query_lens=[count],
+        lengths=[start + count],
+        tree_starts=[start + count],
+        block_tables=torch.arange(10)[None],
+        visible=slots + 1,
+        ancestors=torch.zeros(count, 1, dtype=torch.int64),
+        block_size=8,
+    )
+    return slots, rows
+
+
+def runner(config: LlamaConfig, kernels: KernelSet, dtype: torch.dtype, norm: bool) -> Callable[..., Tensor]:
+    """Return a layer of `config` with seeded weights over a cache of its own, as a function of states and start."""
+    torch.manual_seed(0)
+    layer = LlamaLayer(config, input_norm=norm)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+        parameter.data = parameter.data.bfloat16().to(dtype)
+    layer.requires_grad_(False)
+    prepare_for_inference(layer, kernels)
+    table = config.rope.table(config.head_dim, 80, dtype)
+    kv = torch.full((80, 2 * config.num_kv_heads, config.head_dim), float("nan"), dtype=dtype)
+
+    def run(states: Tensor, start: int) -> Tensor:
+        slots, rows = chain(start, len(states))
+        with torch.inference_mode():
+            output: Tensor = layer(states, rotary_at(table, slots), PagedAttention(kv, slots, rows, kernels))
+        return output
+
+    return run
+
+
+@given(libraries, configs, st.integers(1, 40), st.booleans(), st.data())
+def test_layers(own: Library, config: LlamaConfig, count: int, norm: bool, data: st.DataObject) -> None:
+    """A layer's outputs are those of plain torch, and the same bits however the tokens are cut into chunks."""
+    states = normal(5, count, config.hidden_size).to(own.dtype)
+    exact = runner(config, TORCH, torch.float64, norm)(states.double(), 0)
+    kernels = kernels_of(own)
+    actual = runner(config, kernels, own.dtype, norm)(states, 0)
+    tolerance = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}[own.dtype]
+    assert (actual.double() - exact).abs().max() <= tolerance * exact.abs().max()
+    in_chunks, start, pieces = runner(config, kernels, own.dtype, norm), 0, []
+    while start < count:
+        size = data.draw(st.integers(1, count - start))
+        pieces.append(in_chunks(states[start : start + size], start))
+        start += size
+    assert torch.cat(pieces).equal(actual)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_threads_are_not_seen(form: str) -> None:
+    states = normal(5, 30, CONFIG.hidden_size)
+    outputs = [
+        runner(CONFIG, kernels_of(library(form, threads, torch.float32)), torch.float32, True)(states, 0)
+        for threads in (1, 2, 3, 7)
+    ]
+    assert all(output.equal(outputs[0]) for output in outputs)
+
+
+def test_what_cannot_run_is_refused() -> None:
+    with pytest.raises(ValueError, match="form 'sparc' does not run"):
+        Library(1, torch.float32, "sparc")
+    noise = GumbelNoise(torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"native kernels run float32.*not torch.float64 on cpu"):
+        choose_kernels("native", torch.device("cpu"), torch.float64, noise)
+    assert choose_kernels("auto", torch.device("cpu"), torch.float64, noise).name == "torch"
+    assert choose_kernels("auto", torch.device("cpu"), torch.float32, noise).name == "native"
+
+
+def test_without_the_library_plain_torch_runs_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    noise = GumbelNoise(torch.device("cpu"))
+    monkeypatch.setattr("specdec.kernels.kernel_set.library_file", lambda: None)
+    monkeypatch.setattr("specdec.kernels.native_library.library_file", lambda: None)
+    assert choose_kernels("auto", torch.device("cpu"), torch.float32, noise).name == "torch"
+    assert "install a C compiler" in caplog.text
+    with pytest.raises(ValueError, match="not built: install a C compiler"):
+        choose_kernels("native", torch.device("cpu"), torch.float32, noise)

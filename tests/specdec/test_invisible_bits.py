@@ -1,0 +1,87 @@
+"""Promise 1 in its strong form: with the native kernels the logits too are those of plain decoding, bit for bit."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specdec import LLM, DraftShape, SamplingParams
+from specdec.core.outputs import RequestOutput
+from specdec.kernels.native_library import library_file
+from tests.fakes import RandomDrafter
+from tests.specdec.world import VOCAB, Arrival, World, arrivals, run, shapes
+
+pytestmark = pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
+CASES = 1000 if settings.default and settings.default.max_examples >= 2000 else 60
+
+
+def outcome(output: RequestOutput) -> object:
+    """Return all that a user sees of the model's numbers."""
+    return (
+        [(one.token_ids, one.text, one.finish_reason, one.logprobs) for one in output.outputs],
+        output.prompt_logprobs,
+    )
+
+
+@settings(max_examples=CASES)
+@given(
+    cases=arrivals,
+    shape=shapes,
+    drafter=st.sampled_from(["none", "eagle", "eagle3", "llama", "random", "random"]),
+    dtype=st.sampled_from(["bfloat16", "float16", "float32"]),
+    seats=st.integers(1, 5),
+    chunk=st.integers(5, 64),
+    blocks=st.integers(20, 60),
+    threads=st.integers(1, 2),
+    seed=st.integers(0, 1000),
+)
+def test_logits_are_those_of_plain_decoding(
+    world: World,
+    cases: list[Arrival],
+    shape: DraftShape,
+    drafter: str,
+    dtype: str,
+    seats: int,
+    chunk: int,
+    blocks: int,
+    threads: int,
+    seed: int,
+) -> None:
+    plain = LLM(world.folder / "target", dtype=dtype, kernels="native", threads=1, max_num_seqs=1, max_model_len=64)
+    expected = [outcome(plain.generate([case.prompt], case.params, use_tqdm=False)[0]) for case in cases]
+    llm = LLM(
+        world.folder / "target",
+        world.draft(drafter),
+        dtype=dtype,
+        kernels="native",
+        threads=threads,
+        shape=shape,
+        max_num_seqs=seats,
+        max_num_batched_tokens=chunk,
+        adaptive_drafts=False,
+        prefill_stretch=0,
+        max_model_len=64,
+        kv_cache_memory=blocks * 8 * 3 * 2 * 16 * 8 * 2,
+        block_size=8,
+    )
+    if drafter == "random":
+        llm.engine.drafter = RandomDrafter(VOCAB, seed)
+    assert [outcome(group.output()) for group in run(llm, cases)] == expected
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_a_long_prompt_is_the_same_in_any_chunks(world: World, dtype: str) -> None:
+    prompt = torch.randint(0, VOCAB, (250,), generator=torch.Generator().manual_seed(0)).tolist()
+    params = SamplingParams(temperature=0.0, max_tokens=4, logprobs=2, prompt_logprobs=2, ignore_eos=True)
+    outcomes = []
+    for chunk in (8, 37, 512):
+        llm = LLM(
+            world.folder / "target",
+            dtype=dtype,
+            kernels="native",
+            max_num_seqs=4,
+            max_num_batched_tokens=chunk,
+            prefill_stretch=0,
+        )
+        outcomes.append(outcome(llm.generate([prompt], params, use_tqdm=False)[0]))
+    assert outcomes[1:] == outcomes[:1] * 2

@@ -1,0 +1,81 @@
+"""The search of draft trees in one call against the loop over levels in Python."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from specdec import LLM, DraftShape, SamplingParams
+from specdec.draft_heads.drafting.drafter import DraftRow
+from specdec.draft_heads.drafting.model_drafter import ModelDrafter
+from specdec.kernels.native_library import library_file
+from tests.specdec.world import VOCAB, World
+
+pytestmark = pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
+
+PARAMS = {
+    "greedy": [SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)] * 3,
+    "sampled": [SamplingParams(temperature=t, seed=7, max_tokens=24, ignore_eos=True) for t in (0.5, 1.0, 0.0)],
+}
+
+
+@pytest.mark.parametrize("params", PARAMS)
+@pytest.mark.parametrize("draft", ["eagle", "eagle3", "llama"])
+@pytest.mark.parametrize(
+    ("shape", "draft_vocab"),
+    [(DraftShape(5, 4, 30), None), (DraftShape(4, 3, 9, min_reach=0.3), 40), (DraftShape(30, 3, 80), None)],
+)
+def test_trees_are_the_same(
+    world: World,
+    draft: str,
+    params: str,
+    shape: DraftShape,
+    draft_vocab: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    llm = LLM(
+        world.folder / "target",
+        world.draft(draft),
+        dtype="float32",
+        kernels="native",
+        shape=shape,
+        draft_vocab=draft_vocab,
+        adaptive_drafts=False,
+    )
+    drafter = llm.engine.drafter
+    assert isinstance(drafter, ModelDrafter)
+    loop, search = drafter.loop, drafter._search
+    assert loop is not None
+    searches = 0
+
+    def both(rows: Sequence[DraftRow], hidden: torch.Tensor) -> Any:
+        nonlocal searches
+        drafter.loop = None
+        expected = search(rows, hidden)
+        drafter.loop = loop
+        found = search(rows, hidden)
+        assert found.read() == expected.read()
+        searches += 1
+        return found
+
+    monkeypatch.setattr(drafter, "_search", both)
+    generator = torch.Generator().manual_seed(3)
+    prompts = [torch.randint(0, VOCAB, (5 + 9 * i,), generator=generator).tolist() for i in range(3)]
+    llm.generate(prompts, PARAMS[params], use_tqdm=False)
+    assert searches > 3
+
+
+def test_what_the_call_does_not_know_is_searched_in_python(world: World) -> None:
+    """Filters and logit edits are no part of the call; the output is that of plain decoding all the same."""
+    prompts = [list(range(5, 15)), list(range(3, 40))]
+    params = [
+        SamplingParams(temperature=1.0, seed=1, top_p=0.8, max_tokens=16, ignore_eos=True),
+        SamplingParams(temperature=0.8, seed=2, bad_words=["ab"], max_tokens=16, ignore_eos=True),
+    ]
+    outputs = []
+    for draft in (None, "eagle3"):
+        folder = world.draft(draft) if draft else None
+        llm = LLM(world.folder / "target", folder, dtype="float32", kernels="native", adaptive_drafts=False)
+        outputs.append([output.token_ids for output in llm.generate(prompts, params, use_tqdm=False)])
+    assert outputs[0] == outputs[1]
