@@ -19,6 +19,7 @@ from specdec.kernels import (
 from specdec.kernels.block_walk_reference import walk_block
 from specdec.kernels.device_walks import DeviceWalks
 from specdec.kernels.draft_trees import DraftTrees
+from specdec.kernels.fused import FusedLayer, HeadWeights, LayerWeights, SearchLoop
 from specdec.kernels.host_sampling import HostSampling
 from specdec.kernels.host_walks import host_walk, tree_walk
 from specdec.kernels.native_library import NOT_BUILT, Library, library_file
@@ -28,19 +29,7 @@ from specdec.kernels.projection import Product, Projection
 from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
 from specdec.kernels.rejection_walk_reference import walk_rejection
 from specdec.kernels.settings import KernelChoice
-from specdec.kernels.types import (
-    DTYPES,
-    Acceptance,
-    Candidates,
-    FusedLayer,
-    HeadWeights,
-    LayerWeights,
-    NoiseRows,
-    NoiseSource,
-    SearchLoop,
-    Stream,
-    TopK,
-)
+from specdec.kernels.types import DTYPES, Acceptance, Candidates, NoiseRows, NoiseSource, Stream, TopK
 
 logger = logging.getLogger(__name__)
 

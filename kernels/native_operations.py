@@ -6,10 +6,10 @@ from ctypes import addressof
 import torch
 from torch import Tensor
 
+from specdec.kernels.fused import LayerWeights
 from specdec.kernels.integers import ceil_div
 from specdec.kernels.native_library import BLOCK, KINDS, LayerFields, Library, MatrixFields, StepFields
 from specdec.kernels.ragged_rows import RaggedRows
-from specdec.kernels.types import LayerWeights
 
 
 class NativeProjection:

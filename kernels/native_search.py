@@ -5,10 +5,11 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from specdec.kernels.fused import FoundLevels, HeadWeights, SearchInputs
 from specdec.kernels.native_library import HeadFields, Library, MatrixFields, SearchFields
 from specdec.kernels.native_operations import NativeLayer, NativeProjection
 from specdec.kernels.projection import Product
-from specdec.kernels.types import FoundLevels, HeadWeights, NoiseSource, SearchInputs, Stream
+from specdec.kernels.types import NoiseSource, Stream
 
 WITHOUT_FEATURES, WITH_INPUT_PRODUCT, WITH_NORMS = range(3)
 LARGEST_WIDTH = 64

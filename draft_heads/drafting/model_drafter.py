@@ -17,10 +17,11 @@ from specdec.draft_heads.heads.readout import MatrixReadout, Readout
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.kernels.draft_trees import DraftTrees, HostTrees
+from specdec.kernels.fused import SearchInputs, SearchLoop
 from specdec.kernels.integers import ceil_div
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.ragged_rows import RaggedRows
-from specdec.kernels.types import Candidates, NoiseKey, SearchInputs, SearchLoop, Stream
+from specdec.kernels.types import Candidates, NoiseKey, Stream
 from specdec.kernels.upload import upload
 from specdec.verify.noise import noise_key
 from specdec.verify.sampling import Context, Sampling

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from specdec.kernels.device_trees import DeviceNodes, DeviceTrees, NodeColumns
 from specdec.kernels.draft_trees import HostTrees
+from specdec.kernels.fused import FoundLevels
 from specdec.kernels.tree import ROOT, DraftTree
-from specdec.kernels.types import FoundLevels
 from specdec.kernels.upload import upload
 
 

@@ -11,8 +11,8 @@ from specdec.draft_heads.heads.readout import Readout
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import Attention, split_layer
 from specdec.draft_heads.llama.rope import Rotary
+from specdec.kernels.fused import HeadWeights
 from specdec.kernels.projection import Product
-from specdec.kernels.types import HeadWeights
 
 
 class TargetOutput(NamedTuple):

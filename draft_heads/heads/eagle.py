@@ -10,9 +10,9 @@ from torch.nn import functional as F
 from specdec.draft_heads.heads.draft_head import FeatureHead, HeadConfig
 from specdec.draft_heads.llama.llama_layer import Attention, LlamaLayer
 from specdec.draft_heads.llama.rope import Rotary
+from specdec.kernels.fused import HeadWeights
 from specdec.kernels.linear import Linear
 from specdec.kernels.projection import Product
-from specdec.kernels.types import HeadWeights
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import Attention, DecoderLayer, LlamaLayer, RMSNorm
 from specdec.draft_heads.llama.rope import Rotary
 from specdec.kernels.elementwise_reference import rms_norm
+from specdec.kernels.fused import HeadWeights
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.linear import Linear
-from specdec.kernels.types import HeadWeights
 
 
 @dataclass(frozen=True)

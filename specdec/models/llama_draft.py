@@ -16,8 +16,8 @@ from specdec.draft_heads.llama.checkpoint_files import CheckpointError, read_con
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import Attention, LlamaLayer
 from specdec.draft_heads.llama.rope import Rotary
+from specdec.kernels.fused import HeadWeights
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.types import HeadWeights
 from specdec.models.llama import LlamaModel, load_llama
 from specdec.models.tokenizer import check_same_vocabulary
 
