@@ -11,6 +11,9 @@ from specdec.kernels.integers import ceil_div
 from specdec.kernels.native_library import BLOCK, KINDS, LayerFields, Library, MatrixFields, StepFields
 from specdec.kernels.ragged_rows import RaggedRows
 
+# Blocks of a weight that are packed at a time.
+AT_A_TIME = 256
+
 
 class NativeProjection:
     """`x @ weight.T + bias` with the weight packed for the library.
@@ -83,11 +86,13 @@ def _packed(weight: Tensor, order: Tensor, depth: int, kind: torch.dtype) -> Ten
     blocks, inputs = len(order) // BLOCK, weight.shape[1]
     pairs = 2 if kind == torch.bfloat16 else 1
     packed = torch.zeros(blocks, depth // pairs, BLOCK, pairs, dtype=kind)
-    for block, rows in enumerate(order.view(blocks, BLOCK)):
-        real = (rows >= 0).nonzero().flatten()
-        columns = torch.zeros(BLOCK, depth, dtype=kind)
-        columns[real, :inputs] = weight[rows[real]].to(kind)
-        packed[block] = columns.view(BLOCK, depth // pairs, pairs).transpose(0, 1)
+    # Some rows at a time: a large matrix is not copied twice.
+    for start in range(0, blocks, AT_A_TIME):
+        rows = order[start * BLOCK : (start + AT_A_TIME) * BLOCK]
+        columns = torch.zeros(len(rows), depth, dtype=kind)
+        columns[:, :inputs] = weight[rows.clamp_min(0)]
+        columns[rows < 0] = 0
+        packed[start : start + AT_A_TIME] = columns.view(-1, BLOCK, depth // pairs, pairs).transpose(1, 2)
     return packed
 
 
