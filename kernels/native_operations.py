@@ -82,17 +82,19 @@ def _exact_kind(weight: Tensor, dtype: torch.dtype) -> torch.dtype:
 
 
 def _packed(weight: Tensor, order: Tensor, depth: int, kind: torch.dtype) -> Tensor:
-    """Return `[blocks, depth, 16]`, or in bfloat16 `[blocks, depth / 2, 16, 2]`."""
+    """Return `[blocks, depth, 16]`, or in bfloat16 `[blocks, depth / 2, 16]` of pairs in 32 bits."""
     blocks, inputs = len(order) // BLOCK, weight.shape[1]
     pairs = 2 if kind == torch.bfloat16 else 1
-    packed = torch.zeros(blocks, depth // pairs, BLOCK, pairs, dtype=kind)
+    packed = torch.zeros(blocks, depth // pairs, BLOCK, dtype=torch.int32 if pairs == 2 else kind)
     # Some rows at a time: a large matrix is not copied twice.
     for start in range(0, blocks, AT_A_TIME):
         rows = order[start * BLOCK : (start + AT_A_TIME) * BLOCK]
         columns = torch.zeros(len(rows), depth, dtype=kind)
         columns[:, :inputs] = weight[rows.clamp_min(0)]
         columns[rows < 0] = 0
-        packed[start : start + AT_A_TIME] = columns.view(-1, BLOCK, depth // pairs, pairs).transpose(1, 2)
+        # A pair is moved as one number.
+        units = columns.view(torch.int32) if pairs == 2 else columns
+        packed[start : start + AT_A_TIME] = units.view(-1, BLOCK, depth // pairs).transpose(1, 2)
     return packed
 
 
