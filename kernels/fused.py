@@ -1,6 +1,6 @@
 """What a kernel set is given and returns that runs a decoder layer, or the search of draft trees, in one call."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -51,6 +51,28 @@ class FusedLayer(Protocol):
             cos: rotary table rows, and `sin`, `[rows, 1, head_dim]`.
             kv: `[slots, 2 * kv_heads, head_dim]`, keys first.
             slots: int64 `[rows]`, where the rows' keys and values go.
+        """
+        ...
+
+
+class LayerStack(Protocol):
+    """Decoder layers that run one after another in one call."""
+
+    def __call__(
+        self,
+        residual: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        kvs: Sequence[Tensor],
+        slots: Tensor,
+        rows: RaggedRows,
+        wanted: Collection[int],
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """Run the layers; for the arguments see `FusedLayer`.
+
+        Args:
+            kvs: each layer's cache.
+            wanted: layers whose input is returned too, by their index.
         """
         ...
 

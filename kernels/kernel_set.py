@@ -1,7 +1,8 @@
 """Which implementation of each operation a device runs."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import get_args
@@ -19,11 +20,11 @@ from specdec.kernels import (
 from specdec.kernels.block_walk_reference import walk_block
 from specdec.kernels.device_walks import DeviceWalks
 from specdec.kernels.draft_trees import DraftTrees
-from specdec.kernels.fused import FusedLayer, HeadWeights, LayerWeights, SearchLoop
+from specdec.kernels.fused import FusedLayer, HeadWeights, LayerStack, LayerWeights, SearchLoop
 from specdec.kernels.host_sampling import HostSampling
 from specdec.kernels.host_walks import host_walk, tree_walk
 from specdec.kernels.native_library import NOT_BUILT, Library, library_file
-from specdec.kernels.native_operations import NativeLayer, NativeOperations, NativeProjection
+from specdec.kernels.native_operations import NativeLayer, NativeOperations, NativeProjection, NativeStack
 from specdec.kernels.native_search import NativeSearch
 from specdec.kernels.projection import Product, Projection
 from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
@@ -57,6 +58,9 @@ class KernelSet:
             `[rows + nodes, vocab]`, trees, and each row's noise, None for a greedy row, which follows the argmax).
         block_walk: block verification of each row's chain, with the same arguments.
         fused_layer: prepares a decoder layer that runs in one call; None where its parts are called one by one.
+        layer_stack: prepares a run of prepared layers in one call; None where they are called one by one.
+        torch_threads: threads that torch's operations may use beside these; None for all. Torch's threads spin for
+            milliseconds after an operation, and keep threads of our own from their processors.
         draft_search: prepares the search of draft trees in one call with a head, its output matrix, the vocabulary size
             and the tokens scored; None where the levels are called one by one.
         head_dims: the only ones that attention takes; None for any.
@@ -83,9 +87,24 @@ class KernelSet:
     block_walk: Callable[[Tensor, DraftTrees, NoiseRows], list[Acceptance]]
     fused_layer: Callable[[LayerWeights], FusedLayer] | None = None
     draft_search: Callable[[HeadWeights, Product, int, Tensor | None], SearchLoop] | None = None
+    layer_stack: Callable[[Sequence[FusedLayer]], LayerStack] | None = None
+    torch_threads: int | None = None
     head_dims: tuple[int, ...] | None = None
     max_nodes: int | None = None
     max_group: int | None = None
+
+    @contextmanager
+    def limited_threads(self) -> Iterator[None]:
+        """Hold torch to `torch_threads` meanwhile."""
+        before = torch.get_num_threads()
+        if self.torch_threads is None or before <= self.torch_threads:
+            yield
+            return
+        torch.set_num_threads(self.torch_threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
     def check_model(self, head_dim: int, group: int) -> None:
         """Refuse what attention was not made for.
@@ -158,6 +177,8 @@ def native_kernels(noise: NoiseSource, library: Library) -> KernelSet:
         name="native",
         projection=partial(NativeProjection, library),
         fused_layer=partial(NativeLayer, library),
+        layer_stack=partial(NativeStack, library),
+        torch_threads=1,
         draft_search=partial(NativeSearch, library, noise),
         rms_norm=operations.rms_norm,
         tree_attention=operations.tree_attention,

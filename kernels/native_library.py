@@ -74,6 +74,7 @@ _CALLS: dict[str, tuple[Any, list[Any]]] = {
     "form": (c_char_p, [c_void_p]),
     "product": (c_int, [c_void_p, POINTER(MatrixFields), c_int64, c_void_p, c_void_p]),
     "layer": (c_int, [c_void_p, POINTER(LayerFields), POINTER(StepFields), c_void_p, c_void_p, c_void_p]),
+    "layers": (c_int, [c_void_p, c_int64, c_void_p, c_void_p, c_void_p, POINTER(StepFields), c_void_p]),
     "attend": (
         c_int,
         [c_void_p, c_int64, c_int64, c_int64, c_double, POINTER(StepFields), c_void_p, c_void_p],
@@ -124,7 +125,7 @@ class Library:
         if not self._context:
             raise ValueError(f"the native kernels' form {form!r} does not run on this processor, or memory is short")
         self.form: str = self._calls["form"](self._context).decode()
-        self._product, self._layer = self._calls["product"], self._calls["layer"]
+        self._product, self._layer, self._layers = (self._calls[name] for name in ("product", "layer", "layers"))
         self._attend, self._norm, self._search = (self._calls[name] for name in ("attend", "norm", "search"))
 
     def __del__(self) -> None:
@@ -140,6 +141,14 @@ class Library:
         """Run a decoder layer into `out`; see `FusedLayer`."""
         inputs = None if x is None else x.data_ptr()
         _check(self._layer(self._context, layer, step, inputs, residual.data_ptr(), out.data_ptr()))
+
+    def layers(self, count: int, layers: Any, caches: Any, outputs: Any, step: StepFields, residual: Tensor) -> None:
+        """Run layers one after another; see `LayerStack`.
+
+        Args:
+            layers: array of addresses of `LayerFields`; the others, of each layer's cache and output.
+        """
+        _check(self._layers(self._context, count, layers, caches, outputs, step, residual.data_ptr()))
 
     def attend(self, step: StepFields, kv_heads: int, scale: float, query: Tensor, out: Tensor) -> None:
         """Attend with `query` `[rows, heads, head_dim]`, contiguous."""

@@ -1,12 +1,12 @@
 """The operations of a step on a CPU by the compiled library."""
 
-from collections.abc import Sequence
-from ctypes import addressof
+from collections.abc import Collection, Sequence
+from ctypes import addressof, c_void_p
 
 import torch
 from torch import Tensor
 
-from specdec.kernels.fused import LayerWeights
+from specdec.kernels.fused import FusedLayer, LayerWeights
 from specdec.kernels.integers import ceil_div
 from specdec.kernels.native_library import BLOCK, KINDS, LayerFields, Library, MatrixFields, StepFields
 from specdec.kernels.ragged_rows import RaggedRows
@@ -148,6 +148,42 @@ class NativeLayer:
         out = torch.empty_like(residual)
         self.library.layer(self.fields, fields, x, residual, out)
         return out
+
+
+class NativeStack:
+    """Layers in one call."""
+
+    def __init__(self, library: Library, layers: Sequence[FusedLayer]) -> None:
+        self.library = library
+        self.layers = [layer for layer in layers if isinstance(layer, NativeLayer)]
+        assert len(self.layers) == len(layers)
+        self._addresses = (c_void_p * len(layers))(*(layer.address for layer in self.layers))
+        self._caches, self._outputs = (c_void_p * len(layers))(), (c_void_p * len(layers))()
+
+    def __call__(
+        self,
+        residual: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        kvs: Sequence[Tensor],
+        slots: Tensor,
+        rows: RaggedRows,
+        wanted: Collection[int],
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        count, step = len(self.layers), step_of(rows)
+        cos, sin, residual = cos.contiguous(), sin.contiguous(), residual.contiguous()
+        fields = step.fields
+        fields.slots, fields.cos, fields.sin = slots.data_ptr(), cos.data_ptr(), sin.data_ptr()
+        # The output of layer i is the input of layer i + 1. What nobody wants goes to two places in turn.
+        kept = {index: torch.empty_like(residual) for index in wanted if 0 < index < count}
+        turns = [torch.empty_like(residual) for _ in range(2)]
+        for layer, kv in enumerate(kvs):
+            self._caches[layer] = kv.data_ptr()
+            self._outputs[layer] = kept.get(layer + 1, turns[layer % 2]).data_ptr()
+        self.library.layers(count, self._addresses, self._caches, self._outputs, fields, residual)
+        if 0 in wanted:
+            kept[0] = residual
+        return turns[(count - 1) % 2], kept
 
 
 class Step:

@@ -72,6 +72,19 @@ int specdec_layer(context *c, const layer *l, const step *s, const void *x, cons
     return c->form->run_layer(c, l, s, x, residual, out);
 }
 
+/* Layers one after another, each with its own cache and output; an output is the next layer's residual. */
+int specdec_layers(context *c, int64_t count, const layer *const *layers, void *const *caches, void *const *outputs,
+                   const step *given, const void *residual) {
+    step s = *given;
+    for (int64_t i = 0; i < count; i++) {
+        s.kv = caches[i];
+        if (c->form->run_layer(c, layers[i], &s, NULL, residual, outputs[i]))
+            return -1;
+        residual = outputs[i];
+    }
+    return 0;
+}
+
 int specdec_attend(context *c, int64_t heads, int64_t kv_heads, int64_t head_dim, double scale, const step *s,
                    const void *query, void *out) {
     return c->form->attend(c, heads, kv_heads, head_dim, scale, s, query, out);

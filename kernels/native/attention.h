@@ -54,8 +54,36 @@ static int64_t most_keys(const step *s) {
 
 enum { TOGETHER = 4 }; /* vectors of values that are summed side by side */
 
+/* Products of a query with up to eight keys, the rest of which are nowhere. */
+INLINE void score_keys(const char *const *keys, int count, int64_t dim, int kind, const float *query, float *scores) {
+    const size_t size = size_of(kind);
+    vf sum[SUMMED];
+    UNROLLED
+    for (int i = 0; i < SUMMED; i++)
+        sum[i] = splat(0);
+    int64_t d = 0;
+    if (count == SUMMED)
+        for (; d + LANES <= dim; d += LANES) {
+            vf q = load(query + d);
+            UNROLLED
+            for (int i = 0; i < SUMMED; i++)
+                sum[i] = fma_(load_as(keys[i] + d * size, kind), q, sum[i]);
+        }
+    else
+        for (; d + LANES <= dim; d += LANES)
+            for (int i = 0; i < count; i++)
+                sum[i] = fma_(load_as(keys[i] + d * size, kind), load(query + d), sum[i]);
+    sum_each(sum, scores);
+    for (int i = 0; i < count; i++) {
+        float rest = 0;
+        for (int64_t r = d; r < dim; r++)
+            rest += load_one(keys[i] + r * size, kind) * query[r];
+        scores[i] += rest;
+    }
+}
+
 /* One query `[head_dim]` of floats, already scaled, over the keys and values of a KV head. `scores` holds as many
-   numbers as there are keys, and LANES more. */
+   numbers as there are keys, and SUMMED + LANES more. */
 INLINE void attend_one(const step *s, int64_t row, int64_t kv_heads, int64_t kv_head, int64_t dim, int kind,
                        const float *query, float *scores, float *out) {
     const size_t size = size_of(kind), slot_bytes = 2 * kv_heads * dim * size;
@@ -63,18 +91,20 @@ INLINE void attend_one(const step *s, int64_t row, int64_t kv_heads, int64_t kv_
     walk w = walk_keys(s, row);
     run found;
     int64_t count = 0;
+    const char *waiting[SUMMED];
+    int held = 0;
     while (next_run(&w, &found))
         for (int64_t i = 0; i < found.count; i++) {
-            const char *key = keys + (found.slot + i) * slot_bytes;
-            vf sum = splat(0);
-            int64_t d = 0;
-            for (; d + LANES <= dim; d += LANES)
-                sum = fma_(load_as(key + d * size, kind), load(query + d), sum);
-            float rest = 0;
-            for (; d < dim; d++)
-                rest += load_one(key + d * size, kind) * query[d];
-            scores[count++] = sum_lanes(sum) + rest;
+            waiting[held++] = keys + (found.slot + i) * slot_bytes;
+            if (held == SUMMED) {
+                score_keys(waiting, held, dim, kind, query, scores + count);
+                count += held;
+                held = 0;
+            }
         }
+    if (held)
+        score_keys(waiting, held, dim, kind, query, scores + count);
+    count += held;
     for (int i = 0; i < LANES; i++)
         scores[count + i] = -INFINITY;
     vf most = splat(-INFINITY);

@@ -202,7 +202,7 @@ static int reserve_own(context *c, size_t floats) {
 
 static int run_layer(context *c, const layer *l, const step *s, const void *x, const void *residual, void *out) {
     const size_t rows = s->rows, width = l->output.blocks * BLOCK, group = l->heads / l->kv_heads * l->head_dim;
-    size_t own = larger(rows * CHUNK * BLOCK, group + most_keys(s) + LANES);
+    size_t own = larger(rows * CHUNK * BLOCK, group + most_keys(s) + SUMMED + LANES);
     own = larger(own, larger(2 * l->head_dim, larger(l->qkv.depth, l->hidden)));
     int lacks = reserve_own(c, own);
     lacks |= !reserve(&c->buffers[STATES], rows * width * 4);
@@ -292,7 +292,7 @@ static void attend_work(pool *threads, int thread, void *argument) {
 
 static int attend(context *c, int64_t heads, int64_t kv_heads, int64_t head_dim, double scale, const step *s,
                   const void *query, void *out) {
-    if (reserve_own(c, 2 * (heads / kv_heads) * head_dim + most_keys(s) + LANES))
+    if (reserve_own(c, 2 * (heads / kv_heads) * head_dim + most_keys(s) + SUMMED + LANES))
         return -1;
     attend_job j = {c, heads, kv_heads, head_dim, scale, s, query, out};
     pool_run(c->threads, attend_work, &j);

@@ -64,6 +64,28 @@ INLINE float sum_lanes(vf x) {
     return lanes[0];
 }
 
+enum { SUMMED = 8 }; /* vectors whose lanes are summed together */
+
+/* The sum of each vector's lanes; the same additions for each of the eight. */
+INLINE void sum_each(const vf x[SUMMED], float *sums) {
+#if defined(FORM_AVX512) || defined(FORM_AVX2)
+    __m256 y[SUMMED];
+    UNROLLED
+    for (int i = 0; i < SUMMED; i++)
+#if defined(FORM_AVX512)
+        y[i] = _mm256_add_ps(_mm512_castps512_ps256((__m512)x[i]), _mm512_extractf32x8_ps((__m512)x[i], 1));
+#else
+        y[i] = (__m256)x[i];
+#endif
+    __m256 a = _mm256_hadd_ps(_mm256_hadd_ps(y[0], y[1]), _mm256_hadd_ps(y[2], y[3]));
+    __m256 b = _mm256_hadd_ps(_mm256_hadd_ps(y[4], y[5]), _mm256_hadd_ps(y[6], y[7]));
+    _mm256_storeu_ps(sums, _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31)));
+#else
+    for (int i = 0; i < SUMMED; i++)
+        sums[i] = sum_lanes(x[i]);
+#endif
+}
+
 INLINE float largest_lane(vf x) {
     float lanes[LANES], most;
     store(lanes, x);

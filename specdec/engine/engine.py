@@ -62,7 +62,7 @@ class LLMEngine:
         if not plan.rows:
             return []
         try:
-            with on_device(self.cache.target.device):
+            with on_device(self.cache.target.device), self.cache.kernels.limited_threads():
                 return self._run(plan)
         except BaseException:
             self.scheduler.cancel(plan)

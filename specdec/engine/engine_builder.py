@@ -67,7 +67,8 @@ class EngineBuilder:
         num_blocks, num_host_blocks = self._num_blocks(), int(self.config.swap_space * (1 << 30)) // self.block_bytes
         sizes = (num_blocks, self.config.block_size, num_blocks * self.block_bytes / (1 << 20), num_host_blocks)
         logger.info("cache: %d blocks of %d tokens, %.1f MiB; %d blocks in host memory", *sizes)
-        return self._assemble(num_blocks, num_host_blocks, measures=self.config.scheduler.is_fitted)
+        with self.kernels.limited_threads():
+            return self._assemble(num_blocks, num_host_blocks, measures=self.config.scheduler.is_fitted)
 
     def _check_kernels(self) -> None:
         for sizes in [self.model.config, *([self.head.llama] if self.head else [])]:
