@@ -10,11 +10,13 @@ import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
 from rich.console import Console
 
 from specdec.core.outputs import RequestOutput, SpeculationStats
 from specdec.core.sampling_params import SamplingParams
 from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.kernels.settings import KernelChoice
 from specdec.llm import LLM
 from specdec.train_eagle.accuracy import accuracy, head_of
 from specdec.train_eagle.chat_mask import BadConversation, Message
@@ -42,12 +44,13 @@ def measure_tau(
     return SpeculationStats.total(output.stats for output in answer(llm, prompts, temperature, max_tokens))
 
 
-def engine(model: Path, head: Path, shape: DraftShape, dtype: str) -> LLM:
+def engine(model: Path, head: Path, shape: DraftShape, dtype: str, kernels: KernelChoice = "auto") -> LLM:
     """Build an engine whose token budget has room for every row's whole tree in every step, prompts included."""
     return LLM(
         model,
         head,
         dtype=dtype,
+        kernels=kernels,
         shape=shape,
         adaptive_drafts=False,
         max_num_seqs=SEATS,
@@ -151,7 +154,8 @@ def evaluate(
     for temperature in temperatures:
         SamplingParams(temperature=temperature, max_tokens=max_tokens)
     sources = {name: open_source(source) for name, source in domains.items()}
-    llm = engine(model, draft, shape, dtype)
+    # Accuracy runs the layers with an attention of its own, which layers in one call do not take.
+    llm = engine(model, draft, shape, dtype, "auto" if torch.cuda.is_available() else "torch")
     head_of(llm)
     if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
         raise ValueError(f"{model}: no chat template; add a chat_template.jinja to the folder")

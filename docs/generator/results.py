@@ -215,6 +215,59 @@ def _soak() -> str:
     return _with_source("soak", ["", "count"], rows)
 
 
+# Results of `benchmarks/peers.sh`, and what each measures.
+PEERS = {
+    "wide": "widened demo target (256M), one request",
+    "wide_batch8": "the same, 8 requests",
+    "demo": "demo target (8.4M), one request",
+    "demo_batch8": "the same, 8 requests",
+    "smollm2": "SmolLM2-135M-Instruct, one request",
+    "smollm2_batch8": "the same, 8 requests",
+}
+
+
+def _peers() -> str:
+    rows = []
+    for name, title in PEERS.items():
+        for mode in read(f"peers_{name}")["modes"]:
+            first = mode["first_ms"]
+            rows.append(
+                [
+                    title,
+                    _mode_name(mode["mode"]),
+                    f"{mode['tok_per_s']['median']:.0f}",
+                    f"{mode['speedup']['median']:.2f}",
+                    f"{mode['tau']:.2f}" if mode["tau"] else "",
+                    f"{first['median']:.0f}" if first else "",
+                    f"{mode['differing']} of {mode['prompts']}",
+                ]
+            )
+            title = ""
+    header = ["checkpoint", "mode", "tok/s", "over plain", "tau", "first token, ms", "other tokens than plain"]
+    document = read("peers_wide")
+    return (
+        f"{table(header, rows)}\n\n"
+        "Command: `bash benchmarks/peers.sh FOLDER`. Results: `benchmarks/results/peers_*.json` "
+        f"({document['processor']}, {document['threads']} threads, AVX-512 with bfloat16; torch {document['torch']}; "
+        f"llama-cpp-python {document['llama-cpp-python']}; commit {document['commit']})."
+    )
+
+
+def _mode_name(mode: str) -> str:
+    """Return a mode of `specdec bench` without the names of files."""
+    kind = next((kind for kind in ("bf16", "f16") if f"-{kind}" in mode), "")
+    if mode.startswith("llama.cpp"):
+        return f"llama.cpp, {kind}"
+    if mode.startswith("llama-server"):
+        return f"llama.cpp, {kind}, the same head, chains of 3"
+    source, _, settings = mode.partition(":")
+    names = {"plain": "specdec, no drafts", "ngram": "specdec, n-grams"}
+    how = (
+        "" if source in names else ", chains of 3" if "branching=1" in settings else ", fixed trees" if settings else ""
+    )
+    return names.get(source, "specdec, EAGLE-3") + how
+
+
 def _readme() -> str:
     """Return the README's one table: one request alone and many together."""
     speed, ratios = read("speed"), read("throughput")["ratios"]
@@ -244,5 +297,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "results-prefix": _prefix_cache,
     "results-training": _training,
     "results-soak": _soak,
+    "results-peers": _peers,
     "results-readme": _readme,
 }

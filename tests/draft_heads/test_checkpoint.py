@@ -143,7 +143,8 @@ def test_head_loads_in_the_dtype_asked_for(tmp_path: Path, dtype: torch.dtype) -
 def test_rope_type_that_the_format_lacks_is_not_saved(tmp_path: Path) -> None:
     head = new_head(True, False)
     rope = RopeConfig(rope_type="linear", factor=2.0)
-    head.config = replace(head.config, llama=replace(head.config.llama, rope=rope))
+    head.llama = replace(head.llama, rope=rope)
+    head.config = replace(head.config, llama=head.llama)
     with pytest.raises(ValueError, match="'linear'"):
         KINDS["eagle"].save(head, tmp_path / "head", {})
     assert not (tmp_path / "head").exists()

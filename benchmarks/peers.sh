@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Plain decoding and drafts beside llama.cpp, on the widened target, the demo and SmolLM2-135M-Instruct.
+#
+#     bash benchmarks/peers.sh FOLDER
+#
+# FOLDER holds `wide` (`python -m benchmarks.widen`), `smollm2` (`python -m benchmarks.smollm2`), and `gguf`: the same
+# checkpoints and EAGLE-3 heads as llama.cpp's converter writes them, NAME-TYPE.gguf and NAME-eagle3-TYPE.gguf. In
+# those of `wide` and `demo` the end token is made an ordinary one, as llama.cpp forbids end tokens it is to ignore.
+# llama-server must be on the PATH. Results go to benchmarks/results/peers_*.json.
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+export PYTHONPATH=$root
+cd "$1"
+bench() { # NAME KIND ARGUMENTS
+  name=$1 kind=$2
+  shift 2
+  python -m specdec bench "$kind" --ignore-eos --max-tokens 64 --output "$root/benchmarks/results/peers_$name.json" "$@"
+}
+llama() { echo "--peer llama.cpp:gguf=gguf/$1-bf16$2.gguf --peer llama.cpp:gguf=gguf/$1-f16$2.gguf"; }
+server() { echo "--peer llama-server:gguf/$1-eagle3-$2-nostop.gguf:gguf=gguf/$1-$2-nostop.gguf,tokens=3"; }
+chain=adaptive_drafts=false,depth=3,branching=1,nodes=3,min_reach=0
+
+# shellcheck disable=SC2046
+bench wide latency --model wide/target --draft wide/eagle3 --draft wide/eagle3:adaptive_drafts=false \
+  --draft wide/eagle3:$chain $(llama wide -nostop) $(server wide bf16) $(server wide f16) --num-prompts 3 --rounds 3
+# shellcheck disable=SC2046
+bench wide_batch8 throughput --model wide/target --draft wide/eagle3 $(llama wide -nostop) --num-prompts 4 --rounds 3
+# shellcheck disable=SC2046
+bench demo latency --draft eagle --draft eagle:adaptive_drafts=false $(llama demo -nostop) $(server demo bf16) \
+  --num-prompts 8 --rounds 5
+# shellcheck disable=SC2046
+bench demo_batch8 throughput --draft eagle $(llama demo -nostop) --num-prompts 4 --rounds 5
+# shellcheck disable=SC2046
+bench smollm2 latency --model smollm2 --draft ngram $(llama smollm2 "") --num-prompts 3 --rounds 3
+# shellcheck disable=SC2046
+bench smollm2_batch8 throughput --model smollm2 $(llama smollm2 "") --num-prompts 4 --rounds 3
