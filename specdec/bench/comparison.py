@@ -7,7 +7,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
-from specdec.bench.environment import environment
+from specdec.bench.environment import environment, shown_path
 from specdec.bench.figures import Figures, figures_of
 from specdec.bench.interleaved import Round, run_rounds
 from specdec.bench.mode import PLAIN, Mode
@@ -129,7 +129,7 @@ def compare(comparison: Comparison, advance: Callable[[], None] = lambda: None) 
     measured = run_rounds(contenders, batches, comparison.rounds, comparison.warmup, arrivals, advance)
     results = [_result(comparison, label, measured, engines.get(label)) for label in contenders]
     packages = dict.fromkeys(ADAPTERS[peer.name].install for peer in comparison.peers)
-    facts = {**environment(*packages), "model": str(plain.config.model), "device": plain.config.device}
+    facts = {**environment(*packages), "model": shown_path(plain.config.model), "device": plain.config.device}
     return Results(comparison, facts, results)
 
 
@@ -193,7 +193,7 @@ def _result(comparison: Comparison, label: str, measured: Mapping[str, Sequence[
 def _configuration(llm: LLM) -> dict[str, Any]:
     config = llm.config
     return {
-        "draft": str(config.draft) if config.draft else None,
+        "draft": shown_path(config.draft) if config.draft else None,
         "dtype": config.dtype,
         "kernels": llm.engine.cache.kernels.name,
         "verify": config.verify,

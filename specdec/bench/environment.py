@@ -37,6 +37,12 @@ def environment(*packages: str) -> dict[str, Any]:
     }
 
 
+def shown_path(path: str | Path) -> str:
+    """Return a path as results name it: what is built in from the package on, without this machine's folders."""
+    inside = Path(path)
+    return str(inside.relative_to(PACKAGE.parent)) if inside.is_relative_to(PACKAGE) else str(path)
+
+
 def _version(package: str) -> str | None:
     try:
         return version(package)

@@ -14,6 +14,7 @@ from specdec.bench.interleaved import Round, run_rounds
 from specdec.bench.mode import parse_modes
 from specdec.bench.timed_run import EngineContender, Sample, TimedRun
 from specdec.cli.app import main
+from specdec.config import DEMO
 from specdec.core.outputs import SpeculationStats
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from tests.specdec.tiny_checkpoints import Tiny
@@ -116,6 +117,11 @@ def test_figures_of_speculation_are_those_of_the_engine(bench: Bench, tiny: Tiny
     assert mode["accepted_per_depth"] == [count / total.steps for count in total.accepted_per_depth]
     assert mode["nodes_per_step"] == total.drafted / total.steps
     assert "tok_per_s" not in mode
+
+
+def test_results_name_no_folder_of_this_machine_for_what_is_built_in() -> None:
+    assert environment.shown_path(DEMO / "target") == "specdec/demo/target"
+    assert environment.shown_path(Path("some/where")) == "some/where"
 
 
 def test_bench_alone_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
