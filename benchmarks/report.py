@@ -1,4 +1,4 @@
-"""What benchmarks share: prompts, trees by name, and results with machine, versions and commit."""
+"""Shared parts of benchmarks: prompts, trees by name, and results with machine, versions and commit."""
 
 import json
 from pathlib import Path

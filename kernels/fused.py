@@ -1,4 +1,4 @@
-"""What a kernel set is given and returns that runs a decoder layer, or the search of draft trees, in one call."""
+"""Types of fused operations: decoder layers in one call, and the search of draft trees in one call."""
 
 from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
@@ -104,7 +104,7 @@ class HeadWeights(NamedTuple):
 
 
 class SearchInputs(NamedTuple):
-    """What a search of draft trees begins with, for `rows` rows of which `width` nodes are expanded a level.
+    """Inputs of a search of draft trees: `rows` rows, of each of which `width` nodes are expanded a level.
 
     Attributes:
         states: `[rows, hidden]`, the head's state after each root.

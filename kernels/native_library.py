@@ -1,4 +1,4 @@
-"""The compiled library for CPUs: where it lies, what it is given, and its calls."""
+"""The compiled library for CPUs: its file, the structures of its arguments, and its calls."""
 
 import ctypes
 import os
@@ -29,7 +29,7 @@ class LayerFields(Structure):
     """`layer` of native.h."""
 
     _fields_ = [
-        *_fields(c_int64, "heads kv_heads head_dim hidden intermediate"),
+        *_fields(c_int64, "heads kv_heads head_dim hidden"),
         ("eps", c_double),
         *_fields(c_void_p, "input_norm query_norm key_norm post_norm"),
         *_fields(MatrixFields, "qkv output gate_up down"),

@@ -102,8 +102,8 @@ class NativeLayer:
     """A decoder layer in one call."""
 
     def __init__(self, library: Library, weights: LayerWeights) -> None:
-        self.library, self.hidden = library, weights.output[0].shape[0]
-        intermediate = weights.down[0].shape[1]
+        self.library = library
+        hidden, intermediate = weights.down[0].shape
         width = ceil_div(intermediate, BLOCK) * BLOCK
         # Blocks of gate and up in turn.
         columns = torch.arange(width)
@@ -122,8 +122,7 @@ class NativeLayer:
             weights.heads,
             weights.kv_heads,
             weights.head_dim,
-            self.hidden,
-            intermediate,
+            hidden,
             weights.eps,
             *(None if norm is None else norm.data_ptr() for norm in norms),
             qkv.fields,
@@ -134,7 +133,7 @@ class NativeLayer:
 
     @property
     def address(self) -> int:
-        """Where `fields` lie."""
+        """Address of `fields`, for a search or a run of layers."""
         return addressof(self.fields)
 
     def __call__(
@@ -174,7 +173,7 @@ class NativeStack:
         cos, sin, residual = cos.contiguous(), sin.contiguous(), residual.contiguous()
         fields = step.fields
         fields.slots, fields.cos, fields.sin = slots.data_ptr(), cos.data_ptr(), sin.data_ptr()
-        # The output of layer i is the input of layer i + 1. What nobody wants goes to two places in turn.
+        # The output of layer i is the input of layer i + 1. Outputs that are not wanted go to two buffers in turn.
         kept = {index: torch.empty_like(residual) for index in wanted if 0 < index < count}
         turns = [torch.empty_like(residual) for _ in range(2)]
         for layer, kv in enumerate(kvs):

@@ -127,7 +127,7 @@ class NativeSearch:
         )
 
     def _noise(self, inputs: SearchInputs) -> tuple[Tensor | None, list[Tensor]]:
-        """Return addresses `[rows, depth]` of each level's noise, and what lies there; None where no row has any."""
+        """Return addresses `[rows, depth]` of each level's noise, None where no row has any, and the noise itself."""
         if all(key is None for key in inputs.noise):
             return None, []
         addresses = torch.zeros(len(inputs.noise), inputs.depth, dtype=torch.int64)

@@ -13,7 +13,22 @@ typedef struct {
     int64_t *tokens; /* [rows][nodes][width] of this level */
 } level_job;
 
-/* Keep the `k` largest of a row of scores, the lower index first where they are equal; the row ends with LANES numbers
+/* Insert a value into the `found` largest so far, at most `k`, in falling order; an earlier one stays before an equal
+   one. Returns how many there are now. */
+INLINE int64_t insert(float value, int64_t place, int64_t k, int64_t found, float *values, int64_t *places) {
+    if (found == k && !(value > values[k - 1]))
+        return found;
+    int64_t at = found < k ? found : k - 1;
+    for (; at > 0 && value > values[at - 1]; at--) {
+        values[at] = values[at - 1];
+        places[at] = places[at - 1];
+    }
+    values[at] = value;
+    places[at] = place;
+    return found < k ? found + 1 : k;
+}
+
+/* Find the `k` largest of a row of scores, the lower index first where they are equal; the row ends with LANES numbers
    of -infinity. Returns the logarithm of the sum of exponentials. */
 static float best_of(const float *scores, int64_t size, int64_t k, float *values, int64_t *places) {
     vf most = splat(-INFINITY);
@@ -28,19 +43,11 @@ static float best_of(const float *scores, int64_t size, int64_t k, float *values
         const float least = found < k ? -INFINITY : values[k - 1];
         if (largest_lane(largest_of(load(scores + i), splat(-INFINITY))) <= least)
             continue;
-        for (int64_t j = i; j < i + LANES && j < size; j++) {
-            if (!(scores[j] > (found < k ? -INFINITY : values[k - 1])))
-                continue;
-            int64_t at = found < k ? found++ : k - 1;
-            for (; at > 0 && scores[j] > values[at - 1]; at--) {
-                values[at] = values[at - 1];
-                places[at] = places[at - 1];
-            }
-            values[at] = scores[j];
-            places[at] = j;
-        }
+        for (int64_t j = i; j < i + LANES && j < size; j++)
+            if (scores[j] > -INFINITY)
+                found = insert(scores[j], j, k, found, values, places);
     }
-    /* Where fewer are possible, others fill the list. */
+    /* Where fewer are possible, the first impossible ones fill the list. */
     for (int64_t other = 0; found < k; other++) {
         int64_t at = 0;
         while (at < found && places[at] != other)
@@ -83,11 +90,12 @@ static void score_work(pool *threads, int thread, void *argument) {
 }
 
 /* The head's states `[count, hidden]` of tokens after `features`; `states` may not be `features`. */
-static int run_head(context *c, const draft_head *h, const step *given, char *kv, size_t kv_bytes, const int64_t *tokens,
-                    const char *features, char *states) {
+static int run_head(context *c, const draft_head *h, const step *given, char *kv, size_t kv_bytes,
+                    const int64_t *tokens, const char *features, char *states) {
     const int64_t count = given->rows, hidden = h->hidden;
     const size_t size = size_of(c->dtype), row_bytes = hidden * size;
-    char *pairs = reserve(&c->buffers[PAIRS], count * 2 * row_bytes), *spare = reserve(&c->buffers[SPARE], count * row_bytes);
+    char *pairs = reserve(&c->buffers[PAIRS], count * 2 * row_bytes);
+    char *spare = reserve(&c->buffers[SPARE], count * row_bytes);
     if (!pairs || !spare || reserve_own(c, hidden))
         return -1;
     float *own = c->own[0].memory;
@@ -129,7 +137,8 @@ static int run_head(context *c, const draft_head *h, const step *given, char *kv
 }
 
 /* Scores of the children of all states. */
-static int run_readout(context *c, const draft_head *h, int64_t count, const char *states, float *scores, int64_t stride) {
+static int run_readout(context *c, const draft_head *h, int64_t count, const char *states, float *scores,
+                       int64_t stride) {
     const char *inputs = states;
     if (h->norm && !h->states_are_normed) {
         char *normed = reserve(&c->buffers[SPARE], count * h->hidden * size_of(c->dtype));
@@ -140,84 +149,108 @@ static int run_readout(context *c, const draft_head *h, int64_t count, const cha
     return run_product_into(c, &h->output, count, inputs, scores, stride);
 }
 
-static int run_search(context *c, const draft_head *h, const search *q) {
-    const int64_t width = q->width, rows = q->rows, most = rows * width, dim = h->layer[0]->head_dim;
-    const int64_t stride = (h->output.columns + 2 * LANES - 1) / LANES * LANES, words = q->words;
-    const size_t size = size_of(c->dtype), row_bytes = h->hidden * size;
-    /* Of the frontier: states in two copies, rotary rows, bits in two copies, and numbers. */
+/* The frontier: the nodes to expand next, `width` of each row. */
+typedef struct {
+    char *states, *features; /* of the nodes, and of their parents: [rows * width][hidden] */
+    char *cos, *sin;
+    uint64_t *bits, *parent_bits; /* ancestors of the nodes and of their parents: [rows * width][words] */
+    int64_t *tokens, *visible, *request, *parents, *lengths;
+    float *reached; /* log-probability of each node's path */
+} frontier;
+
+static int reserve_frontier(context *c, const draft_head *h, const search *q, frontier *f) {
+    const size_t most = q->rows * q->width, size = size_of(c->dtype);
+    const size_t row_bytes = h->hidden * size, rotary_bytes = h->layer[0]->head_dim * size;
     char *states = reserve(&c->buffers[FRONTIER], 2 * most * row_bytes);
-    char *rotary = reserve(&c->buffers[ROTARY], 2 * most * dim * size);
-    uint64_t *bits = reserve(&c->buffers[BITS], 2 * most * words * 8);
-    int64_t *numbers = reserve(&c->buffers[NUMBERS], (5 * most + 2 * rows) * 8);
-    float *scores = reserve(&c->buffers[SCORES], most * stride * 4 + 4 * most);
-    if (!states || !rotary || !bits || !numbers || !scores)
+    char *rotary = reserve(&c->buffers[ROTARY], 2 * most * rotary_bytes);
+    uint64_t *bits = reserve(&c->buffers[BITS], 2 * most * q->words * 8);
+    int64_t *numbers = reserve(&c->buffers[NUMBERS], (5 * most + q->rows) * 8);
+    if (!states || !rotary || !bits || !numbers)
         return -1;
-    char *features = states + most * row_bytes, *cos = rotary, *sin = rotary + most * dim * size;
-    uint64_t *own_bits = bits + most * words;
-    int64_t *tokens = numbers, *visible = tokens + most, *request = visible + most, *lengths = request + most;
-    int64_t *parents = lengths + rows;
-    float *reached = scores + most * stride; /* log-probability of each frontier node's path */
-    memcpy(states, q->states, rows * row_bytes);
-    int64_t nodes = 1, level = 0;
+    *f = (frontier){states, states + most * row_bytes, rotary, rotary + most * rotary_bytes, bits,
+                    bits + most * q->words, numbers, numbers + most, numbers + 2 * most, numbers + 3 * most,
+                    numbers + 5 * most, (float *)(numbers + 4 * most)};
+    return 0;
+}
+
+/* Take a row's best candidates as its next frontier. Returns the levels that the row is to have. */
+static int64_t choose_frontier(const level_job *job, int64_t row, frontier *f) {
+    const search *q = job->q;
+    const int64_t width = q->width, candidates = job->nodes * width;
+    float *values = job->values + row * candidates, chosen[LARGEST_WIDTH], sum = 0;
+    float *reached = f->reached + row * width;
+    int64_t *best = q->best + (job->level * q->rows + row) * width, found = 0;
+    for (int64_t i = 0; i < candidates; i++) {
+        if (job->level)
+            values[i] += reached[i / width];
+        found = insert(values[i], i, width, found, chosen, best);
+    }
+    for (int64_t i = 0; i < width; i++) {
+        reached[i] = chosen[i];
+        sum += expf(chosen[i]);
+        f->tokens[row * width + i] = job->tokens[row * candidates + best[i]];
+        f->parents[row * width + i] = best[i] / width;
+    }
+    if (!q->depths)
+        return q->depth;
+    if (sum < q->least_reach && q->depths[row] > job->level + 1)
+        q->depths[row] = job->level + 1;
+    return q->depths[row];
+}
+
+/* Write what the head needs to know of a row's frontier, besides its tokens. */
+static void place_frontier(const level_job *job, int64_t row, frontier *f) {
+    const search *q = job->q;
+    const int64_t width = q->width, words = q->words, level = job->level;
+    const int64_t position = q->base[row] - q->first + level;
+    const size_t size = size_of(job->c->dtype), row_bytes = job->head->hidden * size;
+    const size_t rotary_bytes = job->head->layer[0]->head_dim * size;
+    const char *rotary = (const char *)q->rotary + position * 2 * rotary_bytes;
+    f->lengths[row] = q->base[row] + (level + 1) * width;
+    for (int64_t i = 0; i < width; i++) {
+        const int64_t node = row * width + i, index = level * width + i, parent = f->parents[node];
+        memcpy(f->features + node * row_bytes, f->states + (row * job->nodes + parent) * row_bytes, row_bytes);
+        memcpy(f->cos + node * rotary_bytes, rotary, rotary_bytes);
+        memcpy(f->sin + node * rotary_bytes, rotary + rotary_bytes, rotary_bytes);
+        f->visible[node] = q->base[row];
+        f->request[node] = row;
+        for (int64_t w = 0; w < words; w++)
+            f->bits[node * words + w] = level ? f->parent_bits[(row * width + parent) * words + w] : 0;
+        f->bits[node * words + index / 64] |= (uint64_t)1 << index % 64;
+    }
+}
+
+static int run_search(context *c, const draft_head *h, const search *q) {
+    const int64_t rows = q->rows, most = rows * q->width;
+    const int64_t stride = (h->output.columns + 2 * LANES - 1) / LANES * LANES;
+    float *scores = reserve(&c->buffers[SCORES], most * stride * 4);
+    frontier f;
+    if (!scores || reserve_frontier(c, h, q, &f))
+        return -1;
+    memcpy(f.states, q->states, rows * h->hidden * size_of(c->dtype));
+    int64_t level = 0;
     for (;; level++) {
-        const int64_t candidates = nodes * width;
-        level_job job = {c, h, q, level, nodes, scores, stride, q->values + q->starts[level], q->tokens + q->starts[level]};
-        if (run_readout(c, h, rows * nodes, states, scores, stride))
+        const int64_t nodes = level ? q->width : 1, start = q->starts[level];
+        level_job job = {c, h, q, level, nodes, scores, stride, q->values + start, q->tokens + start};
+        if (run_readout(c, h, rows * nodes, f.states, scores, stride))
             return -1;
         pool_run(c->threads, score_work, &job);
         int64_t deepest = 0;
         for (int64_t row = 0; row < rows; row++) {
-            float *values = job.values + row * candidates, chosen[LARGEST_WIDTH], sum = 0;
-            int64_t *best = q->best + (level * rows + row) * width;
-            for (int64_t i = 0; level && i < candidates; i++)
-                values[i] += reached[row * width + i / width];
-            int64_t found = 0;
-            for (int64_t i = 0; i < candidates; i++) {
-                if (found == width && !(values[i] > chosen[width - 1]))
-                    continue;
-                int64_t at = found < width ? found++ : width - 1;
-                for (; at > 0 && values[i] > chosen[at - 1]; at--) {
-                    chosen[at] = chosen[at - 1];
-                    best[at] = best[at - 1];
-                }
-                chosen[at] = values[i];
-                best[at] = i;
-            }
-            for (int64_t i = 0; i < width; i++) {
-                reached[row * width + i] = chosen[i];
-                sum += expf(chosen[i]);
-                tokens[row * width + i] = job.tokens[row * candidates + best[i]];
-                parents[row * width + i] = best[i] / width;
-            }
-            if (q->depths && sum < q->least_reach && q->depths[row] > level + 1)
-                q->depths[row] = level + 1;
-            int64_t depth = q->depths ? q->depths[row] : q->depth;
+            int64_t depth = choose_frontier(&job, row, &f);
             deepest = depth > deepest ? depth : deepest;
         }
-        if (level + 1 >= deepest || level + 1 >= q->depth)
+        if (level + 1 >= deepest)
             break;
-        for (int64_t row = 0; row < rows; row++) {
-            lengths[row] = q->base[row] + (level + 1) * width;
-            for (int64_t i = 0; i < width; i++) {
-                int64_t node = row * width + i, parent = parents[node], position = q->base[row] - q->first + level;
-                memcpy(features + node * row_bytes, states + (row * nodes + parent) * row_bytes, row_bytes);
-                const char *table = (const char *)q->rotary + position * 2 * dim * size;
-                memcpy(cos + node * dim * size, table, dim * size);
-                memcpy(sin + node * dim * size, table + dim * size, dim * size);
-                visible[node] = q->base[row];
-                request[node] = row;
-                for (int64_t w = 0; w < words; w++)
-                    own_bits[node * words + w] = level ? bits[(row * width + parent) * words + w] : 0;
-                int64_t index = level * width + i;
-                own_bits[node * words + index / 64] |= (uint64_t)1 << index % 64;
-            }
-        }
-        memcpy(bits, own_bits, most * words * 8);
-        step s = {most, words, q->table_blocks, q->block_size, q->first, q->slots + level * most, request, q->tables,
-                  visible, (const int64_t *)bits, q->base, lengths, cos, sin, NULL};
-        if (run_head(c, h, &s, q->kv, q->kv_bytes, tokens, features, states))
+        for (int64_t row = 0; row < rows; row++)
+            place_frontier(&job, row, &f);
+        step s = {most, q->words, q->table_blocks, q->block_size, q->first, q->slots + level * most, f.request,
+                  q->tables, f.visible, (const int64_t *)f.bits, q->base, f.lengths, f.cos, f.sin, NULL};
+        if (run_head(c, h, &s, q->kv, q->kv_bytes, f.tokens, f.features, f.states))
             return -1;
-        nodes = width;
+        uint64_t *spare = f.parent_bits;
+        f.parent_bits = f.bits;
+        f.bits = spare;
     }
     *q->levels = level + 1;
     return 0;

@@ -1,4 +1,4 @@
-/* For x86 processors with avx2, fma, f16c. */
+/* For x86 processors with AVX2, FMA and F16C. */
 #if defined(__x86_64__)
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)

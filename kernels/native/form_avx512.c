@@ -1,4 +1,4 @@
-/* For x86 processors with avx512f, avx512bw, avx512vl, avx512dq, avx512bf16, avx2, fma, f16c. */
+/* For x86 processors with AVX-512 (F, BW, VL, DQ, BF16). */
 #if defined(__x86_64__)
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c"))), apply_to = function)

@@ -1,5 +1,5 @@
-/* What the operations are given. `native_library.py` declares the same structures; every number is a 64-bit integer, so that
-   no padding can differ. Rows are packed as in `RaggedRows`; its docstring says what each row sees. */
+/* Arguments of the operations. `native_library.py` declares the same structures; every number is a 64-bit integer, so
+   that no padding can differ. Rows are packed as in `RaggedRows`; its docstring says what each row sees. */
 #ifndef SPECDEC_NATIVE_H
 #define SPECDEC_NATIVE_H
 
@@ -22,7 +22,7 @@ typedef struct {
 } matrix;
 
 typedef struct {
-    int64_t heads, kv_heads, head_dim, hidden, intermediate;
+    int64_t heads, kv_heads, head_dim, hidden;
     double eps;
     const float *input_norm, *query_norm, *key_norm, *post_norm; /* all but the last may be NULL */
     matrix qkv, output, gate_up, down; /* gate_up: blocks of gate and up in turn */
@@ -36,7 +36,7 @@ typedef struct {
     void *kv;
 } step;
 
-/* What makes a head's first layer's input. */
+/* Kinds of heads, by the input of their first layer. */
 enum { WITHOUT_FEATURES, WITH_INPUT_PRODUCT, WITH_NORMS };
 
 /* A draft head. WITHOUT_FEATURES: layers over the embedding. WITH_INPUT_PRODUCT: `input` of embedding and feature side

@@ -27,7 +27,7 @@ PROMPT_TOKENS = 1 << 14
 
 @dataclass(frozen=True)
 class Comparison:
-    """What to compare.
+    """Modes and peers to compare, and how.
 
     Attributes:
         kind: one prompt at a time, all together, or all together with no regard to time.

@@ -33,7 +33,7 @@ class PeerMode:
 
 @dataclass(frozen=True)
 class PeerSetup:
-    """What a peer is to do.
+    """Task of a peer: checkpoint, precision and limits.
 
     Attributes:
         label: how the user wrote it, for messages.
@@ -91,7 +91,7 @@ class PeerSetup:
 
 @dataclass(frozen=True)
 class Adapter:
-    """Where a peer is, and what it needs.
+    """Module, settings and package of a peer.
 
     Attributes:
         module: our module; it has a function `load(PeerSetup) -> Contender`.
@@ -107,7 +107,7 @@ class Adapter:
 
     @property
     def remedy(self) -> str | None:
-        """What to do where the peer is not installed; None where it is."""
+        """Command or advice that installs the peer; None where it is installed."""
         if self.package is None:
             if shutil.which(self.install):
                 return None

@@ -176,7 +176,7 @@ def _run(
 
 
 def _prompts(given: BenchSettings, raw: bool) -> list[GivenPrompt]:
-    """Return the prompts of the dataset, at most so many of each category."""
+    """Return the prompts of the dataset, at most `num_prompts` of each category."""
     file = DEMO_PROMPTS if given.dataset == "demo" else Path(given.dataset)
     counts: Counter[str] = Counter()
     chosen = []
