@@ -131,15 +131,15 @@ class ModelDrafter:
         levels = self._levels(rows, depths, self.branching, noise_keys, graphs)
         if graphs is not None:
             return self._trees(graphs.search(levels, hidden), rows, depths)
-        inputs = self._search_inputs(levels, hidden, depths if stops_early else None)
-        if self.loop is not None and inputs is not None and self.loop.takes(inputs):
-            search = TreeSearch.of(len(rows), self.branching, self.loop(inputs))
-        else:
-            search = self.search(levels, hidden, rows, depths if stops_early else None)
-        return self._trees(search, rows, depths)
+        lowered = depths if stops_early else None
+        if self.loop is not None:
+            inputs = self._search_inputs(levels, hidden, lowered)
+            if inputs is not None and self.loop.takes(inputs):
+                return self._trees(TreeSearch.of(len(rows), self.branching, self.loop(inputs)), rows, depths)
+        return self._trees(self.search(levels, hidden, rows, lowered), rows, depths)
 
     def _search_inputs(self, levels: DraftLevels, hidden: Tensor, depths: list[int] | None) -> SearchInputs | None:
-        """Return what a search in one call begins with, None where rows filter or edit their logits."""
+        """Return the inputs of a search in one call, None where rows filter or edit their logits."""
         sampling = levels.sampling
         if sampling is None or sampling.limits is not None:
             return None

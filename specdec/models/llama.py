@@ -77,14 +77,14 @@ class LlamaModel(nn.Module):
         taps: dict[int, Tensor] = {}
         if self.stack is not None:
             paged = [attention for attention in attentions if isinstance(attention, PagedAttention)]
+            assert len(paged) == len(self.layers), "layers in one call take paged attention alone"
             kvs, first = [attention.kv for attention in paged], paged[0]
             hidden, taps = self.stack(hidden, *rotary, kvs, first.slots, first.rows, tap_layers)
-            taps[len(self.layers)] = hidden
-            return TargetOutput(self.norm(hidden), [taps[index] for index in tap_layers])
-        for index, (layer, attention) in enumerate(zip(self.layers, attentions, strict=True)):
-            if index in tap_layers:
-                taps[index] = hidden
-            hidden = layer(hidden, rotary, attention)
+        else:
+            for index, (layer, attention) in enumerate(zip(self.layers, attentions, strict=True)):
+                if index in tap_layers:
+                    taps[index] = hidden
+                hidden = layer(hidden, rotary, attention)
         taps[len(self.layers)] = hidden
         return TargetOutput(self.norm(hidden), [taps[index] for index in tap_layers])
 
