@@ -1,10 +1,11 @@
-"""Types of fused operations: decoder layers in one call, and the search of draft trees in one call."""
+"""Types of fused operations: decoder layers in one call, and a drafter in one call."""
 
 from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from specdec.kernels.draft_trees import HostTrees
 from specdec.kernels.projection import Product
 from specdec.kernels.ragged_rows import RaggedRows
 from specdec.kernels.types import NoiseKey
@@ -78,7 +79,7 @@ class LayerStack(Protocol):
 
 
 class HeadWeights(NamedTuple):
-    """Parts of a draft head, for a kernel set that searches draft trees in one call.
+    """Parts of a draft head, for a kernel set that drafts in one call.
 
     A head without `input` and norms reads tokens alone; one with `input` multiplies embedding and feature side by side;
     one with norms gives both, normed, to its first layer, beside the feature as residual.
@@ -103,62 +104,59 @@ class HeadWeights(NamedTuple):
     states_are_normed: bool = False
 
 
-class SearchInputs(NamedTuple):
-    """Inputs of a search of draft trees: `rows` rows, of each of which `width` nodes are expanded a level.
+class DraftingRow(NamedTuple):
+    """What a call of the drafter needs to know of a request.
 
     Attributes:
-        states: `[rows, hidden]`, the head's state after each root.
-        depth: most levels.
-        slots: int64 `[depth - 1, rows * width]`, where keys and values of expanded nodes go.
-        tables: int64 `[rows, blocks]`.
-        base: known tokens of each row.
-        first: the head's first entry.
-        block_size: entries of a block.
-        words: 64-bit words of ancestor bits.
-        rotary: table of cosines and sines, `[positions, 2, 1, head_dim]`.
-        kv: `[layers, slots, 2 * kv_heads, head_dim]`.
-        temperatures: `[rows, 1]` to divide scores by; None where all are 1.
-        noise: of each row's first level; None for a row without.
-        least_reach: total probability of a frontier below which a row's search ends.
-        depths: levels of each row, lowered where it ends; None to search all levels.
+        block_table: the request's blocks, enough for the entries of expanded nodes behind `end`.
+        tokens: the tokens of entries `start .. end - 1`, which the head reads; of at least one.
+        num_nodes: most nodes of the tree under the last token; 0 for no tree.
+        depth: most levels of the tree.
+        temperature: to divide scores by.
+        noise: of the first level; None without noise.
     """
 
-    states: Tensor
-    width: int
+    block_table: Sequence[int]
+    tokens: Sequence[int]
+    start: int
+    end: int
+    num_nodes: int
     depth: int
-    slots: Tensor
-    tables: Tensor
-    base: Sequence[int]
-    first: int
-    block_size: int
-    words: int
-    rotary: Tensor
-    kv: Tensor
-    temperatures: Tensor | None
-    noise: Sequence[NoiseKey | None]
-    least_reach: float
-    depths: list[int] | None
+    temperature: float
+    noise: NoiseKey | None
 
 
-class FoundLevels(NamedTuple):
-    """Candidates of a search, one entry a level.
+class DraftingCache(NamedTuple):
+    """Memory and bounds of a drafter in one call.
 
     Attributes:
-        tokens: int64 `[rows, candidates]`, the children of the frontier before in turn.
-        values: float32, of the same shape: log-probability of each candidate's path.
-        best: int64 `[rows, width]`, the candidates that were expanded, best first.
+        kv: `[layers, slots, 2 * kv_heads, head_dim]`.
+        features: `[slots, hidden]`, of each cached token; `[slots, 0]` for a head that reads none.
+        rotary: table of cosines and sines, `[positions, 2, 1, head_dim]`.
+        block_size: entries of a block.
+        first: the head's first entry.
+        width: children of a node, and nodes expanded a level.
     """
 
-    tokens: list[Tensor]
-    values: list[Tensor]
-    best: list[Tensor]
+    kv: Tensor
+    features: Tensor
+    rotary: Tensor
+    block_size: int
+    first: int
+    width: int
 
 
-class SearchLoop(Protocol):
-    """The search of draft trees with a head, all levels in one call."""
+class FusedDrafting(Protocol):
+    """A drafter in one call: the head reads tokens, and the trees under the last ones are searched."""
 
-    def takes(self, inputs: SearchInputs) -> bool:
-        """Return whether a search can be done so."""
+    def takes(self, rows: Sequence[DraftingRow]) -> bool:
+        """Return whether rows can be drafted so."""
         ...
 
-    def __call__(self, inputs: SearchInputs) -> FoundLevels: ...
+    def __call__(self, rows: Sequence[DraftingRow], least_reach: float) -> HostTrees:
+        """Draft a tree for each row, empty for a row that is only read.
+
+        Args:
+            least_reach: total probability of a level's expanded nodes below which a row's search ends.
+        """
+        ...

@@ -20,12 +20,12 @@ from specdec.kernels import (
 from specdec.kernels.block_walk_reference import walk_block
 from specdec.kernels.device_walks import DeviceWalks
 from specdec.kernels.draft_trees import DraftTrees
-from specdec.kernels.fused import FusedLayer, HeadWeights, LayerStack, LayerWeights, SearchLoop
+from specdec.kernels.fused import DraftingCache, FusedDrafting, FusedLayer, HeadWeights, LayerStack, LayerWeights
 from specdec.kernels.host_sampling import HostSampling
 from specdec.kernels.host_walks import host_walk, tree_walk
+from specdec.kernels.native_drafting import NativeDrafting
 from specdec.kernels.native_library import NOT_BUILT, Library, library_file
 from specdec.kernels.native_operations import NativeLayer, NativeOperations, NativeProjection, NativeStack
-from specdec.kernels.native_search import NativeSearch
 from specdec.kernels.projection import Product, Projection
 from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
 from specdec.kernels.rejection_walk_reference import walk_rejection
@@ -61,8 +61,8 @@ class KernelSet:
         layer_stack: prepares a run of prepared layers in one call; None where they are called one by one.
         torch_threads: threads that torch's operations may use beside these; None for all. Torch's threads spin for
             milliseconds after an operation, and keep threads of our own from their processors.
-        draft_search: prepares the search of draft trees in one call with a head, its output matrix, the vocabulary size
-            and the tokens scored; None where the levels are called one by one.
+        fused_drafting: prepares a drafter in one call with a head, its output matrix, the vocabulary size, the tokens
+            scored, and its memory; None where the levels are called one by one.
         head_dims: the only ones that attention takes; None for any.
         max_nodes: nodes of a tree, or levels times branching while drafting; None for any number.
         max_group: query heads per KV head; None for any number.
@@ -86,7 +86,7 @@ class KernelSet:
     rejection_walk: Callable[[Tensor, DraftTrees, NoiseRows], list[Acceptance]]
     block_walk: Callable[[Tensor, DraftTrees, NoiseRows], list[Acceptance]]
     fused_layer: Callable[[LayerWeights], FusedLayer] | None = None
-    draft_search: Callable[[HeadWeights, Product, int, Tensor | None], SearchLoop] | None = None
+    fused_drafting: Callable[[HeadWeights, Product, int, Tensor | None, DraftingCache], FusedDrafting] | None = None
     layer_stack: Callable[[Sequence[FusedLayer]], LayerStack] | None = None
     torch_threads: int | None = None
     head_dims: tuple[int, ...] | None = None
@@ -179,7 +179,7 @@ def native_kernels(noise: NoiseSource, library: Library) -> KernelSet:
         fused_layer=partial(NativeLayer, library),
         layer_stack=partial(NativeStack, library),
         torch_threads=1,
-        draft_search=partial(NativeSearch, library, noise),
+        fused_drafting=partial(NativeDrafting, library, noise),
         rms_norm=operations.rms_norm,
         tree_attention=operations.tree_attention,
     )

@@ -2,6 +2,8 @@
 
 import ctypes
 import os
+from array import array
+from collections.abc import Iterable
 from ctypes import POINTER, Structure, c_char_p, c_double, c_int, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -56,15 +58,14 @@ class HeadFields(Structure):
     ]
 
 
-class SearchFields(Structure):
-    """`search` of native.h."""
+class DraftingFields(Structure):
+    """`drafting` of native.h."""
 
     _fields_ = [
-        *_fields(c_int64, "rows width depth words table_blocks block_size first kv_bytes"),
+        *_fields(c_int64, "rows trees width table_blocks block_size first kv_bytes most"),
         ("least_reach", c_double),
-        *_fields(
-            c_void_p, "slots tables base starts states rotary kv temperatures noise depths tokens best levels values"
-        ),
+        *_fields(c_void_p, "tokens starts ends tables budgets depths features rotary kv temperatures noise"),
+        *_fields(c_void_p, "sizes nodes parents ranks"),
     ]
 
 
@@ -79,9 +80,19 @@ _CALLS: dict[str, tuple[Any, list[Any]]] = {
         c_int,
         [c_void_p, c_int64, c_int64, c_int64, c_double, POINTER(StepFields), c_void_p, c_void_p],
     ),
-    "search": (c_int, [c_void_p, POINTER(HeadFields), POINTER(SearchFields)]),
+    "draft": (c_int, [c_void_p, POINTER(HeadFields), POINTER(DraftingFields)]),
     "norm": (c_int, [c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_double, c_void_p]),
 }
+
+
+def numbers(values: Iterable[int]) -> "array[int]":
+    """Return whole numbers as the library reads them; quicker than a tensor."""
+    return array("q", values)
+
+
+def room(count: int) -> "array[int]":
+    """Return memory for whole numbers that the library writes."""
+    return array("q", bytes(8 * count))
 
 
 def library_file() -> Path | None:
@@ -126,7 +137,7 @@ class Library:
             raise ValueError(f"the native kernels' form {form!r} does not run on this processor, or memory is short")
         self.form: str = self._calls["form"](self._context).decode()
         self._product, self._layer, self._layers = (self._calls[name] for name in ("product", "layer", "layers"))
-        self._attend, self._norm, self._search = (self._calls[name] for name in ("attend", "norm", "search"))
+        self._attend, self._norm, self._draft = (self._calls[name] for name in ("attend", "norm", "draft"))
 
     def __del__(self) -> None:
         if getattr(self, "_context", None):
@@ -155,9 +166,9 @@ class Library:
         _, heads, dim = query.shape
         _check(self._attend(self._context, heads, kv_heads, dim, scale, step, query.data_ptr(), out.data_ptr()))
 
-    def search(self, head: HeadFields, search: SearchFields) -> None:
-        """Search draft trees; the arrays that `search` names are written."""
-        _check(self._search(self._context, head, search))
+    def draft(self, head: HeadFields, drafting: DraftingFields) -> None:
+        """Read tokens and search draft trees; the arrays that `drafting` names last are written."""
+        _check(self._draft(self._context, head, drafting))
 
     def norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
         """Norm the last dimension of `x`, contiguous, with a float32 weight."""

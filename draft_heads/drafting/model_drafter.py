@@ -17,7 +17,7 @@ from specdec.draft_heads.heads.readout import MatrixReadout, Readout
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.kernels.draft_trees import DraftTrees, HostTrees
-from specdec.kernels.fused import SearchInputs, SearchLoop
+from specdec.kernels.fused import DraftingCache, DraftingRow, FusedDrafting
 from specdec.kernels.integers import ceil_div
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.ragged_rows import RaggedRows
@@ -60,7 +60,7 @@ class ModelDrafter:
 
     Attributes:
         graphs: CUDA graphs of the loops over levels, or None.
-        loop: the search in one call, None where the kernel set or the head does not have it.
+        one_call: the drafter in one call; None where the kernel set or the head does not have it.
     """
 
     def __init__(
@@ -85,20 +85,26 @@ class ModelDrafter:
         self.branching = min(shape.branching, readout.size)
         self.draw_sizes = DrawSizes.of(self.branching, shape)
         self.graphs: DraftGraphs | None = None
-        self.loop = self._loop()
+        self.one_call = self._one_call()
         self._own_bits = own_bits(shape.depth - 1, self.branching, kv.device)
 
-    def _loop(self) -> SearchLoop | None:
-        weights = self.head.search_weights() if self.kernels.draft_search is not None else None
+    def _one_call(self) -> FusedDrafting | None:
+        weights = self.head.search_weights() if self.kernels.fused_drafting is not None else None
         if weights is None or not isinstance(self.readout, MatrixReadout):
             return None
-        assert self.kernels.draft_search is not None
-        return self.kernels.draft_search(weights, self.readout.projection, self.readout.vocab_size, self.readout.tokens)
+        assert self.kernels.fused_drafting is not None
+        output, size, tokens = self.readout.projection, self.readout.vocab_size, self.readout.tokens
+        cache = DraftingCache(self.kv, self.features, self.rope, self.block_size, self.head.first_entry, self.branching)
+        return self.kernels.fused_drafting(weights, output, size, tokens, cache)
 
     def propose(self, rows: Sequence[DraftRow]) -> DraftTrees:
         """Draft one tree per row; none after a single token where a head needs the feature before it."""
         first = self.head.first_entry
         reading = [i for i, row in enumerate(rows) if row.draft_prefill_end > max(row.num_draft_cached, first)]
+        if self.one_call is not None and reading:
+            given = self._drafting_rows([rows[i] for i in reading])
+            if given is not None and self.one_call.takes(given):
+                return self._draft_in_one_call(self.one_call, given, rows, reading)
         hidden = self._read_features([rows[i] for i in reading]) if reading else None
         # Their places among the reading ones.
         drafting = [k for k, i in enumerate(reading) if rows[i].num_nodes > 0 and rows[i].max_depth > 0]
@@ -131,35 +137,33 @@ class ModelDrafter:
         levels = self._levels(rows, depths, self.branching, noise_keys, graphs)
         if graphs is not None:
             return self._trees(graphs.search(levels, hidden), rows, depths)
-        lowered = depths if stops_early else None
-        if self.loop is not None:
-            inputs = self._search_inputs(levels, hidden, lowered)
-            if inputs is not None and self.loop.takes(inputs):
-                return self._trees(TreeSearch.of(len(rows), self.branching, self.loop(inputs)), rows, depths)
-        return self._trees(self.search(levels, hidden, rows, lowered), rows, depths)
+        return self._trees(self.search(levels, hidden, rows, depths if stops_early else None), rows, depths)
 
-    def _search_inputs(self, levels: DraftLevels, hidden: Tensor, depths: list[int] | None) -> SearchInputs | None:
-        """Return the inputs of a search in one call, None where rows filter or edit their logits."""
-        sampling = levels.sampling
-        if sampling is None or sampling.limits is not None:
-            return None
-        return SearchInputs(
-            states=hidden,
-            width=levels.width,
-            depth=levels.depth,
-            slots=levels.slots,
-            tables=levels.tables,
-            base=levels.base,
-            first=levels.first,
-            block_size=levels.block_size,
-            words=levels.own_bits.shape[-1],
-            rotary=self.rope,
-            kv=self.kv,
-            temperatures=sampling.temperatures,
-            noise=levels.noise.keys,
-            least_reach=self.shape.min_reach,
-            depths=depths,
-        )
+    def _drafting_rows(self, rows: Sequence[DraftRow]) -> list[DraftingRow] | None:
+        """Return rows for a drafter in one call, None where scores need more than a temperature and noise."""
+        first, given = self.head.first_entry, list[DraftingRow]()
+        for row in rows:
+            sampling, drafts = row.context.sampling, row.num_nodes > 0
+            is_drawn = self.proposal == Proposal.DRAWN and not sampling.is_greedy
+            if drafts and (sampling.edits or sampling.filters or is_drawn):
+                return None
+            start, end = max(row.num_draft_cached, first), row.draft_prefill_end
+            depth = min(self.shape.depth, row.max_depth) if drafts else 0
+            noise = None if sampling.is_greedy or not depth else noise_key(row.context)
+            temperature = 1.0 if sampling.is_greedy else sampling.temperature
+            tokens = row.token_ids[start:end]
+            given.append(DraftingRow(row.block_table, tokens, start, end, row.num_nodes, depth, temperature, noise))
+        return given
+
+    def _draft_in_one_call(
+        self, one_call: FusedDrafting, given: list[DraftingRow], rows: Sequence[DraftRow], reading: list[int]
+    ) -> DraftTrees:
+        goes_on = all(rows[i].full_depth for i in reading if rows[i].num_nodes)
+        found = one_call(given, 0.0 if goes_on else self.shape.min_reach)
+        if len(reading) == len(rows):
+            return found
+        place = {row: k for k, row in enumerate(reading)}
+        return found.select([place.get(row) for row in range(len(rows))])
 
     def _draw(self, rows: Sequence[DraftRow], hidden: Tensor) -> DraftTrees:
         """Draft trees of tokens drawn from q; how many is fixed beforehand, or q would not be their distribution."""

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from specdec.kernels.device_trees import DeviceNodes, DeviceTrees, NodeColumns
 from specdec.kernels.draft_trees import HostTrees
-from specdec.kernels.fused import FoundLevels
 from specdec.kernels.tree import ROOT, DraftTree
 from specdec.kernels.upload import upload
 
@@ -100,13 +99,6 @@ class TreeSearch(TreeLevels):
         # A node after which no token is possible yields NaN; its children must not sort before all others.
         values = log_chances.float().nan_to_num(nan=float("-inf"), neginf=float("-inf"))
         return self._add(*(part.view(self.num_rows, -1, tokens.shape[1]) for part in (tokens, values)))
-
-    @staticmethod
-    def of(num_rows: int, width: int, levels: FoundLevels) -> "TreeSearch":
-        """Return a search whose levels are found."""
-        search = TreeSearch(num_rows, width)
-        search._tokens, search._values, search._best = levels
-        return search
 
     def device_trees(self, budgets: Sequence[int], max_depths: Sequence[int]) -> DeviceTrees:
         """Return `host_trees` on the device; with as many nodes as there may be, also where none is possible.

@@ -94,4 +94,4 @@ int specdec_norm(context *c, int64_t rows, int64_t size, const void *x, const vo
     return c->form->norm(c, rows, size, x, weight, eps, out);
 }
 
-int specdec_search(context *c, const draft_head *h, const search *q) { return c->form->run_search(c, h, q); }
+int specdec_draft(context *c, const draft_head *h, const drafting *d) { return c->form->run_drafting(c, h, d); }

@@ -1,257 +1,113 @@
-/* The search of draft trees (EAGLE-2, Li et al. 2024) level by level: scores of the frontier's states, the best
-   children of each, the best of all as the next frontier, and the head's states of those. */
+/* A call of the drafter: the head reads tokens that the target has passed, searches under the roots, and the best
+   candidates become the trees. */
 
-/* The last norms and products write floats for the scores; the head's states stay in the context's type. */
-typedef struct {
-    context *c;
-    const draft_head *head;
-    const search *q;
-    int64_t level, nodes; /* frontier nodes of a row */
-    float *scores; /* [rows * nodes][stride] */
-    int64_t stride;
-    float *values;
-    int64_t *tokens; /* [rows][nodes][width] of this level */
-} level_job;
-
-/* Insert a value into the `found` largest so far, at most `k`, in falling order; an earlier one stays before an equal
-   one. Returns how many there are now. */
-INLINE int64_t insert(float value, int64_t place, int64_t k, int64_t found, float *values, int64_t *places) {
-    if (found == k && !(value > values[k - 1]))
-        return found;
-    int64_t at = found < k ? found : k - 1;
-    for (; at > 0 && value > values[at - 1]; at--) {
-        values[at] = values[at - 1];
-        places[at] = places[at - 1];
-    }
-    values[at] = value;
-    places[at] = place;
-    return found < k ? found + 1 : k;
-}
-
-/* Find the `k` largest of a row of scores, the lower index first where they are equal; the row ends with LANES numbers
-   of -infinity. Returns the logarithm of the sum of exponentials. */
-static float best_of(const float *scores, int64_t size, int64_t k, float *values, int64_t *places) {
-    vf most = splat(-INFINITY);
-    for (int64_t i = 0; i < size; i += LANES)
-        most = largest_of(load(scores + i), most);
-    const float highest = largest_lane(most);
-    vf total = splat(0);
-    for (int64_t i = 0; i < size; i += LANES)
-        total += exp_(load(scores + i) - splat(highest));
-    int64_t found = 0;
-    for (int64_t i = 0; i < size; i += LANES) {
-        const float least = found < k ? -INFINITY : values[k - 1];
-        if (largest_lane(largest_of(load(scores + i), splat(-INFINITY))) <= least)
-            continue;
-        for (int64_t j = i; j < i + LANES && j < size; j++)
-            if (scores[j] > -INFINITY)
-                found = insert(scores[j], j, k, found, values, places);
-    }
-    /* Where fewer are possible, the first impossible ones fill the list. */
-    for (int64_t other = 0; found < k; other++) {
-        int64_t at = 0;
-        while (at < found && places[at] != other)
-            at++;
-        if (at == found) {
-            values[found] = -INFINITY;
-            places[found++] = other;
-        }
-    }
-    return highest + logf(sum_lanes(total));
-}
-
-static void score_work(pool *threads, int thread, void *argument) {
-    const level_job *j = argument;
-    const search *q = j->q;
-    const int64_t size = j->head->output.columns, k = q->width;
-    int64_t begin, end;
-    items_of(threads, thread, q->rows * j->nodes, &begin, &end);
-    for (int64_t node = begin; node < end; node++) {
-        float *scores = j->scores + node * j->stride, *values = j->values + node * k;
-        int64_t *tokens = j->tokens + node * k, row = node / j->nodes;
-        const float *noise = q->noise ? q->noise[row * q->depth + j->level] : NULL;
-        if (q->temperatures && q->temperatures[row] != 1)
-            for (int64_t i = 0; i < size; i++)
-                scores[i] /= q->temperatures[row];
-        if (noise)
-            for (int64_t i = 0; i < size; i++)
-                scores[i] += noise[j->head->tokens ? j->head->tokens[i] : i];
-        for (int i = 0; i < LANES; i++)
-            scores[size + i] = -INFINITY;
-        float all = best_of(scores, size, k, values, tokens);
-        for (int64_t i = 0; i < k; i++) {
-            values[i] -= all;
-            if (!(values[i] >= -INFINITY))
-                values[i] = -INFINITY;
-            if (j->head->tokens)
-                tokens[i] = j->head->tokens[tokens[i]];
-        }
-    }
-}
-
-/* The head's states `[count, hidden]` of tokens after `features`; `states` may not be `features`. */
-static int run_head(context *c, const draft_head *h, const step *given, char *kv, size_t kv_bytes,
-                    const int64_t *tokens, const char *features, char *states) {
-    const int64_t count = given->rows, hidden = h->hidden;
-    const size_t size = size_of(c->dtype), row_bytes = hidden * size;
-    char *pairs = reserve(&c->buffers[PAIRS], count * 2 * row_bytes);
-    char *spare = reserve(&c->buffers[SPARE], count * row_bytes);
-    if (!pairs || !spare || reserve_own(c, hidden))
+/* The head's states of the tokens read; those of the roots go to `roots`, `[trees][hidden]`. */
+static int read_tokens(context *c, const draft_head *h, const drafting *d, char *roots) {
+    int64_t count = 0;
+    for (int64_t row = 0; row < d->rows; row++)
+        count += d->ends[row] - d->starts[row];
+    const size_t size = size_of(c->dtype), row_bytes = h->hidden * size, rotary_bytes = h->layer[0]->head_dim * size;
+    char *features = reserve(&c->buffers[READ], count * 2 * (row_bytes + rotary_bytes));
+    int64_t *numbers = reserve(&c->buffers[READ_NUMBERS], count * 4 * 8);
+    if (!features || !numbers)
         return -1;
-    float *own = c->own[0].memory;
-    const char *residual = features;
-    for (int64_t i = 0; i < count; i++) {
-        const char *embedded = (const char *)h->embedding + tokens[i] * row_bytes;
-        char *pair = pairs + i * 2 * row_bytes;
-        if (h->kind == WITHOUT_FEATURES) {
-            memcpy(spare + i * row_bytes, embedded, row_bytes);
-        } else if (h->kind == WITH_INPUT_PRODUCT) {
-            memcpy(pair, embedded, row_bytes);
-            memcpy(pair + row_bytes, features + i * row_bytes, row_bytes);
-        } else {
-            to_floats(own, embedded, hidden, c->dtype);
-            norm_row(own, h->embed_norm, h->eps, hidden, own);
-            from_floats(pair, own, hidden, c->dtype);
-            to_floats(own, features + i * row_bytes, hidden, c->dtype);
-            norm_row(own, h->state_norm, h->eps, hidden, own);
-            from_floats(pair + row_bytes, own, hidden, c->dtype);
-            if (h->residual_is_normed)
-                memcpy(spare + i * row_bytes, pair + row_bytes, row_bytes);
+    char *states = features + count * row_bytes, *cos = states + count * row_bytes, *sin = cos + count * rotary_bytes;
+    int64_t *slots = numbers, *request = numbers + count, *visible = request + count, *nothing = visible + count;
+    memset(nothing, 0, count * 8);
+    int64_t at = 0;
+    for (int64_t row = 0; row < d->rows; row++)
+        for (int64_t entry = d->starts[row]; entry < d->ends[row]; entry++, at++) {
+            const char *rotary = (const char *)d->rotary + (entry - d->first) * 2 * rotary_bytes;
+            memcpy(cos + at * rotary_bytes, rotary, rotary_bytes);
+            memcpy(sin + at * rotary_bytes, rotary + rotary_bytes, rotary_bytes);
+            if (d->features)
+                memcpy(features + at * row_bytes,
+                       (const char *)d->features + slot_of(d, row, entry - d->first) * row_bytes, row_bytes);
+            slots[at] = slot_of(d, row, entry);
+            request[at] = row;
+            visible[at] = entry + 1;
         }
-    }
-    if (h->kind == WITH_INPUT_PRODUCT && run_product(c, &h->input, count, pairs, spare))
+    step s = {count, 1, d->table_blocks, d->block_size, d->first, slots, request, d->tables, visible, nothing, d->ends,
+              d->ends, cos, sin, NULL};
+    if (run_head(c, h, &s, d->kv, d->kv_bytes, d->tokens, features, states))
         return -1;
-    if (h->kind != WITH_NORMS || h->residual_is_normed)
-        residual = spare;
-    step s = *given;
-    for (int64_t l = 0; l < h->layers; l++) {
-        s.kv = kv + l * kv_bytes;
-        if (run_layer(c, h->layer[l], &s, l == 0 && h->kind == WITH_NORMS ? pairs : NULL, residual, states))
-            return -1;
-        if (l + 1 < h->layers) {
-            memcpy(spare, states, count * row_bytes);
-            residual = spare;
-        }
+    at = 0;
+    for (int64_t row = 0; row < d->trees; row++) {
+        at += d->ends[row] - d->starts[row];
+        memcpy(roots + row * row_bytes, states + (at - 1) * row_bytes, row_bytes);
     }
-    return h->states_are_normed ? norm(c, count, hidden, states, h->norm, h->eps, states) : 0;
-}
-
-/* Scores of the children of all states. */
-static int run_readout(context *c, const draft_head *h, int64_t count, const char *states, float *scores,
-                       int64_t stride) {
-    const char *inputs = states;
-    if (h->norm && !h->states_are_normed) {
-        char *normed = reserve(&c->buffers[SPARE], count * h->hidden * size_of(c->dtype));
-        if (!normed || norm(c, count, h->hidden, states, h->norm, h->eps, normed))
-            return -1;
-        inputs = normed;
-    }
-    return run_product_into(c, &h->output, count, inputs, scores, stride);
-}
-
-/* The frontier: the nodes to expand next, `width` of each row. */
-typedef struct {
-    char *states, *features; /* of the nodes, and of their parents: [rows * width][hidden] */
-    char *cos, *sin;
-    uint64_t *bits, *parent_bits; /* ancestors of the nodes and of their parents: [rows * width][words] */
-    int64_t *tokens, *visible, *request, *parents, *lengths;
-    float *reached; /* log-probability of each node's path */
-} frontier;
-
-static int reserve_frontier(context *c, const draft_head *h, const search *q, frontier *f) {
-    const size_t most = q->rows * q->width, size = size_of(c->dtype);
-    const size_t row_bytes = h->hidden * size, rotary_bytes = h->layer[0]->head_dim * size;
-    char *states = reserve(&c->buffers[FRONTIER], 2 * most * row_bytes);
-    char *rotary = reserve(&c->buffers[ROTARY], 2 * most * rotary_bytes);
-    uint64_t *bits = reserve(&c->buffers[BITS], 2 * most * q->words * 8);
-    int64_t *numbers = reserve(&c->buffers[NUMBERS], (5 * most + q->rows) * 8);
-    if (!states || !rotary || !bits || !numbers)
-        return -1;
-    *f = (frontier){states, states + most * row_bytes, rotary, rotary + most * rotary_bytes, bits,
-                    bits + most * q->words, numbers, numbers + most, numbers + 2 * most, numbers + 3 * most,
-                    numbers + 5 * most, (float *)(numbers + 4 * most)};
     return 0;
 }
 
-/* Take a row's best candidates as its next frontier. Returns the levels that the row is to have. */
-static int64_t choose_frontier(const level_job *job, int64_t row, frontier *f) {
-    const search *q = job->q;
-    const int64_t width = q->width, candidates = job->nodes * width;
-    float *values = job->values + row * candidates, chosen[LARGEST_WIDTH], sum = 0;
-    float *reached = f->reached + row * width;
-    int64_t *best = q->best + (job->level * q->rows + row) * width, found = 0;
-    for (int64_t i = 0; i < candidates; i++) {
-        if (job->level)
-            values[i] += reached[i / width];
-        found = insert(values[i], i, width, found, chosen, best);
-    }
-    for (int64_t i = 0; i < width; i++) {
-        reached[i] = chosen[i];
-        sum += expf(chosen[i]);
-        f->tokens[row * width + i] = job->tokens[row * candidates + best[i]];
-        f->parents[row * width + i] = best[i] / width;
-    }
-    if (!q->depths)
-        return q->depth;
-    if (sum < q->least_reach && q->depths[row] > job->level + 1)
-        q->depths[row] = job->level + 1;
-    return q->depths[row];
+/* Where the candidates of a level lie that are a row's own, and how many they are. */
+INLINE int64_t candidates_of(const search *q, int64_t row, int64_t level, int64_t *count) {
+    *count = (q->starts[level + 1] - q->starts[level]) / q->d->trees;
+    return q->starts[level] + row * *count;
 }
 
-/* Write what the head needs to know of a row's frontier, besides its tokens. */
-static void place_frontier(const level_job *job, int64_t row, frontier *f) {
-    const search *q = job->q;
-    const int64_t width = q->width, words = q->words, level = job->level;
-    const int64_t position = q->base[row] - q->first + level;
-    const size_t size = size_of(job->c->dtype), row_bytes = job->head->hidden * size;
-    const size_t rotary_bytes = job->head->layer[0]->head_dim * size;
-    const char *rotary = (const char *)q->rotary + position * 2 * rotary_bytes;
-    f->lengths[row] = q->base[row] + (level + 1) * width;
-    for (int64_t i = 0; i < width; i++) {
-        const int64_t node = row * width + i, index = level * width + i, parent = f->parents[node];
-        memcpy(f->features + node * row_bytes, f->states + (row * job->nodes + parent) * row_bytes, row_bytes);
-        memcpy(f->cos + node * rotary_bytes, rotary, rotary_bytes);
-        memcpy(f->sin + node * rotary_bytes, rotary + rotary_bytes, rotary_bytes);
-        f->visible[node] = q->base[row];
-        f->request[node] = row;
-        for (int64_t w = 0; w < words; w++)
-            f->bits[node * words + w] = level ? f->parent_bits[(row * width + parent) * words + w] : 0;
-        f->bits[node * words + index / 64] |= (uint64_t)1 << index % 64;
+/* Keep a row's best candidates as its tree, in order of depth. `room` is for as many numbers as there are candidates
+   of a row, twice, and the budget. */
+static void choose_nodes(const search *q, int64_t row, int64_t *room) {
+    const drafting *d = q->d;
+    const int64_t levels = q->depths[row] < q->levels ? q->depths[row] : q->levels, budget = d->budgets[row];
+    int64_t total = 0, found = 0, count;
+    int64_t *best = room;
+    float *values = (float *)(room + budget);
+    /* Of equal values the shallower comes first, so that no node is kept without its parent. */
+    for (int64_t level = 0; level < levels; level++) {
+        const float *own = q->values + candidates_of(q, row, level, &count);
+        for (int64_t i = 0; i < count; i++)
+            found = insert(own[i], total++, budget, found, values, best);
     }
-}
-
-static int run_search(context *c, const draft_head *h, const search *q) {
-    const int64_t rows = q->rows, most = rows * q->width;
-    const int64_t stride = (h->output.columns + 2 * LANES - 1) / LANES * LANES;
-    float *scores = reserve(&c->buffers[SCORES], most * stride * 4);
-    frontier f;
-    if (!scores || reserve_frontier(c, h, q, &f))
-        return -1;
-    memcpy(f.states, q->states, rows * h->hidden * size_of(c->dtype));
-    int64_t level = 0;
-    for (;; level++) {
-        const int64_t nodes = level ? q->width : 1, start = q->starts[level];
-        level_job job = {c, h, q, level, nodes, scores, stride, q->values + start, q->tokens + start};
-        if (run_readout(c, h, rows * nodes, f.states, scores, stride))
-            return -1;
-        pool_run(c->threads, score_work, &job);
-        int64_t deepest = 0;
-        for (int64_t row = 0; row < rows; row++) {
-            int64_t depth = choose_frontier(&job, row, &f);
-            deepest = depth > deepest ? depth : deepest;
+    int64_t *ranks = room + 2 * budget, *places = ranks + total, kept = 0;
+    for (int64_t i = 0; i < total; i++)
+        ranks[i] = -1;
+    for (int64_t i = 0; i < found; i++)
+        ranks[best[i]] = i;
+    int64_t *nodes = d->nodes + row * d->most, *parents = d->parents + row * d->most, *order = d->ranks + row * d->most;
+    for (int64_t level = 0, before = 0, at = 0; level < levels; level++) {
+        const int64_t *tokens = q->tokens + candidates_of(q, row, level, &count);
+        /* The candidates expanded for this level. */
+        const int64_t *expanded = level ? q->best + ((level - 1) * d->trees + row) * d->width : NULL;
+        for (int64_t i = 0; i < count; i++) {
+            if (ranks[at + i] < 0)
+                continue;
+            nodes[kept] = tokens[i];
+            parents[kept] = expanded ? places[before + expanded[i / d->width]] : -1;
+            order[kept] = ranks[at + i];
+            places[at + i] = kept++;
         }
-        if (level + 1 >= deepest)
-            break;
-        for (int64_t row = 0; row < rows; row++)
-            place_frontier(&job, row, &f);
-        step s = {most, q->words, q->table_blocks, q->block_size, q->first, q->slots + level * most, f.request,
-                  q->tables, f.visible, (const int64_t *)f.bits, q->base, f.lengths, f.cos, f.sin, NULL};
-        if (run_head(c, h, &s, q->kv, q->kv_bytes, f.tokens, f.features, f.states))
-            return -1;
-        uint64_t *spare = f.parent_bits;
-        f.parent_bits = f.bits;
-        f.bits = spare;
+        before = at;
+        at += count;
     }
-    *q->levels = level + 1;
+    d->sizes[row] = kept;
+}
+
+static int run_drafting(context *c, const draft_head *h, const drafting *d) {
+    if (!d->trees)
+        return read_tokens(c, h, d, NULL);
+    int64_t depth = 0, budget = 0;
+    for (int64_t row = 0; row < d->trees; row++) {
+        depth = d->depths[row] > depth ? d->depths[row] : depth;
+        budget = d->budgets[row] > budget ? d->budgets[row] : budget;
+    }
+    const size_t trees = d->trees, width = d->width, own = width + (depth - 1) * width * width;
+    const int64_t words = ((depth - 1) * width + 63) / 64;
+    int64_t *numbers = reserve(&c->buffers[CANDIDATES], (depth + 1 + trees + trees * (own + depth * width)
+                                                         + 2 * own + 2 * budget) * 8);
+    float *values = reserve(&c->buffers[VALUES], trees * own * 4);
+    if (!numbers || !values)
+        return -1;
+    search q = {d, depth, words ? words : 1, 0, numbers, numbers + depth + 1, NULL, NULL, values};
+    q.tokens = q.depths + trees;
+    q.best = q.tokens + trees * own;
+    memcpy(q.depths, d->depths, trees * 8);
+    frontier f;
+    if (reserve_frontier(c, h, &q, &f) || read_tokens(c, h, d, f.states))
+        return -1;
+    if (run_search(c, h, &q, &f))
+        return -1;
+    for (size_t row = 0; row < trees; row++)
+        choose_nodes(&q, row, q.best + trees * depth * width);
     return 0;
 }

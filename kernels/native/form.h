@@ -14,6 +14,7 @@
 #include "products.h"
 #include "attention.h"
 #include "layers.h"
+#include "search.h"
 #include "drafting.h"
 
-const form FORM = {FORM_NAME, run_product, run_layer, attend, norm_as_given, run_search};
+const form FORM = {FORM_NAME, run_product, run_layer, attend, norm_as_given, run_drafting};

@@ -53,20 +53,19 @@ typedef struct {
 
 enum { LARGEST_WIDTH = 64 };
 
-/* A search: `width` children of a node, `width` nodes expanded a level. Candidates of a level begin at `starts[level]`
-   in `tokens` and `values`; `best` is `[depth][rows][width]`, the candidates expanded. */
+/* A call of the drafter: of `rows` requests the head reads the tokens `[starts, ends)`, and under the last ones of the
+   first `trees` it drafts trees: `width` children of a node, `width` nodes expanded a level. */
 typedef struct {
-    int64_t rows, width, depth, words, table_blocks, block_size, first, kv_bytes;
-    double least_reach;
-    const int64_t *slots, *tables, *base, *starts;
-    const void *states, *rotary; /* [rows, hidden] of the roots; [positions, 2, head_dim] */
+    int64_t rows, trees, width, table_blocks, block_size, first, kv_bytes, most; /* `most`: nodes of the largest tree */
+    double least_reach; /* probability of a frontier below which a row's search ends */
+    const int64_t *tokens, *starts, *ends, *tables; /* of all rows in turn; [rows]; [rows]; [rows][table_blocks] */
+    const int64_t *budgets, *depths; /* [trees]: most nodes and levels, at least 1 */
+    const void *features, *rotary; /* [slots][hidden] or NULL; [positions][2][head_dim] */
     void *kv; /* [layers] of `kv_bytes` */
-    const float *temperatures; /* [rows] or NULL */
-    const float *const *noise; /* [rows][depth] of all tokens each, or NULL; NULL for a row without */
-    int64_t *depths; /* [rows], lowered where `least_reach` is not reached; or NULL */
-    int64_t *tokens, *best, *levels;
-    float *values;
-} search;
+    const float *temperatures; /* [trees] or NULL */
+    const float *const *noise; /* [trees][largest depth] of all tokens each, or NULL; NULL for a row without */
+    int64_t *sizes, *nodes, *parents, *ranks; /* [trees]; [trees][most]: tokens, parents (-1 the root), ranks by value */
+} drafting;
 
 /* Memory of one call: each part is made as large as a call first needs it. */
 typedef struct {
@@ -76,7 +75,8 @@ typedef struct {
 
 enum {
     STATES, INPUTS, QKV, MIXED, SUMS, ACTIVATED, /* of a layer */
-    PAIRS, SPARE, FRONTIER, ROTARY, BITS, NUMBERS, SCORES, /* of a search */
+    PAIRS, SPARE, FRONTIER, ROTARY, BITS, NUMBERS, SCORES, CANDIDATES, VALUES, /* of a search */
+    READ, READ_NUMBERS, /* of the tokens read before it */
     BUFFERS
 };
 
@@ -98,7 +98,7 @@ struct form {
     int (*attend)(context *, int64_t heads, int64_t kv_heads, int64_t head_dim, double scale, const step *,
                   const void *query, void *out);
     int (*norm)(context *, int64_t rows, int64_t size, const void *x, const void *weight, double eps, void *out);
-    int (*run_search)(context *, const draft_head *, const search *);
+    int (*run_drafting)(context *, const draft_head *, const drafting *);
 };
 
 extern const form portable_form, avx2_form, avx512_form;

@@ -1,4 +1,4 @@
-"""The search of draft trees in one call against the loop over levels in Python."""
+"""Drafting in one call against reading and searching level by level in Python."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -45,21 +45,22 @@ def test_trees_are_the_same(
     )
     drafter = llm.engine.drafter
     assert isinstance(drafter, ModelDrafter)
-    loop, search = drafter.loop, drafter._search
-    assert loop is not None
+    one_call, propose = drafter.one_call, drafter.propose
+    assert one_call is not None
     searches = 0
 
-    def both(rows: Sequence[DraftRow], hidden: torch.Tensor) -> Any:
+    def both(rows: Sequence[DraftRow]) -> Any:
         nonlocal searches
-        drafter.loop = None
-        expected = search(rows, hidden)
-        drafter.loop = loop
-        found = search(rows, hidden)
+        drafter.one_call = None
+        expected = propose(rows)
+        drafter.one_call = one_call
+        found = propose(rows)
         assert found.read() == expected.read()
-        searches += 1
+        assert [tree.ranks for tree in found.read()] == [tree.ranks for tree in expected.read()]
+        searches += bool(sum(found.sizes))
         return found
 
-    monkeypatch.setattr(drafter, "_search", both)
+    monkeypatch.setattr(drafter, "propose", both)
     generator = torch.Generator().manual_seed(3)
     prompts = [torch.randint(0, VOCAB, (5 + 9 * i,), generator=generator).tolist() for i in range(3)]
     llm.generate(prompts, PARAMS[params], use_tqdm=False)

@@ -1,0 +1,140 @@
+"""A drafter by the compiled library: the head reads tokens and searches trees, all levels in one call."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specdec.kernels.draft_trees import HostTrees
+from specdec.kernels.fused import DraftingCache, DraftingRow, HeadWeights
+from specdec.kernels.native_library import DraftingFields, HeadFields, Library, MatrixFields, numbers, room
+from specdec.kernels.native_operations import NativeLayer, NativeProjection
+from specdec.kernels.projection import Product
+from specdec.kernels.tree import DraftTree
+from specdec.kernels.types import NoiseSource, Stream
+
+WITHOUT_FEATURES, WITH_INPUT_PRODUCT, WITH_NORMS = range(3)
+LARGEST_WIDTH = 64
+# A noise source keeps as many vectors.
+MOST_NOISE = 64
+
+
+class NativeDrafting:
+    """The drafter of one head and output matrix.
+
+    Args:
+        noise: of sampled rows.
+        output: from states to scores.
+        tokens: int64 `[size]`, the tokens scored; None for all in order.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        noise: NoiseSource,
+        head: HeadWeights,
+        output: Product,
+        vocab_size: int,
+        tokens: Tensor | None,
+        cache: DraftingCache,
+    ) -> None:
+        self.library, self.noise, self.vocab_size, self.cache = library, noise, vocab_size, cache
+        layers = [layer for layer in head.layers if isinstance(layer, NativeLayer)]
+        assert len(layers) == len(head.layers)
+        kind = WITHOUT_FEATURES
+        if head.input is not None:
+            kind = WITH_INPUT_PRODUCT
+        elif head.state_norm is not None:
+            kind = WITH_NORMS
+        norms = [
+            None if norm is None else norm.detach().float().contiguous()
+            for norm in (head.embed_norm, head.state_norm, head.norm)
+        ]
+        pointers = numbers([layer.address for layer in layers])
+        given = head.input
+        assert given is None or isinstance(given, NativeProjection)
+        assert isinstance(output, NativeProjection)
+        embedding = head.embedding.contiguous()
+        self._kept = (layers, norms, pointers, given, output, embedding, tokens)
+        self._head = HeadFields(
+            kind,
+            embedding.shape[1],
+            len(layers),
+            head.residual_is_normed,
+            head.states_are_normed,
+            head.eps,
+            embedding.data_ptr(),
+            *(None if norm is None else norm.data_ptr() for norm in norms),
+            pointers.buffer_info()[0],
+            None if tokens is None else tokens.data_ptr(),
+            MatrixFields() if given is None else given.fields,
+            output.fields,
+        )
+
+    def takes(self, rows: Sequence[DraftingRow]) -> bool:
+        """Return whether trees are not too wide for the library, and need no more noise than is kept."""
+        noisy = sum(row.noise is not None for row in rows)
+        deepest = max((row.depth for row in rows), default=0)
+        return self.cache.width <= LARGEST_WIDTH and noisy * deepest <= MOST_NOISE
+
+    def __call__(self, rows: Sequence[DraftingRow], least_reach: float) -> HostTrees:
+        """See `FusedDrafting`."""
+        drafts = [row.num_nodes > 0 and row.depth > 0 for row in rows]
+        # The library wants rows with trees first.
+        order = sorted(range(len(rows)), key=lambda row: not drafts[row])
+        ordered, trees, cache = [rows[i] for i in order], sum(drafts), self.cache
+        with_trees = ordered[:trees]
+        blocks = max(len(row.block_table) for row in rows)
+        tables = numbers(
+            [block for row in ordered for block in (*row.block_table, *[0] * (blocks - len(row.block_table)))]
+        )
+        tokens = numbers([token for row in ordered for token in row.tokens])
+        starts, ends = numbers([row.start for row in ordered]), numbers([row.end for row in ordered])
+        budgets, depths = numbers([row.num_nodes for row in with_trees]), numbers([row.depth for row in with_trees])
+        most = max(budgets, default=0)
+        sizes, nodes, parents, ranks = room(trees), room(trees * most), room(trees * most), room(trees * most)
+        temperatures = None
+        if any(row.temperature != 1 for row in with_trees):
+            temperatures = torch.tensor([row.temperature for row in with_trees])
+        noise, vectors = self._noise(with_trees)
+        self.library.draft(
+            self._head,
+            DraftingFields(
+                len(rows),
+                trees,
+                cache.width,
+                blocks,
+                cache.block_size,
+                cache.first,
+                cache.kv.stride(0) * cache.kv.element_size(),
+                most,
+                least_reach,
+                *(part.buffer_info()[0] for part in (tokens, starts, ends, tables, budgets, depths)),
+                cache.features.data_ptr() or None,
+                cache.rotary.data_ptr(),
+                cache.kv.data_ptr(),
+                None if temperatures is None else temperatures.data_ptr(),
+                None if noise is None else noise.data_ptr(),
+                *(part.buffer_info()[0] for part in (sizes, nodes, parents, ranks)),
+            ),
+        )
+        del vectors
+        found = [DraftTree()] * len(rows)
+        for place, row, size in zip(range(0, trees * most, most or 1), order, sizes, strict=False):
+            own = slice(place, place + size)
+            found[row] = DraftTree(tuple(nodes[own]), tuple(parents[own]), None, tuple(ranks[own]), check=False)
+        return HostTrees(found)
+
+    def _noise(self, rows: Sequence[DraftingRow]) -> tuple[Tensor | None, list[Tensor]]:
+        """Return addresses `[rows, depth]` of each level's noise, None where no row has any, and the noise itself."""
+        if all(row.noise is None for row in rows):
+            return None, []
+        addresses = torch.zeros(len(rows), max(row.depth for row in rows), dtype=torch.int64)
+        vectors = []
+        for row, (*_, key) in enumerate(rows):
+            for level in range(addresses.shape[1] if key is not None else 0):
+                assert key is not None
+                at = key._replace(position=key.position + level)
+                vectors.append(self.noise.at(at, self.vocab_size, Stream.TARGET, 0))
+                addresses[row, level] = vectors[-1].data_ptr()
+        return addresses, vectors
