@@ -7,8 +7,8 @@ import torch
 from specdec import DraftShape
 from specdec.kernels.draft_trees import HostTrees
 from specdec.kernels.integers import ceil_div
-from specdec.kernels.tree import ROOT, DraftTree
-from specdec.verify.tree_batch import TreeBatch, TreeRow
+from specdec.kernels.tree import ROOT, DraftTree, TreeRow
+from specdec.verify.tree_batch import TreeBatch
 
 # Of the children's chances: so that the trees have some nodes in each of six levels, most in the middle ones.
 SKEW = 12

@@ -1,6 +1,6 @@
-"""Types of fused operations: decoder layers in one call, and a drafter in one call."""
+"""Types of fused operations: a decoder layer, a pass of the target, a drafter, each in one call."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -8,6 +8,7 @@ from torch import Tensor
 from specdec.kernels.draft_trees import HostTrees
 from specdec.kernels.projection import Product
 from specdec.kernels.ragged_rows import RaggedRows
+from specdec.kernels.tree import DraftTree, TreeRow
 from specdec.kernels.types import NoiseKey
 
 
@@ -56,24 +57,62 @@ class FusedLayer(Protocol):
         ...
 
 
-class LayerStack(Protocol):
-    """Decoder layers that run one after another in one call."""
+class FeatureWeights(NamedTuple):
+    """How the feature that a head reads comes from a target's pass.
 
-    def __call__(
-        self,
-        residual: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        kvs: Sequence[Tensor],
-        slots: Tensor,
-        rows: RaggedRows,
-        wanted: Collection[int],
-    ) -> tuple[Tensor, dict[int, Tensor]]:
-        """Run the layers; for the arguments see `FusedLayer`.
+    Attributes:
+        taps: layers whose inputs are read side by side (as many as there are layers for the stream behind the last).
+        product: from the taps to the feature; None where the feature is the state behind the last norm.
+    """
 
-        Args:
-            kvs: each layer's cache.
-            wanted: layers whose input is returned too, by their index.
+    taps: Sequence[int]
+    product: Product | None
+
+
+class TargetWeights(NamedTuple):
+    """Parts of a target, for a kernel set that runs its pass in one call.
+
+    Attributes:
+        embedding: `[vocab, hidden]`.
+        eps: of the last norm.
+        layers: as the kernel set prepared them.
+        norm: before the output matrix, `[hidden]`.
+        output: from states to logits.
+        features: what the cache keeps of each token for a head; None for nothing.
+    """
+
+    embedding: Tensor
+    eps: float
+    layers: Sequence[FusedLayer]
+    norm: Tensor
+    output: Product
+    features: FeatureWeights | None
+
+
+class TargetCache(NamedTuple):
+    """Memory that a target's pass reads and writes.
+
+    Attributes:
+        kv: `[layers, slots, 2 * kv_heads, head_dim]`.
+        features: `[slots, feature_size]`, or None.
+        rotary: table of cosines and sines, `[positions, 2, 1, head_dim]`.
+        block_size: entries of a block.
+    """
+
+    kv: Tensor
+    features: Tensor | None
+    rotary: Tensor
+    block_size: int
+
+
+class FusedTarget(Protocol):
+    """A target's pass in one call: packing, layers, features, logits."""
+
+    def __call__(self, rows: Sequence[TreeRow], trees: Sequence[DraftTree]) -> Tensor:
+        """Run the pass over chains, each with its tree behind it; store keys, values and features in the cache.
+
+        Returns:
+            Logits `[sum of (num_scored + nodes), vocab_size]`.
         """
         ...
 

@@ -1,7 +1,7 @@
 """Which implementation of each operation a device runs."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,12 +20,22 @@ from specdec.kernels import (
 from specdec.kernels.block_walk_reference import walk_block
 from specdec.kernels.device_walks import DeviceWalks
 from specdec.kernels.draft_trees import DraftTrees
-from specdec.kernels.fused import DraftingCache, FusedDrafting, FusedLayer, HeadWeights, LayerStack, LayerWeights
+from specdec.kernels.fused import (
+    DraftingCache,
+    FusedDrafting,
+    FusedLayer,
+    FusedTarget,
+    HeadWeights,
+    LayerWeights,
+    TargetCache,
+    TargetWeights,
+)
 from specdec.kernels.host_sampling import HostSampling
 from specdec.kernels.host_walks import host_walk, tree_walk
 from specdec.kernels.native_drafting import NativeDrafting
 from specdec.kernels.native_library import NOT_BUILT, Library, library_file
-from specdec.kernels.native_operations import NativeLayer, NativeOperations, NativeProjection, NativeStack
+from specdec.kernels.native_operations import NativeLayer, NativeOperations, NativeProjection
+from specdec.kernels.native_target import NativeTarget
 from specdec.kernels.projection import Product, Projection
 from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
 from specdec.kernels.rejection_walk_reference import walk_rejection
@@ -58,7 +68,7 @@ class KernelSet:
             `[rows + nodes, vocab]`, trees, and each row's noise, None for a greedy row, which follows the argmax).
         block_walk: block verification of each row's chain, with the same arguments.
         fused_layer: prepares a decoder layer that runs in one call; None where its parts are called one by one.
-        layer_stack: prepares a run of prepared layers in one call; None where they are called one by one.
+        fused_target: prepares a target's pass in one call; None where its parts are called one by one.
         torch_threads: threads that torch's operations may use beside these; None for all. Torch's threads spin for
             milliseconds after an operation, and keep threads of our own from their processors.
         fused_drafting: prepares a drafter in one call with a head, its output matrix, the vocabulary size, the tokens
@@ -87,7 +97,7 @@ class KernelSet:
     block_walk: Callable[[Tensor, DraftTrees, NoiseRows], list[Acceptance]]
     fused_layer: Callable[[LayerWeights], FusedLayer] | None = None
     fused_drafting: Callable[[HeadWeights, Product, int, Tensor | None, DraftingCache], FusedDrafting] | None = None
-    layer_stack: Callable[[Sequence[FusedLayer]], LayerStack] | None = None
+    fused_target: Callable[[TargetWeights, TargetCache], FusedTarget] | None = None
     torch_threads: int | None = None
     head_dims: tuple[int, ...] | None = None
     max_nodes: int | None = None
@@ -171,17 +181,19 @@ def native_kernels(noise: NoiseSource, library: Library) -> KernelSet:
     Args:
         noise: what `torch_kernels` takes.
     """
-    operations = NativeOperations(library)
+    operations = NativeOperations(library, noise)
     return replace(
         torch_kernels(noise),
         name="native",
         projection=partial(NativeProjection, library),
         fused_layer=partial(NativeLayer, library),
-        layer_stack=partial(NativeStack, library),
+        fused_target=partial(NativeTarget, library),
         torch_threads=1,
         fused_drafting=partial(NativeDrafting, library, noise),
         rms_norm=operations.rms_norm,
         tree_attention=operations.tree_attention,
+        gumbel_argmax=operations.gumbel_argmax,
+        move_kv=operations.move_kv,
     )
 
 

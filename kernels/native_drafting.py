@@ -7,16 +7,22 @@ from torch import Tensor
 
 from specdec.kernels.draft_trees import HostTrees
 from specdec.kernels.fused import DraftingCache, DraftingRow, HeadWeights
-from specdec.kernels.native_library import DraftingFields, HeadFields, Library, MatrixFields, numbers, room
-from specdec.kernels.native_operations import NativeLayer, NativeProjection
+from specdec.kernels.native_library import (
+    DraftingFields,
+    HeadFields,
+    Library,
+    MatrixFields,
+    address_of,
+    numbers,
+    room,
+)
+from specdec.kernels.native_operations import MOST_NOISE, NativeLayer, NativeProjection
 from specdec.kernels.projection import Product
 from specdec.kernels.tree import DraftTree
 from specdec.kernels.types import NoiseSource, Stream
 
 WITHOUT_FEATURES, WITH_INPUT_PRODUCT, WITH_NORMS = range(3)
 LARGEST_WIDTH = 64
-# A noise source keeps as many vectors.
-MOST_NOISE = 64
 
 
 class NativeDrafting:
@@ -65,7 +71,7 @@ class NativeDrafting:
             head.eps,
             embedding.data_ptr(),
             *(None if norm is None else norm.data_ptr() for norm in norms),
-            pointers.buffer_info()[0],
+            address_of(pointers),
             None if tokens is None else tokens.data_ptr(),
             MatrixFields() if given is None else given.fields,
             output.fields,
@@ -109,13 +115,13 @@ class NativeDrafting:
                 cache.kv.stride(0) * cache.kv.element_size(),
                 most,
                 least_reach,
-                *(part.buffer_info()[0] for part in (tokens, starts, ends, tables, budgets, depths)),
+                *map(address_of, (tokens, starts, ends, tables, budgets, depths)),
                 cache.features.data_ptr() or None,
                 cache.rotary.data_ptr(),
                 cache.kv.data_ptr(),
                 None if temperatures is None else temperatures.data_ptr(),
                 None if noise is None else noise.data_ptr(),
-                *(part.buffer_info()[0] for part in (sizes, nodes, parents, ranks)),
+                *map(address_of, (sizes, nodes, parents, ranks)),
             ),
         )
         del vectors

@@ -3,7 +3,7 @@
 import ctypes
 import os
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from ctypes import POINTER, Structure, c_char_p, c_double, c_int, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,26 @@ class HeadFields(Structure):
     ]
 
 
+class TargetFields(Structure):
+    """`target` of native.h."""
+
+    _fields_ = [
+        *_fields(c_int64, "hidden layers features taps"),
+        ("eps", c_double),
+        *_fields(c_void_p, "embedding norm layer tap"),
+        *_fields(MatrixFields, "output feature"),
+    ]
+
+
+class PassFields(Structure):
+    """`pass` of native.h."""
+
+    _fields_ = [
+        *_fields(c_int64, "requests table_blocks block_size kv_bytes"),
+        *_fields(c_void_p, "tokens cached known nodes scored tables parents rotary kv feature_cache logits"),
+    ]
+
+
 class DraftingFields(Structure):
     """`drafting` of native.h."""
 
@@ -75,7 +95,9 @@ _CALLS: dict[str, tuple[Any, list[Any]]] = {
     "form": (c_char_p, [c_void_p]),
     "product": (c_int, [c_void_p, POINTER(MatrixFields), c_int64, c_void_p, c_void_p]),
     "layer": (c_int, [c_void_p, POINTER(LayerFields), POINTER(StepFields), c_void_p, c_void_p, c_void_p]),
-    "layers": (c_int, [c_void_p, c_int64, c_void_p, c_void_p, c_void_p, POINTER(StepFields), c_void_p]),
+    "pass": (c_int, [c_void_p, POINTER(TargetFields), POINTER(PassFields)]),
+    "argmax": (c_int, [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_void_p]),
+    "move": (c_int, [c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p]),
     "attend": (
         c_int,
         [c_void_p, c_int64, c_int64, c_int64, c_double, POINTER(StepFields), c_void_p, c_void_p],
@@ -93,6 +115,17 @@ def numbers(values: Iterable[int]) -> "array[int]":
 def room(count: int) -> "array[int]":
     """Return memory for whole numbers that the library writes."""
     return array("q", bytes(8 * count))
+
+
+def padded_tables(tables: Sequence[Sequence[int]]) -> "tuple[array[int], int]":
+    """Return block tables of one length in turn, and that length."""
+    longest = max(len(table) for table in tables)
+    return numbers(block for table in tables for block in (*table, *[0] * (longest - len(table)))), longest
+
+
+def address_of(values: "array[int]") -> int:
+    """Return where the numbers lie."""
+    return values.buffer_info()[0]
 
 
 def library_file() -> Path | None:
@@ -136,8 +169,9 @@ class Library:
         if not self._context:
             raise ValueError(f"the native kernels' form {form!r} does not run on this processor, or memory is short")
         self.form: str = self._calls["form"](self._context).decode()
-        self._product, self._layer, self._layers = (self._calls[name] for name in ("product", "layer", "layers"))
+        self._product, self._layer, self._pass = (self._calls[name] for name in ("product", "layer", "pass"))
         self._attend, self._norm, self._draft = (self._calls[name] for name in ("attend", "norm", "draft"))
+        self._argmax, self._move = self._calls["argmax"], self._calls["move"]
 
     def __del__(self) -> None:
         if getattr(self, "_context", None):
@@ -153,13 +187,9 @@ class Library:
         inputs = None if x is None else x.data_ptr()
         _check(self._layer(self._context, layer, step, inputs, residual.data_ptr(), out.data_ptr()))
 
-    def layers(self, count: int, layers: Any, caches: Any, outputs: Any, step: StepFields, residual: Tensor) -> None:
-        """Run layers one after another; see `LayerStack`.
-
-        Args:
-            layers: array of addresses of `LayerFields`; the others, of each layer's cache and output.
-        """
-        _check(self._layers(self._context, count, layers, caches, outputs, step, residual.data_ptr()))
+    def target_pass(self, target: TargetFields, given: PassFields) -> None:
+        """Run a pass; the arrays that `given` names last are written."""
+        _check(self._pass(self._context, target, given))
 
     def attend(self, step: StepFields, kv_heads: int, scale: float, query: Tensor, out: Tensor) -> None:
         """Attend with `query` `[rows, heads, head_dim]`, contiguous."""
@@ -169,6 +199,24 @@ class Library:
     def draft(self, head: HeadFields, drafting: DraftingFields) -> None:
         """Read tokens and search draft trees; the arrays that `drafting` names last are written."""
         _check(self._draft(self._context, head, drafting))
+
+    def argmax(self, scores: Tensor, noise: Sequence[Tensor | None]) -> "array[int]":
+        """Return the argmax of each row of `scores` `[rows, size]`, contiguous, plus its noise; see `KernelSet`."""
+        rows, size = scores.shape
+        found, addresses = room(rows), None
+        if any(vector is not None for vector in noise):
+            addresses = numbers([0 if vector is None else vector.data_ptr() for vector in noise])
+        where = None if addresses is None else address_of(addresses)
+        _check(
+            self._argmax(self._context, rows, size, KINDS[scores.dtype], scores.data_ptr(), where, address_of(found))
+        )
+        return found
+
+    def move(self, kv: Tensor, source: Tensor, target: Tensor) -> None:
+        """Copy entries of `kv` `[layers, slots, …]`, contiguous, between slots; all are read before any is written."""
+        layers, slots = kv.stride(0) * kv.element_size(), kv.stride(1) * kv.element_size()
+        places = (kv.data_ptr(), kv.shape[0], layers, slots, len(source), source.data_ptr(), target.data_ptr())
+        _check(self._move(self._context, *places))
 
     def norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
         """Norm the last dimension of `x`, contiguous, with a float32 weight."""

@@ -1,18 +1,21 @@
 """The operations of a step on a CPU by the compiled library."""
 
-from collections.abc import Collection, Sequence
-from ctypes import addressof, c_void_p
+from collections.abc import Sequence
+from ctypes import addressof
 
 import torch
 from torch import Tensor
 
-from specdec.kernels.fused import FusedLayer, LayerWeights
+from specdec.kernels.fused import LayerWeights
 from specdec.kernels.integers import ceil_div
 from specdec.kernels.native_library import BLOCK, KINDS, LayerFields, Library, MatrixFields, StepFields
 from specdec.kernels.ragged_rows import RaggedRows
+from specdec.kernels.types import NoiseRows, NoiseSource, Stream
 
 # Blocks of a weight that are packed at a time.
 AT_A_TIME = 256
+# Vectors that a noise source keeps.
+MOST_NOISE = 64
 
 
 class NativeProjection:
@@ -133,7 +136,7 @@ class NativeLayer:
 
     @property
     def address(self) -> int:
-        """Address of `fields`, for a search or a run of layers."""
+        """Address of `fields`, for a drafter or a pass."""
         return addressof(self.fields)
 
     def __call__(
@@ -147,42 +150,6 @@ class NativeLayer:
         out = torch.empty_like(residual)
         self.library.layer(self.fields, fields, x, residual, out)
         return out
-
-
-class NativeStack:
-    """Layers in one call."""
-
-    def __init__(self, library: Library, layers: Sequence[FusedLayer]) -> None:
-        self.library = library
-        self.layers = [layer for layer in layers if isinstance(layer, NativeLayer)]
-        assert len(self.layers) == len(layers)
-        self._addresses = (c_void_p * len(layers))(*(layer.address for layer in self.layers))
-        self._caches, self._outputs = (c_void_p * len(layers))(), (c_void_p * len(layers))()
-
-    def __call__(
-        self,
-        residual: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        kvs: Sequence[Tensor],
-        slots: Tensor,
-        rows: RaggedRows,
-        wanted: Collection[int],
-    ) -> tuple[Tensor, dict[int, Tensor]]:
-        count, step = len(self.layers), step_of(rows)
-        cos, sin, residual = cos.contiguous(), sin.contiguous(), residual.contiguous()
-        fields = step.fields
-        fields.slots, fields.cos, fields.sin = slots.data_ptr(), cos.data_ptr(), sin.data_ptr()
-        # The output of layer i is the input of layer i + 1. Outputs that are not wanted go to two buffers in turn.
-        kept = {index: torch.empty_like(residual) for index in wanted if 0 < index < count}
-        turns = [torch.empty_like(residual) for _ in range(2)]
-        for layer, kv in enumerate(kvs):
-            self._caches[layer] = kv.data_ptr()
-            self._outputs[layer] = kept.get(layer + 1, turns[layer % 2]).data_ptr()
-        self.library.layers(count, self._addresses, self._caches, self._outputs, fields, residual)
-        if 0 in wanted:
-            kept[0] = residual
-        return turns[(count - 1) % 2], kept
 
 
 class Step:
@@ -221,10 +188,14 @@ def step_of(rows: RaggedRows) -> Step:
 
 
 class NativeOperations:
-    """Operations of the kernel set that take tensors alone."""
+    """Operations of the kernel set that take tensors alone.
 
-    def __init__(self, library: Library) -> None:
-        self.library = library
+    Args:
+        noise: of sampled rows.
+    """
+
+    def __init__(self, library: Library, noise: NoiseSource) -> None:
+        self.library, self.noise = library, noise
 
     def tree_attention(self, query: Tensor, kv: Tensor, rows: RaggedRows, scale: float) -> Tensor:
         """See `specdec.kernels.tree_attention`."""
@@ -240,3 +211,17 @@ class NativeOperations:
         out = torch.empty_like(x)
         self.library.norm(x, weight, eps, out)
         return out
+
+    def gumbel_argmax(self, scores: Tensor, noise: NoiseRows) -> Tensor:
+        """See `KernelSet.gumbel_argmax`."""
+        size, found = scores.shape[1], list[int]()
+        # A noise source keeps so many vectors.
+        for start in range(0, len(scores), MOST_NOISE):
+            keys = noise.keys[start : start + MOST_NOISE]
+            vectors = [None if key is None else self.noise.at(key, size, Stream.TARGET, 0) for key in keys]
+            found += self.library.argmax(scores[start : start + MOST_NOISE].contiguous(), vectors)
+        return torch.tensor(found, dtype=torch.int64)
+
+    def move_kv(self, kv: Tensor, source: Tensor, target: Tensor) -> None:
+        """See `specdec.kernels.kv_copy`."""
+        self.library.move(kv, source, target)

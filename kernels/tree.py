@@ -1,4 +1,4 @@
-"""The draft tree under a request's last known token."""
+"""A request's row in a step: a chain of known tokens, and the draft tree under the last of them."""
 
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
@@ -90,6 +90,22 @@ class DraftTree:
             above = paths[1 + parent]
             paths.append([*above[: depth - 1], token, *above[depth:]])
         return paths
+
+
+class TreeRow(NamedTuple):
+    """One request's chain in a step.
+
+    Attributes:
+        tokens: the chain, `token_ids[num_cached : num_cached + k]`, k >= 1.
+        num_cached: number of tokens whose keys and values are in the cache already.
+        block_table: the request's blocks, enough for `num_cached + k` entries and those of its draft nodes.
+        num_scored: number of the chain's last rows that need logits, the last one where a token is sampled.
+    """
+
+    tokens: Sequence[int]
+    num_cached: int
+    block_table: Sequence[int]
+    num_scored: int
 
 
 class HostNodes(NamedTuple):

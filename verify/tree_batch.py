@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,24 +9,8 @@ from torch import Tensor
 from specdec.kernels.draft_trees import DraftTrees
 from specdec.kernels.integers import ceil_div
 from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
-from specdec.kernels.tree import split_words
+from specdec.kernels.tree import TreeRow, split_words
 from specdec.kernels.upload import upload
-
-
-class TreeRow(NamedTuple):
-    """One request's chain in a step.
-
-    Attributes:
-        tokens: the chain, `token_ids[num_cached : num_cached + k]`, k >= 1.
-        num_cached: number of tokens whose keys and values are in the cache already.
-        block_table: the request's blocks, enough for `num_cached + k` entries and those of its draft nodes.
-        num_scored: number of the chain's last rows that need logits, the last one where a token is sampled.
-    """
-
-    tokens: Sequence[int]
-    num_cached: int
-    block_table: Sequence[int]
-    num_scored: int
 
 
 @dataclass(frozen=True)

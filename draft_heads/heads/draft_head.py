@@ -11,7 +11,7 @@ from specdec.draft_heads.heads.readout import Readout
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import Attention, split_layer
 from specdec.draft_heads.llama.rope import Rotary
-from specdec.kernels.fused import HeadWeights
+from specdec.kernels.fused import FeatureWeights, HeadWeights
 from specdec.kernels.projection import Product
 
 
@@ -63,6 +63,13 @@ class DraftHead(Protocol):
         """Return the output matrix's input for each state, `[rows, hidden_size]`."""
         ...
 
+    def feature_weights(self) -> FeatureWeights | None:
+        """Return the parts of `feature_of` for a pass in one call, None if it has others than such a pass knows.
+
+        Never called where the head reads no features, or before it is prepared for a kernel set with fused layers.
+        """
+        ...
+
     def search_weights(self) -> HeadWeights | None:
         """Return the head's parts for a search in one call, None if it has others than such a search knows.
 
@@ -109,6 +116,10 @@ class FeatureHead(nn.Module):
     def read(self, hidden: Tensor) -> Tensor:
         """Return the output matrix's input; by default the state itself."""
         return hidden
+
+    def feature_weights(self) -> FeatureWeights | None:
+        """Return no parts: a head that has the usual ones says so itself."""
+        return None
 
     def search_weights(self) -> HeadWeights | None:
         """Return no parts: a head that has the usual ones says so itself."""

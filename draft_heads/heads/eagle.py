@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from specdec.draft_heads.heads.draft_head import FeatureHead, HeadConfig
 from specdec.draft_heads.llama.llama_layer import Attention, LlamaLayer
 from specdec.draft_heads.llama.rope import Rotary
-from specdec.kernels.fused import HeadWeights
+from specdec.kernels.fused import FeatureWeights, HeadWeights
 from specdec.kernels.linear import Linear
 from specdec.kernels.projection import Product
 
@@ -47,6 +47,9 @@ class EagleHead(FeatureHead):
         for layer, attention in zip(self.layers, attentions, strict=True):
             hidden = layer(hidden, rotary, attention)
         return hidden
+
+    def feature_weights(self) -> FeatureWeights | None:
+        return FeatureWeights((), None)
 
     def search_weights(self) -> HeadWeights | None:
         product: Product = self.__dict__["fc"]

@@ -14,9 +14,10 @@ from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import Attention, DecoderLayer, LlamaLayer, RMSNorm
 from specdec.draft_heads.llama.rope import Rotary
 from specdec.kernels.elementwise_reference import rms_norm
-from specdec.kernels.fused import HeadWeights
+from specdec.kernels.fused import FeatureWeights, HeadWeights
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.linear import Linear
+from specdec.kernels.projection import Product
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,12 @@ class Eagle3Head(FeatureHead):
     def read(self, hidden: Tensor) -> Tensor:
         """Return the output matrix's input for the states of `forward`, `[rows, hidden_size]`."""
         return hidden if self.config.norm_output else self.norm(hidden)
+
+    def feature_weights(self) -> FeatureWeights | None:
+        if self.fc_norm is not None or self.input_norm is not None:
+            return None
+        product: Product = self.__dict__["fc"]
+        return FeatureWeights(self.taps, product)
 
     def search_weights(self) -> HeadWeights | None:
         first = self.layers[0]

@@ -72,19 +72,6 @@ int specdec_layer(context *c, const layer *l, const step *s, const void *x, cons
     return c->form->run_layer(c, l, s, x, residual, out);
 }
 
-/* Layers one after another, each with its own cache and output; an output is the next layer's residual. */
-int specdec_layers(context *c, int64_t count, const layer *const *layers, void *const *caches, void *const *outputs,
-                   const step *given, const void *residual) {
-    step s = *given;
-    for (int64_t i = 0; i < count; i++) {
-        s.kv = caches[i];
-        if (c->form->run_layer(c, layers[i], &s, NULL, residual, outputs[i]))
-            return -1;
-        residual = outputs[i];
-    }
-    return 0;
-}
-
 int specdec_attend(context *c, int64_t heads, int64_t kv_heads, int64_t head_dim, double scale, const step *s,
                    const void *query, void *out) {
     return c->form->attend(c, heads, kv_heads, head_dim, scale, s, query, out);
@@ -92,6 +79,28 @@ int specdec_attend(context *c, int64_t heads, int64_t kv_heads, int64_t head_dim
 
 int specdec_norm(context *c, int64_t rows, int64_t size, const void *x, const void *weight, double eps, void *out) {
     return c->form->norm(c, rows, size, x, weight, eps, out);
+}
+
+int specdec_pass(context *c, const target *t, const pass *p) { return c->form->run_pass(c, t, p); }
+
+int specdec_argmax(context *c, int64_t rows, int64_t size, int64_t kind, const void *scores, const float *const *noise,
+                   int64_t *tokens) {
+    return c->form->argmax(c, rows, size, kind, scores, noise, tokens);
+}
+
+/* Copy entries of `slot_bytes` between slots of every layer; all are read before any is written. */
+int specdec_move(context *c, char *kv, int64_t layers, int64_t layer_bytes, int64_t slot_bytes, int64_t count,
+                 const int64_t *source, const int64_t *target) {
+    char *kept = reserve(&c->buffers[STREAM], count * slot_bytes);
+    if (!kept)
+        return -1;
+    for (int64_t l = 0; l < layers; l++, kv += layer_bytes) {
+        for (int64_t i = 0; i < count; i++)
+            memcpy(kept + i * slot_bytes, kv + source[i] * slot_bytes, slot_bytes);
+        for (int64_t i = 0; i < count; i++)
+            memcpy(kv + target[i] * slot_bytes, kept + i * slot_bytes, slot_bytes);
+    }
+    return 0;
 }
 
 int specdec_draft(context *c, const draft_head *h, const drafting *d) { return c->form->run_drafting(c, h, d); }

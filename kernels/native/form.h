@@ -14,7 +14,9 @@
 #include "products.h"
 #include "attention.h"
 #include "layers.h"
+#include "target.h"
+#include "sampling.h"
 #include "search.h"
 #include "drafting.h"
 
-const form FORM = {FORM_NAME, run_product, run_layer, attend, norm_as_given, run_drafting};
+const form FORM = {FORM_NAME, run_product, run_layer, attend, norm_as_given, run_pass, argmax, run_drafting};

@@ -53,6 +53,33 @@ typedef struct {
 
 enum { LARGEST_WIDTH = 64 };
 
+/* A target, and what a head reads of it: nothing, its states behind the last norm, or a product of the inputs of `taps`
+   layers side by side (`tap[i]` is `layers` for the stream behind the last). */
+enum { NO_FEATURES, STATES_AS_FEATURES, TAPS_AS_FEATURES };
+
+typedef struct {
+    int64_t hidden, layers, features, taps;
+    double eps;
+    const void *embedding;
+    const float *norm;
+    const layer *const *layer;
+    const int64_t *tap;
+    matrix output, feature;
+} target;
+
+/* A pass of the target over `requests` chains of `known` tokens behind `cached` ones, each with a tree of `nodes` behind
+   it, of which `scored` tokens of the chain and all nodes get logits. */
+typedef struct {
+    int64_t requests, table_blocks, block_size, kv_bytes;
+    const int64_t *tokens; /* of each request in turn: its chain's, then its nodes' */
+    const int64_t *cached, *known, *nodes, *scored, *tables; /* [requests]; [requests][table_blocks] */
+    const int64_t *parents; /* of all nodes: a node of the same tree, -1 for the root */
+    const void *rotary;     /* [positions][2][head_dim] */
+    void *kv;               /* [layers] of `kv_bytes` */
+    void *feature_cache;    /* [slots][hidden] of the feature, or NULL */
+    void *logits;           /* [scored tokens and nodes][vocabulary] */
+} pass;
+
 /* A call of the drafter: of `rows` requests the head reads the tokens `[starts, ends)`, and under the last ones of the
    first `trees` it drafts trees: `width` children of a node, `width` nodes expanded a level. */
 typedef struct {
@@ -77,6 +104,7 @@ enum {
     STATES, INPUTS, QKV, MIXED, SUMS, ACTIVATED, /* of a layer */
     PAIRS, SPARE, FRONTIER, ROTARY, BITS, NUMBERS, SCORES, CANDIDATES, VALUES, /* of a search */
     READ, READ_NUMBERS, /* of the tokens read before it */
+    STREAM, PASS_ROTARY, PASS_NUMBERS, WANTED, TAPPED, /* of a pass of the target */
     BUFFERS
 };
 
@@ -98,6 +126,9 @@ struct form {
     int (*attend)(context *, int64_t heads, int64_t kv_heads, int64_t head_dim, double scale, const step *,
                   const void *query, void *out);
     int (*norm)(context *, int64_t rows, int64_t size, const void *x, const void *weight, double eps, void *out);
+    int (*run_pass)(context *, const target *, const pass *);
+    int (*argmax)(context *, int64_t rows, int64_t size, int64_t kind, const void *scores, const float *const *noise,
+                  int64_t *tokens);
     int (*run_drafting)(context *, const draft_head *, const drafting *);
 };
 

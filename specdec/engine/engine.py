@@ -15,11 +15,11 @@ from specdec.draft_heads.drafting.drafter import Drafter, DraftRow
 from specdec.engine.step_observer import StepObserver
 from specdec.execution.model_runner import ModelRunner
 from specdec.kernels.draft_trees import DraftTrees
-from specdec.kernels.tree import DraftTree
+from specdec.kernels.tree import DraftTree, TreeRow
 from specdec.kernels.types import NO_TOKEN, Acceptance
 from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.step_plan import PlannedRow, RowResult, StepPlan
-from specdec.verify.tree_batch import TreeRow, slots_of
+from specdec.verify.tree_batch import slots_of
 from specdec.verify.verifier import Verifier
 
 

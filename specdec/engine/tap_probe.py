@@ -19,9 +19,10 @@ from specdec.execution.model_runner import ModelRunner
 from specdec.kernels.draft_trees import HostTrees
 from specdec.kernels.integers import ceil_div
 from specdec.kernels.kernel_set import KernelSet
+from specdec.kernels.tree import TreeRow
 from specdec.models.llama import LlamaModel
 from specdec.models.tokenizer import Tokenizer
-from specdec.verify.tree_batch import TreeBatch, TreeRow
+from specdec.verify.tree_batch import TreeBatch
 
 logger = logging.getLogger(__name__)
 QUESTIONS = (

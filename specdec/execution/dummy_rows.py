@@ -4,9 +4,8 @@ from specdec.cache.kv_cache import KVCache
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.kernels.draft_trees import HostTrees
-from specdec.kernels.tree import ROOT, DraftTree
+from specdec.kernels.tree import ROOT, DraftTree, TreeRow
 from specdec.verify.sampling import Context, Sampling
-from specdec.verify.tree_batch import TreeRow
 
 
 def padding_row(cache: KVCache, num_tokens: int, num_scored: int = 0) -> TreeRow:

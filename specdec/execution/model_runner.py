@@ -12,8 +12,10 @@ from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.execution.dummy_rows import padding_row
 from specdec.kernels.draft_trees import DraftTrees
+from specdec.kernels.fused import FusedTarget, TargetCache
+from specdec.kernels.tree import TreeRow
 from specdec.models.llama import LlamaModel
-from specdec.verify.tree_batch import TreeBatch, TreeRow
+from specdec.verify.tree_batch import TreeBatch
 
 if TYPE_CHECKING:
     # It brings Triton's kernels, which an engine on plain torch does without.
@@ -33,6 +35,7 @@ class ModelRunner:
 
     Attributes:
         graphs: captured passes; None where they are launched kernel by kernel.
+        one_call: the pass in one call; None where the kernel set does not have it, or not the head's feature.
     """
 
     def __init__(
@@ -49,9 +52,25 @@ class ModelRunner:
         positions = min(config.max_position, max(longest, LONGEST_MEASURED))
         self.rope = config.rope.table(config.head_dim, positions, dtype).to(cache.target.device)
         self.graphs: StepGraphs | None = None
+        self.one_call = self._one_call()
+
+    def _one_call(self) -> FusedTarget | None:
+        cache, head, features = self.cache, self.head, None
+        if cache.kernels.fused_target is None:
+            return None
+        if head is not None and head.feature_size:
+            features = head.feature_weights()
+            if features is None:
+                return None
+        weights = self.model.fused_weights(features)
+        return cache.kernels.fused_target(
+            weights, TargetCache(cache.target, cache.features, self.rope, cache.block_size)
+        )
 
     def forward(self, parts: Sequence[TreeRow], trees: DraftTrees) -> Tensor:
         """Return logits `[sum of (num_scored + nodes), vocab_size]`; store keys, values and features in the cache."""
+        if self.one_call is not None:
+            return self.one_call(parts, trees.read())
         run: Callable[[TreeBatch], Tensor] = self.features
         padding = 0
         if self.graphs is not None:

@@ -21,13 +21,12 @@ from specdec.draft_heads.llama.llama_config import DEFAULTS, LlamaConfig
 from specdec.draft_heads.llama.llama_layer import (
     Attention,
     LlamaLayer,
-    PagedAttention,
     RMSNorm,
     check_layers,
     fuse_layer,
 )
 from specdec.draft_heads.llama.rope import Rotary
-from specdec.kernels.fused import LayerStack
+from specdec.kernels.fused import FeatureWeights, TargetWeights
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.linear import prepare_for_inference
 from specdec.kernels.projection import Product
@@ -38,7 +37,6 @@ class LlamaModel(nn.Module):
 
     Attributes:
         num_parameters: numbers in all weights.
-        stack: the layers in one call, once they are prepared for a kernel set that has that.
         output: lm_head prepared for inference: `[rows, hidden_size]` features to `[rows, vocab_size]` logits.
     """
 
@@ -49,7 +47,6 @@ class LlamaModel(nn.Module):
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(LlamaLayer(config) for _ in range(config.num_layers))
-        self.stack: LayerStack | None = None
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = None if config.tie_word_embeddings else nn.Linear(config.hidden_size, config.vocab_size, False)
 
@@ -75,16 +72,10 @@ class LlamaModel(nn.Module):
         """
         hidden = F.embedding(tokens, self.embed_tokens.weight)
         taps: dict[int, Tensor] = {}
-        if self.stack is not None:
-            paged = [attention for attention in attentions if isinstance(attention, PagedAttention)]
-            assert len(paged) == len(self.layers), "layers in one call take paged attention alone"
-            kvs, first = [attention.kv for attention in paged], paged[0]
-            hidden, taps = self.stack(hidden, *rotary, kvs, first.slots, first.rows, tap_layers)
-        else:
-            for index, (layer, attention) in enumerate(zip(self.layers, attentions, strict=True)):
-                if index in tap_layers:
-                    taps[index] = hidden
-                hidden = layer(hidden, rotary, attention)
+        for index, (layer, attention) in enumerate(zip(self.layers, attentions, strict=True)):
+            if index in tap_layers:
+                taps[index] = hidden
+            hidden = layer(hidden, rotary, attention)
         taps[len(self.layers)] = hidden
         return TargetOutput(self.norm(hidden), [taps[index] for index in tap_layers])
 
@@ -93,15 +84,16 @@ class LlamaModel(nn.Module):
         """Sizes and weights of the target that a draft head is loaded against."""
         return TargetParts(self.embed_tokens.weight, self.output, self.config)
 
+    def fused_weights(self, features: FeatureWeights | None) -> TargetWeights:
+        """Return the parts for a pass in one call. The model is prepared for a kernel set with fused layers."""
+        layers = [layer.fused for layer in self.layers if isinstance(layer, LlamaLayer)]
+        norm, eps = self.norm.weight, self.config.rms_norm_eps
+        return TargetWeights(self.embed_tokens.weight, eps, layers, norm, self.output, features)
+
     def prepare(self, kernels: KernelSet) -> bool:
-        """Prepare the output matrix and the run of layers; the other parts prepare themselves."""
+        """Prepare the output matrix; the other parts prepare themselves."""
         self.output = kernels.projection(self.lm_head_weight, None)
-        if kernels.layer_stack is None:
-            return False
-        prepare_for_inference(self.layers, kernels)
-        self.stack = kernels.layer_stack([layer.fused for layer in self.layers if isinstance(layer, LlamaLayer)])
-        self.__dict__["norm"] = self.norm.inference_form(kernels)
-        return True
+        return False
 
 
 def load_llama(folder: Path, dtype: torch.dtype, device: torch.device, kernels: KernelSet) -> LlamaModel:

@@ -51,6 +51,9 @@ class LlamaDraftHead:
         """Return the output matrix's input: the state itself."""
         return hidden
 
+    def feature_weights(self) -> None:
+        """Return no parts: there is no feature."""
+
     def search_weights(self) -> HeadWeights | None:
         """Return the Llama's parts."""
         layers = [layer.fused for layer in self.model.layers if isinstance(layer, LlamaLayer)]

@@ -12,9 +12,9 @@ from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.tree_draw import TreeDraw
 from specdec.kernels.device_trees import DeviceTrees
 from specdec.kernels.draft_trees import DraftTrees, HostTrees
-from specdec.kernels.tree import ROOT, DraftTree
+from specdec.kernels.tree import ROOT, DraftTree, TreeRow
 from specdec.kernels.types import NoiseKey
-from specdec.verify.tree_batch import TreeBatch, TreeRow
+from specdec.verify.tree_batch import TreeBatch
 from tests.draft_heads.drawn_levels import Head, draw_with
 from tests.draft_heads.searched_levels import bounds, coarse_head, random_head, search_with
 from tests.strategies import draft_shapes, seeds

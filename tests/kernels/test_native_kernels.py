@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 
 import pytest
 import torch
@@ -24,6 +23,7 @@ from specdec.verify.noise import GumbelNoise
 from tests.kernel_sets import TORCH
 from tests.kernels.attention_cases import Case, Part, build, star
 from tests.kernels.kernel_checks import DTYPES
+from tests.kernels.native_libraries import FORMS, NOISE, libraries, library, normal
 from tests.strategies import draft_trees, seeds
 
 pytestmark = pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
@@ -31,31 +31,6 @@ SCALE = 0.3
 # The largest relative error of one rounding.
 ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 EMPTY = DraftTree()
-
-
-@cache
-def library(form: str, threads: int, dtype: torch.dtype) -> Library:
-    return Library(threads, dtype, form)
-
-
-def _forms() -> list[str]:
-    def runs(form: str) -> bool:
-        try:
-            return library(form, 1, torch.float32).form == form
-        except ValueError:
-            return False
-
-    return [form for form in ("portable", "avx2", "avx512") if runs(form)] if library_file() else ["portable"]
-
-
-FORMS = _forms()
-libraries: st.SearchStrategy[Library] = st.builds(
-    library, st.sampled_from(FORMS), st.integers(1, 3), st.sampled_from(DTYPES)
-)
-
-
-def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def rounded(x: Tensor, dtype: torch.dtype, kept: torch.dtype) -> Tensor:
@@ -106,9 +81,9 @@ def test_weights_are_kept_in_the_smallest_type_that_holds_them() -> None:
 def test_norms(own: Library, size: int, rows: int, eps: float) -> None:
     x, weight = normal(1, rows, size).to(own.dtype), normal(2, size).to(own.dtype)
     exact = weight.double() * x.double() * torch.rsqrt(x.double().square().mean(-1, keepdim=True) + eps)
-    actual = NativeOperations(own).rms_norm(x, weight, eps)
+    actual = NativeOperations(own, NOISE).rms_norm(x, weight, eps)
     assert ((actual.double() - exact).abs() <= (ROUNDING[own.dtype] + 2**-20) * exact.abs() + 1e-7).all()
-    assert NativeOperations(own).rms_norm(x[:1], weight, eps).equal(actual[:1])
+    assert NativeOperations(own, NOISE).rms_norm(x[:1], weight, eps).equal(actual[:1])
 
 
 @st.composite
@@ -136,7 +111,7 @@ def test_attention(own: Library, case: Case, kv_heads: int, dim: int) -> None:
     kv = torch.full((len(written), 2 * kv_heads, dim), float("nan"), dtype=own.dtype)
     kv[written] = normal(case.seed, int(written.sum()), 2 * kv_heads, dim).to(own.dtype)
     query = normal(case.seed + 1, len(made.slots_seen), kv_heads * case.group, dim).to(own.dtype)
-    attend = NativeOperations(own).tree_attention
+    attend = NativeOperations(own, NOISE).tree_attention
     actual = attend(query, kv, made.rows, SCALE)
     exact = tree_attention(query.double(), kv.double(), made.rows, SCALE)
     error = (actual.double() - exact).abs()

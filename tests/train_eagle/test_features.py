@@ -8,10 +8,10 @@ import torch
 from specdec import LLM
 from specdec.draft_heads.heads.draft_head import TargetOutput
 from specdec.kernels.draft_trees import HostTrees
+from specdec.kernels.tree import TreeRow
 from specdec.models.llama import load_llama
 from specdec.train_eagle.chat_mask import Sample
 from specdec.train_eagle.features import PARTS, FeatureBatch, FeatureStore, OnlineFeatures
-from specdec.verify.tree_batch import TreeRow
 from tests.fakes import save_random_llama
 from tests.kernel_sets import TORCH
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from specdec.kernels.draft_trees import HostTrees
 from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
-from specdec.kernels.tree import ROOT, DraftTree, split_words
-from specdec.verify.tree_batch import TreeBatch, TreeRow, pad_block_tables, slots_of
+from specdec.kernels.tree import ROOT, DraftTree, TreeRow, split_words
+from specdec.verify.tree_batch import TreeBatch, pad_block_tables, slots_of
 from tests.strategies import draft_trees, seeds, shuffled_tables
 
 CPU = torch.device("cpu")

@@ -19,9 +19,8 @@ from specdec.execution.cuda_graphs import attach_graphs
 from specdec.execution.step_graphs import TOKEN_BUCKETS, StepGraphs
 from specdec.execution.warm_up import capture_graphs
 from specdec.kernels.draft_trees import DraftTrees, HostTrees
-from specdec.kernels.tree import DraftTree
+from specdec.kernels.tree import DraftTree, TreeRow
 from specdec.verify.sampling import Context, Sampling
-from specdec.verify.tree_batch import TreeRow
 from tests.fakes import save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
 from tests.strategies import draft_trees
 from tests.verify.tree_probs import probs_of

@@ -12,9 +12,8 @@ from transformers import LlamaForCausalLM
 from specdec.cache.kv_cache import KVCache
 from specdec.execution.model_runner import ModelRunner
 from specdec.kernels.draft_trees import HostTrees
-from specdec.kernels.tree import DraftTree
+from specdec.kernels.tree import DraftTree, TreeRow
 from specdec.models.llama import LlamaModel, load_llama
-from specdec.verify.tree_batch import TreeRow
 from tests.fakes import TINY, save_random_llama
 from tests.kernel_sets import TORCH
 from tests.strategies import draft_trees, prompts, seeds, shuffled_tables

@@ -15,8 +15,9 @@ from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.execution.model_runner import LONGEST_MEASURED, ModelRunner
 from specdec.kernels.draft_trees import HostTrees
+from specdec.kernels.tree import TreeRow
 from specdec.models.llama import load_llama
-from specdec.verify.tree_batch import TreeBatch, TreeRow
+from specdec.verify.tree_batch import TreeBatch
 from tests.fakes import edit_json, save_random_head
 from tests.kernel_sets import TORCH
 from tests.specdec.chunked_pass import BLOCK, CHUNKS, CPU, chunked_logits, new_cache, random_tokens

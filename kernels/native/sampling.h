@@ -1,0 +1,68 @@
+/* The token with the largest score of each row, the lowest of equal ones. */
+
+enum { NO_TOKEN = -1 };
+
+typedef struct {
+    int64_t rows, size, kind;
+    const char *scores;
+    const float *const *noise;
+    int64_t *tokens;
+} argmax_job;
+
+INLINE int any_lane(vi mask) {
+    int32_t lanes[LANES], any = 0;
+    memcpy(lanes, &mask, sizeof lanes);
+    for (int i = 0; i < LANES; i++)
+        any |= lanes[i];
+    return any != 0;
+}
+
+INLINE int64_t argmax_row(const char *scores, const float *noise, int64_t size, int kind) {
+    const size_t bytes = size_of(kind);
+    const int64_t whole = size / LANES * LANES;
+    vf most = splat(-INFINITY);
+    vi odd = most != most; /* where something is no number, which comparisons would lose */
+    for (int64_t i = 0; i < whole; i += LANES) {
+        vf x = load_as(scores + i * bytes, kind);
+        if (noise)
+            x += load(noise + i);
+        most = largest_of(x, most);
+        odd |= x != x;
+    }
+    float largest = largest_lane(most);
+    int is_odd = any_lane(odd);
+    for (int64_t i = whole; i < size; i++) {
+        float x = load_one(scores + i * bytes, kind) + (noise ? noise[i] : 0);
+        largest = x > largest ? x : largest;
+        is_odd |= x != x;
+    }
+    if (is_odd || !(fabsf(largest) < INFINITY))
+        return NO_TOKEN;
+    int64_t first = 0;
+    for (; first < whole; first += LANES) {
+        vf x = load_as(scores + first * bytes, kind);
+        if (noise)
+            x += load(noise + first);
+        if (any_lane(x == splat(largest)))
+            break;
+    }
+    while (load_one(scores + first * bytes, kind) + (noise ? noise[first] : 0) != largest)
+        first++;
+    return first;
+}
+
+static void argmax_work(pool *threads, int thread, void *argument) {
+    const argmax_job *j = argument;
+    int64_t begin, end;
+    items_of(threads, thread, j->rows, &begin, &end);
+    for (int64_t row = begin; row < end; row++)
+        j->tokens[row] = argmax_row(j->scores + row * j->size * size_of(j->kind), j->noise ? j->noise[row] : NULL,
+                                    j->size, j->kind);
+}
+
+static int argmax(context *c, int64_t rows, int64_t size, int64_t kind, const void *scores, const float *const *noise,
+                  int64_t *tokens) {
+    argmax_job j = {rows, size, kind, scores, noise, tokens};
+    pool_run(c->threads, argmax_work, &j);
+    return 0;
+}

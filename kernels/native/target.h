@@ -1,0 +1,130 @@
+/* A pass of the target over chains of known tokens with their draft trees: packing, embedding, layers, last norm,
+   features for the head, logits. */
+
+/* The rows of a pass: of each request its chain, then the nodes of its tree. */
+typedef struct {
+    step s;
+    int64_t wanted; /* rows that get logits */
+    int64_t *rows_wanted;
+} packed;
+
+/* Fill in what row `row` of the pass is: an entry of a request's cache at a position. */
+INLINE void put_row(const pass *p, packed *to, int64_t row, int64_t request, int64_t entry, int64_t position,
+                    int64_t visible, size_t rotary_bytes) {
+    int64_t *slots = (int64_t *)to->s.slots, *requests = (int64_t *)to->s.request, *seen = (int64_t *)to->s.visible;
+    const char *rotary = (const char *)p->rotary + position * 2 * rotary_bytes;
+    memcpy((char *)to->s.cos + row * rotary_bytes, rotary, rotary_bytes);
+    memcpy((char *)to->s.sin + row * rotary_bytes, rotary + rotary_bytes, rotary_bytes);
+    slots[row] = p->tables[request * p->table_blocks + entry / p->block_size] * p->block_size + entry % p->block_size;
+    requests[row] = request;
+    seen[row] = visible;
+}
+
+static int pack(context *c, const target *t, const pass *p, packed *to) {
+    int64_t rows = 0, most_nodes = 0;
+    for (int64_t r = 0; r < p->requests; r++) {
+        rows += p->known[r] + p->nodes[r];
+        most_nodes = p->nodes[r] > most_nodes ? p->nodes[r] : most_nodes;
+    }
+    const size_t rotary_bytes = t->layer[0]->head_dim * size_of(c->dtype);
+    const int64_t words = most_nodes > 64 ? (most_nodes + 63) / 64 : 1;
+    char *rotary = reserve(&c->buffers[PASS_ROTARY], 2 * rows * rotary_bytes);
+    int64_t *numbers = reserve(&c->buffers[PASS_NUMBERS], ((4 + words) * rows + 2 * p->requests + most_nodes) * 8);
+    if (!rotary || !numbers)
+        return -1;
+    int64_t *visible = numbers + 2 * rows, *wanted = visible + rows, *ancestors = wanted + rows;
+    int64_t *tree_starts = ancestors + words * rows, *lengths = tree_starts + p->requests;
+    int64_t *depths = lengths + p->requests; /* of one tree */
+    memset(ancestors, 0, words * rows * 8);
+    *to = (packed){{rows, words, p->table_blocks, p->block_size, 0, numbers, numbers + rows, p->tables, visible,
+                    ancestors, tree_starts, lengths, rotary, rotary + rows * rotary_bytes, NULL}, 0, wanted};
+    const int64_t *parents = p->parents;
+    for (int64_t r = 0, row = 0; r < p->requests; r++) {
+        const int64_t end = p->cached[r] + p->known[r];
+        tree_starts[r] = end;
+        lengths[r] = end + p->nodes[r];
+        for (int64_t i = 0; i < p->known[r]; i++, row++) {
+            put_row(p, to, row, r, p->cached[r] + i, p->cached[r] + i, p->cached[r] + i + 1, rotary_bytes);
+            if (i >= p->known[r] - p->scored[r])
+                wanted[to->wanted++] = row;
+        }
+        for (int64_t i = 0, first = row; i < p->nodes[r]; i++, row++, parents++) {
+            uint64_t *own = (uint64_t *)ancestors + row * words;
+            depths[i] = *parents < 0 ? 1 : depths[*parents] + 1;
+            if (*parents >= 0)
+                memcpy(own, ancestors + (first + *parents) * words, words * 8);
+            own[i / 64] |= (uint64_t)1 << i % 64;
+            put_row(p, to, row, r, end + i, end - 1 + depths[i], end, rotary_bytes);
+            wanted[to->wanted++] = row;
+        }
+    }
+    return 0;
+}
+
+/* Store what the head reads of each token. */
+static int store_features(context *c, const target *t, const pass *p, const packed *rows, const char *states,
+                          const char *taps) {
+    const int64_t count = rows->s.rows;
+    const size_t row_bytes = t->hidden * size_of(c->dtype);
+    const char *features = states;
+    size_t feature_bytes = row_bytes;
+    if (t->features == TAPS_AS_FEATURES) {
+        feature_bytes = t->feature.columns * size_of(c->dtype);
+        char *beside = reserve(&c->buffers[TAPPED], count * (t->taps * row_bytes + feature_bytes));
+        if (!beside)
+            return -1;
+        for (int64_t row = 0; row < count; row++)
+            for (int64_t tap = 0; tap < t->taps; tap++)
+                memcpy(beside + (row * t->taps + tap) * row_bytes, taps + (tap * count + row) * row_bytes, row_bytes);
+        char *product = beside + count * t->taps * row_bytes;
+        if (run_product(c, &t->feature, count, beside, product))
+            return -1;
+        features = product;
+    }
+    for (int64_t row = 0; row < count; row++)
+        memcpy((char *)p->feature_cache + rows->s.slots[row] * feature_bytes, features + row * feature_bytes,
+               feature_bytes);
+    return 0;
+}
+
+static int run_pass(context *c, const target *t, const pass *p) {
+    packed rows;
+    if (pack(c, t, p, &rows))
+        return -1;
+    const int64_t count = rows.s.rows;
+    const size_t row_bytes = t->hidden * size_of(c->dtype), part = count * row_bytes;
+    /* Two turns of the stream between layers, the states behind them, the taps. */
+    char *stream = reserve(&c->buffers[STREAM], (3 + t->taps) * part), *spare = stream + part;
+    char *wanted = reserve(&c->buffers[WANTED], rows.wanted * row_bytes + 1);
+    if (!stream || !wanted)
+        return -1;
+    char *states = stream + 2 * part, *taps = stream + 3 * part;
+    for (int64_t row = 0; row < count; row++)
+        memcpy(stream + row * row_bytes, (const char *)t->embedding + p->tokens[row] * row_bytes, row_bytes);
+    for (int64_t l = 0; l <= t->layers; l++) {
+        for (int64_t tap = 0; tap < t->taps; tap++)
+            if (t->tap[tap] == l)
+                memcpy(taps + tap * part, stream, part);
+        if (l == t->layers)
+            break;
+        rows.s.kv = (char *)p->kv + l * p->kv_bytes;
+        if (run_layer(c, t->layer[l], &rows.s, NULL, stream, spare))
+            return -1;
+        char *swapped = stream;
+        stream = spare;
+        spare = swapped;
+    }
+    if (norm(c, count, t->hidden, stream, t->norm, t->eps, states))
+        return -1;
+    if (t->features != NO_FEATURES && store_features(c, t, p, &rows, states, taps))
+        return -1;
+    if (!rows.wanted)
+        return 0;
+    const char *inputs = states;
+    if (rows.wanted < count) {
+        for (int64_t i = 0; i < rows.wanted; i++)
+            memcpy(wanted + i * row_bytes, states + rows.rows_wanted[i] * row_bytes, row_bytes);
+        inputs = wanted;
+    }
+    return run_product(c, &t->output, rows.wanted, inputs, p->logits);
+}

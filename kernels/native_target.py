@@ -1,0 +1,82 @@
+"""A pass of the target by the compiled library, packing included."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from specdec.kernels.fused import TargetCache, TargetWeights
+from specdec.kernels.native_library import (
+    Library,
+    MatrixFields,
+    PassFields,
+    TargetFields,
+    address_of,
+    numbers,
+    padded_tables,
+)
+from specdec.kernels.native_operations import NativeLayer, NativeProjection
+from specdec.kernels.tree import DraftTree, TreeRow
+
+NO_FEATURES, STATES_AS_FEATURES, TAPS_AS_FEATURES = range(3)
+
+
+class NativeTarget:
+    """The pass of one target over one cache."""
+
+    def __init__(self, library: Library, weights: TargetWeights, cache: TargetCache) -> None:
+        self.library, self.cache = library, cache
+        layers = [layer for layer in weights.layers if isinstance(layer, NativeLayer)]
+        assert len(layers) == len(weights.layers)
+        features, feature, taps = NO_FEATURES, MatrixFields(), list[int]()
+        if weights.features is not None:
+            features = STATES_AS_FEATURES
+            product = weights.features.product
+            if product is not None:
+                assert isinstance(product, NativeProjection)
+                features, feature, taps = TAPS_AS_FEATURES, product.fields, list(weights.features.taps)
+        assert isinstance(weights.output, NativeProjection)
+        pointers, tapped = numbers([layer.address for layer in layers]), numbers(taps)
+        embedding, norm = weights.embedding.contiguous(), weights.norm.detach().float().contiguous()
+        self._kept = (weights, layers, pointers, tapped, embedding, norm)
+        self._vocab_size = weights.output.size
+        self._target = TargetFields(
+            embedding.shape[1],
+            len(layers),
+            features,
+            len(taps),
+            weights.eps,
+            embedding.data_ptr(),
+            norm.data_ptr(),
+            address_of(pointers),
+            address_of(tapped),
+            weights.output.fields,
+            feature,
+        )
+
+    def __call__(self, rows: Sequence[TreeRow], trees: Sequence[DraftTree]) -> Tensor:
+        """See `FusedTarget`."""
+        tables, blocks = padded_tables([row.block_table for row in rows])
+        packed, parents = list[int](), list[int]()
+        for row, tree in zip(rows, trees, strict=True):
+            packed += row.tokens
+            packed += tree.tokens
+            parents += tree.parents
+        cached, known = numbers([row.num_cached for row in rows]), numbers([len(row.tokens) for row in rows])
+        nodes, scored = numbers([len(tree) for tree in trees]), numbers([row.num_scored for row in rows])
+        tokens, above, cache = numbers(packed), numbers(parents), self.cache
+        logits = cache.kv.new_empty(sum(scored) + len(parents), self._vocab_size)
+        self.library.target_pass(
+            self._target,
+            PassFields(
+                len(rows),
+                blocks,
+                cache.block_size,
+                cache.kv.stride(0) * cache.kv.element_size(),
+                *map(address_of, (tokens, cached, known, nodes, scored, tables, above)),
+                cache.rotary.data_ptr(),
+                cache.kv.data_ptr(),
+                None if cache.features is None else cache.features.data_ptr(),
+                logits.data_ptr(),
+            ),
+        )
+        return logits

@@ -1,0 +1,77 @@
+"""The target's pass in one call against packing, layers and features one by one, with the same layers."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from specdec import LLM, DraftShape, SamplingParams
+from specdec.draft_heads.heads.eagle3 import Eagle3Head
+from specdec.kernels.draft_trees import DraftTrees
+from specdec.kernels.native_library import library_file
+from specdec.kernels.tree import TreeRow
+from tests.specdec.world import VOCAB, World
+
+pytestmark = pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("draft", ["none", "eagle", "eagle3", "llama"])
+@pytest.mark.parametrize("shape", [DraftShape(5, 4, 30), DraftShape(30, 3, 80)])
+def test_a_pass_is_the_same(
+    world: World, draft: str, dtype: str, shape: DraftShape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Logits and everything stored, bit by bit: prompts in chunks, scored prompts, trees of more than 64 nodes."""
+    folder = world.draft(draft)
+    shapes = {"shape": shape, "adaptive_drafts": False} if folder else {}
+    llm = LLM(world.folder / "target", folder, dtype=dtype, kernels="native", max_num_batched_tokens=128, **shapes)
+    runner = llm.engine.runner
+    one_call, forward, cache = runner.one_call, runner.forward, runner.cache
+    assert one_call is not None
+    passes = 0
+
+    def both(parts: Sequence[TreeRow], trees: DraftTrees) -> Tensor:
+        nonlocal passes
+        stored = [cache.target, *([] if cache.features is None else [cache.features])]
+        before = [part.clone() for part in stored]
+        runner.one_call = None
+        expected = forward(parts, trees)
+        after = [part.clone() for part in stored]
+        for part, kept in zip(stored, before, strict=True):
+            part.copy_(kept)
+        runner.one_call = one_call
+        found = forward(parts, trees)
+        assert found.equal(expected)
+        for part, one_by_one in zip(stored, after, strict=True):
+            # Memory that nothing has written yet may hold anything.
+            assert part.view(torch.uint8).equal(one_by_one.view(torch.uint8))
+        passes += 1
+        return found
+
+    monkeypatch.setattr(runner, "forward", both)
+    generator = torch.Generator().manual_seed(5)
+    prompts = [torch.randint(0, VOCAB, (7 + 60 * i,), generator=generator).tolist() for i in range(3)]
+    params = [
+        SamplingParams(temperature=t, seed=3, max_tokens=12, ignore_eos=True, prompt_logprobs=scored)
+        for t, scored in ((0.0, None), (1.0, 2), (0.0, None))
+    ]
+    llm.generate(prompts, params, use_tqdm=False)
+    assert passes > 3
+
+
+def test_a_feature_that_the_call_does_not_know_is_made_in_python(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts, params = [list(range(5, 15))], SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+    outputs, accepted = [], []
+    for is_known in (True, False):
+        if not is_known:
+            monkeypatch.setattr(Eagle3Head, "feature_weights", lambda _: None)
+        llm = LLM(
+            world.folder / "target", world.draft("eagle3"), dtype="float32", kernels="native", adaptive_drafts=False
+        )
+        assert (llm.engine.runner.one_call is not None) == is_known
+        (output,) = llm.generate(prompts, params, use_tqdm=False)
+        outputs.append(output.outputs[0].token_ids)
+        accepted.append(sum(output.stats.accepted_per_depth))
+    assert outputs[0] == outputs[1]
+    assert accepted[0] == accepted[1]
