@@ -3,11 +3,8 @@
 
 enum { CHUNK = 4 }; /* blocks of a product that are finished before the next are begun */
 
-/* Items of `count` that a thread does. */
-INLINE void items_of(pool *threads, int thread, int64_t count, int64_t *begin, int64_t *end) {
-    *begin = count * thread / pool_threads(threads);
-    *end = count * (thread + 1) / pool_threads(threads);
-}
+/* Items of a job that are done together: rows that are normed, heads that are rotated. */
+enum { ROWS_AT_ONCE = 4, HEADS_AT_ONCE = 8 };
 
 /* `weight * x / sqrt(mean(x^2) + eps)` (Zhang & Sennrich 2019); `out` may be `x`. */
 static void norm_row(const float *x, const float *weight, double eps, int64_t size, float *out) {
@@ -52,12 +49,10 @@ INLINE int64_t multiply_chunk(const chunks *job, int64_t begin, int64_t end) {
     return last;
 }
 
-/* Multiply a thread's share of the columns and write them as rows of `stride` numbers of a kind. */
-static void multiply_share(const chunks *job, int thread, int dtype, void *out, int64_t stride) {
+/* Multiply some blocks of columns and write them as rows of `stride` numbers of a kind. */
+static void multiply_part(const chunks *job, int64_t begin, int64_t end, int dtype, void *out, int64_t stride) {
     const matrix *m = job->weight;
-    int64_t begin, end, last;
-    share_of(job->c->threads, thread, m->blocks, 1, &begin, &end);
-    for (; begin < end; begin = last) {
+    for (int64_t last; begin < end; begin = last) {
         last = multiply_chunk(job, begin, end);
         int64_t column = begin * BLOCK, beyond = last * BLOCK < m->columns ? last * BLOCK : m->columns;
         for (int64_t row = 0; row < job->rows; row++)
@@ -67,11 +62,9 @@ static void multiply_share(const chunks *job, int thread, int dtype, void *out, 
 }
 
 /* Multiply gate and up, whose blocks alternate, and write `silu(gate) * up` as inputs to `down`. */
-static void multiply_gated(const chunks *job, int thread, const matrix *down, char *out) {
+static void multiply_gated(const chunks *job, int64_t begin, int64_t end, const matrix *down, char *out) {
     const int dtype = job->c->dtype, kind = way_of(down, dtype) == AS_PAIRS ? BFLOAT16 : FLOAT32;
-    int64_t begin, end, last;
-    share_of(job->c->threads, thread, job->weight->blocks, 2, &begin, &end);
-    for (; begin < end; begin = last) {
+    for (int64_t last; begin < end; begin = last) {
         last = multiply_chunk(job, begin, end);
         for (int64_t row = 0; row < job->rows; row++)
             for (int64_t block = begin; block < last; block += 2) {
@@ -130,64 +123,83 @@ static void finish_head(const layer_job *j, int64_t row, int64_t head, float *ow
                     dtype);
 }
 
-static void layer_work(pool *threads, int thread, void *argument) {
+/* The parts of a layer, one after another. */
+
+static void states_work(void *argument, int thread, int64_t begin, int64_t end) {
     const layer_job *j = argument;
-    context *c = j->c;
-    const layer *l = j->l;
-    const step *s = j->s;
-    const int dtype = c->dtype;
-    const int64_t rows = s->rows, width = l->output.blocks * BLOCK, group = l->heads / l->kv_heads * l->head_dim;
-    float *own = c->own[thread].memory, *states = c->buffers[STATES].memory, *sums = c->buffers[SUMS].memory;
-    float *qkv = c->buffers[QKV].memory;
-    char *inputs = c->buffers[INPUTS].memory, *mixed = c->buffers[MIXED].memory;
-    char *activated = c->buffers[ACTIVATED].memory;
-    int64_t begin, end;
-
-    items_of(threads, thread, rows, &begin, &end);
     for (int64_t row = begin; row < end; row++)
-        put_states(j, row, own);
-    pool_barrier(threads);
+        put_states(j, row, j->c->own[thread].memory);
+}
 
-    share_of(threads, thread, l->qkv.blocks, 1, &begin, &end);
-    product p = {&l->qkv, inputs, input_stride(&l->qkv, dtype), qkv, l->qkv.blocks * BLOCK, 0, NULL, 0, rows};
-    multiply(&p, way_of(&l->qkv, dtype), begin, end);
-    pool_barrier(threads);
+static void qkv_work(void *argument, int thread, int64_t begin, int64_t end) {
+    (void)thread;
+    const layer_job *j = argument;
+    const matrix *m = &j->l->qkv;
+    const int dtype = j->c->dtype;
+    product p = {m, j->c->buffers[INPUTS].memory, input_stride(m, dtype), j->c->buffers[QKV].memory,
+                 m->blocks * BLOCK, 0, NULL, 0, j->s->rows};
+    multiply(&p, way_of(m, dtype), begin, end);
+}
 
-    const int64_t heads = l->heads + 2 * l->kv_heads;
-    items_of(threads, thread, rows * heads, &begin, &end);
+static void heads_work(void *argument, int thread, int64_t begin, int64_t end) {
+    const layer_job *j = argument;
+    const int64_t heads = j->l->heads + 2 * j->l->kv_heads;
     for (int64_t item = begin; item < end; item++)
-        finish_head(j, item / heads, item % heads, own);
-    pool_barrier(threads);
+        finish_head(j, item / heads, item % heads, j->c->own[thread].memory);
+}
 
+static void mix_work(void *argument, int thread, int64_t begin, int64_t end) {
+    const layer_job *j = argument;
+    const layer *l = j->l;
+    const int dtype = j->c->dtype, kind = way_of(&l->output, dtype) == AS_PAIRS ? BFLOAT16 : FLOAT32;
+    const int64_t group = l->heads / l->kv_heads * l->head_dim;
     const float scale = 1.0f / sqrtf((float)l->head_dim);
-    const int kind = way_of(&l->output, dtype) == AS_PAIRS ? BFLOAT16 : FLOAT32;
-    items_of(threads, thread, rows * l->kv_heads, &begin, &end);
+    float *own = j->c->own[thread].memory, *qkv = j->c->buffers[QKV].memory;
+    char *mixed = j->c->buffers[MIXED].memory;
     for (int64_t item = begin; item < end; item++) {
         int64_t row = item / l->kv_heads, head = item % l->kv_heads;
         float *query = qkv + row * l->qkv.blocks * BLOCK + head * group;
-        attend_group(s, dtype, row, l->heads, l->kv_heads, head, l->head_dim, scale, query, own + group, own);
+        attend_group(j->s, dtype, row, l->heads, l->kv_heads, head, l->head_dim, scale, query, own + group, own);
         from_floats(mixed + row * input_stride(&l->output, dtype) + head * group * size_of(kind), own, group, kind);
     }
-    pool_barrier(threads);
+}
 
-    share_of(threads, thread, l->output.blocks, 1, &begin, &end);
-    p = (product){&l->output, mixed, input_stride(&l->output, dtype), sums, width, 0, states, width, rows};
-    multiply(&p, way_of(&l->output, dtype), begin, end);
-    pool_barrier(threads);
+static void output_work(void *argument, int thread, int64_t begin, int64_t end) {
+    (void)thread;
+    const layer_job *j = argument;
+    const matrix *m = &j->l->output;
+    const int dtype = j->c->dtype;
+    const int64_t width = m->blocks * BLOCK;
+    product p = {m, j->c->buffers[MIXED].memory, input_stride(m, dtype), j->c->buffers[SUMS].memory, width, 0,
+                 j->c->buffers[STATES].memory, width, j->s->rows};
+    multiply(&p, way_of(m, dtype), begin, end);
+}
 
-    items_of(threads, thread, rows, &begin, &end);
+static void norms_work(void *argument, int thread, int64_t begin, int64_t end) {
+    const layer_job *j = argument;
+    const layer *l = j->l;
+    const int dtype = j->c->dtype;
+    float *own = j->c->own[thread].memory, *sums = j->c->buffers[SUMS].memory;
+    char *inputs = j->c->buffers[INPUTS].memory;
     for (int64_t row = begin; row < end; row++) {
-        norm_row(sums + row * width, l->post_norm, l->eps, l->hidden, own);
+        norm_row(sums + row * l->output.blocks * BLOCK, l->post_norm, l->eps, l->hidden, own);
         put_inputs(&l->gate_up, dtype, inputs + row * input_stride(&l->gate_up, dtype), own, l->hidden);
     }
-    pool_barrier(threads);
+}
 
-    chunks job = {c, &l->gate_up, inputs, NULL, rows, 0, own};
-    multiply_gated(&job, thread, &l->down, activated);
-    pool_barrier(threads);
+static void gate_work(void *argument, int thread, int64_t begin, int64_t end) {
+    const layer_job *j = argument;
+    context *c = j->c;
+    chunks job = {c, &j->l->gate_up, c->buffers[INPUTS].memory, NULL, j->s->rows, 0, c->own[thread].memory};
+    multiply_gated(&job, begin, end, &j->l->down, c->buffers[ACTIVATED].memory);
+}
 
-    job = (chunks){c, &l->down, activated, sums, rows, width, own};
-    multiply_share(&job, thread, dtype, j->out, l->down.columns);
+static void down_work(void *argument, int thread, int64_t begin, int64_t end) {
+    const layer_job *j = argument;
+    context *c = j->c;
+    chunks job = {c, &j->l->down, c->buffers[ACTIVATED].memory, c->buffers[SUMS].memory, j->s->rows,
+                  j->l->output.blocks * BLOCK, c->own[thread].memory};
+    multiply_part(&job, begin, end, c->dtype, j->out, j->l->down.columns);
 }
 
 INLINE size_t larger(size_t a, size_t b) { return a > b ? a : b; }
@@ -214,7 +226,14 @@ static int run_layer(context *c, const layer *l, const step *s, const void *x, c
     if (lacks)
         return -1;
     layer_job j = {c, l, s, x, residual, out};
-    pool_run(c->threads, layer_work, &j);
+    pool_each(c->threads, rows, ROWS_AT_ONCE, states_work, &j);
+    pool_each(c->threads, l->qkv.blocks, CHUNK, qkv_work, &j);
+    pool_each(c->threads, rows * (l->heads + 2 * l->kv_heads), HEADS_AT_ONCE, heads_work, &j);
+    pool_each(c->threads, rows * l->kv_heads, 1, mix_work, &j);
+    pool_each(c->threads, l->output.blocks, CHUNK, output_work, &j);
+    pool_each(c->threads, rows, ROWS_AT_ONCE, norms_work, &j);
+    pool_each(c->threads, l->gate_up.blocks, CHUNK, gate_work, &j);
+    pool_each(c->threads, l->down.blocks, CHUNK, down_work, &j);
     return 0;
 }
 
@@ -228,21 +247,22 @@ typedef struct {
     int64_t stride;
 } product_job;
 
-static void product_work(pool *threads, int thread, void *argument) {
+static void inputs_work(void *argument, int thread, int64_t begin, int64_t end) {
     const product_job *j = argument;
     const int dtype = j->c->dtype;
     const matrix *m = j->weight;
     float *own = j->c->own[thread].memory;
     char *inputs = j->c->buffers[INPUTS].memory;
-    int64_t begin, end;
-    items_of(threads, thread, j->rows, &begin, &end);
     for (int64_t row = begin; row < end; row++) {
         to_floats(own, j->x + row * m->inputs * size_of(dtype), m->inputs, dtype);
         put_inputs(m, dtype, inputs + row * input_stride(m, dtype), own, m->inputs);
     }
-    pool_barrier(threads);
-    chunks job = {j->c, m, inputs, NULL, j->rows, 0, own};
-    multiply_share(&job, thread, j->kind, j->out, j->stride);
+}
+
+static void product_work(void *argument, int thread, int64_t begin, int64_t end) {
+    const product_job *j = argument;
+    chunks job = {j->c, j->weight, j->c->buffers[INPUTS].memory, NULL, j->rows, 0, j->c->own[thread].memory};
+    multiply_part(&job, begin, end, j->kind, j->out, j->stride);
 }
 
 static int do_product(context *c, const product_job *j) {
@@ -250,7 +270,8 @@ static int do_product(context *c, const product_job *j) {
     if (reserve_own(c, larger(j->rows * CHUNK * BLOCK, m->depth)) ||
         !reserve(&c->buffers[INPUTS], j->rows * 4 * m->depth))
         return -1;
-    pool_run(c->threads, product_work, (void *)j);
+    pool_each(c->threads, j->rows, ROWS_AT_ONCE, inputs_work, (void *)j);
+    pool_each(c->threads, m->blocks, CHUNK, product_work, (void *)j);
     return 0;
 }
 
@@ -274,13 +295,11 @@ typedef struct {
     char *out;
 } attend_job;
 
-static void attend_work(pool *threads, int thread, void *argument) {
+static void attend_work(void *argument, int thread, int64_t begin, int64_t end) {
     const attend_job *j = argument;
     const int dtype = j->c->dtype;
     const int64_t group = j->heads / j->kv_heads * j->head_dim;
     float *own = j->c->own[thread].memory;
-    int64_t begin, end;
-    items_of(threads, thread, j->s->rows * j->kv_heads, &begin, &end);
     for (int64_t item = begin; item < end; item++) {
         size_t at = item * group * size_of(dtype);
         to_floats(own, j->query + at, group, dtype);
@@ -295,7 +314,7 @@ static int attend(context *c, int64_t heads, int64_t kv_heads, int64_t head_dim,
     if (reserve_own(c, 2 * (heads / kv_heads) * head_dim + most_keys(s) + SUMMED + LANES))
         return -1;
     attend_job j = {c, heads, kv_heads, head_dim, scale, s, query, out};
-    pool_run(c->threads, attend_work, &j);
+    pool_each(c->threads, s->rows * kv_heads, 1, attend_work, &j);
     return 0;
 }
 

@@ -4,24 +4,34 @@
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 
-/* Rounds of waiting before a thread lets others run, and before an idle one sleeps. Layers follow each other within
+/* Rounds of waiting before the caller lets others run, and before an idle thread sleeps. Jobs follow each other within
    microseconds; between steps the processor belongs to whatever else computes. */
 enum { ROUNDS_BUSY = 2000, ROUNDS_IDLE = 4000 };
+
+/* What a thread's share of a job is: claimed by the thread or by the caller, or done. A share's state is four times the
+   job's number, plus this. */
+enum { CLAIMED = 1, DONE = 2 };
+
+typedef struct {
+    _Alignas(64) _Atomic uint64_t state;
+} share;
 
 struct pool {
     int threads;
     pthread_t *workers;
+    share *shares; /* of each thread */
     pthread_mutex_t lock;
     pthread_cond_t wake;
-    atomic_int sleeping;
-    atomic_uint task; /* Counts the jobs given out. */
-    atomic_int unfinished;
+    atomic_int asleep; /* whether a thread has gone to sleep since all were woken */
     atomic_int closing;
-    atomic_int arrived;
-    atomic_uint barrier; /* Counts the barriers passed. */
-    pool_job job;
-    void *argument;
+    /* The job. A thread reads it and then claims its share: if the share was not done yet, neither was the job whose
+       number the thread saw, so that it has read that one. */
+    _Alignas(64) _Atomic uint64_t number;
+    _Atomic int64_t items, group;
+    _Atomic(pool_work) work;
+    _Atomic(void *) argument;
 };
 
 typedef struct {
@@ -37,69 +47,86 @@ static inline void pause_briefly(void) {
 #endif
 }
 
-static inline void wait_round(int *rounds) {
-    if (++*rounds < ROUNDS_BUSY)
-        pause_briefly();
-    else
-        sched_yield();
+/* Do the share of a thread, on that thread or on the caller's, unless somebody else has claimed it. */
+static void do_share(pool *p, int owner, int thread, uint64_t number) {
+    pool_work work = atomic_load_explicit(&p->work, memory_order_relaxed);
+    void *argument = atomic_load_explicit(&p->argument, memory_order_relaxed);
+    const int64_t items = atomic_load_explicit(&p->items, memory_order_relaxed);
+    const int64_t group = atomic_load_explicit(&p->group, memory_order_relaxed);
+    uint64_t before = 4 * (number - 1) + DONE;
+    _Atomic uint64_t *state = &p->shares[owner].state;
+    /* Looked at first: a failing exchange too would take the memory from the processor that works on the share. */
+    if (atomic_load_explicit(state, memory_order_relaxed) != before ||
+        !atomic_compare_exchange_strong_explicit(state, &before, 4 * number + CLAIMED, memory_order_acq_rel,
+                                                 memory_order_acquire))
+        return;
+    const int64_t groups = (items + group - 1) / group;
+    const int64_t begin = groups * owner / p->threads * group, end = groups * (owner + 1) / p->threads * group;
+    if (begin < end)
+        work(argument, thread, begin, end < items ? end : items);
+    atomic_store_explicit(state, 4 * number + DONE, memory_order_release);
 }
 
-static void *work(void *given) {
+static void *wait_for_work(void *given) {
     worker self = *(worker *)given;
     free(given);
     pool *p = self.owner;
-    unsigned done = 0;
+    uint64_t number = 0;
     for (;;) {
-        for (int rounds = 0; atomic_load_explicit(&p->task, memory_order_acquire) == done; rounds++) {
+        for (int rounds = 0; atomic_load_explicit(&p->number, memory_order_acquire) == number; rounds++) {
             if (rounds < ROUNDS_IDLE) {
                 pause_briefly();
                 continue;
             }
             pthread_mutex_lock(&p->lock);
-            atomic_fetch_add(&p->sleeping, 1);
-            while (atomic_load(&p->task) == done)
+            atomic_store(&p->asleep, 1);
+            while (atomic_load(&p->number) == number)
                 pthread_cond_wait(&p->wake, &p->lock);
-            atomic_fetch_sub(&p->sleeping, 1);
             pthread_mutex_unlock(&p->lock);
         }
-        done++;
         if (atomic_load(&p->closing))
             return NULL;
-        p->job(p, self.thread, p->argument);
-        atomic_fetch_sub_explicit(&p->unfinished, 1, memory_order_release);
+        number = atomic_load_explicit(&p->number, memory_order_acquire);
+        do_share(p, self.thread, self.thread, number);
     }
 }
 
-static void give_out(pool *p) {
-    /* A thread that is about to sleep has either been counted, or sees the new task. */
-    atomic_fetch_add(&p->task, 1);
-    if (atomic_load(&p->sleeping)) {
+/* Begin the next job, and wake who sleeps. A thread that is about to sleep has said so, or sees the new job. */
+static uint64_t publish(pool *p) {
+    const uint64_t number = atomic_load_explicit(&p->number, memory_order_relaxed) + 1;
+    atomic_store(&p->number, number);
+    if (atomic_load(&p->asleep) && atomic_exchange(&p->asleep, 0)) {
         pthread_mutex_lock(&p->lock);
         pthread_cond_broadcast(&p->wake);
         pthread_mutex_unlock(&p->lock);
     }
+    return number;
 }
 
 pool *pool_open(int threads) {
-    pool *p = calloc(1, sizeof *p);
+    pool *p = aligned_alloc(64, sizeof *p);
     if (!p)
         return NULL;
+    memset(p, 0, sizeof *p);
     p->threads = 1;
+    p->shares = aligned_alloc(64, threads * sizeof *p->shares);
+    for (int t = 0; p->shares && t < threads; t++)
+        atomic_init(&p->shares[t].state, DONE);
     pthread_mutex_init(&p->lock, NULL);
     pthread_cond_init(&p->wake, NULL);
     p->workers = calloc(threads, sizeof *p->workers);
-    for (int t = 1; p->workers && t < threads; t++) {
+    for (int t = 1; p->workers && p->shares && t < threads; t++) {
         worker *given = malloc(sizeof *given);
         if (!given)
             break;
         *given = (worker){p, t};
-        if (pthread_create(&p->workers[t], NULL, work, given)) {
+        if (pthread_create(&p->workers[t], NULL, wait_for_work, given)) {
             free(given);
             break;
         }
         p->threads++;
     }
-    if (p->threads == threads)
+    if (p->shares && p->threads == threads)
         return p;
     pool_close(p);
     return NULL;
@@ -107,37 +134,37 @@ pool *pool_open(int threads) {
 
 void pool_close(pool *p) {
     atomic_store(&p->closing, 1);
-    give_out(p);
+    publish(p);
     for (int t = 1; t < p->threads; t++)
         pthread_join(p->workers[t], NULL);
     pthread_mutex_destroy(&p->lock);
     pthread_cond_destroy(&p->wake);
     free(p->workers);
+    free(p->shares);
     free(p);
 }
 
 int pool_threads(const pool *p) { return p->threads; }
 
-void pool_run(pool *p, pool_job job, void *argument) {
-    p->job = job;
-    p->argument = argument;
-    atomic_store(&p->unfinished, p->threads - 1);
-    if (p->threads > 1)
-        give_out(p);
-    job(p, 0, argument);
-    for (int rounds = 0; atomic_load_explicit(&p->unfinished, memory_order_acquire);)
-        wait_round(&rounds);
-}
-
-void pool_barrier(pool *p) {
-    if (p->threads == 1)
-        return;
-    unsigned passed = atomic_load_explicit(&p->barrier, memory_order_relaxed);
-    if (atomic_fetch_add_explicit(&p->arrived, 1, memory_order_acq_rel) == p->threads - 1) {
-        atomic_store_explicit(&p->arrived, 0, memory_order_relaxed);
-        atomic_fetch_add_explicit(&p->barrier, 1, memory_order_release);
+void pool_each(pool *p, int64_t items, int64_t group, pool_work work, void *argument) {
+    if (p->threads == 1 || items <= group) {
+        if (items)
+            work(argument, 0, 0, items);
         return;
     }
-    for (int rounds = 0; atomic_load_explicit(&p->barrier, memory_order_acquire) == passed;)
-        wait_round(&rounds);
+    atomic_store_explicit(&p->items, items, memory_order_relaxed);
+    atomic_store_explicit(&p->group, group, memory_order_relaxed);
+    atomic_store_explicit(&p->work, work, memory_order_relaxed);
+    atomic_store_explicit(&p->argument, argument, memory_order_relaxed);
+    const uint64_t number = publish(p);
+    /* Its own share first, then those of others. */
+    for (int owner = 0; owner < p->threads; owner++)
+        do_share(p, owner, 0, number);
+    for (int owner = 1; owner < p->threads; owner++)
+        for (int rounds = 0; atomic_load_explicit(&p->shares[owner].state, memory_order_acquire) != 4 * number + DONE;) {
+            if (++rounds < ROUNDS_BUSY)
+                pause_briefly();
+            else
+                sched_yield();
+        }
 }

@@ -165,15 +165,6 @@ static void multiply(const product *p, int way, int64_t begin, int64_t end) {
     }
 }
 
-/* The share of `blocks` that a thread multiplies, in whole groups of `group`. */
-INLINE void share_of(pool *threads, int thread, int64_t blocks, int64_t group, int64_t *begin, int64_t *end) {
-    int64_t groups = (blocks + group - 1) / group, count = pool_threads(threads);
-    *begin = groups * thread / count * group;
-    *end = groups * (thread + 1) / count * group;
-    if (*end > blocks)
-        *end = blocks;
-}
-
 /* Bytes of a row of inputs to a weight. */
 INLINE size_t input_stride(const matrix *weight, int dtype) {
     return weight->depth * (way_of(weight, dtype) == AS_PAIRS ? 2 : 4);

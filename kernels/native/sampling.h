@@ -1,6 +1,6 @@
 /* The token with the largest score of each row, the lowest of equal ones. */
 
-enum { NO_TOKEN = -1 };
+enum { NO_TOKEN = -1, SCORES_AT_ONCE = 1 << 15 };
 
 typedef struct {
     int64_t rows, size, kind;
@@ -51,10 +51,9 @@ INLINE int64_t argmax_row(const char *scores, const float *noise, int64_t size, 
     return first;
 }
 
-static void argmax_work(pool *threads, int thread, void *argument) {
+static void argmax_work(void *argument, int thread, int64_t begin, int64_t end) {
+    (void)thread;
     const argmax_job *j = argument;
-    int64_t begin, end;
-    items_of(threads, thread, j->rows, &begin, &end);
     for (int64_t row = begin; row < end; row++)
         j->tokens[row] = argmax_row(j->scores + row * j->size * size_of(j->kind), j->noise ? j->noise[row] : NULL,
                                     j->size, j->kind);
@@ -63,6 +62,6 @@ static void argmax_work(pool *threads, int thread, void *argument) {
 static int argmax(context *c, int64_t rows, int64_t size, int64_t kind, const void *scores, const float *const *noise,
                   int64_t *tokens) {
     argmax_job j = {rows, size, kind, scores, noise, tokens};
-    pool_run(c->threads, argmax_work, &j);
+    pool_each(c->threads, rows, 1 + SCORES_AT_ONCE / size, argmax_work, &j);
     return 0;
 }

@@ -76,12 +76,11 @@ static float best_of(const float *scores, int64_t size, int64_t k, float *values
     return highest + logf(sum_lanes(total));
 }
 
-static void score_work(pool *threads, int thread, void *argument) {
+static void score_work(void *argument, int thread, int64_t begin, int64_t end) {
+    (void)thread;
     const level_job *j = argument;
     const drafting *d = j->q->d;
     const int64_t size = j->head->output.columns, k = j->width;
-    int64_t begin, end;
-    items_of(threads, thread, d->trees * j->nodes, &begin, &end);
     for (int64_t node = begin; node < end; node++) {
         float *scores = j->scores + node * j->stride, *values = j->values + node * k;
         int64_t *tokens = j->tokens + node * k, row = node / j->nodes;
@@ -250,7 +249,7 @@ static int run_search(context *c, const draft_head *h, search *q, frontier *f) {
         q->starts[level + 1] = start + trees * nodes * d->width;
         if (run_readout(c, h, trees * nodes, f->states, scores, stride))
             return -1;
-        pool_run(c->threads, score_work, &job);
+        pool_each(c->threads, trees * nodes, 1, score_work, &job);
         int64_t deepest = 0;
         for (int64_t row = 0; row < trees; row++) {
             int64_t depth = choose_frontier(&job, row, f);
