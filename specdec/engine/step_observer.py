@@ -13,6 +13,9 @@ from specdec.scheduling.step_cost import MeasuredStep
 from specdec.scheduling.step_plan import PlannedRow, RowResult
 from specdec.scheduling.tree_sizer import TreeOutcome
 
+# Of a long run of plain steps only every so many are measured, as learning from one takes a tenth of a small model's
+# step.
+LONG_RUN, MEASURED_EVERY = 16, 4
 # A moment of the host, or of a GPU, which runs behind the host.
 Mark = float | torch.cuda.Event
 
@@ -28,6 +31,7 @@ class StepObserver:
         self.scheduler = scheduler
         self._is_async = device.type == "cuda"
         self._is_unfinished = False
+        self._plain_run = 0
         self._record: Callable[[], None] | None = None
         self._start = 0.0
         self._drafting: tuple[Mark, Mark] = (0.0, 0.0)
@@ -57,7 +61,9 @@ class StepObserver:
         was_unfinished = self._is_unfinished
         # Only sampling makes the host wait.
         self._is_unfinished = self._is_async and not any(row.sampled for row in rows)
-        if self.scheduler.step_cost is not None and not (was_unfinished or self._is_unfinished):
+        self._plain_run = 0 if any(row.num_known > 1 or row.num_nodes for row in rows) else self._plain_run + 1
+        is_one_of_many = self._plain_run > LONG_RUN and self._plain_run % MEASURED_EVERY
+        if self.scheduler.step_cost is not None and not (was_unfinished or self._is_unfinished or is_one_of_many):
             seconds, draft_seconds = time.perf_counter() - self._start, _seconds(*self._drafting)
             self._record = partial(self._learn, rows, draft_rows, results, seconds - draft_seconds, draft_seconds)
 

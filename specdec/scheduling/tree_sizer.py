@@ -19,9 +19,9 @@ LARGEST_EVERY = 64
 MEMORY, PRIOR, FADING = 200.0, 4.0, 0.99
 # Upper bound of a node's acceptance probability, whatever a request's history says.
 SUREST = 0.9
-# Steps after which the size is computed anew for the same load, as that takes as long as a few operations of a small
-# model. It is computed at once when the rows' acceptance ratios have changed by this share.
-FIT_EVERY, MOVED = 4, 0.03
+# Seconds of plain steps after which the size is computed anew for the same load, and most steps in that time: with a
+# small model, computing it takes a tenth of a step.
+FIT_SECONDS, FIT_STEPS = 0.008, 16
 # Factor by which the other kind of steps, plain or with trees, must be predicted faster, as changes take time.
 MARGIN = 1.04
 
@@ -72,8 +72,9 @@ class TreeSizer:
         self._seen = [PRIOR] * shape.nodes
         self._steps = 0
         self._load: tuple[int, int, int] | None = None
-        self._ratios = 0.0
         self._best = (0, 0.0)
+        # Number of the step in which the size is computed anew.
+        self._next_fit = 0
         # Whether steps have trees, and the number of steps since that changed or the other kind was tried.
         self._drafts, self._alike = False, 0
         self._learnt = 0
@@ -93,10 +94,11 @@ class TreeSizer:
         drafting = len(histories)
         if drafting == 0:
             return TreeSize(0, 0)
-        load, ratios = (sampled, known, drafting), sum(history.ratio for history in histories)
-        moved = abs(ratios - self._ratios) > MOVED * self._ratios
-        if load != self._load or moved or self._steps % FIT_EVERY == 0:
-            self._load, self._ratios, self._best = load, ratios, self._fit(*load, ratios)
+        load = sampled, known, drafting
+        if load != self._load or self._steps >= self._next_fit:
+            self._load, self._best = load, self._fit(*load, sum(history.ratio for history in histories))
+            plain = self.cost.step(sampled, known, 0, 0)
+            self._next_fit = self._steps + max(1, min(FIT_STEPS, int(FIT_SECONDS / max(plain, 1e-9))))
         best, gain = self._best
         self._steps += 1
         if self._drafts != (gain * MARGIN > 1 if self._drafts else gain > MARGIN):
