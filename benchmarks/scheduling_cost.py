@@ -17,13 +17,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.integrity import check_pool, check_scheduler
 from benchmarks.report import parse_shape, write
 from specdec import DraftShape, SamplingParams
 from specdec.cache.block_pool import BlockPool
 from specdec.cache.kv_cache_manager import KVCacheManager
 from specdec.core.detokenizer import Detokenizer
 from specdec.core.request import Request
+from specdec.scheduling.integrity import check_pool, check_scheduler
 from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.scheduler_config import SchedulerConfig
 from specdec.scheduling.step_cost import Curve, StepCost

@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 
-from benchmarks.integrity import check_scheduler
 from benchmarks.memory import in_use_mib, resident_mib
 from benchmarks.report import read_prompts, write
 from specdec import LLM, SamplingParams
@@ -29,6 +28,7 @@ from specdec.core.engine_stats import EngineStats
 from specdec.core.request import Request
 from specdec.draft_heads.drafting.drafter import Drafter, DraftRow
 from specdec.kernels.draft_trees import DraftTrees
+from specdec.scheduling.integrity import check_scheduler
 
 MOST_OUTSTANDING = 48
 # Requests in a row that are alike in how much they grow: many that grow at once are what preempts.

@@ -4,19 +4,25 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from specdec.async_engine.async_llm import AsyncLLM
+    from specdec.async_engine.errors import EngineDeadError
     from specdec.core.outputs import CompletionOutput, RequestOutput
     from specdec.core.sampling_params import BeamSearchParams, SamplingParams
     from specdec.draft_heads.drafting.draft_shape import DraftShape
     from specdec.llm import LLM
+    from specdec.scheduling.scheduler import QueueFullError
 
 __version__ = "0.1.0"
 # Quiet unless the program, or the command line, asks for logs.
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "BeamSearchParams",
     "CompletionOutput",
     "DraftShape",
+    "EngineDeadError",
+    "QueueFullError",
     "RequestOutput",
     "SamplingParams",
     "__version__",
@@ -24,9 +30,12 @@ __all__ = [
 
 _HOMES = {
     "LLM": "specdec.llm",
+    "AsyncLLM": "specdec.async_engine.async_llm",
     "BeamSearchParams": "specdec.core.sampling_params",
     "CompletionOutput": "specdec.core.outputs",
     "DraftShape": "specdec.draft_heads.drafting.draft_shape",
+    "EngineDeadError": "specdec.async_engine.errors",
+    "QueueFullError": "specdec.scheduling.scheduler",
     "RequestOutput": "specdec.core.outputs",
     "SamplingParams": "specdec.core.sampling_params",
 }

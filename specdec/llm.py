@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 
@@ -22,10 +22,7 @@ from specdec.engine.request_maker import Prompt, RequestMaker, prompt_batch
 from specdec.engine.resolved_config import resolved_config
 from specdec.engine.shared_engine import SharedEngine
 from specdec.kernels.kernel_set import choose_kernels
-from specdec.kernels.settings import check_text
-from specdec.models.generation_config import GenerationConfig
 from specdec.models.llama import load_llama
-from specdec.models.tokenizer import Tokenizer
 from specdec.verify.noise import GumbelNoise
 
 logger = logging.getLogger(__name__)
@@ -68,18 +65,15 @@ class LLM:
             size = f"{self.model.num_parameters:,} parameters"
             how = f"{config.dtype} on {device}, {kernels.name} kernels"
             logger.info("target %s: %s, %s, loaded in %.1f s", folder, size, how, time.perf_counter() - began)
-            self.tokenizer = Tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
-            self.max_model_len = config.context(self.model.config.max_position)
-            self.generation_config = GenerationConfig.read(folder)
+            self._requests = RequestMaker.read(config, self.model.config)
+            self.tokenizer, self.max_model_len = self._requests.tokenizer, self._requests.max_model_len
+            self.generation_config = self._requests.generation_config
             special = self.tokenizer.special_tokens if self.tokenizer else frozenset()
             drafts = load_drafts(config, self.model, kernels, self.generation_config.end_tokens | special)
             logger.info("drafts: %s, %s", config.draft or "none", config.shape)
             self.engine = EngineBuilder(config, self.model, drafts, kernels).build()
         logger.info("ready after %.1f s", time.perf_counter() - began)
         self._shared = SharedEngine(self.engine)
-        self._requests = RequestMaker(
-            self.tokenizer, self.model.config.vocab_size, self.max_model_len, self.generation_config.end_tokens, folder
-        )
         if self.engine.scheduler.draft_budget is not None:
             self._requests.draft_context = self.engine.scheduler.draft_budget.context
 
@@ -165,20 +159,16 @@ class LLM:
         run_searches(self._shared, searches)
         return [search.output(self.tokenizer) for search in searches]
 
-    def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def chat_prompt(self, messages: Sequence[Mapping[str, Any]], **template_arguments: Any) -> list[int]:
         """Return the tokens of a conversation up to where the answer begins.
+
+        Args:
+            template_arguments: variables of the chat template, such as `tools`.
 
         Raises:
             ValueError: the model has no chat template, or the template refuses the messages.
         """
-        for message in messages:
-            for key, value in message.items():
-                if isinstance(value, str):
-                    check_text(f"the message's {key}", value)
-        tokenizer = self._requests.need_tokenizer()
-        if not tokenizer.has_chat_template:
-            raise ValueError(f"{self.config.model}: the tokenizer has no chat template; give the prompt as it is")
-        return tokenizer.encode_chat(messages)
+        return self._requests.chat_prompt(messages, template_arguments)
 
     def _groups(
         self,
@@ -224,7 +214,7 @@ class LLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the parameters of the checkpoint's generation_config.json, with defaults for the others."""
-        return SamplingParams(**self.generation_config.params)
+        return self._requests.default_params()
 
     def stats(self) -> EngineStats:
         """Return counts since the start, and the current state of the engine."""

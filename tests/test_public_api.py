@@ -7,7 +7,18 @@ import pytest
 
 import specdec
 
-NAMES = ["LLM", "BeamSearchParams", "CompletionOutput", "DraftShape", "RequestOutput", "SamplingParams", "__version__"]
+NAMES = [
+    "LLM",
+    "AsyncLLM",
+    "BeamSearchParams",
+    "CompletionOutput",
+    "DraftShape",
+    "EngineDeadError",
+    "QueueFullError",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]
 
 
 def test_the_names_are_these() -> None:

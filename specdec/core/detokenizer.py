@@ -130,6 +130,11 @@ class Detokenizer:
         ready, self._held = self._split_held(keep)
         return ready
 
+    @property
+    def held(self) -> str:
+        """Text that `segments` has not returned yet, because a stop string may begin in it."""
+        return "".join(segment.text for segment in self._held)
+
     def _partial_match(self) -> int:
         """Return the length of the longest end of the text that begins a stop string."""
         most = max((len(stop) for stop in self._stop), default=1) - 1

@@ -1,6 +1,6 @@
 """Statistics of a running engine."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass
@@ -18,7 +18,9 @@ class EngineStats:
         prefix_queries: tokens of admitted requests.
         prefix_hits: number of them found in the cache.
         drafts_asked, drafts_granted: draft nodes of the largest trees, and nodes that the scheduler granted.
+        trees_verified: draft trees that were verified.
         drafts_verified, drafts_accepted: draft nodes that were verified, and that became output.
+        accepted_per_depth: trees of which the draft token at depth 1, 2, ... became output.
         queued, finished, aborted: numbers of requests added, ended by themselves, and ended from outside.
     """
 
@@ -36,8 +38,20 @@ class EngineStats:
     prefix_hits: int = 0
     drafts_asked: int = 0
     drafts_granted: int = 0
+    trees_verified: int = 0
     drafts_verified: int = 0
     drafts_accepted: int = 0
+    accepted_per_depth: list[int] = field(default_factory=list)
     queued: int = 0
     finished: int = 0
     aborted: int = 0
+
+    def count_tree(self, num_nodes: int, num_accepted: int) -> None:
+        """Count a verified draft tree, of which `num_accepted` tokens became output."""
+        if num_nodes:
+            self.trees_verified += 1
+            self.drafts_verified += num_nodes
+            self.drafts_accepted += num_accepted
+            self.accepted_per_depth += [0] * (num_accepted - len(self.accepted_per_depth))
+            for depth in range(num_accepted):
+                self.accepted_per_depth[depth] += 1

@@ -21,7 +21,7 @@ class SamplingParams:
     `check_settings` refuses values outside their range.
     """
 
-    n: int = setting(1, "Independent outputs of a prompt.", least=1, flags="")
+    n: int = setting(1, "Independent outputs of a prompt.", least=1, most=16384, flags="")
     temperature: float = setting(1.0, "0 for greedy decoding, higher for more variety.", least=0, wanted="0 or more")
     top_p: float = setting(1.0, "Probability mass to sample from, above 0 and at most 1.", above=0, most=1)
     top_k: int = setting(

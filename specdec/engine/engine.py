@@ -55,12 +55,18 @@ class LLMEngine:
         """End a request at any moment. It keeps its output, without what the running step yields for it."""
         self.scheduler.abort(request)
 
-    @torch.inference_mode()
     def step(self) -> list[Request]:
         """Run one forward pass of the target; return the requests that got tokens."""
         plan = self.scheduler.schedule()
-        if not plan.rows:
-            return []
+        return self.run(plan) if plan.rows else []
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> list[Request]:
+        """Run a step that the scheduler planned; return the requests that got tokens.
+
+        If it raises, its requests stay as they were, but for those that it has ended. `plan.moves` is empty if the
+        blocks have been moved; otherwise blocks of requests outside the plan may lack their content.
+        """
         try:
             with on_device(self.cache.target.device), self.cache.kernels.limited_threads():
                 return self._run(plan)
@@ -72,6 +78,7 @@ class LLMEngine:
         observer, rows = self._observer, plan.rows
         observer.begin()
         self.cache.apply_moves(plan.moves)
+        plan.moves = []
         draft_rows = [self._draft_row(row) for row in rows]
         with observer.drafting():
             trees = self.drafter.propose(draft_rows)

@@ -4,16 +4,18 @@ import itertools
 import logging
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Number
-from pathlib import Path
 from typing import Any
 
+from specdec.config import EngineConfig
 from specdec.core.detokenizer import Detokenizer
 from specdec.core.request import Request, RequestGroup
 from specdec.core.sampling_params import SamplingParams
-from specdec.kernels.settings import check_text, whole_number
+from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.kernels.settings import MAX_WHOLE, check_text, whole_number
+from specdec.models.generation_config import GenerationConfig
 from specdec.models.tokenizer import Tokenizer
 from specdec.verify.sampling import Sampling
 
@@ -42,25 +44,37 @@ def _as_list(value: Any) -> Any:
 
 @dataclass
 class RequestMaker:
-    """Makes requests that a model can serve.
+    """Makes requests that a model can serve. It needs the files beside the model's weights only.
 
     Attributes:
+        config: the engine's settings.
+        model: the target's sizes.
         tokenizer: None for a model without one, whose prompts must be token ids.
-        vocab_size: number of token ids.
+        generation_config: the model's end tokens and default sampling parameters.
         max_model_len: limit of a request's tokens, prompt included.
-        end_tokens: the model's end tokens.
-        folder: the model's folder, for messages.
         draft_context: number of tokens from which on a request gets no drafts.
     """
 
+    config: EngineConfig
+    model: LlamaConfig
     tokenizer: Tokenizer | None
-    vocab_size: int
+    generation_config: GenerationConfig
     max_model_len: int
-    end_tokens: frozenset[int]
-    folder: Path
     draft_context: int = sys.maxsize
     _has_warned: bool = False
     _ids: "itertools.count[int]" = field(default_factory=itertools.count)
+
+    @classmethod
+    def read(cls, config: EngineConfig, model: LlamaConfig) -> "RequestMaker":
+        """Read the tokenizer and generation_config.json of the target's folder.
+
+        Raises:
+            CheckpointError: a file that cannot be read.
+            ValueError: `max_model_len` is more than the model's positions.
+        """
+        tokenizer = Tokenizer(config.model) if (config.model / "tokenizer.json").is_file() else None
+        context = config.context(model.max_position)
+        return cls(config, model, tokenizer, GenerationConfig.read(config.model), context)
 
     def need_tokenizer(self) -> Tokenizer:
         """Return the tokenizer.
@@ -69,20 +83,45 @@ class RequestMaker:
             ValueError: a model without one.
         """
         if self.tokenizer is None:
-            raise ValueError(f"{self.folder}: no tokenizer.json; give prompts as token ids")
+            raise ValueError(f"{self.config.model}: no tokenizer.json; give prompts as token ids")
         return self.tokenizer
 
-    def group(self, prompt: Prompt, params: SamplingParams, priority: int, cache_salt: str | None) -> RequestGroup:
-        """Make the requests of a prompt, one per sample. They are not queued yet.
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """Tokens after which the model's output ends."""
+        return self.generation_config.end_tokens
+
+    def default_params(self) -> SamplingParams:
+        """Return the parameters of the checkpoint's generation_config.json, with defaults for the others."""
+        return SamplingParams(**self.generation_config.params)
+
+    def chat_prompt(self, messages: Sequence[Mapping[str, Any]], template_arguments: Mapping[str, Any]) -> list[int]:
+        """Return the tokens of a conversation up to where the answer begins.
+
+        Raises:
+            ValueError: see `LLM.chat_prompt`.
+        """
+        for message in messages:
+            for key, value in message.items():
+                if isinstance(value, str):
+                    check_text(f"the message's {key}", value)
+        tokenizer = self.need_tokenizer()
+        if not tokenizer.has_chat_template:
+            raise ValueError(f"{self.config.model}: the tokenizer has no chat template; give the prompt as it is")
+        return tokenizer.encode_chat(messages, **template_arguments)
+
+    def check(self, prompt: Prompt, params: SamplingParams, priority: int, cache_salt: str | None) -> list[int]:
+        """Check a prompt and its parameters; return the prompt's tokens.
 
         Raises:
             ValueError: see `LLM.new_group`.
         """
         if cache_salt is not None:
             check_text("cache_salt", cache_salt)
-        priority = whole_number("priority", priority)
+        if abs(whole_number("priority", priority)) > MAX_WHOLE:
+            raise ValueError(f"priority is {priority}; it must be between -2^63 and 2^63")
         tokens = self._tokens(prompt)
-        vocab = self.vocab_size
+        vocab = self.model.vocab_size
         if not tokens:
             raise ValueError("the prompt is empty; give at least one token")
         if bad := [token for token in tokens if not 0 <= token < vocab]:
@@ -102,6 +141,15 @@ class RequestMaker:
         for name in ("stop", "bad_words"):
             if getattr(params, name) and self.tokenizer is None:
                 raise ValueError(f"{name} needs a tokenizer, and the model's folder has none; use token ids")
+        return tokens
+
+    def group(self, prompt: Prompt, params: SamplingParams, priority: int, cache_salt: str | None) -> RequestGroup:
+        """Make the requests of a prompt, one per sample. They are not queued yet.
+
+        Raises:
+            ValueError: see `LLM.new_group`.
+        """
+        tokens = self.check(prompt, params, priority, cache_salt)
         longest = self.max_model_len
         if params.max_tokens is not None:
             longest = min(longest, len(tokens) + params.max_tokens)
@@ -123,7 +171,7 @@ class RequestMaker:
                 detokenizer=Detokenizer(
                     backend, params.stop_strings, params.include_stop_str_in_output, params.skip_special_tokens
                 ),
-                priority=priority,
+                priority=int(priority),
                 cache_salt=cache_salt,
                 cached_samples=cached_samples,
             )

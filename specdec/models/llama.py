@@ -96,12 +96,11 @@ class LlamaModel(nn.Module):
         return False
 
 
-def load_llama(folder: Path, dtype: torch.dtype, device: torch.device, kernels: KernelSet) -> LlamaModel:
-    """Load a Llama, Mistral, Qwen2 or Qwen3 from a Hugging Face checkpoint folder, strictly.
+def read_llama_config(folder: Path) -> LlamaConfig:
+    """Read the sizes of a target from its checkpoint folder, without its weights.
 
     Raises:
-        CheckpointError: no checkpoint, another model family, a setting that this model would not honour, or
-            tensors that are missing, unexpected or of another shape than config.json says.
+        CheckpointError: no checkpoint, another model family, or a setting that this model would not honour.
     """
     settings = read_config(folder)
     model_type = settings.get("model_type")
@@ -109,7 +108,17 @@ def load_llama(folder: Path, dtype: torch.dtype, device: torch.device, kernels: 
         known = ", ".join(DEFAULTS)
         raise CheckpointError(f"{folder}: model_type {model_type!r} is not supported; this engine serves {known}")
     with error_context(folder):
-        config = LlamaConfig.from_json(settings)
+        return LlamaConfig.from_json(settings)
+
+
+def load_llama(folder: Path, dtype: torch.dtype, device: torch.device, kernels: KernelSet) -> LlamaModel:
+    """Load a Llama, Mistral, Qwen2 or Qwen3 from a Hugging Face checkpoint folder, strictly.
+
+    Raises:
+        CheckpointError: see `read_llama_config`; or tensors that are missing, unexpected or of another shape than
+            config.json says.
+    """
+    config = read_llama_config(folder)
     tensors = {name.removeprefix("model."): tensor for name, tensor in read_tensors(folder).items()}
     if config.tie_word_embeddings:
         # Some checkpoints store the tied matrix twice.

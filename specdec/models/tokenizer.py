@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from jinja2 import TemplateError
 from tokenizers import Tokenizer as FastTokenizer
@@ -68,16 +69,22 @@ class Tokenizer:
                 found.append(spaced)
         return tuple(found)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **template_arguments: Any) -> list[int]:
         """Return the tokens of a conversation, up to where the assistant's answer begins.
 
+        Args:
+            template_arguments: arguments of transformers' `apply_chat_template`, such as `tools`, and variables of the
+                template.
+
         Raises:
-            ValueError: the chat template refuses the messages.
+            ValueError: the chat template refuses the messages or the arguments.
         """
+        arguments = {"add_generation_prompt": True, **template_arguments, "tokenize": False}
         try:
-            text = self._hf.apply_chat_template([dict(m) for m in messages], tokenize=False, add_generation_prompt=True)
-        except TemplateError as error:
-            raise ValueError(f"the chat template refuses the conversation: {error}") from None
+            text = self._hf.apply_chat_template([dict(m) for m in messages], **arguments)
+        # Templates are code: they add text to what may be none, and index what may be short.
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+            raise ValueError(f"the chat template refuses the conversation: {first_line(error)}") from None
         return list(self._hf(text, add_special_tokens=False)["input_ids"])
 
     def decode(self, token_ids: Sequence[int]) -> str:

@@ -177,8 +177,7 @@ class Scheduler:
                 )
                 self.manager.commit(request)
                 stats.generated_tokens += result.num_new
-                stats.drafts_verified += result.num_nodes
-                stats.drafts_accepted += result.num_accepted
+                stats.count_tree(result.num_nodes, result.num_accepted)
             if request.finish_reason is not None:
                 self._release(request)
 
@@ -205,6 +204,13 @@ class Scheduler:
         if all(row.request is not request for row in self._in_flight):
             self._release(request)
 
+    def fail(self, request: Request, message: str) -> None:
+        """End a request with an error, between steps."""
+        assert not self._in_flight, "the step has not ended"
+        if not request.finished:
+            request.fail(message)
+            self._release(request)
+
     def _release(self, request: Request) -> None:
         if not self.queues.remove(request):
             return
@@ -219,6 +225,7 @@ class Scheduler:
         pool = self.manager.pool
         return replace(
             self._stats,
+            accepted_per_depth=list(self._stats.accepted_per_depth),
             running=len(self.running),
             waiting=len(self.waiting),
             swapped=sum(bool(request.host_blocks) for request in self.waiting),

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from benchmarks.integrity import check_scheduler
 from specdec import LLM, BeamSearchParams
 from specdec.cache.kv_cache import entry_bytes
 from specdec.core.outputs import BeamSearchOutput
 from specdec.core.request import Request
+from specdec.scheduling.integrity import check_scheduler
 from specdec.scheduling.step_cost import PreemptionCost
 
 BLOCK = 8

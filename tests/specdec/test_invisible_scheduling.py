@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.integrity import check_scheduler
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.core.request import Request, RequestGroup
 from specdec.draft_heads.drafting.drafter import Drafter, DraftRow
 from specdec.kernels.draft_trees import DraftTrees
+from specdec.scheduling.integrity import check_scheduler
 from specdec.scheduling.step_cost import PreemptionCost
 from tests.fakes import RandomDrafter
 from tests.specdec.oracle import Expected

@@ -11,12 +11,12 @@ from tokenizers import Tokenizer, decoders, models
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from benchmarks.integrity import check_scheduler
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.core.outputs import CompletionOutput
 from specdec.core.request import Request, RequestGroup
 from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.kernels.tree import DraftTree
+from specdec.scheduling.integrity import check_scheduler
 from tests.fakes import TINY, RandomDrafter, save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
 from tests.specdec import oracle
 from tests.specdec.oracle import Expected

@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from benchmarks.integrity import check_pool
 from specdec.cache.block_pool import BlockPool
+from specdec.scheduling.integrity import check_pool
 
 CASES = 2000 if settings.default and settings.default.max_examples >= 2000 else 200
 NAMES = [b"a", b"b", b"c", b"d", b"e"]

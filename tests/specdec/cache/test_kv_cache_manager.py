@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.integrity import check_blocks
 from specdec.cache.kv_cache_manager import BlockMove, KVCacheManager, MoveKind, Prefix
 from specdec.core.request import Request
 from specdec.core.sampling_params import SamplingParams
+from specdec.scheduling.integrity import check_blocks
 from tests.specdec.fake_memory import SIZE, FakeMemory, make_request
 
 NOTHING = Prefix([], 0, 0)

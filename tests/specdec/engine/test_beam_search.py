@@ -2,7 +2,8 @@
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +48,16 @@ def llm(tiny: Tiny) -> Iterator[LLM]:
     yield from watched(LLM(tiny.folder, dtype="float64"))
 
 
+def end_with(llm: LLM, tokens: Iterable[int]) -> None:
+    """Change the tokens after which outputs end."""
+    llm._requests.generation_config = replace(llm.generation_config, end_tokens=frozenset(tokens))
+
+
 @pytest.mark.parametrize("early_stopping", [False, True, "never"])
 @pytest.mark.parametrize("beam_width", [1, 2, 4, 5])
 def test_sequences_and_scores_equal_transformers(tiny: Tiny, llm: LLM, beam_width: int, early_stopping: Any) -> None:
     for ends, length_penalty in itertools.product(ENDS, (0, 1, 2, -0.5)):
-        llm._requests.end_tokens = frozenset(ends)
+        end_with(llm, ends)
         params = BeamSearchParams(beam_width, 16, length_penalty=length_penalty, early_stopping=early_stopping)
         prompts = [[3, 4, 5], [10, 20, 30, 40, 50, 60, 7]]
         for prompt, output in zip(prompts, llm.beam_search(prompts, params), strict=True):
@@ -76,7 +82,7 @@ def test_drawn_searches_equal_transformers(
     early_stopping: Any,
     ends: set[int],
 ) -> None:
-    sharp_llm._requests.end_tokens = frozenset(ends)
+    end_with(sharp_llm, ends)
     params = BeamSearchParams(beam_width, 16, length_penalty=length_penalty, early_stopping=early_stopping)
     check(sharp.reference, prompt, params, sorted(ends), sharp_llm.beam_search(prompt, params)[0])
 
@@ -166,7 +172,8 @@ def test_little_memory_changes_nothing(
         enable_prefix_caching=caching,
     )
     params = BeamSearchParams(beam_width, max_tokens)
-    llm._requests.end_tokens = small._requests.end_tokens = frozenset(ends)
+    end_with(llm, ends)
+    end_with(small, ends)
     for tight in watched(small):
         outputs = tight.beam_search(prompts, params)
     for prompt, output in zip(prompts, outputs, strict=True):
@@ -206,12 +213,12 @@ def test_ordinary_requests_go_on_beside_a_search(tiny: Tiny, llm: LLM) -> None:
 def test_more_prompts_than_may_queue_take_turns(tiny: Tiny, llm: LLM) -> None:
     """Searches run only while there are seats for all their beams, so nothing is computed twice."""
     prompts, params = [[token, 9] for token in range(3, 9)], BeamSearchParams(3, 6)
-    llm._requests.end_tokens = frozenset(ENDS[1])
+    end_with(llm, ENDS[1])
     known = llm.engine.scheduler.stats().known_tokens
     want = [llm.beam_search([prompt], params)[0] for prompt in prompts]
     known = llm.engine.scheduler.stats().known_tokens - known
     for small in watched(cramped(tiny, 40, max_num_seqs=7, max_queued_requests=1)):
-        small._requests.end_tokens = llm.end_tokens
+        end_with(small, llm.end_tokens)
         assert tokens_of(small.beam_search(prompts, params)) == tokens_of(want)
         assert small.engine.scheduler.stats().known_tokens == known
 

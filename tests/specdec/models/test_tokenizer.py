@@ -73,3 +73,18 @@ def test_a_tokenizer_that_cannot_be_read_is_named(tiny: Tiny, tmp_path: Path) ->
     with pytest.raises(CheckpointError, match="the tokenizer cannot be read: ") as caught:
         Tokenizer(folder)
     assert "\n" not in str(caught.value)
+
+
+def test_variables_of_the_chat_template_are_passed_on(tiny: Tiny, tmp_path: Path) -> None:
+    shutil.copytree(tiny.target, tmp_path, dirs_exist_ok=True)
+    template = "{{ messages[0].content + names[0] }}{% if add_generation_prompt %}!{% endif %}"
+    (tmp_path / "chat_template.jinja").write_text(template)
+    tokenizer = Tokenizer(tmp_path)
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "a"}]
+    assert tokenizer.encode_chat(messages, names=["b"]) == tokenizer.encode("ab!")
+    assert tokenizer.encode_chat(messages, names=["b"], add_generation_prompt=False) == tokenizer.encode("ab")
+    # Neither may a template raise what it likes, nor an argument change what is returned.
+    assert tokenizer.encode_chat(messages, names=["b"], tokenize=True) == tokenizer.encode("ab!")
+    for content, names in [(None, ["b"]), (["a"], ["b"]), ("a", None), ("a", [])]:
+        with pytest.raises(ValueError, match=r"^the chat template refuses the conversation: .+$"):
+            tokenizer.encode_chat([{"role": "user", "content": content}], names=names)

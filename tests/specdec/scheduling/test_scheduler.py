@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.integrity import check_scheduler
 from specdec.cache.kv_cache_manager import KVCacheManager, MoveKind
 from specdec.core.request import Request, RequestGroup
 from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.scheduling.integrity import check_scheduler
 from specdec.scheduling.request_queues import PRIORITY_STEPS
 from specdec.scheduling.scheduler import Admission, QueueFullError, Scheduler
 from specdec.scheduling.scheduler_config import SchedulerConfig

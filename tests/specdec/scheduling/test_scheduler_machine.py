@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from benchmarks.integrity import check_scheduler
 from specdec.cache.block_pool import extend_hashes
 from specdec.cache.kv_cache_manager import KVCacheManager
 from specdec.core.request import Request
 from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.scheduling.integrity import check_scheduler
 from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.scheduler_config import SchedulerConfig
 from specdec.scheduling.step_cost import Curve, MeasuredStep, PreemptionCost, StepCost

@@ -1,0 +1,292 @@
+"""The asynchronous Python API."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self, Unpack
+
+import msgspec
+
+from specdec.async_engine.errors import CLOSED, EngineDeadError
+from specdec.async_engine.messages import (
+    Abort,
+    Add,
+    CheckIntegrity,
+    FromEngine,
+    GetStats,
+    Integrity,
+    News,
+    Refused,
+    Setup,
+    Stats,
+    encode,
+)
+from specdec.async_engine.request_stream import RequestStream
+from specdec.async_engine.supervisor import Supervisor
+from specdec.config import LLMSettings
+from specdec.core.engine_stats import EngineStats
+from specdec.core.outputs import RequestOutput
+from specdec.core.sampling_params import SamplingParams
+from specdec.engine.request_maker import Prompt, RequestMaker
+from specdec.engine.resolved_config import resolved_config
+from specdec.kernels.settings import check_text
+from specdec.models.llama import read_llama_config
+from specdec.scheduling.scheduler import QueueFullError
+
+# Characters from which on a text is tokenized beside the event loop.
+LONG_TEXT = 20_000
+
+
+class Holdings(NamedTuple):
+    """What an engine process holds: nothing when no request runs.
+
+    Attributes:
+        requests: requests that it knows.
+        blocks: cache blocks that they hold.
+    """
+
+    requests: int
+    blocks: int
+
+
+class AsyncLLM:
+    """A target model with a draft head, in a process of its own, for programs on asyncio.
+
+    async with AsyncLLM(draft="eagle") as llm:
+        async for state in llm.generate("I would like to find a restaurant.", SamplingParams(max_tokens=64)):
+            print("".join(segment.text for segment in state.segments), end="")
+
+    All calls belong to the event loop that runs `start`. Their requests share the engine's steps, and a new one joins
+    at the next step. Tokens are those of `LLM`. If the engine process dies, running requests raise `EngineDeadError`
+    at once, and it is started again, up to five times with growing delays.
+
+    Args:
+        model, draft, settings: as `LLM` takes them.
+
+    Attributes:
+        config: the settings, with nothing left open.
+        tokenizer: None for a model without one.
+        generation_config: end tokens and default sampling parameters of the checkpoint.
+        max_model_len: limit of a request's tokens, prompt included.
+
+    Raises:
+        CheckpointError: a folder whose configuration or tokenizer cannot be read.
+        TypeError: an unknown setting.
+        ValueError: a setting outside its range.
+    """
+
+    def __init__(
+        self, model: str | Path | None = None, draft: str | Path | None = None, **settings: Unpack[LLMSettings]
+    ) -> None:
+        self.config = resolved_config(model, draft, settings)
+        self._requests = RequestMaker.read(self.config, read_llama_config(self.config.model))
+        self.tokenizer, self.max_model_len = self._requests.tokenizer, self._requests.max_model_len
+        self.generation_config = self._requests.generation_config
+        self._supervisor = Supervisor(Setup.of(model, draft, settings), self._receive, self._fail_all)
+        # Requests that the engine process works on, and their numbers by their names.
+        self._streams: dict[int, RequestStream] = {}
+        self._numbers: dict[str, int] = {}
+        self._none_running = asyncio.Event()
+        self._none_running.set()
+        self._calls: dict[int, asyncio.Future[Stats | Integrity]] = {}
+        self._new_number = itertools.count()
+        self._closing = False
+
+    async def start(self) -> None:
+        """Start the engine process and wait until the model is loaded.
+
+        Raises:
+            ValueError: a setting or a file that the engine refuses, in one line.
+            EngineDeadError: the process could not start for another reason.
+        """
+        await self._supervisor.start()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncGenerator[RequestOutput]:
+        """Run a prompt, and yield its state after each step that gave tokens.
+
+        States are merged for a reader that is slower than the engine. `segments` of a state is the text that is new
+        since the one before. The last state is finished. Closing the generator, or cancelling the task that reads it,
+        aborts the request.
+
+        Args:
+            prompt: text or token ids.
+            params: those of `get_default_sampling_params` if None.
+            request_id: a name for `abort`, of no other running request; a number if None.
+            priority: lower ones first, under the policy "priority".
+            cache_salt: only requests of the same salt share cached prefixes.
+
+        Raises:
+            ValueError: a bad prompt, parameter or request id; nothing has run then.
+            QueueFullError: `max_queued_requests` requests wait; nothing has run then.
+            EngineDeadError: the engine process is not there, or dies meanwhile.
+        """
+        params = self.get_default_sampling_params() if params is None else params
+        if not isinstance(params, SamplingParams):
+            raise ValueError(f"params is {params!r}; it must be SamplingParams")
+        if request_id is not None:
+            check_text("request_id", request_id)
+        if isinstance(prompt, str) and len(prompt) > LONG_TEXT:
+            tokens = await asyncio.to_thread(self._requests.check, prompt, params, priority, cache_salt)
+        else:
+            tokens = self._requests.check(prompt, params, priority, cache_salt)
+        number = next(self._new_number)
+        while request_id is None and str(number) in self._numbers:
+            number = next(self._new_number)
+        name = str(number) if request_id is None else request_id
+        if name in self._numbers:
+            raise ValueError(f"request_id {name!r} is taken by a running request; give another")
+        if self._closing:
+            raise EngineDeadError(CLOSED)
+        self._supervisor.send(Add(number, tokens, msgspec.Raw(encode(params)), int(priority), cache_salt))
+        stream = RequestStream(name, prompt if isinstance(prompt, str) else None, tokens, params.n)
+        self._streams[number], self._numbers[name] = stream, number
+        self._none_running.clear()
+        try:
+            while True:
+                state = await stream.read()
+                yield state
+                if state.finished:
+                    return
+        finally:
+            if number in self._streams:
+                self._forget(number)
+                self._abort(number)
+
+    async def abort(self, request_id: str) -> bool:
+        """End a request; its generator yields a last state with the finish reason "abort".
+
+        Returns:
+            Whether such a request was running.
+        """
+        number = self._numbers.get(request_id)
+        if number is None:
+            return False
+        self._abort(number)
+        return True
+
+    def chat_prompt(self, messages: Sequence[Mapping[str, Any]], **template_arguments: Any) -> list[int]:
+        """Return the tokens of a conversation up to where the answer begins; see `LLM.chat_prompt`."""
+        return self._requests.chat_prompt(messages, template_arguments)
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """Tokens after which the model's output ends."""
+        return self._requests.end_tokens
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return the parameters of the checkpoint's generation_config.json, with defaults for the others."""
+        return self._requests.default_params()
+
+    async def stats(self) -> EngineStats:
+        """Return counts since the start of the engine process, and its current state.
+
+        Raises:
+            EngineDeadError: the engine process is not there.
+        """
+        answer = await self._ask(GetStats(next(self._new_number)))
+        assert isinstance(answer, Stats)
+        return answer.stats
+
+    async def check_integrity(self) -> Holdings:
+        """Check the scheduler and the cache in the engine process, for tests: recompute their invariants.
+
+        Raises:
+            AssertionError: the first invariant that does not hold.
+            EngineDeadError: the engine process is not there.
+        """
+        answer = await self._ask(CheckIntegrity(next(self._new_number)))
+        assert isinstance(answer, Integrity)
+        if answer.problem is not None:
+            raise AssertionError(answer.problem)
+        return Holdings(answer.requests, answer.blocks)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the engine process is ready for requests."""
+        return self._supervisor.healthy and not self._closing
+
+    @property
+    def engine_pid(self) -> int | None:
+        """Process id of the engine process, None if there is none."""
+        return self._supervisor.pid
+
+    async def close(self, grace: float = 0.0) -> None:
+        """End the engine process, and refuse new requests.
+
+        Args:
+            grace: seconds in which running requests may finish. Those that do not are aborted: their generators yield
+                a last state with the finish reason "abort".
+        """
+        self._closing = True
+        try:
+            async with asyncio.timeout(grace):
+                await self._none_running.wait()
+        except TimeoutError:
+            pass
+        await self._supervisor.close()
+        self._fail_all(EngineDeadError("the engine was closed before the request had finished"))
+
+    def _abort(self, number: int) -> None:
+        # A process that is ending aborts all requests.
+        if self._supervisor.healthy:
+            self._supervisor.send(Abort(number))
+
+    async def _ask(self, message: GetStats | CheckIntegrity) -> Stats | Integrity:
+        answer: asyncio.Future[Stats | Integrity] = asyncio.get_running_loop().create_future()
+        self._calls[message.call_id] = answer
+        try:
+            self._supervisor.send(message)
+            return await answer
+        finally:
+            del self._calls[message.call_id]
+
+    def _receive(self, message: FromEngine) -> None:
+        match message:
+            case News(deltas):
+                for delta in deltas:
+                    # Its reader may have left.
+                    if stream := self._streams.get(delta.number):
+                        stream.apply(delta)
+                        if stream.finished:
+                            self._forget(delta.number)
+            case Refused(number, reason, queue_full):
+                if stream := self._streams.get(number):
+                    stream.fail(QueueFullError(reason) if queue_full else ValueError(reason))
+                    self._forget(number)
+            case Stats() | Integrity():
+                answer = self._calls.get(message.call_id)
+                if answer is not None and not answer.done():
+                    answer.set_result(message)
+
+    def _forget(self, number: int) -> None:
+        del self._numbers[self._streams.pop(number).request_id]
+        if not self._streams:
+            self._none_running.set()
+
+    def _fail_all(self, error: EngineDeadError) -> None:
+        """Have all that waits for the engine process get an error."""
+        for number, stream in list(self._streams.items()):
+            stream.fail(error.fresh())
+            self._forget(number)
+        for answer in self._calls.values():
+            if not answer.done():
+                answer.set_exception(error.fresh())

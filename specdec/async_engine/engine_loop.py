@@ -1,0 +1,191 @@
+"""The loop of the engine process: take messages, step, send news."""
+
+import logging
+from collections import deque
+
+import zmq
+
+from specdec.async_engine.messages import (
+    Abort,
+    Add,
+    CheckIntegrity,
+    GetStats,
+    Integrity,
+    News,
+    Refused,
+    Stats,
+    Stop,
+    decode_params,
+    decode_to_engine,
+    encode,
+    one_line,
+)
+from specdec.async_engine.outbox import Outbox
+from specdec.core.request import Request
+from specdec.llm import LLM
+from specdec.scheduling.integrity import check_scheduler
+from specdec.scheduling.scheduler import QueueFullError
+from specdec.scheduling.step_plan import StepPlan
+
+# Messages handled between two steps: a flood of requests must not keep the running ones waiting.
+MOST_TAKEN = 256
+# Steps that fail one after another before the process gives up: a device may be lost for good.
+MOST_FAILURES = 3
+
+logger = logging.getLogger(__name__)
+
+
+class EngineLoop:
+    """Serves the requests that arrive at a socket.
+
+    It never waits for the front end: news that cannot be sent now are merged with later ones.
+
+    Args:
+        socket: a connected DEALER socket.
+    """
+
+    def __init__(self, llm: LLM, socket: zmq.Socket[bytes]) -> None:
+        self._llm, self._engine, self._socket = llm, llm.engine, socket
+        self._outboxes: dict[int, Outbox] = {}
+        self._owners: dict[Request, Outbox] = {}
+        # Requests with news, in the order of their first news.
+        self._with_news: dict[Outbox, None] = {}
+        # Encoded messages to be sent before any news.
+        self._unsent: deque[bytes] = deque()
+        self._num_failures = 0
+        self._stopping = False
+
+    def run(self) -> None:
+        """Serve until the front end sends `Stop` and has taken the last news.
+
+        Raises:
+            Exception: a failure after which the engine's state is not sound, or one failed step too many.
+        """
+        while not self._stopping or self._unsent or self._with_news:
+            self._receive()
+            if self._engine.has_unfinished:
+                self._step()
+            self._send()
+
+    def _receive(self) -> None:
+        """Handle messages that have arrived; sleep until there is one if there is nothing else to do."""
+        if not self._engine.has_unfinished:
+            wanted = zmq.POLLIN | (zmq.POLLOUT if self._unsent or self._with_news else 0)
+            self._socket.poll(None, wanted)
+        for _ in range(MOST_TAKEN):
+            if not self._socket.poll(0, zmq.POLLIN):
+                return
+            try:
+                self._handle(self._socket.recv())
+            except Exception:
+                logger.exception("a message was ignored")
+
+    def _handle(self, data: bytes) -> None:
+        match decode_to_engine(data):
+            case Add() as request:
+                self._add(request)
+            case Abort(number):
+                self._abort(number)
+            case GetStats(call_id):
+                self._unsent.append(encode(Stats(call_id, self._engine.scheduler.stats())))
+            case CheckIntegrity(call_id):
+                self._unsent.append(encode(self._integrity(call_id)))
+            case Stop():
+                self._stopping = True
+                for number in self._outboxes:
+                    self._abort(number)
+
+    def _add(self, message: Add) -> None:
+        queued: list[Request] = []
+        try:
+            params = decode_params(message.params)
+            group = self._llm.new_group(
+                message.prompt, params, priority=message.priority, cache_salt=message.cache_salt
+            )
+            for request in group.requests:
+                self._engine.add_request(request)
+                queued.append(request)
+        except Exception as error:
+            for request in queued:
+                self._engine.abort(request)
+            is_full = isinstance(error, QueueFullError)
+            self._unsent.append(encode(Refused(message.number, one_line(error), is_full)))
+            return
+        outbox = self._outboxes[message.number] = Outbox(message.number, group)
+        self._owners |= dict.fromkeys(group.requests, outbox)
+
+    def _abort(self, number: int) -> None:
+        """End the samples of a request that are not finished; its last deltas are sent."""
+        outbox = self._outboxes.get(number)
+        if outbox is not None:
+            running = [request for request in outbox.group.requests if not request.finished]
+            for request in running:
+                self._engine.abort(request)
+            self._note(running)
+
+    def _integrity(self, call_id: int) -> Integrity:
+        scheduler = self._engine.scheduler
+        problem = None
+        try:
+            check_scheduler(scheduler)
+        except AssertionError as error:
+            problem = one_line(error)
+        pools = (scheduler.manager.pool, scheduler.manager.host)
+        return Integrity(call_id, problem, len(self._outboxes), sum(pool.num_blocks - pool.num_free for pool in pools))
+
+    def _step(self) -> None:
+        plan = self._engine.scheduler.schedule()
+        if not plan.rows:
+            return
+        try:
+            updated = self._engine.run(plan)
+        except Exception as error:
+            self._fail(plan, error)
+        else:
+            self._num_failures = 0
+            self._note(updated)
+
+    def _fail(self, plan: StepPlan, error: Exception) -> None:
+        """End the requests of a step that raised. The others go on.
+
+        The step published none of its blocks, and those of its requests are released with them.
+
+        Raises:
+            Exception: `error`, where other requests' blocks may be lost, or where steps fail again and again.
+        """
+        self._num_failures += 1
+        if plan.moves or self._num_failures >= MOST_FAILURES:
+            raise error
+        logger.error("a step of %d requests failed", len(plan.rows), exc_info=error)
+        for row in plan.rows:
+            self._engine.scheduler.fail(row.request, f"the step failed: {one_line(error)}")
+        self._note([row.request for row in plan.rows])
+
+    def _note(self, requests: list[Request]) -> None:
+        for request in requests:
+            # The samples of a refused request have no owner.
+            if outbox := self._owners.get(request):
+                outbox.mark(request)
+                self._with_news[outbox] = None
+
+    def _send(self) -> None:
+        """Send what the socket takes now."""
+        while self._unsent or self._with_news:
+            if not self._unsent:
+                self._unsent.append(encode(self._take_news()))
+            try:
+                self._socket.send(self._unsent[0], zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._unsent.popleft()
+
+    def _take_news(self) -> News:
+        deltas = []
+        for outbox in self._with_news:
+            deltas += outbox.take()
+            if outbox.group.finished:
+                del self._outboxes[outbox.number]
+                for request in outbox.group.requests:
+                    del self._owners[request]
+        self._with_news.clear()
+        return News(deltas)

@@ -1,0 +1,198 @@
+"""Messages between an `AsyncLLM` and its engine process.
+
+Each is a typed msgspec struct, encoded as MessagePack. Only `Setup`, which starts the process, is pickled.
+"""
+
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import msgspec
+
+from specdec.config import LLMSettings
+from specdec.core.engine_stats import EngineStats
+from specdec.core.outputs import Logprob, Segment, SpeculationStats
+from specdec.core.sampling_params import SamplingParams
+
+# Messages that may wait on either side of a connection. Further news are merged.
+MOST_MESSAGES = 16
+
+
+class Setup(NamedTuple):
+    """What an engine process is started with.
+
+    Attributes:
+        model, draft, settings: as `LLM` takes them.
+        folder: the working folder, to which relative paths belong.
+        log_level: level of the front end's logger `specdec`.
+    """
+
+    model: str | Path | None
+    draft: str | Path | None
+    settings: LLMSettings
+    folder: str
+    log_level: int
+
+    @classmethod
+    def of(cls, model: str | Path | None, draft: str | Path | None, settings: LLMSettings) -> Self:
+        """Add the state of this process."""
+        return cls(model, draft, settings, os.getcwd(), logging.getLogger("specdec").getEffectiveLevel())
+
+
+class Message(msgspec.Struct, array_like=True, tag=True):
+    """A message; its first field is its type."""
+
+
+class Add(Message):
+    """Run a request.
+
+    Attributes:
+        number: names the request, and never another one.
+        params: encoded `SamplingParams`. They are decoded apart, so that a mistake in them can be answered.
+    """
+
+    number: int
+    prompt: list[int]
+    params: msgspec.Raw
+    priority: int
+    cache_salt: str | None
+
+
+class Abort(Message):
+    """End a request. Its last delta follows."""
+
+    number: int
+
+
+class GetStats(Message):
+    """Send `Stats`."""
+
+    call_id: int
+
+
+class CheckIntegrity(Message):
+    """Check the scheduler and the cache, and send `Integrity`."""
+
+    call_id: int
+
+
+class Stop(Message):
+    """Abort all requests, send their last deltas, and exit."""
+
+
+class Ready(Message):
+    """The model is loaded."""
+
+
+class Failed(Message):
+    """The engine process exits.
+
+    Attributes:
+        reason: one line.
+        is_refusal: whether a setting or a file is at fault.
+    """
+
+    reason: str
+    is_refusal: bool
+
+
+class Refused(Message):
+    """A request was not queued.
+
+    Attributes:
+        queue_full: whether it may succeed later.
+    """
+
+    number: int
+    reason: str
+    queue_full: bool
+
+
+class Delta(Message, omit_defaults=True):
+    """News of one sample of a request since its last delta; see `CompletionOutput` and `RequestOutput`.
+
+    Attributes:
+        held: text behind all segments so far, which a stop string may still cut off.
+        stats: figures so far.
+    """
+
+    number: int
+    index: int
+    token_ids: list[int]
+    accepted: list[bool]
+    segments: list[Segment]
+    held: str
+    stats: SpeculationStats
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    error: str | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+
+
+class News(Message):
+    """Deltas of a step, or of several where they could not be sent earlier."""
+
+    deltas: list[Delta]
+
+
+class Stats(Message):
+    """Answer to `GetStats`."""
+
+    call_id: int
+    stats: EngineStats
+
+
+class Integrity(Message):
+    """Answer to `CheckIntegrity`.
+
+    Attributes:
+        problem: the first invariant that does not hold, if any.
+        requests: requests that the engine process knows.
+        blocks: cache blocks that are held, those in host memory included.
+    """
+
+    call_id: int
+    problem: str | None
+    requests: int
+    blocks: int
+
+
+class Log(Message):
+    """A record of the engine process's log."""
+
+    logger: str
+    level: int
+    text: str
+
+
+ToEngine = Add | Abort | GetStats | CheckIntegrity | Stop
+FromEngine = Ready | Failed | Refused | News | Stats | Integrity | Log
+
+
+def _plain(value: Any) -> Any:
+    """Return numbers and collections of other libraries as Python's."""
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Iterable):
+        return list(value)
+    raise ValueError(f"a sampling parameter holds {value!r}, which cannot be sent to the engine process")
+
+
+def one_line(error: Exception) -> str:
+    """Return the first line of an error's message, as text that can be sent."""
+    line = next(iter(str(error).splitlines()), "") or type(error).__name__
+    return line.encode(errors="backslashreplace").decode()
+
+
+encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
+decode_params = msgspec.msgpack.Decoder(SamplingParams).decode
+decode_to_engine = msgspec.msgpack.Decoder[ToEngine](ToEngine).decode
+decode_from_engine = msgspec.msgpack.Decoder[FromEngine](FromEngine).decode

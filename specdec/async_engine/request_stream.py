@@ -1,0 +1,114 @@
+"""A request in the front end: deltas from the engine process become states."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from specdec.async_engine.messages import Delta
+from specdec.core.outputs import CompletionOutput, Logprob, RequestOutput, Segment, SpeculationStats
+
+
+@dataclass
+class _Sample:
+    """One sample's output so far."""
+
+    index: int
+    token_ids: list[int] = field(default_factory=list)
+    accepted: list[bool] = field(default_factory=list)
+    text: str = ""
+    held: str = ""
+    logprobs: list[dict[int, Logprob]] | None = None
+    cumulative_logprob: float | None = None
+    stats: SpeculationStats = field(default_factory=SpeculationStats)
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    error: str | None = None
+    unread: list[Segment] = field(default_factory=list)
+
+    def apply(self, delta: Delta) -> None:
+        self.token_ids += delta.token_ids
+        self.accepted += delta.accepted
+        self.text += "".join(segment.text for segment in delta.segments)
+        self.unread += delta.segments
+        self.held, self.stats = delta.held, delta.stats
+        self.finish_reason, self.stop_reason, self.error = delta.finish_reason, delta.stop_reason, delta.error
+        if delta.logprobs is not None:
+            self.logprobs = self.logprobs or []
+            self.logprobs += delta.logprobs
+            new = zip(delta.logprobs, delta.token_ids, strict=True)
+            self.cumulative_logprob = sum(
+                (entries[token].logprob for entries, token in new), self.cumulative_logprob or 0
+            )
+
+    def read(self) -> CompletionOutput:
+        """Return a snapshot, with the text that is new since the last one."""
+        segments, self.unread = self.unread, []
+        return CompletionOutput(
+            index=self.index,
+            text=self.text + self.held,
+            token_ids=list(self.token_ids),
+            accepted=list(self.accepted),
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            error=self.error,
+            logprobs=None if self.logprobs is None else list(self.logprobs),
+            cumulative_logprob=self.cumulative_logprob,
+            # Every delta brings new ones.
+            stats=self.stats,
+            segments=segments,
+        )
+
+
+class RequestStream:
+    """States of one request for one reader. States that are not read are merged, so a slow reader costs no memory.
+
+    Args:
+        prompt: text as given, None for token ids.
+        num_samples: `SamplingParams.n`.
+    """
+
+    def __init__(self, request_id: str, prompt: str | None, prompt_token_ids: Sequence[int], num_samples: int) -> None:
+        self.request_id = request_id
+        self._prompt, self._prompt_token_ids = prompt, list(prompt_token_ids)
+        self._samples = [_Sample(index) for index in range(num_samples)]
+        self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        self._news = asyncio.Event()
+        self._error: Exception | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the engine process has done with the request."""
+        return self._error is not None or all(sample.finish_reason is not None for sample in self._samples)
+
+    def apply(self, delta: Delta) -> None:
+        """Add news of a sample."""
+        self._samples[delta.index].apply(delta)
+        if delta.prompt_logprobs is not None:
+            self._prompt_logprobs = self._prompt_logprobs or []
+            self._prompt_logprobs += delta.prompt_logprobs
+        self._news.set()
+
+    def fail(self, error: Exception) -> None:
+        """Have the reader get an error, unless the request has finished."""
+        if not self.finished:
+            self._error = error
+            self._news.set()
+
+    async def read(self) -> RequestOutput:
+        """Wait for news, and return the state.
+
+        Raises:
+            ValueError, QueueFullError, EngineDeadError: the request was refused, or the engine process ended.
+        """
+        await self._news.wait()
+        self._news.clear()
+        if self._error is not None:
+            raise self._error
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self._prompt,
+            prompt_token_ids=self._prompt_token_ids,
+            outputs=[sample.read() for sample in self._samples],
+            finished=self.finished,
+            prompt_logprobs=None if self._prompt_logprobs is None else list(self._prompt_logprobs),
+        )

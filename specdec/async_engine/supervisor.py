@@ -1,0 +1,157 @@
+"""Keeps an engine process running: start, restart with growing delays, end."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from specdec.async_engine.engine_process import EngineProcess
+from specdec.async_engine.errors import CLOSED, EngineDeadError
+from specdec.async_engine.messages import Failed, FromEngine, Log, Ready, Setup, Stop, ToEngine, one_line
+
+# Restarts one after another, and seconds before the first of them; each further one waits twice as long.
+MOST_RESTARTS = 5
+FIRST_DELAY = 0.25
+# Seconds of service after which a failure counts as the first one again.
+STEADY = 60.0
+# Seconds for the running step and the last messages when the process is asked to end.
+STOP_TIMEOUT = 5.0
+
+logger = logging.getLogger(__name__)
+
+
+class Supervisor:
+    """One engine process after another.
+
+    Args:
+        handle: takes messages of the process, but for those of its start, its end and its log.
+        on_death: takes the error of all that waits for a process that has died.
+
+    Attributes:
+        healthy: whether a process is ready.
+    """
+
+    def __init__(
+        self, setup: Setup, handle: Callable[[FromEngine], None], on_death: Callable[[EngineDeadError], None]
+    ) -> None:
+        self._setup, self._handle, self._on_death = setup, handle, on_death
+        self.healthy = False
+        self._process: EngineProcess | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._started: asyncio.Future[None] | None = None
+        self._closing = False
+        self._error = EngineDeadError("the engine is not started; use 'async with AsyncLLM(...)', or await start()")
+        self._failure: Failed | None = None
+        self._ready_at: float | None = None
+        self._num_restarts = 0
+
+    async def start(self) -> None:
+        """Start the process and wait until it is ready. Cancelling ends it.
+
+        Raises:
+            ValueError: a setting or a file that it refuses.
+            EngineDeadError: it failed for another reason, or is closed.
+        """
+        if self._closing:
+            raise self._error.fresh()
+        if self._started is None:
+            self._started = asyncio.get_running_loop().create_future()
+            self._task = asyncio.create_task(self._run(self._started))
+        try:
+            await asyncio.shield(self._started)
+        except asyncio.CancelledError:
+            await self.close()
+            raise
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the engine process, None if there is none."""
+        return None if self._process is None else self._process.pid
+
+    def send(self, message: ToEngine) -> None:
+        """Send a message without waiting.
+
+        Raises:
+            EngineDeadError: no process is ready.
+        """
+        if not self.healthy or self._process is None:
+            raise self._error.fresh()
+        self._process.send(message)
+
+    async def close(self) -> None:
+        """End the process; it sends the last states of aborted requests."""
+        self._closing = True
+        self._error = EngineDeadError(CLOSED)
+        if self._task is None:
+            return
+        if self.healthy and self._process is not None:
+            self.healthy = False
+            self._process.send(Stop())
+            await asyncio.wait([self._task], timeout=STOP_TIMEOUT)
+        # Cancelling kills the process.
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def _run(self, started: "asyncio.Future[None]") -> None:
+        try:
+            await self._keep_running(started)
+        except Exception as error:
+            # A mistake of ours, or a machine without room for another process.
+            self._die(EngineDeadError(f"the engine process cannot be started: {one_line(error)}"))
+        finally:
+            if not started.done():
+                started.set_exception(self._error.fresh())
+            # A cancelled `start` does not look at it.
+            started.exception()
+
+    async def _keep_running(self, started: "asyncio.Future[None]") -> None:
+        while True:
+            code = await self._run_once()
+            if self._closing:
+                return
+            reason = self._failure.reason if self._failure else f"exit code {code}"
+            if not started.done():
+                started.set_exception(self._start_error(reason))
+                return
+            if self._ready_at is not None and asyncio.get_running_loop().time() - self._ready_at > STEADY:
+                self._num_restarts = 0
+            again = self._num_restarts < MOST_RESTARTS
+            remedy = "it is being restarted, try again soon" if again else "it failed too often, start the program anew"
+            self._die(EngineDeadError(f"the engine process died ({reason}); {remedy}", restarting=again))
+            if not again:
+                return
+            await asyncio.sleep(FIRST_DELAY * 2**self._num_restarts)
+            self._num_restarts += 1
+
+    async def _run_once(self) -> int:
+        """Run a process to its end, and return its exit code."""
+        self._failure, self._ready_at = None, None
+        self._process = EngineProcess(self._setup)
+        try:
+            return await self._process.run(self._receive)
+        finally:
+            self.healthy = False
+            self._process = None
+
+    def _die(self, error: EngineDeadError) -> None:
+        logger.error("%s", error)
+        self._error = error
+        self._on_death(error)
+
+    def _start_error(self, reason: str) -> Exception:
+        if self._failure is not None and self._failure.is_refusal:
+            return ValueError(reason)
+        return EngineDeadError(f"the engine process did not start ({reason})")
+
+    def _receive(self, message: FromEngine) -> None:
+        match message:
+            case Ready():
+                self.healthy = True
+                self._ready_at = asyncio.get_running_loop().time()
+                if self._started is not None and not self._started.done():
+                    self._started.set_result(None)
+            case Failed():
+                self._failure = message
+            case Log(name, level, text):
+                logging.getLogger(name).log(level, "engine process: %s", text)
+            case _:
+                self._handle(message)

@@ -1,0 +1,195 @@
+"""Ends of the engine process and of the front end, expected and not."""
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from specdec import LLM, AsyncLLM, EngineDeadError, RequestOutput
+from tests.specdec.async_engine.served import (
+    ENDLESS,
+    LIMIT,
+    SETTINGS,
+    SHORT,
+    Served,
+    assert_idle,
+    is_alive,
+    long_world,
+    states_of,
+)
+from tests.specdec.world import World
+
+PROGRAM = """
+import asyncio, signal, sys
+from specdec import AsyncLLM
+from tests.specdec.async_engine.served import ENDLESS, SETTINGS
+
+async def main():
+    async with AsyncLLM(sys.argv[1] + "/target", **SETTINGS) as llm:
+        async for state in llm.generate([3], ENDLESS):
+            if len(state.token_ids) == 1:
+                print(llm.engine_pid, flush=True)
+
+# A shell starts background jobs with the signal ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+try:
+    asyncio.run(main())
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return long_world(world, tmp_path_factory.mktemp("long"))
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(LIMIT):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def test_death_under_load_then_service_then_an_end_with_grace(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One engine for both, since starting one takes seconds."""
+    expected = LLM(folder / "target", folder / "head", **SETTINGS).generate([3, 4], SHORT, use_tqdm=False)[0]
+
+    async def die(llm: AsyncLLM) -> None:
+        first = llm.engine_pid
+        assert first is not None
+        running = [llm.generate([3 + index], ENDLESS) for index in range(20)]
+        await asyncio.gather(*(anext(stream) for stream in running[:16]))
+        waiting = [asyncio.ensure_future(anext(stream)) for stream in running[16:]]
+        await asyncio.sleep(0)
+        os.kill(first, signal.SIGKILL)
+        for stream in running[:16]:
+            with pytest.raises(EngineDeadError, match=r"died \(exit code -9\); it is being restarted") as caught:
+                async for _ in stream:
+                    pass
+            assert caught.value.restarting
+        assert not llm.healthy
+        for one in asyncio.as_completed(waiting):
+            with pytest.raises(EngineDeadError):
+                await one
+        with pytest.raises(EngineDeadError, match="it is being restarted, try again soon"):
+            await states_of(llm, [3], SHORT)
+        with pytest.raises(EngineDeadError):
+            await llm.stats()
+        await _until(lambda: llm.healthy)
+        assert llm.engine_pid != first
+        assert (await states_of(llm, [3, 4], SHORT))[-1].token_ids == expected.token_ids
+        await assert_idle(llm)
+
+    async def close(llm: AsyncLLM) -> None:
+        pid = llm.engine_pid
+        assert pid is not None
+        endless, left = llm.generate([3], ENDLESS), llm.generate([4], ENDLESS)
+        await anext(endless)
+        await anext(left)
+        short = asyncio.create_task(states_of(llm, [3, 4], SHORT))
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(llm.close(grace=2))
+        # It has finished within the time of grace, in which nothing new is taken.
+        states: list[RequestOutput] = await short
+        assert states[-1].token_ids == expected.token_ids
+        assert not closing.done()
+        with pytest.raises(EngineDeadError, match="the engine is closed"):
+            await states_of(llm, [3], SHORT)
+        await left.aclose()
+        await closing
+        rest = [state async for state in endless]
+        assert rest[-1].finish_reason == "abort"
+        assert 1 < len(rest[-1].token_ids) < 8000
+        assert not is_alive(pid)
+        with pytest.raises(EngineDeadError, match="the engine is closed"):
+            await states_of(llm, [3], SHORT)
+
+    with Served(folder) as served:
+        served.run(die(served.llm))
+        served.run(close(served.llm))
+    # The log of the process is the program's.
+    warnings = [record for record in caplog.records if record.name == "specdec.engine.draft_loader"]
+    assert (
+        sum("engine process: " in record.message and "has 256 positions" in record.message for record in warnings) == 2
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "ctrl-c"])
+def test_the_engine_ends_with_the_front_end(
+    folder: Path, number: signal.Signals, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Ctrl-C reaches all processes of the terminal's foreground group. Nothing is left in the temporary folder."""
+    temporary = tmp_path_factory.mktemp("t")
+    program = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
+        cwd=Path(__file__).parents[3],
+    )
+    assert program.stdout is not None
+    pid = int(program.stdout.readline())
+    assert is_alive(pid)
+    assert len([*temporary.glob("specdec-*/engine")]) == 1
+    os.killpg(program.pid, number)
+    _, errors = program.communicate(timeout=LIMIT)
+    assert program.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL)
+    assert errors == ""
+    asyncio.run(_until(lambda: not is_alive(pid)))
+    assert not [*temporary.glob("specdec-*")]
+
+
+def test_a_folder_that_cannot_be_loaded_is_told_in_one_line(world: World, tmp_path: Path) -> None:
+    shutil.copytree(world.folder / "target", tmp_path, dirs_exist_ok=True)
+    for file in tmp_path.glob("*.safetensors"):
+        file.unlink()
+    llm = AsyncLLM(tmp_path, **SETTINGS)
+
+    async def work() -> None:
+        with pytest.raises(ValueError, match=r"no .*safetensors") as caught:
+            await llm.start()
+        assert "\n" not in str(caught.value)
+        assert not llm.healthy
+        assert llm.engine_pid is None
+
+    asyncio.run(work())
+
+
+def test_a_long_temporary_folder_is_told(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    with pytest.raises(EngineDeadError, match="is too long for a socket; set TMPDIR to a shorter folder"):
+        asyncio.run(AsyncLLM(folder / "target", **SETTINGS).start())
+    assert not [*long.iterdir()]
+
+
+def test_a_working_folder_that_is_gone_is_told(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process cannot be started in it; nothing is left behind."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    with monkeypatch.context() as patch:
+        patch.chdir(gone)
+        llm = AsyncLLM(folder / "target", **SETTINGS)
+    gone.rmdir()
+    with pytest.raises(EngineDeadError, match=r"the engine process cannot be started: .*No such file"):
+        asyncio.run(llm.start())
+    assert not [*tmp_path.iterdir()]
+
+
+def test_what_the_files_say_is_checked_before_any_process(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no such folder"):
+        AsyncLLM(tmp_path / "absent")
+    with pytest.raises(ValueError, match="block_size is 9; it must be a multiple of 8"):
+        AsyncLLM(block_size=9)
+    with pytest.raises(TypeError, match="block_sizes"):
+        AsyncLLM(block_sizes=16)  # type: ignore[call-arg]

@@ -1,0 +1,265 @@
+"""The engine process's loop, run in a thread of the test: steps that fail, a front end that does not read."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+
+from specdec import LLM, SamplingParams
+from specdec.async_engine.engine_loop import MOST_FAILURES, EngineLoop
+from specdec.async_engine.messages import (
+    Abort,
+    Add,
+    CheckIntegrity,
+    Delta,
+    FromEngine,
+    GetStats,
+    Integrity,
+    News,
+    Refused,
+    Stats,
+    Stop,
+    ToEngine,
+    decode_from_engine,
+    encode,
+)
+from specdec.cache.kv_cache import KVCache
+from specdec.cache.kv_cache_manager import KVCacheManager
+from specdec.execution.model_runner import ModelRunner
+from tests.specdec.async_engine.served import SETTINGS, SHORT
+from tests.specdec.world import World
+
+LONG = replace(SHORT, max_tokens=200)
+WAIT_MS = 20_000
+
+
+class Peer:
+    """The front end's side of a loop in a thread."""
+
+    def __init__(self, llm: LLM, most_messages: int = 1) -> None:
+        self.context = zmq.Context[zmq.Socket[bytes]]()
+        self.socket, other = self.context.socket(zmq.DEALER), self.context.socket(zmq.DEALER)
+        self.socket.rcvhwm = other.sndhwm = most_messages
+        self.socket.linger = other.linger = 0
+        self.socket.bind("inproc://engine")
+        other.connect("inproc://engine")
+        self.loop = EngineLoop(llm, other)
+        self.error: Exception | None = None
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.loop.run()
+        except Exception as error:
+            self.error = error
+
+    def send(self, *messages: ToEngine) -> None:
+        for message in messages:
+            self.socket.send(encode(message))
+
+    def receive(self) -> FromEngine:
+        assert self.socket.poll(WAIT_MS), "no message came"
+        message: FromEngine = decode_from_engine(self.socket.recv())
+        return message
+
+    def ended(self, *numbers: int) -> dict[int, list[Delta]]:
+        """Read until these requests have ended; return all deltas."""
+        deltas: dict[int, list[Delta]] = {number: [] for number in numbers}
+        while not all(found and found[-1].finish_reason for found in deltas.values()):
+            message = self.receive()
+            assert isinstance(message, News)
+            for delta in message.deltas:
+                deltas[delta.number].append(delta)
+        return deltas
+
+    def close(self) -> None:
+        self.send(Stop())
+        self.thread.join(WAIT_MS / 1000)
+        assert not self.thread.is_alive()
+        self.context.destroy(linger=0)
+
+
+@pytest.fixture(scope="module")
+def llm(world: World) -> LLM:
+    return LLM(world.folder / "target", world.folder / "head", **{**SETTINGS, "max_num_seqs": 2})
+
+
+@pytest.fixture
+def peer(llm: LLM) -> Iterator[Peer]:
+    peer = Peer(llm)
+    yield peer
+    peer.close()
+    assert not llm.engine.has_unfinished
+    assert llm.stats().kv_usage == 0
+
+
+def add(number: int, prompt: list[int], params: Any = SHORT, priority: int = 0) -> Add:
+    return Add(number, prompt, msgspec.Raw(encode(params)), priority, None)
+
+
+def tokens_of(deltas: list[Delta]) -> list[int]:
+    return [token for delta in deltas for token in delta.token_ids]
+
+
+def test_a_front_end_that_does_not_read_gets_merged_news(llm: LLM, peer: Peer) -> None:
+    expected = llm.generate([3, 4], LONG, use_tqdm=False)[0]
+    done = llm.engine.scheduler._stats.finished
+    peer.send(add(1, [3, 4], LONG))
+    while llm.engine.scheduler._stats.finished == done:
+        # Only the connection's own queues are filled.
+        peer.thread.join(0.01)
+        assert len(peer.loop._unsent) <= 1
+    deltas = peer.ended(1)[1]
+    assert tokens_of(deltas) == expected.token_ids
+    assert "".join(piece.text for delta in deltas for piece in delta.segments) == expected.text
+    assert deltas[-1].stats.tokens == expected.stats.tokens
+    # Two queues of one message, and what was merged behind them.
+    assert len(deltas) <= 5
+
+
+@pytest.mark.parametrize("phase", ["before", "after"])
+def test_a_failed_step_ends_its_own_requests(llm: LLM, peer: Peer, monkeypatch: pytest.MonkeyPatch, phase: str) -> None:
+    """Of three requests two have a seat. Their third step together fails in the pass, or after its tokens are taken."""
+    expected = llm.generate([5], SHORT, use_tqdm=False)[0].token_ids
+    steps = [0]
+
+    def fail_in_third_step(real: Any) -> Any:
+        def work(*args: Any) -> Any:
+            rows = next(arg for arg in args if isinstance(arg, list))
+            steps[0] += len(rows) == 2
+            if len(rows) == 2 and steps[0] == 3:
+                raise RuntimeError("out of memory\nand more")
+            return real(*args)
+
+        return work
+
+    if phase == "before":
+        monkeypatch.setattr(ModelRunner, "forward", fail_in_third_step(ModelRunner.forward))
+    else:
+        scheduler = llm.engine.scheduler
+        monkeypatch.setattr(scheduler, "update", fail_in_third_step(scheduler.update))
+    peer.send(add(1, [3, 4], LONG), add(2, [3, 4, 5], LONG), add(3, [5]))
+    deltas = peer.ended(1, 2, 3)
+    for number in (1, 2):
+        last = deltas[number][-1]
+        assert (last.finish_reason, last.error) == ("error", "the step failed: out of memory")
+        assert 0 < len(tokens_of(deltas[number])) < 200
+    assert tokens_of(deltas[3]) == expected
+    peer.send(CheckIntegrity(9))
+    answer = peer.receive()
+    assert isinstance(answer, Integrity)
+    assert (answer.problem, answer.requests, answer.blocks) == (None, 0, 0)
+
+
+def test_steps_that_fail_again_and_again_end_the_loop(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("device lost")
+
+    monkeypatch.setattr(ModelRunner, "forward", fail)
+    peer = Peer(llm)
+    for number in range(MOST_FAILURES - 1):
+        peer.send(add(number, [3]))
+        assert peer.ended(number)[number][-1].error == "the step failed: device lost"
+    peer.send(add(9, [3]))
+    peer.thread.join(WAIT_MS / 1000)
+    assert str(peer.error) == "device lost"
+    peer.context.destroy(linger=0)
+    for request in list(llm.engine.scheduler.queues):
+        llm.engine.abort(request)
+
+
+def test_a_failure_before_blocks_were_moved_ends_the_loop(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Moves are of other requests too, whose content would be lost."""
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("no room for a copy")
+
+    monkeypatch.setattr(KVCacheManager, "take_moves", lambda _: ["a move"])
+    monkeypatch.setattr(KVCache, "apply_moves", fail)
+    peer = Peer(llm)
+    peer.send(add(1, [3]))
+    peer.thread.join(WAIT_MS / 1000)
+    assert str(peer.error) == "no room for a copy"
+    peer.context.destroy(linger=0)
+    for request in list(llm.engine.scheduler.queues):
+        llm.engine.abort(request)
+
+
+def test_a_new_request_joins_at_the_next_step(llm: LLM) -> None:
+    context = zmq.Context[zmq.Socket[bytes]]()
+    with context, context.socket(zmq.DEALER) as near, context.socket(zmq.DEALER) as far:
+        near.bind("inproc://engine")
+        far.connect("inproc://engine")
+        loop = EngineLoop(llm, far)
+        for number in (1, 2):
+            near.send(encode(add(number, [3, 4 + number], LONG)))
+            loop._receive()
+            loop._step()
+        assert [delta.number for delta in loop._take_news().deltas] == [1, 2]
+        for number in (1, 2):
+            loop._abort(number)
+        loop._take_news()
+        assert (loop._outboxes, loop._owners) == ({}, {})
+
+
+def test_what_no_front_end_sends_is_survived(llm: LLM, peer: Peer) -> None:
+    expected = llm.generate([3, 4], SHORT, use_tqdm=False)[0].token_ids
+    for data in (b"", b"\xc1", encode(3), encode(["Add", 1]), encode(["Nothing"]), encode(["Add", "x", 3, 4, 5, 6])):
+        peer.socket.send(data)
+    peer.send(Abort(77), add(1, [3, 4]))
+    bad = [
+        add(2, []),
+        add(3, [97]),
+        add(4, [3], {"temperature": -1.0}),
+        add(5, [3], {"temperature": "hot"}),
+        add(6, [3], 5),
+    ]
+    peer.send(*bad)
+    refused: dict[int, str] = {}
+    tokens: list[int] = []
+    finished = False
+    while not finished or len(refused) < 5:
+        match peer.receive():
+            case Refused(number, reason, queue_full):
+                assert not queue_full
+                assert "\n" not in reason
+                refused[number] = reason
+            case News(deltas):
+                tokens += tokens_of(deltas)
+                finished = finished or any(delta.finish_reason is not None for delta in deltas)
+    assert tokens == expected
+    assert refused[2] == "the prompt is empty; give at least one token"
+    assert "outside the vocabulary" in refused[3]
+    assert "temperature is -1.0" in refused[4]
+    assert sorted(refused) == [2, 3, 4, 5, 6]
+
+
+def test_stop_aborts_and_delivers(llm: LLM) -> None:
+    peer = Peer(llm)
+    peer.send(add(1, [3], LONG), add(2, [4], LONG), add(3, [5], LONG), GetStats(4))
+    while not isinstance(peer.receive(), Stats):
+        pass
+    peer.send(Stop())
+    assert {found[-1].finish_reason for found in peer.ended(1, 2, 3).values()} == {"abort"}
+    peer.thread.join(WAIT_MS / 1000)
+    assert not peer.thread.is_alive()
+    peer.context.destroy(linger=0)
+
+
+def test_samples_of_a_refused_request_leave_nothing(world: World) -> None:
+    """The third of three samples finds the queue full."""
+    llm = LLM(world.folder / "target", **{**SETTINGS, "max_queued_requests": 2, "max_num_seqs": 1})
+    peer = Peer(llm)
+    peer.send(add(1, [3], SamplingParams(n=3, max_tokens=200, ignore_eos=True)))
+    answer = peer.receive()
+    assert isinstance(answer, Refused)
+    assert (answer.number, answer.queue_full) == (1, True)
+    peer.send(CheckIntegrity(2))
+    assert peer.receive() == Integrity(2, None, 0, 0)
+    assert (llm.stats().queued, llm.stats().aborted) == (2, 2)
+    peer.close()
