@@ -18,7 +18,7 @@ from specdec.scheduling.scheduler_config import SchedulerConfig
 from specdec.train_eagle.train_config import TrainConfig
 
 GROUP: Any = typer.main.get_command(app)
-BENCH = "bench"
+BENCH, SERVE = "bench", "serve"
 # Arguments of `LLM` that are not keywords of settings, described by hand.
 POSITIONAL = ("model", "draft")
 OWNERS = {
@@ -32,6 +32,13 @@ OWNERS = {
 def option_table(command: str) -> str:
     """Return a command's arguments and options: spelling, meaning, default."""
     return table(["option", "meaning", "default"], [_row(parameter) for parameter in GROUP.commands[command].params])
+
+
+def serve_table() -> str:
+    """Return the options of `serve`, without those that `generate` has in the same words."""
+    known = [_row(parameter) for parameter in GROUP.commands["generate"].params]
+    rows = [row for row in map(_row, GROUP.commands[SERVE].params) if row not in known]
+    return table(["option", "meaning", "default"], rows)
 
 
 def bench_table() -> str:
@@ -99,7 +106,8 @@ def _cells(*texts: str) -> list[str]:
 
 
 PARTS: dict[str, Callable[[], str]] = {
-    **{f"options-{name}": partial(option_table, name) for name in GROUP.commands if name != BENCH},
+    **{f"options-{name}": partial(option_table, name) for name in GROUP.commands if name not in (BENCH, SERVE)},
+    f"options-{SERVE}": serve_table,
     f"options-{BENCH}": bench_table,
     "settings-training": training_table,
     **{name: partial(settings_table, *owners) for name, owners in OWNERS.items()},

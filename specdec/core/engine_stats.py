@@ -21,6 +21,7 @@ class EngineStats:
         trees_verified: draft trees that were verified.
         drafts_verified, drafts_accepted: draft nodes that were verified, and that became output.
         accepted_per_depth: trees of which the draft token at depth 1, 2, ... became output.
+        draft_seconds, verify_seconds: time of drafting, and of the steps without it, as far as steps are timed.
         queued, finished, aborted: numbers of requests added, ended by themselves, and ended from outside.
     """
 
@@ -42,6 +43,8 @@ class EngineStats:
     drafts_verified: int = 0
     drafts_accepted: int = 0
     accepted_per_depth: list[int] = field(default_factory=list)
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
     queued: int = 0
     finished: int = 0
     aborted: int = 0

@@ -53,9 +53,15 @@ class Tokenizer:
         added = self.backend.get_added_tokens_decoder()
         return frozenset(token for token, content in added.items() if content.special)
 
-    def encode(self, text: str) -> list[int]:
+    @property
+    def chat_template(self) -> str:
+        """The chat template; several named ones joined; empty if there is none."""
+        template = self._hf.chat_template
+        return "\n".join(template.values()) if isinstance(template, dict) else template or ""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the text's tokens, with the special tokens that the tokenizer adds to a text."""
-        return list(self._hf(text)["input_ids"])
+        return list(self._hf(text, add_special_tokens=add_special_tokens)["input_ids"])
 
     def encode_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Return the token sequences that spell each word, at the beginning of a text and after a space, as in vLLM."""

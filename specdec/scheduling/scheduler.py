@@ -191,6 +191,8 @@ class Scheduler:
 
     def learn(self, measured: MeasuredStep, outcomes: Sequence[TreeOutcome]) -> None:
         """Correct the predicted costs by a step's measured ones, and the trees' values by their outcomes."""
+        self._stats.draft_seconds += measured.draft_seconds
+        self._stats.verify_seconds += measured.seconds
         if self.step_cost is not None:
             self.step_cost.correct(measured)
         if self.tree_sizer is not None and outcomes:

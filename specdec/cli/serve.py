@@ -1,0 +1,93 @@
+"""`specdec serve`."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from specdec.cli.options import Verbose, options_for, with_options
+from specdec.config import DEMO, EngineConfig, default_shape, engine_config
+from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.scheduling.scheduler_config import SchedulerConfig
+from specdec.server.server_settings import ServerSettings
+from specdec.server.speculative_config import parse_speculative_config
+
+DEMO_NAME = "demo"
+SHOWN_DEFAULTS = dict.fromkeys(("depth", "branching", "nodes", "min_reach"), "by device")
+
+
+@with_options(ServerSettings, DraftShape, EngineConfig, SchedulerConfig, defaults=SHOWN_DEFAULTS)
+def serve(
+    model_folder: Annotated[
+        Path | None, typer.Argument(metavar="MODEL", help="Checkpoint folder of the target; default: demo model.")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(envvar="SPECDEC_MODEL", help="The same, as an option; default: demo model.")
+    ] = None,
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            envvar="SPECDEC_DRAFT",
+            help="eagle (the demo's head), ngram, none, or the folder of a head or small model; default: eagle with "
+            "the demo model, none with another.",
+        ),
+    ] = None,
+    speculative_config: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JSON",
+            help="The draft as vLLM's JSON: method, model, num_speculative_tokens (depth of the trees), "
+            "draft_tensor_parallel_size (1).",
+        ),
+    ] = None,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="SPECDEC_API_KEY",
+            metavar="KEY",
+            help="Key that clients must send as a bearer token; repeatable; default: no key needed.",
+        ),
+    ] = None,
+    max_queued_requests: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Most waiting requests; more are refused with 503; default: no limit."),
+    ] = None,
+    scheduling_policy: Annotated[
+        str | None, typer.Option(help="Order of requests: fcfs, or priority (lowest first); default: fcfs.")
+    ] = None,
+    verbose: Verbose = False,  # noqa: ARG001
+    **options: Any,
+) -> None:
+    """Serve the model over HTTP with OpenAI's API.
+
+    \b
+    Examples:
+      specdec serve
+      specdec serve path/to/llama --draft path/to/head --port 8000
+      specdec serve path/to/llama --draft ngram --api-key secret --max-queued-requests 100
+      specdec serve path/to/llama --speculative-config '{"method": "eagle3", "model": "path/to/head"}'
+    """
+    if model_folder is not None and model is not None and model_folder != model:
+        raise ValueError(f"MODEL is {model_folder} and --model is {model}; give one of them")
+    folder = model_folder or model
+    given = options_for(ServerSettings, options)
+    server = ServerSettings(**given, api_key=tuple(api_key or ()))
+    shape = options_for(DraftShape, options)
+    if speculative_config is not None:
+        if draft is not None:
+            raise ValueError("--speculative-config and --draft exclude each other; leave one out")
+        draft, depth = parse_speculative_config(speculative_config)
+        shape = {"depth": depth, **shape} if depth is not None else shape
+    settings = {**options_for(EngineConfig, options), **options_for(SchedulerConfig, options)}
+    own = {"max_queued_requests": max_queued_requests, "scheduling_policy": scheduling_policy}
+    settings |= {name: value for name, value in own.items() if value is not None}
+    # Report mistakes before importing torch.
+    replace(default_shape("cpu"), **shape)
+    engine_config(DEMO, None, settings)
+
+    # Late, because torch takes seconds to import, and the packages of the server may be missing.
+    from specdec.server.command import run
+
+    draft = draft or ("none" if folder else "eagle")
+    run(folder, draft, settings, shape, server, str(folder) if folder else DEMO_NAME)

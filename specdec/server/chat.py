@@ -1,0 +1,36 @@
+"""`/v1/chat/completions`."""
+
+from fastapi import APIRouter, Request, Response
+
+from specdec.server.chat_answer import ChatAnswer
+from specdec.server.chat_request import ChatRequest
+from specdec.server.connection import EventStream, while_connected
+from specdec.server.json_route import JsonRoute
+from specdec.server.replies import json_response
+from specdec.server.service import service_of
+
+router = APIRouter(route_class=JsonRoute)
+
+
+@router.post("/v1/chat/completions")
+async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
+    """Answer a conversation."""
+    service = service_of(request)
+    service.accept(body, body.model)
+    body.check_chat(service.settings.max_logprobs)
+    # Without a limit, an answer may go on to the end of the context.
+    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    params = body.sampling_params(
+        {"max_tokens": None, **service.defaults}, max_tokens=limit, logprobs=body.num_logprobs
+    )
+    prompt = await service.chat_tokens(body.conversation(), body.template_arguments())
+    answer_id = f"chatcmpl-{request.state.request_id}"
+    answer = ChatAnswer(answer_id, service, body, params.n)
+    states = service.run(
+        answer_id, [prompt], params, priority=body.priority, cache_salt=body.cache_salt, prompt_field="messages"
+    )
+    seconds = service.settings.request_timeout
+    if body.stream:
+        return EventStream(answer.events(states), seconds)
+    (state,) = await while_connected(request.receive, service.final(states, 1), seconds)
+    return json_response(answer.whole(state))

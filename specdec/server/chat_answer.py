@@ -1,0 +1,160 @@
+"""The answer of `/v1/chat/completions`, whole or in parts."""
+
+import secrets
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from msgspec import UNSET
+
+from specdec.core.outputs import CompletionOutput, RequestOutput
+from specdec.server.chat_request import ChatRequest
+from specdec.server.connection import DONE, event
+from specdec.server.logprob_replies import chat_logprobs, prompt_logprobs
+from specdec.server.replies import (
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatLogprobs,
+    ChatMessage,
+    FunctionCall,
+    ToolCall,
+    Usage,
+    now,
+)
+from specdec.server.service import Service
+from specdec.server.tool_parsers import Item, PlainText, ToolParser
+
+ASSISTANT = "assistant"
+
+
+@dataclass
+class _Sent:
+    """How far a choice has been sent.
+
+    Attributes:
+        tokens: generated tokens whose log-probabilities are sent.
+        calls: number of tool calls.
+        has_begun, has_ended: whether its first and its last part are sent.
+    """
+
+    parser: ToolParser
+    tokens: int = 0
+    calls: int = 0
+    has_begun: bool = False
+    has_ended: bool = False
+
+
+class ChatAnswer:
+    """Makes the answer to a conversation of its states.
+
+    Args:
+        num_choices: number of answers asked for.
+    """
+
+    def __init__(self, answer_id: str, service: Service, body: ChatRequest, num_choices: int) -> None:
+        self._id, self._service, self._body, self._created = answer_id, service, body, now()
+        parser = service.tool_parser if body.uses_tools else PlainText
+        self._sent = [_Sent(parser()) for _ in range(num_choices)]
+
+    def whole(self, state: RequestOutput) -> ChatCompletion:
+        """Return the answer made of the last state."""
+        asked = self._body.prompt_logprobs is not None and state.prompt_logprobs is not None
+        return ChatCompletion(
+            id=self._id,
+            created=self._created,
+            model=self._service.names[0],
+            choices=[self._choice(output) for output in state.outputs],
+            usage=_usage(state),
+            prompt_logprobs=prompt_logprobs(state.prompt_logprobs or ()) if asked else UNSET,
+            prompt_token_ids=state.prompt_token_ids if self._body.return_token_ids else UNSET,
+        )
+
+    def _choice(self, output: CompletionOutput) -> ChatChoice:
+        sent = self._sent[output.index]
+        items = [*sent.parser.push(output.text), *sent.parser.finish()]
+        calls = [self._call(sent, item) for item in items if isinstance(item, FunctionCall)]
+        text = "".join(item for item in items if isinstance(item, str))
+        message = ChatMessage(ASSISTANT, None if calls and not text else text)
+        if calls:
+            message.tool_calls = [ToolCall(id=call.id, function=call.function) for call in calls]
+        choice = ChatChoice(output.index, message, self._logprobs(sent, output), _finish_reason(output, sent))
+        choice.stop_reason = output.stop_reason
+        if self._body.return_token_ids:
+            choice.token_ids = output.token_ids
+        return choice
+
+    async def events(self, states: AsyncGenerator[tuple[int, RequestOutput]]) -> AsyncGenerator[bytes]:
+        """Yield the answer in parts, as server-sent events."""
+        body, state = self._body, None
+        async with aclosing(states) as news:
+            async for _, state in news:
+                usage = _usage(state) if body.continuous_usage else None
+                if parts := [part for output in state.outputs for part in self._parts(output)]:
+                    yield b"".join(event(self._chunk([part], usage)) for part in parts)
+        if body.include_usage and state is not None:
+            yield event(self._chunk([], _usage(state)))
+        yield DONE
+
+    def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | None) -> ChatChunk:
+        return ChatChunk(
+            id=self._id,
+            created=self._created,
+            model=self._service.names[0],
+            choices=choices,
+            usage=usage if self._body.include_usage else UNSET,
+        )
+
+    def _parts(self, output: CompletionOutput) -> Iterator[ChatChunkChoice]:
+        """Yield what was not sent yet of a choice: its role first, its finish reason last."""
+        sent, index = self._sent[output.index], output.index
+        if sent.has_ended:
+            return
+        if not sent.has_begun:
+            sent.has_begun = True
+            yield ChatChunkChoice(index, ChatDelta(ASSISTANT, ""))
+        items = sent.parser.push("".join(segment.text for segment in output.segments))
+        if output.finish_reason is not None:
+            items += sent.parser.finish()
+        new_tokens = output.token_ids[sent.tokens :] if self._body.return_token_ids else []
+        first = ChatChunkChoice(index, ChatDelta(content=""), self._logprobs(sent, output))
+        first.token_ids = new_tokens or UNSET
+        deltas = [self._delta(sent, item) for item in items]
+        if deltas:
+            first.delta = deltas[0]
+        if deltas or new_tokens or first.logprobs is not None:
+            yield first
+        for delta in deltas[1:]:
+            yield ChatChunkChoice(index, delta)
+        if output.finish_reason is not None:
+            sent.has_ended = True
+            reason = _finish_reason(output, sent)
+            yield ChatChunkChoice(index, ChatDelta(), None, reason, output.stop_reason)
+
+    def _delta(self, sent: _Sent, item: Item) -> ChatDelta:
+        if isinstance(item, str):
+            return ChatDelta(content=item)
+        return ChatDelta(tool_calls=[self._call(sent, item)])
+
+    def _call(self, sent: _Sent, function: FunctionCall) -> ToolCall:
+        call = ToolCall(index=sent.calls, id=f"call_{secrets.token_hex(12)}", function=function)
+        sent.calls += 1
+        return call
+
+    def _logprobs(self, sent: _Sent, output: CompletionOutput) -> ChatLogprobs | None:
+        """Return the log-probabilities of tokens that are not sent yet, None if there are none."""
+        count, first = self._body.num_logprobs, sent.tokens
+        sent.tokens = len(output.token_ids)
+        if count is None or output.logprobs is None or first == sent.tokens:
+            return None
+        return chat_logprobs(output.token_ids[first:], output.logprobs[first:], count)
+
+
+def _usage(state: RequestOutput) -> Usage:
+    return Usage.of(len(state.prompt_token_ids), sum(len(output.token_ids) for output in state.outputs))
+
+
+def _finish_reason(output: CompletionOutput, sent: _Sent) -> str | None:
+    return "tool_calls" if sent.calls and output.finish_reason == "stop" else output.finish_reason

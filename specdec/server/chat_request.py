@@ -1,0 +1,163 @@
+"""Body of `/v1/chat/completions`: messages, tools and their options."""
+
+import json
+from typing import Any, Literal
+
+from specdec.server.errors import ApiError
+from specdec.server.sampling_fields import Int, RequestModel, SamplingFields, check_logprobs
+
+_NO_TEMPLATE_ARGUMENTS = (
+    *("chat_template", "conversation", "messages", "tokenize", "return_tensors", "return_dict", "padding"),
+    *("truncation", "max_length", "tokenizer_kwargs", "return_assistant_tokens_mask"),
+)
+
+
+# Chat templates of Llama and its like know no developers.
+_ROLES = {"developer": "system"}
+
+
+class ContentPart(RequestModel):
+    """A part of a message."""
+
+    type: str
+    text: str | None = None
+
+
+class ChatMessageIn(RequestModel):
+    """A message of the conversation. Further fields go to the chat template as they are."""
+
+    role: str
+    content: str | list[ContentPart] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """Return the message as chat templates read it: content as text, arguments of calls as objects.
+
+        Raises:
+            ApiError: content other than text.
+        """
+        message: dict[str, Any] = {
+            "role": _ROLES.get(self.role, self.role),
+            "content": content_text(self.content),
+            **(self.model_extra or {}),
+        }
+        if self.tool_calls is not None:
+            message["tool_calls"] = [_call(call) for call in self.tool_calls]
+        return message
+
+
+class Tool(RequestModel):
+    """A tool that the model may call."""
+
+    type: Literal["function"]
+    function: dict[str, Any]
+
+
+class TemplateFields(RequestModel):
+    """Fields that a chat template reads, by vLLM's names."""
+
+    messages: list[ChatMessageIn] | None = None
+    tools: list[Tool] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def conversation(self) -> list[dict[str, Any]]:
+        """Return the messages as chat templates read them.
+
+        Raises:
+            ApiError: there are none, or one holds more than text.
+        """
+        if not self.messages:
+            raise ApiError(400, "messages is empty; give at least one message", param="messages")
+        return [message.for_template() for message in self.messages]
+
+    def template_arguments(self) -> dict[str, Any]:
+        """Return what the chat template gets beside the messages.
+
+        Raises:
+            ApiError: an argument that requests may not set, or two that exclude each other.
+        """
+        given = dict(self.chat_template_kwargs or {})
+        for name in _NO_TEMPLATE_ARGUMENTS:
+            if name in given:
+                message = f"chat_template_kwargs may not hold {name!r}; leave it out"
+                raise ApiError(400, message, param="chat_template_kwargs")
+        if self.continue_final_message and self.add_generation_prompt:
+            message = "continue_final_message and add_generation_prompt exclude each other; leave one out"
+            raise ApiError(400, message, param="continue_final_message")
+        given["add_generation_prompt"] = self.add_generation_prompt is not False and not self.continue_final_message
+        if self.continue_final_message:
+            given["continue_final_message"] = True
+        if self.tools:
+            given["tools"] = [tool.model_dump() for tool in self.tools]
+        return given
+
+
+class ChatRequest(TemplateFields, SamplingFields):
+    """OpenAI's fields, and vLLM's besides."""
+
+    # Pydantic reports a missing field only where it is required.
+    messages: list[ChatMessageIn]
+    max_completion_tokens: Int | None = None
+    logprobs: bool | None = None
+    top_logprobs: Int | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    echo: bool | None = None
+
+    @property
+    def uses_tools(self) -> bool:
+        return bool(self.tools) and self.tool_choice != "none"
+
+    def template_arguments(self) -> dict[str, Any]:
+        """Return what the chat template gets beside the messages; no tools where calls are not wanted."""
+        given = super().template_arguments()
+        if not self.uses_tools:
+            given.pop("tools", None)
+        return given
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Number of most probable tokens to show per token, None without log-probabilities."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def check_chat(self, most_logprobs: int) -> None:
+        """Refuse what is not supported.
+
+        Raises:
+            ApiError: names the field.
+        """
+        self.check()
+        if self.echo:
+            raise self.refuse("echo", "use /v1/completions")
+        if self.top_logprobs and not self.logprobs:
+            raise ApiError(400, "top_logprobs needs logprobs true", param="top_logprobs")
+        if self.tool_choice not in (None, "none", "auto"):
+            raise ApiError(400, "tool_choice must be 'none' or 'auto'; calls cannot be forced", param="tool_choice")
+        check_logprobs(self.top_logprobs, most_logprobs, "top_logprobs")
+        check_logprobs(self.prompt_logprobs, most_logprobs, "prompt_logprobs")
+
+
+def content_text(content: str | list[ContentPart] | None) -> str:
+    """Return the text of a message; parts stand in lines of their own, as in vLLM."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = []
+    for part in content:
+        if part.text is None or part.type not in ("text", "input_text", "output_text"):
+            raise ApiError(400, f"a content part is of type {part.type!r}; only text is supported", param="messages")
+        texts.append(part.text)
+    return "\n".join(texts)
+
+
+def _call(call: dict[str, Any]) -> dict[str, Any]:
+    """Return a call with its arguments as an object, if they are the JSON text of one."""
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except (ValueError, RecursionError):
+        raise ApiError(400, "messages: the arguments of a tool call are not valid JSON", param="messages") from None
+    return {**call, "function": {**function, "arguments": arguments}}

@@ -1,0 +1,82 @@
+"""`specdec serve`, once its options are read."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from specdec.server.server_settings import ServerSettings
+
+# Packages of the extra `serve` by their modules.
+_PACKAGES = {
+    "fastapi": "fastapi",
+    "uvicorn": "uvicorn",
+    "pydantic": "pydantic",
+    "prometheus_client": "prometheus-client",
+    "zmq": "pyzmq",
+    "msgspec": "msgspec",
+}
+
+
+def run(
+    model: Path | None,
+    draft: str,
+    settings: Mapping[str, Any],
+    shape: Mapping[str, int],
+    server: ServerSettings,
+    name: str,
+) -> None:
+    """Serve until a signal ends this process.
+
+    Args:
+        model, draft, settings: as `LLM` takes them.
+        shape: bounds of draft trees that differ from the device's default.
+        name: the model's name where the settings give none.
+
+    Raises:
+        ValueError: a package is missing, a setting or file is refused, or the address cannot be had.
+    """
+    if missing := [package for module, package in _PACKAGES.items() if not find_spec(module)]:
+        raise ValueError(f"specdec serve needs {', '.join(missing)}; run: pip install 'specdec[serve]'")
+
+    # Late, because of the packages above, and because torch takes seconds to import.
+    from specdec.async_engine.async_llm import AsyncLLM
+    from specdec.async_engine.errors import EngineDeadError
+    from specdec.config import default_shape
+    from specdec.core.device import resolve_device
+    from specdec.server.http_server import listen, serve
+
+    device = resolve_device(settings.get("device", "auto")).type
+    # A mistake in the address shows before the model is loaded.
+    bound = listen(server)
+    llm = AsyncLLM(model, draft, **{**settings, "shape": replace(default_shape(device), **shape)})
+
+    def announce(address: str) -> None:
+        names = ", ".join(server.served_model_name) or name
+        print(f"specdec: serving {names} at {address}", file=sys.stderr, flush=True)
+
+    with _terminable():
+        try:
+            asyncio.run(serve(llm, server, name, bound, announce))
+        except EngineDeadError as error:
+            raise ValueError(str(error)) from None
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM end the program as an exception does, so that the engine process is closed and files are removed."""
+
+    def end(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,138 @@
+"""The answer of `/v1/completions`, whole or in parts."""
+
+from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from msgspec import UNSET
+
+from specdec.core.outputs import CompletionOutput, RequestOutput
+from specdec.core.sampling_params import SamplingParams
+from specdec.server.completion_request import CompletionRequest
+from specdec.server.connection import DONE, event
+from specdec.server.logprob_replies import Entries, completion_logprobs, prompt_logprobs
+from specdec.server.replies import Completion, CompletionChoice, CompletionLogprobs, Usage, now
+from specdec.server.service import Service
+
+
+@dataclass
+class _Sent:
+    """How far a choice has been sent.
+
+    Attributes:
+        tokens: generated tokens whose log-probabilities are sent.
+        offset: length of the texts of all tokens whose log-probabilities are sent.
+        has_begun, has_ended: whether its first and its last part are sent.
+    """
+
+    tokens: int = 0
+    offset: int = 0
+    has_begun: bool = False
+    has_ended: bool = False
+
+
+class CompletionAnswer:
+    """Makes the answer to a request of its states.
+
+    Args:
+        texts: the prompts as text, None for those given as token ids.
+        prompts: their tokens.
+    """
+
+    def __init__(
+        self,
+        answer_id: str,
+        service: Service,
+        body: CompletionRequest,
+        texts: Sequence[str | None],
+        prompts: Sequence[list[int]],
+        params: SamplingParams,
+    ) -> None:
+        self._id, self._service, self._body = answer_id, service, body
+        self._texts, self._prompts, self._params = texts, prompts, params
+        self._created = now()
+        self._sent = [_Sent() for _ in range(params.n * len(prompts))]
+
+    def whole(self, states: Sequence[RequestOutput]) -> Completion:
+        """Return the answer made of the prompts' last states."""
+        choices = [
+            self._choice(prompt, state, output, output.text)
+            for prompt, state in enumerate(states)
+            for output in state.outputs
+        ]
+        return self._reply(choices, self._usage(states))
+
+    async def events(self, states: AsyncGenerator[tuple[int, RequestOutput]]) -> AsyncGenerator[bytes]:
+        """Yield the answer in parts, as server-sent events."""
+        body, latest = self._body, dict[int, RequestOutput]()
+        async with aclosing(states) as news:
+            async for prompt, state in news:
+                latest[prompt] = state
+                usage = self._usage(latest.values()) if body.continuous_usage else None
+                if parts := list(self._parts(prompt, state)):
+                    yield b"".join(event(self._reply([part], usage)) for part in parts)
+        if body.include_usage:
+            yield event(self._reply([], self._usage(latest.values())))
+        yield DONE
+
+    def _reply(self, choices: list[CompletionChoice], usage: Usage | None) -> Completion:
+        is_left_out = self._body.stream and not self._body.include_usage
+        return Completion(
+            id=self._id,
+            created=self._created,
+            model=self._service.names[0],
+            choices=choices,
+            usage=UNSET if is_left_out else usage,
+        )
+
+    def _usage(self, states: Collection[RequestOutput]) -> Usage:
+        generated = sum(len(output.token_ids) for state in states for output in state.outputs)
+        return Usage.of(sum(map(len, self._prompts)), 0 if self._body.only_echoes else generated)
+
+    def _parts(self, prompt: int, state: RequestOutput) -> Iterator[CompletionChoice]:
+        """Yield the choices of a prompt that have something new."""
+        for output in state.outputs:
+            if self._sent[prompt * self._params.n + output.index].has_ended:
+                continue
+            part = self._choice(prompt, state, output, "".join(segment.text for segment in output.segments))
+            if part.text or part.logprobs is not None or part.finish_reason is not None or part.token_ids:
+                yield part
+
+    def _choice(self, prompt: int, state: RequestOutput, output: CompletionOutput, text: str) -> CompletionChoice:
+        """Return what was not sent yet of a choice.
+
+        Args:
+            text: the output's new text.
+        """
+        body, number = self._body, prompt * self._params.n + output.index
+        sent, begins = self._sent[number], not self._sent[number].has_begun
+        tokens, rows = list[int](), list[Entries | None]()
+        choice = CompletionChoice(number, text, None, output.finish_reason, output.stop_reason)
+        if begins and body.echo:
+            choice.text = self._prompt_text(prompt) + text
+            tokens, rows = list(self._prompts[prompt]), list(state.prompt_logprobs or ())
+        if begins and body.prompt_logprobs is not None and state.prompt_logprobs is not None:
+            choice.prompt_logprobs = prompt_logprobs(state.prompt_logprobs)
+        if body.only_echoes:
+            choice.text = self._prompt_text(prompt) if begins else ""
+            choice.finish_reason, choice.stop_reason = output.finish_reason and "length", None
+        elif output.logprobs is not None:
+            tokens += output.token_ids[sent.tokens :]
+            rows += output.logprobs[sent.tokens :]
+        if body.logprobs is not None and tokens:
+            choice.logprobs = self._logprobs(sent, tokens, rows)
+        if body.return_token_ids:
+            choice.token_ids = output.token_ids[sent.tokens :]
+            choice.prompt_token_ids = self._prompts[prompt] if begins else UNSET
+        sent.tokens, sent.has_begun = len(output.token_ids), True
+        sent.has_ended = output.finish_reason is not None
+        return choice
+
+    def _logprobs(self, sent: _Sent, tokens: list[int], rows: list[Entries | None]) -> CompletionLogprobs:
+        reply = completion_logprobs(tokens, rows, self._body.logprobs or 0, sent.offset, self._service.token_text)
+        sent.offset += sum(map(len, reply.tokens))
+        return reply
+
+    def _prompt_text(self, prompt: int) -> str:
+        text = self._texts[prompt]
+        return self._service.tokenizer.decode(self._prompts[prompt]) if text is None else text

@@ -1,0 +1,53 @@
+"""`/v1/completions`."""
+
+import asyncio
+
+from fastapi import APIRouter, Request, Response
+
+from specdec.core.sampling_params import SamplingParams
+from specdec.server.completion_answer import CompletionAnswer
+from specdec.server.completion_request import CompletionRequest
+from specdec.server.connection import EventStream, while_connected
+from specdec.server.json_route import JsonRoute
+from specdec.server.replies import json_response
+from specdec.server.service import Service, service_of
+
+router = APIRouter(route_class=JsonRoute)
+# OpenAI's and vLLM's.
+DEFAULT_MAX_TOKENS = 16
+
+
+@router.post("/v1/completions")
+async def create_completion(body: CompletionRequest, request: Request) -> Response:
+    """Continue prompts."""
+    service = service_of(request)
+    service.accept(body, body.model)
+    body.check_completion(service.settings.max_logprobs)
+    given = body.prompts()
+    special = body.add_special_tokens is not False
+    prompts = await asyncio.gather(*(service.tokens(prompt, special) for prompt in given))
+    if body.truncate_prompt_tokens is not None:
+        prompts = [tokens[-body.truncate_prompt_tokens :] for tokens in prompts]
+    params = _params(body, service)
+    texts = [prompt if isinstance(prompt, str) else None for prompt in given]
+    answer_id = f"cmpl-{request.state.request_id}"
+    answer = CompletionAnswer(answer_id, service, body, texts, prompts, params)
+    states = service.run(answer_id, prompts, params, priority=body.priority, cache_salt=body.cache_salt)
+    limit = service.settings.request_timeout
+    if body.stream:
+        return EventStream(answer.events(states), limit)
+    outputs = await while_connected(request.receive, service.final(states, len(prompts)), limit)
+    return json_response(answer.whole(outputs))
+
+
+def _params(body: CompletionRequest, service: Service) -> SamplingParams:
+    asked = body.prompt_logprobs
+    if asked is None and body.echo:
+        asked = body.logprobs
+    return body.sampling_params(
+        {"max_tokens": DEFAULT_MAX_TOKENS, **service.defaults},
+        # The engine generates a token at least.
+        max_tokens=1 if body.only_echoes else body.max_tokens,
+        logprobs=body.logprobs,
+        prompt_logprobs=asked,
+    )

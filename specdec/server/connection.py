@@ -1,0 +1,112 @@
+"""The client's end of a request: work that stops when the client goes away, and event streams."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import Response
+from starlette.types import Receive, Scope, Send
+
+from specdec.server.errors import ApiError
+
+T = TypeVar("T")
+DONE = b"data: [DONE]\n\n"
+
+logger = logging.getLogger(__name__)
+
+
+class ClientGoneError(Exception):
+    """The client closed the connection before its answer was complete."""
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T], limit: float) -> T:
+    """Return the result of the work, or cancel it when the client goes away or the time is over.
+
+    Args:
+        receive: the request's, of which the body has been read.
+        limit: seconds, 0 for no limit.
+
+    Raises:
+        ClientGoneError: the client went away first.
+        ApiError: 504, after the time limit.
+    """
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnect(receive))
+    try:
+        await asyncio.wait({task, gone}, timeout=limit or None, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        if gone.done():
+            raise ClientGoneError
+        raise ApiError(504, f"the request took more than {limit:g} seconds; ask for fewer tokens", code="timeout")
+    finally:
+        for each in (task, gone):
+            each.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def event(body: object, name: str | None = None) -> bytes:
+    """Return a server-sent event with a JSON body."""
+    head = b"" if name is None else b"event: " + name.encode() + b"\n"
+    return head + b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+
+def _error_event(error: ApiError) -> bytes:
+    return event(error.reply()) + DONE
+
+
+class EventStream(Response):
+    """An answer of server-sent events.
+
+    It begins with the first event, so an error before that has its own status; a later error is an event. It waits for
+    a client that reads slowly, and closes the generator when the client goes away.
+
+    Args:
+        events: encoded events.
+        limit: seconds for the whole answer, 0 for no limit.
+        error_event: makes the event of an error after the first event; None for that of completions.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, events: AsyncGenerator[bytes], limit: float, error_event: Callable[[ApiError], bytes] | None = None
+    ) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._events, self._limit, self._has_begun = events, limit, False
+        self._error_event = error_event or _error_event
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        try:
+            await while_connected(receive, self._send_all(send), self._limit)
+        except ApiError as error:
+            if not self._has_begun:
+                raise
+            # The server closes the connection of an answer that has no end.
+            logger.warning("a streamed answer was cut off: %s", error.detail)
+
+    async def _send_all(self, send: Send) -> None:
+        async with aclosing(self._events) as events:
+            try:
+                async for part in events:
+                    await self._begin(send)
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+            except ApiError as error:
+                if not self._has_begun:
+                    raise
+                part = self._error_event(error)
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _begin(self, send: Send) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

@@ -1,0 +1,106 @@
+"""Errors of the HTTP interface, in OpenAI's shape."""
+
+import logging
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import msgspec
+from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+logger = logging.getLogger(__name__)
+
+# Seconds after which a client may try again when the queue is full or the engine restarts.
+RETRY_AFTER = 1
+_TYPES = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large"}
+# A validation error may quote a whole request.
+_LONGEST_MESSAGE = 500
+
+
+class ErrorBody(msgspec.Struct):
+    """OpenAI's description of an error.
+
+    Attributes:
+        param: the request's field that is wrong.
+        code: a word for programs.
+    """
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorReply(msgspec.Struct):
+    """Body of an answer that reports an error."""
+
+    error: ErrorBody
+
+
+class ApiError(HTTPException):
+    """An error that a client gets to see.
+
+    Args:
+        status: HTTP status code.
+        message: one line: what is wrong, what is allowed.
+        param: the request's field that is wrong.
+        code: a word for programs.
+    """
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        headers = {"Retry-After": str(RETRY_AFTER)} if status == 503 else None
+        super().__init__(status, message, headers)
+        self.param, self.code = param, code
+
+    def reply(self) -> ErrorReply:
+        return error_reply(self)
+
+
+def error_reply(error: HTTPException) -> ErrorReply:
+    """Return the body that reports an error."""
+    default = "invalid_request_error" if error.status_code < 500 else "server_error"
+    kind = _TYPES.get(error.status_code, default)
+    message = str(error.detail)[:_LONGEST_MESSAGE].encode(errors="backslashreplace").decode()
+    return ErrorReply(ErrorBody(message, kind, getattr(error, "param", None), getattr(error, "code", None)))
+
+
+def error_response(error: HTTPException) -> Response:
+    """Return the answer that reports an error."""
+    body = msgspec.json.encode(error_reply(error))
+    return Response(body, error.status_code, dict(error.headers or {}), media_type="application/json")
+
+
+def bad_request(error: Exception, fields: Collection[str] = ()) -> ApiError:
+    """Return the answer to a ValueError of the engine; its message begins with the name of the wrong field, if any."""
+    message = str(error)
+    first = message.split(" ", 1)[0]
+    return ApiError(400, message, param=first if first in fields else None)
+
+
+async def on_http_error(_: Request, error: Exception) -> Response:
+    """Answer errors that routes raise, and unknown routes and methods."""
+    assert isinstance(error, HTTPException)
+    return error_response(error)
+
+
+async def on_invalid_request(_: Request, error: Exception) -> Response:
+    """Answer a body that is not what the route takes."""
+    assert isinstance(error, RequestValidationError)
+    return error_response(_described(error.errors()))
+
+
+async def on_unexpected_error(request: Request, error: Exception) -> Response:
+    """Answer our own bugs without telling the client more than that."""
+    logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return error_response(ApiError(500, "the server failed; its log has the reason"))
+
+
+def _described(errors: Sequence[Any]) -> ApiError:
+    """Return the first wrong field; a field of several types has an error for each of them."""
+    first = errors[0]
+    place = [str(part) for part in first["loc"] if part != "body"]
+    if not place:
+        return ApiError(400, "the body must be a JSON object, sent with Content-Type: application/json")
+    reasons = [one["msg"] for one in errors if len(one["loc"]) > 1 and str(one["loc"][1]) == place[0]]
+    return ApiError(400, f"{place[0]}: {'; or '.join(dict.fromkeys(reasons))}", param=place[0])

@@ -1,0 +1,96 @@
+"""The process that listens: its socket, its engine, and its end."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+import uvicorn
+
+from specdec.async_engine.async_llm import AsyncLLM
+from specdec.server.app import build_app
+from specdec.server.server_settings import ServerSettings
+from specdec.server.service import Service
+
+# Seconds that answers get to be sent after their requests were aborted.
+_LAST_WORDS = 2
+
+
+class HttpServer(uvicorn.Server):
+    """An HTTP server that lets running requests finish before it ends, up to `grace` seconds."""
+
+    def __init__(self, service: Service) -> None:
+        settings = service.settings
+        super().__init__(
+            uvicorn.Config(
+                build_app(service),
+                # Requests are logged by ourselves.
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                ws="none",
+                server_header=False,
+                root_path=settings.root_path,
+                ssl_keyfile=settings.ssl_keyfile,
+                ssl_certfile=settings.ssl_certfile,
+                timeout_graceful_shutdown=int(settings.grace) + _LAST_WORDS,
+            )
+        )
+        self._service = service
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept no more connections, wait for running requests, and abort those that take too long."""
+        ending = asyncio.create_task(self._abort_late())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            ending.cancel()
+
+    async def _abort_late(self) -> None:
+        await asyncio.sleep(self._service.settings.grace)
+        await self._service.abort_all()
+
+
+def listen(settings: ServerSettings) -> socket.socket:
+    """Return a socket bound to the settings' address; it does not listen yet.
+
+    Raises:
+        ValueError: the address cannot be had.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, socket.SOCK_STREAM)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        place = f"{settings.host}:{settings.port}"
+        raise ValueError(f"cannot listen on {place}: {error.strerror}; choose another --host or --port") from None
+    return bound
+
+
+async def serve(
+    llm: AsyncLLM, settings: ServerSettings, name: str, bound: socket.socket, announce: Callable[[str], None]
+) -> None:
+    """Start the engine and serve it until a signal ends this process.
+
+    Args:
+        name: name of the model where the settings give none.
+        bound: a bound socket.
+        announce: gets the address once requests are answered.
+
+    Raises:
+        ValueError: the engine refuses a setting or a file.
+        EngineDeadError: the engine does not start.
+    """
+    server = HttpServer(Service(llm, settings, name))
+    try:
+        # A mistake in the certificate shows before the model is loaded.
+        server.config.load()
+        await llm.start()
+        host, port = bound.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        bound.listen()
+        announce(f"{'https' if settings.ssl_keyfile else 'http'}://{shown}:{port}")
+        await server.serve(sockets=[bound])
+    finally:
+        await llm.close()
+        bound.close()

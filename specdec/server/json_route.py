@@ -1,0 +1,30 @@
+"""Routes that read JSON bodies strictly: valid UTF-8, no halves of surrogate pairs, bounded depth."""
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from pydantic_core import from_json
+
+from specdec.server.errors import ApiError
+
+
+class _JsonRequest(Request):
+    async def json(self) -> Any:
+        try:
+            return from_json(await self.body())
+        except ValueError as error:
+            raise ApiError(400, f"the body is not valid JSON: {error}") from None
+
+
+class JsonRoute(APIRoute):
+    """A route whose body is read by pydantic's JSON parser, which refuses text that has no UTF-8 form."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_json(request: Request) -> Response:
+            return await handle(_JsonRequest(request.scope, request.receive))
+
+        return handle_json

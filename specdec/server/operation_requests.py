@@ -1,0 +1,26 @@
+"""Bodies of `/tokenize`, `/detokenize` and `/abort`."""
+
+from specdec.server.chat_request import TemplateFields
+from specdec.server.sampling_fields import Int, RequestModel
+
+
+class TokenizeRequest(TemplateFields):
+    """vLLM's fields: a prompt, or a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(RequestModel):
+    """vLLM's fields."""
+
+    model: str | None = None
+    tokens: list[Int]
+
+
+class AbortRequest(RequestModel):
+    """The id of an answer, or the X-Request-Id of its request."""
+
+    request_id: str

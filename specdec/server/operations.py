@@ -1,0 +1,99 @@
+"""Routes beside the generation of text: models, tokens, health, version, abort and metrics."""
+
+from fastapi import APIRouter, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from specdec import __version__
+from specdec.server.errors import ApiError
+from specdec.server.json_route import JsonRoute
+from specdec.server.operation_requests import AbortRequest, DetokenizeRequest, TokenizeRequest
+from specdec.server.replies import Detokenized, ModelCard, ModelList, Tokenized, json_response
+from specdec.server.service import Service, service_of
+
+router = APIRouter(route_class=JsonRoute)
+
+
+@router.get("/v1/models")
+async def list_models(request: Request) -> Response:
+    """List the names of the model."""
+    service = service_of(request)
+    return json_response(ModelList(data=[_card(service, name) for name in service.names]))
+
+
+@router.get("/v1/models/{name:path}")
+async def retrieve_model(name: str, request: Request) -> Response:
+    """Describe the model."""
+    service = service_of(request)
+    if name not in service.names:
+        raise ApiError(404, f"the model {name!r} is not served", param="model", code="model_not_found")
+    return json_response(_card(service, name))
+
+
+def _card(service: Service, name: str) -> ModelCard:
+    return ModelCard(id=name, created=service.started, root=service.names[0], max_model_len=service.llm.max_model_len)
+
+
+@router.post("/tokenize")
+async def tokenize(body: TokenizeRequest, request: Request) -> Response:
+    """Return the tokens of a prompt or of a conversation."""
+    service = service_of(request)
+    service.accept(body, body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise ApiError(400, "give either prompt or messages", param="prompt")
+    if body.messages is not None:
+        tokens = await service.chat_tokens(body.conversation(), body.template_arguments())
+    else:
+        tokens = await service.tokens(body.prompt or "", body.add_special_tokens is not False)
+    reply = Tokenized(len(tokens), service.llm.max_model_len, tokens)
+    if body.return_token_strs:
+        names = (service.tokenizer.backend.id_to_token(token) for token in tokens)
+        reply.token_strs = [name or "" for name in names]
+    return json_response(reply)
+
+
+@router.post("/detokenize")
+async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
+    """Return the text of tokens, special ones included."""
+    service = service_of(request)
+    service.accept(body, body.model)
+    size = service.tokenizer.backend.get_vocab_size()
+    for token in body.tokens:
+        if not 0 <= token < size:
+            raise ApiError(400, f"tokens holds {token}; token ids lie between 0 and {size - 1}", param="tokens")
+    return json_response(Detokenized(service.tokenizer.backend.decode(body.tokens, skip_special_tokens=False)))
+
+
+@router.post("/abort")
+async def abort(body: AbortRequest, request: Request) -> Response:
+    """Abort a running request by the id of its answer, or by its X-Request-Id."""
+    service = service_of(request)
+    service.accept(body, None)
+    return json_response({"aborted": await service.abort(body.request_id)})
+
+
+@router.get("/health")
+async def health(request: Request) -> Response:
+    """Tell whether the engine runs: 200, or 503."""
+    if not service_of(request).llm.healthy:
+        raise ApiError(503, "the engine is not running; it is being restarted, or has failed for good")
+    return Response()
+
+
+@router.get("/ping")
+@router.post("/ping")
+async def ping(request: Request) -> Response:
+    """Answer as `/health` does; Amazon SageMaker asks here."""
+    return await health(request)
+
+
+@router.get("/version")
+async def version() -> Response:
+    """Return the version of this package."""
+    return json_response({"version": __version__})
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """Return the metrics in Prometheus' text format."""
+    page = await service_of(request).metrics_page()
+    return Response(page, headers={"Content-Type": CONTENT_TYPE_LATEST})

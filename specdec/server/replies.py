@@ -1,0 +1,224 @@
+"""Answers of the API, in the shapes of OpenAI and vLLM. UNSET fields are left out."""
+
+import time
+
+import msgspec
+from fastapi import Response
+from msgspec import Struct, field
+
+JSON = "application/json"
+
+
+def json_response(body: object, status: int = 200) -> Response:
+    """Return an answer with a JSON body."""
+    return Response(msgspec.json.encode(body), status, media_type=JSON)
+
+
+def now() -> int:
+    """Return seconds since 1970."""
+    return int(time.time())
+
+
+class Usage(Struct):
+    """Counts of tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+    @classmethod
+    def of(cls, prompt: int, completion: int) -> "Usage":
+        return cls(prompt, completion, prompt + completion)
+
+
+class CompletionLogprobs(Struct):
+    """Log-probabilities of `/v1/completions`: lists with an entry per token.
+
+    Attributes:
+        text_offset: where the token's text begins in the choice's text.
+        top_logprobs: the most probable tokens' texts and log-probabilities.
+    """
+
+    text_offset: list[int] = field(default_factory=list)
+    token_logprobs: list[float | None] = field(default_factory=list)
+    tokens: list[str] = field(default_factory=list)
+    top_logprobs: list[dict[str, float] | None] = field(default_factory=list)
+
+
+class PromptLogprob(Struct):
+    """Log-probability of a token of the prompt, as in vLLM."""
+
+    logprob: float
+    rank: int
+    decoded_token: str | None
+
+
+class CompletionChoice(Struct):
+    """One generated text, or a part of it.
+
+    Attributes:
+        stop_reason: the stop string or token that ended it, as in vLLM.
+        prompt_logprobs: per prompt token, its entry and those of the most probable tokens, as in vLLM.
+        prompt_token_ids, token_ids: tokens of prompt and output, as in vLLM.
+    """
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    prompt_logprobs: list[dict[int, PromptLogprob] | None] | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class Completion(Struct, kw_only=True):
+    """Answer of `/v1/completions`, and each part of a streamed one."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class TopLogprob(Struct):
+    """A token's text, its UTF-8 bytes, and its log-probability."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(Struct):
+    """The same for a generated token, with the most probable others."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct):
+    """Log-probabilities of `/v1/chat/completions`."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class FunctionCall(Struct):
+    """A function that the model calls, with its arguments as JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Struct, kw_only=True):
+    """A call of a tool.
+
+    Attributes:
+        index: its number in a streamed answer.
+    """
+
+    index: int | msgspec.UnsetType = msgspec.UNSET
+    id: str
+    type: str = "function"
+    function: FunctionCall
+
+
+class ChatMessage(Struct):
+    """The assistant's answer."""
+
+    role: str
+    content: str | None
+    refusal: None = None
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatDelta(Struct, omit_defaults=True):
+    """New parts of the assistant's answer."""
+
+    role: str | None = None
+    content: str | None = None
+    tool_calls: list[ToolCall] | None = None
+
+
+class ChatChoice(Struct):
+    """One answer."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatCompletion(Struct, kw_only=True):
+    """Answer of `/v1/chat/completions`."""
+
+    id: str
+    object: str = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_logprobs: list[dict[int, PromptLogprob] | None] | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatChunkChoice(Struct):
+    """A part of one answer."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | msgspec.UnsetType | None = msgspec.UNSET
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatChunk(Struct, kw_only=True):
+    """A part of a streamed answer of `/v1/chat/completions`."""
+
+    id: str
+    object: str = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class ModelCard(Struct, kw_only=True):
+    """A served model."""
+
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "specdec"
+    root: str
+    parent: None = None
+    max_model_len: int
+
+
+class ModelList(Struct, kw_only=True):
+    """Answer of `/v1/models`."""
+
+    object: str = "list"
+    data: list[ModelCard]
+
+
+class Tokenized(Struct):
+    """Answer of `/tokenize`, as in vLLM."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class Detokenized(Struct):
+    """Answer of `/detokenize`, as in vLLM."""
+
+    prompt: str

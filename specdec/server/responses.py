@@ -1,0 +1,35 @@
+"""`/v1/responses`."""
+
+from fastapi import APIRouter, Request, Response
+
+from specdec.server.connection import EventStream, while_connected
+from specdec.server.json_route import JsonRoute
+from specdec.server.replies import json_response
+from specdec.server.responses_answer import ResponsesAnswer
+from specdec.server.responses_request import ResponsesRequest
+from specdec.server.service import service_of
+
+router = APIRouter(route_class=JsonRoute)
+
+
+@router.post("/v1/responses")
+async def create_response(body: ResponsesRequest, request: Request) -> Response:
+    """Answer a conversation. Answers are not stored."""
+    service = service_of(request)
+    service.accept(body, body.model)
+    body.check_response(service.settings.max_logprobs)
+    limit = body.max_tokens if body.max_output_tokens is None else body.max_output_tokens
+    params = body.sampling_params(
+        {"max_tokens": None, **service.defaults}, max_tokens=limit, logprobs=body.num_logprobs
+    )
+    prompt = await service.chat_tokens(body.messages(), body.template_arguments(), "input")
+    answer_id = f"resp-{request.state.request_id}"
+    answer = ResponsesAnswer(answer_id, service, body, params)
+    states = service.run(
+        answer_id, [prompt], params, priority=body.priority, cache_salt=body.cache_salt, prompt_field="input"
+    )
+    seconds = service.settings.request_timeout
+    if body.stream:
+        return EventStream(answer.events(states), seconds, answer.error_event)
+    (state,) = await while_connected(request.receive, service.final(states, 1), seconds)
+    return json_response(answer.whole(state))

@@ -1,0 +1,161 @@
+"""The answer of `/v1/responses`, whole or in parts."""
+
+import secrets
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from typing import Any
+
+from specdec.core.outputs import CompletionOutput, RequestOutput
+from specdec.core.sampling_params import SamplingParams
+from specdec.server.connection import event
+from specdec.server.errors import ApiError
+from specdec.server.logprob_replies import chat_logprobs
+from specdec.server.replies import FunctionCall, TokenLogprob, now
+from specdec.server.responses_replies import OutputCall, OutputMessage, OutputText, ResponseReply, ResponseUsage
+from specdec.server.responses_request import ResponsesRequest
+from specdec.server.service import Service
+from specdec.server.tool_parsers import PlainText
+
+Event = dict[str, Any]
+
+
+class ResponsesAnswer:
+    """Makes the answer to a request of its states. The whole answer is what the events of a streamed one add up to."""
+
+    def __init__(self, answer_id: str, service: Service, body: ResponsesRequest, params: SamplingParams) -> None:
+        self._body = body
+        self._parser = service.tool_parser() if body.uses_tools else PlainText()
+        self._reply = ResponseReply(
+            id=answer_id,
+            created_at=now(),
+            model=service.names[0],
+            instructions=body.instructions,
+            metadata=body.metadata or {},
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+            temperature=params.temperature,
+            top_p=params.top_p,
+            top_logprobs=body.top_logprobs or 0,
+            max_output_tokens=body.max_output_tokens,
+            tool_choice="none" if body.tool_choice == "none" else "auto",
+            tools=[{"strict": False, "parameters": {}, **tool.model_dump()} for tool in body.tools or ()],
+        )
+        self._open: OutputMessage | None = None
+        self._num_tokens = self._sequence = 0
+
+    def whole(self, state: RequestOutput) -> ResponseReply:
+        """Return the answer made of the last state."""
+        output = state.outputs[0]
+        for _ in self._text(output.text, output):
+            pass
+        for _ in self._end(state):
+            pass
+        return self._reply
+
+    async def events(self, states: AsyncGenerator[tuple[int, RequestOutput]]) -> AsyncGenerator[bytes]:
+        """Yield the answer in parts, as server-sent events."""
+        async with aclosing(states) as news:
+            async for _, state in news:
+                output = state.outputs[0]
+                parts: list[bytes] = []
+                if self._sequence == 0:
+                    parts = [self._encoded(self._status(kind)) for kind in ("created", "in_progress")]
+                text = "".join(segment.text for segment in output.segments)
+                parts += [self._encoded(each) for each in self._text(text, output)]
+                if state.finished:
+                    parts += [self._encoded(each) for each in self._end(state)]
+                if parts:
+                    yield b"".join(parts)
+
+    def error_event(self, error: ApiError) -> bytes:
+        """Return the event that ends a stream after an error."""
+        body = error.reply().error
+        return self._encoded({"type": "error", "code": body.code, "message": body.message, "param": body.param})
+
+    def _encoded(self, body: Event) -> bytes:
+        numbered = {**body, "sequence_number": self._sequence}
+        self._sequence += 1
+        return event(numbered, body["type"])
+
+    def _status(self, kind: str) -> Event:
+        return {"type": f"response.{kind}", "response": self._reply}
+
+    def _text(self, text: str, output: CompletionOutput) -> Iterator[Event]:
+        """Take new text; yield what it adds to the answer."""
+        items = self._parser.push(text)
+        if output.finish_reason is not None:
+            items += self._parser.finish()
+        for item in items:
+            if isinstance(item, FunctionCall):
+                yield from self._call(item)
+            else:
+                yield from self._delta(item, self._logprobs(output))
+
+    def _logprobs(self, output: CompletionOutput) -> list[TokenLogprob]:
+        """Return the log-probabilities of tokens that are not sent yet."""
+        count, first = self._body.num_logprobs, self._num_tokens
+        if count is None or output.logprobs is None:
+            return []
+        self._num_tokens = len(output.token_ids)
+        return chat_logprobs(output.token_ids[first:], output.logprobs[first:], count).content
+
+    @property
+    def _place(self) -> Event:
+        """Place of the open message, the last item so far."""
+        assert self._open is not None
+        return {"item_id": self._open.id, "output_index": len(self._reply.output) - 1, "content_index": 0}
+
+    def _added(self, item: OutputMessage | OutputCall, kind: str) -> Event:
+        return {"type": f"response.output_item.{kind}", "output_index": len(self._reply.output) - 1, "item": item}
+
+    def _delta(self, text: str, logprobs: list[TokenLogprob]) -> Iterator[Event]:
+        if self._open is None:
+            self._open = OutputMessage(f"msg_{secrets.token_hex(12)}")
+            self._reply.output.append(self._open)
+            yield self._added(self._open, "added")
+            self._open.content.append(OutputText())
+            yield {"type": "response.content_part.added", **self._place, "part": self._open.content[0]}
+        part = self._open.content[0]
+        part.text += text
+        part.logprobs += logprobs
+        yield {"type": "response.output_text.delta", **self._place, "delta": text, "logprobs": logprobs}
+
+    def _close(self, status: str) -> Iterator[Event]:
+        """End the open message, if there is one."""
+        if self._open is None:
+            return
+        part, self._open.status = self._open.content[0], status
+        done = {"text": part.text, "logprobs": part.logprobs}
+        yield {"type": "response.output_text.done", **self._place, **done}
+        yield {"type": "response.content_part.done", **self._place, "part": part}
+        yield self._added(self._open, "done")
+        self._open = None
+
+    def _call(self, function: FunctionCall) -> Iterator[Event]:
+        yield from self._close("completed")
+        call = OutputCall(f"fc_{secrets.token_hex(12)}", f"call_{secrets.token_hex(12)}", function.name)
+        self._reply.output.append(call)
+        yield self._added(call, "added")
+        place = {"item_id": call.id, "output_index": len(self._reply.output) - 1}
+        call.arguments, call.status = function.arguments, "completed"
+        kind = "response.function_call_arguments"
+        yield {"type": f"{kind}.delta", **place, "delta": call.arguments}
+        yield {"type": f"{kind}.done", **place, "arguments": call.arguments, "name": call.name}
+        yield self._added(call, "done")
+
+    def _end(self, state: RequestOutput) -> Iterator[Event]:
+        """End the answer."""
+        output, reply = state.outputs[0], self._reply
+        # An answer has a message even if it is empty. The end token has a log-probability and no text.
+        left = self._logprobs(output)
+        if not reply.output or (left and self._open):
+            yield from self._delta("", left)
+        reason = output.finish_reason
+        reply.status = {"stop": "completed", "length": "incomplete"}.get(reason or "", "failed")
+        yield from self._close("completed" if reason == "stop" else "incomplete")
+        if reply.status == "incomplete":
+            reply.incomplete_details = {"reason": "max_output_tokens"}
+        elif reply.status == "failed":
+            reply.error = {"code": "server_error", "message": "the request was aborted"}
+        prompt, generated = len(state.prompt_token_ids), len(output.token_ids)
+        reply.usage = ResponseUsage(prompt, generated, prompt + generated)
+        yield self._status(reply.status)

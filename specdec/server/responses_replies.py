@@ -1,0 +1,92 @@
+"""Answers of `/v1/responses`, in OpenAI's shapes."""
+
+from typing import Any
+
+from msgspec import Struct, field
+
+from specdec.server.replies import TokenLogprob
+
+
+class OutputText(Struct):
+    """Text of a message."""
+
+    text: str = ""
+    type: str = "output_text"
+    annotations: list[None] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+
+class OutputMessage(Struct):
+    """A message of the assistant."""
+
+    id: str
+    status: str = "in_progress"
+    type: str = "message"
+    role: str = "assistant"
+    content: list[OutputText] = field(default_factory=list)
+
+
+class OutputCall(Struct):
+    """A call of a function."""
+
+    id: str
+    call_id: str
+    name: str
+    arguments: str = ""
+    status: str = "in_progress"
+    type: str = "function_call"
+
+
+class InputDetails(Struct):
+    """Parts of the prompt. What was cached is not counted per request."""
+
+    cached_tokens: int = 0
+    cache_write_tokens: int = 0
+
+
+class OutputDetails(Struct):
+    """Parts of the output."""
+
+    reasoning_tokens: int = 0
+
+
+class ResponseUsage(Struct):
+    """Counts of tokens."""
+
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+    input_tokens_details: InputDetails = field(default_factory=InputDetails)
+    output_tokens_details: OutputDetails = field(default_factory=OutputDetails)
+
+
+class ResponseReply(Struct, kw_only=True):
+    """Answer of `/v1/responses`.
+
+    Attributes:
+        status: in_progress, completed, incomplete (the limit of tokens), or failed.
+    """
+
+    id: str
+    object: str = "response"
+    created_at: int
+    status: str = "in_progress"
+    model: str
+    output: list[OutputMessage | OutputCall] = field(default_factory=list)
+    error: dict[str, str] | None = None
+    incomplete_details: dict[str, str] | None = None
+    instructions: str | None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    temperature: float
+    top_p: float
+    top_logprobs: int
+    max_output_tokens: int | None
+    tool_choice: str
+    tools: list[dict[str, Any]]
+    text: dict[str, dict[str, str]] = field(default_factory=lambda: {"format": {"type": "text"}})
+    truncation: str = "disabled"
+    store: bool = False
+    background: bool = False
+    previous_response_id: None = None
+    usage: ResponseUsage | None = None

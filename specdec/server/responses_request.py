@@ -1,0 +1,131 @@
+"""Body of `/v1/responses`, as far as it is about text and functions."""
+
+from typing import Any, Literal
+
+from specdec.server.chat_request import ChatMessageIn, ContentPart, content_text
+from specdec.server.errors import ApiError
+from specdec.server.sampling_fields import Int, RequestModel, ResponseFormat, SamplingFields, check_logprobs
+
+LOGPROBS = "message.output_text.logprobs"
+Content = str | list[ContentPart]
+
+
+class InputItem(RequestModel):
+    """A message, a call of a function, or its result."""
+
+    type: str | None = None
+    role: str | None = None
+    content: Content | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: Content | None = None
+
+    def message(self) -> ChatMessageIn | None:
+        """Return the item as a message of a chat; None for what has no place in one.
+
+        Raises:
+            ApiError: an item of another kind, or one that lacks a field.
+        """
+        match self.type:
+            case None | "message" if self.role is not None:
+                return ChatMessageIn(role=self.role, content=self.content)
+            case "function_call" if self.name is not None:
+                function = {"name": self.name, "arguments": self.arguments or "{}"}
+                call = {"id": self.call_id, "type": "function", "function": function}
+                return ChatMessageIn(role="assistant", content=None, tool_calls=[call])
+            case "function_call_output":
+                # Chat templates read further fields as they are.
+                result = {"role": "tool", "content": content_text(self.output), "tool_call_id": self.call_id}
+                return ChatMessageIn.model_validate(result)
+            case "reasoning":
+                return None
+        message = f"an input item is of type {self.type!r}; known are messages with a role, function_call and "
+        raise ApiError(400, message + "function_call_output", param="input")
+
+
+class FunctionTool(RequestModel):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    name: str
+
+
+class TextOptions(RequestModel):
+    """Form of the answer."""
+
+    format: ResponseFormat | None = None
+
+
+class ResponsesRequest(SamplingFields):
+    """OpenAI's fields, and vLLM's sampling parameters besides."""
+
+    input: str | list[InputItem]
+    instructions: str | None = None
+    max_output_tokens: Int | None = None
+    text: TextOptions | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    top_logprobs: Int | None = None
+    include: list[str] | None = None
+    metadata: dict[str, str] | None = None
+    previous_response_id: str | None = None
+    conversation: str | dict[str, Any] | None = None
+    prompt: dict[str, Any] | None = None
+    background: bool | None = None
+    truncation: str | None = None
+    store: bool | None = None
+
+    @property
+    def uses_tools(self) -> bool:
+        return bool(self.tools) and self.tool_choice != "none"
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Number of most probable tokens to show per token, None without log-probabilities."""
+        return (self.top_logprobs or 0) if LOGPROBS in (self.include or ()) else None
+
+    def messages(self) -> list[dict[str, Any]]:
+        """Return the conversation as chat templates read it.
+
+        Raises:
+            ApiError: an item that is not supported, or none.
+        """
+        given = [ChatMessageIn(role="system", content=self.instructions)] if self.instructions else []
+        if isinstance(self.input, str):
+            given.append(ChatMessageIn(role="user", content=self.input))
+        else:
+            given += [message for item in self.input if (message := item.message()) is not None]
+        if not self.input:
+            raise ApiError(400, "input is empty; give text or at least one message", param="input")
+        return [message.for_template() for message in given]
+
+    def template_arguments(self) -> dict[str, Any]:
+        """Return what the chat template gets beside the messages."""
+        if not self.uses_tools:
+            return {}
+        # Chat templates know the form of chat completions.
+        functions = [tool.model_dump(exclude={"type", "strict"}) for tool in self.tools or ()]
+        return {"tools": [{"type": "function", "function": function} for function in functions]}
+
+    def check_response(self, most_logprobs: int) -> None:
+        """Refuse what is not supported.
+
+        Raises:
+            ApiError: names the field.
+        """
+        self.check()
+        for name in ("previous_response_id", "conversation", "prompt", "background"):
+            if getattr(self, name):
+                raise self.refuse(name, "answers are not stored; send the whole conversation as input")
+        if self.n not in (None, 1):
+            raise self.refuse("n", "a response is one answer")
+        if self.truncation not in (None, "disabled"):
+            raise self.refuse("truncation", "shorten the input")
+        if self.text is not None and self.text.format is not None and self.text.format.type != "text":
+            given = self.text.format.type
+            raise ApiError(400, f"text.format is {given!r}; only 'text' is supported", param="text")
+        if self.tool_choice not in (None, "none", "auto"):
+            raise ApiError(400, "tool_choice must be 'none' or 'auto'; calls cannot be forced", param="tool_choice")
+        check_logprobs(self.top_logprobs, most_logprobs, "top_logprobs")

@@ -1,0 +1,156 @@
+"""Fields of a request that become sampling parameters, by OpenAI's and vLLM's names."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from specdec.core.sampling_params import SamplingParams
+from specdec.server.errors import ApiError, bad_request
+
+# OpenAI's limit of `n`.
+MOST_SAMPLES = 128
+_WORD = 1 << 63
+Int = Annotated[int, Field(ge=-_WORD, lt=_WORD)]
+# Fields that would change the output and that this server lacks. Other unknown fields are ignored with a warning.
+_REFUSED = (
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "logits_processors",
+    "prompt_embeds",
+    "use_beam_search",
+    "functions",
+    "function_call",
+    "audio",
+    "modalities",
+    "documents",
+    "chat_template",
+)
+
+
+class RequestModel(BaseModel):
+    """A request's body. Values have the type that is asked for, and null stands for a field that is left out."""
+
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+    def unknown_fields(self) -> list[str]:
+        """Return the names of fields that the API does not have."""
+        return list(self.model_extra or {})
+
+    def refuse(self, name: str, remedy: str) -> ApiError:
+        """Return the error of a field that has a value this server cannot serve."""
+        return ApiError(400, f"{name} is not supported; {remedy}", param=name)
+
+
+class StreamOptions(RequestModel):
+    """Options of a streamed answer."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class ResponseFormat(RequestModel):
+    """Form of the answer's text."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+
+
+class SamplingFields(RequestModel):
+    """Fields that completions and chat completions share; those of `SamplingParams` have its names and meanings."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[Int] | None = None
+    bad_words: list[str] | None = None
+    seed: Int | None = None
+    max_tokens: Int | None = None
+    min_tokens: Int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[Int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    prompt_logprobs: Int | None = None
+    skip_special_tokens: bool | None = None
+    priority: Int | None = None
+    cache_salt: str | None = None
+    return_token_ids: bool | None = None
+    user: str | None = None
+    response_format: ResponseFormat | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    def check(self) -> None:
+        """Refuse fields that would change the output and are not supported.
+
+        Raises:
+            ApiError: names the field.
+        """
+        for name in self.unknown_fields():
+            if name in _REFUSED and (self.model_extra or {})[name] not in (None, False):
+                raise self.refuse(name, "leave it out")
+        if self.response_format is not None and self.response_format.type != "text":
+            given = self.response_format.type
+            raise ApiError(400, f"response_format is {given!r}; only 'text' is supported", param="response_format")
+        if self.stream_options is not None and not self.stream:
+            raise ApiError(400, "stream_options is only allowed with stream true", param="stream_options")
+        if self.n is not None and self.n > MOST_SAMPLES:
+            raise ApiError(400, f"n is {self.n}; it must be at most {MOST_SAMPLES}", param="n")
+
+    def sampling_params(self, defaults: Mapping[str, Any], **own: Any) -> SamplingParams:
+        """Return the parameters of a request.
+
+        Args:
+            defaults: values of parameters that the request leaves out.
+            own: values that the kind of request decides; None for what it leaves open.
+
+        Raises:
+            ApiError: a value outside its range.
+        """
+        given = {name: getattr(self, name) for name in SAMPLING_NAMES} | own
+        values = dict(defaults) | {name: value for name, value in given.items() if value is not None}
+        if "logit_bias" in values:
+            values["logit_bias"] = _by_token(values["logit_bias"])
+        try:
+            return SamplingParams(**values)
+        except ValueError as error:
+            raise bad_request(error, type(self).model_fields) from None
+
+
+# Log-probabilities and the limit of tokens are spelled differently by each kind of request.
+SAMPLING_NAMES = tuple(name for name in SamplingFields.model_fields if hasattr(SamplingParams, name))
+
+
+def check_logprobs(count: int | None, most: int, name: str) -> None:
+    """Refuse more log-probabilities than the server gives.
+
+    Raises:
+        ApiError: names the field.
+    """
+    if count is not None and not 0 <= count <= most:
+        raise ApiError(400, f"{name} is {count}; it must be at least 0 and at most {most}", param=name)
+
+
+def _by_token(bias: Mapping[str, float]) -> dict[int, float]:
+    try:
+        return {int(token): value for token, value in bias.items()}
+    except ValueError:
+        raise ApiError(400, "logit_bias must map token ids to numbers", param="logit_bias") from None

@@ -1,0 +1,56 @@
+"""Settings of the HTTP server. Pure Python, so that the command line shows them without the server's packages."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from specdec.kernels.settings import check_settings, setting
+
+DefaultsFrom = Literal["auto", "vllm"]
+ToolCallParserChoice = Literal["auto", "hermes", "llama3_json", "none"]
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """Settings by vLLM's names where it has them; `check_settings` refuses values outside their range."""
+
+    host: str = setting("127.0.0.1", "Address to listen on; 0.0.0.0 for all.")
+    port: int = setting(8000, "Port to listen on; 0 for any free one.", least=0, most=65535)
+    api_key: Sequence[str] = setting((), "Keys of which clients must send one as a bearer token.", flags="")
+    served_model_name: Sequence[str] = setting(
+        (), "Name of the model in the API; repeatable, answers carry the first.", shown_default="the model as given"
+    )
+    max_logprobs: int = setting(20, "Most log-probabilities per token that a request may ask for.", least=0)
+    generation_config: DefaultsFrom = setting(
+        "auto", "Default sampling parameters: auto, the model's generation_config.json; vllm, the API's own."
+    )
+    tool_call_parser: ToolCallParserChoice = setting(
+        "auto", "Form of the model's tool calls: hermes, llama3_json, none, or auto, as the chat template shows it."
+    )
+    max_request_size: int = setting(4 << 20, "Most bytes of a request's body; more is refused with 413.", least=1)
+    request_timeout: float = setting(
+        3600.0, "Seconds after which a request is aborted; 0: no limit.", least=0, metavar="SECONDS"
+    )
+    body_timeout: float = setting(
+        60.0, "Seconds within which a request's body must arrive.", above=0, metavar="SECONDS"
+    )
+    grace: float = setting(
+        30.0,
+        "Seconds that running requests get to finish at shutdown; then they are aborted.",
+        least=0,
+        metavar="SECONDS",
+    )
+    allowed_origins: Sequence[str] = setting(
+        (), "Origin that browsers may call from (CORS), or *; repeatable.", metavar="ORIGIN", shown_default="none"
+    )
+    root_path: str = setting("", "Path prefix under which a proxy serves this server.", shown_default="none")
+    ssl_keyfile: str | None = setting(None, "Private key for HTTPS.", metavar="FILE")
+    ssl_certfile: str | None = setting(None, "Certificate for HTTPS.", metavar="FILE")
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
+            raise ValueError("--ssl-keyfile and --ssl-certfile belong together; give both or neither")
+        for name in ("api_key", "served_model_name", "allowed_origins"):
+            if any(not text.strip() for text in getattr(self, name)):
+                raise ValueError(f"{name} holds an empty text; give at least one character, or leave it out")

@@ -1,0 +1,192 @@
+"""What the routes share: the engine, the model's names, default parameters, metrics, and running requests."""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import Request
+
+from specdec.async_engine.async_llm import AsyncLLM
+from specdec.async_engine.errors import EngineDeadError
+from specdec.core.outputs import CompletionOutput, RequestOutput
+from specdec.core.sampling_params import SamplingParams
+from specdec.models.tokenizer import Tokenizer
+from specdec.scheduling.scheduler import QueueFullError
+from specdec.server.completion_request import Prompt
+from specdec.server.errors import ApiError, bad_request
+from specdec.server.merged import merged
+from specdec.server.metrics import RequestTimer, ServerMetrics
+from specdec.server.replies import now
+from specdec.server.sampling_fields import RequestModel
+from specdec.server.server_settings import ServerSettings
+from specdec.server.tool_parsers import ToolParser, parser_for
+
+logger = logging.getLogger(__name__)
+# Names of unknown fields that are remembered, so that each is reported once.
+_MOST_NAMES = 100
+# Parameters that can forbid every token.
+_FORBIDDING = ("allowed_token_ids", "bad_words", "min_tokens")
+
+
+class Service:
+    """One model served to many clients.
+
+    Args:
+        name: name of the model where the settings give none.
+
+    Attributes:
+        names: the model's names; answers carry the first.
+        defaults: sampling parameters of requests that leave them out.
+        tool_parser: makes the parser of an answer that may hold tool calls.
+        started: seconds since 1970.
+    """
+
+    def __init__(self, llm: AsyncLLM, settings: ServerSettings, name: str) -> None:
+        self.llm, self.settings = llm, settings
+        self.names = list(settings.served_model_name) or [name]
+        self.metrics = ServerMetrics(self.names[0], llm.max_model_len)
+        self.started = now()
+        self.defaults: Mapping[str, Any] = llm.generation_config.params if settings.generation_config == "auto" else {}
+        template = llm.tokenizer.chat_template if llm.tokenizer else ""
+        self.tool_parser: type[ToolParser] = parser_for(settings.tool_call_parser, template)
+        # Ids of the engine's requests by the answer's id.
+        self._running: dict[str, list[str]] = {}
+        self._reported: set[str] = set()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer.
+
+        Raises:
+            ApiError: it has none.
+        """
+        if self.llm.tokenizer is None:
+            raise ApiError(400, "the model has no tokenizer; give prompts as token ids", param="prompt")
+        return self.llm.tokenizer
+
+    def token_text(self, token: int) -> str:
+        """Return a token decoded alone."""
+        return str(self.tokenizer.backend.decode([token], skip_special_tokens=False))
+
+    def accept(self, body: RequestModel, model: str | None) -> None:
+        """Check the model's name, and report fields that the API does not have.
+
+        Raises:
+            ApiError: 404, another model.
+        """
+        if model is not None and model not in self.names:
+            message = f"the model {model!r} is not served; served is {', '.join(self.names)}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+        for name in body.unknown_fields():
+            if name not in self._reported and len(self._reported) < _MOST_NAMES:
+                self._reported.add(name)
+                logger.warning("requests have the unknown field %.50r, which is ignored (shown once)", name)
+
+    async def tokens(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
+        """Return a prompt's tokens. Long texts take time, so they are encoded in a thread."""
+        if not isinstance(prompt, str):
+            return prompt
+        return await asyncio.to_thread(self.tokenizer.encode, prompt, add_special_tokens)
+
+    async def chat_tokens(
+        self, messages: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any], field: str = "messages"
+    ) -> list[int]:
+        """Return the tokens of a conversation, which a field of the request holds.
+
+        Raises:
+            ApiError: the chat template refuses it, or there is none.
+        """
+        try:
+            return await asyncio.to_thread(self.llm.chat_prompt, messages, **arguments)
+        except ValueError as error:
+            raise ApiError(400, str(error), param=field) from None
+
+    async def run(
+        self,
+        answer_id: str,
+        prompts: Sequence[list[int]],
+        params: SamplingParams,
+        *,
+        priority: int | None = None,
+        cache_salt: str | None = None,
+        prompt_field: str = "prompt",
+    ) -> AsyncGenerator[tuple[int, RequestOutput]]:
+        """Run prompts of one request; yield a prompt's number and state after each step in which it got tokens.
+
+        Args:
+            prompt_field: field of the request that holds the prompt.
+
+        Raises:
+            ApiError: a prompt or parameter that the model does not support; a full queue; a dead engine.
+        """
+        # Clients may choose the same id twice.
+        ids = [f"{answer_id}-{secrets.token_hex(4)}-{index}" for index in range(len(prompts))]
+        self._running[answer_id] = [*self._running.get(answer_id, ()), *ids]
+        timers = [RequestTimer(self.metrics, params) for _ in prompts]
+        states = [
+            self.llm.generate(prompt, params, request_id=own, priority=priority or 0, cache_salt=cache_salt)
+            for prompt, own in zip(prompts, ids, strict=True)
+        ]
+        try:
+            async with aclosing(merged(states)) as both:
+                async for index, state in both:
+                    timers[index].saw(state)
+                    self._check_outputs(state.outputs, params)
+                    yield index, state
+        except (GeneratorExit, asyncio.CancelledError):
+            for timer in timers:
+                timer.abort()
+            raise
+        except ValueError as error:
+            wrong = bad_request(error, ("cache_salt", *SamplingParams.__dataclass_fields__))
+            if "prompt" in str(error):
+                wrong.param = prompt_field
+            raise wrong from None
+        except QueueFullError as error:
+            raise ApiError(503, f"the queue is full: {error}", code="queue_full") from None
+        except EngineDeadError as error:
+            raise ApiError(503, str(error), code="engine_dead") from None
+        finally:
+            left = [each for each in self._running.pop(answer_id, ()) if each not in ids]
+            if left:
+                self._running[answer_id] = left
+
+    async def final(self, states: AsyncGenerator[tuple[int, RequestOutput]], count: int) -> list[RequestOutput]:
+        """Return the last states of all prompts, in order."""
+        async with aclosing(states) as news:
+            finished = {index: state async for index, state in news}
+        return [finished[index] for index in range(count)]
+
+    def _check_outputs(self, outputs: Sequence[CompletionOutput], params: SamplingParams) -> None:
+        for output in outputs:
+            if output.finish_reason == "error":
+                is_asked_for = any(getattr(params, name) for name in _FORBIDDING)
+                raise ApiError(400 if is_asked_for else 500, output.error or "the request failed", code="no_token")
+
+    async def abort(self, request_id: str) -> bool:
+        """Abort a request by its answer's id or its X-Request-Id; return whether it was running."""
+        found = [answer for answer in self._running if request_id in (answer, answer.partition("-")[2])]
+        ids = [each for answer in found for each in self._running[answer]]
+        results = [await self.llm.abort(each) for each in ids]
+        return any(results)
+
+    async def metrics_page(self) -> bytes:
+        """Return all metrics as text."""
+        try:
+            return self.metrics.page(await self.llm.stats())
+        except EngineDeadError:
+            return self.metrics.page(None)
+
+    async def abort_all(self) -> None:
+        """Abort every running request."""
+        for answer in list(self._running):
+            await self.abort(answer)
+
+
+def service_of(request: Request) -> Service:
+    """Return the service of the application that a request came to."""
+    service: Service = request.app.state.service
+    return service

@@ -1,0 +1,165 @@
+"""Bodies that are no requests: an answer of 4xx in OpenAI's shape, and a server that stays healthy."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.specdec.server.running import Served
+
+POSTS = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/abort"]
+BODIES: dict[str, bytes] = {
+    "nothing": b"",
+    "no JSON": b"{",
+    "text": b'"prompt"',
+    "list": b"[]",
+    "null": b"null",
+    "invalid UTF-8": b'{"prompt": "\xff\xfe", "request_id": "\xff"}',
+    "half a pair": b'{"prompt": "\\ud800", "request_id": "\\ud800"}',
+    "deep": b"[" * 100_000,
+    "deep object": b'{"prompt":' * 5000,
+    "huge number": b'{"prompt": "a", "max_tokens": ' + b"9" * 5000 + b', "tokens": 1, "request_id": 1, "messages": 1}',
+    "not a number": b'{"prompt": "a", "temperature": NaN, "messages": 1, "tokens": 1, "request_id": 1}',
+    "infinity": b'{"prompt": "a", "temperature": 1e999, "messages": 1, "tokens": 1, "request_id": 1}',
+    "zeros": b"\x00" * 100,
+}
+
+
+def check_error(status: int, headers: dict[str, str], reply: Any) -> None:
+    assert 400 <= status < 500
+    assert headers["content-type"] == "application/json"
+    assert set(reply) == {"error"}
+    error = reply["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    assert "\n" not in error["message"]
+
+
+# Fields that /tokenize does not have are ignored.
+CASES = [
+    (path, name)
+    for path in POSTS
+    for name in BODIES
+    if path != "/tokenize" or name not in ("huge number", "not a number", "infinity")
+]
+
+
+@pytest.mark.parametrize(("path", "name"), CASES)
+def test_what_is_no_request_is_refused(server: Served, path: str, name: str) -> None:
+    check_error(*server.send("POST", path, BODIES[name]))
+    assert server.send("GET", "/health")[0] == 200
+
+
+@pytest.mark.parametrize("path", POSTS)
+def test_other_content_types_are_refused(server: Served, path: str) -> None:
+    check_error(*server.send("POST", path, b'{"prompt": "a"}', {"Content-Type": "text/plain"}))
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "/nowhere"), ("POST", "/v1/nowhere"), ("GET", POSTS[0])])
+def test_unknown_routes_and_methods(server: Served, method: str, path: str) -> None:
+    check_error(*server.send(method, path))
+
+
+WRONG: list[dict[str, Any]] = [
+    {"prompt": None},
+    {"prompt": 1},
+    {"prompt": [1, "a"]},
+    {"prompt": [1.5]},
+    {"prompt": [True]},
+    {"prompt": [-1]},
+    {"prompt": {}},
+    {"prompt": [[]]},
+    {"max_tokens": "9"},
+    {"max_tokens": 1.5},
+    {"max_tokens": True},
+    {"max_tokens": -1},
+    {"n": []},
+    {"top_p": 0},
+    {"top_p": 1.1},
+    {"top_k": -2},
+    {"min_p": 2},
+    {"presence_penalty": 3},
+    {"repetition_penalty": 0},
+    {"logit_bias": []},
+    {"logit_bias": {"1": "a"}},
+    {"logit_bias": {"1": 101}},
+    {"logprobs": True},
+    {"logprobs": -1},
+    {"seed": -1},
+    {"stop": 1},
+    {"stop": [""]},
+    {"stop": [1]},
+    {"stop_token_ids": ["a"]},
+    {"stop_token_ids": [5000]},
+    {"allowed_token_ids": []},
+    {"bad_words": [""]},
+    {"min_tokens": 17},
+    {"stream": "yes"},
+    {"stream_options": 1, "stream": True},
+    {"cache_salt": 1},
+    {"priority": 0.5},
+    {"model": 1},
+    {"response_format": "json"},
+    {"echo": 1},
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_wrong_types_and_values_are_refused(server: Served, wrong: dict[str, Any], stream: bool) -> None:
+    """Streams too: their answer has not begun when the mistake shows."""
+    status, headers, reply = server.send("POST", "/v1/completions", {"prompt": "a", "stream": stream, **wrong})
+    check_error(status, headers, reply)
+    assert status == 400
+
+
+MESSAGES: list[Any] = [
+    [1],
+    ["hi"],
+    [{}],
+    [{"role": 1, "content": "a"}],
+    [{"role": "user", "content": 1}],
+    [{"role": "user", "content": [1]}],
+    [{"role": "user", "content": [{"type": "text"}]}],
+    [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
+    [{"role": "assistant", "tool_calls": 1}],
+]
+
+
+@pytest.mark.parametrize("messages", MESSAGES, ids=str)
+def test_wrong_messages_are_refused(server: Served, messages: Any) -> None:
+    check_error(*server.send("POST", "/v1/chat/completions", {"messages": messages, "max_tokens": 1}))
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = [
+    *("prompt", "messages", "model", "n", "temperature", "top_p", "top_k", "stop", "logit_bias", "logprobs", "echo"),
+    *("top_logprobs", "seed", "min_tokens", "stream_options", "tools", "tool_choice", "response_format", "priority"),
+    *("cache_salt", "stop_token_ids", "allowed_token_ids", "bad_words", "prompt_logprobs", "truncate_prompt_tokens"),
+    *("chat_template_kwargs", "continue_final_message", "suffix", "best_of", "skip_special_tokens", "tokens"),
+]
+
+
+@settings(max_examples=150)
+@given(path=st.sampled_from(POSTS), body=st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=4))
+def test_no_body_makes_the_server_fail(server: Served, path: str, body: dict[str, Any]) -> None:
+    base = {"prompt": "a", "messages": [{"role": "user", "content": "a"}], "request_id": "none"}
+    given = {**({} if path == "/tokenize" else base), **body, "max_tokens": 1}
+    try:
+        raw = msgspec.json.encode(given)
+    except (UnicodeEncodeError, OverflowError):
+        return
+    status, headers, reply = server.send("POST", path, raw)
+    if status != 200:
+        check_error(status, headers, reply)
+
+
+def test_nothing_is_left_of_bad_requests(server: Served) -> None:
+    server.wait_until_idle()
+    assert server.send("GET", "/health")[0] == 200

@@ -1,0 +1,228 @@
+"""`specdec serve` as a process, its options, and its mistakes in one line."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdec.cli.app import main
+from specdec.server.server_settings import ServerSettings
+from specdec.server.speculative_config import parse_speculative_config
+from tests.specdec.server.running import PATIENCE, Served
+from tests.specdec.tiny_checkpoints import Tiny
+
+LONG = {"prompt": "a", "max_tokens": 8000, "ignore_eos": True}
+# A child of the server, the engine process.
+CHILDREN = "/proc/{0}/task/{0}/children"
+
+
+class Command:
+    """A running `specdec serve`."""
+
+    def __init__(self, process: "subprocess.Popen[str]", port: int) -> None:
+        self.process = process
+        unused: Any = None
+        self._served = Served(port, unused, unused, unused)
+
+    def send(self, method: str, path: str, body: object = None, key: str = "k1") -> tuple[int, dict[str, str], Any]:
+        return self._served.send(method, path, body, {"Authorization": f"Bearer {key}", "X-Request-Id": "r"})
+
+    def send_in_thread(self, body: object, into: list[Any]) -> threading.Thread:
+        thread = threading.Thread(target=lambda: into.append(self.send("POST", "/v1/completions", body)))
+        thread.start()
+        return thread
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        end = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < end
+            time.sleep(0.02)
+
+    def metric(self, name: str) -> float:
+        text = self.send("GET", "/metrics")[2].decode()
+        (line,) = re.findall(rf"^{name}{{.*}} (.*)$", text, re.MULTILINE)
+        return float(line)
+
+
+@contextmanager
+def started(*arguments: object, **environment: str) -> Iterator[Command]:
+    command = [sys.executable, "-m", "specdec", "serve", *map(str, arguments), "--port", "0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment})
+    assert process.stderr is not None
+    try:
+        found = None
+        while found is None:
+            line = process.stderr.readline()
+            assert line, "the server ended"
+            found = re.fullmatch(r"specdec: serving (.*) at http://127\.0\.0\.1:(\d+)\n", line)
+        yield Command(process, int(found[2]))
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds the engine process in /proc")
+def test_a_server_survives_its_engine_and_ends_in_order(folders: Tiny) -> None:
+    """One process for all of it, because each takes seconds to start."""
+    limits = ["--max-num-seqs", 1, "--max-num-batched-tokens", 64, "--max-queued-requests", 1, "--grace", 0.3]
+    draft = ["--speculative-config", json.dumps({"method": "eagle", "model": str(folders.head)})]
+    memory = ["--kv-cache-memory", 24 << 20, "--dtype", "float32"]
+    with started(folders.target, *limits, *draft, *memory, SPECDEC_API_KEY="k1 k2") as server:
+        assert server.send("GET", "/v1/models", key="k2")[2]["data"][0]["id"] == str(folders.target)
+        assert server.send("GET", "/v1/models", key="k3")[0] == 401
+        _check_full_queue(server)
+        _check_engine_death(server)
+        found: list[Any] = []
+        thread = server.send_in_thread(LONG, found)
+        server.wait(lambda: server.metric("vllm:num_requests_running") == 1)
+        assert server.metric("vllm:spec_decode_num_drafts_total") > 0
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(PATIENCE) == 128 + signal.SIGTERM
+        thread.join()
+        assert found[0][0] == 200
+        assert found[0][2]["choices"][0]["finish_reason"] == "abort"
+
+
+def _check_full_queue(server: Command) -> None:
+    found: list[Any] = []
+    first = server.send_in_thread(LONG, found)
+    server.wait(lambda: server.metric("vllm:num_requests_running") == 1)
+    second = server.send_in_thread({**LONG, "max_tokens": 1}, found)
+    server.wait(lambda: server.metric("vllm:num_requests_waiting") == 1)
+    for stream in (False, True):
+        status, headers, reply = server.send("POST", "/v1/completions", {**LONG, "stream": stream})
+        assert (status, reply["error"]["code"]) == (503, "queue_full")
+        assert int(headers["retry-after"]) >= 1
+    # All requests of this client have one id.
+    assert server.send("POST", "/abort", {"request_id": "r"})[2] == {"aborted": True}
+    first.join()
+    second.join()
+    assert [status for status, _, _ in found] == [200, 200]
+
+
+def _check_engine_death(server: Command) -> None:
+    found: list[Any] = []
+    thread = server.send_in_thread(LONG, found)
+    server.wait(lambda: server.metric("vllm:num_requests_running") == 1)
+    (engine,) = Path(CHILDREN.format(server.process.pid)).read_text().split()
+    os.kill(int(engine), signal.SIGKILL)
+    thread.join(PATIENCE)
+    status, headers, reply = found[0]
+    assert (status, reply["error"]["code"]) == (503, "engine_dead")
+    assert "retry-after" in headers
+    status, headers, reply = server.send("GET", "/health")
+    assert (status, reply["error"]["type"]) == (503, "server_error")
+    assert server.send("GET", "/metrics")[0] == 200
+    server.wait(lambda: server.send("GET", "/health")[0] == 200)
+    assert server.send("POST", "/v1/completions", {"prompt": "a"})[0] == 200
+
+
+Fails = Callable[..., str]
+
+
+@pytest.fixture
+def fails(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Fails:
+    """Run `specdec serve` in this process; return its one line of complaint."""
+    for name in ("SPECDEC_MODEL", "SPECDEC_DRAFT", "SPECDEC_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+    def call(*arguments: object) -> str:
+        with pytest.raises(SystemExit) as exited:
+            main(["serve", *map(str, arguments)])
+        assert exited.value.code == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.count("\n") == 1
+        return captured.err
+
+    return call
+
+
+MISTAKES: list[tuple[list[object], str]] = [
+    (["--speculative-config", "{"], "must be a JSON object"),
+    (["--speculative-config", '{"method": "ngram", "prompt_lookup_max": 3}'], "unknown key 'prompt_lookup_max'"),
+    (["--speculative-config", "{}", "--draft", "ngram"], "exclude each other"),
+    (["--port", 70000], "port is 70000"),
+    (["--api-key", " "], "api_key holds an empty text"),
+    (["--ssl-keyfile", "x"], "belong together"),
+    (["--tool-call-parser", "pythonic"], "tool_call_parser is 'pythonic'"),
+    (["--scheduling-policy", "random"], "scheduling_policy is 'random'"),
+    (["--max-queued-requests", 0], "max_queued_requests is 0"),
+    (["--depth", 0], "depth is 0"),
+    (["--grace", -1], "grace is -1"),
+    (["somewhere", "--model", "elsewhere"], "give one of them"),
+    (["/nowhere/model", "--port", 0], "/nowhere/model"),
+    (["--host", "256.0.0.1"], "cannot listen on 256.0.0.1:8000"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "complaint"), MISTAKES, ids=lambda value: str(value)[:40])
+def test_mistakes_are_one_line(fails: Fails, arguments: list[object], complaint: str) -> None:
+    assert complaint in fails(*arguments)
+
+
+def test_a_port_that_is_taken_is_one_line(fails: Fails) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert "choose another --host or --port" in fails("--port", taken.getsockname()[1])
+
+
+def test_missing_packages_are_named_with_the_remedy(fails: Fails, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdec.server.command.find_spec", lambda name: None if name == "fastapi" else name)
+    assert fails() == "specdec: specdec serve needs fastapi; run: pip install 'specdec[serve]'\n"
+
+
+def test_the_command_line_does_without_the_servers_packages() -> None:
+    code = "import sys, specdec.cli.app; sys.exit(any(name in sys.modules for name in ('fastapi', 'uvicorn', 'torch')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_server_is_not_open_to_others_by_itself() -> None:
+    assert ServerSettings().host == "127.0.0.1"
+    assert ServerSettings().allowed_origins == ()
+
+
+CONFIGS: list[tuple[dict[str, Any], tuple[str, int | None]]] = [
+    ({"method": "ngram", "num_speculative_tokens": 4}, ("ngram", 4)),
+    ({"method": "eagle3", "model": "head", "num_speculative_tokens": 3}, ("head", 3)),
+    ({"model": "head", "draft_tensor_parallel_size": 1}, ("head", None)),
+    ({"method": "draft_model", "model": "small"}, ("small", None)),
+    ({}, ("ngram", None)),
+]
+
+
+@pytest.mark.parametrize(("config", "wanted"), CONFIGS, ids=str)
+def test_vllms_speculative_config(config: dict[str, Any], wanted: tuple[str, int | None]) -> None:
+    assert parse_speculative_config(json.dumps(config)) == wanted
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        [],
+        {"method": "medusa", "model": "x"},
+        {"method": "eagle"},
+        {"method": "eagle", "model": 1},
+        {"method": "ngram", "model": "x"},
+        {"method": "ngram", "num_speculative_tokens": 0},
+        {"method": "ngram", "num_speculative_tokens": True},
+        {"method": "ngram", "num_speculative_tokens": 65},
+        {"method": "ngram", "draft_tensor_parallel_size": 2},
+        {"method": "ngram", "Method": "ngram"},
+    ],
+    ids=str,
+)
+def test_what_is_not_vllms_is_refused(config: Any) -> None:
+    with pytest.raises(ValueError, match=r"^--speculative-config "):
+        parse_speculative_config(json.dumps(config))

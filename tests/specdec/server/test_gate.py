@@ -1,0 +1,134 @@
+"""Keys, limits and origins: what is answered before a route is reached."""
+
+import json
+import socket
+import time
+
+import pytest
+from openai import APIStatusError, AuthenticationError, OpenAI
+
+from tests.specdec.server.running import PATIENCE, Served
+
+BODY = {"prompt": "a", "max_tokens": 1}
+
+
+def test_one_of_the_keys_is_needed(engine: Served) -> None:
+    with engine.again(api_key=["first", "sécond"]) as server:
+        for key in ("first", "sécond"):
+            header = {"Authorization": f"Bearer {key}".encode().decode("latin-1")}
+            assert server.send("POST", "/v1/completions", BODY, header)[0] == 200
+        for header in (None, {"Authorization": "Bearer fir"}, {"Authorization": "Basic first"}, {"Authorization": ""}):
+            for method, path in (("POST", "/v1/completions"), ("GET", "/v1/models"), ("POST", "/abort"), ("GET", "/x")):
+                status, headers, reply = server.send(method, path, BODY, header)
+                assert status == 401
+                assert reply["error"]["code"] == "invalid_api_key"
+                assert "x-request-id" in headers
+        for path in ("/health", "/ping", "/version", "/metrics"):
+            assert server.send("GET", path)[0] == 200
+        with OpenAI(base_url=f"{server.url}/v1", api_key="third", max_retries=0) as client:
+            with pytest.raises(AuthenticationError):
+                client.models.list()
+            assert [card.id for card in client.with_options(api_key="first").models.list()] == ["tiny"]
+
+
+def test_behind_a_proxy_the_prefix_is_not_part_of_the_route(engine: Served) -> None:
+    with engine.again(root_path="/prefix", api_key=["k"]) as server:
+        assert server.send("GET", "/health")[0] == 200
+        assert server.send("GET", "/v1/models")[0] == 401
+        assert server.send("GET", "/v1/models", None, {"Authorization": "Bearer k"})[0] == 200
+
+
+@pytest.mark.parametrize("size", [2000, 10 << 20])
+def test_large_bodies_are_refused(engine: Served, size: int) -> None:
+    with engine.again(max_request_size=1000) as server:
+        client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        with client, pytest.raises(APIStatusError) as caught:
+            client.completions.create(model="tiny", prompt="a" * size)
+        assert caught.value.status_code == 413
+        assert caught.value.code == "request_too_large"
+        assert server.send("POST", "/v1/completions", BODY)[0] == 200
+
+
+def _raw(server: Served, *parts: bytes) -> bytes:
+    """Send bytes on a connection of its own, and return all of the answer."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
+        for part in parts:
+            connection.sendall(part)
+        found = b""
+        while part := connection.recv(65536):
+            found += part
+    return found
+
+
+def test_an_absurd_length_is_refused_before_the_body_comes(server: Served) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 99999999999\r\n\r\n"
+    assert _raw(server, head).startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_body_without_length_is_limited_too(engine: Served) -> None:
+    with engine.again(max_request_size=1000) as server:
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+        reply = _raw(server, head, *[b"400\r\n" + b" " * 1024 + b"\r\n"] * 20, b"0\r\n\r\n")
+        assert reply.startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_body_without_end_is_cut_off(engine: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdec.server.gate._MOST_DISCARDED", 4096)
+    with engine.again(max_request_size=1000) as server:
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+        # The last chunk never comes.
+        assert _raw(server, head, *[b"400\r\n" + b" " * 1024 + b"\r\n"] * 5).startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_body_that_does_not_come_is_given_up(engine: Served) -> None:
+    with engine.again(body_timeout=0.2) as server:
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 100\r\n\r\n"
+        assert _raw(server, head, b"{").startswith(b"HTTP/1.1 408 ")
+
+
+def test_header_floods_and_no_http_at_all_are_refused(server: Served) -> None:
+    flood = b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"X-Y: " + b"z" * (1 << 20)
+    for text in (flood, b"\x00\xff\r\n\r\n"):
+        assert _raw_or_reset(server, text).split(b"\r\n")[0] in (b"HTTP/1.1 400 Bad Request", b"")
+    assert server.send("GET", "/health")[0] == 200
+
+
+def _raw_or_reset(server: Served, text: bytes) -> bytes:
+    try:
+        return _raw(server, text)
+    except ConnectionError:
+        return b""
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_takes_too_long_is_aborted(engine: Served, stream: bool) -> None:
+    with engine.again(request_timeout=0.3) as server:
+        began = time.monotonic()
+        body = {"prompt": "a", "max_tokens": 8000, "ignore_eos": True, "stream": stream, "n": 4}
+        if stream:
+            text = _raw(server, _request(body))
+            assert text.startswith(b"HTTP/1.1 200 ")
+            assert b"[DONE]" not in text
+        else:
+            status, _, reply = server.send("POST", "/v1/completions", body)
+            assert status == 504
+            assert reply["error"]["code"] == "timeout"
+        assert time.monotonic() - began < PATIENCE
+        server.wait_until_idle()
+
+
+def _request(body: dict[str, object]) -> bytes:
+    text = json.dumps(body).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    return head.encode() + b"Content-Length: %d\r\n\r\n" % len(text) + text
+
+
+def test_browsers_may_call_only_from_origins_that_are_named(engine: Served, server: Served) -> None:
+    headers = {"Origin": "http://here", "Access-Control-Request-Method": "POST"}
+    assert "access-control-allow-origin" not in server.send("OPTIONS", "/v1/completions", None, headers)[1]
+    with engine.again(allowed_origins=["http://here"], api_key=["k"]) as open_server:
+        status, found, _ = open_server.send("OPTIONS", "/v1/completions", None, headers)
+        assert status == 200
+        assert found["access-control-allow-origin"] == "http://here"
+        headers["Origin"] = "http://there"
+        assert "access-control-allow-origin" not in open_server.send("OPTIONS", "/v1/completions", None, headers)[1]

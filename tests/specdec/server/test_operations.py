@@ -1,0 +1,139 @@
+"""Routes beside the generation of text."""
+
+import threading
+from typing import Any
+
+import pytest
+from openai import NotFoundError, OpenAI
+from prometheus_client.parser import text_string_to_metric_families
+
+from specdec import __version__
+from tests.specdec.server.running import Served
+
+PROMPT = "a restaurant in"
+
+
+def test_models_are_listed_under_all_their_names(client: OpenAI) -> None:
+    cards: list[Any] = list(client.models.list())
+    assert [card.id for card in cards] == ["tiny", "other"]
+    assert cards[0].max_model_len == 8192
+    assert client.models.retrieve("other").id == "other"
+    with pytest.raises(NotFoundError):
+        client.models.retrieve("gpt")
+
+
+def test_text_becomes_tokens_and_text_again(server: Served) -> None:
+    tokens = server.offline.generate(PROMPT, use_tqdm=False)[0].prompt_token_ids
+    status, _, reply = server.send("POST", "/tokenize", {"prompt": PROMPT, "return_token_strs": True})
+    assert status == 200
+    assert reply == {
+        "count": len(tokens),
+        "max_model_len": 8192,
+        "tokens": tokens,
+        "token_strs": list(PROMPT),
+    }
+    assert server.send("POST", "/detokenize", {"tokens": tokens})[2] == {"prompt": PROMPT}
+    messages = [{"role": "user", "content": "Hi"}]
+    chat = server.send("POST", "/tokenize", {"messages": messages})[2]
+    assert chat["tokens"] == server.offline.chat_prompt(messages)
+    for wrong in ({}, {"prompt": "a", "messages": messages}, {"messages": []}):
+        assert server.send("POST", "/tokenize", wrong)[0] == 400
+    assert server.send("POST", "/detokenize", {"tokens": [10**6]})[2]["error"]["param"] == "tokens"
+
+
+def test_health_and_version(server: Served) -> None:
+    assert server.send("GET", "/health")[0] == 200
+    assert server.send("GET", "/ping")[0] == server.send("POST", "/ping")[0] == 200
+    assert server.send("GET", "/version")[2] == {"version": __version__}
+
+
+def test_every_answer_has_a_request_id(server: Served) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 1}
+    _, headers, reply = server.send("POST", "/v1/completions", body, {"X-Request-Id": "mine-1"})
+    assert headers["x-request-id"] == "mine-1"
+    assert reply["id"] == "cmpl-mine-1"
+    for bad in ("", "a" * 129, "a b", "é"):
+        own = server.send("GET", "/nowhere", None, {"X-Request-Id": bad.encode().decode("latin-1")})[1]["x-request-id"]
+        assert len(own) == 32
+
+
+@pytest.mark.parametrize("name", ["cmpl-to-abort", "to-abort"])
+def test_a_running_request_is_aborted_by_its_id(server: Served, name: str) -> None:
+    found: list[Any] = []
+    body = {"prompt": [[5, 6], [7]], "max_tokens": 8000, "ignore_eos": True}
+
+    def run() -> None:
+        found.append(server.send("POST", "/v1/completions", body, {"X-Request-Id": "to-abort"}))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    while server.send("POST", "/abort", {"request_id": name})[2] != {"aborted": True}:
+        assert thread.is_alive()
+    thread.join()
+    ((status, _, reply),) = found
+    assert status == 200
+    assert {choice["finish_reason"] for choice in reply["choices"]} == {"abort"}
+    assert server.send("POST", "/abort", {"request_id": name})[2] == {"aborted": False}
+    server.wait_until_idle()
+
+
+def test_requests_of_the_same_id_do_not_disturb_each_other(server: Served) -> None:
+    found: list[Any] = []
+
+    def run(max_tokens: int) -> None:
+        body = {"prompt": "a", "max_tokens": max_tokens, "ignore_eos": True}
+        found.append(server.send("POST", "/v1/completions", body, {"X-Request-Id": "twice"})[2]["choices"][0])
+
+    before = server.call(server.llm.stats()).queued
+    thread = threading.Thread(target=run, args=(8000,))
+    thread.start()
+    while server.call(server.llm.stats()).queued == before:
+        pass
+    run(3)
+    assert server.send("POST", "/abort", {"request_id": "twice"})[2] == {"aborted": True}
+    thread.join()
+    assert [choice["finish_reason"] for choice in found] == ["length", "abort"]
+
+
+def _metrics(server: Served) -> dict[str, Any]:
+    """Samples by their names, those of this server's model alone."""
+    status, headers, text = server.send("GET", "/metrics")
+    assert status == 200
+    assert headers["content-type"].startswith("text/plain")
+    found: dict[str, Any] = {}
+    for family in text_string_to_metric_families(text.decode()):
+        for sample in family.samples:
+            labels = {key: value for key, value in sample.labels.items() if key not in ("model_name", "engine")}
+            assert sample.labels["model_name"] == "tiny"
+            assert sample.labels["engine"] == "0"
+            found[sample.name + "".join(f" {value}" for value in labels.values())] = sample.value
+    return found
+
+
+def test_metrics_count_what_happens(server: Served) -> None:
+    before, count = _metrics(server), 3
+    body = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+    for _ in range(count):
+        server.send("POST", "/v1/completions", body)
+    after = _metrics(server)
+    change = {name: value - before.get(name, 0) for name, value in after.items()}
+    assert change["vllm:prompt_tokens_total"] == count * len(PROMPT)
+    assert change["vllm:generation_tokens_total"] == 12 * count
+    assert change["vllm:request_success_total length"] == count
+    for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds", "request_time_per_output_token_seconds"):
+        assert change[f"vllm:{name}_count"] == count
+        assert change[f"vllm:{name}_sum"] > 0
+    assert change["vllm:inter_token_latency_seconds_count"] >= count
+    assert change["vllm:prefix_cache_queries_total"] == count * len(PROMPT)
+    assert after["vllm:num_requests_running"] == after["vllm:num_requests_waiting"] == 0
+    assert after["vllm:kv_cache_usage_perc"] == 0
+    assert change["specdec:steps_total"] >= count
+    assert change["specdec:draft_seconds_total"] > 0
+    assert change["specdec:verify_seconds_total"] > 0
+    accepted = change["vllm:spec_decode_num_accepted_tokens_total"]
+    depths = [f"vllm:spec_decode_num_accepted_tokens_per_pos_total {depth}" for depth in range(3)]
+    assert sum(change.get(name, 0) for name in depths) == accepted
+    # Tokens after the first of each request: one per step, and the accepted drafts.
+    assert accepted + change["specdec:steps_total"] - count == 11 * count
+    assert change["vllm:spec_decode_num_drafts_total"] <= change["specdec:steps_total"]
+    assert change["vllm:spec_decode_num_draft_tokens_total"] >= change["vllm:spec_decode_num_drafts_total"] > 0

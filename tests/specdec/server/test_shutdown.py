@@ -1,0 +1,76 @@
+"""The end of a server: running requests finish, or are aborted once the grace is over."""
+
+import json
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.specdec.server.running import PATIENCE, Served
+
+LONG = {"prompt": "a", "max_tokens": 8000, "ignore_eos": True}
+
+
+def _send_in_thread(server: Served, body: dict[str, Any]) -> tuple[threading.Thread, list[Any]]:
+    """Send a request and wait until it runs."""
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(server.send("POST", "/v1/completions", body)))
+    before = server.call(server.llm.stats()).queued
+    thread.start()
+    while server.call(server.llm.stats()).queued == before:
+        pass
+    return thread, found
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_a_request_that_takes_longer_than_the_grace_is_aborted(engine: Served, stream: bool) -> None:
+    with engine.again(grace=0.2) as server:
+        thread, found = _send_in_thread(server, {**LONG, "stream": stream, "n": 4})
+    thread.join(PATIENCE)
+    ((status, _, reply),) = found
+    assert status == 200
+    if stream:
+        *events, done = [event for event in reply.decode().split("\n\n") if event]
+        assert done == "data: [DONE]"
+        reasons = [json.loads(event[len("data: ") :])["choices"][0]["finish_reason"] for event in events]
+        assert [reason for reason in reasons if reason] == ["abort"] * 4
+    else:
+        assert [choice["finish_reason"] for choice in reply["choices"]] == ["abort"] * 4
+    engine.wait_until_idle()
+
+
+def test_a_request_within_the_grace_finishes_and_no_other_is_taken(engine: Served) -> None:
+    with engine.again(grace=PATIENCE) as server:
+        thread, found = _send_in_thread(server, {**LONG, "max_tokens": 400})
+    thread.join(PATIENCE)
+    ((status, _, reply),) = found
+    assert (status, reply["choices"][0]["finish_reason"]) == (200, "length")
+    assert reply["usage"]["completion_tokens"] == 400
+    with pytest.raises(ConnectionError), socket.create_connection(("127.0.0.1", server.port)):
+        pass
+
+
+def test_an_idle_server_ends_at_once(engine: Served) -> None:
+    with engine.again(grace=PATIENCE):
+        began = time.monotonic()
+    assert time.monotonic() - began < PATIENCE / 2
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")
+def test_https(engine: Served, tmp_path: Path) -> None:
+    key, certificate = str(tmp_path / "key.pem"), str(tmp_path / "certificate.pem")
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate]
+    subject = ["-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    subprocess.run([*make, *subject], check=True, capture_output=True)
+    with engine.again(ssl_keyfile=key, ssl_certfile=certificate) as server:
+        context = ssl.create_default_context(cafile=certificate)
+        address = f"https://127.0.0.1:{server.port}/v1/models"
+        with urllib.request.urlopen(address, context=context, timeout=PATIENCE) as reply:
+            assert json.load(reply)["data"][0]["id"] == "tiny"

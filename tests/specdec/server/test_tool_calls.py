@@ -1,0 +1,214 @@
+"""Tool calls: tools reach the chat template, and calls in the text of an answer are found, however it is cut."""
+
+import asyncio
+import itertools
+import json
+from collections.abc import AsyncGenerator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response
+
+from specdec.core.outputs import CompletionOutput, RequestOutput, Segment
+from specdec.core.sampling_params import SamplingParams
+from specdec.models.tokenizer import Tokenizer
+from specdec.server.chat_answer import ChatAnswer
+from specdec.server.chat_request import ChatRequest
+from specdec.server.replies import FunctionCall
+from specdec.server.responses_answer import ResponsesAnswer
+from specdec.server.responses_request import ResponsesRequest
+from specdec.server.tool_parsers import HermesParser, Item, LlamaParser, PlainText, ToolParser, parser_for
+from tests.fakes import edit_json
+from tests.specdec.tiny_checkpoints import save_tiny
+
+TAXI = '{"name": "taxi", "arguments": {"to": "Davis", "at": {"h": 9}}}'
+ROOM = '{"name": "room", "arguments": {}}'
+TAXI_CALL = FunctionCall("taxi", '{"to": "Davis", "at": {"h": 9}}')
+ROOM_CALL = FunctionCall("room", "{}")
+OPEN, CLOSE = HermesParser.OPEN, HermesParser.CLOSE
+HERMES: list[tuple[str, list[Item]]] = [
+    ("", []),
+    ("plain text", ["plain text"]),
+    ("a < b and <tool> too", ["a < b and <tool> too"]),
+    (f"{OPEN}\n{TAXI}\n{CLOSE}", [TAXI_CALL]),
+    (f"Well.\n{OPEN}{TAXI}{CLOSE}\n{OPEN}{ROOM}{CLOSE}\n", ["Well.", TAXI_CALL, ROOM_CALL]),
+    (f"{OPEN}{TAXI}{CLOSE} done", [TAXI_CALL, " done"]),
+    (f"{OPEN}no JSON{CLOSE}", [f"{OPEN}no JSON{CLOSE}"]),
+    (f"{OPEN}[1]{CLOSE}", [f"{OPEN}[1]{CLOSE}"]),
+    (f"{OPEN}{TAXI}", [TAXI_CALL]),
+    (f'{OPEN}{{"name": "taxi", "argu', [f'{OPEN}{{"name": "taxi", "argu']),
+    ("ends in <tool_", ["ends in <tool_"]),
+]
+LLAMA_TAXI = TAXI.replace("arguments", "parameters")
+LLAMA: list[tuple[str, list[Item]]] = [
+    ("", []),
+    ("plain text {", ["plain text {"]),
+    (LLAMA_TAXI, [TAXI_CALL]),
+    (f"<|python_tag|>{LLAMA_TAXI}; {ROOM}\n", [TAXI_CALL, ROOM_CALL]),
+    ('{"answer": 42}', ['{"answer": 42}']),
+    ('{"answer": 42} or so', ['{"answer": 42} or so']),
+    ('{"name": "taxi", "para', ['{"name": "taxi", "para']),
+    ("{ this is text }", ["{ this is text }"]),
+    ("<|python", ["<|python"]),
+]
+CASES = [(HermesParser, *case) for case in HERMES] + [(LlamaParser, *case) for case in LLAMA]
+
+
+def parse(parser: ToolParser, pieces: Sequence[str]) -> list[Item]:
+    """All items; texts without a call between them are joined."""
+    items = [item for piece in pieces for item in parser.push(piece)] + parser.finish()
+    joined: list[Item] = []
+    for item in items:
+        if isinstance(item, str) and joined and isinstance(joined[-1], str):
+            joined[-1] += item
+        else:
+            joined.append(item)
+    return joined
+
+
+@pytest.mark.parametrize(("kind", "text", "items"), CASES)
+@given(cuts=st.sets(st.integers(0, 200)))
+def test_calls_are_found_in_pieces_of_any_size(
+    kind: type[ToolParser], text: str, items: list[Item], cuts: set[int]
+) -> None:
+    places = [0, *sorted(cut for cut in cuts if 0 < cut < len(text)), len(text)]
+    pieces = [text[first:last] for first, last in itertools.pairwise(places)]
+    assert parse(kind(), pieces) == items
+    assert parse(kind(), list(text)) == items
+
+
+def test_text_is_not_held_back_longer_than_it_must() -> None:
+    parser = HermesParser()
+    assert parser.push("Hello") == ["Hello"]
+    assert parser.push(" <") == []
+    assert parser.push("b>") == [" <b>"]
+    assert LlamaParser().push("Hello") == ["Hello"]
+
+
+def test_the_form_is_recognised_in_the_chat_template() -> None:
+    assert parser_for("auto", f"{{{{ '{OPEN}' }}}}") is HermesParser
+    assert parser_for("auto", 'respond with {"name": f, "parameters": p}') is LlamaParser
+    assert parser_for("auto", "{{ messages }}") is PlainText
+    assert parser_for("none", OPEN) is PlainText
+    assert parser_for("llama3_json", OPEN) is LlamaParser
+
+
+TOOLS = [{"type": "function", "function": {"name": "taxi", "parameters": {"type": "object"}}}]
+TEXT = f"Well.\n{OPEN}{TAXI}{CLOSE}\n{OPEN}{ROOM}{CLOSE}"
+PIECES = ["We", "ll.\n<tool", f"_call>{TAXI}</", f"tool_call>\n{OPEN}{ROOM}", CLOSE]
+
+
+async def _states() -> AsyncGenerator[tuple[int, RequestOutput]]:
+    """States of a request that generates `PIECES`."""
+    for count in range(1, len(PIECES) + 1):
+        text, ends = "".join(PIECES[:count]), count == len(PIECES)
+        tokens = list(range(count))
+        segments = [Segment(PIECES[count - 1], False)]
+        output = CompletionOutput(0, text, tokens, [False] * count, "stop" if ends else None, segments=segments)
+        yield 0, RequestOutput("r", None, [1, 2], [output], ends)
+
+
+def _events(stream: AsyncGenerator[bytes]) -> list[Any]:
+    """The bodies of all events but [DONE]."""
+
+    async def read() -> bytes:
+        return b"".join([part async for part in stream])
+
+    lines = asyncio.run(read()).decode().splitlines()
+    bodies = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+    return [json.loads(body) for body in bodies if body != "[DONE]"]
+
+
+async def _last() -> RequestOutput:
+    return [state async for _, state in _states()][-1]
+
+
+SERVICE: Any = SimpleNamespace(names=["tiny"], tool_parser=HermesParser)
+
+
+def _chat(**more: Any) -> ChatAnswer:
+    body = {"messages": [{"role": "user", "content": "a"}], "tools": TOOLS, **more}
+    return ChatAnswer("chatcmpl-1", SERVICE, ChatRequest.model_validate(body), 1)
+
+
+def test_calls_of_a_whole_chat_answer() -> None:
+    reply = json.loads(msgspec.json.encode(_chat().whole(asyncio.run(_last()))))
+    (choice,) = ChatCompletion.model_validate(reply).choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == "Well."
+    calls: Any = choice.message.tool_calls
+    assert [(call.function.name, call.function.arguments) for call in calls] == [
+        (TAXI_CALL.name, TAXI_CALL.arguments),
+        (ROOM_CALL.name, ROOM_CALL.arguments),
+    ]
+    assert len({call.id for call in calls}) == 2
+    assert all("index" not in call for call in reply["choices"][0]["message"]["tool_calls"])
+
+
+def test_calls_of_a_streamed_chat_answer() -> None:
+    chunks = [ChatCompletionChunk.model_validate(body) for body in _events(_chat(stream=True).events(_states()))]
+    deltas = [choice.delta for chunk in chunks for choice in chunk.choices]
+    assert "".join(delta.content or "" for delta in deltas) == "Well."
+    calls = [call for delta in deltas for call in delta.tool_calls or ()]
+    assert [call.index for call in calls] == [0, 1]
+    assert [call.function and call.function.name for call in calls] == ["taxi", "room"]
+    assert [call.function and call.function.arguments for call in calls] == [TAXI_CALL.arguments, "{}"]
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+def test_without_tools_the_text_stays_as_it_is() -> None:
+    for more in ({"tools": None}, {"tool_choice": "none"}):
+        reply = _chat(**more).whole(asyncio.run(_last()))
+        assert reply.choices[0].message.content == TEXT
+        assert reply.choices[0].finish_reason == "stop"
+
+
+def test_calls_of_a_response() -> None:
+    tool = {"type": "function", "name": "taxi", "parameters": {"type": "object"}}
+    body = ResponsesRequest.model_validate({"input": "a", "tools": [tool]})
+
+    def answer() -> ResponsesAnswer:
+        return ResponsesAnswer("resp-1", SERVICE, body, SamplingParams())
+
+    whole = Response.model_validate_json(msgspec.json.encode(answer().whole(asyncio.run(_last()))))
+    events = _events(answer().events(_states()))
+    streamed = Response.model_validate(events[-1]["response"])
+    for reply in (whole, streamed):
+        first, *calls = reply.output
+        assert first.type == "message"
+        assert reply.output_text == "Well."
+        found = [(call.type, call.name, call.arguments, call.status) for call in calls if call.type == "function_call"]
+        assert found == [
+            ("function_call", TAXI_CALL.name, TAXI_CALL.arguments, "completed"),
+            ("function_call", ROOM_CALL.name, ROOM_CALL.arguments, "completed"),
+        ]
+    kinds = [event["type"].removeprefix("response.") for event in events]
+    call_kinds = ["output_item.added", "function_call_arguments.delta", "function_call_arguments.done"]
+    assert kinds[-9:] == [*call_kinds, "output_item.done", *call_kinds, "output_item.done", "completed"]
+
+
+def test_the_template_gets_tools_and_calls(tmp_path: Any) -> None:
+    folder = save_tiny(tmp_path).target
+    template = (
+        "{{ tools[0].function.name }}|{% for m in messages %}{{ m.role }}:{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}{{ c.function.arguments.to }}{% endfor %}|{% endfor %}{{ extra }}"
+    )
+    if (folder / "chat_template.jinja").exists():
+        (folder / "chat_template.jinja").write_text(template)
+    else:
+        edit_json(folder / "tokenizer_config.json", chat_template=template)
+    call = {"id": "1", "type": "function", "function": {"name": "taxi", "arguments": '{"to": "Davis"}'}}
+    messages = [
+        {"role": "user", "content": "Go"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "ok", "tool_call_id": "1"},
+    ]
+    body = ChatRequest.model_validate({"messages": messages, "tools": TOOLS, "chat_template_kwargs": {"extra": "more"}})
+    tokenizer = Tokenizer(folder)
+    tokens = tokenizer.encode_chat(body.conversation(), **body.template_arguments())
+    assert tokenizer.decode(tokens) == "taxi|user:Go|assistant:Davis|tool:ok|more"
