@@ -39,7 +39,7 @@ from specdec.kernels.native_target import NativeTarget
 from specdec.kernels.projection import Product, Projection
 from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
 from specdec.kernels.rejection_walk_reference import walk_rejection
-from specdec.kernels.settings import KernelChoice
+from specdec.kernels.settings import KernelChoice, Quantization
 from specdec.kernels.types import DTYPES, Acceptance, Candidates, NoiseRows, NoiseSource, Stream, TopK
 
 logger = logging.getLogger(__name__)
@@ -175,18 +175,19 @@ def torch_kernels(noise: NoiseSource) -> KernelSet:
     )
 
 
-def native_kernels(noise: NoiseSource, library: Library) -> KernelSet:
+def native_kernels(noise: NoiseSource, library: Library, quantization: Quantization = "none") -> KernelSet:
     """Return the operations of the compiled library, and those of plain torch that it does not have.
 
     Args:
         noise: what `torch_kernels` takes.
+        quantization: of all weights that are multiplied.
     """
     operations = NativeOperations(library, noise)
     return replace(
         torch_kernels(noise),
         name="native",
-        projection=partial(NativeProjection, library),
-        fused_layer=partial(NativeLayer, library),
+        projection=partial(NativeProjection, library, quantization=quantization),
+        fused_layer=partial(NativeLayer, library, quantization=quantization),
         fused_target=partial(NativeTarget, library),
         torch_threads=1,
         fused_drafting=partial(NativeDrafting, library, noise),
@@ -198,7 +199,12 @@ def native_kernels(noise: NoiseSource, library: Library) -> KernelSet:
 
 
 def choose_kernels(
-    choice: KernelChoice, device: torch.device, dtype: torch.dtype, noise: NoiseSource, threads: int | None = None
+    choice: KernelChoice,
+    device: torch.device,
+    dtype: torch.dtype,
+    noise: NoiseSource,
+    threads: int | None = None,
+    quantization: Quantization = "none",
 ) -> KernelSet:
     """Return the kernels of a device.
 
@@ -208,21 +214,31 @@ def choose_kernels(
     Args:
         noise: what `torch_kernels` takes.
         threads: of the library; None for as many as torch has.
+        quantization: of the library's weights.
 
     Raises:
-        ValueError: an unknown name, or kernels where they cannot run.
+        ValueError: an unknown name, kernels where they cannot run, or a quantization that they do not have.
     """
     if choice not in get_args(KernelChoice):
         raise ValueError(f"kernels {choice!r} are unknown; use {', '.join(get_args(KernelChoice))}")
     if choice == "auto":
         choice = _fastest(device, dtype)
+    if quantization != "none" and choice != "native":
+        raise ValueError(_not_quantized(quantization, choice, device))
     if choice == "triton":
         return _triton(device, dtype)
     if choice == "native":
         if device.type != "cpu" or dtype not in DTYPES:
             raise ValueError(f"the native kernels run float32, bfloat16 and float16 on a CPU, not {dtype} on {device}")
-        return native_kernels(noise, Library(threads or torch.get_num_threads(), dtype))
+        return native_kernels(noise, Library(threads or torch.get_num_threads(), dtype), quantization)
     return torch_kernels(noise)
+
+
+def _not_quantized(quantization: Quantization, choice: KernelChoice, device: torch.device) -> str:
+    wanted = f"quantization {quantization!r} is for the native kernels on a CPU"
+    if device.type == "cpu" and library_file() is None:
+        return f"{wanted}; {NOT_BUILT}, or use quantization 'none'"
+    return f"{wanted}, not for the {choice} kernels; use kernels 'native', or quantization 'none'"
 
 
 def _fastest(device: torch.device, dtype: torch.dtype) -> KernelChoice:

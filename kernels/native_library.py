@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-# Columns of a weight that lie side by side.
-BLOCK = 16
+# A weight in 8 bits.
+Q8 = 3
 NOT_BUILT = "the native kernels are not built: install a C compiler (gcc or clang), and specdec once more"
 
 

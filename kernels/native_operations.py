@@ -2,18 +2,19 @@
 
 from collections.abc import Sequence
 from ctypes import addressof
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from specdec.kernels.fused import LayerWeights
 from specdec.kernels.integers import ceil_div
-from specdec.kernels.native_library import BLOCK, KINDS, LayerFields, Library, MatrixFields, StepFields
+from specdec.kernels.native_library import LayerFields, Library, MatrixFields, StepFields
+from specdec.kernels.packed_matrix import BLOCK, PackedMatrix
 from specdec.kernels.ragged_rows import RaggedRows
+from specdec.kernels.settings import Quantization
 from specdec.kernels.types import NoiseRows, NoiseSource, Stream
 
-# Blocks of a weight that are packed at a time.
-AT_A_TIME = 256
 # Vectors that a noise source keeps.
 MOST_NOISE = 64
 
@@ -21,90 +22,42 @@ MOST_NOISE = 64
 class NativeProjection:
     """`x @ weight.T + bias` with the weight packed for the library.
 
-    A float32 weight whose numbers are all bfloat16's or float16's, as in most checkpoints, is kept as such: the product
-    is the same, and half as much is read.
-
     Args:
         weight: `[out_features, in_features]`.
         bias: `[out_features]` or None.
-        order: int64 `[columns]`, the weight's row that each packed column holds, -1 for none; None for all in order.
-        depth: packed inputs, of which those behind `in_features` count nothing; None for as many as needed.
+        quantization: of the weight; see `PackedMatrix`.
     """
 
     keeps_weight = False
 
     def __init__(
-        self,
-        library: Library,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        order: Tensor | None = None,
-        depth: int | None = None,
+        self, library: Library, weight: Tensor, bias: Tensor | None = None, quantization: Quantization = "none"
     ) -> None:
-        self.library, self.weight, self.bias = library, weight, bias
-        self.size, inputs = weight.shape
-        kind = _exact_kind(weight, library.dtype)
-        depth = ceil_div(inputs, 2) * 2 if depth is None else depth
-        if order is None:
-            order = torch.arange(self.size)
-        order = torch.cat([order, order.new_full((-len(order) % BLOCK,), -1)])
-        self._packed = _packed(weight.detach(), order, depth, kind)
-        self._bias = None
-        if bias is not None:
-            self._bias = torch.where(order >= 0, bias.detach().float()[order.clamp_min(0)], 0.0).contiguous()
-        self.fields = MatrixFields(
-            KINDS[kind],
-            self.size,
-            inputs,
-            depth,
-            len(order) // BLOCK,
-            self._packed.data_ptr(),
-            None if self._bias is None else self._bias.data_ptr(),
-        )
+        self.library, self.weight, self.bias, self.quantization = library, weight, bias, quantization
+        self.size = weight.shape[0]
+        self.packed = PackedMatrix(weight, bias, library.dtype, quantization)
+
+    @property
+    def fields(self) -> MatrixFields:
+        """The packed weight, for the library."""
+        return self.packed.fields
 
     def like(self, weight: Tensor) -> "NativeProjection":
         """Return the product with another weight in this form."""
-        return NativeProjection(self.library, weight)
+        return NativeProjection(self.library, weight, quantization=self.quantization)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Multiply: `[rows, in_features]` to `[rows, out_features]`."""
         out = x.new_empty(x.shape[0], self.size)
         if x.shape[0]:
-            self.library.product(self.fields, x.contiguous(), out)
+            self.library.product(self.packed.fields, x.contiguous(), out)
         return out
 
 
-def _exact_kind(weight: Tensor, dtype: torch.dtype) -> torch.dtype:
-    """Return the smallest dtype that holds every number of a weight as it is in `dtype`."""
-    if dtype != torch.float32:
-        return dtype
-    for kind in (torch.bfloat16, torch.float16):
-        if all(torch.equal(part, part.to(kind).to(dtype)) for part in torch.split(weight, 4096)):
-            return kind
-    return dtype
-
-
-def _packed(weight: Tensor, order: Tensor, depth: int, kind: torch.dtype) -> Tensor:
-    """Return `[blocks, depth, 16]`, or in bfloat16 `[blocks, depth / 2, 16]` of pairs in 32 bits."""
-    blocks, inputs = len(order) // BLOCK, weight.shape[1]
-    pairs = 2 if kind == torch.bfloat16 else 1
-    packed = torch.zeros(blocks, depth // pairs, BLOCK, dtype=torch.int32 if pairs == 2 else kind)
-    # Some rows at a time: a large matrix is not copied twice.
-    for start in range(0, blocks, AT_A_TIME):
-        rows = order[start * BLOCK : (start + AT_A_TIME) * BLOCK]
-        columns = torch.zeros(len(rows), depth, dtype=kind)
-        columns[:, :inputs] = weight[rows.clamp_min(0)]
-        columns[rows < 0] = 0
-        # A pair is moved as one number.
-        units = columns.view(torch.int32) if pairs == 2 else columns
-        packed[start : start + AT_A_TIME] = units.view(-1, BLOCK, depth // pairs).transpose(1, 2)
-    return packed
-
-
 class NativeLayer:
-    """A decoder layer in one call."""
+    """A decoder layer in one call. It keeps its weights in packed form alone."""
 
-    def __init__(self, library: Library, weights: LayerWeights) -> None:
+    def __init__(self, library: Library, weights: LayerWeights, quantization: Quantization = "none") -> None:
         self.library = library
         hidden, intermediate = weights.down[0].shape
         width = ceil_div(intermediate, BLOCK) * BLOCK
@@ -113,9 +66,9 @@ class NativeLayer:
         gate = torch.where(columns < intermediate, columns, -1).view(-1, 1, BLOCK)
         up = torch.where(gate >= 0, gate + intermediate, -1)
         order = torch.cat([gate, up], 1).flatten()
-        qkv, output = NativeProjection(library, *weights.qkv), NativeProjection(library, *weights.output)
-        gate_up = NativeProjection(library, *weights.gate_up, order=order)
-        down = NativeProjection(library, *weights.down, depth=width)
+        made = partial(PackedMatrix, dtype=library.dtype, quantization=quantization)
+        qkv, output = made(*weights.qkv), made(*weights.output)
+        gate_up, down = made(*weights.gate_up, order=order), made(*weights.down, depth=width)
         norms = [
             None if norm is None else norm.detach().float().contiguous()
             for norm in (weights.input_norm, weights.query_norm, weights.key_norm, weights.post_norm)

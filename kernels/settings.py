@@ -10,6 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 _KEY = "setting"
 MAX_WHOLE = (1 << 63) - 1
 KernelChoice = Literal["auto", "torch", "triton", "native"]
+Quantization = Literal["none", "q8"]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypedDict
 
 from specdec.core.outputs import LogprobsMode
 from specdec.draft_heads.drafting.draft_shape import DraftShape
-from specdec.kernels.settings import KernelChoice, check_settings, setting, whole_number
+from specdec.kernels.settings import KernelChoice, Quantization, check_settings, setting, whole_number
 from specdec.scheduling.scheduler_config import Policy, SchedulerConfig
 
 DEMO = Path(__file__).parent / "demo"
@@ -66,6 +66,11 @@ class EngineConfig:
     )
     threads: int | None = setting(
         None, "Threads of the native kernels.", least=1, most=1024, shown_default="as many as torch has"
+    )
+    quantization: Quantization = setting(
+        "none",
+        "Weights of target and drafts: none, as loaded, or q8, in 8 bits by the native kernels: faster and smaller, "
+        "but the model's outputs change.",
     )
     draft_vocab: int | Path | None = setting(
         None,
@@ -141,6 +146,7 @@ class LLMSettings(TypedDict, total=False):
     enable_prefix_caching: bool
     kernels: KernelChoice
     threads: int | None
+    quantization: Quantization
     draft_vocab: int | str | Path | None
     draft_rank: int | None
     enforce_eager: bool

@@ -16,7 +16,7 @@ from specdec.core.progress import progress_bar
 from specdec.core.request import RequestGroup
 from specdec.core.sampling_params import BeamSearchParams, SamplingParams
 from specdec.engine.beam_search import BeamRequest, BeamSearch, run_searches
-from specdec.engine.draft_loader import load_drafts
+from specdec.engine.draft_loader import load_drafts, release_output_weights
 from specdec.engine.engine_builder import EngineBuilder
 from specdec.engine.request_maker import Prompt, RequestMaker, prompt_batch
 from specdec.engine.resolved_config import resolved_config
@@ -60,7 +60,11 @@ class LLM:
         folder, device, dtype = config.model, torch.device(config.device), DTYPES[config.dtype]
         began = time.perf_counter()
         with on_device(device):
-            kernels = choose_kernels(config.kernels, device, dtype, GumbelNoise(device), config.threads)
+            kernels = choose_kernels(
+                config.kernels, device, dtype, GumbelNoise(device), config.threads, config.quantization
+            )
+            if config.quantization == "q8":
+                logger.warning("quantization q8: 8-bit weights: the model's outputs change")
             self.model = load_llama(folder, dtype, device, kernels)
             size = f"{self.model.num_parameters:,} parameters"
             how = f"{config.dtype} on {device}, {kernels.name} kernels"
@@ -70,6 +74,8 @@ class LLM:
             self.generation_config = self._requests.generation_config
             special = self.tokenizer.special_tokens if self.tokenizer else frozenset()
             drafts = load_drafts(config, self.model, kernels, self.generation_config.end_tokens | special)
+            if config.quantization != "none":
+                release_output_weights(self.model, drafts)
             logger.info("drafts: %s, %s", config.draft or "none", config.shape)
             self.engine = EngineBuilder(config, self.model, drafts, kernels).build()
         logger.info("ready after %.1f s", time.perf_counter() - began)

@@ -253,6 +253,56 @@ def _peers() -> str:
     )
 
 
+def _quantized_products() -> str:
+    """Return how much faster products with 8-bit weights are, by form, dtype and rows."""
+    found: dict[tuple[str, str, int], dict[int, list[float]]] = {}
+    for row in read("quantization_products")["rows"]:
+        ratios = found.setdefault((row["form"], row["dtype"], row["threads"]), {})
+        ratios.setdefault(row["rows"], []).append(row["ratio"])
+    counts = sorted({count for ratios in found.values() for count in ratios})
+    rows = [
+        [form, dtype, str(threads), *(" / ".join(f"{ratio:.2f}" for ratio in ratios[count]) for count in counts)]
+        for (form, dtype, threads), ratios in found.items()
+    ]
+    header = ["form", "`--dtype`", "threads", *(f"{count} row{'s' * (count > 1)}" for count in counts)]
+    return f"{table(header, rows)}\n\n{_source('quantization_products', 'quantization products')}"
+
+
+def _quantized_logits() -> str:
+    """Return what 8-bit weights change in the demo target's logits."""
+    rows = [
+        [
+            name,
+            f"{row['mean_logit_difference']:.3f}",
+            f"{row['largest_logit_difference']:.2f}",
+            f"{100 * row['equal_greedy_tokens']:.1f} %",
+            " / ".join(f"{value:.3f}" for value in reversed(row["perplexities"])),
+        ]
+        for name, row in read("quantization_logits")["comparisons"].items()
+    ]
+    header = ["demo target", "mean difference", "largest", "equal greedy tokens", "perplexity of each"]
+    return f"{table(header, rows)}\n\n{_source('quantization_logits', 'quantization logits')}"
+
+
+def _quantized_speed() -> str:
+    """Return speed and memory of the widened target with 8-bit weights."""
+    speed = read("quantization_speed")
+    rows = [
+        [
+            kind,
+            f"{speed['weights_mib'][kind]:.0f} MiB",
+            *(f"{speed['tok_per_s'][f'{name} {kind}']:.0f}" for name in ("plain", "eagle3")),
+            f"{speed['eagle3_over_plain'][kind]:.2f}",
+        ]
+        for kind in speed["weights_mib"]
+    ]
+    ratios = speed["q8_over_none"]
+    header = ["`--quantization`", "weights", "plain, tok/s", "EAGLE-3, tok/s", "EAGLE-3 over plain"]
+    medians = f"{ratios['plain']:.2f} plain, {ratios['eagle3']:.2f} with EAGLE-3"
+    source = _source("quantization_speed", "quantization speed --wide FOLDER")
+    return f"{table(header, rows)}\n\nq8 over none, medians over prompts: {medians}, in {speed['dtype']}. {source}"
+
+
 def _readme_peers() -> str:
     """Return the README's table of speeds beside llama.cpp, over its own fastest plain decoding."""
     rows = []
@@ -303,5 +353,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "results-training": _training,
     "results-soak": _soak,
     "results-peers": _peers,
+    "results-q8-products": _quantized_products,
+    "results-q8-logits": _quantized_logits,
+    "results-q8-speed": _quantized_speed,
     "results-readme": _readme_peers,
 }

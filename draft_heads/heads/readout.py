@@ -43,7 +43,7 @@ class MatrixReadout:
 
     @property
     def size(self) -> int:
-        return self.projection.weight.shape[0]
+        return self.projection.size
 
     def __call__(self, hidden: Tensor) -> Candidates:
         return Candidates(self.projection(hidden), self.vocab_size, self.tokens)

@@ -4,6 +4,8 @@
 
 #if defined(FORM_AVX2) || defined(FORM_AVX512)
 #include <immintrin.h>
+#elif defined(__SSE2__)
+#include <emmintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 #endif

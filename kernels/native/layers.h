@@ -63,7 +63,7 @@ static void multiply_part(const chunks *job, int64_t begin, int64_t end, int dty
 
 /* Multiply gate and up, whose blocks alternate, and write `silu(gate) * up` as inputs to `down`. */
 static void multiply_gated(const chunks *job, int64_t begin, int64_t end, const matrix *down, char *out) {
-    const int dtype = job->c->dtype, kind = way_of(down, dtype) == AS_PAIRS ? BFLOAT16 : FLOAT32;
+    const int dtype = job->c->dtype, kind = input_kind(down, dtype);
     for (int64_t last; begin < end; begin = last) {
         last = multiply_chunk(job, begin, end);
         for (int64_t row = 0; row < job->rows; row++)
@@ -151,7 +151,7 @@ static void heads_work(void *argument, int thread, int64_t begin, int64_t end) {
 static void mix_work(void *argument, int thread, int64_t begin, int64_t end) {
     const layer_job *j = argument;
     const layer *l = j->l;
-    const int dtype = j->c->dtype, kind = way_of(&l->output, dtype) == AS_PAIRS ? BFLOAT16 : FLOAT32;
+    const int dtype = j->c->dtype, kind = input_kind(&l->output, dtype);
     const int64_t group = l->heads / l->kv_heads * l->head_dim;
     const float scale = 1.0f / sqrtf((float)l->head_dim);
     float *own = j->c->own[thread].memory, *qkv = j->c->buffers[QKV].memory;

@@ -10,11 +10,16 @@
 
 enum { FLOAT32, BFLOAT16, FLOAT16 }; /* numbers in memory */
 
+enum { Q8 = 3 }; /* numbers of a weight in 8 bits, scaled by groups */
+
 enum { BLOCK = 16 }; /* columns of a weight that lie side by side */
 
-/* A weight `[columns, depth]` as blocks of 16 columns: `[blocks][depth][16]`, or for bfloat16
-   `[blocks][depth / 2][16][2]`, whose pairs are a 32-bit number each. `depth` is even and at least the `inputs` that
-   a row has; what is missing is zero. */
+enum { GROUP = 32, GROUP_BYTES = 2 * BLOCK + GROUP * BLOCK }; /* inputs of a column that share a scale */
+
+/* A weight `[columns, depth]` as blocks of 16 columns: `[blocks][depth][16]`, for bfloat16
+   `[blocks][depth / 2][16][2]`, whose pairs are a 32-bit number each, and for Q8 `[blocks][groups]` of 16 scales in
+   bfloat16 and `[32][16]` signed bytes. `depth` is even and at least the `inputs` that a row has; what is missing is
+   zero. */
 typedef struct {
     int64_t kind, columns, inputs, depth, blocks;
     const void *weight;

@@ -1,8 +1,10 @@
 /* Products of rows with a weight. Every output is one chain of additions over the depth, in order, whatever tile the
-   row is in: so a row's result is the same bits alone and among others. */
+   row is in: so a row's result is the same bits alone and among others. In Q8 each group of the depth is such a chain,
+   and the groups' sums, times their scales, are another. */
 
-/* How a weight's numbers meet the rows: as floats, or as pairs of bfloat16 that the processor multiplies. */
-enum { AS_FLOAT32, AS_BFLOAT16, AS_FLOAT16, AS_PAIRS };
+/* How a weight's numbers meet the rows: as floats, or as pairs of bfloat16 that the processor multiplies; bytes are
+   exact in both. */
+enum { AS_FLOAT32, AS_BFLOAT16, AS_FLOAT16, AS_Q8, AS_PAIRS, AS_Q8_PAIRS };
 
 enum {
     PARTS = BLOCK / LANES, /* vectors of a block */
@@ -21,7 +23,7 @@ enum {
 /* Where a product's rows come from and go to. */
 typedef struct {
     const matrix *weight;
-    const char *x; /* rows of floats, or of bfloat16 for AS_PAIRS */
+    const char *x; /* rows of floats, or of bfloat16 for pairs */
     size_t x_stride; /* bytes */
     float *out;
     int64_t out_stride; /* floats */
@@ -33,22 +35,45 @@ typedef struct {
 
 INLINE int way_of(const matrix *weight, int dtype) {
 #if defined(FORM_AVX512)
-    if (weight->kind == BFLOAT16 && dtype == BFLOAT16)
+    if (dtype == BFLOAT16 && weight->kind == BFLOAT16)
         return AS_PAIRS;
+    if (dtype == BFLOAT16 && weight->kind == Q8)
+        return AS_Q8_PAIRS;
 #else
     (void)dtype;
 #endif
     return weight->kind;
 }
 
+/* What the rows that meet a weight are made of. */
+INLINE int input_kind(const matrix *weight, int dtype) {
+    return way_of(weight, dtype) >= AS_PAIRS ? BFLOAT16 : FLOAT32;
+}
+
+/* Bytes of a block of a weight. */
+INLINE size_t block_bytes_of(const matrix *m, int way) {
+    if (way == AS_Q8 || way == AS_Q8_PAIRS)
+        return (size_t)((m->depth + GROUP - 1) / GROUP) * GROUP_BYTES;
+    return (size_t)m->depth * BLOCK * (way == AS_FLOAT32 ? 4 : 2);
+}
+
 INLINE float x_at(const product *p, int64_t row, int64_t k) { return ((const float *)(p->x + row * p->x_stride))[k]; }
+
+#if defined(FORM_AVX512)
+/* sum + w * x, for a pair of x. */
+INLINE vf multiply_pairs(vf sum, __m512bh w, const void *x) {
+    int32_t pair;
+    memcpy(&pair, x, 4);
+    return (vf)_mm512_dpbf16_ps((__m512)sum, w, (__m512bh)_mm512_set1_epi32(pair));
+}
+#endif
 
 /* Multiply `rows` rows from `row` on with `blocks` blocks of the weight from `block` on. All sizes are constants where
    this is inlined. */
 INLINE void multiply_tile(const product *p, int way, int rows, int blocks, int64_t row, int64_t block) {
     const matrix *m = p->weight;
     const int64_t depth = m->depth;
-    const size_t block_bytes = (size_t)depth * BLOCK * (way == AS_FLOAT32 ? 4 : 2);
+    const size_t block_bytes = block_bytes_of(m, way);
     const char *weight = (const char *)m->weight + block * block_bytes;
     vf sum[MOST_ROWS][MOST_BLOCKS * PARTS];
     UNROLLED
@@ -64,11 +89,8 @@ INLINE void multiply_tile(const product *p, int way, int rows, int blocks, int64
                 __m512bh w = (__m512bh)_mm512_loadu_si512(weight + b * block_bytes + k * 32);
                 __builtin_prefetch(weight + b * block_bytes + k * 32 + AHEAD);
                 UNROLLED
-                for (int r = 0; r < rows; r++) {
-                    int32_t pair;
-                    memcpy(&pair, p->x + (row + r) * p->x_stride + 2 * k, 4);
-                    sum[r][b] = (vf)_mm512_dpbf16_ps((__m512)sum[r][b], w, (__m512bh)_mm512_set1_epi32(pair));
-                }
+                for (int r = 0; r < rows; r++)
+                    sum[r][b] = multiply_pairs(sum[r][b], w, p->x + (row + r) * p->x_stride + 2 * k);
             }
 #endif
     } else if (way == AS_BFLOAT16) {
@@ -86,6 +108,56 @@ INLINE void multiply_tile(const product *p, int way, int rows, int blocks, int64
                     for (int r = 0; r < rows; r++)
                         sum[r][v] = fma_(w, splat(x_at(p, row + r, k + half)), sum[r][v]);
                 }
+        }
+    } else if (way == AS_Q8 || way == AS_Q8_PAIRS) {
+        for (int64_t k = 0; k < depth; k += GROUP, weight += GROUP_BYTES) {
+            const int64_t count = depth - k < GROUP ? depth - k : GROUP;
+            vf part[MOST_ROWS][MOST_BLOCKS * PARTS];
+            UNROLLED
+            for (int r = 0; r < rows; r++)
+                UNROLLED
+                for (int v = 0; v < blocks * PARTS; v++)
+                    part[r][v] = splat(0);
+            for (int64_t i = 0; i < count; i += 2) {
+                const char *bytes = weight + 2 * BLOCK + i * BLOCK;
+                UNROLLED
+                for (int b = 0; b < blocks; b++)
+                    __builtin_prefetch(bytes + b * block_bytes + AHEAD);
+                if (way == AS_Q8_PAIRS) {
+#if defined(FORM_AVX512)
+                    UNROLLED
+                    for (int b = 0; b < blocks; b++) {
+                        /* A byte has no more than a bfloat16's bits, so the float's other half is zero. */
+                        vu first = (vu)load_bytes(bytes + b * block_bytes);
+                        vu second = (vu)load_bytes(bytes + b * block_bytes + BLOCK);
+                        __m512bh w = (__m512bh)(first >> 16 | second);
+                        UNROLLED
+                        for (int r = 0; r < rows; r++)
+                            part[r][b] = multiply_pairs(part[r][b], w, p->x + (row + r) * p->x_stride + 2 * (k + i));
+                    }
+#endif
+                    continue;
+                }
+                UNROLLED
+                for (int half = 0; half < 2; half++) {
+                    vf w[MOST_BLOCKS * PARTS];
+                    UNROLLED
+                    for (int v = 0; v < blocks * PARTS; v++)
+                        w[v] = load_bytes(bytes + v / PARTS * block_bytes + half * BLOCK + v % PARTS * LANES);
+                    UNROLLED
+                    for (int r = 0; r < rows; r++)
+                        UNROLLED
+                        for (int v = 0; v < blocks * PARTS; v++)
+                            part[r][v] = fma_(w[v], splat(x_at(p, row + r, k + i + half)), part[r][v]);
+                }
+            }
+            UNROLLED
+            for (int v = 0; v < blocks * PARTS; v++) {
+                vf scale = load_as(weight + v / PARTS * block_bytes + v % PARTS * LANES * 2, BFLOAT16);
+                UNROLLED
+                for (int r = 0; r < rows; r++)
+                    sum[r][v] = fma_(part[r][v], scale, sum[r][v]);
+            }
         }
     } else {
         const size_t size = way == AS_FLOAT32 ? 4 : 2;
@@ -139,8 +211,10 @@ INLINE void multiply_rows(const product *p, int way, int rows, int64_t row, int6
 FOR_ROWS(AS_FLOAT32)
 FOR_ROWS(AS_BFLOAT16)
 FOR_ROWS(AS_FLOAT16)
+FOR_ROWS(AS_Q8)
 #if defined(FORM_AVX512)
 FOR_ROWS(AS_PAIRS)
+FOR_ROWS(AS_Q8_PAIRS)
 #endif
 #undef FOR_ROWS
 
@@ -157,8 +231,10 @@ static void multiply(const product *p, int way, int64_t begin, int64_t end) {
             case AS_FLOAT32: multiply_AS_FLOAT32(p, rows, row, block, last); break;
             case AS_BFLOAT16: multiply_AS_BFLOAT16(p, rows, row, block, last); break;
             case AS_FLOAT16: multiply_AS_FLOAT16(p, rows, row, block, last); break;
+            case AS_Q8: multiply_AS_Q8(p, rows, row, block, last); break;
 #if defined(FORM_AVX512)
             case AS_PAIRS: multiply_AS_PAIRS(p, rows, row, block, last); break;
+            case AS_Q8_PAIRS: multiply_AS_Q8_PAIRS(p, rows, row, block, last); break;
 #endif
             }
         }
@@ -167,12 +243,12 @@ static void multiply(const product *p, int way, int64_t begin, int64_t end) {
 
 /* Bytes of a row of inputs to a weight. */
 INLINE size_t input_stride(const matrix *weight, int dtype) {
-    return weight->depth * (way_of(weight, dtype) == AS_PAIRS ? 2 : 4);
+    return weight->depth * size_of(input_kind(weight, dtype));
 }
 
 /* Write a row of floats as inputs to a weight. */
 INLINE void put_inputs(const matrix *weight, int dtype, void *to, const float *from, int64_t count) {
-    int kind = way_of(weight, dtype) == AS_PAIRS ? BFLOAT16 : FLOAT32;
+    int kind = input_kind(weight, dtype);
     from_floats(to, from, count, kind);
     if (weight->depth > count)
         memset((char *)to + count * size_of(kind), 0, (weight->depth - count) * size_of(kind));

@@ -151,6 +151,30 @@ INLINE vf load_as(const void *p, int kind) {
 #endif
 }
 
+/* LANES signed bytes from memory. */
+INLINE vf load_bytes(const void *p) {
+#if defined(FORM_AVX512)
+    return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p)));
+#elif defined(FORM_AVX2)
+    return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p)));
+#else
+    int32_t bytes;
+    memcpy(&bytes, p, 4);
+#if defined(__SSE2__)
+    /* Compilers convert vectors of four bytes one by one. */
+    __m128i x = _mm_cvtsi32_si128(bytes);
+    x = _mm_unpacklo_epi8(x, x);
+    return (vf)_mm_cvtepi32_ps(_mm_srai_epi32(_mm_unpacklo_epi16(x, x), 24));
+#elif defined(__aarch64__)
+    return (vf)vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(bytes))))));
+#else
+    int8_t each[4];
+    memcpy(each, &bytes, 4);
+    return (vf){each[0], each[1], each[2], each[3]};
+#endif
+#endif
+}
+
 INLINE uint16_t half_of(float x) {
     uint32_t bits = bits_of(x), sign = bits >> 16 & 0x8000, size = bits & 0x7fffffff;
     if (size > 0x7f800000)

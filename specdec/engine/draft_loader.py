@@ -5,6 +5,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 import torch
+from torch import nn
 from transformers.utils import cached_file
 
 from specdec.config import EngineConfig
@@ -16,8 +17,9 @@ from specdec.draft_heads.heads.readout import CandidateReadout, MatrixReadout, t
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context, read_config
 from specdec.engine.tap_probe import settle_taps
 from specdec.kernels.kernel_set import KernelSet
+from specdec.kernels.projection import Product
 from specdec.models.llama import LlamaModel
-from specdec.models.llama_draft import holds_llama, load_llama_draft
+from specdec.models.llama_draft import LlamaDraftHead, holds_llama, load_llama_draft
 
 logger = logging.getLogger(__name__)
 
@@ -92,3 +94,20 @@ def load_drafts(
         assert isinstance(readout, MatrixReadout)
         readout = CandidateReadout(readout, config.draft_rank)
     return DraftModel(head, readout)
+
+
+def release_output_weights(target: LlamaModel, drafts: DraftModel | None) -> None:
+    """Give up output matrices as they were loaded; their products read them in packed form.
+
+    Draft models are made from them, so this comes after the last.
+    """
+    products: list[Product] = [target.output]
+    models: list[object] = [target]
+    if drafts is not None:
+        if isinstance(drafts.readout, MatrixReadout):
+            products.append(drafts.readout.projection)
+        models.append(drafts.head.model if isinstance(drafts.head, LlamaDraftHead) else drafts.head)
+    assert not any(product.keeps_weight for product in products)
+    matrices = [getattr(model, "lm_head", None) for model in models]
+    for part in (*products, *(matrix for matrix in matrices if matrix is not None)):
+        part.weight = nn.Parameter(part.weight.new_empty(0), requires_grad=False)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
@@ -11,19 +12,21 @@ from torch import Tensor
 
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import LlamaLayer, PagedAttention
-from specdec.draft_heads.llama.rope import RopeConfig, rotary_at
-from specdec.kernels.kernel_set import KernelSet, choose_kernels, native_kernels
+from specdec.draft_heads.llama.rope import rotary_at
+from specdec.kernels.kernel_set import KernelSet, choose_kernels
 from specdec.kernels.linear import prepare_for_inference
 from specdec.kernels.native_library import Library, library_file
 from specdec.kernels.native_operations import NativeOperations, NativeProjection
 from specdec.kernels.ragged_rows import RaggedRows
+from specdec.kernels.settings import Quantization
 from specdec.kernels.tree import DraftTree
 from specdec.kernels.tree_attention_reference import tree_attention
 from specdec.verify.noise import GumbelNoise
 from tests.kernel_sets import TORCH
 from tests.kernels.attention_cases import Case, Part, build, star
 from tests.kernels.kernel_checks import DTYPES
-from tests.kernels.native_libraries import FORMS, NOISE, libraries, library, normal
+from tests.kernels.native_forms import CONFIG, FORMS, NOISE, kernels_of, libraries, library, normal
+from tests.quantized import dequantized
 from tests.strategies import draft_trees, seeds
 
 pytestmark = pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
@@ -31,6 +34,9 @@ SCALE = 0.3
 # The largest relative error of one rounding.
 ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 EMPTY = DraftTree()
+
+
+quantizations: st.SearchStrategy[Quantization] = st.sampled_from(get_args(Quantization))
 
 
 def rounded(x: Tensor, dtype: torch.dtype, kept: torch.dtype) -> Tensor:
@@ -44,18 +50,30 @@ def rounded(x: Tensor, dtype: torch.dtype, kept: torch.dtype) -> Tensor:
     st.integers(1, 80),
     st.integers(1, 30),
     st.sampled_from(DTYPES),
+    quantizations,
     st.booleans(),
     st.data(),
 )
-@example(library(FORMS[-1], 2, torch.bfloat16), 200, 33, 25, torch.bfloat16, True, None)
+@example(library(FORMS[-1], 2, torch.bfloat16), 200, 33, 25, torch.bfloat16, "none", True, None)
+@example(library(FORMS[-1], 2, torch.bfloat16), 200, 70, 25, torch.bfloat16, "q8", True, None)
+@example(library(FORMS[-1], 2, torch.float32), 200, 70, 25, torch.bfloat16, "q8", True, None)
 def test_products(
-    own: Library, columns: int, inputs: int, rows: int, kept: torch.dtype, biased: bool, data: st.DataObject | None
+    own: Library,
+    columns: int,
+    inputs: int,
+    rows: int,
+    kept: torch.dtype,
+    quantization: Quantization,
+    biased: bool,
+    data: st.DataObject | None,
 ) -> None:
     """A row's product is as exact as one rounding allows, and has the same bits in every batch."""
     weight, x = rounded(normal(1, columns, inputs), own.dtype, kept), normal(2, rows, inputs).to(own.dtype)
     bias = normal(3, columns).to(own.dtype) if biased else None
-    multiply = NativeProjection(own, weight, bias)
+    multiply = NativeProjection(own, weight, bias, quantization)
     product = multiply(x)
+    if quantization == "q8":
+        weight = dequantized(weight)
     exact = x.double() @ weight.double().T + (0 if bias is None else bias.double())
     scale = x.double().abs() @ weight.double().abs().T + 1
     error = (product.double() - exact).abs() - ROUNDING[own.dtype] * exact.abs()
@@ -130,18 +148,6 @@ def test_attention(own: Library, case: Case, kv_heads: int, dim: int) -> None:
         assert attend(query[row : row + 1], path, rows, SCALE).equal(actual[row : row + 1])
 
 
-CONFIG = LlamaConfig(
-    vocab_size=10,
-    hidden_size=24,
-    intermediate_size=40,
-    num_layers=1,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=10,
-    max_position=100,
-    rms_norm_eps=1e-5,
-    rope=RopeConfig(),
-)
 configs = st.builds(
     replace,
     st.just(CONFIG),
@@ -152,10 +158,6 @@ configs = st.builds(
     mlp_bias=st.booleans(),
     qk_norm=st.booleans(),
 )
-
-
-def kernels_of(own: Library) -> KernelSet:
-    return native_kernels(GumbelNoise(torch.device("cpu")), own)
 
 
 def chain(start: int, count: int) -> tuple[Tensor, RaggedRows]:
@@ -173,13 +175,25 @@ def chain(start: int, count: int) -> tuple[Tensor, RaggedRows]:
     return slots, rows
 
 
-def runner(config: LlamaConfig, kernels: KernelSet, dtype: torch.dtype, norm: bool) -> Callable[..., Tensor]:
-    """Return a layer of `config` with seeded weights over a cache of its own, as a function of states and start."""
+def runner(
+    config: LlamaConfig,
+    kernels: KernelSet,
+    dtype: torch.dtype,
+    norm: bool,
+    change: Callable[[Tensor], Tensor] = lambda weight: weight,
+) -> Callable[..., Tensor]:
+    """Return a layer of `config` with seeded weights over a cache of its own, as a function of states and start.
+
+    Args:
+        change: of each matrix.
+    """
     torch.manual_seed(0)
     layer = LlamaLayer(config, input_norm=norm)
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
         parameter.data = parameter.data.bfloat16().to(dtype)
+        if parameter.dim() == 2:
+            parameter.data = change(parameter.data).to(dtype)
     layer.requires_grad_(False)
     prepare_for_inference(layer, kernels)
     table = config.rope.table(config.head_dim, 80, dtype)
@@ -194,12 +208,15 @@ def runner(config: LlamaConfig, kernels: KernelSet, dtype: torch.dtype, norm: bo
     return run
 
 
-@given(libraries, configs, st.integers(1, 40), st.booleans(), st.data())
-def test_layers(own: Library, config: LlamaConfig, count: int, norm: bool, data: st.DataObject) -> None:
+@given(libraries, configs, st.integers(1, 40), quantizations, st.booleans(), st.data())
+def test_layers(
+    own: Library, config: LlamaConfig, count: int, quantization: Quantization, norm: bool, data: st.DataObject
+) -> None:
     """A layer's outputs are those of plain torch, and the same bits however the tokens are cut into chunks."""
     states = normal(5, count, config.hidden_size).to(own.dtype)
-    exact = runner(config, TORCH, torch.float64, norm)(states.double(), 0)
-    kernels = kernels_of(own)
+    change: Callable[[Tensor], Tensor] = dequantized if quantization == "q8" else torch.clone
+    exact = runner(config, TORCH, torch.float64, norm, change)(states.double(), 0)
+    kernels = kernels_of(own, quantization)
     actual = runner(config, kernels, own.dtype, norm)(states, 0)
     tolerance = {torch.float32: 4e-6, torch.bfloat16: 2e-2, torch.float16: 2.5e-3}[own.dtype]
     assert (actual.double() - exact).abs().max() <= tolerance * exact.abs().max()
@@ -211,13 +228,12 @@ def test_layers(own: Library, config: LlamaConfig, count: int, norm: bool, data:
     assert torch.cat(pieces).equal(actual)
 
 
+@pytest.mark.parametrize("quantization", get_args(Quantization))
 @pytest.mark.parametrize("form", FORMS)
-def test_threads_are_not_seen(form: str) -> None:
+def test_threads_are_not_seen(form: str, quantization: Quantization) -> None:
     states = normal(5, 30, CONFIG.hidden_size)
-    outputs = [
-        runner(CONFIG, kernels_of(library(form, threads, torch.float32)), torch.float32, True)(states, 0)
-        for threads in (1, 2, 3, 7)
-    ]
+    sets = [kernels_of(library(form, threads, torch.float32), quantization) for threads in (1, 2, 3, 7)]
+    outputs = [runner(CONFIG, kernels, torch.float32, True)(states, 0) for kernels in sets]
     assert all(output.equal(outputs[0]) for output in outputs)
 
 

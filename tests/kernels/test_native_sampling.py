@@ -11,7 +11,7 @@ from specdec.kernels.native_library import Library, library_file
 from specdec.kernels.native_operations import NativeOperations
 from specdec.kernels.types import NoiseKey, NoiseRows
 from specdec.verify.noise import GumbelNoise
-from tests.kernels.native_libraries import NOISE, libraries, library, normal
+from tests.kernels.native_forms import NOISE, libraries, library, normal
 
 pytestmark = pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
 ODD_SCORES = [float("nan"), float("inf"), float("-inf"), 0.0, 3.0]

@@ -1,4 +1,9 @@
-"""Promise 1 in its strong form: with the native kernels the logits too are those of plain decoding, bit for bit."""
+"""Promise 1 in its strong form: with the native kernels the logits too are those of plain decoding, bit for bit.
+
+With weights in 8 bits, plain decoding is that with the same weights.
+"""
+
+from typing import get_args
 
 import pytest
 import torch
@@ -8,6 +13,7 @@ from hypothesis import strategies as st
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.core.outputs import RequestOutput
 from specdec.kernels.native_library import library_file
+from specdec.kernels.settings import Quantization
 from tests.fakes import RandomDrafter
 from tests.specdec.world import VOCAB, Arrival, World, arrivals, run, shapes
 
@@ -29,6 +35,7 @@ def outcome(output: RequestOutput) -> object:
     shape=shapes,
     drafter=st.sampled_from(["none", "eagle", "eagle3", "llama", "random", "random"]),
     dtype=st.sampled_from(["bfloat16", "float16", "float32"]),
+    quantization=st.sampled_from(get_args(Quantization)),
     seats=st.integers(1, 5),
     chunk=st.integers(5, 64),
     blocks=st.integers(20, 60),
@@ -41,19 +48,29 @@ def test_logits_are_those_of_plain_decoding(
     shape: DraftShape,
     drafter: str,
     dtype: str,
+    quantization: Quantization,
     seats: int,
     chunk: int,
     blocks: int,
     threads: int,
     seed: int,
 ) -> None:
-    plain = LLM(world.folder / "target", dtype=dtype, kernels="native", threads=1, max_num_seqs=1, max_model_len=64)
+    plain = LLM(
+        world.folder / "target",
+        dtype=dtype,
+        kernels="native",
+        quantization=quantization,
+        threads=1,
+        max_num_seqs=1,
+        max_model_len=64,
+    )
     expected = [outcome(plain.generate([case.prompt], case.params, use_tqdm=False)[0]) for case in cases]
     llm = LLM(
         world.folder / "target",
         world.draft(drafter),
         dtype=dtype,
         kernels="native",
+        quantization=quantization,
         threads=threads,
         shape=shape,
         max_num_seqs=seats,
@@ -69,8 +86,9 @@ def test_logits_are_those_of_plain_decoding(
     assert [outcome(group.output()) for group in run(llm, cases)] == expected
 
 
+@pytest.mark.parametrize("quantization", get_args(Quantization))
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_a_long_prompt_is_the_same_in_any_chunks(world: World, dtype: str) -> None:
+def test_a_long_prompt_is_the_same_in_any_chunks(world: World, dtype: str, quantization: Quantization) -> None:
     prompt = torch.randint(0, VOCAB, (250,), generator=torch.Generator().manual_seed(0)).tolist()
     params = SamplingParams(temperature=0.0, max_tokens=4, logprobs=2, prompt_logprobs=2, ignore_eos=True)
     outcomes = []
@@ -79,6 +97,7 @@ def test_a_long_prompt_is_the_same_in_any_chunks(world: World, dtype: str) -> No
             world.folder / "target",
             dtype=dtype,
             kernels="native",
+            quantization=quantization,
             max_num_seqs=4,
             max_num_batched_tokens=chunk,
             prefill_stretch=0,

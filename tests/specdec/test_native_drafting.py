@@ -10,6 +10,7 @@ from specdec import LLM, DraftShape, SamplingParams
 from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.draft_heads.drafting.model_drafter import ModelDrafter
 from specdec.kernels.native_library import library_file
+from specdec.kernels.settings import Quantization
 from tests.specdec.world import VOCAB, World
 
 pytestmark = pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
@@ -23,8 +24,13 @@ PARAMS = {
 @pytest.mark.parametrize("params", PARAMS)
 @pytest.mark.parametrize("draft", ["eagle", "eagle3", "llama"])
 @pytest.mark.parametrize(
-    ("shape", "draft_vocab"),
-    [(DraftShape(5, 4, 30), None), (DraftShape(4, 3, 9, min_reach=0.3), 40), (DraftShape(30, 3, 80), None)],
+    ("shape", "draft_vocab", "quantization"),
+    [
+        (DraftShape(5, 4, 30), None, "none"),
+        (DraftShape(4, 3, 9, min_reach=0.3), 40, "none"),
+        (DraftShape(4, 3, 9, min_reach=0.3), 40, "q8"),
+        (DraftShape(30, 3, 80), None, "q8"),
+    ],
 )
 def test_trees_are_the_same(
     world: World,
@@ -32,6 +38,7 @@ def test_trees_are_the_same(
     params: str,
     shape: DraftShape,
     draft_vocab: int | None,
+    quantization: Quantization,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     llm = LLM(
@@ -39,6 +46,7 @@ def test_trees_are_the_same(
         world.draft(draft),
         dtype="float32",
         kernels="native",
+        quantization=quantization,
         shape=shape,
         draft_vocab=draft_vocab,
         adaptive_drafts=False,

@@ -1,4 +1,4 @@
-"""The compiled library in every form that this processor has, and inputs for it."""
+"""The compiled library in every form that this processor has, and a small layer for it."""
 
 from functools import cache
 
@@ -6,11 +6,13 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.draft_heads.llama.rope import RopeConfig
+from specdec.kernels.kernel_set import KernelSet, native_kernels
 from specdec.kernels.native_library import Library, library_file
+from specdec.kernels.settings import Quantization
 from specdec.verify.noise import GumbelNoise
 from tests.kernels.kernel_checks import DTYPES
-
-NOISE = GumbelNoise(torch.device("cpu"))
 
 
 @cache
@@ -29,10 +31,27 @@ def _forms() -> list[str]:
 
 
 FORMS = _forms()
+NOISE = GumbelNoise(torch.device("cpu"))
 libraries: st.SearchStrategy[Library] = st.builds(
     library, st.sampled_from(FORMS), st.integers(1, 3), st.sampled_from(DTYPES)
+)
+CONFIG = LlamaConfig(
+    vocab_size=10,
+    hidden_size=24,
+    intermediate_size=40,
+    num_layers=1,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=10,
+    max_position=100,
+    rms_norm_eps=1e-5,
+    rope=RopeConfig(),
 )
 
 
 def normal(seed: int, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def kernels_of(own: Library, quantization: Quantization = "none") -> KernelSet:
+    return native_kernels(NOISE, own, quantization)

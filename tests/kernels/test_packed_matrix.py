@@ -1,0 +1,109 @@
+"""Packing in 8 bits: where each number lies, how far it is from its weight, and special weights."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from specdec.draft_heads.llama.llama_layer import LlamaLayer
+from specdec.kernels.integers import ceil_div
+from specdec.kernels.linear import Linear, prepare_for_inference
+from specdec.kernels.native_library import Q8, Library, library_file
+from specdec.kernels.native_operations import NativeProjection
+from specdec.kernels.packed_matrix import BLOCK, GROUP, GROUP_BYTES, PackedMatrix, pack_q8
+from specdec.kernels.settings import Quantization
+from tests.kernels.native_forms import CONFIG, FORMS, kernels_of, library, normal
+from tests.quantized import dequantized
+
+
+def unpacked(packed: Tensor) -> list[Tensor]:
+    """Return numbers and scales, float64 `[columns, inputs]`, by the layout in native.h."""
+    blocks, groups, _ = packed.shape
+    scales = packed[..., : 2 * BLOCK].contiguous().view(torch.bfloat16).double()
+    numbers = packed[..., 2 * BLOCK :].contiguous().view(torch.int8).double().view(blocks, groups, GROUP, BLOCK)
+    scales = scales[:, :, None].expand_as(numbers)
+    return [each.permute(0, 3, 1, 2).reshape(blocks * BLOCK, groups * GROUP) for each in (numbers, scales)]
+
+
+@given(st.integers(1, 60), st.integers(1, 100), st.sampled_from([1e-38, 1e-6, 1.0, 1e30]), st.data())
+def test_numbers_are_within_half_a_scale(columns: int, inputs: int, size: float, data: st.DataObject) -> None:
+    weight = normal(1, columns, inputs) * size
+    order = torch.arange(ceil_div(columns, BLOCK) * BLOCK)
+    order = torch.where(order < columns, order, -1)[
+        torch.randperm(len(order), generator=torch.Generator().manual_seed(2))
+    ]
+    depth = ceil_div(inputs, 2) * 2 + data.draw(st.sampled_from([0, 2, 16, 34]))
+    packed = pack_q8(weight, order, depth)
+    assert packed.shape == (len(order) // BLOCK, ceil_div(depth, GROUP), GROUP_BYTES)
+    numbers, scales = unpacked(packed)
+    wanted = torch.zeros_like(numbers)
+    wanted[order >= 0, :inputs] = weight[order[order >= 0]].double()
+    assert ((wanted - numbers * scales).abs() <= scales / 2 * (1 + 1e-6)).all()
+    # No scale is coarser than the largest number asks for.
+    largest = wanted.view(len(order), -1, GROUP).abs().amax(-1)
+    assert (scales.view(len(order), -1, GROUP)[..., 0] <= (largest / 127 * (1 + 2.0**-8)).clamp_min(2.0**-126)).all()
+    assert (numbers[order < 0] == 0).all()
+    assert (numbers[:, inputs:] == 0).all()
+
+
+def test_numbers_are_those_of_the_twin() -> None:
+    weight = normal(3, 48, 100)
+    numbers, scales = unpacked(pack_q8(weight, torch.arange(48), 100))
+    assert (numbers * scales)[:, :100].equal(dequantized(weight))
+
+
+def test_a_group_of_zeros_is_zero_and_one_huge_number_costs_its_own_group_alone() -> None:
+    weight = normal(1, 16, 96)
+    weight[:, 32:64] = 0
+    weight[3, 70] = 1e6
+    numbers, scales = unpacked(pack_q8(weight, torch.arange(16), 96))
+    kept = numbers * scales
+    assert (kept[:, 32:64] == 0).all()
+    assert kept[3, 70] == pytest.approx(1e6, rel=1 / 127)
+    assert (kept[3, 64:96].count_nonzero()) == 1
+    assert (kept[3, :32] - weight[3, :32].double()).abs().max() < 0.02
+
+
+@pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("form", FORMS)
+def test_products_of_special_weights(form: str, dtype: torch.dtype) -> None:
+    """Zeros give zero, one huge number gives its product, and one that is not finite is seen in its column alone."""
+    own: Library = library(form, 1, dtype)
+    weight = torch.zeros(20, 70, dtype=dtype)
+    weight[1, 40], weight[2, 69], weight[3, 5] = 2.0**60, float("inf"), float("nan")
+    x = normal(2, 5, 70).to(dtype)
+    product = NativeProjection(own, weight, quantization="q8")(x)
+    assert (product[:, [0, *range(4, 20)]] == 0).all()
+    torch.testing.assert_close(product[:, 1].double(), x[:, 40].double() * 2.0**60, rtol=2.0**-7, atol=0)
+    assert not product[:, 2:4].isfinite().any()
+
+
+@pytest.mark.parametrize(("quantization", "bits"), [("none", 16), ("q8", 8.5)])
+def test_a_packed_weight_takes_its_bits(quantization: Quantization, bits: float) -> None:
+    packed = PackedMatrix(torch.ones(64, 128, dtype=torch.bfloat16), None, torch.bfloat16, quantization)
+    assert packed._numbers.nbytes == 64 * 128 * bits / 8
+    assert (packed.fields.kind == Q8) == (quantization == "q8")
+
+
+@pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
+@pytest.mark.parametrize("quantization", ["none", "q8"])
+def test_prepared_layers_do_not_keep_their_weights(quantization: Quantization) -> None:
+    layer = LlamaLayer(CONFIG).requires_grad_(False)
+    weights = [weakref.ref(part.weight) for part in layer.children() if isinstance(part, Linear)]
+    assert len(weights) == 4
+    prepare_for_inference(layer, kernels_of(library(FORMS[-1], 1, torch.float32), quantization))
+    gc.collect()
+    assert [weight() for weight in weights] == [None] * 4
+
+
+@pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
+def test_a_product_like_another_is_quantized_as_it_is() -> None:
+    own = library(FORMS[-1], 1, torch.float32)
+    weight = normal(1, 20, 40)
+    product = NativeProjection(own, weight, quantization="q8").like(weight)
+    assert product.fields.kind == Q8
