@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from specdec.async_engine.errors import EngineDeadError
     from specdec.core.outputs import CompletionOutput, RequestOutput
     from specdec.core.sampling_params import BeamSearchParams, SamplingParams
+    from specdec.core.speculation import Speculation
     from specdec.draft_heads.drafting.draft_shape import DraftShape
     from specdec.llm import LLM
     from specdec.scheduling.scheduler import QueueFullError
@@ -25,6 +26,7 @@ __all__ = [
     "QueueFullError",
     "RequestOutput",
     "SamplingParams",
+    "Speculation",
     "__version__",
 ]
 
@@ -38,6 +40,7 @@ _HOMES = {
     "QueueFullError": "specdec.scheduling.scheduler",
     "RequestOutput": "specdec.core.outputs",
     "SamplingParams": "specdec.core.sampling_params",
+    "Speculation": "specdec.core.speculation",
 }
 
 

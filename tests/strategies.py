@@ -6,6 +6,7 @@ from typing import NamedTuple
 from hypothesis import strategies as st
 
 from specdec.core.sampling_params import SamplingParams
+from specdec.core.speculation import Speculation
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.kernels.tree import ROOT, DraftTree
 from specdec.verify.sampling import Sampling
@@ -42,6 +43,13 @@ def prompts(draw: st.DrawFn, vocab_size: int, max_len: int, min_len: int = 1) ->
     return [generator.randrange(vocab_size) for _ in range(size)]
 
 
+def speculations(max_nodes: int = 12, max_depth: int = 4) -> st.SearchStrategy[Speculation]:
+    """Requests that leave speculation to the engine, bound it, or turn it off."""
+    nodes, depths = st.none() | st.integers(1, max_nodes), st.none() | st.integers(1, max_depth)
+    bounded = st.builds(Speculation, st.just(True), nodes, depths)
+    return st.one_of(st.just(Speculation()), bounded, bounded, st.builds(Speculation, st.just(False), nodes, depths))
+
+
 @st.composite
 def sampling_params(draw: st.DrawFn, max_tokens: int = 16) -> SamplingParams:
     """Greedy or sampled, with and without filters, always seeded."""
@@ -52,6 +60,7 @@ def sampling_params(draw: st.DrawFn, max_tokens: int = 16) -> SamplingParams:
         seed=draw(st.integers(0, 2**63 - 1)),
         max_tokens=draw(st.integers(1, max_tokens)),
         ignore_eos=draw(st.booleans()),
+        speculation=draw(speculations()),
     )
 
 

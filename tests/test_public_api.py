@@ -17,6 +17,7 @@ NAMES = [
     "QueueFullError",
     "RequestOutput",
     "SamplingParams",
+    "Speculation",
     "__version__",
 ]
 

@@ -12,6 +12,7 @@ from docs.generator.regions import table
 from specdec.cli.app import app
 from specdec.config import EngineConfig
 from specdec.core.sampling_params import BeamSearchParams, SamplingParams
+from specdec.core.speculation import Speculation
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.kernels.settings import settings_of
 from specdec.scheduling.scheduler_config import SchedulerConfig
@@ -25,6 +26,7 @@ OWNERS = {
     "settings-llm": (EngineConfig, SchedulerConfig),
     "settings-shape": (DraftShape,),
     "settings-sampling": (SamplingParams,),
+    "settings-speculation": (Speculation,),
     "settings-beams": (BeamSearchParams,),
 }
 

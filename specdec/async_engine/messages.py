@@ -14,7 +14,7 @@ import msgspec
 
 from specdec.config import LLMSettings
 from specdec.core.engine_stats import EngineStats
-from specdec.core.outputs import Logprob, Segment, SpeculationStats
+from specdec.core.outputs import Logprob, Segment, SpeculationStats, TreeStep
 from specdec.core.sampling_params import SamplingParams
 
 # Messages that may wait on either side of a connection. Further news are merged.
@@ -126,6 +126,7 @@ class Delta(Message, omit_defaults=True):
     segments: list[Segment]
     held: str
     stats: SpeculationStats
+    tree_steps: list[TreeStep]
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     error: str | None = None

@@ -18,6 +18,7 @@ class Outbox:
     def __init__(self, number: int, group: RequestGroup) -> None:
         self.number, self.group = number, group
         self._tokens_sent = [0] * len(group.requests)
+        self._tree_steps_sent = [0] * len(group.requests)
         self._prompt_logprobs_sent = 0
         self._unsent: dict[int, None] = {}
 
@@ -35,6 +36,8 @@ class Outbox:
         request = self.group.requests[index]
         old = self._tokens_sent[index]
         new = self._tokens_sent[index] = request.num_output
+        first_step = self._tree_steps_sent[index]
+        self._tree_steps_sent[index] = len(request.tree_steps)
         segments = request.detokenizer.segments(final=request.finished)
         return Delta(
             self.number,
@@ -44,6 +47,7 @@ class Outbox:
             segments,
             request.detokenizer.held,
             request.stats,
+            request.tree_steps[first_step:],
             request.finish_reason,
             request.stop_reason,
             request.error,

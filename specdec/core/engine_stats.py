@@ -19,6 +19,7 @@ class EngineStats:
         prefix_hits: number of them found in the cache.
         drafts_asked, drafts_granted: draft nodes of the largest trees, and nodes that the scheduler granted.
         trees_verified: draft trees that were verified.
+        tree_tokens: tokens of outputs that steps with a draft tree yielded, each row's step by itself.
         drafts_verified, drafts_accepted: draft nodes that were verified, and that became output.
         accepted_per_depth: trees of which the draft token at depth 1, 2, ... became output.
         draft_seconds, verify_seconds: time of drafting, and of the steps without it, as far as steps are timed.
@@ -40,6 +41,7 @@ class EngineStats:
     drafts_asked: int = 0
     drafts_granted: int = 0
     trees_verified: int = 0
+    tree_tokens: int = 0
     drafts_verified: int = 0
     drafts_accepted: int = 0
     accepted_per_depth: list[int] = field(default_factory=list)
@@ -49,10 +51,11 @@ class EngineStats:
     finished: int = 0
     aborted: int = 0
 
-    def count_tree(self, num_nodes: int, num_accepted: int) -> None:
-        """Count a verified draft tree, of which `num_accepted` tokens became output."""
+    def count_tree(self, num_nodes: int, num_accepted: int, num_new: int) -> None:
+        """Count a verified draft tree, of which `num_accepted` tokens became output, `num_new` with the bonus token."""
         if num_nodes:
             self.trees_verified += 1
+            self.tree_tokens += num_new
             self.drafts_verified += num_nodes
             self.drafts_accepted += num_accepted
             self.accepted_per_depth += [0] * (num_accepted - len(self.accepted_per_depth))

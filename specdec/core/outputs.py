@@ -77,6 +77,13 @@ class SpeculationStats:
         self.add(SpeculationStats(1, kept, [1] * min(accepted, kept), drafted))
 
 
+class TreeStep(NamedTuple):
+    """A step with a draft tree: its nodes, and those of them that the output kept."""
+
+    nodes: int
+    accepted: int
+
+
 class Segment(NamedTuple):
     """New text, and whether its tokens come from accepted drafts."""
 
@@ -99,6 +106,7 @@ class CompletionOutput:
         logprobs: per token, its own entry and those of the most probable tokens; None unless asked for.
         cumulative_logprob: sum over the generated tokens; None unless `logprobs` are asked for.
         stats: speculation figures so far.
+        tree_steps: steps with a draft tree so far, in order.
         segments: new text since the previous state.
     """
 
@@ -112,6 +120,7 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None = None
     cumulative_logprob: float | None = None
     stats: SpeculationStats = field(default_factory=SpeculationStats)
+    tree_steps: list[TreeStep] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
 
 

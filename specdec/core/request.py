@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from specdec.core.detokenizer import Detokenizer
-from specdec.core.outputs import CompletionOutput, Logprob, RequestOutput, SpeculationStats
+from specdec.core.outputs import CompletionOutput, Logprob, RequestOutput, SpeculationStats, TreeStep
 from specdec.core.sampling_params import SamplingParams
 from specdec.verify.sampling import Context, Sampling
 
@@ -68,6 +68,7 @@ class Request:
         error: why it failed, if `finish_reason` is "error".
         logprobs: per output token, if asked for; may run ahead of the output within a step.
         prompt_logprobs: per prompt token scored so far, None for the first.
+        tree_steps: steps with a draft tree, in order.
     """
 
     request_id: str
@@ -98,6 +99,7 @@ class Request:
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=lambda: [None])
     stats: SpeculationStats = field(default_factory=SpeculationStats)
+    tree_steps: list[TreeStep] = field(default_factory=list, repr=False)
 
     @cached_property
     def context(self) -> Context:
@@ -121,7 +123,8 @@ class Request:
     @property
     def may_draft(self) -> bool:
         """Return whether the next step may carry drafts. The first step cannot: its prompt has no root yet."""
-        return self.drafts_enabled and self.num_output > 0 and self.num_remaining > 1
+        wanted = self.drafts_enabled and self.params.speculation.enabled
+        return wanted and self.num_output > 0 and self.num_remaining > 1
 
     @property
     def finished(self) -> bool:
@@ -147,6 +150,8 @@ class Request:
         # The pass over the prompt can carry no draft.
         if before > 0:
             self.stats.count(num_accepted, num_new, num_drafted)
+        if num_drafted:
+            self.tree_steps.append(TreeStep(num_drafted, min(num_accepted, num_new)))
         return num_new
 
     def append(self, token: int, accepted: bool) -> None:
@@ -190,6 +195,7 @@ class Request:
             logprobs=logprobs,
             cumulative_logprob=total,
             stats=replace(self.stats, accepted_per_depth=list(self.stats.accepted_per_depth)),
+            tree_steps=list(self.tree_steps),
             segments=segments,
         )
 

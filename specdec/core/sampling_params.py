@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Literal
 
+from specdec.core.speculation import Speculation
 from specdec.kernels.settings import MAX_WHOLE, check_settings, check_text, setting
 from specdec.verify.sampling import LEAST_TEMPERATURE
 
@@ -71,9 +72,19 @@ class SamplingParams:
         None, "The same per prompt token, before any parameter is applied.", **_SCORED
     )
     skip_special_tokens: bool = setting(True, "Leave special tokens out of the text.", flags="")
+    speculation: Speculation = setting(
+        Speculation(),
+        "Whether the request gets drafts, and how large its trees may be.",
+        wanted="a `Speculation`",
+        shown_default="`Speculation()`",
+        flags="",
+    )
 
     def __post_init__(self) -> None:
         check_settings(self)
+        if not isinstance(self.speculation, Speculation):
+            wanted = "Speculation(enabled, max_nodes, max_depth)"
+            raise ValueError(f"speculation is {self.speculation!r}; it must be {wanted}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens is {self.min_tokens}; it must be at most max_tokens, {self.max_tokens}")
         if self.n > 1 and self.temperature < LEAST_TEMPERATURE:

@@ -132,7 +132,8 @@ class RequestMaker:
             )
         params.check_tokens(vocab)
         # The first output token comes without a draft.
-        if len(tokens) + 1 >= self.draft_context and not self._has_warned:
+        is_long = params.speculation.enabled and len(tokens) + 1 >= self.draft_context
+        if is_long and not self._has_warned:
             self._has_warned = True
             logger.warning(
                 f"a prompt of {len(tokens)} tokens gets no drafts: the head drafts for requests of fewer than "

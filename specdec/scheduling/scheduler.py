@@ -177,7 +177,7 @@ class Scheduler:
                 )
                 self.manager.commit(request)
                 stats.generated_tokens += result.num_new
-                stats.count_tree(result.num_nodes, result.num_accepted)
+                stats.count_tree(result.num_nodes, result.num_accepted, result.num_new)
             if request.finish_reason is not None:
                 self._release(request)
 

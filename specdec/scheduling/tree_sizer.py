@@ -1,5 +1,6 @@
 """Choice of the tree size that yields most tokens per second at the present load. Pure Python."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
@@ -38,6 +39,19 @@ class TreeSize(NamedTuple):
     trees: int
 
 
+class DraftableRow(NamedTuple):
+    """A row that can draft.
+
+    Attributes:
+        history: acceptance history of its request.
+        nodes, depth: bounds of its tree.
+    """
+
+    history: AcceptanceHistory
+    nodes: int
+    depth: int
+
+
 class TreeOutcome(NamedTuple):
     """Verification of one tree.
 
@@ -58,12 +72,13 @@ class TreeSizer:
     Each step uses the size predicted to maximise tokens per second, from measured step costs and observed acceptance
     rates. If drafting would not help, it is skipped. For n nodes per row the prediction is
 
-        (S + D r (v_1 + ... + v_n)) / (pass(T + D n) + draft(D trees of at most n levels))
+        (S + r (D_1 v_1 + ... + D_n v_n)) / (pass(T + D_1 + ... + D_n) + draft(D_1 trees of at most n levels))
 
-    S rows yield a token, D of them can draft, and T is the number of known tokens. v_i is the probability that a tree's
-    node of rank i is accepted, ranked by the drafter's own estimate. r is the acceptance of these rows' own trees
-    relative to the average. v and r are observed as the engine runs, pass and draft are measured. Values belong to
-    ranks and not to single nodes, so that the choice precedes drafting and a plain step drafts nothing.
+    S rows yield a token, D_i of them may draft i nodes or more, and T is the number of known tokens. v_i is the
+    probability that a tree's node of rank i is accepted, ranked by the drafter's own estimate. r is the acceptance of
+    these rows' own trees relative to the average. v and r are observed as the engine runs, pass and draft are measured.
+    Values belong to ranks and not to single nodes, so that the choice precedes drafting and a plain step drafts
+    nothing.
     """
 
     def __init__(self, cost: StepCost, shape: DraftShape) -> None:
@@ -71,7 +86,7 @@ class TreeSizer:
         self.values = [0.7 / (1 + 0.5 * rank) for rank in range(shape.nodes)]
         self._seen = [PRIOR] * shape.nodes
         self._steps = 0
-        self._load: tuple[int, int, int] | None = None
+        self._load: tuple[int, int, int, list[int]] | None = None
         self._best = (0, 0.0)
         # Number of the step in which the size is computed anew.
         self._next_fit = 0
@@ -81,7 +96,7 @@ class TreeSizer:
         self._sizes = sorted({n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128) if n < shape.nodes})
         self._sizes.append(shape.nodes)
 
-    def size(self, sampled: int, known: int, histories: Sequence[AcceptanceHistory]) -> TreeSize:
+    def size(self, sampled: int, known: int, rows: Sequence[DraftableRow]) -> TreeSize:
         """Choose the trees of a step, none if plain steps are as fast.
 
         Now and then some steps are of the other kind, so that the costs of both stay up to date.
@@ -89,14 +104,15 @@ class TreeSizer:
         Args:
             sampled: rows that yield a token.
             known: tokens of the step without drafts.
-            histories: acceptance histories of the rows that can draft.
+            rows: those that can draft.
         """
-        drafting = len(histories)
+        drafting = len(rows)
         if drafting == 0:
             return TreeSize(0, 0)
-        load = sampled, known, drafting
+        bounds = sorted(row.nodes for row in rows)
+        load = sampled, known, max(row.depth for row in rows), bounds
         if load != self._load or self._steps >= self._next_fit:
-            self._load, self._best = load, self._fit(*load, sum(history.ratio for history in histories))
+            self._load, self._best = load, self._fit(*load, sum(row.history.ratio for row in rows) / drafting)
             plain = self.cost.step(sampled, known, 0, 0)
             self._next_fit = self._steps + max(1, min(FIT_STEPS, int(FIT_SECONDS / max(plain, 1e-9))))
         best, gain = self._best
@@ -111,27 +127,32 @@ class TreeSizer:
         if self._drafts != (self._alike < every):
             return TreeSize(0, 0)
         if self._drafts and self._steps % LARGEST_EVERY == 0:
-            return TreeSize(self.shape.nodes, 1)
+            return TreeSize(bounds[-1], 1)
         return TreeSize(best, drafting)
 
-    def _fit(self, sampled: int, known: int, drafting: int, ratios: float) -> tuple[int, float]:
+    def _fit(self, sampled: int, known: int, depth: int, bounds: Sequence[int], ratio: float) -> tuple[int, float]:
         """Return the best number of nodes from 1 on, and its tokens per second over those of plain steps.
 
         Args:
-            ratios: sum of the rows' acceptance ratios.
+            depth: the deepest row's bound.
+            bounds: the rows' bounds of nodes, ascending.
+            ratio: mean of the rows' acceptance ratios.
         """
         plain = sampled / max(self.cost.step(sampled, known, 0, 0), 1e-9)
         best, best_rate = 0, 0.0
-        ratio, value, rank = ratios / drafting, 0.0, 0
+        value, nodes, rank = 0.0, 0, 0
         for size in self._sizes:
             while rank < size:
-                value += min(ratio * self.values[rank], SUREST)
+                # Rows whose trees may have a node of this rank.
+                able = len(bounds) - bisect_right(bounds, rank)
+                value += able * min(ratio * self.values[rank], SUREST)
+                nodes += able
                 rank += 1
-            seconds = self.cost.step(sampled, known + drafting * size, drafting, min(size, self.shape.depth))
-            rate = (sampled + drafting * value) / max(seconds, 1e-9)
+            seconds = self.cost.step(sampled, known + nodes, len(bounds), min(size, depth))
+            rate = (sampled + value) / max(seconds, 1e-9)
             if rate > best_rate:
                 best, best_rate = size, rate
-        return best, best_rate / plain
+        return min(best, bounds[-1]), best_rate / plain
 
     def learn(self, outcomes: Sequence[TreeOutcome]) -> None:
         """Update the values of ranks and the requests' histories."""

@@ -25,6 +25,7 @@ from specdec.server.replies import (
     now,
 )
 from specdec.server.service import Service
+from specdec.server.speculation_replies import meta_info
 from specdec.server.tool_parsers import Item, PlainText, ToolParser
 
 ASSISTANT = "assistant"
@@ -62,6 +63,7 @@ class ChatAnswer:
     def whole(self, state: RequestOutput) -> ChatCompletion:
         """Return the answer made of the last state."""
         asked = self._body.prompt_logprobs is not None and state.prompt_logprobs is not None
+        metrics, sglext = self._service.speculation_figures(self._body, state.outputs)
         return ChatCompletion(
             id=self._id,
             created=self._created,
@@ -70,6 +72,8 @@ class ChatAnswer:
             usage=_usage(state),
             prompt_logprobs=prompt_logprobs(state.prompt_logprobs or ()) if asked else UNSET,
             prompt_token_ids=state.prompt_token_ids if self._body.return_token_ids else UNSET,
+            metrics=metrics,
+            sglext=sglext,
         )
 
     def _choice(self, output: CompletionOutput) -> ChatChoice:
@@ -82,6 +86,7 @@ class ChatAnswer:
             message.tool_calls = [ToolCall(id=call.id, function=call.function) for call in calls]
         choice = ChatChoice(output.index, message, self._logprobs(sent, output), _finish_reason(output, sent))
         choice.stop_reason = output.stop_reason
+        choice.meta_info = meta_info(self._body.return_meta_info, output)
         if self._body.return_token_ids:
             choice.token_ids = output.token_ids
         return choice
@@ -95,7 +100,9 @@ class ChatAnswer:
                 if parts := [part for output in state.outputs for part in self._parts(output)]:
                     yield b"".join(event(self._chunk([part], usage)) for part in parts)
         if body.include_usage and state is not None:
-            yield event(self._chunk([], _usage(state)))
+            last = self._chunk([], _usage(state))
+            last.metrics, last.sglext = self._service.speculation_figures(body, state.outputs)
+            yield event(last)
         yield DONE
 
     def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | None) -> ChatChunk:
@@ -131,7 +138,9 @@ class ChatAnswer:
         if output.finish_reason is not None:
             sent.has_ended = True
             reason = _finish_reason(output, sent)
-            yield ChatChunkChoice(index, ChatDelta(), None, reason, output.stop_reason)
+            last = ChatChunkChoice(index, ChatDelta(), None, reason, output.stop_reason)
+            last.meta_info = meta_info(self._body.return_meta_info, output)
+            yield last
 
     def _delta(self, sent: _Sent, item: Item) -> ChatDelta:
         if isinstance(item, str):

@@ -13,6 +13,7 @@ from specdec.server.connection import DONE, event
 from specdec.server.logprob_replies import Entries, completion_logprobs, prompt_logprobs
 from specdec.server.replies import Completion, CompletionChoice, CompletionLogprobs, Usage, now
 from specdec.server.service import Service
+from specdec.server.speculation_replies import meta_info
 
 
 @dataclass
@@ -60,7 +61,7 @@ class CompletionAnswer:
             for prompt, state in enumerate(states)
             for output in state.outputs
         ]
-        return self._reply(choices, self._usage(states))
+        return self._with_figures(self._reply(choices, self._usage(states)), states)
 
     async def events(self, states: AsyncGenerator[tuple[int, RequestOutput]]) -> AsyncGenerator[bytes]:
         """Yield the answer in parts, as server-sent events."""
@@ -72,7 +73,8 @@ class CompletionAnswer:
                 if parts := list(self._parts(prompt, state)):
                     yield b"".join(event(self._reply([part], usage)) for part in parts)
         if body.include_usage:
-            yield event(self._reply([], self._usage(latest.values())))
+            last = self._reply([], self._usage(latest.values()))
+            yield event(self._with_figures(last, latest.values()))
         yield DONE
 
     def _reply(self, choices: list[CompletionChoice], usage: Usage | None) -> Completion:
@@ -84,6 +86,11 @@ class CompletionAnswer:
             choices=choices,
             usage=UNSET if is_left_out else usage,
         )
+
+    def _with_figures(self, reply: Completion, states: Collection[RequestOutput]) -> Completion:
+        outputs = [output for state in states for output in state.outputs]
+        reply.metrics, reply.sglext = self._service.speculation_figures(self._body, outputs)
+        return reply
 
     def _usage(self, states: Collection[RequestOutput]) -> Usage:
         generated = sum(len(output.token_ids) for state in states for output in state.outputs)
@@ -124,6 +131,7 @@ class CompletionAnswer:
         if body.return_token_ids:
             choice.token_ids = output.token_ids[sent.tokens :]
             choice.prompt_token_ids = self._prompts[prompt] if begins else UNSET
+        choice.meta_info = meta_info(body.return_meta_info, output)
         sent.tokens, sent.has_begun = len(output.token_ids), True
         sent.has_ended = output.finish_reason is not None
         return choice

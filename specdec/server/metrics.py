@@ -47,6 +47,7 @@ _COUNTERS = {
     "specdec:draft_seconds": ("draft_seconds", "Time of drafting."),
     "specdec:verify_seconds": ("verify_seconds", "Time of steps without drafting."),
     "specdec:swaps": ("swaps", "Preemptions that moved the cache to host memory."),
+    "specdec:tree_tokens": ("tree_tokens", "Output tokens of steps with a draft tree; per draft, this is tau."),
     "specdec:requests_queued": ("queued", "Requests that reached the engine; each sample of a prompt is one."),
     "specdec:requests_aborted": ("aborted", "Requests ended from outside."),
 }

@@ -6,6 +6,8 @@ import msgspec
 from fastapi import Response
 from msgspec import Struct, field
 
+from specdec.server.speculation_replies import RequestMetrics, SglExt, SpecTokensDetails
+
 JSON = "application/json"
 
 
@@ -70,6 +72,7 @@ class CompletionChoice(Struct):
     prompt_logprobs: list[dict[int, PromptLogprob] | None] | msgspec.UnsetType = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    meta_info: SpecTokensDetails | msgspec.UnsetType = msgspec.UNSET
 
 
 class Completion(Struct, kw_only=True):
@@ -81,6 +84,8 @@ class Completion(Struct, kw_only=True):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    metrics: RequestMetrics | msgspec.UnsetType | None = msgspec.UNSET
+    sglext: SglExt | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class TopLogprob(Struct):
@@ -153,6 +158,7 @@ class ChatChoice(Struct):
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    meta_info: SpecTokensDetails | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatCompletion(Struct, kw_only=True):
@@ -166,6 +172,8 @@ class ChatCompletion(Struct, kw_only=True):
     usage: Usage
     prompt_logprobs: list[dict[int, PromptLogprob] | None] | msgspec.UnsetType = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    metrics: RequestMetrics | msgspec.UnsetType | None = msgspec.UNSET
+    sglext: SglExt | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class ChatChunkChoice(Struct):
@@ -177,6 +185,7 @@ class ChatChunkChoice(Struct):
     finish_reason: str | None = None
     stop_reason: str | int | msgspec.UnsetType | None = msgspec.UNSET
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    meta_info: SpecTokensDetails | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChunk(Struct, kw_only=True):
@@ -188,6 +197,8 @@ class ChatChunk(Struct, kw_only=True):
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    metrics: RequestMetrics | msgspec.UnsetType | None = msgspec.UNSET
+    sglext: SglExt | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class ModelCard(Struct, kw_only=True):

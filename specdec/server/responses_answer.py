@@ -23,7 +23,7 @@ class ResponsesAnswer:
     """Makes the answer to a request of its states. The whole answer is what the events of a streamed one add up to."""
 
     def __init__(self, answer_id: str, service: Service, body: ResponsesRequest, params: SamplingParams) -> None:
-        self._body = body
+        self._body, self._service = body, service
         self._parser = service.tool_parser() if body.uses_tools else PlainText()
         self._reply = ResponseReply(
             id=answer_id,
@@ -158,4 +158,5 @@ class ResponsesAnswer:
             reply.error = {"code": "server_error", "message": "the request was aborted"}
         prompt, generated = len(state.prompt_token_ids), len(output.token_ids)
         reply.usage = ResponseUsage(prompt, generated, prompt + generated)
+        reply.metrics, reply.sglext = self._service.speculation_figures(self._body, state.outputs)
         yield self._status(reply.status)

@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, UnsetType, field
 
 from specdec.server.replies import TokenLogprob
+from specdec.server.speculation_replies import RequestMetrics, SglExt
 
 
 class OutputText(Struct):
@@ -90,3 +91,5 @@ class ResponseReply(Struct, kw_only=True):
     background: bool = False
     previous_response_id: None = None
     usage: ResponseUsage | None = None
+    metrics: RequestMetrics | UnsetType | None = UNSET
+    sglext: SglExt | UnsetType | None = UNSET

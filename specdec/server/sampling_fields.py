@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from specdec.core.sampling_params import SamplingParams
+from specdec.core.speculation import Speculation
 from specdec.server.errors import ApiError, bad_request
 
 # OpenAI's limit of `n`.
@@ -58,6 +59,30 @@ class ResponseFormat(RequestModel):
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
 
 
+class SpeculationFields(RequestModel):
+    """Bounds of a request's drafts; see `Speculation`."""
+
+    enabled: bool | None = None
+    max_nodes: Int | None = None
+    max_depth: Int | None = None
+
+    def speculation(self) -> Speculation:
+        """Return the bounds.
+
+        Raises:
+            ApiError: a bound outside its range, or an unknown one.
+        """
+        known = type(self).model_fields
+        if unknown := self.unknown_fields():
+            message = f"speculation holds {unknown[0][:50]!r}; it may hold {', '.join(known)}"
+            raise ApiError(400, message, param="speculation")
+        given = {name: value for name in known if (value := getattr(self, name)) is not None}
+        try:
+            return Speculation(**given)
+        except ValueError as error:
+            raise ApiError(400, f"speculation: {error}", param="speculation") from None
+
+
 class SamplingFields(RequestModel):
     """Fields that completions and chat completions share; those of `SamplingParams` have its names and meanings."""
 
@@ -84,9 +109,12 @@ class SamplingFields(RequestModel):
     ignore_eos: bool | None = None
     prompt_logprobs: Int | None = None
     skip_special_tokens: bool | None = None
+    speculation: SpeculationFields | None = None
     priority: Int | None = None
     cache_salt: str | None = None
     return_token_ids: bool | None = None
+    return_meta_info: bool | None = None
+    return_spec_tokens_details: bool | None = None
     user: str | None = None
     response_format: ResponseFormat | None = None
 
@@ -129,6 +157,8 @@ class SamplingFields(RequestModel):
         values = dict(defaults) | {name: value for name, value in given.items() if value is not None}
         if "logit_bias" in values:
             values["logit_bias"] = _by_token(values["logit_bias"])
+        if self.speculation is not None:
+            values["speculation"] = self.speculation.speculation()
         try:
             return SamplingParams(**values)
         except ValueError as error:

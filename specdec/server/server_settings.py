@@ -7,6 +7,7 @@ from typing import Literal
 from specdec.kernels.settings import check_settings, setting
 
 DefaultsFrom = Literal["auto", "vllm"]
+MetricsChoice = Literal["none", "summary", "detailed"]
 ToolCallParserChoice = Literal["auto", "hermes", "llama3_json", "none"]
 
 
@@ -26,6 +27,10 @@ class ServerSettings:
     )
     tool_call_parser: ToolCallParserChoice = setting(
         "auto", "Form of the model's tool calls: hermes, llama3_json, none, or auto, as the chat template shows it."
+    )
+    per_request_spec_decode_metrics: MetricsChoice = setting(
+        "none",
+        "Speculation figures in answers, as the field metrics: none, summary, or detailed, with lists of all steps.",
     )
     max_request_size: int = setting(4 << 20, "Most bytes of a request's body; more is refused with 413.", least=1)
     request_timeout: float = setting(

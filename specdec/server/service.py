@@ -8,6 +8,7 @@ from contextlib import aclosing
 from typing import Any
 
 from fastapi import Request
+from msgspec import UnsetType
 
 from specdec.async_engine.async_llm import AsyncLLM
 from specdec.async_engine.errors import EngineDeadError
@@ -20,8 +21,9 @@ from specdec.server.errors import ApiError, bad_request
 from specdec.server.merged import merged
 from specdec.server.metrics import RequestTimer, ServerMetrics
 from specdec.server.replies import now
-from specdec.server.sampling_fields import RequestModel
+from specdec.server.sampling_fields import RequestModel, SamplingFields
 from specdec.server.server_settings import ServerSettings
+from specdec.server.speculation_replies import RequestMetrics, SglExt, request_metrics, sglext
 from specdec.server.tool_parsers import ToolParser, parser_for
 
 logger = logging.getLogger(__name__)
@@ -159,6 +161,13 @@ class Service:
         async with aclosing(states) as news:
             finished = {index: state async for index, state in news}
         return [finished[index] for index in range(count)]
+
+    def speculation_figures(
+        self, body: SamplingFields, outputs: Sequence[CompletionOutput]
+    ) -> tuple[RequestMetrics | UnsetType | None, SglExt | UnsetType | None]:
+        """Return the fields `metrics` and `sglext` of an answer made of these outputs."""
+        choice, depth = self.settings.per_request_spec_decode_metrics, self.llm.config.shape.depth
+        return request_metrics(choice, outputs, depth), sglext(body.return_spec_tokens_details, outputs)
 
     def _check_outputs(self, outputs: Sequence[CompletionOutput], params: SamplingParams) -> None:
         for output in outputs:

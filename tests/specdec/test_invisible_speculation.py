@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec import LLM, DraftShape, SamplingParams
+from specdec import LLM, DraftShape, SamplingParams, Speculation
 from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.kernels.tree import DraftTree
 from specdec.verify.sampling import Sampling
@@ -115,6 +115,40 @@ def test_alone_and_in_a_batch_of_eight(world: World, temperature: float) -> None
         assert together == alone
         results.append(together)
     assert all(result == results[0] for result in results)
+
+
+MIXED = [
+    Speculation(),
+    Speculation(enabled=False),
+    Speculation(max_nodes=1),
+    Speculation(max_nodes=3, max_depth=2),
+    Speculation(max_depth=1),
+    Speculation(max_nodes=999, max_depth=999),
+]
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("drafter", ["eagle", "knowing"])
+def test_speculation_of_each_request_changes_its_speed_alone(world: World, drafter: str, adaptive: bool) -> None:
+    """Requests that differ in nothing else, in one batch."""
+    prompt = list(range(5, 15))
+    params = [
+        SamplingParams(temperature=1.0, seed=11, max_tokens=33, ignore_eos=True, speculation=one) for one in MIXED
+    ]
+    known = oracle.generate(world.logits, prompt, params[0], Sampling(temperature=1.0, seed=11)).tokens
+    shape = DraftShape(4, 3, 8)
+    llm = LLM(world.folder / "target", world.draft(drafter), dtype="float64", shape=shape, adaptive_drafts=adaptive)
+    if drafter == "knowing":
+        llm.engine.drafter = KnowingDrafter(0, {(11, 0): known})
+    groups = run(llm, [Arrival(0, prompt, one) for one in params])
+    assert [group.output().token_ids for group in groups] == [known] * len(MIXED)
+    stats = [group.output().stats for group in groups]
+    assert stats[1].steps == 32
+    if not adaptive:
+        # A bounded request has its drafts all the same.
+        assert [one.drafted > 0 for one in stats] == [asked.enabled for asked in MIXED]
+    if drafter == "knowing" and not adaptive:
+        assert stats[0].steps < stats[4].steps < 32
 
 
 def test_a_perfect_drafter_is_accepted_to_the_end(world: World) -> None:

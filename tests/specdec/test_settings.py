@@ -35,6 +35,7 @@ WITHOUT_OPTION = {
     "shape": "its fields are options",
     "scheduling_policy": "prompts have no priorities",
     "max_queued_requests": "all prompts come at once",
+    "speculation": "for servers; without --draft nothing is drafted",
 }
 OWN_OPTIONS = {"prompt", "prompts", "model", "draft", "chat", "as_json", "compare", "verbose", "help"}
 

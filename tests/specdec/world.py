@@ -1,5 +1,6 @@
 """A tiny model with a text of its own, requests of every kind, and what their outputs must be."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +21,7 @@ from specdec.scheduling.integrity import check_scheduler
 from tests.fakes import TINY, RandomDrafter, save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
 from tests.specdec import oracle
 from tests.specdec.oracle import Expected
+from tests.strategies import speculations
 from tests.trees import chain_of
 
 VOCAB = 97
@@ -98,6 +100,7 @@ def parameters(draw: st.DrawFn) -> SamplingParams:
         logprobs=draw(st.sampled_from([None, None, 0, 3])),
         prompt_logprobs=draw(st.sampled_from([None, None, 0, 2])),
         skip_special_tokens=draw(st.booleans()),
+        speculation=draw(speculations()),
     )
 
 
@@ -131,12 +134,22 @@ def run(llm: LLM, cases: list[Arrival]) -> list[RequestGroup]:
                 group = groups[i] = llm.new_group(case.prompt, case.params)
                 for request in group.requests:
                     llm.engine.add_request(request)
+        before = {request: request.stats.drafted for group in groups if group for request in group.requests}
         for request in llm.engine.step():
             assert request.num_cached <= len(request.token_ids)
+            check_bounds(request, before[request])
         check_scheduler(llm.engine.scheduler)
         step += 1
     assert llm.engine.scheduler.stats().kv_usage == 0
     return [group for group in groups if group is not None]
+
+
+def check_bounds(request: Request, drafted_before: int) -> None:
+    """Check the last step and the whole output against what the request asked of speculation."""
+    asked, stats = request.params.speculation, request.stats
+    assert stats.drafted - drafted_before <= (asked.max_nodes or sys.maxsize)
+    assert len(stats.accepted_per_depth) <= (asked.max_depth or sys.maxsize)
+    assert asked.enabled or stats.drafted == 0
 
 
 class KnowingDrafter(RandomDrafter):

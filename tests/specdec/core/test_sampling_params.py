@@ -71,6 +71,7 @@ def refused(name: str, values: list[object], wanted: str) -> list[tuple[dict[str
             "bad_words is not valid text: its character 0 is half of a pair, or a byte that is no UTF-8",
         ),
         *refused("bad_words", [[1]], "text, or a list of texts"),
+        *refused("speculation", [None, False, {"enabled": False}], "Speculation(enabled, max_nodes, max_depth)"),
         ({"min_tokens": 17}, "min_tokens is 17; it must be at most max_tokens, 16"),
         ({"min_tokens": 4, "max_tokens": 3}, "min_tokens is 4; it must be at most max_tokens, 3"),
         *(

@@ -10,6 +10,8 @@ import pytest
 
 from specdec.cache.kv_cache_manager import KVCacheManager, MoveKind
 from specdec.core.request import Request, RequestGroup
+from specdec.core.sampling_params import SamplingParams
+from specdec.core.speculation import Speculation
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.scheduling.integrity import check_scheduler
 from specdec.scheduling.request_queues import PRIORITY_STEPS
@@ -357,6 +359,40 @@ def test_one_row_in_turn_gets_the_largest_tree_now_and_then() -> None:
     both = [rows for rows in lone if len(rows) == 2]
     assert len(both) > 200
     assert all(row[1] < 6 for rows in both for row in rows)
+
+
+def test_a_request_bounds_its_own_trees_or_has_none() -> None:
+    scheduler = make(shape=TREE, max_num_batched_tokens=64)
+    asked = {"a": Speculation(max_nodes=2), "b": Speculation(enabled=False), "c": Speculation(max_depth=1)}
+    for name, speculation in {**asked, "d": Speculation(max_nodes=99, max_depth=99)}.items():
+        ask(scheduler, name, 4, params=SamplingParams(speculation=speculation))
+    step(scheduler)
+    assert grants(scheduler) == [("a", 2, 2), ("b", 0, 0), ("c", 6, 1), ("d", 6, 3)]
+    assert scheduler.stats().drafts_asked == scheduler.stats().drafts_granted == 14
+
+
+def test_a_row_without_drafts_leaves_its_tokens_to_others() -> None:
+    def granted(*asked: Speculation) -> list[int]:
+        scheduler = make(shape=TREE, max_num_batched_tokens=9)
+        for name, speculation in zip("ab", asked, strict=True):
+            ask(scheduler, name, 4, params=SamplingParams(speculation=speculation))
+        step(scheduler)
+        return [nodes for _, nodes, _ in grants(scheduler)]
+
+    assert granted(Speculation(), Speculation()) == [3, 4]
+    assert granted(Speculation(enabled=False), Speculation()) == [0, 6]
+    assert granted(Speculation(max_nodes=1), Speculation()) == [1, 6]
+
+
+def test_the_lone_tree_goes_to_a_request_without_a_bound() -> None:
+    scheduler = make(300, shape=TREE, step_cost=costs(0.12), prefill_stretch=0)
+    ask(scheduler, "a", 2, most=400, params=SamplingParams(speculation=Speculation(max_nodes=2)))
+    ask(scheduler, "b", 2, most=400)
+    granted = [grants(scheduler) for _ in range(300)]
+    assert all(nodes <= 2 for rows in granted for name, nodes, _ in rows if name == "a")
+    lone = [drafted for rows in granted if len(drafted := [row for row in rows if row[1]]) == 1]
+    assert 3 <= len(lone) <= 300 // LARGEST_EVERY
+    assert all((name, nodes) == ("b", 6) for ((name, nodes, _),) in lone)
 
 
 def test_where_no_tree_repays_few_steps_have_any() -> None:

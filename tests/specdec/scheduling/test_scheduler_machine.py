@@ -15,6 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from specdec.cache.block_pool import extend_hashes
 from specdec.cache.kv_cache_manager import KVCacheManager
 from specdec.core.request import Request
+from specdec.core.sampling_params import SamplingParams
+from specdec.core.speculation import Speculation
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.scheduling.integrity import check_scheduler
 from specdec.scheduling.scheduler import Scheduler
@@ -23,7 +25,7 @@ from specdec.scheduling.step_cost import Curve, MeasuredStep, PreemptionCost, St
 from specdec.scheduling.step_plan import PlannedRow, RowResult, StepPlan
 from specdec.scheduling.tree_sizer import TreeOutcome
 from tests.specdec.fake_memory import FakeMemory, make_request
-from tests.strategies import prompts, seeds
+from tests.strategies import prompts, seeds, speculations
 
 NIGHTLY = settings.default is not None and settings.default.max_examples >= 2000
 ALWAYS_SWAP, NEVER_SWAP = PreemptionCost(1.0, 0.0), PreemptionCost(0.0, 1.0)
@@ -102,12 +104,22 @@ class World:
     def alive(self) -> list[Request]:
         return list(self.scheduler.queues)
 
-    def add(self, prompt: list[int], most: int, priority: int = 0, salt: str | None = None, samples: int = 1) -> None:
+    def add(
+        self,
+        prompt: list[int],
+        most: int,
+        priority: int = 0,
+        salt: str | None = None,
+        samples: int = 1,
+        speculation: Speculation | None = None,
+    ) -> None:
         """Queue the samples of a prompt, cut to what the cache can hold."""
+        params = SamplingParams(speculation=speculation or Speculation())
         room = self.case.blocks * self.case.size
         prompt = prompt[:room]
         most = min(most, room + 1 - len(prompt))
-        group = [make_request(prompt, most, cache_salt=salt, end_tokens=frozenset([END])) for _ in range(samples)]
+        fields: dict[str, Any] = {"cache_salt": salt, "end_tokens": frozenset([END]), "params": params}
+        group = [make_request(prompt, most, **fields) for _ in range(samples)]
         for request in group:
             request.cached_samples = group[0].cached_samples
             request.priority = priority if self.case.config.scheduling_policy == "priority" else 0
@@ -200,8 +212,10 @@ class World:
         assert request.num_output > 0
         assert row.num_known == request.num_uncached_tokens == 1
         assert row.draft_prefill_end == len(request.token_ids) < self.case.draft_context
-        assert 1 <= row.num_nodes <= shape.nodes
-        assert 1 <= row.max_depth <= min(shape.depth, request.num_remaining - 1)
+        asked = request.params.speculation
+        assert asked.enabled
+        assert 1 <= row.num_nodes <= min(shape.nodes, asked.max_nodes or sys.maxsize)
+        assert 1 <= row.max_depth <= min(shape.depth, asked.max_depth or sys.maxsize, request.num_remaining - 1)
         room = len(request.block_table) * self.case.size - len(request.token_ids)
         assert max(row.num_nodes, (row.max_depth - 1) * shape.branching) <= room
 
@@ -321,9 +335,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.integers(-1, 1),
         salt=st.sampled_from([None, None, None, "a"]),
         samples=st.sampled_from([1, 1, 1, 2, 3]),
+        speculation=speculations(max_nodes=6, max_depth=3),
     )
-    def add(self, prompt: list[int], most: int, priority: int, salt: str | None, samples: int) -> None:
-        self.world.add(prompt, most, priority, salt, samples)
+    def add(
+        self, prompt: list[int], most: int, priority: int, salt: str | None, samples: int, speculation: Speculation
+    ) -> None:
+        self.world.add(prompt, most, priority, salt, samples, speculation)
 
     @rule(prompt=prompts(vocab_size=2, max_len=16), most=st.integers(1, 16))
     def add_a_beam(self, prompt: list[int], most: int) -> None:

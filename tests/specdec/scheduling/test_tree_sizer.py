@@ -17,6 +17,7 @@ from specdec.scheduling.tree_sizer import (
     SUREST,
     TREES,
     TREES_OF_ONE,
+    DraftableRow,
     TreeOutcome,
     TreeSize,
     TreeSizer,
@@ -32,9 +33,13 @@ def make(token: float, level: float, shape: DraftShape = SHAPE) -> TreeSizer:
     return TreeSizer(StepCost(passes, first_level=first, all_levels=every, depth=shape.depth), shape)
 
 
-def usual(rows: int) -> list[AcceptanceHistory]:
-    """Return histories of rows whose acceptance is average."""
-    return [AcceptanceHistory(1.0, 1.0) for _ in range(rows)]
+def row(history: AcceptanceHistory, nodes: int = SHAPE.nodes, depth: int = SHAPE.depth) -> DraftableRow:
+    return DraftableRow(history, nodes, depth)
+
+
+def usual(rows: int, nodes: int = SHAPE.nodes, depth: int = SHAPE.depth) -> list[DraftableRow]:
+    """Return rows whose acceptance is average."""
+    return [row(AcceptanceHistory(1.0, 1.0), nodes, depth) for _ in range(rows)]
 
 
 def rate(worth: TreeSizer, rows: int, nodes: int) -> float:
@@ -98,7 +103,8 @@ def simulate(worth: TreeSizer, chance: random.Random, true: list[float], steps: 
         size = worth.size(rows, rows, records)
         ranks = [[r for r in range(size.nodes) if chance.random() < true[r]] for _ in range(size.trees)]
         if size.nodes:
-            worth.learn([TreeOutcome(size.nodes, own, record) for own, record in zip(ranks, records, strict=False)])
+            pairs = zip(ranks, records, strict=False)
+            worth.learn([TreeOutcome(size.nodes, own, record.history) for own, record in pairs])
         sizes.append(size)
     return sizes
 
@@ -133,7 +139,7 @@ def test_a_change_of_kind_is_not_taken_lightly() -> None:
         found = set()
         for gain in gains:
             worth.values = [gain * cost - 1]
-            found.add(worth.size(1, 1, usual(1)).nodes > 0)
+            found.add(worth.size(1, 1, usual(1, 1, 1)).nodes > 0)
         return found
 
     noise = [chance.uniform(0.98, 1.02) for _ in range(100)]
@@ -148,9 +154,9 @@ def test_a_request_whose_trees_fare_better_gets_trees() -> None:
     """And one whose trees fare worse gets none, at the same load."""
     worth = make(token=0.1, level=0.1)
     worth.values = [0.2, 0.1] + [0.0] * 14
-    assert worth.size(1, 1, [AcceptanceHistory(4.0, 1.0)]).nodes > 0
-    assert worth.size(1, 1, [AcceptanceHistory(0.2, 1.0)]).nodes == 0
-    assert worth.size(1, 1, [AcceptanceHistory(4.0, 1.0)]).nodes > 0
+    assert worth.size(1, 1, [row(AcceptanceHistory(4.0, 1.0))]).nodes > 0
+    assert worth.size(1, 1, [row(AcceptanceHistory(0.2, 1.0))]).nodes == 0
+    assert worth.size(1, 1, [row(AcceptanceHistory(4.0, 1.0))]).nodes > 0
 
 
 def test_a_record_starts_with_hope_and_forgets() -> None:
@@ -171,4 +177,40 @@ def test_a_new_request_tries_trees_though_the_last_ones_text_was_bad() -> None:
     worth = make(token=0.1, level=0.1)
     worth.values = [0.15, 0.05] + [0.0] * 14
     assert worth.size(1, 1, usual(1)).nodes == 0
-    assert worth.size(1, 1, [AcceptanceHistory()]).nodes > 0
+    assert worth.size(1, 1, [row(AcceptanceHistory())]).nodes > 0
+
+
+@given(
+    st.floats(0.0001, 0.5),
+    st.floats(0.0001, 0.5),
+    st.lists(st.tuples(st.integers(1, 16), st.integers(1, 4)), min_size=1, max_size=6),
+    st.integers(0, 3),
+)
+def test_rows_count_with_the_nodes_that_they_may_have(
+    token: float, level: float, bounds: list[tuple[int, int]], others: int
+) -> None:
+    """Against the prediction written out row by row; rows that cannot draft add a token each."""
+    sizer, sampled = make(token, level), len(bounds) + others
+
+    def rate(size: int) -> float:
+        own = [min(size, nodes) for nodes, _ in bounds]
+        levels = min(size, max(depth for _, depth in bounds))
+        trees = len(bounds) if size else 0
+        tokens = sampled + sum(min(value, SUREST) for nodes in own for value in sizer.values[:nodes])
+        return tokens / sizer.cost.step(sampled, sampled + sum(own), trees, levels)
+
+    chosen = sizer.size(sampled, sampled, [each for own in bounds for each in usual(1, *own)])
+    best = max((1, 2, 3, 4, 6, 8, 12, 16), key=rate)
+    assert chosen.trees in (0, len(bounds))
+    assert chosen.nodes <= max(nodes for nodes, _ in bounds)
+    if chosen.nodes:
+        assert rate(chosen.nodes) >= max(rate(best), rate(0) * MARGIN) * (1 - 1e-9)
+    else:
+        assert rate(best) <= rate(0) * MARGIN * (1 + 1e-9)
+
+
+def test_a_change_of_bounds_is_seen_at_once() -> None:
+    sizer = make(token=0.0001, level=0.0001)
+    assert sizer.size(2, 2, usual(2)) == TreeSize(16, 2)
+    assert sizer.size(2, 2, usual(2, nodes=5)) == TreeSize(5, 2)
+    assert sizer.size(2, 2, usual(1) + usual(1, nodes=5)) == TreeSize(16, 2)

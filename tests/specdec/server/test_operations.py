@@ -133,6 +133,9 @@ def test_metrics_count_what_happens(server: Served) -> None:
     accepted = change["vllm:spec_decode_num_accepted_tokens_total"]
     depths = [f"vllm:spec_decode_num_accepted_tokens_per_pos_total {depth}" for depth in range(3)]
     assert sum(change.get(name, 0) for name in depths) == accepted
+    # Every step after the prompt's has a tree, except those in which one token is left.
+    assert accepted < change["specdec:tree_tokens_total"] <= 11 * count
+    assert change["specdec:tree_tokens_total"] <= accepted + change["vllm:spec_decode_num_drafts_total"]
     # Tokens after the first of each request: one per step, and the accepted drafts.
     assert accepted + change["specdec:steps_total"] - count == 11 * count
     assert change["vllm:spec_decode_num_drafts_total"] <= change["specdec:steps_total"]

@@ -128,7 +128,7 @@ async def _last() -> RequestOutput:
     return [state async for _, state in _states()][-1]
 
 
-SERVICE: Any = SimpleNamespace(names=["tiny"], tool_parser=HermesParser)
+SERVICE: Any = SimpleNamespace(names=["tiny"], tool_parser=HermesParser, speculation_figures=lambda *_: (None, None))
 
 
 def _chat(**more: Any) -> ChatAnswer:

@@ -1,0 +1,189 @@
+"""Tokens per second through `specdec serve` with 16 clients, against `LLM` on the same requests.
+
+    python -m benchmarks.serving
+
+Each client sends its next request when it has the answer to its last one, so as many requests run as there are clients.
+`LLM` gets all requests at once, and both engines have as many seats as there are clients. Rounds are interleaved, with
+plain decoding and with the EAGLE head, whole answers and streamed ones, all greedy, to the same number of new tokens,
+without a prefix cache. Clients share the machine with the server. The figures to read are the ratios, medians over
+rounds. Goal: at least 0.9 of `LLM`. The time to first token is what a client of the streamed answers sees.
+"""
+
+import argparse
+import http.client
+import json
+import random
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.report import read_prompts, write
+from specdec import LLM, SamplingParams
+
+# Seconds without a byte of an answer after which a client gives up.
+PATIENCE = 600
+
+
+class Answer(NamedTuple):
+    """Answer to one request.
+
+    Attributes:
+        token_ids: the generated tokens.
+        first: seconds from the request to its first event; None of an answer that came whole.
+    """
+
+    token_ids: list[int]
+    first: float | None = None
+
+
+class Run(NamedTuple):
+    """Answers in the order of the prompts, and the seconds until the last one ended."""
+
+    answers: list[Answer]
+    seconds: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        return sum(len(answer.token_ids) for answer in self.answers) / self.seconds
+
+
+@contextmanager
+def server(options: Sequence[str]) -> Iterator[int]:
+    """Run `specdec serve` in a process of its own; yields its port."""
+    command = [sys.executable, "-m", "specdec", "serve", "--port", "0", *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            lines: list[str] = []
+            for line in process.stderr:
+                lines.append(line)
+                if found := re.search(r"serving .* at http://[^ ]*:(\d+)", line):
+                    yield int(found[1])
+                    return
+            raise RuntimeError(f"the server did not start: {''.join(lines)}")
+        finally:
+            process.terminate()
+
+
+def ask(port: int, prompt: list[int], max_tokens: int, stream: bool) -> Answer:
+    """Send one request, and wait for its answer."""
+    body: dict[str, Any] = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+    sent = json.dumps({**body, "return_token_ids": True, "stream": stream})
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+    try:
+        began = time.perf_counter()
+        connection.request("POST", "/v1/completions", sent, {"Content-Type": "application/json"})
+        reply = connection.getresponse()
+        if reply.status != 200:
+            raise RuntimeError(f"the server answered {reply.status}: {reply.read()!r}")
+        if not stream:
+            return Answer(json.loads(reply.read())["choices"][0]["token_ids"])
+        first, lines = None, []
+        for line in reply:
+            if first is None:
+                first = time.perf_counter() - began
+            lines.append(line)
+        events = [line.removeprefix(b"data: ") for line in lines if line.startswith(b"data: {")]
+        tokens = [token for one in events for token in json.loads(one)["choices"][0].get("token_ids", ())]
+        return Answer(tokens, first)
+    finally:
+        connection.close()
+
+
+def through_server(port: int, prompts: Sequence[list[int]], args: argparse.Namespace, stream: bool) -> Run:
+    """Answer prompts through the server, each client one after another."""
+    with ThreadPoolExecutor(args.clients) as clients:
+        began = time.perf_counter()
+        answers = list(clients.map(lambda prompt: ask(port, prompt, args.max_tokens, stream), prompts))
+        return Run(answers, time.perf_counter() - began)
+
+
+def offline(llm: LLM, prompts: Sequence[list[int]], args: argparse.Namespace) -> Run:
+    """Answer prompts in this process."""
+    params = SamplingParams(temperature=0, max_tokens=args.max_tokens, ignore_eos=True)
+    began = time.perf_counter()
+    outputs = llm.generate(list(prompts), params, use_tqdm=False)
+    return Run([Answer(output.token_ids) for output in outputs], time.perf_counter() - began)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--prompts", type=int, default=32, help="of each kind of text")
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    drafts = {"plain": "none", "eagle": "eagle"}
+    options = ["--threads", str(args.threads), "--max-num-seqs", str(args.clients), "--no-enable-prefix-caching"]
+    with ExitStack() as stack:
+        ports = {name: stack.enter_context(server([*options, "--draft", draft])) for name, draft in drafts.items()}
+        engines = {
+            name: LLM(
+                draft=None if draft == "none" else draft,
+                threads=args.threads,
+                max_num_seqs=args.clients,
+                enable_prefix_caching=False,
+            )
+            for name, draft in drafts.items()
+        }
+        kinds = ("gsm8k-eval", "sgd-eval")
+        prompts = [
+            engines["plain"].chat_prompt(messages) for name in kinds for messages in read_prompts(name)[: args.prompts]
+        ]
+        random.Random(0).shuffle(prompts)
+        runs: dict[tuple[str, str], list[Run]] = {
+            (name, way): [] for name in drafts for way in ("offline", "whole", "streamed")
+        }
+        for number in range(args.rounds + 1):
+            for (name, way), every in runs.items():
+                if way == "offline":
+                    run = offline(engines[name], prompts, args)
+                else:
+                    run = through_server(ports[name], prompts, args, way == "streamed")
+                if number:  # the first round warms up
+                    every.append(run)
+    report(runs, args, len(prompts), engines["plain"].config.dtype)
+
+
+def report(runs: dict[tuple[str, str], list[Run]], args: argparse.Namespace, requests: int, dtype: str) -> None:
+    """Print a table, and write the results."""
+    expected = [answer.token_ids for answer in runs["plain", "offline"][0].answers]
+    rows, table = [], Table("drafts", "way", "tok/s, median", "of offline", "first token, ms", "9 in 10, ms")
+    for (name, way), every in runs.items():
+        speeds = [run.tokens_per_second for run in every]
+        base = [run.tokens_per_second for run in runs[name, "offline"]]
+        firsts = sorted(1e3 * answer.first for run in every for answer in run.answers if answer.first is not None)
+        row: dict[str, Any] = {
+            "drafts": name,
+            "way": way,
+            "tok_per_s_median": round(statistics.median(speeds), 1),
+            "of_offline": round(statistics.median(x / y for x, y in zip(speeds, base, strict=True)), 3),
+            "first_token_ms_median": round(statistics.median(firsts), 1) if firsts else None,
+            "first_token_ms_nine_in_ten": round(firsts[int(0.9 * len(firsts))], 1) if firsts else None,
+            "answers_with_equal_tokens": sum(
+                answer.token_ids == tokens
+                for run in every
+                for answer, tokens in zip(run.answers, expected, strict=True)
+            ),
+        }
+        rows.append(row)
+        table.add_row(*("" if value is None else str(value) for value in list(row.values())[:-1]))
+    Console().print(table)
+    figures = {"dtype": dtype, "clients": args.clients, "requests": requests, "max_tokens": args.max_tokens}
+    write("serving", {**figures, "rounds": args.rounds, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
