@@ -119,12 +119,20 @@ class LLM:
         *,
         priority: Sequence[int] | None = None,
         cache_salt: str | None = None,
+        trace: bool = False,
     ) -> Generator[RequestOutput]:
         """Run prompts like `generate`; yield a request's state after each step in which it got tokens.
 
         `segments` of a state is its new text. Closing the iterator aborts the requests that are not finished.
+
+        Args:
+            trace: fill `trace` of each state's outputs with the steps since the previous state: their draft trees and
+                accepted paths.
         """
         groups = self._groups(prompts, sampling_params, priority, cache_salt)
+        if trace:
+            for group in groups:
+                group.start_trace()
         yield from self._shared.run(groups, RequestGroup.output)
 
     def chat(

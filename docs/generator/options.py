@@ -19,7 +19,9 @@ from specdec.scheduling.scheduler_config import SchedulerConfig
 from specdec.train_eagle.train_config import TrainConfig
 
 GROUP: Any = typer.main.get_command(app)
-BENCH, SERVE = "bench", "serve"
+BENCH = "bench"
+# Commands of which only the options are listed that `generate` does not have in the same words.
+BESIDE_GENERATE = ("chat", "serve")
 # Arguments of `LLM` that are not keywords of settings, described by hand.
 POSITIONAL = ("model", "draft")
 OWNERS = {
@@ -36,10 +38,10 @@ def option_table(command: str) -> str:
     return table(["option", "meaning", "default"], [_row(parameter) for parameter in GROUP.commands[command].params])
 
 
-def serve_table() -> str:
-    """Return the options of `serve`, without those that `generate` has in the same words."""
+def other_options_table(command: str) -> str:
+    """Return a command's options, without those that `generate` has in the same words."""
     known = [_row(parameter) for parameter in GROUP.commands["generate"].params]
-    rows = [row for row in map(_row, GROUP.commands[SERVE].params) if row not in known]
+    rows = [row for row in map(_row, GROUP.commands[command].params) if row not in known]
     return table(["option", "meaning", "default"], rows)
 
 
@@ -108,8 +110,12 @@ def _cells(*texts: str) -> list[str]:
 
 
 PARTS: dict[str, Callable[[], str]] = {
-    **{f"options-{name}": partial(option_table, name) for name in GROUP.commands if name not in (BENCH, SERVE)},
-    f"options-{SERVE}": serve_table,
+    **{
+        f"options-{name}": partial(option_table, name)
+        for name in GROUP.commands
+        if name not in (BENCH, *BESIDE_GENERATE)
+    },
+    **{f"options-{name}": partial(other_options_table, name) for name in BESIDE_GENERATE},
     f"options-{BENCH}": bench_table,
     "settings-training": training_table,
     **{name: partial(settings_table, *owners) for name, owners in OWNERS.items()},

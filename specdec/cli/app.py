@@ -14,12 +14,14 @@ import typer
 
 from specdec import __version__
 from specdec.cli.bench import bench
+from specdec.cli.chat import chat
 from specdec.cli.generate import generate
 from specdec.cli.options import Verbose
 from specdec.cli.serve import serve
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 app.command()(generate)
+app.command()(chat)
 app.command()(serve)
 app.add_typer(bench, name="bench")
 # Which click typer stands on depends on its version; its errors are reached through one that typer exports.

@@ -13,6 +13,7 @@ from specdec.bench.bench_settings import BenchSettings, LatencySettings, Through
 from specdec.bench.mode import parse_modes
 from specdec.bench.peers import parse_peers
 from specdec.bench.prompt_file import GivenPrompt, read_prompt_file
+from specdec.cli.model_options import OWNERS, Model
 from specdec.cli.options import Verbose, options_for, with_options
 from specdec.config import DEMO, EngineConfig, default_shape, engine_config
 from specdec.core.sampling_params import SamplingParams
@@ -29,12 +30,8 @@ SHOWN_DEFAULTS = {
     **{name: f"{value:g}" for name, value in OWN_DEFAULTS.items()},
     "enable_prefix_caching": "off, so that rounds do not profit from each other",
 }
-OWNERS = (SamplingParams, DraftShape, EngineConfig, SchedulerConfig)
 
 bench = typer.Typer(rich_markup_mode=None)
-Model = Annotated[
-    Path | None, typer.Option(envvar="SPECDEC_MODEL", help="Checkpoint folder of the target; default: demo model.")
-]
 Chat = Annotated[
     bool | None,
     typer.Option("--chat/--raw", help="Use the chat template, or the prompt as it is; default: chat if it can."),

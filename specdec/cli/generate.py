@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specdec.cli.options import Verbose, options_for, with_options
+from specdec.cli.model_options import OWNERS, SHOWN_DEFAULTS, Draft, Model, ModelOptions
+from specdec.cli.options import Verbose, with_options
 from specdec.cli.prompts import read_prompts
-from specdec.config import DEMO, EngineConfig, default_shape, engine_config
 from specdec.core.sampling_params import SamplingParams
-from specdec.draft_heads.drafting.draft_shape import DraftShape
-from specdec.scheduling.scheduler_config import SchedulerConfig
 
 if TYPE_CHECKING:
     from specdec.cli.render import JsonView, TextView
@@ -20,17 +18,9 @@ if TYPE_CHECKING:
     from specdec.llm import LLM
 
 WARM_UP_TOKENS = 8
-# Where neither an option nor the model's generation_config.json says otherwise.
-OWN_DEFAULTS: dict[str, Any] = {"temperature": 0.0, "max_tokens": 256}
-SHOWN_DEFAULTS = {
-    **dict.fromkeys(("depth", "branching", "nodes", "min_reach"), "by device"),
-    **{name: "the model's, else " + value for name, value in {"top_p": "1", "min_p": "0", "top_k": "0"}.items()},
-    **{name: f"the model's, else {value:g}" for name, value in OWN_DEFAULTS.items()},
-    "repetition_penalty": "the model's, else 1",
-}
 
 
-@with_options(SamplingParams, DraftShape, EngineConfig, SchedulerConfig, defaults=SHOWN_DEFAULTS)
+@with_options(*OWNERS, defaults=SHOWN_DEFAULTS)
 def generate(
     prompt: Annotated[
         str | None, typer.Argument(help="The prompt; '-', or none where standard input is piped, to read it there.")
@@ -41,17 +31,8 @@ def generate(
             help="JSONL file, run as one batch: prompt, messages, conversation or turns (its first) in each line."
         ),
     ] = None,
-    model: Annotated[
-        Path | None, typer.Option(envvar="SPECDEC_MODEL", help="Checkpoint folder of the target; default: demo model.")
-    ] = None,
-    draft: Annotated[
-        str,
-        typer.Option(
-            envvar="SPECDEC_DRAFT",
-            show_default=False,
-            help="eagle (the demo's head), ngram, none, or the folder of a head or small model; default: eagle.",
-        ),
-    ] = "eagle",
+    model: Model = None,
+    draft: Draft = "eagle",
     chat: Annotated[
         bool | None,
         typer.Option("--chat/--raw", help="Use the chat template, or the prompt as it is; default: chat if it can."),
@@ -72,26 +53,18 @@ def generate(
       specdec generate --prompts prompts.jsonl --max-tokens 64
       specdec generate --model path/to/llama --draft path/to/head "Hello"
     """
-    sampling, shape = options_for(SamplingParams, options), options_for(DraftShape, options)
-    settings = {**options_for(EngineConfig, options), **options_for(SchedulerConfig, options)}
-    # Report mistakes before importing torch. The model may allow more tokens than the command does by itself.
-    SamplingParams(**{**OWN_DEFAULTS, "max_tokens": None, **sampling})
-    replace(default_shape("cpu"), **shape)
-    engine_config(DEMO, None, settings)
+    model_options = ModelOptions.of(model, draft, options)
     if compare and draft == "none":
         raise ValueError("--compare with --draft none has nothing to compare; leave out one of them")
     given = read_prompts(prompt, prompts, raw=chat is False)
 
     # Late, because torch takes seconds to import, and --help and mistakes should not wait for it.
     from specdec.cli.render import JsonView, TextView
-    from specdec.core.device import resolve_device
-    from specdec.llm import LLM
 
-    settings["shape"] = replace(default_shape(resolve_device(settings.get("device", "auto")).type), **shape)
-    llm = LLM(model, draft, **settings)
+    llm = model_options.load()
     # A head may name its target.
-    plain_llm = LLM(llm.config.model, None, **settings) if compare else None
-    params = SamplingParams(**{**OWN_DEFAULTS, **llm.generation_config.params, **sampling})
+    plain_llm = replace(model_options, model=llm.config.model, draft=None).load() if compare else None
+    params = model_options.params(llm)
     view = JsonView(given, compare) if as_json else TextView(given, drafting=draft != "none")
     inputs = [one.for_engine(llm, chat) for one in given]
     code = _run(llm, plain_llm, inputs, params, view)

@@ -1,40 +1,28 @@
-"""Output of a command: text coloured by its origin, figures, and JSON lines."""
+"""Output of `specdec generate`: text with figures for people, and JSON lines for programs."""
 
 import json
 import sys
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.segment import Segment as Piece
-from rich.segment import Segments
-from rich.style import Style
-
 from specdec.bench.prompt_file import GivenPrompt
+from specdec.cli.screen import BOLD, DIM, Screen
 from specdec.cli.timed_batch import Answer, TimedBatch
-from specdec.core.outputs import RequestOutput, Segment
-
-ACCEPTED = Style(color="green")
-OWN = Style()
-DIM = Style(dim=True)
-BOLD = Style(bold=True)
+from specdec.core.outputs import RequestOutput
 
 
 class TextView:
-    """Output for people: streamed text, or answers under headers if there are several, then the figures.
-
-    Coloured on a terminal, plain elsewhere.
-    """
+    """Output for people: streamed text, or answers under headers if there are several, then the figures."""
 
     def __init__(self, given: Sequence[GivenPrompt], drafting: bool) -> None:
         self._given = given
-        self._console = Console()
-        if drafting and self._console.is_terminal:
-            self._write(("accepted from the draft", ACCEPTED), (" · ", DIM), ("the target's own\n\n", OWN))
+        self._screen = Screen()
+        if drafting:
+            self._screen.write_legend()
 
     def show(self, output: RequestOutput) -> None:
         """Print the new text of a request."""
         if len(self._given) == 1:
-            self._write_segments(output.segments)
+            self._screen.write_segments(output.segments)
 
     def end(self, batch: TimedBatch, plain: TimedBatch | None) -> None:
         """Print the remaining output.
@@ -46,16 +34,9 @@ class TextView:
         if total > 1:
             for number, (one, answer) in enumerate(zip(self._given, batch.answers, strict=True), 1):
                 space = "" if number == 1 else "\n\n"
-                self._write((f"{space}[{number}/{total}] {_shortened(one.text)}\n", BOLD))
-                self._write_segments(answer.segments)
-        self._write((f"\n\n{_summary(batch, plain)}\n", DIM))
-
-    def _write_segments(self, segments: Sequence[Segment]) -> None:
-        self._write(*((piece.text, ACCEPTED if piece.accepted else OWN) for piece in segments))
-
-    def _write(self, *pieces: tuple[str, Style]) -> None:
-        # Not rich's `Text`, which would expand tabs and drop control characters of the answer.
-        self._console.print(Segments([Piece(text, style) for text, style in pieces]), soft_wrap=True, end="")
+                self._screen.write((f"{space}[{number}/{total}] {_shortened(one.text)}\n", BOLD))
+                self._screen.write_segments(answer.segments)
+        self._screen.write((f"\n\n{summary(batch, plain)}\n", DIM))
 
 
 class JsonView:
@@ -101,7 +82,12 @@ def _comparison(answer: Answer, plain: Answer | None) -> dict[str, float | bool 
     }
 
 
-def _summary(batch: TimedBatch, plain: TimedBatch | None) -> str:
+def summary(batch: TimedBatch, plain: TimedBatch | None = None) -> str:
+    """Return the figures of a run in one line.
+
+    Args:
+        plain: the same run without drafts, if there was one.
+    """
     stats = batch.stats
     line = (
         f"{batch.tokens} tokens, {batch.tok_per_s:.1f} tok/s, tau {stats.tau:.2f}, "

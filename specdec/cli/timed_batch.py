@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from specdec.core.outputs import CompletionOutput, RequestOutput, Segment, SpeculationStats
+from specdec.core.outputs import CompletionOutput, RequestOutput, Segment, SpeculationStats, TracedStep
 from specdec.core.progress import progress_bar
 from specdec.core.sampling_params import SamplingParams
 
@@ -22,11 +22,13 @@ class Answer:
         output: its last state; aborted until it ends for another reason.
         segments: its text.
         seconds: time from the batch's start to this answer's end.
+        trace: its steps, where they are asked for.
     """
 
     output: CompletionOutput = field(default_factory=lambda: CompletionOutput(0, "", [], [], "abort"))
     segments: list[Segment] = field(default_factory=list)
     seconds: float = 0.0
+    trace: list[TracedStep] = field(default_factory=list)
 
     @property
     def tok_per_s(self) -> float:
@@ -35,6 +37,7 @@ class Answer:
     def take(self, output: CompletionOutput, seconds: float) -> None:
         self.output = replace(output, finish_reason=output.finish_reason or "abort")
         self.segments += output.segments
+        self.trace += output.trace
         self.seconds = seconds
 
 
@@ -66,12 +69,14 @@ def run_batch(
     params: Sequence[SamplingParams],
     what: str,
     listen: Callable[[RequestOutput], None] = lambda _: None,
+    trace: bool = False,
 ) -> TimedBatch:
     """Run all prompts together, with a progress bar. Ctrl-C ends the run and keeps its outputs so far.
 
     Args:
         what: stands beside the bar.
         listen: is called with every state of a request.
+        trace: keep each answer's steps.
 
     Raises:
         ValueError: a prompt that cannot be run; nothing has run then.
@@ -80,7 +85,7 @@ def run_batch(
     order: dict[str, Answer] = {}
     start = time.perf_counter()
     try:
-        with closing(llm.stream(prompts, params)) as states, progress_bar(len(prompts), what) as advance:
+        with closing(llm.stream(prompts, params, trace=trace)) as states, progress_bar(len(prompts), what) as advance:
             for output in states:
                 # First come, first served: requests show up in the order of their prompts.
                 if output.request_id not in order:

@@ -91,6 +91,24 @@ class Segment(NamedTuple):
     accepted: bool
 
 
+class TracedStep(NamedTuple):
+    """One step of a request: its draft tree, and what the request took of it.
+
+    Attributes:
+        root: the last known token, under which the tree hangs.
+        tokens: token of each node, parents before children; none in a plain step, or in the pass over the prompt.
+        parents: index of each node's parent, -1 for a child of the root.
+        path: accepted nodes whose tokens the output took, from depth 1 on.
+        output: the tokens that the output took: those of `path`, and the bonus token unless the output ended before it.
+    """
+
+    root: int
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    path: tuple[int, ...]
+    output: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class CompletionOutput:
     """One generated sequence.
@@ -108,6 +126,7 @@ class CompletionOutput:
         stats: speculation figures so far.
         tree_steps: steps with a draft tree so far, in order.
         segments: new text since the previous state.
+        trace: steps since the previous state; none unless asked for.
     """
 
     index: int
@@ -122,6 +141,7 @@ class CompletionOutput:
     stats: SpeculationStats = field(default_factory=SpeculationStats)
     tree_steps: list[TreeStep] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
+    trace: list[TracedStep] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from specdec.core.detokenizer import Detokenizer
-from specdec.core.outputs import CompletionOutput, Logprob, RequestOutput, SpeculationStats, TreeStep
+from specdec.core.outputs import (
+    CompletionOutput,
+    Logprob,
+    RequestOutput,
+    SpeculationStats,
+    TracedStep,
+    TreeStep,
+)
 from specdec.core.sampling_params import SamplingParams
 from specdec.verify.sampling import Context, Sampling
 
@@ -69,6 +76,7 @@ class Request:
         logprobs: per output token, if asked for; may run ahead of the output within a step.
         prompt_logprobs: per prompt token scored so far, None for the first.
         tree_steps: steps with a draft tree, in order.
+        trace: its steps since the last snapshot; None unless they are asked for.
     """
 
     request_id: str
@@ -100,6 +108,7 @@ class Request:
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=lambda: [None])
     stats: SpeculationStats = field(default_factory=SpeculationStats)
     tree_steps: list[TreeStep] = field(default_factory=list, repr=False)
+    trace: list[TracedStep] | None = None
 
     @cached_property
     def context(self) -> Context:
@@ -177,13 +186,16 @@ class Request:
         del self.logprobs[self.num_output :]
 
     def completion(self) -> CompletionOutput:
-        """Return a snapshot, with the text that is new since the last one."""
+        """Return a snapshot, with the text and the traced steps that are new since the last one."""
         segments = self.detokenizer.segments(final=self.finished)
         tokens = self.token_ids[self.num_prompt :]
         logprobs = None if self.params.logprobs is None else self.logprobs[: len(tokens)]
         total = None
         if logprobs is not None:
             total = sum(entries[token].logprob for entries, token in zip(logprobs, tokens, strict=True))
+        trace: list[TracedStep] = []
+        if self.trace is not None:
+            trace, self.trace = self.trace, trace
         return CompletionOutput(
             index=self.sampling.sample_index,
             text=self.detokenizer.text,
@@ -197,6 +209,7 @@ class Request:
             stats=replace(self.stats, accepted_per_depth=list(self.stats.accepted_per_depth)),
             tree_steps=list(self.tree_steps),
             segments=segments,
+            trace=trace,
         )
 
 
@@ -222,6 +235,11 @@ class RequestGroup:
         while self._num_finished < len(self.requests) and self.requests[self._num_finished].finished:
             self._num_finished += 1
         return self._num_finished == len(self.requests)
+
+    def start_trace(self) -> None:
+        """Record every step from now on; snapshots hold the new ones."""
+        for request in self.requests:
+            request.trace = []
 
     def output(self) -> RequestOutput:
         """Return a snapshot of all samples."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from specdec.cache.kv_cache import KVCache
 from specdec.core.device import on_device
 from specdec.core.logprobs import score_output, score_prompt
-from specdec.core.outputs import LogprobsMode
+from specdec.core.outputs import LogprobsMode, TracedStep
 from specdec.core.request import Request
 from specdec.draft_heads.drafting.drafter import Drafter, DraftRow
 from specdec.engine.step_observer import StepObserver
@@ -87,7 +87,7 @@ class LLMEngine:
         observer.use_wait()
         results = self._verify(rows, trees, parts, logits)
         self._commit(rows, results)
-        updated = self._append(rows, results)
+        updated = self._append(rows, trees, results)
         self.scheduler.update(plan, results)
         observer.end(rows, draft_rows, results)
         return updated
@@ -146,16 +146,18 @@ class LLMEngine:
         if source:
             self.cache.move(source, target)
 
-    def _append(self, rows: Sequence[PlannedRow], results: Sequence[RowResult]) -> list[Request]:
+    def _append(self, rows: Sequence[PlannedRow], trees: DraftTrees, results: Sequence[RowResult]) -> list[Request]:
         """Give requests their tokens, one by one up to where the output ends; return the requests that were sampled."""
         updated = []
-        for row, result in zip(rows, results, strict=True):
+        for place, (row, result) in enumerate(zip(rows, results, strict=True)):
             request = row.request
             # A request may have been aborted during the step.
             if not row.sampled or result.needs_retry or request.finished:
                 continue
             result.num_new = request.take(result.tokens, len(result.path), result.num_nodes)
             result.num_accepted = min(len(result.path), result.num_new)
+            if request.trace is not None:
+                request.trace.append(_traced(request, trees.read()[place], result))
             if result.is_dead_end and not request.finished:
                 request.fail(
                     "no token can follow: the model's logits are not finite, or allowed_token_ids, bad_words "
@@ -178,6 +180,18 @@ def _result(tree: DraftTree, acceptance: Acceptance) -> RowResult:
         # Values of a draft node that overflow reach every row that reads them under a mask. A plain step would not
         # have met them.
         needs_retry=len(tree) > 0 and not tokens,
+    )
+
+
+def _traced(request: Request, tree: DraftTree, result: RowResult) -> TracedStep:
+    """Describe a step whose tokens the request has taken."""
+    known = len(request.token_ids) - result.num_new
+    return TracedStep(
+        root=request.token_ids[known - 1],
+        tokens=tuple(tree.tokens),
+        parents=tuple(tree.parents),
+        path=tuple(result.path[: result.num_accepted]),
+        output=tuple(request.token_ids[known:]),
     )
 
 

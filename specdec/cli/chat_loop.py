@@ -1,0 +1,99 @@
+"""The loop of `specdec chat`: read a line, answer it or run its command."""
+
+import sys
+from contextlib import suppress
+
+import typer
+
+from specdec.cli.chat_commands import run_command
+from specdec.cli.conversation import Conversation
+from specdec.cli.screen import DIM, OWN, Screen
+from specdec.core.outputs import RequestOutput
+
+PROMPT = "> "
+
+
+class ChatLoop:
+    """Reads standard input to its end, or to `/exit`.
+
+    On a terminal, Ctrl-C ends an answer and not the chat. Piped input gets answers and the output of commands alone,
+    without colours, and Ctrl-C ends the command.
+    """
+
+    def __init__(self, conversation: Conversation) -> None:
+        self._conversation = conversation
+        self._is_interactive = sys.stdin.isatty()
+        self._screen = Screen(is_plain=not self._is_interactive)
+        self._num_failed = 0
+
+    def run(self) -> int:
+        """Return the exit code: 1 if a line of piped input failed.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C while piped input is answered.
+            ValueError: input that is no text.
+        """
+        if self._is_interactive:
+            # Line editing and the lines before, by the arrow keys.
+            with suppress(ImportError):
+                import readline  # noqa: F401
+            if self._conversation.llm.config.draft is not None:
+                self._screen.write_legend()
+            self._note("/help lists the commands. Ctrl-C ends an answer, Ctrl-D the chat.\n")
+        with suppress(EOFError):
+            while True:
+                self._handle(self._read())
+        return 0 if self._is_interactive or not self._num_failed else 1
+
+    def _read(self) -> str:
+        """Return the next line.
+
+        Raises:
+            EOFError: there is none.
+        """
+        while True:
+            try:
+                return input(PROMPT if self._is_interactive else "")
+            except UnicodeDecodeError as error:
+                raise ValueError(f"standard input: not UTF-8 text: {error}") from None
+            except EOFError:
+                self._note("")
+                raise
+            except KeyboardInterrupt:
+                if not self._is_interactive:
+                    raise
+                self._note("\nCtrl-D or /exit ends the chat.")
+
+    def _handle(self, line: str) -> None:
+        """Answer a line or run its command. A mistake is told in one line."""
+        try:
+            if line.startswith("/"):
+                if done := run_command(line, self._conversation, self._screen):
+                    self._note(done)
+            elif line.strip():
+                self._answer(line.strip())
+        except ValueError as error:
+            self._num_failed += 1
+            typer.echo(f"specdec: {error}", err=True)
+        except KeyboardInterrupt:
+            if not self._is_interactive:
+                raise
+            self._note("")
+
+    def _answer(self, text: str) -> None:
+        try:
+            batch = self._conversation.answer(text, self._show)
+        finally:
+            self._screen.write(("\n", OWN))
+        if batch.interrupted and not self._is_interactive:
+            raise KeyboardInterrupt
+        reason = "interrupted" if batch.interrupted else batch.answers[0].output.finish_reason
+        self._note("" if reason == "stop" else f"[{reason}]\n")
+
+    def _show(self, output: RequestOutput) -> None:
+        self._screen.write_segments(output.segments)
+
+    def _note(self, text: str) -> None:
+        """Write a line for people, and nothing for programs."""
+        if self._is_interactive:
+            self._screen.write((f"{text}\n", DIM))

@@ -1,0 +1,88 @@
+"""Options of the commands that generate text with one engine in this process: model, draft, and all settings."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+import typer
+
+from specdec.cli.options import options_for
+from specdec.config import DEMO, EngineConfig, default_shape, engine_config
+from specdec.core.sampling_params import SamplingParams
+from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.scheduling.scheduler_config import SchedulerConfig
+
+if TYPE_CHECKING:
+    from specdec.llm import LLM
+
+OWNERS = (SamplingParams, DraftShape, EngineConfig, SchedulerConfig)
+# Where neither an option nor the model's generation_config.json says otherwise.
+OWN_DEFAULTS: dict[str, Any] = {"temperature": 0.0, "max_tokens": 256}
+SHOWN_DEFAULTS = {
+    **dict.fromkeys(("depth", "branching", "nodes", "min_reach"), "by device"),
+    **{name: "the model's, else " + value for name, value in {"top_p": "1", "min_p": "0", "top_k": "0"}.items()},
+    **{name: f"the model's, else {value:g}" for name, value in OWN_DEFAULTS.items()},
+    "repetition_penalty": "the model's, else 1",
+}
+Model = Annotated[
+    Path | None, typer.Option(envvar="SPECDEC_MODEL", help="Checkpoint folder of the target; default: demo model.")
+]
+Draft = Annotated[
+    str,
+    typer.Option(
+        envvar="SPECDEC_DRAFT",
+        show_default=False,
+        help="eagle (the demo's head), ngram, none, or the folder of a head or small model; default: eagle.",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Checked options, from which the engine and the sampling parameters are made.
+
+    Attributes:
+        model, draft: as `LLM` takes them.
+        sampling: the given fields of `SamplingParams`.
+        shape: the given fields of `DraftShape`.
+        settings: the given settings of `LLM`, but for the shape.
+    """
+
+    model: Path | None
+    draft: str | None
+    sampling: dict[str, Any]
+    shape: dict[str, Any]
+    settings: dict[str, Any]
+
+    @classmethod
+    def of(cls, model: Path | None, draft: str, options: Mapping[str, Any]) -> Self:
+        """Check the options of a command, without importing torch, which takes seconds.
+
+        Raises:
+            ValueError: a value outside its range.
+        """
+        sampling, shape = options_for(SamplingParams, options), options_for(DraftShape, options)
+        settings = {**options_for(EngineConfig, options), **options_for(SchedulerConfig, options)}
+        # The model may allow more tokens than the command does by itself.
+        SamplingParams(**{**OWN_DEFAULTS, "max_tokens": None, **sampling})
+        replace(default_shape("cpu"), **shape)
+        engine_config(DEMO, None, settings)
+        return cls(model, draft, sampling, shape, settings)
+
+    def load(self) -> "LLM":
+        """Load the model and build its engine.
+
+        Raises:
+            ValueError: see `LLM`.
+        """
+        from specdec.core.device import resolve_device
+        from specdec.llm import LLM
+
+        device = resolve_device(self.settings.get("device", "auto"))
+        shape = replace(default_shape(device.type), **self.shape)
+        return LLM(self.model, self.draft, **self.settings, shape=shape)
+
+    def params(self, llm: "LLM") -> SamplingParams:
+        """Return the sampling parameters: those given, then the model's, then the commands' own."""
+        return SamplingParams(**{**OWN_DEFAULTS, **llm.generation_config.params, **self.sampling})

@@ -1,0 +1,47 @@
+"""Standard output of a command for people: text coloured by its origin on a terminal, plain elsewhere."""
+
+from collections.abc import Sequence
+
+from rich.console import Console, RenderableType
+from rich.segment import Segment as Piece
+from rich.segment import Segments
+from rich.style import Style
+
+from specdec.core.outputs import Segment
+
+ACCEPTED = Style(color="green")
+OWN = Style()
+DIM = Style(dim=True)
+BOLD = Style(bold=True)
+# Columns; more than any drawing has.
+WIDEST = 10_000
+
+
+class Screen:
+    """Standard output.
+
+    Args:
+        is_plain: never colour; otherwise a terminal is coloured.
+    """
+
+    def __init__(self, is_plain: bool = False) -> None:
+        self.console = Console(force_terminal=False if is_plain else None)
+
+    def write(self, *pieces: tuple[str, Style]) -> None:
+        """Write pieces of text as they are, each in its style."""
+        # Not rich's `Text`, which would expand tabs and drop control characters of the answer.
+        self.console.print(Segments([Piece(text, style) for text, style in pieces]), soft_wrap=True, end="")
+
+    def write_segments(self, segments: Sequence[Segment]) -> None:
+        """Write text of an answer, accepted draft tokens coloured."""
+        self.write(*((piece.text, ACCEPTED if piece.accepted else OWN) for piece in segments))
+
+    def draw(self, drawing: RenderableType) -> None:
+        """Draw something of any width. A narrow terminal breaks its lines, where rich would leave parts out."""
+        segments = self.console.render(drawing, self.console.options.update(width=WIDEST))
+        self.console.print(Segments(segments), soft_wrap=True, end="")
+
+    def write_legend(self) -> None:
+        """Say on a terminal what the colours mean."""
+        if self.console.is_terminal:
+            self.write(("accepted from the draft", ACCEPTED), (" · ", DIM), ("the target's own\n\n", OWN))

@@ -1,0 +1,36 @@
+"""A draft tree, drawn in the terminal."""
+
+from collections.abc import Callable
+
+from rich.text import Text
+from rich.tree import Tree
+
+from specdec.cli.screen import ACCEPTED, BOLD, DIM, OWN
+from specdec.core.detokenizer import REPLACEMENT
+from specdec.core.outputs import TracedStep
+from specdec.models.tokenizer import Tokenizer
+
+
+def draw_tree(step: TracedStep, show: Callable[[int], str]) -> Tree:
+    """Draw a step's draft tree under the last known token.
+
+    Accepted tokens are ticked, and green on a terminal. The token that the target added hangs behind the last of them.
+
+    Args:
+        show: returns a token as text.
+    """
+    drawing = Tree(Text(show(step.root), BOLD), guide_style=DIM)
+    branches, path = {-1: drawing}, set(step.path)
+    for node, (token, parent) in enumerate(zip(step.tokens, step.parents, strict=True)):
+        label = Text(f"{show(token)} ✓", ACCEPTED) if node in path else Text(show(token), DIM)
+        branches[node] = branches[parent].add(label)
+    last = step.path[-1] if step.path else -1
+    for token in step.output[len(step.path) :]:
+        branches[last].add(Text(f"{show(token)} ← the target's own", OWN))
+    return drawing
+
+
+def token_text(tokenizer: Tokenizer, token: int) -> str:
+    """Return a token's text in quotes; its name in the vocabulary where it is no whole character."""
+    text = tokenizer.backend.decode([token], skip_special_tokens=False)
+    return repr(text if text and REPLACEMENT not in text else tokenizer.backend.id_to_token(token))
