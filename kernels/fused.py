@@ -58,7 +58,7 @@ class FusedLayer(Protocol):
 
 
 class FeatureWeights(NamedTuple):
-    """How the feature that a head reads comes from a target's pass.
+    """Weights that turn a target's states into the feature that a head reads.
 
     Attributes:
         taps: layers whose inputs are read side by side (as many as there are layers for the stream behind the last).
@@ -144,7 +144,7 @@ class HeadWeights(NamedTuple):
 
 
 class DraftingRow(NamedTuple):
-    """What a call of the drafter needs to know of a request.
+    """A request as the drafter in one call reads it.
 
     Attributes:
         block_table: the request's blocks, enough for the entries of expanded nodes behind `end`.

@@ -168,7 +168,7 @@ class NativeOperations:
     def gumbel_argmax(self, scores: Tensor, noise: NoiseRows) -> Tensor:
         """See `KernelSet.gumbel_argmax`."""
         size, found = scores.shape[1], list[int]()
-        # A noise source keeps so many vectors.
+        # As many rows at a time as a noise source keeps vectors for.
         for start in range(0, len(scores), MOST_NOISE):
             keys = noise.keys[start : start + MOST_NOISE]
             vectors = [None if key is None else self.noise.at(key, size, Stream.TARGET, 0) for key in keys]

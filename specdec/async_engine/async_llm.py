@@ -40,11 +40,11 @@ LONG_TEXT = 20_000
 
 
 class Holdings(NamedTuple):
-    """What an engine process holds: nothing when no request runs.
+    """Requests and cache blocks in use by an engine process; 0 and 0 while it is idle.
 
     Attributes:
-        requests: requests that it knows.
-        blocks: cache blocks that they hold.
+        requests: unfinished requests.
+        blocks: cache blocks that those use.
     """
 
     requests: int
@@ -221,7 +221,7 @@ class AsyncLLM:
 
     @property
     def healthy(self) -> bool:
-        """Whether the engine process is ready for requests."""
+        """True while the engine process takes requests."""
         return self._supervisor.healthy and not self._closing
 
     @property

@@ -122,7 +122,7 @@ def _started(address: str, folder: str) -> subprocess.Popen[bytes]:
 
 
 def _deliver(data: bytes, handle: Callable[[FromEngine], None]) -> None:
-    """Hand over a message. One that cannot be handled must not cost those behind it."""
+    """Pass a message to `handle`. An error is logged, so that later messages are still handled."""
     try:
         handle(decode_from_engine(data))
     except Exception:

@@ -22,7 +22,7 @@ MOST_MESSAGES = 16
 
 
 class Setup(NamedTuple):
-    """What an engine process is started with.
+    """Start-up settings of an engine process.
 
     Attributes:
         model, draft, settings: as `LLM` takes them.

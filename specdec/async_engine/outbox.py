@@ -1,4 +1,4 @@
-"""What of a request's output has not been sent yet."""
+"""Output of a request that has not been sent to the front end yet."""
 
 from specdec.async_engine.messages import Delta
 from specdec.core.outputs import Logprob

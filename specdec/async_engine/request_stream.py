@@ -80,7 +80,7 @@ class RequestStream:
 
     @property
     def finished(self) -> bool:
-        """Whether the engine process has done with the request."""
+        """True once all samples have ended, or the request has failed."""
         return self._error is not None or all(sample.finish_reason is not None for sample in self._samples)
 
     def apply(self, delta: Delta) -> None:

@@ -11,7 +11,7 @@ from specdec.cli.screen import DIM, OWN, Screen
 from specdec.cli.timed_batch import TimedBatch
 from specdec.cli.tree_view import draw_tree, token_text
 
-# A command's work. It is given the text behind the command's name, and returns what it has set, for people.
+# The function of a command. It takes the text behind the command's name, and returns what `run_command` returns.
 Work = Callable[[Conversation, Screen, str], str]
 
 
@@ -28,7 +28,7 @@ class ChatCommand(NamedTuple):
 
 
 def run_command(line: str, conversation: Conversation, screen: Screen) -> str:
-    """Run a command; return what it has set, for people, or nothing.
+    """Run a command; return a line that tells what it changed, empty if it printed its own output.
 
     Raises:
         EOFError: the command ends the chat.

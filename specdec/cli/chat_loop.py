@@ -65,7 +65,7 @@ class ChatLoop:
                 self._note("\nCtrl-D or /exit ends the chat.")
 
     def _handle(self, line: str) -> None:
-        """Answer a line or run its command. A mistake is told in one line."""
+        """Answer a line or run its command. An error is printed as one line."""
         try:
             if line.startswith("/"):
                 if done := run_command(line, self._conversation, self._screen):

@@ -1,4 +1,4 @@
-"""What a request asks of speculation. Pure Python."""
+"""Settings of speculation for one request. Pure Python."""
 
 from dataclasses import dataclass
 

@@ -13,8 +13,8 @@ from specdec.scheduling.step_cost import MeasuredStep
 from specdec.scheduling.step_plan import PlannedRow, RowResult
 from specdec.scheduling.tree_sizer import TreeOutcome
 
-# Of a long run of plain steps only every so many are measured, as learning from one takes a tenth of a small model's
-# step.
+# After the first LONG_RUN plain steps in a row, one in MEASURED_EVERY is measured: learning from a step takes a tenth
+# of a small model's step.
 LONG_RUN, MEASURED_EVERY = 16, 4
 # A moment of the host, or of a GPU, which runs behind the host.
 Mark = float | torch.cuda.Event

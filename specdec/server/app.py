@@ -12,7 +12,7 @@ from specdec.server.errors import on_http_error, on_invalid_request, on_unexpect
 from specdec.server.gate import Gate
 from specdec.server.service import Service
 
-# nginx's status of a request whose client has gone; nobody reads it.
+# nginx's status for a request whose client has gone, seen in logs alone.
 _CLIENT_GONE = 499
 
 

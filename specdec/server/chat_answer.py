@@ -33,7 +33,7 @@ ASSISTANT = "assistant"
 
 @dataclass
 class _Sent:
-    """How far a choice has been sent.
+    """Counts of what has been sent of a choice.
 
     Attributes:
         tokens: generated tokens whose log-probabilities are sent.

@@ -18,7 +18,7 @@ from specdec.server.speculation_replies import meta_info
 
 @dataclass
 class _Sent:
-    """How far a choice has been sent.
+    """Counts of what has been sent of a choice.
 
     Attributes:
         tokens: generated tokens whose log-probabilities are sent.

@@ -1,4 +1,4 @@
-"""What stands before the routes: request ids, API keys, limits of a body's size and time, and a log of requests."""
+"""Middleware before the routes: request ids, API keys, limits of a body's size and time, and a log of requests."""
 
 import asyncio
 import hashlib
@@ -111,7 +111,7 @@ def _request_id(given: str) -> str:
 
 
 def _again(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that gives the body as one message, and then what comes after it."""
+    """Return a `receive` that gives the body as one message, and then the messages after it."""
     is_given = False
 
     async def receive_again() -> Message:

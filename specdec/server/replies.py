@@ -75,17 +75,27 @@ class CompletionChoice(Struct):
     meta_info: SpecTokensDetails | msgspec.UnsetType = msgspec.UNSET
 
 
-class Completion(Struct, kw_only=True):
-    """Answer of `/v1/completions`, and each part of a streamed one."""
+class Answer(Struct, kw_only=True):
+    """Fields that all answers with choices have, whole ones and each part of a streamed one.
+
+    Attributes:
+        id: the answer's id.
+        created: seconds since 1970.
+    """
 
     id: str
-    object: str = "text_completion"
     created: int
     model: str
-    choices: list[CompletionChoice]
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
     metrics: RequestMetrics | msgspec.UnsetType | None = msgspec.UNSET
     sglext: SglExt | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class Completion(Answer, kw_only=True):
+    """Answer of `/v1/completions`, and each part of a streamed one."""
+
+    object: str = "text_completion"
+    choices: list[CompletionChoice]
 
 
 class TopLogprob(Struct):
@@ -161,19 +171,13 @@ class ChatChoice(Struct):
     meta_info: SpecTokensDetails | msgspec.UnsetType = msgspec.UNSET
 
 
-class ChatCompletion(Struct, kw_only=True):
+class ChatCompletion(Answer, kw_only=True):
     """Answer of `/v1/chat/completions`."""
 
-    id: str
     object: str = "chat.completion"
-    created: int
-    model: str
     choices: list[ChatChoice]
-    usage: Usage
     prompt_logprobs: list[dict[int, PromptLogprob] | None] | msgspec.UnsetType = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
-    metrics: RequestMetrics | msgspec.UnsetType | None = msgspec.UNSET
-    sglext: SglExt | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class ChatChunkChoice(Struct):
@@ -188,17 +192,11 @@ class ChatChunkChoice(Struct):
     meta_info: SpecTokensDetails | msgspec.UnsetType = msgspec.UNSET
 
 
-class ChatChunk(Struct, kw_only=True):
+class ChatChunk(Answer, kw_only=True):
     """A part of a streamed answer of `/v1/chat/completions`."""
 
-    id: str
     object: str = "chat.completion.chunk"
-    created: int
-    model: str
     choices: list[ChatChunkChoice]
-    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
-    metrics: RequestMetrics | msgspec.UnsetType | None = msgspec.UNSET
-    sglext: SglExt | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class ModelCard(Struct, kw_only=True):

@@ -80,7 +80,7 @@ class ResponsesAnswer:
         return {"type": f"response.{kind}", "response": self._reply}
 
     def _text(self, text: str, output: CompletionOutput) -> Iterator[Event]:
-        """Take new text; yield what it adds to the answer."""
+        """Add new text to the answer; yield its events."""
         items = self._parser.push(text)
         if output.finish_reason is not None:
             items += self._parser.finish()

@@ -22,7 +22,7 @@ class InputItem(RequestModel):
     output: Content | None = None
 
     def message(self) -> ChatMessageIn | None:
-        """Return the item as a message of a chat; None for what has no place in one.
+        """Return the item as a message of a chat; None for an item that is no message.
 
         Raises:
             ApiError: an item of another kind, or one that lacks a field.

@@ -1,4 +1,4 @@
-"""What the routes share: the engine, the model's names, default parameters, metrics, and running requests."""
+"""State that all routes share: the engine, the model's names, default parameters, metrics, and running requests."""
 
 import asyncio
 import logging

@@ -10,7 +10,7 @@ NGRAM = "ngram"
 
 
 class SpeculativeConfig(NamedTuple):
-    """What drafts.
+    """Drafter that the JSON of `--speculative-config` names.
 
     Attributes:
         draft: folder of a head or of a small model, or "ngram".

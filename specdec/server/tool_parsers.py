@@ -17,7 +17,7 @@ class ToolParser(Protocol):
         ...
 
     def finish(self) -> list[Item]:
-        """Return what is left at the answer's end. A call that was cut off is text."""
+        """Return the items that are left at the answer's end. An incomplete call is returned as text."""
         ...
 
 
