@@ -89,7 +89,7 @@ class ModelDrafter:
         self._own_bits = own_bits(shape.depth - 1, self.branching, kv.device)
 
     def _one_call(self) -> FusedDrafting | None:
-        weights = self.head.search_weights() if self.kernels.fused_drafting is not None else None
+        weights = self.head.drafting_weights() if self.kernels.fused_drafting is not None else None
         if weights is None or not isinstance(self.readout, MatrixReadout):
             return None
         assert self.kernels.fused_drafting is not None

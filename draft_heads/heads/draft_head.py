@@ -70,8 +70,8 @@ class DraftHead(Protocol):
         """
         ...
 
-    def search_weights(self) -> HeadWeights | None:
-        """Return the head's parts for a search in one call, None if it has others than such a search knows.
+    def drafting_weights(self) -> HeadWeights | None:
+        """Return the head's parts for drafting in one call, None if it has others than such a call knows.
 
         Never called before the head is prepared for a kernel set with fused layers.
         """
@@ -121,7 +121,7 @@ class FeatureHead(nn.Module):
         """Return no parts: a head that has the usual ones says so itself."""
         return None
 
-    def search_weights(self) -> HeadWeights | None:
+    def drafting_weights(self) -> HeadWeights | None:
         """Return no parts: a head that has the usual ones says so itself."""
         return None
 

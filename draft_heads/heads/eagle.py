@@ -51,7 +51,7 @@ class EagleHead(FeatureHead):
     def feature_weights(self) -> FeatureWeights | None:
         return FeatureWeights((), None)
 
-    def search_weights(self) -> HeadWeights | None:
+    def drafting_weights(self) -> HeadWeights | None:
         product: Product = self.__dict__["fc"]
         return HeadWeights(
             self.embed_tokens.weight,

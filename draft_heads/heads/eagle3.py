@@ -117,7 +117,7 @@ class Eagle3Head(FeatureHead):
         product: Product = self.__dict__["fc"]
         return FeatureWeights(self.taps, product)
 
-    def search_weights(self) -> HeadWeights | None:
+    def drafting_weights(self) -> HeadWeights | None:
         first = self.layers[0]
         assert isinstance(first, Eagle3Layer)
         return HeadWeights(

@@ -5,14 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from specdec.core.detokenizer import Detokenizer
-from specdec.core.outputs import (
-    CompletionOutput,
-    Logprob,
-    RequestOutput,
-    SpeculationStats,
-    TracedStep,
-    TreeStep,
-)
+from specdec.core.outputs import CompletionOutput, Logprob, RequestOutput, SpeculationStats, TracedStep, TreeStep
 from specdec.core.sampling_params import SamplingParams
 from specdec.verify.sampling import Context, Sampling
 

@@ -18,13 +18,7 @@ from specdec.draft_heads.llama.checkpoint_files import (
     read_tensors,
 )
 from specdec.draft_heads.llama.llama_config import DEFAULTS, LlamaConfig
-from specdec.draft_heads.llama.llama_layer import (
-    Attention,
-    LlamaLayer,
-    RMSNorm,
-    check_layers,
-    fuse_layer,
-)
+from specdec.draft_heads.llama.llama_layer import Attention, LlamaLayer, RMSNorm, check_layers, fuse_layer
 from specdec.draft_heads.llama.rope import Rotary
 from specdec.kernels.fused import FeatureWeights, TargetWeights
 from specdec.kernels.kernel_set import KernelSet

@@ -54,7 +54,7 @@ class LlamaDraftHead:
     def feature_weights(self) -> None:
         """Return no parts: there is no feature."""
 
-    def search_weights(self) -> HeadWeights | None:
+    def drafting_weights(self) -> HeadWeights | None:
         """Return the Llama's parts."""
         layers = [layer.fused for layer in self.model.layers if isinstance(layer, LlamaLayer)]
         norm, eps = self.model.norm.weight, self.llama.rms_norm_eps
