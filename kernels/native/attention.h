@@ -1,45 +1,46 @@
 /* Attention of packed rows over the paged cache, read in place. A row's keys come in the order of positions: the
-   cached ones, then its ancestors in the tree, as if those were cached. */
+   cached ones, then its ancestors in the tree, as if those were cached.
 
-/* Keys of a row that are one after another in the cache. */
-typedef struct {
-    int64_t slot, count;
-} run;
+   Rows of one request and the query heads of a KV head are attended together as far as they see the same keys, so that
+   a key is read and widened once for all of them. Each query's sums are its own and in the order of its keys: which
+   queries are attended together changes no bit. */
 
-/* The walk over a row's keys, run by run. */
+enum {
+    TILE_QUERIES = 8, /* queries that are attended together, or one row's if it has more */
+    TOGETHER = 4, /* vectors of values that are summed side by side */
+    KEYS_AHEAD = 16, /* keys that are asked for before they are used */
+    KEYS_MORE = KEYS_AHEAD + SUMMED + LANES, /* numbers behind the last key that may be read or written */
+#if defined(FORM_AVX512)
+    MOST_QUERIES = 4, /* in registers */
+#else
+    MOST_QUERIES = 2,
+#endif
+};
+
+/* Rows of one request, `[begin, end)`, and one KV head. */
 typedef struct {
     const step *s;
-    int64_t row, request, entry, word;
-    uint64_t bits;
-} walk;
+    int64_t begin, end, heads, kv_heads, kv_head, dim;
+    int kind; /* of keys and values */
+    float scale;
+} tile;
 
-INLINE walk walk_keys(const step *s, int64_t row) {
-    return (walk){s, row, s->request[row], s->first, 0, s->words ? (uint64_t)s->ancestors[row * s->words] : 0};
-}
+INLINE int64_t rows_together(int64_t group) { return group < TILE_QUERIES ? TILE_QUERIES / group : 1; }
 
-INLINE int64_t slot_at(const walk *w, int64_t entry) {
-    const step *s = w->s;
-    return s->tables[w->request * s->table_blocks + entry / s->block_size] * s->block_size + entry % s->block_size;
-}
-
-INLINE int next_run(walk *w, run *found) {
-    const step *s = w->s;
-    int64_t visible = s->visible[w->row];
-    if (w->entry < visible) {
-        int64_t left = s->block_size - w->entry % s->block_size;
-        *found = (run){slot_at(w, w->entry), visible - w->entry < left ? visible - w->entry : left};
-        w->entry += found->count;
-        return 1;
+/* Cut the rows of a step into tiles: write the first row of each, and the number of rows behind the last. Return their
+   number. */
+static int64_t cut_tiles(const step *s, int64_t group, int64_t *first) {
+    const int64_t most = rows_together(group);
+    int64_t tiles = 0;
+    for (int64_t begin = 0, end; begin < s->rows; begin = end) {
+        for (end = begin + 1; end < s->rows && s->request[end] == s->request[begin];)
+            end++;
+        int64_t parts = (end - begin + most - 1) / most;
+        for (int64_t part = 0; part < parts; part++)
+            first[tiles++] = begin + (end - begin) * part / parts;
     }
-    while (!w->bits)
-        if (++w->word < s->words)
-            w->bits = s->ancestors[w->row * s->words + w->word];
-        else
-            return 0;
-    int64_t node = w->word * 64 + __builtin_ctzll(w->bits);
-    w->bits &= w->bits - 1;
-    *found = (run){slot_at(w, s->tree_starts[w->request] + node), 1};
-    return 1;
+    first[tiles] = s->rows;
+    return tiles;
 }
 
 /* Most keys of any row. */
@@ -52,127 +53,255 @@ static int64_t most_keys(const step *s) {
     return most;
 }
 
-enum { TOGETHER = 4 }; /* vectors of values that are summed side by side */
+/* Floats of memory that a tile needs. */
+INLINE size_t tile_floats(const step *s, int64_t group, int64_t dim) {
+    const int64_t queries = rows_together(group) * group, keys = most_keys(s) + KEYS_MORE;
+    return queries * (2 * dim + keys + 1) + 2 * keys * (sizeof(char *) / sizeof(float));
+}
 
-/* Products of a query with up to eight keys, the rest of which are nowhere. */
-INLINE void score_keys(const char *const *keys, int count, int64_t dim, int kind, const float *query, float *scores) {
-    const size_t size = size_of(kind);
-    vf sum[SUMMED];
-    UNROLLED
-    for (int i = 0; i < SUMMED; i++)
-        sum[i] = splat(0);
-    int64_t d = 0;
-    if (count == SUMMED)
-        for (; d + LANES <= dim; d += LANES) {
-            vf q = load(query + d);
-            UNROLLED
-            for (int i = 0; i < SUMMED; i++)
-                sum[i] = fma_(load_as(keys[i] + d * size, kind), q, sum[i]);
-        }
-    else
+/* Numbers of one query as the keys meet them: pairs of bfloat16 where the processor multiplies those, else floats. */
+INLINE int query_kind(int kind) {
+#if defined(FORM_AVX512)
+    return kind;
+#else
+    (void)kind;
+    return FLOAT32;
+#endif
+}
+
+INLINE const char *address(const tile *t, int64_t entry) {
+    const step *s = t->s;
+    const int64_t slot = s->tables[s->request[t->begin] * s->table_blocks + entry / s->block_size] * s->block_size +
+                         entry % s->block_size;
+    return (const char *)s->kv + (slot * 2 * t->kv_heads + t->kv_head) * t->dim * size_of(t->kind);
+}
+
+/* List the keys of cache entries. */
+INLINE int64_t list_entries(const tile *t, int64_t begin, int64_t end, const char **keys) {
+    const size_t slot_bytes = 2 * t->kv_heads * t->dim * size_of(t->kind);
+    int64_t count = 0;
+    while (begin < end) {
+        int64_t left = t->s->block_size - begin % t->s->block_size;
+        left = end - begin < left ? end - begin : left;
+        const char *key = address(t, begin);
+        for (int64_t i = 0; i < left; i++)
+            keys[count++] = key + i * slot_bytes;
+        begin += left;
+    }
+    return count;
+}
+
+/* List the keys of a row's ancestors. */
+INLINE int64_t list_ancestors(const tile *t, int64_t row, const char **keys) {
+    const step *s = t->s;
+    int64_t count = 0;
+    for (int64_t word = 0; word < s->words; word++)
+        for (uint64_t bits = s->ancestors[row * s->words + word]; bits; bits &= bits - 1)
+            keys[count++] = address(t, s->tree_starts[s->request[row]] + word * 64 + __builtin_ctzll(bits));
+    return count;
+}
+
+INLINE void ask_for(const char *line, size_t bytes) {
+    for (size_t i = 0; i < bytes; i += 64)
+        __builtin_prefetch(line + i);
+}
+
+/* Products of all keys with some queries of `dim` numbers. The number of queries and the kind are constants where
+   this is inlined. */
+INLINE void score_keys(const char *const *keys, int64_t count, int64_t dim, int kind, int queries, const char *query,
+                       float *scores, int64_t stride) {
+    const size_t size = size_of(kind), query_bytes = dim * size_of(query_kind(kind));
+    const int side_by_side = SUMMED / queries;
+    for (int64_t i = 0; i < count; i += side_by_side) {
+        vf sum[SUMMED];
+        float sums[SUMMED];
+        int64_t d = 0;
+        UNROLLED
+        for (int n = 0; n < SUMMED; n++)
+            sum[n] = splat(0);
+        UNROLLED
+        for (int k = 0; k < side_by_side; k++)
+            ask_for(keys[i + k + KEYS_AHEAD], dim * size);
+#if defined(FORM_AVX512)
+        if (kind == BFLOAT16)
+            for (; d < dim; d += 2 * LANES) {
+                const __mmask32 there = dim - d < 2 * LANES ? (1u << (dim - d)) - 1 : ~0u;
+                UNROLLED
+                for (int k = 0; k < side_by_side; k++) {
+                    __m512bh key = (__m512bh)_mm512_maskz_loadu_epi16(there, keys[i + k] + d * 2);
+                    UNROLLED
+                    for (int q = 0; q < queries; q++)
+                        sum[q * side_by_side + k] = (vf)_mm512_dpbf16_ps(
+                            (__m512)sum[q * side_by_side + k], key,
+                            (__m512bh)_mm512_maskz_loadu_epi16(there, query + q * query_bytes + d * 2));
+                }
+            }
+#endif
         for (; d + LANES <= dim; d += LANES)
-            for (int i = 0; i < count; i++)
-                sum[i] = fma_(load_as(keys[i] + d * size, kind), load(query + d), sum[i]);
-    sum_each(sum, scores);
-    for (int i = 0; i < count; i++) {
-        float rest = 0;
-        for (int64_t r = d; r < dim; r++)
-            rest += load_one(keys[i] + r * size, kind) * query[r];
-        scores[i] += rest;
+            UNROLLED
+            for (int k = 0; k < side_by_side; k++) {
+                vf key = load_as(keys[i + k] + d * size, kind);
+                UNROLLED
+                for (int q = 0; q < queries; q++)
+                    sum[q * side_by_side + k] =
+                        fma_(key, load_as(query + q * query_bytes + d * size_of(query_kind(kind)), query_kind(kind)),
+                             sum[q * side_by_side + k]);
+            }
+        sum_each(sum, sums);
+        for (; d < dim; d++)
+            for (int n = 0; n < SUMMED; n++)
+                sums[n] += load_one(keys[i + n % side_by_side] + d * size, kind) *
+                           load_one(query + n / side_by_side * query_bytes + d * size_of(query_kind(kind)),
+                                    query_kind(kind));
+        UNROLLED
+        for (int q = 0; q < queries; q++)
+            memcpy(scores + q * stride + i, sums + q * side_by_side, side_by_side * sizeof *sums);
     }
 }
 
-/* One query `[head_dim]` of floats, already scaled, over the keys and values of a KV head. `scores` holds as many
-   numbers as there are keys, and SUMMED + LANES more. */
-INLINE void attend_one(const step *s, int64_t row, int64_t kv_heads, int64_t kv_head, int64_t dim, int kind,
-                       const float *query, float *scores, float *out) {
-    const size_t size = size_of(kind), slot_bytes = 2 * kv_heads * dim * size;
-    const char *keys = (const char *)s->kv + kv_head * dim * size, *values = keys + kv_heads * dim * size;
-    walk w = walk_keys(s, row);
-    run found;
-    int64_t count = 0;
-    const char *waiting[SUMMED];
-    int held = 0;
-    while (next_run(&w, &found))
-        for (int64_t i = 0; i < found.count; i++) {
-            waiting[held++] = keys + (found.slot + i) * slot_bytes;
-            if (held == SUMMED) {
-                score_keys(waiting, held, dim, kind, query, scores + count);
-                count += held;
-                held = 0;
-            }
-        }
-    if (held)
-        score_keys(waiting, held, dim, kind, query, scores + count);
-    count += held;
+/* Turn scores, still to be scaled, into weights, up to a factor, which is returned. */
+INLINE float exp_scores(float *scores, int64_t count, float scale) {
     for (int i = 0; i < LANES; i++)
         scores[count + i] = -INFINITY;
-    vf most = splat(-INFINITY);
+    vf most = splat(-INFINITY), total = splat(0);
     for (int64_t i = 0; i < count; i += LANES)
         most = largest_of(load(scores + i), most);
     const vf highest = splat(largest_lane(most));
-    vf total = splat(0);
     for (int64_t i = 0; i < count; i += LANES) {
-        vf weight = exp_(load(scores + i) - highest);
+        vf weight = exp_((load(scores + i) - highest) * splat(scale));
         store(scores + i, weight);
         total += weight;
     }
-    const vf share = splat(1.0f / sum_lanes(total));
+    return 1.0f / sum_lanes(total);
+}
+
+/* Add values times weights to what some queries have: `vectors` of their numbers from `d` on. */
+INLINE void mix_part(const char *const *values, int64_t offset, int64_t count, int64_t d, int64_t dim, int kind,
+                     int queries, int vectors, const float *weights, int64_t stride, float *out) {
+    vf mixed[MOST_QUERIES][TOGETHER];
+    UNROLLED
+    for (int q = 0; q < queries; q++)
+        UNROLLED
+        for (int v = 0; v < vectors; v++)
+            mixed[q][v] = load(out + q * dim + d + v * LANES);
+    for (int64_t i = 0; i < count; i++) {
+        const char *value = values[i] + offset + d * size_of(kind);
+        ask_for(values[i + KEYS_AHEAD] + offset + d * size_of(kind), vectors * LANES * size_of(kind));
+        UNROLLED
+        for (int v = 0; v < vectors; v++) {
+            vf numbers = load_as(value + v * LANES * size_of(kind), kind);
+            UNROLLED
+            for (int q = 0; q < queries; q++)
+                mixed[q][v] = fma_(numbers, splat(weights[q * stride + i]), mixed[q][v]);
+        }
+    }
+    UNROLLED
+    for (int q = 0; q < queries; q++)
+        UNROLLED
+        for (int v = 0; v < vectors; v++)
+            store(out + q * dim + d + v * LANES, mixed[q][v]);
+}
+
+INLINE void mix_values(const char *const *values, int64_t offset, int64_t count, int64_t dim, int kind, int queries,
+                       const float *weights, int64_t stride, float *out) {
     int64_t d = 0;
-    for (; d + LANES <= dim;) {
-        int vectors = d + TOGETHER * LANES <= dim ? TOGETHER : 1;
-        vf mixed[TOGETHER];
-        for (int v = 0; v < TOGETHER; v++)
-            mixed[v] = splat(0);
-        const float *weight = scores;
-        for (walk again = walk_keys(s, row); next_run(&again, &found);)
-            for (int64_t i = 0; i < found.count; i++, weight++) {
-                const char *value = values + (found.slot + i) * slot_bytes + d * size;
-                if (vectors == TOGETHER)
-                    for (int v = 0; v < TOGETHER; v++)
-                        mixed[v] = fma_(load_as(value + v * LANES * size, kind), splat(*weight), mixed[v]);
-                else
-                    mixed[0] = fma_(load_as(value, kind), splat(*weight), mixed[0]);
-            }
-        for (int v = 0; v < vectors; v++, d += LANES)
-            store(out + d, mixed[v] * share);
-    }
-    for (; d < dim; d++) {
-        float mixed = 0;
-        const float *weight = scores;
-        for (walk again = walk_keys(s, row); next_run(&again, &found);)
-            for (int64_t i = 0; i < found.count; i++, weight++)
-                mixed += load_one(values + (found.slot + i) * slot_bytes + d * size, kind) * *weight;
-        out[d] = mixed * share[0];
-    }
+    for (; d + TOGETHER * LANES <= dim; d += TOGETHER * LANES)
+        mix_part(values, offset, count, d, dim, kind, queries, TOGETHER, weights, stride, out);
+    for (; d + LANES <= dim; d += LANES)
+        mix_part(values, offset, count, d, dim, kind, queries, 1, weights, stride, out);
+    for (; d < dim; d++)
+        for (int q = 0; q < queries; q++) {
+            float mixed = out[q * dim + d];
+            for (int64_t i = 0; i < count; i++)
+                mixed += load_one(values[i] + offset + d * size_of(kind), kind) * weights[q * stride + i];
+            out[q * dim + d] = mixed;
+        }
 }
 
-static void attend_float32(const step *s, int64_t row, int64_t kv_heads, int64_t kv_head, int64_t dim,
-                           const float *query, float *scores, float *out) {
-    attend_one(s, row, kv_heads, kv_head, dim, FLOAT32, query, scores, out);
-}
-static void attend_bfloat16(const step *s, int64_t row, int64_t kv_heads, int64_t kv_head, int64_t dim,
-                            const float *query, float *scores, float *out) {
-    attend_one(s, row, kv_heads, kv_head, dim, BFLOAT16, query, scores, out);
-}
-static void attend_float16(const step *s, int64_t row, int64_t kv_heads, int64_t kv_head, int64_t dim,
-                           const float *query, float *scores, float *out) {
-    attend_one(s, row, kv_heads, kv_head, dim, FLOAT16, query, scores, out);
+/* Do something for queries `begin` to `end`, as many at a time as there are registers for. */
+#define FOR_QUERIES(begin, end, call)                                                                                  \
+    do {                                                                                                               \
+        int64_t q = (begin);                                                                                           \
+        if (MOST_QUERIES == 4)                                                                                         \
+            for (; q + 4 <= (end); q += 4)                                                                             \
+                call(4);                                                                                               \
+        for (; q + 2 <= (end); q += 2)                                                                                 \
+            call(2);                                                                                                   \
+        for (; q < (end); q++)                                                                                         \
+            call(1);                                                                                                   \
+    } while (0)
+
+/* List a row's keys behind the first `shared` entries. */
+INLINE int64_t list_rest(const tile *t, int64_t row, int64_t shared, const char **keys) {
+    int64_t count = list_entries(t, shared, t->s->visible[row], keys);
+    count += list_ancestors(t, row, keys + count);
+    for (int i = 0; count && i < KEYS_MORE; i++)
+        keys[count + i] = keys[count - 1];
+    return count;
 }
 
-/* Attend with the queries of one row and KV head, `[group, head_dim]`; they are scaled in place. */
-static void attend_group(const step *s, int dtype, int64_t row, int64_t heads, int64_t kv_heads, int64_t kv_head,
-                         int64_t dim, float scale, float *queries, float *scores, float *out) {
-    int64_t group = heads / kv_heads;
-    for (int64_t i = 0; i < group * dim; i++)
-        queries[i] *= scale;
-    for (int64_t head = 0; head < group; head++) {
-        float *query = queries + head * dim, *to = out + head * dim;
-        if (dtype == FLOAT32)
-            attend_float32(s, row, kv_heads, kv_head, dim, query, scores, to);
-        else if (dtype == BFLOAT16)
-            attend_bfloat16(s, row, kv_heads, kv_head, dim, query, scores, to);
-        else
-            attend_float16(s, row, kv_heads, kv_head, dim, query, scores, to);
+INLINE void attend_kind(const tile *t, int kind, const float *queries, int64_t query_stride, float *memory,
+                        float *out) {
+    const int64_t group = t->heads / t->kv_heads, dim = t->dim, all = (t->end - t->begin) * group;
+    const int64_t offset = t->kv_heads * dim * size_of(kind), stride = most_keys(t->s) + KEYS_MORE;
+    const size_t query_bytes = dim * size_of(query_kind(kind));
+    const char **keys = (const char **)memory, **rest = keys + stride;
+    float *scores = (float *)(rest + stride), *share = scores + all * stride;
+    char *query = (char *)(share + all);
+    int64_t shared = t->s->visible[t->begin];
+    for (int64_t row = t->begin; row < t->end; row++) {
+        from_floats(query + (row - t->begin) * group * query_bytes, queries + (row - t->begin) * query_stride,
+                    group * dim, query_kind(kind));
+        shared = t->s->visible[row] < shared ? t->s->visible[row] : shared;
     }
+    shared = shared < t->s->first ? t->s->first : shared;
+    const int64_t before = list_entries(t, t->s->first, shared, keys);
+    for (int i = 0; before && i < KEYS_MORE; i++)
+        keys[before + i] = keys[before - 1];
+#define SCORE_SHARED(n)                                                                                                \
+    score_keys(keys, before, dim, kind, n, query + q * query_bytes, scores + q * stride, stride)
+    FOR_QUERIES(0, all, SCORE_SHARED);
+    for (int64_t row = t->begin; row < t->end; row++) {
+        const int64_t begin = (row - t->begin) * group, count = list_rest(t, row, shared, rest);
+#define SCORE_REST(n)                                                                                                  \
+    score_keys(rest, count, dim, kind, n, query + q * query_bytes, scores + q * stride + before, stride)
+        FOR_QUERIES(begin, begin + group, SCORE_REST);
+        for (int64_t q = begin; q < begin + group; q++)
+            share[q] = exp_scores(scores + q * stride, before + count, t->scale);
+    }
+    memset(out, 0, all * dim * sizeof *out);
+#define MIX_SHARED(n) mix_values(keys, offset, before, dim, kind, n, scores + q * stride, stride, out + q * dim)
+    FOR_QUERIES(0, all, MIX_SHARED);
+    for (int64_t row = t->begin; row < t->end; row++) {
+        const int64_t begin = (row - t->begin) * group, count = list_rest(t, row, shared, rest);
+#define MIX_REST(n) mix_values(rest, offset, count, dim, kind, n, scores + q * stride + before, stride, out + q * dim)
+        FOR_QUERIES(begin, begin + group, MIX_REST);
+        for (int64_t i = begin * dim; i < (begin + group) * dim; i++)
+            out[i] *= share[i / dim];
+    }
+#undef SCORE_SHARED
+#undef SCORE_REST
+#undef MIX_SHARED
+#undef MIX_REST
+}
+
+static void attend_float32(const tile *t, const float *queries, int64_t query_stride, float *memory, float *out) {
+    attend_kind(t, FLOAT32, queries, query_stride, memory, out);
+}
+static void attend_bfloat16(const tile *t, const float *queries, int64_t query_stride, float *memory, float *out) {
+    attend_kind(t, BFLOAT16, queries, query_stride, memory, out);
+}
+static void attend_float16(const tile *t, const float *queries, int64_t query_stride, float *memory, float *out) {
+    attend_kind(t, FLOAT16, queries, query_stride, memory, out);
+}
+
+/* Attend with a tile's queries: rows of `query_stride` floats. `out` is `[rows][heads of the
+   group][dim]`, `memory` holds `tile_floats`. */
+static void attend_tile(const tile *t, const float *queries, int64_t query_stride, float *memory, float *out) {
+    if (t->kind == FLOAT32)
+        attend_float32(t, queries, query_stride, memory, out);
+    else if (t->kind == BFLOAT16)
+        attend_bfloat16(t, queries, query_stride, memory, out);
+    else
+        attend_float16(t, queries, query_stride, memory, out);
 }

@@ -152,15 +152,20 @@ static void mix_work(void *argument, int thread, int64_t begin, int64_t end) {
     const layer_job *j = argument;
     const layer *l = j->l;
     const int dtype = j->c->dtype, kind = input_kind(&l->output, dtype);
-    const int64_t group = l->heads / l->kv_heads * l->head_dim;
-    const float scale = 1.0f / sqrtf((float)l->head_dim);
-    float *own = j->c->own[thread].memory, *qkv = j->c->buffers[QKV].memory;
-    char *mixed = j->c->buffers[MIXED].memory;
+    const int64_t group = l->heads / l->kv_heads, numbers = group * l->head_dim, width = l->qkv.blocks * BLOCK;
+    const int64_t *first = j->c->buffers[TILES].memory;
+    const size_t stride = input_stride(&l->output, dtype);
+    float *own = j->c->own[thread].memory;
     for (int64_t item = begin; item < end; item++) {
-        int64_t row = item / l->kv_heads, head = item % l->kv_heads;
-        float *query = qkv + row * l->qkv.blocks * BLOCK + head * group;
-        attend_group(j->s, dtype, row, l->heads, l->kv_heads, head, l->head_dim, scale, query, own + group, own);
-        from_floats(mixed + row * input_stride(&l->output, dtype) + head * group * size_of(kind), own, group, kind);
+        const int64_t *rows = first + item / l->kv_heads, head = item % l->kv_heads;
+        tile t = {j->s, rows[0], rows[1], l->heads, l->kv_heads, head, l->head_dim, dtype,
+                  1.0f / sqrtf((float)l->head_dim)};
+        float *queries = (float *)j->c->buffers[QKV].memory + t.begin * width + head * numbers;
+        float *out = own + tile_floats(j->s, group, l->head_dim) - rows_together(group) * numbers;
+        attend_tile(&t, queries, width, own, out);
+        for (int64_t row = t.begin; row < t.end; row++)
+            from_floats((char *)j->c->buffers[MIXED].memory + row * stride + head * numbers * size_of(kind),
+                        out + (row - t.begin) * numbers, numbers, kind);
     }
 }
 
@@ -213,8 +218,8 @@ static int reserve_own(context *c, size_t floats) {
 }
 
 static int run_layer(context *c, const layer *l, const step *s, const void *x, const void *residual, void *out) {
-    const size_t rows = s->rows, width = l->output.blocks * BLOCK, group = l->heads / l->kv_heads * l->head_dim;
-    size_t own = larger(rows * CHUNK * BLOCK, group + most_keys(s) + SUMMED + LANES);
+    const size_t rows = s->rows, width = l->output.blocks * BLOCK, group = l->heads / l->kv_heads;
+    size_t own = larger(rows * CHUNK * BLOCK, tile_floats(s, group, l->head_dim));
     own = larger(own, larger(2 * l->head_dim, larger(l->qkv.depth, l->hidden)));
     int lacks = reserve_own(c, own);
     lacks |= !reserve(&c->buffers[STATES], rows * width * 4);
@@ -223,13 +228,15 @@ static int run_layer(context *c, const layer *l, const step *s, const void *x, c
     lacks |= !reserve(&c->buffers[QKV], rows * l->qkv.blocks * BLOCK * 4);
     lacks |= !reserve(&c->buffers[MIXED], rows * l->output.depth * 4);
     lacks |= !reserve(&c->buffers[ACTIVATED], rows * l->down.depth * 4);
+    lacks |= !reserve(&c->buffers[TILES], (rows + 1) * sizeof(int64_t));
     if (lacks)
         return -1;
+    const int64_t tiles = cut_tiles(s, group, c->buffers[TILES].memory);
     layer_job j = {c, l, s, x, residual, out};
     pool_each(c->threads, rows, ROWS_AT_ONCE, states_work, &j);
     pool_each(c->threads, l->qkv.blocks, CHUNK, qkv_work, &j);
     pool_each(c->threads, rows * (l->heads + 2 * l->kv_heads), HEADS_AT_ONCE, heads_work, &j);
-    pool_each(c->threads, rows * l->kv_heads, 1, mix_work, &j);
+    pool_each(c->threads, tiles * l->kv_heads, 1, mix_work, &j);
     pool_each(c->threads, l->output.blocks, CHUNK, output_work, &j);
     pool_each(c->threads, rows, ROWS_AT_ONCE, norms_work, &j);
     pool_each(c->threads, l->gate_up.blocks, CHUNK, gate_work, &j);
@@ -298,23 +305,31 @@ typedef struct {
 static void attend_work(void *argument, int thread, int64_t begin, int64_t end) {
     const attend_job *j = argument;
     const int dtype = j->c->dtype;
-    const int64_t group = j->heads / j->kv_heads * j->head_dim;
-    float *own = j->c->own[thread].memory;
+    const int64_t group = j->heads / j->kv_heads, numbers = group * j->head_dim;
+    const int64_t *first = j->c->buffers[TILES].memory;
+    float *own = j->c->own[thread].memory, *queries = own + tile_floats(j->s, group, j->head_dim);
     for (int64_t item = begin; item < end; item++) {
-        size_t at = item * group * size_of(dtype);
-        to_floats(own, j->query + at, group, dtype);
-        attend_group(j->s, dtype, item / j->kv_heads, j->heads, j->kv_heads, item % j->kv_heads, j->head_dim,
-                     (float)j->scale, own, own + 2 * group, own + group);
-        from_floats(j->out + at, own + group, group, dtype);
+        const int64_t *rows = first + item / j->kv_heads, head = item % j->kv_heads;
+        tile t = {j->s, rows[0], rows[1], j->heads, j->kv_heads, head, j->head_dim, dtype, (float)j->scale};
+        float *out = queries - rows_together(group) * numbers;
+        for (int64_t row = t.begin; row < t.end; row++)
+            to_floats(queries + (row - t.begin) * numbers,
+                      j->query + (row * j->kv_heads + head) * numbers * size_of(dtype), numbers, dtype);
+        attend_tile(&t, queries, numbers, own, out);
+        for (int64_t row = t.begin; row < t.end; row++)
+            from_floats(j->out + (row * j->kv_heads + head) * numbers * size_of(dtype),
+                        out + (row - t.begin) * numbers, numbers, dtype);
     }
 }
 
 static int attend(context *c, int64_t heads, int64_t kv_heads, int64_t head_dim, double scale, const step *s,
                   const void *query, void *out) {
-    if (reserve_own(c, 2 * (heads / kv_heads) * head_dim + most_keys(s) + SUMMED + LANES))
+    const int64_t group = heads / kv_heads;
+    if (reserve_own(c, tile_floats(s, group, head_dim) + rows_together(group) * group * head_dim) ||
+        !reserve(&c->buffers[TILES], (s->rows + 1) * sizeof(int64_t)))
         return -1;
     attend_job j = {c, heads, kv_heads, head_dim, scale, s, query, out};
-    pool_each(c->threads, s->rows * kv_heads, 1, attend_work, &j);
+    pool_each(c->threads, cut_tiles(s, group, c->buffers[TILES].memory) * kv_heads, 1, attend_work, &j);
     return 0;
 }
 

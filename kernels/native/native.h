@@ -106,7 +106,7 @@ typedef struct {
 } buffer;
 
 enum {
-    STATES, INPUTS, QKV, MIXED, SUMS, ACTIVATED, /* of a layer */
+    STATES, INPUTS, QKV, TILES, MIXED, SUMS, ACTIVATED, /* of a layer */
     PAIRS, SPARE, FRONTIER, ROTARY, BITS, NUMBERS, SCORES, CANDIDATES, VALUES, /* of a search */
     READ, READ_NUMBERS, /* of the tokens read before it */
     STREAM, PASS_ROTARY, PASS_NUMBERS, WANTED, TAPPED, /* of a pass of the target */

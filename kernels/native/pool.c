@@ -84,9 +84,10 @@ static void *wait_for_work(void *given) {
                 pthread_cond_wait(&p->wake, &p->lock);
             pthread_mutex_unlock(&p->lock);
         }
+        number = atomic_load(&p->number);
+        /* Looked at after the number, which is the last one once the pool closes: nobody would wake this thread again. */
         if (atomic_load(&p->closing))
             return NULL;
-        number = atomic_load_explicit(&p->number, memory_order_acquire);
         do_share(p, self.thread, self.thread, number);
     }
 }

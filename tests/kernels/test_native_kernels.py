@@ -237,6 +237,13 @@ def test_threads_are_not_seen(form: str, quantization: Quantization) -> None:
     assert all(output.equal(outputs[0]) for output in outputs)
 
 
+def test_closes_right_after_a_job() -> None:
+    """No thread misses the end of its pool, however late it takes up the last job."""
+    scores = torch.zeros(8, 4096)
+    for _ in range(300):
+        Library(4, torch.float32).argmax(scores, [None] * len(scores))
+
+
 def test_what_cannot_run_is_refused() -> None:
     with pytest.raises(ValueError, match="form 'sparc' does not run"):
         Library(1, torch.float32, "sparc")
