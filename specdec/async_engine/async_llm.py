@@ -120,6 +120,7 @@ class AsyncLLM:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        whole: bool = False,
     ) -> AsyncGenerator[RequestOutput]:
         """Run a prompt, and yield its state after each step that gave tokens.
 
@@ -133,6 +134,7 @@ class AsyncLLM:
             request_id: a name for `abort`, of no other running request; a number if None.
             priority: lower ones first, under the policy "priority".
             cache_salt: only requests of the same salt share cached prefixes.
+            whole: yield the states after the first token and at the end alone, which costs less.
 
         Raises:
             ValueError: a bad prompt, parameter or request id; nothing has run then.
@@ -156,7 +158,7 @@ class AsyncLLM:
             raise ValueError(f"request_id {name!r} is taken by a running request; give another")
         if self._closing:
             raise EngineDeadError(CLOSED)
-        self._supervisor.send(Add(number, tokens, msgspec.Raw(encode(params)), int(priority), cache_salt))
+        self._supervisor.send(Add(number, tokens, msgspec.Raw(encode(params)), int(priority), cache_salt, whole))
         stream = RequestStream(name, prompt if isinstance(prompt, str) else None, tokens, params.n)
         self._streams[number], self._numbers[name] = stream, number
         self._none_running.clear()

@@ -111,7 +111,7 @@ class EngineLoop:
             is_full = isinstance(error, QueueFullError)
             self._unsent.append(encode(Refused(message.number, one_line(error), is_full)))
             return
-        outbox = self._outboxes[message.number] = Outbox(message.number, group)
+        outbox = self._outboxes[message.number] = Outbox(message.number, group, message.whole)
         self._owners |= dict.fromkeys(group.requests, outbox)
 
     def _abort(self, number: int) -> None:
@@ -164,8 +164,7 @@ class EngineLoop:
     def _note(self, requests: list[Request]) -> None:
         for request in requests:
             # The samples of a refused request have no owner.
-            if outbox := self._owners.get(request):
-                outbox.mark(request)
+            if (outbox := self._owners.get(request)) and outbox.mark(request):
                 self._with_news[outbox] = None
 
     def _send(self) -> None:

@@ -52,6 +52,7 @@ class Add(Message):
     Attributes:
         number: names the request, and never another one.
         params: encoded `SamplingParams`. They are decoded apart, so that a mistake in them can be answered.
+        whole: whether news are sent only after the first token and at the end.
     """
 
     number: int
@@ -59,6 +60,7 @@ class Add(Message):
     params: msgspec.Raw
     priority: int
     cache_salt: str | None
+    whole: bool = False
 
 
 class Abort(Message):

@@ -11,20 +11,24 @@ class Outbox:
     A delta reaches from the last one to the present, however many steps lie between. So a front end that does not read
     costs no memory beyond the outputs themselves.
 
+    Args:
+        whole: whether the front end wants no news between the first token and the end.
+
     Attributes:
         number: the front end's name of the request.
     """
 
-    def __init__(self, number: int, group: RequestGroup) -> None:
-        self.number, self.group = number, group
+    def __init__(self, number: int, group: RequestGroup, whole: bool) -> None:
+        self.number, self.group, self._whole = number, group, whole
         self._tokens_sent = [0] * len(group.requests)
         self._tree_steps_sent = [0] * len(group.requests)
         self._prompt_logprobs_sent = 0
         self._unsent: dict[int, None] = {}
 
-    def mark(self, request: Request) -> None:
-        """Note that a sample has news."""
+    def mark(self, request: Request) -> bool:
+        """Note that a sample has news; return whether they are to be sent now."""
         self._unsent[request.sampling.sample_index] = None
+        return not self._whole or not any(self._tokens_sent) or self.group.finished
 
     def take(self) -> list[Delta]:
         """Return the news of all samples that have some."""

@@ -27,7 +27,13 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     answer_id = f"chatcmpl-{request.state.request_id}"
     answer = ChatAnswer(answer_id, service, body, params.n)
     states = service.run(
-        answer_id, [prompt], params, priority=body.priority, cache_salt=body.cache_salt, prompt_field="messages"
+        answer_id,
+        [prompt],
+        params,
+        priority=body.priority,
+        cache_salt=body.cache_salt,
+        whole=not body.stream,
+        prompt_field="messages",
     )
     seconds = service.settings.request_timeout
     if body.stream:

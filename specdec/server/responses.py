@@ -26,7 +26,13 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
     answer_id = f"resp-{request.state.request_id}"
     answer = ResponsesAnswer(answer_id, service, body, params)
     states = service.run(
-        answer_id, [prompt], params, priority=body.priority, cache_salt=body.cache_salt, prompt_field="input"
+        answer_id,
+        [prompt],
+        params,
+        priority=body.priority,
+        cache_salt=body.cache_salt,
+        whole=not body.stream,
+        prompt_field="input",
     )
     seconds = service.settings.request_timeout
     if body.stream:

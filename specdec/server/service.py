@@ -114,11 +114,13 @@ class Service:
         *,
         priority: int | None = None,
         cache_salt: str | None = None,
+        whole: bool = False,
         prompt_field: str = "prompt",
     ) -> AsyncGenerator[tuple[int, RequestOutput]]:
         """Run prompts of one request; yield a prompt's number and state after each step in which it got tokens.
 
         Args:
+            whole: whether states between the first token and the end are left out.
             prompt_field: field of the request that holds the prompt.
 
         Raises:
@@ -129,7 +131,9 @@ class Service:
         self._running[answer_id] = [*self._running.get(answer_id, ()), *ids]
         timers = [RequestTimer(self.metrics, params) for _ in prompts]
         states = [
-            self.llm.generate(prompt, params, request_id=own, priority=priority or 0, cache_salt=cache_salt)
+            self.llm.generate(
+                prompt, params, request_id=own, priority=priority or 0, cache_salt=cache_salt, whole=whole
+            )
             for prompt, own in zip(prompts, ids, strict=True)
         ]
         try:

@@ -102,7 +102,8 @@ def test_tokens_are_those_of_llm_whatever_else_runs(served: Served, offline: LLM
         await stream.aclose()
 
     async def abort(case: Any, name: str) -> None:
-        async for state in served.llm.generate(case.prompt, replace(case.params, max_tokens=4000), request_id=name):
+        params, whole = replace(case.params, max_tokens=4000), chance.random() < 0.5
+        async for state in served.llm.generate(case.prompt, params, request_id=name, whole=whole):
             if not state.finished:
                 await served.llm.abort(name)
 
@@ -114,7 +115,7 @@ def test_tokens_are_those_of_llm_whatever_else_runs(served: Served, offline: LLM
         others = [leave(case) for case in cases]
         others += [abort(case, f"name {index}") for index, case in enumerate(cases)]
         others += [refused()]
-        read = [states_of(served.llm, case.prompt, case.params) for case in cases]
+        read = [states_of(served.llm, case.prompt, case.params, whole=chance.random() < 0.5) for case in cases]
         together = await asyncio.gather(*read, *others)
         await assert_idle(served.llm)
         return together[: len(read)]  # type: ignore[return-value]
@@ -342,6 +343,18 @@ def test_states_are_merged_for_a_slow_reader(served: Served, offline: LLM) -> No
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads processor time from /proc")
+@pytest.mark.parametrize("samples", [1, 3])
+def test_a_whole_answer_has_a_state_after_its_first_token_and_at_its_end(
+    served: Served, offline: LLM, samples: int
+) -> None:
+    params = replace(SHORT, n=samples, max_tokens=40)
+    states = served.run(states_of(served.llm, [3, 4, 5], params, whole=True))
+    assert len(states) == 2
+    assert any(output.token_ids for output in states[0].outputs)
+    assert_grows(states)
+    assert_same(states[-1], offline.generate([3, 4, 5], params, use_tqdm=False)[0])
+
+
 def test_an_idle_engine_sleeps(served: Served) -> None:
     served.run(states_of(served.llm, [3], SHORT))
 
