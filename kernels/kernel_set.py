@@ -193,6 +193,7 @@ def native_kernels(noise: NoiseSource, library: Library, quantization: Quantizat
         fused_drafting=partial(NativeDrafting, library, noise),
         rms_norm=operations.rms_norm,
         tree_attention=operations.tree_attention,
+        filter_logits=operations.filter_logits,
         gumbel_argmax=operations.gumbel_argmax,
         move_kv=operations.move_kv,
     )

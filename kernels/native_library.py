@@ -97,6 +97,7 @@ _CALLS: dict[str, tuple[Any, list[Any]]] = {
     "layer": (c_int, [c_void_p, POINTER(LayerFields), POINTER(StepFields), c_void_p, c_void_p, c_void_p]),
     "pass": (c_int, [c_void_p, POINTER(TargetFields), POINTER(PassFields)]),
     "argmax": (c_int, [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_void_p]),
+    "filter": (c_int, [c_void_p, c_int64, c_int64, c_void_p, c_void_p]),
     "move": (c_int, [c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p]),
     "attend": (
         c_int,
@@ -171,7 +172,7 @@ class Library:
         self.form: str = self._calls["form"](self._context).decode()
         self._product, self._layer, self._pass = (self._calls[name] for name in ("product", "layer", "pass"))
         self._attend, self._norm, self._draft = (self._calls[name] for name in ("attend", "norm", "draft"))
-        self._argmax, self._move = self._calls["argmax"], self._calls["move"]
+        self._argmax, self._filter, self._move = (self._calls[name] for name in ("argmax", "filter", "move"))
 
     def __del__(self) -> None:
         if getattr(self, "_context", None):
@@ -211,6 +212,10 @@ class Library:
             self._argmax(self._context, rows, size, KINDS[scores.dtype], scores.data_ptr(), where, address_of(found))
         )
         return found
+
+    def filter(self, scores: Tensor, limits: Tensor) -> None:
+        """Drop tokens of `scores` `[rows, size]` by `limits` `[rows, 3]`, both float32 and contiguous, in place."""
+        _check(self._filter(self._context, *scores.shape, scores.data_ptr(), limits.data_ptr()))
 
     def move(self, kv: Tensor, source: Tensor, target: Tensor) -> None:
         """Copy entries of `kv` `[layers, slots, …]`, contiguous, between slots; all are read before any is written."""

@@ -175,6 +175,13 @@ class NativeOperations:
             found += self.library.argmax(scores[start : start + MOST_NOISE].contiguous(), vectors)
         return torch.tensor(found, dtype=torch.int64)
 
+    def filter_logits(self, scores: Tensor, limits: Tensor) -> Tensor:
+        """See `specdec.kernels.logit_filters`."""
+        assert scores.dtype == limits.dtype == torch.float32
+        given = scores.contiguous()
+        self.library.filter(given, limits.contiguous())
+        return scores if given is scores else scores.copy_(given)
+
     def move_kv(self, kv: Tensor, source: Tensor, target: Tensor) -> None:
         """See `specdec.kernels.kv_copy`."""
         self.library.move(kv, source, target)

@@ -88,6 +88,10 @@ int specdec_argmax(context *c, int64_t rows, int64_t size, int64_t kind, const v
     return c->form->argmax(c, rows, size, kind, scores, noise, tokens);
 }
 
+int specdec_filter(context *c, int64_t rows, int64_t size, float *scores, const float *limits) {
+    return c->form->filter(c, rows, size, scores, limits);
+}
+
 /* Copy entries of `slot_bytes` between slots of every layer; all are read before any is written. */
 int specdec_move(context *c, char *kv, int64_t layers, int64_t layer_bytes, int64_t slot_bytes, int64_t count,
                  const int64_t *source, const int64_t *target) {

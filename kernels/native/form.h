@@ -1,4 +1,5 @@
 /* The operations, compiled for the processor that `FORM_*` names by whoever includes this; FORM is their table. */
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -18,7 +19,8 @@
 #include "layers.h"
 #include "target.h"
 #include "sampling.h"
+#include "filters.h"
 #include "search.h"
 #include "drafting.h"
 
-const form FORM = {FORM_NAME, run_product, run_layer, attend, norm_as_given, run_pass, argmax, run_drafting};
+const form FORM = {FORM_NAME, run_product, run_layer, attend, norm_as_given, run_pass, argmax, filter, run_drafting};

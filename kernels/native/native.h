@@ -134,6 +134,7 @@ struct form {
     int (*run_pass)(context *, const target *, const pass *);
     int (*argmax)(context *, int64_t rows, int64_t size, int64_t kind, const void *scores, const float *const *noise,
                   int64_t *tokens);
+    int (*filter)(context *, int64_t rows, int64_t size, float *scores, const float *limits);
     int (*run_drafting)(context *, const draft_head *, const drafting *);
 };
 

@@ -54,6 +54,22 @@ INLINE vf largest_of(vf a, vf b) {
     return (vf)(((vi)a & first) | ((vi)b & ~first));
 }
 
+/* Bit l is set where lane l of a comparison's outcome is. */
+INLINE uint32_t lanes_set(vi mask) {
+#if defined(FORM_AVX512)
+    return _mm512_movepi32_mask((__m512i)mask);
+#elif defined(FORM_AVX2)
+    return _mm256_movemask_ps((__m256)mask);
+#elif defined(__SSE2__)
+    return _mm_movemask_ps((__m128)mask);
+#else
+    uint32_t set = 0;
+    for (int l = 0; l < LANES; l++)
+        set |= (uint32_t)(mask[l] & 1) << l;
+    return set;
+#endif
+}
+
 /* The lanes' sum, halves first: one order for every row. */
 INLINE float sum_lanes(vf x) {
     float lanes[LANES];

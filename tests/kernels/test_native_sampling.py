@@ -1,17 +1,19 @@
-"""The compiled argmax and moves of cache entries against those of plain torch, which they must equal."""
+"""The compiled sampling operations and moves of cache entries against those of plain torch."""
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from specdec.kernels import kv_copy_reference
+from specdec.kernels import kv_copy_reference, logit_filters_reference
 from specdec.kernels.host_sampling import HostSampling
 from specdec.kernels.native_library import Library, library_file
 from specdec.kernels.native_operations import NativeOperations
 from specdec.kernels.types import NoiseKey, NoiseRows
 from specdec.verify.noise import GumbelNoise
-from tests.kernels.native_forms import NOISE, libraries, library, normal
+from tests.kernels.filter_cases import UNSURE, kept_exactly, limits, scores_of
+from tests.kernels.native_forms import FORMS, NOISE, libraries, library, normal
+from tests.strategies import seeds
 
 pytestmark = pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
 ODD_SCORES = [float("nan"), float("inf"), float("-inf"), 0.0, 3.0]
@@ -42,6 +44,72 @@ def test_argmax_of_more_rows_than_noise_is_kept_for() -> None:
     # Few vectors, so that early ones are gone when the last are made.
     small = GumbelNoise(torch.device("cpu"), cache_bytes=1)
     assert NativeOperations(own, small).gumbel_argmax(scores, noise).equal(expected)
+
+
+# Of a few vectors, and of more groups than are looked at to find where the largest begin.
+vocabularies = st.one_of(st.integers(1, 70), st.sampled_from([999, 3100, 9001]))
+
+
+@given(libraries, vocabularies, st.lists(limits, min_size=1, max_size=3), seeds, st.sampled_from([0.0, 0.5, 4.0]))
+@example(library(FORMS[-1], 1, torch.float32), 9001, [(0.0, 0, 0.999), (0.0, 2, 0.9), (0.3, 10**6, 1.0)], 5, 4.0)
+@example(library(FORMS[-1], 1, torch.float32), 9001, [(0.0, 600, 1.0), (0.0, 600, 0.999), (0.01, 600, 0.9)], 5, 0.0)
+def test_filters_keep_what_is_asked(
+    own: Library, vocab: int, asked: list[tuple[float, int, float]], seed: int, step: float
+) -> None:
+    scores, table = scores_of(len(asked), vocab, seed, step), torch.tensor(asked, dtype=torch.float32)
+    found = NativeOperations(own, NOISE).filter_logits(scores.clone(), table)
+    for row, given_row, bounds in zip(scores, found, asked, strict=True):
+        kept = given_row > float("-inf")
+        assert torch.equal(given_row[kept], row[kept])
+        least, most = (kept_exactly(row, *bounds, slack) for slack in (-UNSURE, UNSURE))
+        assert least <= set(kept.nonzero()[:, 0].tolist()) <= most
+
+
+@given(libraries, st.integers(1, 300), st.lists(limits, min_size=1, max_size=3), seeds, st.floats(0, 0.9))
+def test_filters_keep_what_the_reference_keeps(
+    own: Library, vocab: int, asked: list[tuple[float, int, float]], seed: int, gone: float
+) -> None:
+    """Where all weights are 1, so that no rounding of theirs decides."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.zeros(len(asked), vocab).masked_fill(
+        torch.rand(len(asked), vocab, generator=generator) < gone, float("-inf")
+    )
+    scores[:, seed % vocab] = -0.0
+    table = torch.tensor(asked, dtype=torch.float32)
+    expected = logit_filters_reference.filter_logits(scores.clone(), table)
+    assert NativeOperations(own, NOISE).filter_logits(scores, table).equal(expected)
+
+
+@given(libraries, vocabularies, limits, seeds)
+def test_a_row_is_filtered_the_same_whatever_runs_beside_it(
+    own: Library, vocab: int, asked: tuple[float, int, float], seed: int
+) -> None:
+    """So are rows that lie in a wider tensor, whose other columns stay as they are."""
+    operations = NativeOperations(own, NOISE)
+    scores = scores_of(40, vocab, seed, 0.0)
+    table = torch.tensor([asked, (0.0, 1, 1.0), asked, (0.0, 0, 1.0)], dtype=torch.float32).repeat(10, 1)
+    together = operations.filter_logits(scores.clone(), table)
+    alone = NativeOperations(library(own.form, 1, own.dtype), NOISE).filter_logits(scores[38:39].clone(), table[2:3])
+    assert together[38:39].equal(alone)
+    assert together[39].equal(scores[39])
+    wide = torch.cat([scores, scores[:, :1]], 1)
+    assert operations.filter_logits(wide[:, :vocab], table).equal(together)
+    assert wide[:, :vocab].equal(together)
+    assert wide[:, vocab].equal(scores[:, 0])
+
+
+@given(libraries, st.integers(1, 70), limits, st.sampled_from([float("nan"), float("inf")]), st.data())
+def test_a_row_that_is_not_finite_stays_so(
+    own: Library, vocab: int, asked: tuple[float, int, float], spoilt: float, data: st.DataObject
+) -> None:
+    """So the sampler says that no token can follow, and only for that row."""
+    scores = scores_of(3, vocab, 1, 0.0)
+    scores[1, data.draw(st.integers(0, vocab - 1))], scores[2] = spoilt, float("-inf")
+    operations, table = NativeOperations(own, NOISE), torch.tensor([asked] * 3, dtype=torch.float32)
+    found = operations.filter_logits(scores.clone(), table)
+    assert not found[1].amax().isfinite()
+    assert not found[2].isfinite().any()
+    assert found[:1].equal(operations.filter_logits(scores[:1].clone(), table[:1]))
 
 
 @given(
