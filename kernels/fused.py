@@ -152,6 +152,7 @@ class DraftingRow(NamedTuple):
         num_nodes: most nodes of the tree under the last token; 0 for no tree.
         depth: most levels of the tree.
         temperature: to divide scores by.
+        limits: min_p, top_k and top_p of the scores after that; None to keep all tokens.
         noise: of the first level; None without noise.
     """
 
@@ -162,6 +163,7 @@ class DraftingRow(NamedTuple):
     num_nodes: int
     depth: int
     temperature: float
+    limits: tuple[float, float, float] | None
     noise: NoiseKey | None
 
 

@@ -23,6 +23,8 @@ from specdec.kernels.types import NoiseSource, Stream
 
 WITHOUT_FEATURES, WITH_INPUT_PRODUCT, WITH_NORMS = range(3)
 LARGEST_WIDTH = 64
+# min_p, top_k and top_p of rows without filters.
+KEEP_ALL = (0.0, 0, 1.0)
 
 
 class NativeDrafting:
@@ -99,9 +101,11 @@ class NativeDrafting:
         budgets, depths = numbers([row.num_nodes for row in with_trees]), numbers([row.depth for row in with_trees])
         most = max(budgets, default=0)
         sizes, nodes, parents, ranks = room(trees), room(trees * most), room(trees * most), room(trees * most)
-        temperatures = None
+        temperatures = limits = None
         if any(row.temperature != 1 for row in with_trees):
             temperatures = torch.tensor([row.temperature for row in with_trees])
+        if any(row.limits is not None for row in with_trees):
+            limits = torch.tensor([row.limits or KEEP_ALL for row in with_trees], dtype=torch.float32)
         noise, vectors = self._noise(with_trees)
         self.library.draft(
             self._head,
@@ -120,6 +124,7 @@ class NativeDrafting:
                 cache.rotary.data_ptr(),
                 cache.kv.data_ptr(),
                 None if temperatures is None else temperatures.data_ptr(),
+                None if limits is None else limits.data_ptr(),
                 None if noise is None else noise.data_ptr(),
                 *map(address_of, (sizes, nodes, parents, ranks)),
             ),

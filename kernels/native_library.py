@@ -84,8 +84,8 @@ class DraftingFields(Structure):
     _fields_ = [
         *_fields(c_int64, "rows trees width table_blocks block_size first kv_bytes most"),
         ("least_reach", c_double),
-        *_fields(c_void_p, "tokens starts ends tables budgets depths features rotary kv temperatures noise"),
-        *_fields(c_void_p, "sizes nodes parents ranks"),
+        *_fields(c_void_p, "tokens starts ends tables budgets depths features rotary kv temperatures limits"),
+        *_fields(c_void_p, "noise sizes nodes parents ranks"),
     ]
 
 

@@ -140,19 +140,22 @@ class ModelDrafter:
         return self._trees(self.search(levels, hidden, rows, depths if stops_early else None), rows, depths)
 
     def _drafting_rows(self, rows: Sequence[DraftRow]) -> list[DraftingRow] | None:
-        """Return rows for a drafter in one call, None where scores need more than a temperature and noise."""
+        """Return rows for a drafter in one call, None where a row needs logit edits or drawn tokens."""
         first, given = self.head.first_entry, list[DraftingRow]()
         for row in rows:
             sampling, drafts = row.context.sampling, row.num_nodes > 0
             is_drawn = self.proposal == Proposal.DRAWN and not sampling.is_greedy
-            if drafts and (sampling.edits or sampling.filters or is_drawn):
+            if drafts and (sampling.edits or is_drawn):
                 return None
             start, end = max(row.num_draft_cached, first), row.draft_prefill_end
             depth = min(self.shape.depth, row.max_depth) if drafts else 0
             noise = None if sampling.is_greedy or not depth else noise_key(row.context)
             temperature = 1.0 if sampling.is_greedy else sampling.temperature
             tokens = row.token_ids[start:end]
-            given.append(DraftingRow(row.block_table, tokens, start, end, row.num_nodes, depth, temperature, noise))
+            limits = sampling.limits if sampling.filters else None
+            given.append(
+                DraftingRow(row.block_table, tokens, start, end, row.num_nodes, depth, temperature, limits, noise)
+            )
         return given
 
     def _draft_in_one_call(

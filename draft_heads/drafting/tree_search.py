@@ -128,20 +128,24 @@ class TreeSearch(TreeLevels):
         return DeviceTrees(DeviceNodes(columns, sizes, len(level_ends)))
 
     def host_trees(self, budgets: Sequence[int], max_depths: Sequence[int]) -> HostTrees:
-        """Return per row the best `budget` candidates of at most `max_depth` levels, as a tree in order of depth."""
+        """Return per row the best `budget` candidates of at most `max_depth` levels, as a tree in order of depth.
+
+        Impossible ones are left out.
+        """
         values = torch.cat(self._values, 1)
         ends = [0, *self._ends()]
         # Stable, so of equal values the shallower comes first.
         by_value = values.sort(dim=1, descending=True, stable=True).indices
+        possible = values.isfinite().sum(1, keepdim=True)
         # One transfer for all.
-        sizes = [ends[-1], ends[-1], *(chosen.shape[1] for chosen in self._best)]
+        sizes = [1, ends[-1], ends[-1], *(chosen.shape[1] for chosen in self._best)]
         places = [0, *accumulate(sizes)]
-        table = torch.cat([by_value, *self._tokens, *self._best], 1).tolist()
-        order, tokens, *best = ([row[a:b] for row in table] for a, b in pairwise(places))
+        table = torch.cat([possible, by_value, *self._tokens, *self._best], 1).tolist()
+        counts, order, tokens, *best = ([row[a:b] for row in table] for a, b in pairwise(places))
         trees = []
         for row in range(self.num_rows):
             deepest = ends[min(max_depths[row], len(self._values))]
-            reachable = (node for node in order[row] if node < deepest)
+            reachable = (node for node in order[row][: counts[row][0]] if node < deepest)
             rank = {node: index for index, node in enumerate(islice(reachable, budgets[row]))}
             kept = sorted(rank)
             place = {node: index for index, node in enumerate(kept)}

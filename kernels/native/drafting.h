@@ -53,11 +53,12 @@ static void choose_nodes(const search *q, int64_t row, int64_t *room) {
     int64_t total = 0, found = 0, count;
     int64_t *best = room;
     float *values = (float *)(room + budget);
-    /* Of equal values the shallower comes first, so that no node is kept without its parent. */
+    /* Of equal values the shallower comes first, so that no node is kept without its parent. Impossible ones are left
+       out. */
     for (int64_t level = 0; level < levels; level++) {
         const float *own = q->values + candidates_of(q, row, level, &count);
-        for (int64_t i = 0; i < count; i++)
-            found = insert(own[i], total++, budget, found, values, best);
+        for (int64_t i = 0; i < count; i++, total++)
+            found = own[i] > -INFINITY ? insert(own[i], total, budget, found, values, best) : found;
     }
     int64_t *ranks = room + 2 * budget, *places = ranks + total, kept = 0;
     for (int64_t i = 0; i < total; i++)

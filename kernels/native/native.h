@@ -95,6 +95,7 @@ typedef struct {
     const void *features, *rotary; /* [slots][hidden] or NULL; [positions][2][head_dim] */
     void *kv; /* [layers] of `kv_bytes` */
     const float *temperatures; /* [trees] or NULL */
+    const float *limits; /* [trees][3] of min_p, top_k and top_p, or NULL */
     const float *const *noise; /* [trees][largest depth] of all tokens each, or NULL; NULL for a row without */
     int64_t *sizes, *nodes, *parents, *ranks; /* [trees]; [trees][most]: tokens, parents (-1 the root), ranks by value */
 } drafting;

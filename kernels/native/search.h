@@ -77,7 +77,6 @@ static float best_of(const float *scores, int64_t size, int64_t k, float *values
 }
 
 static void score_work(void *argument, int thread, int64_t begin, int64_t end) {
-    (void)thread;
     const level_job *j = argument;
     const drafting *d = j->q->d;
     const int64_t size = j->head->output.columns, k = j->width;
@@ -88,6 +87,8 @@ static void score_work(void *argument, int thread, int64_t begin, int64_t end) {
         if (d->temperatures && d->temperatures[row] != 1)
             for (int64_t i = 0; i < size; i++)
                 scores[i] /= d->temperatures[row];
+        if (d->limits)
+            filter_row(scores, size, d->limits + 3 * row, j->c->own[thread].memory);
         if (noise)
             for (int64_t i = 0; i < size; i++)
                 scores[i] += noise[j->head->tokens ? j->head->tokens[i] : i];
@@ -240,7 +241,7 @@ static int run_search(context *c, const draft_head *h, search *q, frontier *f) {
     const int64_t trees = d->trees, most = trees * d->width;
     const int64_t stride = (h->output.columns + 2 * LANES - 1) / LANES * LANES;
     float *scores = reserve(&c->buffers[SCORES], most * stride * 4);
-    if (!scores)
+    if (!scores || (d->limits && reserve_ranks(c, h->output.columns)))
         return -1;
     q->starts[0] = 0;
     for (int64_t level = 0;; level++) {

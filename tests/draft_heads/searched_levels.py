@@ -1,5 +1,6 @@
 """Tree searches over heads whose log-probabilities depend on the path alone."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -24,13 +25,13 @@ def random_head(seed: int, row: int) -> Head:
     return head
 
 
-def coarse_head(seed: int, row: int) -> Head:
-    """Return a head full of ties: one certain token (0, all others -inf), two equal ones, or all equal."""
+def coarse_head(seed: int, row: int, least: float = -math.inf) -> Head:
+    """Return a head full of ties: one certain token (0, all others `least`), two equal ones, or all equal."""
 
     def head(path: Path) -> Tensor:
         generator = torch.Generator().manual_seed(hash((seed, row, path)) % 2**63)
         likely = int(torch.tensor([1, 1, 2, VOCAB])[torch.randint(4, (1,), generator=generator)])
-        scores = torch.full((VOCAB,), float("-inf"))
+        scores = torch.full((VOCAB,), least)
         scores[torch.randperm(VOCAB, generator=generator)[:likely]] = 0.0
         return torch.log_softmax(scores, -1)
 

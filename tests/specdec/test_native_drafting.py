@@ -18,6 +18,10 @@ pytestmark = pytest.mark.skipif(library_file() is None, reason="the native kerne
 PARAMS = {
     "greedy": [SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)] * 3,
     "sampled": [SamplingParams(temperature=t, seed=7, max_tokens=24, ignore_eos=True) for t in (0.5, 1.0, 0.0)],
+    "filtered": [
+        SamplingParams(temperature=t, seed=7, max_tokens=24, ignore_eos=True, **limits)
+        for t, limits in ((0.8, {"top_k": 6, "top_p": 0.9}), (1.5, {"min_p": 0.02, "top_p": 0.8}), (1.0, {}))
+    ],
 }
 
 
@@ -76,10 +80,10 @@ def test_trees_are_the_same(
 
 
 def test_what_the_call_does_not_know_is_searched_in_python(world: World) -> None:
-    """Filters and logit edits are no part of the call; the output is that of plain decoding all the same."""
+    """Logit edits are no part of the call; the output is that of plain decoding all the same."""
     prompts = [list(range(5, 15)), list(range(3, 40))]
     params = [
-        SamplingParams(temperature=1.0, seed=1, top_p=0.8, max_tokens=16, ignore_eos=True),
+        SamplingParams(temperature=1.0, seed=1, top_p=0.8, logit_bias={7: 1.0}, max_tokens=16, ignore_eos=True),
         SamplingParams(temperature=0.8, seed=2, bad_words=["ab"], max_tokens=16, ignore_eos=True),
     ]
     outputs = []
