@@ -182,6 +182,7 @@ def native_kernels(noise: NoiseSource, library: Library, quantization: Quantizat
         noise: what `torch_kernels` takes.
         quantization: of all weights that are multiplied.
     """
+    noise = noise.made_by(library.noise)
     operations = NativeOperations(library, noise)
     return replace(
         torch_kernels(noise),

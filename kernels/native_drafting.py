@@ -1,5 +1,6 @@
 """A drafter by the compiled library: the head reads tokens and searches trees, all levels in one call."""
 
+from array import array
 from collections.abc import Sequence
 
 import torch
@@ -16,10 +17,10 @@ from specdec.kernels.native_library import (
     numbers,
     room,
 )
-from specdec.kernels.native_operations import MOST_NOISE, NativeLayer, NativeProjection
+from specdec.kernels.native_operations import NativeLayer, NativeProjection
 from specdec.kernels.projection import Product
 from specdec.kernels.tree import DraftTree
-from specdec.kernels.types import NoiseSource, Stream
+from specdec.kernels.types import NoiseSource
 
 WITHOUT_FEATURES, WITH_INPUT_PRODUCT, WITH_NORMS = range(3)
 LARGEST_WIDTH = 64
@@ -83,7 +84,7 @@ class NativeDrafting:
         """Return whether trees are not too wide for the library, and need no more noise than is kept."""
         noisy = sum(row.noise is not None for row in rows)
         deepest = max((row.depth for row in rows), default=0)
-        return self.cache.width <= LARGEST_WIDTH and noisy * deepest <= MOST_NOISE
+        return self.cache.width <= LARGEST_WIDTH and noisy * deepest <= self.noise.num_kept(self.vocab_size)
 
     def __call__(self, rows: Sequence[DraftingRow], least_reach: float) -> HostTrees:
         """See `FusedDrafting`."""
@@ -106,7 +107,7 @@ class NativeDrafting:
             temperatures = torch.tensor([row.temperature for row in with_trees])
         if any(row.limits is not None for row in with_trees):
             limits = torch.tensor([row.limits or KEEP_ALL for row in with_trees], dtype=torch.float32)
-        noise, vectors = self._noise(with_trees)
+        noise = self._noise(with_trees)
         self.library.draft(
             self._head,
             DraftingFields(
@@ -125,27 +126,20 @@ class NativeDrafting:
                 cache.kv.data_ptr(),
                 None if temperatures is None else temperatures.data_ptr(),
                 None if limits is None else limits.data_ptr(),
-                None if noise is None else noise.data_ptr(),
+                None if noise is None else address_of(noise),
                 *map(address_of, (sizes, nodes, parents, ranks)),
             ),
         )
-        del vectors
         found = [DraftTree()] * len(rows)
         for place, row, size in zip(range(0, trees * most, most or 1), order, sizes, strict=False):
             own = slice(place, place + size)
             found[row] = DraftTree(tuple(nodes[own]), tuple(parents[own]), None, tuple(ranks[own]), check=False)
         return HostTrees(found)
 
-    def _noise(self, rows: Sequence[DraftingRow]) -> tuple[Tensor | None, list[Tensor]]:
-        """Return addresses `[rows, depth]` of each level's noise, None where no row has any, and the noise itself."""
+    def _noise(self, rows: Sequence[DraftingRow]) -> "array[int] | None":
+        """Return addresses `[rows, depth]` of each level's noise, 0 for a row without; None where no row has any."""
         if all(row.noise is None for row in rows):
-            return None, []
-        addresses = torch.zeros(len(rows), max(row.depth for row in rows), dtype=torch.int64)
-        vectors = []
-        for row, (*_, key) in enumerate(rows):
-            for level in range(addresses.shape[1] if key is not None else 0):
-                assert key is not None
-                at = key._replace(position=key.position + level)
-                vectors.append(self.noise.at(at, self.vocab_size, Stream.TARGET, 0))
-                addresses[row, level] = vectors[-1].data_ptr()
-        return addresses, vectors
+            return None
+        depth = max(row.depth for row in rows)
+        keys = [key and key._replace(position=key.position + level) for *_, key in rows for level in range(depth)]
+        return numbers(self.noise.addresses(keys, self.vocab_size))

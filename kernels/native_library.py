@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdec.kernels.types import NoiseKey, Stream
+
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 # A weight in 8 bits.
 Q8 = 3
@@ -97,6 +99,7 @@ _CALLS: dict[str, tuple[Any, list[Any]]] = {
     "layer": (c_int, [c_void_p, POINTER(LayerFields), POINTER(StepFields), c_void_p, c_void_p, c_void_p]),
     "pass": (c_int, [c_void_p, POINTER(TargetFields), POINTER(PassFields)]),
     "argmax": (c_int, [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_void_p]),
+    "noise": (c_int, [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64, c_void_p]),
     "filter": (c_int, [c_void_p, c_int64, c_int64, c_void_p, c_void_p]),
     "move": (c_int, [c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p]),
     "attend": (
@@ -173,6 +176,7 @@ class Library:
         self._product, self._layer, self._pass = (self._calls[name] for name in ("product", "layer", "pass"))
         self._attend, self._norm, self._draft = (self._calls[name] for name in ("attend", "norm", "draft"))
         self._argmax, self._filter, self._move = (self._calls[name] for name in ("argmax", "filter", "move"))
+        self._noise = self._calls["noise"]
 
     def __del__(self) -> None:
         if getattr(self, "_context", None):
@@ -201,17 +205,24 @@ class Library:
         """Read tokens and search draft trees; the arrays that `drafting` names last are written."""
         _check(self._draft(self._context, head, drafting))
 
-    def argmax(self, scores: Tensor, noise: Sequence[Tensor | None]) -> "array[int]":
-        """Return the argmax of each row of `scores` `[rows, size]`, contiguous, plus its noise; see `KernelSet`."""
+    def argmax(self, scores: Tensor, noise: Sequence[int]) -> "array[int]":
+        """Return the argmax of each row of `scores` `[rows, size]`, contiguous, plus its noise; see `KernelSet`.
+
+        Args:
+            noise: where each row's lies, 0 for none.
+        """
         rows, size = scores.shape
-        found, addresses = room(rows), None
-        if any(vector is not None for vector in noise):
-            addresses = numbers([0 if vector is None else vector.data_ptr() for vector in noise])
+        found, addresses = room(rows), numbers(noise) if any(noise) else None
         where = None if addresses is None else address_of(addresses)
         _check(
             self._argmax(self._context, rows, size, KINDS[scores.dtype], scores.data_ptr(), where, address_of(found))
         )
         return found
+
+    def noise(self, keys: Sequence[NoiseKey], size: int, stream: Stream, lane: int, places: Sequence[int]) -> None:
+        """Write the Gumbel noise of each key, float32 `[size]`, where it is to lie."""
+        given, addresses = numbers(number for key in keys for number in key), numbers(places)
+        _check(self._noise(self._context, len(keys), size, address_of(given), stream, lane, address_of(addresses)))
 
     def filter(self, scores: Tensor, limits: Tensor) -> None:
         """Drop tokens of `scores` `[rows, size]` by `limits` `[rows, 3]`, both float32 and contiguous, in place."""

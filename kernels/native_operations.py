@@ -13,10 +13,7 @@ from specdec.kernels.native_library import LayerFields, Library, MatrixFields, S
 from specdec.kernels.packed_matrix import BLOCK, PackedMatrix
 from specdec.kernels.ragged_rows import RaggedRows
 from specdec.kernels.settings import Quantization
-from specdec.kernels.types import NoiseRows, NoiseSource, Stream
-
-# Vectors that a noise source keeps.
-MOST_NOISE = 64
+from specdec.kernels.types import NoiseRows, NoiseSource
 
 
 class NativeProjection:
@@ -168,11 +165,11 @@ class NativeOperations:
     def gumbel_argmax(self, scores: Tensor, noise: NoiseRows) -> Tensor:
         """See `KernelSet.gumbel_argmax`."""
         size, found = scores.shape[1], list[int]()
-        # As many rows at a time as a noise source keeps vectors for.
-        for start in range(0, len(scores), MOST_NOISE):
-            keys = noise.keys[start : start + MOST_NOISE]
-            vectors = [None if key is None else self.noise.at(key, size, Stream.TARGET, 0) for key in keys]
-            found += self.library.argmax(scores[start : start + MOST_NOISE].contiguous(), vectors)
+        # As many rows at a time as vectors are kept.
+        most = self.noise.num_kept(size)
+        for start in range(0, len(scores), most):
+            own = self.noise.addresses(noise.keys[start : start + most], size)
+            found += self.library.argmax(scores[start : start + most].contiguous(), own)
         return torch.tensor(found, dtype=torch.int64)
 
     def filter_logits(self, scores: Tensor, limits: Tensor) -> Tensor:

@@ -1,12 +1,13 @@
 """Gumbel noise as a pure function of request and output position, in any order of calls."""
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.kernels.types import NoiseKey, Stream
+from specdec.kernels.types import NoiseKey, NoiseMaker, Stream
 from specdec.verify.sampling import Context
 
 
@@ -26,37 +27,69 @@ class GumbelNoise:
 
     Args:
         cache_bytes: memory for kept vectors, allocated at the first call.
+        make: writes the noise of keys, `gumbel` but for rounding; None for `gumbel` itself.
     """
 
-    def __init__(self, device: torch.device, cache_bytes: int = 64 << 20) -> None:
-        self.cache_bytes = cache_bytes
+    def __init__(self, device: torch.device, cache_bytes: int = 64 << 20, make: NoiseMaker | None = None) -> None:
+        self.cache_bytes, self.make = cache_bytes, make
         self._vectors = torch.empty(0, 0, device=device)
         self._free: list[int] = []
         self._kept: OrderedDict[tuple[NoiseKey, Stream, int], int] = OrderedDict()
 
-    def at(self, key: NoiseKey, size: int, stream: Stream = Stream.TARGET, lane: int = 0) -> Tensor:
-        """Return the noise of an output position, float32 `[size]`.
+    def made_by(self, make: NoiseMaker) -> "GumbelNoise":
+        """Return another source of the same noise, made in another way."""
+        return GumbelNoise(self._vectors.device, self.cache_bytes, make)
 
-        Valid until the 64th call from now, when its memory may be reused.
+    def num_kept(self, size: int) -> int:
+        """Return how many vectors of a size are kept; each is valid until as many others have been asked for."""
+        return max(64, self.cache_bytes // (4 * max(size, self._vectors.shape[1])))
+
+    def at(self, key: NoiseKey, size: int, stream: Stream = Stream.TARGET, lane: int = 0) -> Tensor:
+        """Return the noise of an output position, float32 `[size]`; see `num_kept`.
 
         Args:
             stream, lane: as in `gumbel`.
         """
+        (place,) = self._places([key], size, stream, lane)
+        vector = self._vectors[place]
+        return vector if len(vector) == size else vector[:size]
+
+    def addresses(self, keys: Sequence[NoiseKey | None], size: int) -> list[int]:
+        """Return where the noise of each key lies, 0 for None; of at most `num_kept` keys."""
+        places = iter(self._places([key for key in keys if key is not None], size, Stream.TARGET, 0))
+        start, stride = self._vectors.data_ptr(), 4 * self._vectors.shape[1]
+        return [0 if key is None else start + next(places) * stride for key in keys]
+
+    def _places(self, keys: Sequence[NoiseKey], size: int, stream: Stream, lane: int) -> list[int]:
+        """Return which vector holds the noise of each key, made now where none does."""
         if size > self._vectors.shape[1]:
             # One allocation for all: many small ones would fragment memory.
             with torch.inference_mode(False):
-                self._vectors = self._vectors.new_empty(max(64, self.cache_bytes // (4 * size)), size)
+                self._vectors = self._vectors.new_empty(self.num_kept(size), size)
             self._free = list(range(len(self._vectors)))
             self._kept.clear()
-        place = self._kept.get((key, stream, lane))
-        if place is None:
-            place = self._free.pop() if self._free else self._kept.popitem(last=False)[1]
-            self._vectors[place] = gumbel(*key, self._vectors.shape[1], stream, lane)
-            self._kept[key, stream, lane] = place
+        places, new = list[int](), dict[NoiseKey, int]()
+        for key in keys:
+            named = (key, stream, lane)
+            place = self._kept.get(named)
+            if place is None:
+                place = self._free.pop() if self._free else self._kept.popitem(last=False)[1]
+                self._kept[named] = new[key] = place
+            else:
+                self._kept.move_to_end(named)
+            places.append(place)
+        if new:
+            self._make(new, stream, lane)
+        return places
+
+    def _make(self, places: dict[NoiseKey, int], stream: Stream, lane: int) -> None:
+        size = self._vectors.shape[1]
+        if self.make is None:
+            for key, place in places.items():
+                self._vectors[place] = gumbel(*key, size, stream, lane)
         else:
-            self._kept.move_to_end((key, stream, lane))
-        vector = self._vectors[place]
-        return vector if len(vector) == size else vector[:size]
+            start = self._vectors.data_ptr()
+            self.make(list(places), size, stream, lane, [start + place * 4 * size for place in places.values()])
 
     @staticmethod
     def uniforms(key: NoiseKey, count: int, stream: Stream) -> list[float]:

@@ -88,6 +88,11 @@ int specdec_argmax(context *c, int64_t rows, int64_t size, int64_t kind, const v
     return c->form->argmax(c, rows, size, kind, scores, noise, tokens);
 }
 
+int specdec_noise(context *c, int64_t count, int64_t size, const noise_key *keys, int64_t stream, int64_t lane,
+                  float *const *out) {
+    return c->form->noise(c, count, size, keys, stream, lane, out);
+}
+
 int specdec_filter(context *c, int64_t rows, int64_t size, float *scores, const float *limits) {
     return c->form->filter(c, rows, size, scores, limits);
 }

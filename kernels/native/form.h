@@ -19,8 +19,9 @@
 #include "layers.h"
 #include "target.h"
 #include "sampling.h"
+#include "noise.h"
 #include "filters.h"
 #include "search.h"
 #include "drafting.h"
 
-const form FORM = {FORM_NAME, run_product, run_layer, attend, norm_as_given, run_pass, argmax, filter, run_drafting};
+const form FORM = {FORM_NAME, run_product, run_layer, attend, norm_as_given, run_pass, argmax, noise, filter, run_drafting};

@@ -100,6 +100,13 @@ typedef struct {
     int64_t *sizes, *nodes, *parents, *ranks; /* [trees]; [trees][most]: tokens, parents (-1 the root), ranks by value */
 } drafting;
 
+/* Key of random numbers, as `NoiseKey`, and their streams. */
+typedef struct {
+    int64_t seed, sample_index, position;
+} noise_key;
+
+enum { TARGET_STREAM, DRAFT_STREAM, COIN_STREAM, RESIDUAL_STREAM };
+
 /* Memory of one call: each part is made as large as a call first needs it. */
 typedef struct {
     void *memory;
@@ -135,6 +142,8 @@ struct form {
     int (*run_pass)(context *, const target *, const pass *);
     int (*argmax)(context *, int64_t rows, int64_t size, int64_t kind, const void *scores, const float *const *noise,
                   int64_t *tokens);
+    int (*noise)(context *, int64_t count, int64_t size, const noise_key *, int64_t stream, int64_t lane,
+                 float *const *out);
     int (*filter)(context *, int64_t rows, int64_t size, float *scores, const float *limits);
     int (*run_drafting)(context *, const draft_head *, const drafting *);
 };

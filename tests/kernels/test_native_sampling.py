@@ -1,5 +1,8 @@
 """The compiled sampling operations and moves of cache entries against those of plain torch."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import example, given
@@ -9,8 +12,8 @@ from specdec.kernels import kv_copy_reference, logit_filters_reference
 from specdec.kernels.host_sampling import HostSampling
 from specdec.kernels.native_library import Library, library_file
 from specdec.kernels.native_operations import NativeOperations
-from specdec.kernels.types import NoiseKey, NoiseRows
-from specdec.verify.noise import GumbelNoise
+from specdec.kernels.types import NoiseKey, NoiseRows, Stream
+from specdec.verify.noise import GumbelNoise, gumbel
 from tests.kernels.filter_cases import UNSURE, kept_exactly, limits, scores_of
 from tests.kernels.native_forms import FORMS, NOISE, libraries, library, normal
 from tests.strategies import seeds
@@ -44,6 +47,60 @@ def test_argmax_of_more_rows_than_noise_is_kept_for() -> None:
     # Few vectors, so that early ones are gone when the last are made.
     small = GumbelNoise(torch.device("cpu"), cache_bytes=1)
     assert NativeOperations(own, small).gumbel_argmax(scores, noise).equal(expected)
+
+
+keys = st.builds(NoiseKey, *(st.sampled_from([0, 1, 7, 2**63 - 1]) for _ in range(3)))
+
+
+@given(
+    st.integers(1, 3),
+    st.one_of(st.integers(1, 150), st.just(5001)),
+    st.lists(keys, min_size=1, max_size=3, unique=True),
+    st.sampled_from(Stream),
+    st.integers(0, 5),
+)
+def test_noise(threads: int, size: int, asked: list[NoiseKey], stream: Stream, lane: int) -> None:
+    """The same bits in every form, and those of `gumbel` but for rounding."""
+    found = torch.full((len(FORMS), len(asked), size + 1), 9.0)
+    for form, own in zip(FORMS, found, strict=True):
+        library(form, threads, torch.float32).noise(asked, size, stream, lane, [row.data_ptr() for row in own])
+    assert all(own.equal(found[0]) for own in found[1:])
+    assert (found[:, :, size] == 9.0).all()
+    expected = torch.stack([gumbel(*key, size, stream, lane) for key in asked])
+    torch.testing.assert_close(found[0, :, :size], expected, rtol=0, atol=2e-6)
+
+
+def test_noise_of_the_extreme_variates() -> None:
+    """Among two million there are words whose float32 is 2**32, and a few of the smallest and the largest variates."""
+    own, size, key = library(FORMS[-1], 2, torch.float32), 2_000_000, NoiseKey(5, 0, 1)
+    found = torch.empty(size)
+    own.noise([key], size, Stream.TARGET, 0, [found.data_ptr()])
+    torch.testing.assert_close(found, gumbel(*key, size), rtol=0, atol=2e-6)
+    assert found.min() < -2.4
+    assert found.max() > 12
+
+
+def test_kept_noise_of_another_maker() -> None:
+    """It is made once, together, and kept; all else is as with noise of torch."""
+    own, calls = library(FORMS[-1], 2, torch.float32), list[list[NoiseKey]]()
+
+    def make(given_keys: Sequence[NoiseKey], *others: Any) -> None:
+        calls.append(list(given_keys))
+        own.noise(given_keys, *others)
+
+    noise = GumbelNoise(torch.device("cpu"), cache_bytes=0).made_by(make)
+    first, second, third = (NoiseKey(3, 0, position) for position in range(3))
+    addresses = noise.addresses([first, None, second, first], 40)
+    assert [address == 0 for address in addresses] == [False, True, False, False]
+    assert addresses[0] == addresses[3] != addresses[2]
+    assert calls == [[first, second]]
+    assert noise.addresses([second, third], 40)[0] == addresses[2]
+    assert calls[1:] == [[third]]
+    for key in (first, second, third):
+        assert noise.at(key, 40).equal(noise.at(key, 40))
+        torch.testing.assert_close(noise.at(key, 40), gumbel(*key, 40), rtol=0, atol=2e-6)
+    assert len(calls) == 2
+    assert noise.at(first, 40, Stream.DRAFT, 2).sub(gumbel(*first, 40, Stream.DRAFT, 2)).abs().max() < 2e-6
 
 
 # Of a few vectors, and of more groups than are looked at to find where the largest begin.
