@@ -102,6 +102,7 @@ class NativeDrafting:
         budgets, depths = numbers([row.num_nodes for row in with_trees]), numbers([row.depth for row in with_trees])
         most = max(budgets, default=0)
         sizes, nodes, parents, ranks = room(trees), room(trees * most), room(trees * most), room(trees * most)
+        values = array("f", bytes(4 * trees * most))
         temperatures = limits = None
         if any(row.temperature != 1 for row in with_trees):
             temperatures = torch.tensor([row.temperature for row in with_trees])
@@ -128,12 +129,14 @@ class NativeDrafting:
                 None if limits is None else limits.data_ptr(),
                 None if noise is None else address_of(noise),
                 *map(address_of, (sizes, nodes, parents, ranks)),
+                address_of(values),
             ),
         )
         found = [DraftTree()] * len(rows)
         for place, row, size in zip(range(0, trees * most, most or 1), order, sizes, strict=False):
             own = slice(place, place + size)
-            found[row] = DraftTree(tuple(nodes[own]), tuple(parents[own]), None, tuple(ranks[own]), check=False)
+            columns = tuple(nodes[own]), tuple(parents[own]), None, tuple(ranks[own])
+            found[row] = DraftTree(*columns, read_values=memoryview(values)[own].tolist, check=False)
         return HostTrees(found)
 
     def _noise(self, rows: Sequence[DraftingRow]) -> "array[int] | None":

@@ -87,7 +87,7 @@ class DraftingFields(Structure):
         *_fields(c_int64, "rows trees width table_blocks block_size first kv_bytes most"),
         ("least_reach", c_double),
         *_fields(c_void_p, "tokens starts ends tables budgets depths features rotary kv temperatures limits"),
-        *_fields(c_void_p, "noise sizes nodes parents ranks"),
+        *_fields(c_void_p, "noise sizes nodes parents ranks values"),
     ]
 
 
@@ -127,7 +127,7 @@ def padded_tables(tables: Sequence[Sequence[int]]) -> "tuple[array[int], int]":
     return numbers(block for table in tables for block in (*table, *[0] * (longest - len(table)))), longest
 
 
-def address_of(values: "array[int]") -> int:
+def address_of(values: "array[int] | array[float]") -> int:
     """Return where the numbers lie."""
     return values.buffer_info()[0]
 

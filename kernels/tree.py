@@ -1,6 +1,6 @@
 """A request's row in a step: a chain of known tokens, and the draft tree under the last of them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -22,6 +22,8 @@ class DraftTree:
             that the node's children were drawn from, in their order and without replacement. None where
             children were chosen deterministically.
         ranks: rank of each node in the tree, the most probable by its drafter first; empty where that is their order.
+        read_values: returns each node's value, the log-probability of its path by its drafter; called only for traced
+            requests, since reading takes time. None for a drafter without values.
 
     Args:
         check: whether to look for the errors below.
@@ -34,6 +36,7 @@ class DraftTree:
     parents: tuple[int, ...] = ()
     draft_probs: Tensor | None = field(default=None, compare=False, repr=False)
     ranks: tuple[int, ...] = field(default=(), compare=False, repr=False)
+    read_values: Callable[[], Sequence[float]] | None = field(default=None, compare=False, repr=False)
     check: InitVar[bool] = True
 
     def __post_init__(self, check: bool) -> None:

@@ -126,8 +126,7 @@ class LLM:
         `segments` of a state is its new text. Closing the iterator aborts the requests that are not finished.
 
         Args:
-            trace: fill `trace` of each state's outputs with the steps since the previous state: their draft trees and
-                accepted paths.
+            trace: let the outputs' `steps` hold all steps with their draft trees and accepted paths.
         """
         groups = self._groups(prompts, sampling_params, priority, cache_salt)
         if trace:

@@ -1,6 +1,7 @@
 """Draft trees drawn from the head's own distribution, for acceptance rules that weigh p against q."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -114,6 +115,7 @@ class TreeDraw(TreeLevels):
     def _tree(self, row: int, levels: list[tuple[list[int], list[bool], list[int]]], budget: int) -> DraftTree:
         kept_tokens: list[int] = []
         parents: list[int] = []
+        kept: list[int] = []
         probs = [self._probs[0][row, 0]]
         # Index of each frontier node in the tree; None where q ran out of tokens to draw.
         frontier: list[int | None] = [ROOT]
@@ -132,9 +134,10 @@ class TreeDraw(TreeLevels):
                     continue
                 place.append(len(kept_tokens))
                 kept_tokens.append(token)
+                kept.append(size - len(tokens) + candidate)
                 parents.append(parent)
                 expanded[parent] = self._probs[level][row, candidate // each]
             frontier = [place[candidate] for candidate in best]
         nothing = torch.zeros_like(probs[0])
         table = torch.stack([expanded.get(node, nothing) for node in range(ROOT, len(kept_tokens))])
-        return DraftTree(tuple(kept_tokens), tuple(parents), table)
+        return DraftTree(tuple(kept_tokens), tuple(parents), table, read_values=partial(self.values_of, row, kept))

@@ -1,6 +1,7 @@
 """EAGLE-2's dynamic tree (Li et al. 2024): expand the best frontier nodes, then keep the best of all."""
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate, islice, pairwise
 from typing import NamedTuple
 
@@ -67,6 +68,11 @@ class TreeLevels:
             above = paths.gather(1, (best // each)[:, :, None].expand(-1, -1, paths.shape[2]))
             paths = torch.cat([above, tokens.gather(1, best)[:, :, None]], 2)
         return paths
+
+    def values_of(self, row: int, candidates: Sequence[int]) -> list[float]:
+        """Return the log-probabilities of candidates' paths."""
+        values: list[float] = torch.cat([level[row] for level in self._values]).tolist()
+        return [values[candidate] for candidate in candidates]
 
     def _ends(self) -> list[int]:
         """Return the number of candidates up to and including each level."""
@@ -161,6 +167,7 @@ class TreeSearch(TreeLevels):
                     tokens=tuple(tokens[row][node] for node in kept),
                     parents=tuple(place[parents[node]] for node in kept),
                     ranks=tuple(rank[node] for node in kept),
+                    read_values=partial(self.values_of, row, kept),
                 )
             )
         return HostTrees(trees)

@@ -66,8 +66,10 @@ static void choose_nodes(const search *q, int64_t row, int64_t *room) {
     for (int64_t i = 0; i < found; i++)
         ranks[best[i]] = i;
     int64_t *nodes = d->nodes + row * d->most, *parents = d->parents + row * d->most, *order = d->ranks + row * d->most;
+    float *chances = d->values + row * d->most;
     for (int64_t level = 0, before = 0, at = 0; level < levels; level++) {
-        const int64_t *tokens = q->tokens + candidates_of(q, row, level, &count);
+        const int64_t first = candidates_of(q, row, level, &count), *tokens = q->tokens + first;
+        const float *own = q->values + first;
         /* The candidates expanded for this level. */
         const int64_t *expanded = level ? q->best + ((level - 1) * d->trees + row) * d->width : NULL;
         for (int64_t i = 0; i < count; i++) {
@@ -76,6 +78,7 @@ static void choose_nodes(const search *q, int64_t row, int64_t *room) {
             nodes[kept] = tokens[i];
             parents[kept] = expanded ? places[before + expanded[i / d->width]] : -1;
             order[kept] = ranks[at + i];
+            chances[kept] = own[i];
             places[at + i] = kept++;
         }
         before = at;

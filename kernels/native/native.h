@@ -98,6 +98,7 @@ typedef struct {
     const float *limits; /* [trees][3] of min_p, top_k and top_p, or NULL */
     const float *const *noise; /* [trees][largest depth] of all tokens each, or NULL; NULL for a row without */
     int64_t *sizes, *nodes, *parents, *ranks; /* [trees]; [trees][most]: tokens, parents (-1 the root), ranks by value */
+    float *values; /* [trees][most]: log-probabilities of the nodes' paths */
 } drafting;
 
 /* Key of random numbers, as `NoiseKey`, and their streams. */

@@ -121,6 +121,7 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str | None = None,
         whole: bool = False,
+        trace: bool = False,
     ) -> AsyncGenerator[RequestOutput]:
         """Run a prompt, and yield its state after each step that gave tokens.
 
@@ -135,6 +136,7 @@ class AsyncLLM:
             priority: lower ones first, under the policy "priority".
             cache_salt: only requests of the same salt share cached prefixes.
             whole: yield the states after the first token and at the end alone, which costs less.
+            trace: let the outputs' `steps` hold all steps with their draft trees.
 
         Raises:
             ValueError: a bad prompt, parameter or request id; nothing has run then.
@@ -158,7 +160,8 @@ class AsyncLLM:
             raise ValueError(f"request_id {name!r} is taken by a running request; give another")
         if self._closing:
             raise EngineDeadError(CLOSED)
-        self._supervisor.send(Add(number, tokens, msgspec.Raw(encode(params)), int(priority), cache_salt, whole))
+        add = Add(number, tokens, msgspec.Raw(encode(params)), int(priority), cache_salt, whole, trace)
+        self._supervisor.send(add)
         stream = RequestStream(name, prompt if isinstance(prompt, str) else None, tokens, params.n)
         self._streams[number], self._numbers[name] = stream, number
         self._none_running.clear()

@@ -102,6 +102,8 @@ class EngineLoop:
             group = self._llm.new_group(
                 message.prompt, params, priority=message.priority, cache_salt=message.cache_salt
             )
+            if message.trace:
+                group.start_trace()
             for request in group.requests:
                 self._engine.add_request(request)
                 queued.append(request)

@@ -14,7 +14,7 @@ import msgspec
 
 from specdec.config import LLMSettings
 from specdec.core.engine_stats import EngineStats
-from specdec.core.outputs import Logprob, Segment, SpeculationStats, TreeStep
+from specdec.core.outputs import Logprob, Segment, SpeculationStats, Step
 from specdec.core.sampling_params import SamplingParams
 
 # Messages that may wait on either side of a connection. Further news are merged.
@@ -53,6 +53,7 @@ class Add(Message):
         number: names the request, and never another one.
         params: encoded `SamplingParams`. They are decoded apart, so that a mistake in them can be answered.
         whole: whether news are sent only after the first token and at the end.
+        trace: whether deltas hold all steps with their draft trees.
     """
 
     number: int
@@ -61,6 +62,7 @@ class Add(Message):
     priority: int
     cache_salt: str | None
     whole: bool = False
+    trace: bool = False
 
 
 class Abort(Message):
@@ -128,7 +130,7 @@ class Delta(Message, omit_defaults=True):
     segments: list[Segment]
     held: str
     stats: SpeculationStats
-    tree_steps: list[TreeStep]
+    steps: list[Step]
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     error: str | None = None

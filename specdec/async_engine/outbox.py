@@ -21,7 +21,7 @@ class Outbox:
     def __init__(self, number: int, group: RequestGroup, whole: bool) -> None:
         self.number, self.group, self._whole = number, group, whole
         self._tokens_sent = [0] * len(group.requests)
-        self._tree_steps_sent = [0] * len(group.requests)
+        self._steps_sent = [0] * len(group.requests)
         self._prompt_logprobs_sent = 0
         self._unsent: dict[int, None] = {}
 
@@ -40,8 +40,8 @@ class Outbox:
         request = self.group.requests[index]
         old = self._tokens_sent[index]
         new = self._tokens_sent[index] = request.num_output
-        first_step = self._tree_steps_sent[index]
-        self._tree_steps_sent[index] = len(request.tree_steps)
+        first_step = self._steps_sent[index]
+        self._steps_sent[index] = len(request.steps)
         segments = request.detokenizer.segments(final=request.finished)
         return Delta(
             self.number,
@@ -51,7 +51,7 @@ class Outbox:
             segments,
             request.detokenizer.held,
             request.stats,
-            request.tree_steps[first_step:],
+            request.steps[first_step:],
             request.finish_reason,
             request.stop_reason,
             request.error,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specdec.async_engine.messages import Delta
-from specdec.core.outputs import CompletionOutput, Logprob, RequestOutput, Segment, SpeculationStats, TreeStep
+from specdec.core.outputs import CompletionOutput, Logprob, RequestOutput, Segment, SpeculationStats, Step
 
 
 @dataclass
@@ -20,7 +20,7 @@ class _Sample:
     logprobs: list[dict[int, Logprob]] | None = None
     cumulative_logprob: float | None = None
     stats: SpeculationStats = field(default_factory=SpeculationStats)
-    tree_steps: list[TreeStep] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     error: str | None = None
@@ -29,7 +29,7 @@ class _Sample:
     def apply(self, delta: Delta) -> None:
         self.token_ids += delta.token_ids
         self.accepted += delta.accepted
-        self.tree_steps += delta.tree_steps
+        self.steps += delta.steps
         self.text += "".join(segment.text for segment in delta.segments)
         self.unread += delta.segments
         self.held, self.stats = delta.held, delta.stats
@@ -57,7 +57,7 @@ class _Sample:
             cumulative_logprob=self.cumulative_logprob,
             # Every delta brings new ones.
             stats=self.stats,
-            tree_steps=list(self.tree_steps),
+            steps=list(self.steps),
             segments=segments,
         )
 

@@ -59,7 +59,7 @@ def _stats(conversation: Conversation, screen: Screen, _: str) -> str:
 
 
 def _tree(conversation: Conversation, screen: Screen, _: str) -> str:
-    trace = conversation.answers[-1].trace if conversation.answers else []
+    trace = conversation.answers[-1].output.trace if conversation.answers else []
     drafted = [number for number, step in enumerate(trace) if step.tokens]
     tokenizer = conversation.llm.tokenizer
     if not drafted or tokenizer is None:

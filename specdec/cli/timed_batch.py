@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from specdec.core.outputs import CompletionOutput, RequestOutput, Segment, SpeculationStats, TracedStep
+from specdec.core.outputs import CompletionOutput, RequestOutput, Segment, SpeculationStats
 from specdec.core.progress import progress_bar
 from specdec.core.sampling_params import SamplingParams
 
@@ -22,13 +22,11 @@ class Answer:
         output: its last state; aborted until it ends for another reason.
         segments: its text.
         seconds: time from the batch's start to this answer's end.
-        trace: its steps, where they are asked for.
     """
 
     output: CompletionOutput = field(default_factory=lambda: CompletionOutput(0, "", [], [], "abort"))
     segments: list[Segment] = field(default_factory=list)
     seconds: float = 0.0
-    trace: list[TracedStep] = field(default_factory=list)
 
     @property
     def tok_per_s(self) -> float:
@@ -37,7 +35,6 @@ class Answer:
     def take(self, output: CompletionOutput, seconds: float) -> None:
         self.output = replace(output, finish_reason=output.finish_reason or "abort")
         self.segments += output.segments
-        self.trace += output.trace
         self.seconds = seconds
 
 
@@ -76,7 +73,7 @@ def run_batch(
     Args:
         what: stands beside the bar.
         listen: is called with every state of a request.
-        trace: keep each answer's steps.
+        trace: let answers hold all their steps with the draft trees.
 
     Raises:
         ValueError: a prompt that cannot be run; nothing has run then.

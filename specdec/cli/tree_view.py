@@ -7,11 +7,11 @@ from rich.tree import Tree
 
 from specdec.cli.screen import ACCEPTED, BOLD, DIM, OWN
 from specdec.core.detokenizer import REPLACEMENT
-from specdec.core.outputs import TracedStep
+from specdec.core.outputs import TreeTrace
 from specdec.models.tokenizer import Tokenizer
 
 
-def draw_tree(step: TracedStep, show: Callable[[int], str]) -> Tree:
+def draw_tree(step: TreeTrace, show: Callable[[int], str]) -> Tree:
     """Draw a step's draft tree under the last known token.
 
     Accepted tokens are ticked, and green on a terminal. The token that the target added hangs behind the last of them.

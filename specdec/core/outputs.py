@@ -77,13 +77,6 @@ class SpeculationStats:
         self.add(SpeculationStats(1, kept, [1] * min(accepted, kept), drafted))
 
 
-class TreeStep(NamedTuple):
-    """A step with a draft tree: its nodes, and those of them that the output kept."""
-
-    nodes: int
-    accepted: int
-
-
 class Segment(NamedTuple):
     """New text, and whether its tokens come from accepted drafts."""
 
@@ -91,8 +84,8 @@ class Segment(NamedTuple):
     accepted: bool
 
 
-class TracedStep(NamedTuple):
-    """One step of a request: its draft tree, and what the request took of it.
+class TreeTrace(NamedTuple):
+    """The draft tree of a traced step, and what the output took of it.
 
     Attributes:
         root: the last known token, under which the tree hangs.
@@ -100,6 +93,11 @@ class TracedStep(NamedTuple):
         parents: index of each node's parent, -1 for a child of the root.
         path: accepted nodes whose tokens the output took, from depth 1 on.
         output: the tokens that the output took: those of `path`, and the bonus token unless the output ended before it.
+        values: of each node, the drafter's estimate of the log-probability of its path, by which nodes are ranked; None
+            for a drafter without estimates, such as n-grams.
+        probs: of each node, the target's probability of its token after its parent, all sampling parameters applied;
+            at temperature 0 that of the model's own distribution after the logit edits.
+        seconds: time of the step, from its first work to its tokens, shared with all requests of the step.
     """
 
     root: int
@@ -107,6 +105,23 @@ class TracedStep(NamedTuple):
     parents: tuple[int, ...]
     path: tuple[int, ...]
     output: tuple[int, ...]
+    values: tuple[float, ...] | None = None
+    probs: tuple[float, ...] = ()
+    seconds: float = 0.0
+
+
+class Step(NamedTuple):
+    """One step of a request.
+
+    Attributes:
+        nodes: number of draft nodes.
+        accepted: number of those that the output kept.
+        trace: the tree itself, if the request is traced.
+    """
+
+    nodes: int
+    accepted: int
+    trace: TreeTrace | None = None
 
 
 @dataclass(frozen=True)
@@ -124,9 +139,8 @@ class CompletionOutput:
         logprobs: per token, its own entry and those of the most probable tokens; None unless asked for.
         cumulative_logprob: sum over the generated tokens; None unless `logprobs` are asked for.
         stats: speculation figures so far.
-        tree_steps: steps with a draft tree so far, in order.
+        steps: steps with a draft tree so far, in order; all steps of a traced request.
         segments: new text since the previous state.
-        trace: steps since the previous state; none unless asked for.
     """
 
     index: int
@@ -139,9 +153,18 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None = None
     cumulative_logprob: float | None = None
     stats: SpeculationStats = field(default_factory=SpeculationStats)
-    tree_steps: list[TreeStep] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
-    trace: list[TracedStep] = field(default_factory=list)
+
+    @property
+    def tree_steps(self) -> list[Step]:
+        """Steps with a draft tree so far, in order."""
+        return [step for step in self.steps if step.nodes]
+
+    @property
+    def trace(self) -> list[TreeTrace]:
+        """Trees of all steps so far, in order; none unless asked for."""
+        return [step.trace for step in self.steps if step.trace is not None]
 
 
 @dataclass(frozen=True)

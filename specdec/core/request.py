@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from specdec.core.detokenizer import Detokenizer
-from specdec.core.outputs import CompletionOutput, Logprob, RequestOutput, SpeculationStats, TracedStep, TreeStep
+from specdec.core.outputs import CompletionOutput, Logprob, RequestOutput, SpeculationStats, Step
 from specdec.core.sampling_params import SamplingParams
 from specdec.verify.sampling import Context, Sampling
 
@@ -68,8 +68,8 @@ class Request:
         error: why it failed, if `finish_reason` is "error".
         logprobs: per output token, if asked for; may run ahead of the output within a step.
         prompt_logprobs: per prompt token scored so far, None for the first.
-        tree_steps: steps with a draft tree, in order.
-        trace: its steps since the last snapshot; None unless they are asked for.
+        steps: steps with a draft tree, in order; all steps if it is traced.
+        is_traced: whether steps keep their trees.
     """
 
     request_id: str
@@ -100,8 +100,8 @@ class Request:
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=lambda: [None])
     stats: SpeculationStats = field(default_factory=SpeculationStats)
-    tree_steps: list[TreeStep] = field(default_factory=list, repr=False)
-    trace: list[TracedStep] | None = None
+    steps: list[Step] = field(default_factory=list, repr=False)
+    is_traced: bool = False
 
     @cached_property
     def context(self) -> Context:
@@ -152,8 +152,8 @@ class Request:
         # The pass over the prompt can carry no draft.
         if before > 0:
             self.stats.count(num_accepted, num_new, num_drafted)
-        if num_drafted:
-            self.tree_steps.append(TreeStep(num_drafted, min(num_accepted, num_new)))
+        if num_drafted or self.is_traced:
+            self.steps.append(Step(num_drafted, min(num_accepted, num_new)))
         return num_new
 
     def append(self, token: int, accepted: bool) -> None:
@@ -179,16 +179,13 @@ class Request:
         del self.logprobs[self.num_output :]
 
     def completion(self) -> CompletionOutput:
-        """Return a snapshot, with the text and the traced steps that are new since the last one."""
+        """Return a snapshot, with the text that is new since the last one."""
         segments = self.detokenizer.segments(final=self.finished)
         tokens = self.token_ids[self.num_prompt :]
         logprobs = None if self.params.logprobs is None else self.logprobs[: len(tokens)]
         total = None
         if logprobs is not None:
             total = sum(entries[token].logprob for entries, token in zip(logprobs, tokens, strict=True))
-        trace: list[TracedStep] = []
-        if self.trace is not None:
-            trace, self.trace = self.trace, trace
         return CompletionOutput(
             index=self.sampling.sample_index,
             text=self.detokenizer.text,
@@ -200,9 +197,8 @@ class Request:
             logprobs=logprobs,
             cumulative_logprob=total,
             stats=replace(self.stats, accepted_per_depth=list(self.stats.accepted_per_depth)),
-            tree_steps=list(self.tree_steps),
+            steps=list(self.steps),
             segments=segments,
-            trace=trace,
         )
 
 
@@ -230,9 +226,9 @@ class RequestGroup:
         return self._num_finished == len(self.requests)
 
     def start_trace(self) -> None:
-        """Record every step from now on; snapshots hold the new ones."""
+        """Record every step from now on, with its draft tree."""
         for request in self.requests:
-            request.trace = []
+            request.is_traced = True
 
     def output(self) -> RequestOutput:
         """Return a snapshot of all samples."""

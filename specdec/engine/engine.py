@@ -9,10 +9,11 @@ from torch import Tensor
 from specdec.cache.kv_cache import KVCache
 from specdec.core.device import on_device
 from specdec.core.logprobs import score_output, score_prompt
-from specdec.core.outputs import LogprobsMode, TracedStep
+from specdec.core.outputs import LogprobsMode
 from specdec.core.request import Request
 from specdec.draft_heads.drafting.drafter import Drafter, DraftRow
 from specdec.engine.step_observer import StepObserver
+from specdec.engine.tree_trace import node_probs, trace_of
 from specdec.execution.model_runner import ModelRunner
 from specdec.kernels.draft_trees import DraftTrees
 from specdec.kernels.tree import DraftTree, TreeRow
@@ -127,7 +128,10 @@ class LLMEngine:
                 results.append(RowResult())
                 continue
             acceptance, span = next(found)
-            results.append(_result(tree, acceptance))
+            result = _result(tree, acceptance)
+            results.append(result)
+            if request.is_traced:
+                result.node_probs = node_probs(request, tree, logits[span], self.cache.kernels)
             if request.params.logprobs is not None:
                 score_output(request, acceptance, tree, logits[span], self.logprobs_mode, self.cache.kernels)
         return results
@@ -156,8 +160,9 @@ class LLMEngine:
                 continue
             result.num_new = request.take(result.tokens, len(result.path), result.num_nodes)
             result.num_accepted = min(len(result.path), result.num_new)
-            if request.trace is not None:
-                request.trace.append(_traced(request, trees.read()[place], result))
+            if request.is_traced:
+                trace = trace_of(request, trees.read()[place], result, self._observer.seconds)
+                request.steps[-1] = request.steps[-1]._replace(trace=trace)
             if result.is_dead_end and not request.finished:
                 request.fail(
                     "no token can follow: the model's logits are not finite, or allowed_token_ids, bad_words "
@@ -180,18 +185,6 @@ def _result(tree: DraftTree, acceptance: Acceptance) -> RowResult:
         # Values of a draft node that overflow reach every row that reads them under a mask. A plain step would not
         # have met them.
         needs_retry=len(tree) > 0 and not tokens,
-    )
-
-
-def _traced(request: Request, tree: DraftTree, result: RowResult) -> TracedStep:
-    """Describe a step whose tokens the request has taken."""
-    known = len(request.token_ids) - result.num_new
-    return TracedStep(
-        root=request.token_ids[known - 1],
-        tokens=tuple(tree.tokens),
-        parents=tuple(tree.parents),
-        path=tuple(result.path[: result.num_accepted]),
-        output=tuple(request.token_ids[known:]),
     )
 
 

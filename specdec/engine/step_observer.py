@@ -40,6 +40,11 @@ class StepObserver:
         """Start the clock of a step."""
         self._start = time.perf_counter()
 
+    @property
+    def seconds(self) -> float:
+        """Seconds since the step's begin."""
+        return time.perf_counter() - self._start
+
     @contextmanager
     def drafting(self) -> Iterator[None]:
         """Time the drafting of the step where it runs, without waiting for it."""
@@ -64,7 +69,7 @@ class StepObserver:
         self._plain_run = 0 if any(row.num_known > 1 or row.num_nodes for row in rows) else self._plain_run + 1
         is_one_of_many = self._plain_run > LONG_RUN and self._plain_run % MEASURED_EVERY
         if self.scheduler.step_cost is not None and not (was_unfinished or self._is_unfinished or is_one_of_many):
-            seconds, draft_seconds = time.perf_counter() - self._start, _seconds(*self._drafting)
+            seconds, draft_seconds = self.seconds, _seconds(*self._drafting)
             self._record = partial(self._learn, rows, draft_rows, results, seconds - draft_seconds, draft_seconds)
 
     def _learn(

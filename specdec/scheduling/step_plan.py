@@ -52,6 +52,7 @@ class RowResult:
         needs_retry: whether the row is discarded and its request repeats the step without drafts.
         num_new: tokens that the request has taken; fewer than `tokens` where its output ends within them.
         num_accepted: number of them that were drafts.
+        node_probs: the target's probability of each draft node, for a traced request.
     """
 
     num_nodes: int = 0
@@ -62,6 +63,7 @@ class RowResult:
     needs_retry: bool = False
     num_new: int = 0
     num_accepted: int = 0
+    node_probs: tuple[float, ...] = ()
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from msgspec import UNSET, Struct, UnsetType
 
-from specdec.core.outputs import CompletionOutput, TreeStep
+from specdec.core.outputs import CompletionOutput, Step
 from specdec.server.server_settings import MetricsChoice
 
 
@@ -80,9 +80,8 @@ def request_metrics(
     """
     if choice == "none":
         return UNSET
-    if len(outputs) != 1 or not outputs[0].tree_steps:
+    if len(outputs) != 1 or not (steps := outputs[0].tree_steps):
         return None
-    steps = outputs[0].tree_steps
     nodes, accepted = _totals(steps)
     figures = SpecDecodeMetrics(
         mean_acceptance_length=1 + accepted / len(steps),
@@ -111,11 +110,11 @@ def meta_info(asked: bool | None, output: CompletionOutput) -> SpecTokensDetails
     return SpecTokensDetails.of(output) if asked and output.finish_reason is not None else UNSET
 
 
-def _totals(steps: Sequence[TreeStep]) -> tuple[int, int]:
+def _totals(steps: Sequence[Step]) -> tuple[int, int]:
     return sum(step.nodes for step in steps), sum(step.accepted for step in steps)
 
 
-def _histogram(steps: Sequence[TreeStep], most: int) -> list[int]:
+def _histogram(steps: Sequence[Step], most: int) -> list[int]:
     counts = [0] * (most + 1)
     for step in steps:
         counts[step.accepted] += 1

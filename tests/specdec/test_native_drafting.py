@@ -11,6 +11,7 @@ from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.draft_heads.drafting.model_drafter import ModelDrafter
 from specdec.kernels.native_library import library_file
 from specdec.kernels.settings import Quantization
+from specdec.kernels.tree import DraftTree
 from tests.specdec.world import VOCAB, World
 
 pytestmark = pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
@@ -23,6 +24,11 @@ PARAMS = {
         for t, limits in ((0.8, {"top_k": 6, "top_p": 0.9}), (1.5, {"min_p": 0.02, "top_p": 0.8}), (1.0, {}))
     ],
 }
+
+
+def _values(tree: DraftTree) -> list[float]:
+    assert len(tree) == 0 or tree.read_values is not None
+    return [] if tree.read_values is None else list(tree.read_values())
 
 
 @pytest.mark.parametrize("params", PARAMS)
@@ -69,6 +75,9 @@ def test_trees_are_the_same(
         found = propose(rows)
         assert found.read() == expected.read()
         assert [tree.ranks for tree in found.read()] == [tree.ranks for tree in expected.read()]
+        for own, other in zip(found.read(), expected.read(), strict=True):
+            # Scores of the two differ in the last bits.
+            assert _values(own) == pytest.approx(_values(other), rel=1e-3, abs=1e-3)
         searches += bool(sum(found.sizes))
         return found
 

@@ -125,6 +125,27 @@ def test_tokens_are_those_of_llm_whatever_else_runs(served: Served, offline: LLM
         assert_same(states[-1], one)
 
 
+def test_steps_carry_their_trees(served: Served, offline: LLM) -> None:
+    """The same trees as in this process, by either reader: one of each state, and one of the last state alone."""
+    params = replace(SHORT, n=2)
+
+    async def work() -> list[RequestOutput]:
+        return [state async for state in served.llm.generate([5, 6, 7], params, trace=True)]
+
+    states = served.run(work())
+    *_, expected = offline.stream([5, 6, 7], params, trace=True)
+    for index, own in enumerate(states[-1].outputs):
+        other = expected.outputs[index]
+        assert len(own.steps) == len(own.trace) == 1 + own.stats.steps
+        assert [step.output for step in own.trace] == [step.output for step in other.trace]
+        for step, twin in zip(own.trace, other.trace, strict=True):
+            assert step._replace(values=None, probs=(), seconds=0) == twin._replace(values=None, probs=(), seconds=0)
+            assert (step.values or ()) == pytest.approx(twin.values or (), rel=1e-6)
+            assert step.probs == pytest.approx(twin.probs, rel=1e-6)
+        for state in states:
+            assert own.steps[: len(state.outputs[index].steps)] == state.outputs[index].steps
+
+
 def test_a_hundred_requests_at_once(served: Served, offline: LLM) -> None:
     chance = random.Random(7)
     prompts = [[chance.randrange(3, VOCAB) for _ in range(chance.randint(1, 50))] for _ in range(100)]

@@ -14,7 +14,7 @@ from specdec.cli.app import main
 from specdec.cli.chat_commands import COMMANDS
 from specdec.cli.screen import Screen
 from specdec.cli.tree_view import draw_tree, token_text
-from specdec.core.outputs import TracedStep
+from specdec.core.outputs import TreeTrace
 from specdec.core.request import Request
 from specdec.engine.engine import LLMEngine
 from tests.specdec.tiny_checkpoints import Tiny
@@ -318,7 +318,7 @@ for args, expected in ((["chat", "--help"], 0), (["chat", "--top-p", "2"], 2)):
 
 
 def test_drawn_tree(capsys: pytest.CaptureFixture[str]) -> None:
-    step = TracedStep(root=7, tokens=(1, 2, 3, 4), parents=(-1, -1, 1, 1), path=(1, 3), output=(2, 4, 9))
+    step = TreeTrace(root=7, tokens=(1, 2, 3, 4), parents=(-1, -1, 1, 1), path=(1, 3), output=(2, 4, 9))
     Screen().draw(draw_tree(step, "t{}".format))
     assert capsys.readouterr().out == (
         "t7\n"  # the root
@@ -332,7 +332,7 @@ def test_drawn_tree(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_deep_tree_is_drawn_whole(capsys: pytest.CaptureFixture[str]) -> None:
     depth = 60
-    step = TracedStep(0, tuple(range(depth)), tuple(range(-1, depth - 1)), (), (5,))
+    step = TreeTrace(0, tuple(range(depth)), tuple(range(-1, depth - 1)), (), (5,))
     Screen().draw(draw_tree(step, "token{}".format))
     found = re.findall(r"── token(\d+)$", capsys.readouterr().out, re.MULTILINE)
     assert found == [str(number) for number in range(depth)]

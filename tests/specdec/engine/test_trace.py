@@ -1,11 +1,17 @@
 """The trace of a request: each step's draft tree and what the output took of it."""
 
+import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from specdec import LLM, CompletionOutput, DraftShape, SamplingParams
-from specdec.core.outputs import TracedStep
+from specdec.core.outputs import TreeTrace
+from specdec.core.request import Request
+from specdec.engine.tree_trace import node_probs
+from specdec.kernels.tree import DraftTree
 from tests.fakes import save_random_head, save_random_llama
 from tests.simulated_gpu import simulated_gpu
 
@@ -28,13 +34,13 @@ def llm(folder: Path) -> LLM:
     return LLM(folder / "target", head, dtype="float64", shape=SHAPE, adaptive_drafts=False, max_model_len=64)
 
 
-def traced(llm: LLM, params: SamplingParams) -> tuple[CompletionOutput, list[TracedStep]]:
-    """Return the last state of the first sample, and its steps from all states."""
-    states = list(llm.stream(PROMPT, params, trace=True))
-    return states[-1].outputs[0], [step for state in states for step in state.outputs[0].trace]
+def traced(llm: LLM, params: SamplingParams) -> tuple[CompletionOutput, list[TreeTrace]]:
+    """Return the last state of the first sample, and its steps."""
+    *_, last = llm.stream(PROMPT, params, trace=True)
+    return last.outputs[0], last.outputs[0].trace
 
 
-def assert_tells_the_output(steps: list[TracedStep], output: CompletionOutput) -> None:
+def assert_tells_the_output(steps: list[TreeTrace], output: CompletionOutput) -> None:
     """The steps yield the output's tokens, and its accepted ones are nodes of their trees, one below the other."""
     assert [token for step in steps for token in step.output] == output.token_ids
     accepted = [place < len(step.path) for step in steps for place in range(len(step.output))]
@@ -77,17 +83,132 @@ def test_path_ends_where_the_output_ends(folder: Path) -> None:
 def test_each_sample_has_its_own_trace(llm: LLM) -> None:
     params = SamplingParams(temperature=0.8, seed=3, max_tokens=12, n=3, ignore_eos=True)
     states = list(llm.stream(PROMPT, params, trace=True))
-    for sample, output in enumerate(states[-1].outputs):
-        assert_tells_the_output([step for state in states for step in state.outputs[sample].trace], output)
+    for output in states[-1].outputs:
+        assert_tells_the_output(output.trace, output)
 
 
 def test_nothing_is_recorded_unless_asked_for(llm: LLM) -> None:
-    group = llm.new_group(PROMPT, FREE)
-    assert group.requests[0].trace is None
-    assert not any(state.outputs[0].trace for state in llm.stream(PROMPT, FREE))
+    *_, last = llm.stream(PROMPT, FREE)
+    assert last.outputs[0].trace == []
+    assert all(step.trace is None for step in last.outputs[0].steps)
+    assert len(last.outputs[0].steps) > 0
 
 
-def test_trees_of_a_device_are_traced_without_another_wait(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_computed_for_other_requests(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[Request] = []
+
+    def spy(request: Request, *rest: Any) -> tuple[float, ...]:
+        computed.append(request)
+        return node_probs(request, *rest)
+
+    monkeypatch.setattr("specdec.engine.engine.node_probs", spy)
+    plain, watched = llm.new_group(PROMPT, FREE), llm.new_group(PROMPT[1:], FREE)
+    watched.start_trace()
+    for group in (plain, watched):
+        llm.engine.add_request(group.requests[0])
+    while llm.engine.has_unfinished:
+        llm.engine.step()
+    assert set(computed) == set(watched.requests)
+
+
+EDITED = SamplingParams(
+    temperature=0.7, seed=3, max_tokens=30, ignore_eos=True, top_p=0.8, presence_penalty=0.5, logit_bias={7: 2.0}
+)
+
+
+@pytest.mark.parametrize("params", [FREE, EDITED, replace(FREE, temperature=0.0)], ids=["free", "edited", "greedy"])
+def test_probabilities_are_the_targets(llm: LLM, params: SamplingParams) -> None:
+    """Those of the output's tokens are what `logprobs` reports, from the distribution that is sampled from."""
+    output, steps = traced(llm, params)
+    scored = LLM(
+        llm.config.model,
+        dtype="float64",
+        max_model_len=64,
+        logprobs_mode="processed_logprobs",
+        adaptive_drafts=False,
+        prefill_stretch=0,
+    )
+    (plain,) = scored.generate(PROMPT, replace(params, logprobs=-1), use_tqdm=False)
+    assert plain.token_ids == output.token_ids
+    rows = plain.outputs[0].logprobs
+    assert rows is not None
+    found = place = 0
+    for step in steps:
+        # The children of the root and of the accepted nodes: after these the plain run has computed the distribution.
+        known = {-1: place, **{node: place + depth for depth, node in enumerate(step.path, 1)}}
+        for token, parent, prob in zip(step.tokens, step.parents, step.probs, strict=True):
+            if known.get(parent, len(rows)) < len(rows):
+                expected = rows[known[parent]][token].logprob
+                assert prob == pytest.approx(math.exp(expected), rel=1e-9, abs=1e-12)
+                found += 1
+        place += len(step.output)
+    assert found > 30
+
+
+def test_values_rank_the_nodes(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = []
+    propose = llm.engine.drafter.propose
+
+    def spy(rows: Any) -> Any:
+        trees = propose(rows)
+        ranks.extend(tree.ranks for tree in trees.read() if len(tree))
+        return trees
+
+    monkeypatch.setattr(llm.engine.drafter, "propose", spy)
+    _, steps = traced(llm, FREE)
+    drafted = [step for step in steps if step.tokens]
+    assert len(drafted) == len(ranks) > 0
+    for step, rank in zip(drafted, ranks, strict=True):
+        assert step.values is not None
+        in_order = [value for _, value in sorted(zip(rank, step.values, strict=True))]
+        assert in_order == sorted(step.values, reverse=True)
+        assert all(
+            step.values[node] <= (0 if parent < 0 else step.values[parent]) for node, parent in enumerate(step.parents)
+        )
+    assert all(0 < step.seconds < 60 for step in steps)
+
+
+def test_drawn_trees_have_values(folder: Path) -> None:
+    """A drawn child's value is its parent's and the log-probability that it was drawn with."""
+    llm = LLM(
+        folder / "target",
+        folder / "head",
+        dtype="float64",
+        shape=DraftShape(3, 4, 8),
+        verify="rejection",
+        adaptive_drafts=False,
+        max_model_len=64,
+    )
+    trees: list[DraftTree] = []
+    propose = llm.engine.drafter.propose
+
+    def spy(rows: Any) -> Any:
+        found = propose(rows)
+        trees.extend(tree for tree in found.read() if len(tree))
+        return found
+
+    llm.engine.drafter.propose = spy  # type: ignore[method-assign]
+    _, steps = traced(llm, FREE)
+    drafted = [step for step in steps if step.tokens]
+    assert len(drafted) == len(trees) > 0
+    for step, tree in zip(drafted, trees, strict=True):
+        assert step.values is not None
+        assert tree.draft_probs is not None
+        for node, (token, parent) in enumerate(zip(step.tokens, step.parents, strict=True)):
+            above = 0.0 if parent < 0 else step.values[parent]
+            chance = float(tree.draft_probs[1 + parent, token])
+            assert step.values[node] == pytest.approx(above + math.log(chance), abs=1e-5)
+
+
+def test_n_grams_have_no_values(folder: Path) -> None:
+    llm = LLM(folder / "target", "ngram", dtype="float64", max_model_len=64, adaptive_drafts=False)
+    *_, last = llm.stream([3, 4, 5, 3, 4, 5, 3, 4, 5], replace(FREE, temperature=0.0), trace=True)
+    drafted = [step for step in last.outputs[0].trace if step.tokens]
+    assert drafted
+    assert all(step.values is None and len(step.probs) == len(step.tokens) for step in drafted)
+
+
+def test_trees_of_a_device_are_traced_with_one_wait_a_tree(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with simulated_gpu(monkeypatch) as gpu:
         llm = LLM(
             folder / "target",
@@ -107,7 +228,9 @@ def test_trees_of_a_device_are_traced_without_another_wait(folder: Path, monkeyp
             gpu.waits.clear()
             states = list(llm.stream(PROMPT, params, trace=trace))
             waits.append(list(gpu.waits))
-    steps = [step for state in states for step in state.outputs[0].trace]
+    steps = states[-1].outputs[0].trace
     assert_tells_the_output(steps, states[-1].outputs[0])
     assert sum(len(step.tokens) for step in steps) == states[-1].stats.drafted > 0
-    assert waits[0] == waits[1] != []
+    # Trees come with their outcome; the host waits once more for the probabilities of a tree.
+    assert len(waits[1]) - len(waits[0]) == sum(bool(step.tokens) for step in steps)
+    assert waits[0] != []

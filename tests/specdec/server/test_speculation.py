@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from specdec import SamplingParams
-from specdec.core.outputs import TreeStep
+from specdec.core.outputs import Step
 from tests.specdec.server.running import Served
 
 PROMPT = "a restaurant in"
@@ -78,7 +78,7 @@ def figures(server: Served, path: str, stream: bool, **more: Any) -> dict[str, A
     return usage_event(reply) if stream else reply  # type: ignore[no-any-return]
 
 
-def expected_steps(server: Served, path: str) -> list[TreeStep]:
+def expected_steps(server: Served, path: str) -> list[Step]:
     """Return the steps of the same request in this process; trees do not depend on what else runs."""
     prompt: Any = PROMPT
     if path != "/v1/completions":

@@ -1,0 +1,51 @@
+"""The trace of a step: its draft tree with the drafter's values and the target's probabilities."""
+
+import torch
+from torch import Tensor
+
+from specdec.core.outputs import TreeTrace
+from specdec.core.request import Request
+from specdec.kernels.kernel_set import KernelSet
+from specdec.kernels.tree import DraftTree
+from specdec.kernels.upload import upload
+from specdec.scheduling.step_plan import RowResult
+from specdec.verify.transforms import NodeRows, processed_logits
+
+
+def node_probs(request: Request, tree: DraftTree, logits: Tensor, kernels: KernelSet) -> tuple[float, ...]:
+    """Return the target's probability of each node's token after its parent. The host waits for the device.
+
+    Args:
+        request: as it was before the step's tokens.
+        logits: `[1 + nodes, vocab]` of the root and the tree's nodes.
+    """
+    if not len(tree):
+        return ()
+    device = logits.device
+    scores = processed_logits(
+        logits, [NodeRows(request.context, 1 + len(tree), lambda: upload(tree.path_tokens, device))], kernels
+    )
+    log_sums = torch.logsumexp(scores, -1)
+    parents = upload([1 + parent for parent in tree.parents], device)
+    chosen = scores[parents, upload(tree.tokens, device)] - log_sums[parents]
+    probs: list[float] = chosen.exp().tolist()
+    return tuple(probs)
+
+
+def trace_of(request: Request, tree: DraftTree, result: RowResult, seconds: float) -> TreeTrace:
+    """Describe a step whose tokens the request has taken.
+
+    Args:
+        seconds: time of the step so far.
+    """
+    known = len(request.token_ids) - result.num_new
+    return TreeTrace(
+        root=request.token_ids[known - 1],
+        tokens=tuple(tree.tokens),
+        parents=tuple(tree.parents),
+        path=tuple(result.path[: result.num_accepted]),
+        output=tuple(request.token_ids[known:]),
+        values=None if tree.read_values is None else tuple(tree.read_values()),
+        probs=result.node_probs,
+        seconds=seconds,
+    )
