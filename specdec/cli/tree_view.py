@@ -6,8 +6,8 @@ from rich.text import Text
 from rich.tree import Tree
 
 from specdec.cli.screen import ACCEPTED, BOLD, DIM, OWN
-from specdec.core.detokenizer import REPLACEMENT
 from specdec.core.outputs import TreeTrace
+from specdec.core.step_report import token_name
 from specdec.models.tokenizer import Tokenizer
 
 
@@ -32,5 +32,4 @@ def draw_tree(step: TreeTrace, show: Callable[[int], str]) -> Tree:
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:
     """Return a token's text in quotes; its name in the vocabulary where it is no whole character."""
-    text = tokenizer.backend.decode([token], skip_special_tokens=False)
-    return repr(text if text and REPLACEMENT not in text else tokenizer.backend.id_to_token(token))
+    return repr(token_name(tokenizer.backend, token))

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from msgspec import UNSET
 
 from specdec.core.outputs import CompletionOutput, RequestOutput
+from specdec.core.sampling_params import SamplingParams
+from specdec.core.step_report import StepReporter
 from specdec.server.chat_request import ChatRequest
 from specdec.server.connection import DONE, event
 from specdec.server.logprob_replies import chat_logprobs, prompt_logprobs
@@ -36,12 +38,14 @@ class _Sent:
     """Counts of what has been sent of a choice.
 
     Attributes:
+        steps: reports the steps that are not sent yet.
         tokens: generated tokens whose log-probabilities are sent.
         calls: number of tool calls.
         has_begun, has_ended: whether its first and its last part are sent.
     """
 
     parser: ToolParser
+    steps: StepReporter
     tokens: int = 0
     calls: int = 0
     has_begun: bool = False
@@ -49,16 +53,12 @@ class _Sent:
 
 
 class ChatAnswer:
-    """Makes the answer to a conversation of its states.
+    """Makes the answer to a conversation of its states."""
 
-    Args:
-        num_choices: number of answers asked for.
-    """
-
-    def __init__(self, answer_id: str, service: Service, body: ChatRequest, num_choices: int) -> None:
+    def __init__(self, answer_id: str, service: Service, body: ChatRequest, params: SamplingParams) -> None:
         self._id, self._service, self._body, self._created = answer_id, service, body, now()
         parser = service.tool_parser if body.uses_tools else PlainText
-        self._sent = [_Sent(parser()) for _ in range(num_choices)]
+        self._sent = [_Sent(parser(), service.step_reporter(params)) for _ in range(params.n)]
 
     def whole(self, state: RequestOutput) -> ChatCompletion:
         """Return the answer made of the last state."""
@@ -89,6 +89,8 @@ class ChatAnswer:
         choice.meta_info = meta_info(self._body.return_meta_info, output)
         if self._body.return_token_ids:
             choice.token_ids = output.token_ids
+        if self._body.trace:
+            choice.trace = sent.steps.new_steps(output)
         return choice
 
     async def events(self, states: AsyncGenerator[tuple[int, RequestOutput]]) -> AsyncGenerator[bytes]:
@@ -128,10 +130,12 @@ class ChatAnswer:
         new_tokens = output.token_ids[sent.tokens :] if self._body.return_token_ids else []
         first = ChatChunkChoice(index, ChatDelta(content=""), self._logprobs(sent, output))
         first.token_ids = new_tokens or UNSET
+        if self._body.trace:
+            first.trace = sent.steps.new_steps(output)
         deltas = [self._delta(sent, item) for item in items]
         if deltas:
             first.delta = deltas[0]
-        if deltas or new_tokens or first.logprobs is not None:
+        if deltas or new_tokens or first.logprobs is not None or first.trace:
             yield first
         for delta in deltas[1:]:
             yield ChatChunkChoice(index, delta)

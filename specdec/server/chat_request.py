@@ -4,7 +4,7 @@ import json
 from typing import Any, Literal
 
 from specdec.server.errors import ApiError
-from specdec.server.sampling_fields import Int, RequestModel, SamplingFields, check_logprobs
+from specdec.server.sampling_fields import Int, RequestModel, SamplingFields, check_logprobs, check_trace
 
 _NO_TEMPLATE_ARGUMENTS = (
     *("chat_template", "conversation", "messages", "tokenize", "return_tensors", "return_dict", "padding"),
@@ -137,6 +137,7 @@ class ChatRequest(TemplateFields, SamplingFields):
             raise ApiError(400, "tool_choice must be 'none' or 'auto'; calls cannot be forced", param="tool_choice")
         check_logprobs(self.top_logprobs, most_logprobs, "top_logprobs")
         check_logprobs(self.prompt_logprobs, most_logprobs, "prompt_logprobs")
+        check_trace(self.trace, most_logprobs)
 
 
 def content_text(content: str | list[ContentPart] | None) -> str:

@@ -8,6 +8,7 @@ from msgspec import UNSET
 
 from specdec.core.outputs import CompletionOutput, RequestOutput
 from specdec.core.sampling_params import SamplingParams
+from specdec.core.step_report import StepReporter
 from specdec.server.completion_request import CompletionRequest
 from specdec.server.connection import DONE, event
 from specdec.server.logprob_replies import Entries, completion_logprobs, prompt_logprobs
@@ -21,11 +22,13 @@ class _Sent:
     """Counts of what has been sent of a choice.
 
     Attributes:
+        steps: reports the steps that are not sent yet.
         tokens: generated tokens whose log-probabilities are sent.
         offset: length of the texts of all tokens whose log-probabilities are sent.
         has_begun, has_ended: whether its first and its last part are sent.
     """
 
+    steps: StepReporter
     tokens: int = 0
     offset: int = 0
     has_begun: bool = False
@@ -52,7 +55,7 @@ class CompletionAnswer:
         self._id, self._service, self._body = answer_id, service, body
         self._texts, self._prompts, self._params = texts, prompts, params
         self._created = now()
-        self._sent = [_Sent() for _ in range(params.n * len(prompts))]
+        self._sent = [_Sent(service.step_reporter(params)) for _ in range(params.n * len(prompts))]
 
     def whole(self, states: Sequence[RequestOutput]) -> Completion:
         """Return the answer made of the prompts' last states."""
@@ -102,7 +105,7 @@ class CompletionAnswer:
             if self._sent[prompt * self._params.n + output.index].has_ended:
                 continue
             part = self._choice(prompt, state, output, "".join(segment.text for segment in output.segments))
-            if part.text or part.logprobs is not None or part.finish_reason is not None or part.token_ids:
+            if part.text or part.logprobs is not None or part.finish_reason or part.token_ids or part.trace:
                 yield part
 
     def _choice(self, prompt: int, state: RequestOutput, output: CompletionOutput, text: str) -> CompletionChoice:
@@ -132,6 +135,8 @@ class CompletionAnswer:
             choice.token_ids = output.token_ids[sent.tokens :]
             choice.prompt_token_ids = self._prompts[prompt] if begins else UNSET
         choice.meta_info = meta_info(body.return_meta_info, output)
+        if body.trace:
+            choice.trace = [] if body.only_echoes else sent.steps.new_steps(output)
         sent.tokens, sent.has_begun = len(output.token_ids), True
         sent.has_ended = output.finish_reason is not None
         return choice

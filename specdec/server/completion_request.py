@@ -3,7 +3,7 @@
 from typing import Any
 
 from specdec.server.errors import ApiError
-from specdec.server.sampling_fields import Int, SamplingFields, check_logprobs
+from specdec.server.sampling_fields import Int, SamplingFields, check_logprobs, check_trace
 
 # OpenAI's limit of prompts.
 MOST_CHOICES = 2048
@@ -60,3 +60,4 @@ class CompletionRequest(SamplingFields):
             raise ApiError(400, message, param="truncate_prompt_tokens")
         check_logprobs(self.logprobs, most_logprobs, "logprobs")
         check_logprobs(self.prompt_logprobs, most_logprobs, "prompt_logprobs")
+        check_trace(self.trace, most_logprobs)

@@ -33,7 +33,13 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     answer_id = f"cmpl-{request.state.request_id}"
     answer = CompletionAnswer(answer_id, service, body, texts, prompts, params)
     states = service.run(
-        answer_id, prompts, params, priority=body.priority, cache_salt=body.cache_salt, whole=not body.stream
+        answer_id,
+        prompts,
+        params,
+        priority=body.priority,
+        cache_salt=body.cache_salt,
+        whole=not body.stream,
+        trace=body.trace,
     )
     limit = service.settings.request_timeout
     if body.stream:

@@ -6,6 +6,7 @@ import msgspec
 from fastapi import Response
 from msgspec import Struct, field
 
+from specdec.core.step_report import StepReport
 from specdec.server.speculation_replies import RequestMetrics, SglExt, SpecTokensDetails
 
 JSON = "application/json"
@@ -62,6 +63,7 @@ class CompletionChoice(Struct):
         stop_reason: the stop string or token that ended it, as in vLLM.
         prompt_logprobs: per prompt token, its entry and those of the most probable tokens, as in vLLM.
         prompt_token_ids, token_ids: tokens of prompt and output, as in vLLM.
+        trace: steps with their draft trees.
     """
 
     index: int
@@ -73,6 +75,7 @@ class CompletionChoice(Struct):
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     meta_info: SpecTokensDetails | msgspec.UnsetType = msgspec.UNSET
+    trace: list[StepReport] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Answer(Struct, kw_only=True):
@@ -169,6 +172,7 @@ class ChatChoice(Struct):
     stop_reason: str | int | None = None
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     meta_info: SpecTokensDetails | msgspec.UnsetType = msgspec.UNSET
+    trace: list[StepReport] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatCompletion(Answer, kw_only=True):
@@ -190,6 +194,7 @@ class ChatChunkChoice(Struct):
     stop_reason: str | int | msgspec.UnsetType | None = msgspec.UNSET
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     meta_info: SpecTokensDetails | msgspec.UnsetType = msgspec.UNSET
+    trace: list[StepReport] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChunk(Answer, kw_only=True):

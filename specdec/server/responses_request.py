@@ -119,6 +119,8 @@ class ResponsesRequest(SamplingFields):
         for name in ("previous_response_id", "conversation", "prompt", "background"):
             if getattr(self, name):
                 raise self.refuse(name, "answers are not stored; send the whole conversation as input")
+        if self.trace:
+            raise self.refuse("trace", "use /v1/chat/completions")
         if self.n not in (None, 1):
             raise self.refuse("n", "a response is one answer")
         if self.truncation not in (None, "disabled"):

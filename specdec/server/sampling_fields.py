@@ -115,6 +115,7 @@ class SamplingFields(RequestModel):
     return_token_ids: bool | None = None
     return_meta_info: bool | None = None
     return_spec_tokens_details: bool | None = None
+    trace: bool | None = None
     user: str | None = None
     response_format: ResponseFormat | None = None
 
@@ -167,6 +168,17 @@ class SamplingFields(RequestModel):
 
 # Log-probabilities and the limit of tokens are spelled differently by each kind of request.
 SAMPLING_NAMES = tuple(name for name in SamplingFields.model_fields if hasattr(SamplingParams, name))
+
+
+def check_trace(asked: bool | None, most_logprobs: int) -> None:
+    """Refuse a trace where the server gives no probabilities.
+
+    Raises:
+        ApiError: names the field.
+    """
+    if asked and most_logprobs == 0:
+        message = "trace is not supported; it shows probabilities, and this server gives none (--max-logprobs 0)"
+        raise ApiError(400, message, param="trace")
 
 
 def check_logprobs(count: int | None, most: int, name: str) -> None:

@@ -14,6 +14,7 @@ from specdec.async_engine.async_llm import AsyncLLM
 from specdec.async_engine.errors import EngineDeadError
 from specdec.core.outputs import CompletionOutput, RequestOutput
 from specdec.core.sampling_params import SamplingParams
+from specdec.core.step_report import StepReporter
 from specdec.models.tokenizer import Tokenizer
 from specdec.scheduling.scheduler import QueueFullError
 from specdec.server.completion_request import Prompt
@@ -73,6 +74,10 @@ class Service:
         """Return a token decoded alone."""
         return str(self.tokenizer.backend.decode([token], skip_special_tokens=False))
 
+    def step_reporter(self, params: SamplingParams) -> StepReporter:
+        """Return what reports the steps of one output."""
+        return StepReporter(self.llm.tokenizer.backend if self.llm.tokenizer else None, params)
+
     def accept(self, body: RequestModel, model: str | None) -> None:
         """Check the model's name, and report fields that the API does not have.
 
@@ -115,12 +120,14 @@ class Service:
         priority: int | None = None,
         cache_salt: str | None = None,
         whole: bool = False,
+        trace: bool | None = None,
         prompt_field: str = "prompt",
     ) -> AsyncGenerator[tuple[int, RequestOutput]]:
         """Run prompts of one request; yield a prompt's number and state after each step in which it got tokens.
 
         Args:
             whole: whether states between the first token and the end are left out.
+            trace: whether outputs hold their steps with the draft trees.
             prompt_field: field of the request that holds the prompt.
 
         Raises:
@@ -132,7 +139,13 @@ class Service:
         timers = [RequestTimer(self.metrics, params) for _ in prompts]
         states = [
             self.llm.generate(
-                prompt, params, request_id=own, priority=priority or 0, cache_salt=cache_salt, whole=whole
+                prompt,
+                params,
+                request_id=own,
+                priority=priority or 0,
+                cache_salt=cache_salt,
+                whole=whole,
+                trace=bool(trace),
             )
             for prompt, own in zip(prompts, ids, strict=True)
         ]
