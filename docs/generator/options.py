@@ -21,7 +21,7 @@ from specdec.train_eagle.train_config import TrainConfig
 GROUP: Any = typer.main.get_command(app)
 BENCH = "bench"
 # Commands of which only the options are listed that `generate` does not have in the same words.
-BESIDE_GENERATE = ("chat", "serve")
+BESIDE_GENERATE = ("chat", "trace", "serve")
 # Arguments of `LLM` that are not keywords of settings, described by hand.
 POSITIONAL = ("model", "draft")
 OWNERS = {

@@ -18,10 +18,12 @@ from specdec.cli.chat import chat
 from specdec.cli.generate import generate
 from specdec.cli.options import Verbose
 from specdec.cli.serve import serve
+from specdec.cli.trace import trace
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 app.command()(generate)
 app.command()(chat)
+app.command()(trace)
 app.command()(serve)
 app.add_typer(bench, name="bench")
 # Which click typer stands on depends on its version; its errors are reached through one that typer exports.

@@ -15,6 +15,8 @@ from specdec.core.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from specdec.cli.render import JsonView, TextView
     from specdec.cli.timed_batch import TimedBatch
+    from specdec.cli.trace_file import TraceFile
+    from specdec.core.outputs import RequestOutput
     from specdec.llm import LLM
 
 WARM_UP_TOKENS = 8
@@ -39,6 +41,10 @@ def generate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per prompt and line, nothing else.")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="Run again without drafts and compare the two.")] = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="JSONL file to write: every step of every answer, with its draft tree."),
+    ] = None,
     verbose: Verbose = False,  # noqa: ARG001
     **options: Any,
 ) -> None:
@@ -51,6 +57,7 @@ def generate(
       specdec generate "I need a taxi." --draft none
       specdec generate "I need a taxi." --compare --json
       specdec generate --prompts prompts.jsonl --max-tokens 64
+      specdec generate "I need a taxi." --trace steps.jsonl
       specdec generate --model path/to/llama --draft path/to/head "Hello"
     """
     model_options = ModelOptions.of(model, draft, options)
@@ -67,14 +74,28 @@ def generate(
     params = model_options.params(llm)
     view = JsonView(given, compare) if as_json else TextView(given, drafting=draft != "none")
     inputs = [one.for_engine(llm, chat) for one in given]
-    code = _run(llm, plain_llm, inputs, params, view)
+    if trace is None:
+        raise typer.Exit(_run(llm, plain_llm, inputs, params, view))
+    from specdec.cli.trace_file import TraceFile
+
+    with TraceFile(trace, llm, params) as lines:
+        code = _run(llm, plain_llm, inputs, params, view, lines)
     raise typer.Exit(code)
 
 
 def _run(
-    llm: "LLM", plain_llm: "LLM | None", inputs: list[Any], params: SamplingParams, view: "JsonView | TextView"
+    llm: "LLM",
+    plain_llm: "LLM | None",
+    inputs: list[Any],
+    params: SamplingParams,
+    view: "JsonView | TextView",
+    trace: "TraceFile | None" = None,
 ) -> int:
-    """Run all prompts, and again without drafts if there is a plain engine; return the exit code."""
+    """Run all prompts, and again without drafts if there is a plain engine; return the exit code.
+
+    Args:
+        trace: gets the steps of the first run.
+    """
     from specdec.cli.timed_batch import run_batch
 
     each = [params] * len(inputs)
@@ -84,7 +105,13 @@ def _run(
         few = replace(params, max_tokens=WARM_UP_TOKENS, min_tokens=0)
         for warmed in (llm, plain_llm):
             warmed.generate(inputs[:1], few, use_tqdm=False)
-    batch, plain = run_batch(llm, inputs, each, "generating", view.show), None
+
+    def listen(output: "RequestOutput") -> None:
+        view.show(output)
+        if trace is not None:
+            trace.add(output)
+
+    batch, plain = run_batch(llm, inputs, each, "generating", listen, trace=trace is not None), None
     if plain_llm and not batch.interrupted:
         plain = run_batch(plain_llm, inputs, each, "without drafts")
     view.end(batch, plain)

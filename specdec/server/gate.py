@@ -16,8 +16,8 @@ from specdec.server.server_settings import ServerSettings
 
 logger = logging.getLogger(__name__)
 
-# Probes and Prometheus have no key.
-OPEN_PATHS = ("/health", "/ping", "/version", "/metrics")
+# Probes and Prometheus have no key. The page is static, and asks for one.
+OPEN_PATHS = ("/", "/health", "/ping", "/version", "/metrics")
 # A client reads the refusal of its body only after it has sent all of it; so much is taken and thrown away.
 _MOST_DISCARDED = 64 << 20
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)

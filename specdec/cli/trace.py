@@ -1,0 +1,61 @@
+"""`specdec trace`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from specdec.cli.model_options import OWNERS, SHOWN_DEFAULTS, Draft, Model, ModelOptions
+from specdec.cli.options import Verbose, with_options
+from specdec.cli.prompts import read_prompts
+
+
+@with_options(*OWNERS, defaults=SHOWN_DEFAULTS)
+def trace(
+    prompt: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="The prompt; '-' or none: standard input.", show_default=False)
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="HTML file to write.")] = Path(
+        "trace.html"
+    ),
+    model: Model = None,
+    draft: Draft = "eagle",
+    chat: Annotated[
+        bool | None,
+        typer.Option("--chat/--raw", help="Use the chat template, or the prompt as it is; default: chat if it can."),
+    ] = None,
+    verbose: Verbose = False,  # noqa: ARG001
+    **options: Any,
+) -> None:
+    """Answer a prompt and write all draft trees as one HTML file, to be opened in a browser.
+
+    The file needs no server and no other file. --fixed-drafts gives every step a tree.
+
+    \b
+    Examples:
+      specdec trace --prompt "I need a taxi." -o trace.html
+      specdec trace --prompt "I need a taxi." --temperature 0.8 --seed 1 --fixed-drafts
+      specdec trace --model path/to/llama --draft path/to/head --prompt "Hello"
+    """
+    model_options = ModelOptions.of(model, draft, options)
+    (given,) = read_prompts(prompt, None, raw=chat is False)
+    if not output.parent.is_dir():
+        raise ValueError(f"--output {output}: {output.parent} is no folder; create it, or name a file elsewhere")
+
+    # Late, because torch takes seconds to import, and --help and mistakes should not wait for it.
+    from specdec.cli.render import summary
+    from specdec.cli.timed_batch import run_batch
+    from specdec.core.step_report import StepReporter
+    from specdec.server.viewer import recorded_page
+
+    llm = model_options.load()
+    params = model_options.params(llm)
+    batch = run_batch(llm, [given.for_engine(llm, chat)], [params], "answering", trace=True)
+    answer = batch.answers[0].output
+    if answer.error is not None:
+        raise ValueError(answer.error)
+    reporter = StepReporter(llm.tokenizer.backend if llm.tokenizer else None, params)
+    page = recorded_page(str(llm.config.model), given.text, reporter.new_steps(answer))
+    output.write_text(page, encoding="utf-8")
+    typer.echo(f"{summary(batch)}\n{output}")
+    raise typer.Exit(130 if batch.interrupted else 0)

@@ -1,0 +1,57 @@
+"""The file of `specdec generate --trace`: one JSON object per step and line."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from specdec.core.outputs import RequestOutput
+from specdec.core.sampling_params import SamplingParams
+from specdec.core.step_report import StepReporter
+
+if TYPE_CHECKING:
+    from specdec.llm import LLM
+
+
+class TraceFile:
+    """A file that gets the steps of a batch as they come.
+
+    Each line has the fields of `StepReport`, and before them `prompt` and `step`: the number of the prompt, and of the
+    step within its answer, both from 0.
+
+    Args:
+        params: parameters of all prompts.
+
+    Raises:
+        ValueError: the file cannot be written.
+    """
+
+    def __init__(self, file: Path, llm: "LLM", params: SamplingParams) -> None:
+        try:
+            self._lines = file.open("w", encoding="utf-8")
+        except OSError as error:
+            raise ValueError(f"--trace {file}: cannot be written: {error.strerror}; name another file") from None
+        self._tokenizer, self._params = llm.tokenizer.backend if llm.tokenizer else None, params
+        # By request, in the order of the prompts.
+        self._reporters: dict[str, StepReporter] = {}
+        self._num_steps: dict[str, int] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lines.close()
+
+    def add(self, output: RequestOutput) -> None:
+        """Write the steps that a request's state has and the one before had not."""
+        name = output.request_id
+        if name not in self._reporters:
+            self._reporters[name], self._num_steps[name] = StepReporter(self._tokenizer, self._params), 0
+        prompt = list(self._reporters).index(name)
+        for report in self._reporters[name].new_steps(output.outputs[0]):
+            place = {"prompt": prompt, "step": self._num_steps[name]}
+            self._lines.write(json.dumps({**place, **asdict(report)}, allow_nan=False) + "\n")
+            self._num_steps[name] += 1
