@@ -35,6 +35,8 @@ from specdec.kernels.settings import check_text
 from specdec.models.llama import read_llama_config
 from specdec.scheduling.scheduler import QueueFullError
 
+# Least time limit of a silent engine process, in seconds: some heartbeats must fit in.
+LEAST_TIMEOUT = 1.0
 # Characters from which on a text is tokenized beside the event loop.
 LONG_TEXT = 20_000
 
@@ -60,10 +62,12 @@ class AsyncLLM:
 
     All calls belong to the event loop that runs `start`. Their requests share the engine's steps, and a new one joins
     at the next step. Tokens are those of `LLM`. If the engine process dies, running requests raise `EngineDeadError`
-    at once, and it is started again, up to five times with growing delays.
+    at once, and it is started again, up to five times with growing delays. A process that hangs is killed.
 
     Args:
         model, draft, settings: as `LLM` takes them.
+        engine_timeout: seconds without a sign of life of the engine process, while requests wait, after which it is
+            killed; 0 for no limit. It must exceed the longest step.
 
     Attributes:
         config: the settings, with nothing left open.
@@ -78,13 +82,22 @@ class AsyncLLM:
     """
 
     def __init__(
-        self, model: str | Path | None = None, draft: str | Path | None = None, **settings: Unpack[LLMSettings]
+        self,
+        model: str | Path | None = None,
+        draft: str | Path | None = None,
+        *,
+        engine_timeout: float = 300.0,
+        **settings: Unpack[LLMSettings],
     ) -> None:
+        if engine_timeout != 0 and not engine_timeout >= LEAST_TIMEOUT:
+            raise ValueError(f"engine_timeout is {engine_timeout}; it must be 0 or at least {LEAST_TIMEOUT:g} second")
         self.config = resolved_config(model, draft, settings)
         self._requests = RequestMaker.read(self.config, read_llama_config(self.config.model))
         self.tokenizer, self.max_model_len = self._requests.tokenizer, self._requests.max_model_len
         self.generation_config = self._requests.generation_config
-        self._supervisor = Supervisor(Setup.of(model, draft, settings), self._receive, self._fail_all)
+        self._supervisor = Supervisor(
+            Setup.of(model, draft, settings), self._receive, self._fail_all, self._is_waiting, engine_timeout
+        )
         # Requests that the engine process works on, and their numbers by their names.
         self._streams: dict[int, RequestStream] = {}
         self._numbers: dict[str, int] = {}
@@ -286,6 +299,9 @@ class AsyncLLM:
         del self._numbers[self._streams.pop(number).request_id]
         if not self._streams:
             self._none_running.set()
+
+    def _is_waiting(self) -> bool:
+        return bool(self._streams or self._calls)
 
     def _fail_all(self, error: EngineDeadError) -> None:
         """Have all that waits for the engine process get an error."""

@@ -1,6 +1,7 @@
 """The loop of the engine process: take messages, step, send news."""
 
 import logging
+import time
 from collections import deque
 
 import zmq
@@ -10,6 +11,7 @@ from specdec.async_engine.messages import (
     Add,
     CheckIntegrity,
     GetStats,
+    Heartbeat,
     Integrity,
     News,
     Refused,
@@ -31,6 +33,8 @@ from specdec.scheduling.step_plan import StepPlan
 MOST_TAKEN = 256
 # Steps that fail one after another before the process gives up: a device may be lost for good.
 MOST_FAILURES = 3
+# Seconds without another message after which a heartbeat is sent, if there are requests.
+HEARTBEAT = 0.25
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +57,7 @@ class EngineLoop:
         # Encoded messages to be sent before any news.
         self._unsent: deque[bytes] = deque()
         self._num_failures = 0
+        self._last_sent = time.monotonic()
         self._stopping = False
 
     def run(self) -> None:
@@ -65,6 +70,7 @@ class EngineLoop:
             self._receive()
             if self._engine.has_unfinished:
                 self._step()
+                self._beat()
             self._send()
 
     def _receive(self) -> None:
@@ -163,6 +169,11 @@ class EngineLoop:
             self._engine.scheduler.fail(row.request, f"the step failed: {one_line(error)}")
         self._note([row.request for row in plan.rows])
 
+    def _beat(self) -> None:
+        """Show that this process works, unless other messages do."""
+        if not self._unsent and not self._with_news and time.monotonic() - self._last_sent >= HEARTBEAT:
+            self._unsent.append(encode(Heartbeat()))
+
     def _note(self, requests: list[Request]) -> None:
         for request in requests:
             # The samples of a refused request have no owner.
@@ -179,6 +190,7 @@ class EngineLoop:
             except zmq.Again:
                 return
             self._unsent.popleft()
+            self._last_sent = time.monotonic()
 
     def _take_news(self) -> News:
         deltas = []

@@ -103,6 +103,10 @@ class Failed(Message):
     is_refusal: bool
 
 
+class Heartbeat(Message):
+    """The engine process works on requests, whether or not a step gave tokens."""
+
+
 class Refused(Message):
     """A request was not queued.
 
@@ -175,7 +179,7 @@ class Log(Message):
 
 
 ToEngine = Add | Abort | GetStats | CheckIntegrity | Stop
-FromEngine = Ready | Failed | Refused | News | Stats | Integrity | Log
+FromEngine = Ready | Failed | Heartbeat | Refused | News | Stats | Integrity | Log
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Keeps an engine process running: start, restart with growing delays, end."""
+"""Keeps an engine process running: start, restart with growing delays, end of a process that hangs."""
 
 import asyncio
 import logging
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from specdec.async_engine.engine_process import EngineProcess
 from specdec.async_engine.errors import CLOSED, EngineDeadError
-from specdec.async_engine.messages import Failed, FromEngine, Log, Ready, Setup, Stop, ToEngine, one_line
+from specdec.async_engine.messages import Failed, FromEngine, Heartbeat, Log, Ready, Setup, Stop, ToEngine, one_line
 
 # Restarts one after another, and seconds before the first of them; each further one waits twice as long.
 MOST_RESTARTS = 5
@@ -15,6 +15,8 @@ FIRST_DELAY = 0.25
 STEADY = 60.0
 # Seconds for the running step and the last messages when the process is asked to end.
 STOP_TIMEOUT = 5.0
+# Looks at the process within the time after which it counts as hung.
+NUM_LOOKS = 8
 
 logger = logging.getLogger(__name__)
 
@@ -25,15 +27,24 @@ class Supervisor:
     Args:
         handle: takes messages of the process, but for those of its start, its end and its log.
         on_death: takes the error of all that waits for a process that has died.
+        is_awaited: tells whether something waits for the process.
+        timeout: seconds without a message of an awaited process, after which it is killed; 0 for no limit.
 
     Attributes:
         healthy: whether a process is ready.
     """
 
     def __init__(
-        self, setup: Setup, handle: Callable[[FromEngine], None], on_death: Callable[[EngineDeadError], None]
+        self,
+        setup: Setup,
+        handle: Callable[[FromEngine], None],
+        on_death: Callable[[EngineDeadError], None],
+        is_awaited: Callable[[], bool],
+        timeout: float,
     ) -> None:
         self._setup, self._handle, self._on_death = setup, handle, on_death
+        self._is_awaited, self._timeout = is_awaited, timeout
+        self._is_silent = False
         self.healthy = False
         self._process: EngineProcess | None = None
         self._task: asyncio.Task[None] | None = None
@@ -126,11 +137,28 @@ class Supervisor:
         """Run a process to its end, and return its exit code."""
         self._failure, self._ready_at = None, None
         self._process = EngineProcess(self._setup)
+        watch = asyncio.create_task(self._watch(self._process))
         try:
             return await self._process.run(self._receive)
         finally:
+            watch.cancel()
             self.healthy = False
             self._process = None
+
+    async def _watch(self, process: EngineProcess) -> None:
+        """Kill the process once it hangs: it is ready and awaited, and sends nothing.
+
+        Looks are counted rather than seconds, because this process may have been stopped itself.
+        """
+        num_silent = 0
+        while self._timeout:
+            self._is_silent = True
+            await asyncio.sleep(self._timeout / NUM_LOOKS)
+            num_silent = num_silent + 1 if self._is_silent and self.healthy and self._is_awaited() else 0
+            if num_silent == NUM_LOOKS:
+                self._failure = Failed(f"no sign of life for {self._timeout:g} seconds", is_refusal=False)
+                process.kill()
+                return
 
     def _die(self, error: EngineDeadError) -> None:
         logger.error("%s", error)
@@ -143,7 +171,10 @@ class Supervisor:
         return EngineDeadError(f"the engine process did not start ({reason})")
 
     def _receive(self, message: FromEngine) -> None:
+        self._is_silent = False
         match message:
+            case Heartbeat():
+                pass
             case Ready():
                 self.healthy = True
                 self._ready_at = asyncio.get_running_loop().time()

@@ -55,7 +55,8 @@ def run(
     device = resolve_device(settings.get("device", "auto")).type
     # A mistake in the address shows before the model is loaded.
     bound = listen(server)
-    llm = AsyncLLM(model, draft, **{**settings, "shape": replace(default_shape(device), **shape)})
+    shaped = {**settings, "shape": replace(default_shape(device), **shape)}
+    llm = AsyncLLM(model, draft, engine_timeout=server.engine_timeout, **shaped)
 
     def announce(address: str) -> None:
         names = ", ".join(server.served_model_name) or name

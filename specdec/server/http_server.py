@@ -3,11 +3,14 @@
 import asyncio
 import socket
 from collections.abc import Callable
+from functools import partial
+from typing import cast
 
 import uvicorn
 
 from specdec.async_engine.async_llm import AsyncLLM
 from specdec.server.app import build_app
+from specdec.server.http_protocol import HttpProtocol
 from specdec.server.server_settings import ServerSettings
 from specdec.server.service import Service
 
@@ -23,6 +26,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 build_app(service),
+                http=cast(type[asyncio.Protocol], partial(HttpProtocol, settings)),
                 # Requests are logged by ourselves.
                 log_config=None,
                 access_log=False,

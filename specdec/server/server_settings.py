@@ -39,6 +39,22 @@ class ServerSettings:
     body_timeout: float = setting(
         60.0, "Seconds within which a request's body must arrive.", above=0, metavar="SECONDS"
     )
+    header_timeout: float = setting(
+        20.0, "Seconds within which a request's headers must arrive.", above=0, metavar="SECONDS"
+    )
+    send_timeout: float = setting(
+        300.0,
+        "Seconds in which a client that reads too slowly must catch up; then its connection is cut.",
+        above=0,
+        metavar="SECONDS",
+    )
+    engine_timeout: float = setting(
+        300.0,
+        "Seconds without a sign of life of the engine process, while requests wait, after which it is killed and "
+        "started again; above the longest step; 0: no limit.",
+        least=0,
+        metavar="SECONDS",
+    )
     grace: float = setting(
         30.0,
         "Seconds that running requests get to finish at shutdown; then they are aborted.",

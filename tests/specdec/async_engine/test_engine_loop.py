@@ -18,6 +18,7 @@ from specdec.async_engine.messages import (
     Delta,
     FromEngine,
     GetStats,
+    Heartbeat,
     Integrity,
     News,
     Refused,
@@ -63,8 +64,11 @@ class Peer:
             self.socket.send(encode(message))
 
     def receive(self) -> FromEngine:
-        assert self.socket.poll(WAIT_MS), "no message came"
-        message: FromEngine = decode_from_engine(self.socket.recv())
+        """Return the next message that is not a heartbeat."""
+        message: FromEngine = Heartbeat()
+        while isinstance(message, Heartbeat):
+            assert self.socket.poll(WAIT_MS), "no message came"
+            message = decode_from_engine(self.socket.recv())
         return message
 
     def ended(self, *numbers: int) -> dict[int, list[Delta]]:

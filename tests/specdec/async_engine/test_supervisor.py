@@ -7,7 +7,7 @@ import pytest
 
 from specdec.async_engine import supervisor as module
 from specdec.async_engine.errors import EngineDeadError
-from specdec.async_engine.messages import Failed, FromEngine, Ready, Setup, Stop, ToEngine
+from specdec.async_engine.messages import Failed, FromEngine, Heartbeat, Ready, Setup, Stop, ToEngine
 from specdec.async_engine.supervisor import MOST_RESTARTS, Supervisor
 
 SETUP = Setup(None, None, {}, ".", 30)
@@ -33,7 +33,11 @@ class FakeProcess:
         if isinstance(message, Stop):
             self.died.set()
 
+    def kill(self) -> None:
+        self.died.set()
+
     async def run(self, handle: Callable[[FromEngine], None]) -> int:
+        self.handle = handle
         try:
             for message in self.life:
                 handle(message)
@@ -54,7 +58,7 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> type[FakeProcess]:
 
 def make() -> tuple[Supervisor, list[EngineDeadError]]:
     deaths: list[EngineDeadError] = []
-    return Supervisor(SETUP, lambda _: None, deaths.append), deaths
+    return Supervisor(SETUP, lambda _: None, deaths.append, lambda: False, 0), deaths
 
 
 async def _until(condition: Callable[[], bool]) -> None:
@@ -193,5 +197,31 @@ def test_close_asks_first_and_is_final(processes: type[FakeProcess]) -> None:
         assert (len(processes.started), deaths, supervisor.healthy) == (1, [], False)
         with pytest.raises(EngineDeadError, match="the engine is closed"):
             await supervisor.start()
+
+    asyncio.run(work())
+
+
+def test_a_silent_process_that_is_awaited_is_killed(processes: type[FakeProcess]) -> None:
+    """Neither one that is idle, nor one that sends anything."""
+    is_awaited = False
+    deaths: list[EngineDeadError] = []
+
+    async def work() -> None:
+        nonlocal is_awaited
+        supervisor = Supervisor(SETUP, lambda _: None, deaths.append, lambda: is_awaited, 0.4)
+        await supervisor.start()
+        process = processes.started[0]
+        await asyncio.sleep(0.6)
+        is_awaited = True
+        for _ in range(30):
+            process.handle(Heartbeat())
+            await asyncio.sleep(0.02)
+        assert not deaths
+        await _until(lambda: len(deaths) == 1)
+        assert str(deaths[0]).startswith(
+            "the engine process died (no sign of life for 0.4 seconds); it is being restart"
+        )
+        await _until(lambda: supervisor.healthy)
+        await supervisor.close()
 
     asyncio.run(work())
