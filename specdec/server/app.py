@@ -10,6 +10,7 @@ from specdec.server import chat, completions, operations, page_route, responses
 from specdec.server.connection import ClientGoneError
 from specdec.server.errors import on_http_error, on_invalid_request, on_unexpected_error
 from specdec.server.gate import Gate
+from specdec.server.openapi import describe
 from specdec.server.service import Service
 
 # nginx's status for a request whose client has gone, seen in logs alone.
@@ -27,6 +28,7 @@ def build_app(service: Service) -> FastAPI:
     app.add_exception_handler(RequestValidationError, on_invalid_request)
     app.add_exception_handler(ClientGoneError, _on_client_gone)
     app.add_exception_handler(Exception, on_unexpected_error)
+    describe(app, has_keys=bool(service.settings.api_key))
     app.add_middleware(Gate, settings=service.settings)
     if origins := service.settings.allowed_origins:
         headers = ["X-Request-Id"]

@@ -6,13 +6,14 @@ from specdec.server.chat_answer import ChatAnswer
 from specdec.server.chat_request import ChatRequest
 from specdec.server.connection import EventStream, while_connected
 from specdec.server.json_route import JsonRoute
-from specdec.server.replies import json_response
+from specdec.server.openapi import answers
+from specdec.server.replies import ChatCompletion, json_response
 from specdec.server.service import service_of
 
 router = APIRouter(route_class=JsonRoute)
 
 
-@router.post("/v1/chat/completions")
+@router.post("/v1/chat/completions", responses=answers(ChatCompletion, may_stream=True))
 async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
     """Answer a conversation."""
     service = service_of(request)

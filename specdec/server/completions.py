@@ -9,7 +9,8 @@ from specdec.server.completion_answer import CompletionAnswer
 from specdec.server.completion_request import CompletionRequest
 from specdec.server.connection import EventStream, while_connected
 from specdec.server.json_route import JsonRoute
-from specdec.server.replies import json_response
+from specdec.server.openapi import answers
+from specdec.server.replies import Completion, json_response
 from specdec.server.service import Service, service_of
 
 router = APIRouter(route_class=JsonRoute)
@@ -17,7 +18,7 @@ router = APIRouter(route_class=JsonRoute)
 DEFAULT_MAX_TOKENS = 16
 
 
-@router.post("/v1/completions")
+@router.post("/v1/completions", responses=answers(Completion, may_stream=True))
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
     """Continue prompts."""
     service = service_of(request)

@@ -1,26 +1,28 @@
 """Routes beside the generation of text: models, tokens, health, version, abort and metrics."""
 
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from specdec import __version__
 from specdec.server.errors import ApiError
 from specdec.server.json_route import JsonRoute
+from specdec.server.openapi import ERRORS, answers
 from specdec.server.operation_requests import AbortRequest, DetokenizeRequest, TokenizeRequest
-from specdec.server.replies import Detokenized, ModelCard, ModelList, Tokenized, json_response
+from specdec.server.replies import Aborted, Detokenized, ModelCard, ModelList, Tokenized, Version, json_response
 from specdec.server.service import Service, service_of
 
 router = APIRouter(route_class=JsonRoute)
 
 
-@router.get("/v1/models")
+@router.get("/v1/models", responses=answers(ModelList))
 async def list_models(request: Request) -> Response:
     """List the names of the model."""
     service = service_of(request)
     return json_response(ModelList(data=[_card(service, name) for name in service.names]))
 
 
-@router.get("/v1/models/{name:path}")
+@router.get("/v1/models/{name:path}", responses=answers(ModelCard))
 async def retrieve_model(name: str, request: Request) -> Response:
     """Describe the model."""
     service = service_of(request)
@@ -33,7 +35,7 @@ def _card(service: Service, name: str) -> ModelCard:
     return ModelCard(id=name, created=service.started, root=service.names[0], max_model_len=service.llm.max_model_len)
 
 
-@router.post("/tokenize")
+@router.post("/tokenize", responses=answers(Tokenized))
 async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     """Return the tokens of a prompt or of a conversation."""
     service = service_of(request)
@@ -51,7 +53,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     return json_response(reply)
 
 
-@router.post("/detokenize")
+@router.post("/detokenize", responses=answers(Detokenized))
 async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     """Return the text of tokens, special ones included."""
     service = service_of(request)
@@ -63,15 +65,15 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     return json_response(Detokenized(service.tokenizer.backend.decode(body.tokens, skip_special_tokens=False)))
 
 
-@router.post("/abort")
+@router.post("/abort", responses=answers(Aborted))
 async def abort(body: AbortRequest, request: Request) -> Response:
     """Abort a running request by the id of its answer, or by its X-Request-Id."""
     service = service_of(request)
     service.accept(body, None)
-    return json_response({"aborted": await service.abort(body.request_id)})
+    return json_response(Aborted(await service.abort(body.request_id)))
 
 
-@router.get("/health")
+@router.get("/health", response_class=Response, responses=ERRORS)
 async def health(request: Request) -> Response:
     """Tell whether the engine runs: 200, or 503."""
     if not service_of(request).llm.healthy:
@@ -79,20 +81,20 @@ async def health(request: Request) -> Response:
     return Response()
 
 
-@router.get("/ping")
-@router.post("/ping")
+@router.get("/ping", response_class=Response, responses=ERRORS)
+@router.post("/ping", response_class=Response, responses=ERRORS)
 async def ping(request: Request) -> Response:
     """Answer as `/health` does; Amazon SageMaker asks here."""
     return await health(request)
 
 
-@router.get("/version")
+@router.get("/version", responses=answers(Version))
 async def version() -> Response:
     """Return the version of this package."""
-    return json_response({"version": __version__})
+    return json_response(Version(__version__))
 
 
-@router.get("/metrics")
+@router.get("/metrics", response_class=PlainTextResponse, responses=ERRORS)
 async def metrics(request: Request) -> Response:
     """Return the metrics in Prometheus' text format."""
     page = await service_of(request).metrics_page()

@@ -236,3 +236,15 @@ class Detokenized(Struct):
     """Answer of `/detokenize`, as in vLLM."""
 
     prompt: str
+
+
+class Aborted(Struct):
+    """Answer of `/abort`: whether such a request was running."""
+
+    aborted: bool
+
+
+class Version(Struct):
+    """Answer of `/version`."""
+
+    version: str

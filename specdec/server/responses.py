@@ -4,15 +4,17 @@ from fastapi import APIRouter, Request, Response
 
 from specdec.server.connection import EventStream, while_connected
 from specdec.server.json_route import JsonRoute
+from specdec.server.openapi import answers
 from specdec.server.replies import json_response
 from specdec.server.responses_answer import ResponsesAnswer
+from specdec.server.responses_replies import ResponseReply
 from specdec.server.responses_request import ResponsesRequest
 from specdec.server.service import service_of
 
 router = APIRouter(route_class=JsonRoute)
 
 
-@router.post("/v1/responses")
+@router.post("/v1/responses", responses=answers(ResponseReply, may_stream=True))
 async def create_response(body: ResponsesRequest, request: Request) -> Response:
     """Answer a conversation. Answers are not stored."""
     service = service_of(request)

@@ -17,17 +17,16 @@ class OutputText(Struct):
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
-class OutputMessage(Struct):
+class OutputMessage(Struct, tag="message", tag_field="type"):
     """A message of the assistant."""
 
     id: str
     status: str = "in_progress"
-    type: str = "message"
     role: str = "assistant"
     content: list[OutputText] = field(default_factory=list)
 
 
-class OutputCall(Struct):
+class OutputCall(Struct, tag="function_call", tag_field="type"):
     """A call of a function."""
 
     id: str
@@ -35,7 +34,6 @@ class OutputCall(Struct):
     name: str
     arguments: str = ""
     status: str = "in_progress"
-    type: str = "function_call"
 
 
 class InputDetails(Struct):
