@@ -59,6 +59,10 @@ class Tokenizer:
         template = self._hf.chat_template
         return "\n".join(template.values()) if isinstance(template, dict) else template or ""
 
+    def set_chat_template(self, template: str) -> None:
+        """Take another chat template, for all conversations from here on."""
+        self._hf.chat_template = template
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the text's tokens, with the special tokens that the tokenizer adds to a text."""
         return list(self._hf(text, add_special_tokens=add_special_tokens)["input_ids"])

@@ -22,12 +22,15 @@ from specdec.server.replies import (
     ChatLogprobs,
     ChatMessage,
     FunctionCall,
+    FunctionDelta,
     ToolCall,
+    ToolCallDelta,
     Usage,
     now,
 )
 from specdec.server.service import Service
 from specdec.server.speculation_replies import meta_info
+from specdec.server.tool_call_reader import CallArguments, CallStart
 from specdec.server.tool_parsers import Item, PlainText, ToolParser
 
 ASSISTANT = "assistant"
@@ -79,11 +82,17 @@ class ChatAnswer:
     def _choice(self, output: CompletionOutput) -> ChatChoice:
         sent = self._sent[output.index]
         items = [*sent.parser.push(output.text), *sent.parser.finish()]
-        calls = [self._call(sent, item) for item in items if isinstance(item, FunctionCall)]
+        calls: list[ToolCall] = []
+        for item in items:
+            if isinstance(item, CallStart):
+                calls.append(ToolCall(id=_call_id(), function=FunctionCall(item.name, "")))
+            elif isinstance(item, CallArguments):
+                calls[-1].function.arguments += item.text
+        sent.calls = len(calls)
         text = "".join(item for item in items if isinstance(item, str))
         message = ChatMessage(ASSISTANT, None if calls and not text else text)
         if calls:
-            message.tool_calls = [ToolCall(id=call.id, function=call.function) for call in calls]
+            message.tool_calls = calls
         choice = ChatChoice(output.index, message, self._logprobs(sent, output), _finish_reason(output, sent))
         choice.stop_reason = output.stop_reason
         choice.meta_info = meta_info(self._body.return_meta_info, output)
@@ -149,12 +158,11 @@ class ChatAnswer:
     def _delta(self, sent: _Sent, item: Item) -> ChatDelta:
         if isinstance(item, str):
             return ChatDelta(content=item)
-        return ChatDelta(tool_calls=[self._call(sent, item)])
-
-    def _call(self, sent: _Sent, function: FunctionCall) -> ToolCall:
-        call = ToolCall(index=sent.calls, id=f"call_{secrets.token_hex(12)}", function=function)
+        if isinstance(item, CallArguments):
+            return ChatDelta(tool_calls=[ToolCallDelta(sent.calls - 1, FunctionDelta(item.text))])
         sent.calls += 1
-        return call
+        start = ToolCallDelta(sent.calls - 1, FunctionDelta("", item.name), _call_id(), "function")
+        return ChatDelta(tool_calls=[start])
 
     def _logprobs(self, sent: _Sent, output: CompletionOutput) -> ChatLogprobs | None:
         """Return the log-probabilities of tokens that are not sent yet, None if there are none."""
@@ -163,6 +171,10 @@ class ChatAnswer:
         if count is None or output.logprobs is None or first == sent.tokens:
             return None
         return chat_logprobs(output.token_ids[first:], output.logprobs[first:], count)
+
+
+def _call_id() -> str:
+    return f"call_{secrets.token_hex(12)}"
 
 
 def _usage(state: RequestOutput) -> Usage:

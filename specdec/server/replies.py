@@ -133,16 +133,31 @@ class FunctionCall(Struct):
 
 
 class ToolCall(Struct, kw_only=True):
-    """A call of a tool.
+    """A call of a tool."""
 
-    Attributes:
-        index: its number in a streamed answer.
-    """
-
-    index: int | msgspec.UnsetType = msgspec.UNSET
     id: str
     type: str = "function"
     function: FunctionCall
+
+
+class FunctionDelta(Struct):
+    """A part of a function call: its name with the first one, a piece of the arguments' JSON text with each."""
+
+    arguments: str
+    name: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class ToolCallDelta(Struct):
+    """A part of a call of a tool; `id` and `type` come with the first one.
+
+    Attributes:
+        index: the call's number in the answer.
+    """
+
+    index: int
+    function: FunctionDelta
+    id: str | msgspec.UnsetType = msgspec.UNSET
+    type: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatMessage(Struct):
@@ -159,7 +174,7 @@ class ChatDelta(Struct, omit_defaults=True):
 
     role: str | None = None
     content: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChoice(Struct):

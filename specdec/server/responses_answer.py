@@ -10,10 +10,11 @@ from specdec.core.sampling_params import SamplingParams
 from specdec.server.connection import event
 from specdec.server.errors import ApiError
 from specdec.server.logprob_replies import chat_logprobs
-from specdec.server.replies import FunctionCall, TokenLogprob, now
+from specdec.server.replies import TokenLogprob, now
 from specdec.server.responses_replies import OutputCall, OutputMessage, OutputText, ResponseReply, ResponseUsage
 from specdec.server.responses_request import ResponsesRequest
 from specdec.server.service import Service
+from specdec.server.tool_call_reader import CallArguments, CallStart
 from specdec.server.tool_parsers import PlainText
 
 Event = dict[str, Any]
@@ -39,7 +40,7 @@ class ResponsesAnswer:
             tool_choice="none" if body.tool_choice == "none" else "auto",
             tools=[{"strict": False, "parameters": {}, **tool.model_dump()} for tool in body.tools or ()],
         )
-        self._open: OutputMessage | None = None
+        self._open: OutputMessage | OutputCall | None = None
         self._num_tokens = self._sequence = 0
 
     def whole(self, state: RequestOutput) -> ResponseReply:
@@ -85,8 +86,10 @@ class ResponsesAnswer:
         if output.finish_reason is not None:
             items += self._parser.finish()
         for item in items:
-            if isinstance(item, FunctionCall):
-                yield from self._call(item)
+            if isinstance(item, CallStart):
+                yield from self._begin_call(item.name)
+            elif isinstance(item, CallArguments):
+                yield from self._add_arguments(item.text)
             else:
                 yield from self._delta(item, self._logprobs(output))
 
@@ -100,54 +103,62 @@ class ResponsesAnswer:
 
     @property
     def _place(self) -> Event:
-        """Place of the open message, the last item so far."""
+        """Place of the open item, the last one so far."""
         assert self._open is not None
-        return {"item_id": self._open.id, "output_index": len(self._reply.output) - 1, "content_index": 0}
+        place: Event = {"item_id": self._open.id, "output_index": len(self._reply.output) - 1}
+        return place | ({"content_index": 0} if isinstance(self._open, OutputMessage) else {})
 
     def _added(self, item: OutputMessage | OutputCall, kind: str) -> Event:
         return {"type": f"response.output_item.{kind}", "output_index": len(self._reply.output) - 1, "item": item}
 
     def _delta(self, text: str, logprobs: list[TokenLogprob]) -> Iterator[Event]:
-        if self._open is None:
-            self._open = OutputMessage(f"msg_{secrets.token_hex(12)}")
-            self._reply.output.append(self._open)
-            yield self._added(self._open, "added")
-            self._open.content.append(OutputText())
-            yield {"type": "response.content_part.added", **self._place, "part": self._open.content[0]}
-        part = self._open.content[0]
+        message = self._open
+        if not isinstance(message, OutputMessage):
+            yield from self._close("completed")
+            message = self._open = OutputMessage(f"msg_{secrets.token_hex(12)}")
+            self._reply.output.append(message)
+            yield self._added(message, "added")
+            message.content.append(OutputText())
+            yield {"type": "response.content_part.added", **self._place, "part": message.content[0]}
+        part = message.content[0]
         part.text += text
         part.logprobs += logprobs
         yield {"type": "response.output_text.delta", **self._place, "delta": text, "logprobs": logprobs}
 
     def _close(self, status: str) -> Iterator[Event]:
-        """End the open message, if there is one."""
-        if self._open is None:
+        """End the open item, if there is one."""
+        item = self._open
+        if item is None:
             return
-        part, self._open.status = self._open.content[0], status
-        done = {"text": part.text, "logprobs": part.logprobs}
-        yield {"type": "response.output_text.done", **self._place, **done}
-        yield {"type": "response.content_part.done", **self._place, "part": part}
-        yield self._added(self._open, "done")
+        item.status = status
+        if isinstance(item, OutputMessage):
+            part = item.content[0]
+            done = {"text": part.text, "logprobs": part.logprobs}
+            yield {"type": "response.output_text.done", **self._place, **done}
+            yield {"type": "response.content_part.done", **self._place, "part": part}
+        else:
+            done = {"arguments": item.arguments, "name": item.name}
+            yield {"type": "response.function_call_arguments.done", **self._place, **done}
+        yield self._added(item, "done")
         self._open = None
 
-    def _call(self, function: FunctionCall) -> Iterator[Event]:
+    def _begin_call(self, name: str) -> Iterator[Event]:
         yield from self._close("completed")
-        call = OutputCall(f"fc_{secrets.token_hex(12)}", f"call_{secrets.token_hex(12)}", function.name)
-        self._reply.output.append(call)
-        yield self._added(call, "added")
-        place = {"item_id": call.id, "output_index": len(self._reply.output) - 1}
-        call.arguments, call.status = function.arguments, "completed"
-        kind = "response.function_call_arguments"
-        yield {"type": f"{kind}.delta", **place, "delta": call.arguments}
-        yield {"type": f"{kind}.done", **place, "arguments": call.arguments, "name": call.name}
-        yield self._added(call, "done")
+        self._open = OutputCall(f"fc_{secrets.token_hex(12)}", f"call_{secrets.token_hex(12)}", name)
+        self._reply.output.append(self._open)
+        yield self._added(self._open, "added")
+
+    def _add_arguments(self, text: str) -> Iterator[Event]:
+        assert isinstance(self._open, OutputCall)
+        self._open.arguments += text
+        yield {"type": "response.function_call_arguments.delta", **self._place, "delta": text}
 
     def _end(self, state: RequestOutput) -> Iterator[Event]:
         """End the answer."""
         output, reply = state.outputs[0], self._reply
         # An answer has a message even if it is empty. The end token has a log-probability and no text.
         left = self._logprobs(output)
-        if not reply.output or (left and self._open):
+        if not reply.output or (left and isinstance(self._open, OutputMessage)):
             yield from self._delta("", left)
         reason = output.finish_reason
         reply.status = {"stop": "completed", "length": "incomplete"}.get(reason or "", "failed")

@@ -25,6 +25,15 @@ class ServerSettings:
     generation_config: DefaultsFrom = setting(
         "auto", "Default sampling parameters: auto, the model's generation_config.json; vllm, the API's own."
     )
+    chat_template: str | None = setting(
+        None,
+        "Jinja template of conversations: a file, or the template itself.",
+        metavar="FILE|TEXT",
+        shown_default="the model's",
+    )
+    enable_auto_tool_choice: bool = setting(
+        True, "Let the model choose whether to call a tool; without it, tools need tool_choice none."
+    )
     tool_call_parser: ToolCallParserChoice = setting(
         "auto", "Form of the model's tool calls: hermes, llama3_json, none, or auto, as the chat template shows it."
     )

@@ -17,6 +17,7 @@ from specdec.core.sampling_params import SamplingParams
 from specdec.core.step_report import StepReporter
 from specdec.models.tokenizer import Tokenizer
 from specdec.scheduling.scheduler import QueueFullError
+from specdec.server.chat_templates import read_chat_template
 from specdec.server.completion_request import Prompt
 from specdec.server.errors import ApiError, bad_request
 from specdec.server.merged import merged
@@ -53,6 +54,10 @@ class Service:
         self.metrics = ServerMetrics(self.names[0], llm.max_model_len)
         self.started = now()
         self.defaults: Mapping[str, Any] = llm.generation_config.params if settings.generation_config == "auto" else {}
+        if settings.chat_template is not None:
+            if llm.tokenizer is None:
+                raise ValueError("--chat-template needs a model with a tokenizer; leave it out")
+            llm.tokenizer.set_chat_template(read_chat_template(settings.chat_template))
         template = llm.tokenizer.chat_template if llm.tokenizer else ""
         self.tool_parser: type[ToolParser] = parser_for(settings.tool_call_parser, template)
         # Ids of the engine's requests by the answer's id.
@@ -69,6 +74,16 @@ class Service:
         if self.llm.tokenizer is None:
             raise ApiError(400, "the model has no tokenizer; give prompts as token ids", param="prompt")
         return self.llm.tokenizer
+
+    def check_tools(self, are_used: bool) -> None:
+        """Refuse tools where the model may not choose them.
+
+        Raises:
+            ApiError: as vLLM does.
+        """
+        if are_used and not self.settings.enable_auto_tool_choice:
+            message = 'tool_choice "auto" needs --enable-auto-tool-choice at the server; send "none"'
+            raise ApiError(400, message, param="tool_choice")
 
     def token_text(self, token: int) -> str:
         """Return a token decoded alone."""

@@ -1,23 +1,23 @@
 """Tool calls in the text of an answer, in the forms of Hermes and of Llama 3. Text may come in pieces of any size."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from specdec.server.replies import FunctionCall
+from specdec.server.tool_call_reader import CallArguments, CallPiece, CallReader, CallStart
 
-Item = str | FunctionCall
+Item = str | CallPiece
 
 
 class ToolParser(Protocol):
     """Separates the calls of one answer from its text."""
 
     def push(self, text: str) -> list[Item]:
-        """Take new text; return the text and the calls that are complete, in order."""
+        """Take new text; return the text and the pieces of calls that it holds, in order."""
         ...
 
     def finish(self) -> list[Item]:
-        """Return the items that are left at the answer's end. An incomplete call is returned as text."""
+        """Return the items that are left at the answer's end. A call whose name is incomplete is returned as text."""
         ...
 
 
@@ -38,29 +38,30 @@ class HermesParser:
 
     def __init__(self) -> None:
         self._text = ""
-        self._is_inside = self._has_called = False
+        self._call: CallReader | None = None
+        self._has_called = False
 
     def push(self, text: str) -> list[Item]:
-        self._text += text
-        return list(self._items())
+        return list(self._items(text))
 
-    def _items(self) -> Iterator[Item]:
+    def _items(self, text: str) -> Iterator[Item]:
         while True:
-            if self._is_inside:
-                body, closed, rest = self._text.partition(self.CLOSE)
-                if not closed:
-                    return
-                yield _call_of(body) or f"{self.OPEN}{body}{self.CLOSE}"
-                self._text, self._is_inside, self._has_called = rest, False, True
-            else:
-                before, opened, rest = self._text.partition(self.OPEN)
+            if self._call is None:
+                before, opened, text = (self._text + text).partition(self.OPEN)
                 if not opened:
-                    kept = _held_back(self._text, self.OPEN)
-                    before, self._text = self._text[: len(self._text) - kept], self._text[len(self._text) - kept :]
-                    yield from self._plain(before)
+                    kept = _held_back(before, self.OPEN)
+                    self._text = before[len(before) - kept :]
+                    yield from self._plain(before[: len(before) - kept])
                     return
                 yield from self._plain(before.rstrip())
-                self._text, self._is_inside = rest, True
+                self._text, self._call = "", CallReader()
+            yield from self._call.push(text)
+            body, closed, text = self._call.unread.partition(self.CLOSE)
+            if not closed:
+                return
+            if not self._call.has_begun:
+                yield from _whole_call(body) or [f"{self.OPEN}{body}{self.CLOSE}"]
+            self._call, self._has_called = None, True
 
     def _plain(self, text: str) -> Iterator[Item]:
         """Text, without the white space around calls."""
@@ -69,9 +70,11 @@ class HermesParser:
 
     def finish(self) -> list[Item]:
         text, self._text = self._text, ""
-        if self._is_inside:
-            return [_call_of(text) or self.OPEN + text]
-        return list(self._plain(text))
+        if self._call is None:
+            return list(self._plain(text))
+        if self._call.has_begun:
+            return []
+        return list(_whole_call(self._call.unread) or [self.OPEN + self._call.unread])
 
 
 class LlamaParser:
@@ -80,38 +83,59 @@ class LlamaParser:
     TAG = "<|python_tag|>"
 
     def __init__(self) -> None:
+        # Text that is not returned yet, that of a call that has not begun included.
         self._text = ""
+        self._call: CallReader | None = None
         self._is_plain = self._has_called = False
 
     def push(self, text: str) -> list[Item]:
+        return list(self._items(text))
+
+    def _items(self, text: str) -> Iterator[Item]:
         if self._is_plain:
-            return [text] if text else []
+            yield from [text] if text else []
+            return
         self._text += text
-        rest = self._rest()
-        if not rest or self.TAG.startswith(rest):
-            return []
-        if not rest.startswith("{"):
-            return self._give_up()
-        # Only a brace can complete a call.
-        return list(self._calls()) if "}" in text else []
+        while True:
+            if self._call is None:
+                text = self._rest()
+                if not text or self.TAG.startswith(text):
+                    return
+                if not text.startswith("{"):
+                    yield from self._give_up()
+                    return
+                self._call = CallReader()
+            yield from self._call.push(text)
+            if self._call.has_begun:
+                self._text = self._call.unread
+                if not self._call.has_ended:
+                    return
+            elif "}" in text:
+                # Only a brace can complete a call.
+                yield from self._take_whole(self._call.unread)
+                if self._is_plain or self._call is not None:
+                    return
+            else:
+                return
+            self._call, self._has_called = None, True
+
+    def _take_whole(self, unread: str) -> Iterator[Item]:
+        """Return a call whose keys have another order, once it is complete; give up on another object."""
+        try:
+            body, end = json.JSONDecoder().raw_decode(unread)
+        except (ValueError, RecursionError):
+            return
+        call = _pieces(body)
+        if call:
+            yield from call
+            self._text, self._call = unread[end:], None
+        else:
+            yield from self._give_up()
 
     def _rest(self) -> str:
         """Return the text that is left, from where a call may begin."""
         separators = "; \n\t\r" if self._has_called else " \n\t\r"
         return self._text.lstrip(separators).removeprefix(self.TAG).lstrip()
-
-    def _calls(self) -> Iterator[Item]:
-        while (rest := self._rest()).startswith("{"):
-            try:
-                body, end = json.JSONDecoder().raw_decode(rest)
-            except (ValueError, RecursionError):
-                return
-            call = _as_call(body)
-            if call is None:
-                yield from self._give_up()
-                return
-            yield call
-            self._text, self._has_called = rest[end:], True
 
     def _give_up(self) -> list[Item]:
         """Return all that was held back; the answer is text from here on."""
@@ -144,18 +168,19 @@ def _held_back(text: str, marker: str) -> int:
     return size + len(rest) - len(rest.rstrip())
 
 
-def _call_of(text: str) -> FunctionCall | None:
+def _whole_call(text: str) -> Sequence[Item]:
+    """Return the pieces of the call that a text describes, none if it describes none."""
     try:
-        return _as_call(json.loads(text))
+        return _pieces(json.loads(text))
     except (ValueError, RecursionError):
-        return None
+        return []
 
 
-def _as_call(body: object) -> FunctionCall | None:
-    """Return the call that a JSON value describes, None if it describes none."""
+def _pieces(body: object) -> Sequence[Item]:
+    """Return the pieces of the call that a JSON value describes, none if it describes none."""
     if not isinstance(body, dict) or not isinstance(body.get("name"), str):
-        return None
+        return []
     arguments = body.get("arguments", body.get("parameters"))
     if not isinstance(arguments, dict):
-        return None
-    return FunctionCall(body["name"], json.dumps(arguments, ensure_ascii=False))
+        return []
+    return [CallStart(body["name"]), CallArguments(json.dumps(arguments, ensure_ascii=False))]

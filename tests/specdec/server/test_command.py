@@ -87,6 +87,7 @@ MISTAKES: list[tuple[list[object], str]] = [
     (["--port", 70000], "port is 70000"),
     (["--api-key", " "], "api_key holds an empty text"),
     (["--ssl-keyfile", "x"], "belong together"),
+    (["--chat-template", "absent.jinja", "--port", 0], "--chat-template is 'absent.jinja': No such file"),
     (["--tool-call-parser", "pythonic"], "tool_call_parser is 'pythonic'"),
     (["--scheduling-policy", "random"], "scheduling_policy is 'random'"),
     (["--max-queued-requests", 0], "max_queued_requests is 0"),

@@ -22,7 +22,8 @@ from specdec.server.chat_request import ChatRequest
 from specdec.server.replies import FunctionCall
 from specdec.server.responses_answer import ResponsesAnswer
 from specdec.server.responses_request import ResponsesRequest
-from specdec.server.tool_parsers import HermesParser, Item, LlamaParser, PlainText, ToolParser, parser_for
+from specdec.server.tool_call_reader import CallArguments, CallStart
+from specdec.server.tool_parsers import HermesParser, LlamaParser, PlainText, ToolParser, parser_for
 from tests.fakes import edit_json
 from tests.specdec.tiny_checkpoints import save_tiny
 
@@ -31,7 +32,9 @@ ROOM = '{"name": "room", "arguments": {}}'
 TAXI_CALL = FunctionCall("taxi", '{"to": "Davis", "at": {"h": 9}}')
 ROOM_CALL = FunctionCall("room", "{}")
 OPEN, CLOSE = HermesParser.OPEN, HermesParser.CLOSE
-HERMES: list[tuple[str, list[Item]]] = [
+Found = str | FunctionCall
+MARKS = f'{{"a": "}}{CLOSE}\\""}}'
+HERMES: list[tuple[str, list[Found]]] = [
     ("", []),
     ("plain text", ["plain text"]),
     ("a < b and <tool> too", ["a < b and <tool> too"]),
@@ -41,15 +44,22 @@ HERMES: list[tuple[str, list[Item]]] = [
     (f"{OPEN}no JSON{CLOSE}", [f"{OPEN}no JSON{CLOSE}"]),
     (f"{OPEN}[1]{CLOSE}", [f"{OPEN}[1]{CLOSE}"]),
     (f"{OPEN}{TAXI}", [TAXI_CALL]),
+    # The keys in another order, marks inside of a string, an object that is not closed, and an end in the arguments.
+    (f'{OPEN}{{"arguments": {{"a": 1}}, "name": "f"}}{CLOSE}', [FunctionCall("f", '{"a": 1}')]),
+    (f'{OPEN}{{"name": "f", "arguments": {MARKS}}}{CLOSE}', [FunctionCall("f", MARKS)]),
+    (f'{OPEN}{{"name": "f", "arguments": {{"a": [1]{CLOSE} so', [FunctionCall("f", '{"a": [1]'), " so"]),
+    (f'{OPEN}{{"name": "f", "arguments": {{"a": "b', [FunctionCall("f", '{"a": "b')]),
+    (f'{OPEN}{{"name": "f", "arguments": {{}}, "id": {{"x": 1}}}}{CLOSE}', [FunctionCall("f", "{}")]),
     (f'{OPEN}{{"name": "taxi", "argu', [f'{OPEN}{{"name": "taxi", "argu']),
     ("ends in <tool_", ["ends in <tool_"]),
 ]
 LLAMA_TAXI = TAXI.replace("arguments", "parameters")
-LLAMA: list[tuple[str, list[Item]]] = [
+LLAMA: list[tuple[str, list[Found]]] = [
     ("", []),
     ("plain text {", ["plain text {"]),
     (LLAMA_TAXI, [TAXI_CALL]),
     (f"<|python_tag|>{LLAMA_TAXI}; {ROOM}\n", [TAXI_CALL, ROOM_CALL]),
+    (f'{{"parameters": {{"a": 1}}, "name": "f"}};{ROOM}', [FunctionCall("f", '{"a": 1}'), ROOM_CALL]),
     ('{"answer": 42}', ['{"answer": 42}']),
     ('{"answer": 42} or so', ['{"answer": 42} or so']),
     ('{"name": "taxi", "para', ['{"name": "taxi", "para']),
@@ -59,13 +69,19 @@ LLAMA: list[tuple[str, list[Item]]] = [
 CASES = [(HermesParser, *case) for case in HERMES] + [(LlamaParser, *case) for case in LLAMA]
 
 
-def parse(parser: ToolParser, pieces: Sequence[str]) -> list[Item]:
-    """All items; texts without a call between them are joined."""
+def parse(parser: ToolParser, pieces: Sequence[str]) -> list[Found]:
+    """Texts and calls, each put together of its pieces."""
     items = [item for piece in pieces for item in parser.push(piece)] + parser.finish()
-    joined: list[Item] = []
+    joined: list[Found] = []
     for item in items:
-        if isinstance(item, str) and joined and isinstance(joined[-1], str):
-            joined[-1] += item
+        last = joined[-1] if joined else None
+        if isinstance(item, CallStart):
+            joined.append(FunctionCall(item.name, ""))
+        elif isinstance(item, CallArguments):
+            assert isinstance(last, FunctionCall)
+            last.arguments += item.text
+        elif isinstance(last, str):
+            joined[-1] = last + item
         else:
             joined.append(item)
     return joined
@@ -74,7 +90,7 @@ def parse(parser: ToolParser, pieces: Sequence[str]) -> list[Item]:
 @pytest.mark.parametrize(("kind", "text", "items"), CASES)
 @given(cuts=st.sets(st.integers(0, 200)))
 def test_calls_are_found_in_pieces_of_any_size(
-    kind: type[ToolParser], text: str, items: list[Item], cuts: set[int]
+    kind: type[ToolParser], text: str, items: list[Found], cuts: set[int]
 ) -> None:
     places = [0, *sorted(cut for cut in cuts if 0 < cut < len(text)), len(text)]
     pieces = [text[first:last] for first, last in itertools.pairwise(places)]
@@ -100,7 +116,7 @@ def test_the_form_is_recognised_in_the_chat_template() -> None:
 
 TOOLS = [{"type": "function", "function": {"name": "taxi", "parameters": {"type": "object"}}}]
 TEXT = f"Well.\n{OPEN}{TAXI}{CLOSE}\n{OPEN}{ROOM}{CLOSE}"
-PIECES = ["We", "ll.\n<tool", f"_call>{TAXI}</", f"tool_call>\n{OPEN}{ROOM}", CLOSE]
+PIECES = ["We", "ll.\n<tool", f"_call>{TAXI[:35]}", f"{TAXI[35:]}</", f"tool_call>\n{OPEN}{ROOM}", CLOSE]
 
 
 async def _states() -> AsyncGenerator[tuple[int, RequestOutput]]:
@@ -154,10 +170,15 @@ def test_calls_of_a_streamed_chat_answer() -> None:
     chunks = [ChatCompletionChunk.model_validate(body) for body in _events(_chat(stream=True).events(_states()))]
     deltas = [choice.delta for chunk in chunks for choice in chunk.choices]
     assert "".join(delta.content or "" for delta in deltas) == "Well."
-    calls = [call for delta in deltas for call in delta.tool_calls or ()]
-    assert [call.index for call in calls] == [0, 1]
-    assert [call.function and call.function.name for call in calls] == ["taxi", "room"]
-    assert [call.function and call.function.arguments for call in calls] == [TAXI_CALL.arguments, "{}"]
+    pieces = [call for delta in deltas for call in delta.tool_calls or ()]
+    # The name comes first, with the call's id, and then the arguments as they are generated.
+    assert [(piece.index, piece.function and piece.function.name) for piece in pieces if piece.id] == [
+        (0, "taxi"),
+        (1, "room"),
+    ]
+    arguments = [[str(p.function.arguments) for p in pieces if p.index == index and p.function] for index in (0, 1)]
+    assert ["".join(each) for each in arguments] == [TAXI_CALL.arguments, "{}"]
+    assert len(arguments[0]) >= 3
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
 
@@ -188,8 +209,10 @@ def test_calls_of_a_response() -> None:
             ("function_call", ROOM_CALL.name, ROOM_CALL.arguments, "completed"),
         ]
     kinds = [event["type"].removeprefix("response.") for event in events]
-    call_kinds = ["output_item.added", "function_call_arguments.delta", "function_call_arguments.done"]
-    assert kinds[-9:] == [*call_kinds, "output_item.done", *call_kinds, "output_item.done", "completed"]
+    delta = "function_call_arguments.delta"
+    ends = ["function_call_arguments.done", "output_item.done"]
+    assert kinds[-10:-5] == ["output_item.added", delta, delta, *ends]
+    assert kinds[-5:] == ["output_item.added", delta, *ends, "completed"]
 
 
 def test_the_template_gets_tools_and_calls(tmp_path: Any) -> None:
