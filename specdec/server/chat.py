@@ -32,6 +32,7 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
         answer_id,
         [prompt],
         params,
+        request.headers,
         priority=body.priority,
         cache_salt=body.cache_salt,
         whole=not body.stream,

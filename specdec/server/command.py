@@ -51,7 +51,10 @@ def run(
     from specdec.config import default_shape
     from specdec.core.device import resolve_device
     from specdec.server.http_server import listen, serve
+    from specdec.server.json_log import log_as_json
 
+    if server.log_format == "json":
+        log_as_json()
     device = resolve_device(settings.get("device", "auto")).type
     # A mistake in the address shows before the model is loaded.
     bound = listen(server)

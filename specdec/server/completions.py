@@ -37,6 +37,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
         answer_id,
         prompts,
         params,
+        request.headers,
         priority=body.priority,
         cache_salt=body.cache_salt,
         whole=not body.stream,

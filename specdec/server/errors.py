@@ -92,7 +92,9 @@ async def on_invalid_request(_: Request, error: Exception) -> Response:
 
 async def on_unexpected_error(request: Request, error: Exception) -> Response:
     """Answer our own bugs without telling the client more than that."""
-    logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    name = request.state.request_id
+    fields = {"request_id": name, "method": request.method, "path": request.url.path}
+    logger.error("%s %s failed, request %s", request.method, request.url.path, name, exc_info=error, extra=fields)
     return error_response(ApiError(500, "the server failed; its log has the reason"))
 
 

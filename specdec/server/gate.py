@@ -55,7 +55,9 @@ class Gate:
             await self._app(scope, _again(body, receive), send_with_id)
         finally:
             seconds = time.perf_counter() - began
-            logger.info("%s %s %d in %.3f s, request %s", scope["method"], scope["path"], status, seconds, name)
+            method, path = scope["method"], scope["path"]
+            fields = {"request_id": name, "method": method, "path": path, "status": status, "seconds": seconds}
+            logger.info("%s %s %d in %.3f s, request %s", method, path, status, seconds, name, extra=fields)
 
     def _check_key(self, headers: Headers, path: str) -> None:
         if not self._keys or path in OPEN_PATHS:

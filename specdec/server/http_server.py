@@ -85,7 +85,8 @@ async def serve(
         ValueError: the engine refuses a setting or a file.
         EngineDeadError: the engine does not start.
     """
-    server = HttpServer(Service(llm, settings, name))
+    service = Service(llm, settings, name)
+    server = HttpServer(service)
     try:
         # A mistake in the certificate shows before the model is loaded.
         server.config.load()
@@ -98,3 +99,6 @@ async def serve(
     finally:
         await llm.close()
         bound.close()
+        if service.traces is not None:
+            # It waits for the collector, some seconds at most.
+            await asyncio.to_thread(service.traces.close)

@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 from specdec.core.engine_stats import EngineStats
 from specdec.core.outputs import RequestOutput
 from specdec.core.sampling_params import SamplingParams
+from specdec.server.traces import RequestSpan
 
 # Buckets are vLLM's, so that its dashboards fit.
 _FIRST_TOKEN = (
@@ -109,8 +110,8 @@ class ServerMetrics:
 class RequestTimer:
     """Times of one request and counts of its tokens, which go into the metrics as it runs."""
 
-    def __init__(self, metrics: ServerMetrics, params: SamplingParams) -> None:
-        self._metrics, self._params = metrics, params
+    def __init__(self, metrics: ServerMetrics, params: SamplingParams, span: RequestSpan | None) -> None:
+        self._metrics, self._params, self._span = metrics, params, span
         self._began = self._last = time.perf_counter()
         self._first: float | None = None
         self._tokens = 0
@@ -139,8 +140,16 @@ class RequestTimer:
             for _ in range(self._params.n):
                 self._metrics.finished("abort")
 
+    def close(self) -> None:
+        """End the request's span, however the request ended."""
+        if self._span is not None:
+            self._span.end()
+
     def _end(self, state: RequestOutput, moment: float) -> None:
         self._has_ended = True
+        if self._span is not None:
+            first = None if self._first is None else self._first - self._began
+            self._span.finish(state, first, moment - self._began)
         metrics, samples = self._metrics, len(state.outputs)
         metrics.request_n.observe(samples)
         if self._params.max_tokens is not None:

@@ -32,6 +32,7 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
         answer_id,
         [prompt],
         params,
+        request.headers,
         priority=body.priority,
         cache_salt=body.cache_salt,
         whole=not body.stream,

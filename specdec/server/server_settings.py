@@ -8,6 +8,7 @@ from specdec.kernels.settings import check_settings, setting
 
 DefaultsFrom = Literal["auto", "vllm"]
 MetricsChoice = Literal["none", "summary", "detailed"]
+LogFormat = Literal["text", "json"]
 ToolCallParserChoice = Literal["auto", "hermes", "llama3_json", "none"]
 
 
@@ -41,6 +42,13 @@ class ServerSettings:
         "none",
         "Speculation figures in answers, as the field metrics: none, summary, or detailed, with lists of all steps.",
     )
+    otlp_traces_endpoint: str | None = setting(
+        None,
+        "Address of a collector of OpenTelemetry traces, by OTLP over HTTP, such as http://localhost:4318/v1/traces.",
+        metavar="URL",
+        shown_default="no traces",
+    )
+    log_format: LogFormat = setting("text", "Form of the log: text, or json, one object per line.")
     max_request_size: int = setting(4 << 20, "Most bytes of a request's body; more is refused with 413.", least=1)
     request_timeout: float = setting(
         3600.0, "Seconds after which a request is aborted; 0: no limit.", least=0, metavar="SECONDS"

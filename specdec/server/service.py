@@ -27,6 +27,7 @@ from specdec.server.sampling_fields import RequestModel, SamplingFields
 from specdec.server.server_settings import ServerSettings
 from specdec.server.speculation_replies import RequestMetrics, SglExt, request_metrics, sglext
 from specdec.server.tool_parsers import ToolParser, parser_for
+from specdec.server.traces import traces_to
 
 logger = logging.getLogger(__name__)
 # Names of unknown fields that are remembered, so that each is reported once.
@@ -52,6 +53,7 @@ class Service:
         self.llm, self.settings = llm, settings
         self.names = list(settings.served_model_name) or [name]
         self.metrics = ServerMetrics(self.names[0], llm.max_model_len)
+        self.traces = traces_to(settings.otlp_traces_endpoint)
         self.started = now()
         self.defaults: Mapping[str, Any] = llm.generation_config.params if settings.generation_config == "auto" else {}
         if settings.chat_template is not None:
@@ -131,6 +133,7 @@ class Service:
         answer_id: str,
         prompts: Sequence[list[int]],
         params: SamplingParams,
+        headers: Mapping[str, str],
         *,
         priority: int | None = None,
         cache_salt: str | None = None,
@@ -141,6 +144,7 @@ class Service:
         """Run prompts of one request; yield a prompt's number and state after each step in which it got tokens.
 
         Args:
+            headers: those of the request; they may name the span that it belongs to.
             whole: whether states between the first token and the end are left out.
             trace: whether outputs hold their steps with the draft trees.
             prompt_field: field of the request that holds the prompt.
@@ -151,7 +155,8 @@ class Service:
         # Clients may choose the same id twice.
         ids = [f"{answer_id}-{secrets.token_hex(4)}-{index}" for index in range(len(prompts))]
         self._running[answer_id] = [*self._running.get(answer_id, ()), *ids]
-        timers = [RequestTimer(self.metrics, params) for _ in prompts]
+        spans = [self.traces.start(headers, own, self.names[0], params) if self.traces else None for own in ids]
+        timers = [RequestTimer(self.metrics, params, span) for span in spans]
         states = [
             self.llm.generate(
                 prompt,
@@ -184,6 +189,8 @@ class Service:
         except EngineDeadError as error:
             raise ApiError(503, str(error), code="engine_dead") from None
         finally:
+            for timer in timers:
+                timer.close()
             left = [each for each in self._running.pop(answer_id, ()) if each not in ids]
             if left:
                 self._running[answer_id] = left

@@ -66,7 +66,8 @@ class Served:
     def again(self, **settings: Any) -> Iterator["Served"]:
         """Serve the same engine at another address, with other settings."""
         server_settings = ServerSettings(port=0, **settings)
-        server = HttpServer(Service(self.llm, server_settings, "tiny"))
+        service = Service(self.llm, server_settings, "tiny")
+        server = HttpServer(service)
         bound = listen(server_settings)
         bound.listen()
         done = asyncio.run_coroutine_threadsafe(server.serve(sockets=[bound]), self.loop)
@@ -75,6 +76,8 @@ class Served:
         finally:
             server.should_exit = True
             done.result(PATIENCE)
+            if service.traces is not None:
+                service.traces.close()
 
 
 @contextmanager
