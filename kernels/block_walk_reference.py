@@ -7,7 +7,7 @@ from torch import Tensor
 
 from specdec.kernels.chance import Chance
 from specdec.kernels.host_walks import walk_packed
-from specdec.kernels.rejection_walk_reference import normalised, positive_part
+from specdec.kernels.rejection_walk_reference import normalised, positive_part, walk_rejection
 from specdec.kernels.tree import DraftTree
 from specdec.kernels.types import NO_TOKEN, Acceptance, DraftProbs, NoiseColumns, PackedTrees, Vector, Walk
 
@@ -25,20 +25,22 @@ def walk_block(tree: DraftTree, target: Callable[[int], Vector | None], chance: 
     A rejected tail has influenced where the chain was cut. The next step must therefore toss and draft
     anew: neither its coins nor its draft noise may be those of the same positions in this step.
 
+    A tree that was chosen without chance, such as chains of the text, has no q: `walk_rejection` is its rule.
+
     Args:
-        tree: a chain with `draft_probs`, or the empty tree, which is plain sampling.
+        tree: a chain with `draft_probs`, a tree without, or the empty tree, which is plain sampling.
         target: node, or `ROOT`, to the target's distribution p after it, `[vocab]`; None where there is none. Nothing
             behind such a node is looked at, and a path that reaches it ends there with `NO_TOKEN`.
         chance: coins by (depth, rank), and the last draw.
 
     Raises:
-        ValueError: the tree has branches, or no `draft_probs`.
+        ValueError: a tree with `draft_probs` has branches.
     """
     length = len(tree)
+    if length and tree.draft_probs is None:
+        return walk_rejection(tree, target, chance)
     if tuple(tree.parents) != tuple(range(-1, length - 1)):
         raise ValueError(f"block verification takes a chain, not parents {tree.parents}; use walk_rejection")
-    if length and tree.draft_probs is None:
-        raise ValueError(f"a chain of {length} tokens without draft_probs; block verification needs them")
     p: list[Any] = []
     while len(p) <= length and (distribution := target(len(p) - 1)) is not None:
         p.append(distribution)

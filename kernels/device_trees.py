@@ -42,6 +42,7 @@ class DeviceNodes:
         probs: distributions that children were drawn from, its `rows` here `[rows, 1 + most]`; None if no tree was
             drawn.
         drawn: of each row, whether its children were drawn; by default all if there are `probs`.
+        chained: of each row, `DraftTree.num_chained`; by default 0.
     """
 
     def __init__(
@@ -51,14 +52,26 @@ class DeviceNodes:
         depth: int,
         probs: DraftProbs | None = None,
         drawn: Sequence[bool] | None = None,
+        chained: Sequence[int] | None = None,
     ) -> None:
         self.columns = columns
         self.sizes, self.depth, self.probs = sizes, depth, probs
         self.drawn = [probs is not None] * len(sizes) if drawn is None else drawn
+        self.chained = [0] * len(sizes) if chained is None else chained
         self.ancestors = _ancestors(columns.parents, depth)
         self.host: list[int] | None = None
         self._paths: Tensor | None = None
         self._chosen: dict[tuple[int, ...], NodeTensors] = {}
+
+    @staticmethod
+    def of(trees: Sequence[DraftTree], device: torch.device) -> "DeviceNodes":
+        """Return trees that the host knows, none of them drawn."""
+        sizes = [len(tree) for tree in trees]
+        most, depth = max(sizes), max(max(tree.depths, default=0) for tree in trees)
+        parts = [(tree.tokens, tree.parents, tree.depths, tree.ranks or range(len(tree))) for tree in trees]
+        rows = [[[*part, *[0] * (most - len(part))] for part in each] for each in parts]
+        columns = NodeColumns(*upload(rows, device).view(len(trees), 4, most).unbind(1))
+        return DeviceNodes(columns, sizes, depth, chained=[tree.num_chained for tree in trees])
 
     @property
     def most(self) -> int:
@@ -93,7 +106,7 @@ class DeviceNodes:
         assert self.host is not None
         starts = (((3 * row + part) * self.most) for part in range(3))
         tokens, parents, ranks = (tuple(self.host[start : start + self.sizes[row]]) for start in starts)
-        return DraftTree(tokens, parents, ranks=ranks, check=False)
+        return DraftTree(tokens, parents, ranks=ranks, num_chained=self.chained[row], check=False)
 
     def concat(self, other: "DeviceNodes") -> "DeviceNodes":
         """Return these trees, followed by the others."""
@@ -116,6 +129,7 @@ class DeviceNodes:
             depth=max(self.depth, other.depth),
             probs=DraftProbs(torch.cat(tables), torch.cat(rows)) if tables else None,
             drawn=[*self.drawn, *other.drawn],
+            chained=[*self.chained, *other.chained],
         )
 
 

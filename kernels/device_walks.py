@@ -34,10 +34,7 @@ class DeviceWalks(NamedTuple):
         return self._walk_apart(self.reject, scores, trees, noise)
 
     def block_walk(self, scores: Tensor, trees: DraftTrees, noise: NoiseRows) -> list[Acceptance]:
-        """See `KernelSet.block_walk`."""
-        for size, drawn, key in zip(trees.sizes, trees.is_drawn, noise.keys, strict=True):
-            if size and not drawn and key is not None:
-                raise ValueError(f"a chain of {size} tokens without draft_probs; block verification needs them")
+        """See `KernelSet.block_walk`; trees that were chosen without chance are walked by `reject`."""
         return self._walk_apart(self.judge, scores, trees, noise)
 
     def _walk_apart(

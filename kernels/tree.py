@@ -22,8 +22,9 @@ class DraftTree:
             that the node's children were drawn from, in their order and without replacement. None where
             children were chosen deterministically.
         ranks: rank of each node in the tree, the most probable by its drafter first; empty where that is their order.
-        read_values: returns each node's value, the log-probability of its path by its drafter; called only for traced
-            requests, since reading takes time. None for a drafter without values.
+        read_values: returns the value of each node but the chained ones, the log-probability of its path by its
+            drafter; called only for traced requests, since reading takes time. None for a drafter without values.
+        num_chained: number of last nodes that come from chains and not from a model; they rank behind the others.
 
     Args:
         check: whether to look for the errors below.
@@ -37,6 +38,7 @@ class DraftTree:
     draft_probs: Tensor | None = field(default=None, compare=False, repr=False)
     ranks: tuple[int, ...] = field(default=(), compare=False, repr=False)
     read_values: Callable[[], Sequence[float]] | None = field(default=None, compare=False, repr=False)
+    num_chained: int = field(default=0, compare=False, repr=False)
     check: InitVar[bool] = True
 
     def __post_init__(self, check: bool) -> None:

@@ -33,9 +33,8 @@ class EngineConfig:
     """Settings of an engine, each with its help text; `check_settings` refuses values outside their range."""
 
     model: Path = setting(DEMO / "target", "Checkpoint folder of the target.", flags="")
-    draft: Path | Literal["ngram"] | None = setting(
-        None, 'Folder of a head or a small model, "ngram" (prompt lookup), or None for plain decoding.', flags=""
-    )
+    draft: Path | None = setting(None, "Folder of a head or a small model that drafts, or None.", flags="")
+    ngrams: bool = setting(False, "Whether continuations in the text itself are drafted (prompt lookup).", flags="")
     dtype: str = setting("auto", "auto, float64, float32, bfloat16 or float16.")
     device: str = setting("auto", "auto, cpu or cuda.")
     shape: DraftShape = setting(EAGLE2_SHAPE, "Bounds of draft trees.", flags="")
@@ -94,10 +93,15 @@ class EngineConfig:
             raise ValueError(f"block_size is {self.block_size}; it must be a multiple of 8")
         if self.swap_space and self.swap_space > (most := _host_memory()):
             raise ValueError(f"swap_space is {self.swap_space:g} GiB; this machine has {most:.0f} GiB of memory")
-        if self.draft == NGRAM and (self.draft_vocab is not None or self.draft_rank is not None):
+        if self.ngrams and self.draft is None and (self.draft_vocab is not None or self.draft_rank is not None):
             raise ValueError(
                 "draft_vocab and draft_rank are for a head's logits; draft 'ngram' has none; leave them out"
             )
+
+    @property
+    def sources(self) -> str | None:
+        """Draft sources as `LLM` takes them, None for none."""
+        return ",".join([*([str(self.draft)] if self.draft else []), *([NGRAM] if self.ngrams else [])]) or None
 
     def context(self, most: int) -> int:
         """Return the tokens of the longest request.
@@ -152,7 +156,16 @@ class LLMSettings(TypedDict, total=False):
     enforce_eager: bool
 
 
-def engine_config(model: Path, draft: Path | Literal["ngram"] | None, settings: dict[str, Any]) -> EngineConfig:
+def draft_names(draft: str | Path | None) -> list[str | Path]:
+    """Return the sources that a draft names: a folder, or names and folders separated by commas."""
+    if draft is None or draft == "none":
+        return []
+    if isinstance(draft, Path) or Path(draft).is_dir():
+        return [draft]
+    return [name.strip() for name in draft.split(",")]
+
+
+def engine_config(model: Path, draft: Path | None, settings: dict[str, Any]) -> EngineConfig:
     """Sort keywords of `LLM` into an `EngineConfig`.
 
     Raises:
@@ -164,6 +177,8 @@ def engine_config(model: Path, draft: Path | Literal["ngram"] | None, settings: 
     others = {name: value for name, value in settings.items() if name not in names}
     if "scheduler" in others:
         raise TypeError("scheduler is no keyword; give its settings, such as max_num_seqs")
+    if "ngrams" in others:
+        raise TypeError("ngrams is no keyword; name ngram among the sources of draft")
     if others.get("draft_vocab") is not None:
         others["draft_vocab"] = _draft_vocab(others["draft_vocab"])
     return EngineConfig(model, draft, scheduler=scheduler, **others)

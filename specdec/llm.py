@@ -40,7 +40,8 @@ class LLM:
         model: checkpoint folder of the target; None for the target that a speculators head names, or else the
             built-in demo model.
         draft: "eagle" for the demo model's own head, the folder of a head or of a small model with the target's
-            tokenizer, "ngram" for prompt lookup, or None for plain decoding.
+            tokenizer, "ngram" for prompt lookup, or None for plain decoding. One model and "ngram" draft together:
+            "eagle,ngram".
         settings: keywords of `LLMSettings`; `EngineConfig` and `SchedulerConfig` describe them and have the defaults.
             `shape` is the device's default where it is None, and `draft_vocab` may be a number or a file.
 
@@ -76,11 +77,11 @@ class LLM:
             drafts = load_drafts(config, self.model, kernels, self.generation_config.end_tokens | special)
             if config.quantization != "none":
                 release_output_weights(self.model, drafts)
-            logger.info("drafts: %s, %s", config.draft or "none", config.shape)
+            logger.info("drafts: %s, %s", config.sources or "none", config.shape)
             self.engine = EngineBuilder(config, self.model, drafts, kernels).build()
         logger.info("ready after %.1f s", time.perf_counter() - began)
         self._shared = SharedEngine(self.engine)
-        if self.engine.scheduler.draft_budget is not None:
+        if config.draft is not None and self.engine.scheduler.draft_budget is not None:
             self._requests.draft_context = self.engine.scheduler.draft_budget.context
 
     def generate(

@@ -15,7 +15,7 @@ class BenchSettings:
     draft: Sequence[str] = setting(
         (),
         "A mode to measure beside plain decoding, with settings of its own (eagle:nodes=16,verify=rejection); "
-        "repeatable; eagle (the demo's head), ngram, or the folder of a head or small model.",
+        "repeatable; eagle (the demo's head), ngram, the folder of a head or small model, or eagle,ngram.",
         metavar="SOURCE[:KEY=VALUE,...]",
         shown_default="SPECDEC_DRAFT, else eagle for the demo model, none for others",
     )

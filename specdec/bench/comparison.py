@@ -14,7 +14,7 @@ from specdec.bench.mode import PLAIN, Mode
 from specdec.bench.peers import ADAPTERS, PeerMode, PeerSetup, load_peer
 from specdec.bench.prompt_file import GivenPrompt
 from specdec.bench.timed_run import Contender, EngineContender
-from specdec.config import default_shape
+from specdec.config import NGRAM, EngineConfig, default_shape, draft_names
 from specdec.core.device import resolve_device
 from specdec.core.sampling_params import SamplingParams
 from specdec.engine.draft_loader import named_target
@@ -148,7 +148,8 @@ def _engine(comparison: Comparison, mode: Mode) -> LLM:
 
 def _named_target(modes: Sequence[Mode]) -> Path | None:
     """Return the target that a head among the drafts names, which all modes share."""
-    folders = [Path(mode.draft) for mode in modes if mode.draft not in (None, "eagle", "ngram")]
+    names = [name for mode in modes for name in draft_names(mode.draft)]
+    folders = [Path(name) for name in names if name not in ("eagle", NGRAM)]
     return next((target for target in map(named_target, folders) if target), None)
 
 
@@ -193,10 +194,14 @@ def _result(comparison: Comparison, label: str, measured: Mapping[str, Sequence[
 def _configuration(llm: LLM) -> dict[str, Any]:
     config = llm.config
     return {
-        "draft": shown_path(config.draft) if config.draft else None,
+        "draft": ",".join(_shown_sources(config)) or None,
         "dtype": config.dtype,
         "kernels": llm.engine.cache.kernels.name,
         "verify": config.verify,
         "adaptive_drafts": config.scheduler.adaptive_drafts,
-        "shape": vars(config.shape) if config.draft else None,
+        "shape": vars(config.shape) if config.sources else None,
     }
+
+
+def _shown_sources(config: EngineConfig) -> list[str]:
+    return [*([shown_path(config.draft)] if config.draft else []), *([NGRAM] if config.ngrams else [])]

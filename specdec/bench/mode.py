@@ -72,7 +72,9 @@ def split_settings(text: str, option: str) -> tuple[str, dict[str, str]]:
 def _parse_mode(text: str) -> Mode:
     head, given = split_settings(text, "--draft")
     if not head:
-        raise ValueError(f"--draft is {text!r}; it must be eagle, ngram, or a folder, with or without settings")
+        raise ValueError(
+            f"--draft is {text!r}; it must be eagle, ngram, or a folder, or eagle,ngram, with or without settings"
+        )
     mode = Mode(text, None if head in ("none", PLAIN) else head)
     if mode.draft is None and not given:
         raise ValueError(f"--draft {text!r}: plain decoding is always measured; leave it out")

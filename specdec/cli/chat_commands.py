@@ -51,7 +51,7 @@ def _stats(conversation: Conversation, screen: Screen, _: str) -> str:
         "all answers": summary(TimedBatch(answers, sum(answer.seconds for answer in answers))),
         "conversation": f"{conversation.num_tokens} of {llm.max_model_len} tokens",
         "prefix cache": f"{total.prefix_hits} of {total.prefix_queries} prompt tokens",
-        "draft": f"{llm.config.draft or 'none'}{'' if drafts else ', off'}",
+        "draft": f"{llm.config.sources or 'none'}{'' if drafts else ', off'}",
         "seed": "drawn anew for each answer" if seed is None else str(seed),
     }
     screen.write(*((f"{name:<14}{text}\n", OWN) for name, text in lines.items()))
@@ -85,7 +85,7 @@ def _seed(conversation: Conversation, _: Screen, argument: str) -> str:
 def _draft(conversation: Conversation, _: Screen, argument: str) -> str:
     if argument not in ("on", "off"):
         raise ValueError(f"/draft is {argument!r}; it must be on or off")
-    if conversation.llm.config.draft is None:
+    if conversation.llm.config.sources is None:
         raise ValueError("this chat has no draft; start it with --draft")
     params = conversation.params
     conversation.params = replace(params, speculation=replace(params.speculation, enabled=argument == "on"))

@@ -37,7 +37,7 @@ class ChatLoop:
             # Line editing and the lines before, by the arrow keys.
             with suppress(ImportError):
                 import readline  # noqa: F401
-            if self._conversation.llm.config.draft is not None:
+            if self._conversation.llm.config.sources is not None:
                 self._screen.write_legend()
             self._note("/help lists the commands. Ctrl-C ends an answer, Ctrl-D the chat.\n")
         with suppress(EOFError):

@@ -33,7 +33,8 @@ Draft = Annotated[
     typer.Option(
         envvar="SPECDEC_DRAFT",
         show_default=False,
-        help="eagle (the demo's head), ngram, none, or the folder of a head or small model; default: eagle.",
+        help="eagle (the demo's head), the folder of a head or small model, ngram, one of these and "
+        "ngram (eagle,ngram), or none; default: eagle.",
     ),
 ]
 

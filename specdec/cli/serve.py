@@ -29,8 +29,8 @@ def serve(
         str | None,
         typer.Option(
             envvar="SPECDEC_DRAFT",
-            help="eagle (the demo's head), ngram, none, or the folder of a head or small model; default: eagle with "
-            "the demo model, none with another.",
+            help="eagle (the demo's head), the folder of a head or small model, ngram, one of these and ngram "
+            "(eagle,ngram), or none; default: eagle with the demo model, none with another.",
         ),
     ] = None,
     speculative_config: Annotated[

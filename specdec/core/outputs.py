@@ -33,12 +33,16 @@ class SpeculationStats:
         tokens: tokens of the output that those passes yielded.
         accepted_per_depth: steps in which the draft token at depth 1, 2, ... was accepted and kept.
         drafted: draft nodes verified.
+        accepted_prediction, rejected_prediction: tokens of the predicted text that have appeared in the output, and
+            that have not; 0 without a prediction.
     """
 
     steps: int = 0
     tokens: int = 0
     accepted_per_depth: list[int] = field(default_factory=list)
     drafted: int = 0
+    accepted_prediction: int = 0
+    rejected_prediction: int = 0
 
     @property
     def tau(self) -> float:
@@ -62,6 +66,8 @@ class SpeculationStats:
         self.steps += other.steps
         self.tokens += other.tokens
         self.drafted += other.drafted
+        self.accepted_prediction += other.accepted_prediction
+        self.rejected_prediction += other.rejected_prediction
         self.accepted_per_depth += [0] * (len(other.accepted_per_depth) - len(self.accepted_per_depth))
         for depth, count in enumerate(other.accepted_per_depth):
             self.accepted_per_depth[depth] += count
@@ -94,7 +100,7 @@ class TreeTrace(NamedTuple):
         path: accepted nodes whose tokens the output took, from depth 1 on.
         output: the tokens that the output took: those of `path`, and the bonus token unless the output ended before it.
         values: of each node, the drafter's estimate of the log-probability of its path, by which nodes are ranked; None
-            for a drafter without estimates, such as n-grams.
+            for a node of a source without estimates, such as n-grams.
         probs: of each node, the target's probability of its token after its parent, all sampling parameters applied;
             at temperature 0 that of the model's own distribution after the logit edits.
         seconds: time of the step, from its first work to its tokens, shared with all requests of the step.
@@ -105,7 +111,7 @@ class TreeTrace(NamedTuple):
     parents: tuple[int, ...]
     path: tuple[int, ...]
     output: tuple[int, ...]
-    values: tuple[float, ...] | None = None
+    values: tuple[float | None, ...] = ()
     probs: tuple[float, ...] = ()
     seconds: float = 0.0
 

@@ -7,6 +7,8 @@ from functools import cached_property
 from specdec.core.detokenizer import Detokenizer
 from specdec.core.outputs import CompletionOutput, Logprob, RequestOutput, SpeculationStats, Step
 from specdec.core.sampling_params import SamplingParams
+from specdec.draft_heads.drafting.chains import ChainSource, ChainTree
+from specdec.draft_heads.drafting.predicted_text import PredictedText
 from specdec.verify.sampling import Context, Sampling
 
 # Prior of a new request's history: predicted tokens, and the ratio of accepted ones. It is optimistic, because only
@@ -64,7 +66,9 @@ class Request:
         num_registered, num_marked: blocks that are published as full, and marked as read by the draft head.
         accepted: per output token, whether it was a draft token.
         drafts_enabled: whether its next step may carry drafts.
-        acceptance_history: acceptance of its recent drafts.
+        acceptance_history: acceptance of its recent drafts, those of chains not included.
+        chain_sources: what knows draft tokens without a pass of a model.
+        prediction: the predicted text, which is one of them.
         error: why it failed, if `finish_reason` is "error".
         logprobs: per output token, if asked for; may run ahead of the output within a step.
         prompt_logprobs: per prompt token scored so far, None for the first.
@@ -96,12 +100,15 @@ class Request:
     stop_reason: str | int | None = None
     drafts_enabled: bool = True
     acceptance_history: AcceptanceHistory = field(default_factory=AcceptanceHistory)
+    chain_sources: Sequence[ChainSource] = field(default=(), repr=False)
+    prediction: PredictedText | None = field(default=None, repr=False)
     error: str | None = None
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=lambda: [None])
     stats: SpeculationStats = field(default_factory=SpeculationStats)
     steps: list[Step] = field(default_factory=list, repr=False)
     is_traced: bool = False
+    _chains: tuple[int, ChainTree] | None = field(default=None, repr=False)
 
     @cached_property
     def context(self) -> Context:
@@ -128,6 +135,21 @@ class Request:
         wanted = self.drafts_enabled and self.params.speculation.enabled
         return wanted and self.num_output > 0 and self.num_remaining > 1
 
+    def chains(self, depth: int) -> ChainTree | None:
+        """Return the chains of all its sources for its next step, None if there are none.
+
+        Args:
+            depth: most tokens of a chain; the same in every call.
+        """
+        if not self.chain_sources:
+            return None
+        known = len(self.token_ids)
+        if self._chains is None or self._chains[0] != known:
+            depth = min(depth, self.num_remaining - 1)
+            found = [chain for source in self.chain_sources for chain in source.chains(self.token_ids, depth)]
+            self._chains = known, ChainTree(found)
+        return self._chains[1] or None
+
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
@@ -152,6 +174,10 @@ class Request:
         # The pass over the prompt can carry no draft.
         if before > 0:
             self.stats.count(num_accepted, num_new, num_drafted)
+        if self.prediction is not None:
+            self.prediction.follow(self.token_ids)
+            self.stats.accepted_prediction = self.prediction.num_accepted
+            self.stats.rejected_prediction = self.prediction.num_rejected
         if num_drafted or self.is_traced:
             self.steps.append(Step(num_drafted, min(num_accepted, num_new)))
         return num_new

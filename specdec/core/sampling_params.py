@@ -79,6 +79,12 @@ class SamplingParams:
         shown_default="`Speculation()`",
         flags="",
     )
+    prediction: str | Sequence[int] | None = setting(
+        None,
+        "Text or token ids that the output will probably repeat, such as a file before an edit. They are drafted, and "
+        "change no token.",
+        flags="",
+    )
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -97,6 +103,10 @@ class SamplingParams:
             raise ValueError(f"bad_words is {self.bad_words!r}; it must be a list of words that are not empty")
         for name in ("allowed_token_ids", "stop_token_ids"):
             object.__setattr__(self, name, self._token_ids(name))
+        if isinstance(self.prediction, str):
+            check_text("prediction", self.prediction)
+        else:
+            object.__setattr__(self, "prediction", self._token_ids("prediction"))
         if self.allowed_token_ids is not None and len(self.allowed_token_ids) == 0:
             raise ValueError(f"allowed_token_ids is {self.allowed_token_ids}; it must be not empty")
         for token, bias in (self.logit_bias or {}).items():
@@ -131,8 +141,9 @@ class SamplingParams:
         Raises:
             ValueError: the parameter, the value and the range.
         """
-        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
-            for token in getattr(self, name) or ():
+        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids", "prediction"):
+            given = getattr(self, name)
+            for token in () if given is None or isinstance(given, str) else given:
                 if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= int(token) < vocab_size:
                     raise ValueError(f"{name} holds {token!r}; token ids lie between 0 and {vocab_size - 1}")
         for name in ("logprobs", "prompt_logprobs"):

@@ -101,8 +101,7 @@ class StepReporter:
 
     def _report(self, step: TreeTrace, output: CompletionOutput) -> StepReport:
         path = set(step.path)
-        values: Sequence[float | None] = step.values or [None] * len(step.tokens)
-        columns = zip(step.tokens, step.parents, values, step.probs, strict=True)
+        columns = zip(step.tokens, step.parents, step.values, step.probs, strict=True)
         return StepReport(
             seconds=step.seconds,
             root=self._token(step.root, False),

@@ -69,7 +69,7 @@ def load_drafts(
         ValueError: a draft vocabulary or rank that the draft model cannot have.
     """
     folder = config.draft
-    if not isinstance(folder, Path):
+    if folder is None:
         return None
     if holds_llama(folder):
         where = (DTYPES[config.dtype], torch.device(config.device), kernels)

@@ -11,6 +11,7 @@ from specdec.core.device import on_device
 from specdec.core.logprobs import score_output, score_prompt
 from specdec.core.outputs import LogprobsMode
 from specdec.core.request import Request
+from specdec.draft_heads.drafting.chained_trees import add_chains
 from specdec.draft_heads.drafting.drafter import Drafter, DraftRow
 from specdec.engine.step_observer import StepObserver
 from specdec.engine.tree_trace import node_probs, trace_of
@@ -82,7 +83,8 @@ class LLMEngine:
         plan.moves = []
         draft_rows = [self._draft_row(row) for row in rows]
         with observer.drafting():
-            trees = self.drafter.propose(draft_rows)
+            drafted = self.drafter.propose(draft_rows)
+            trees = add_chains(drafted, [row.chain_nodes for row in rows], self.cache.target.device)
         parts = [_tree_row(row) for row in rows]
         logits = self.runner.forward(parts, trees)
         observer.use_wait()
@@ -160,6 +162,8 @@ class LLMEngine:
                 continue
             result.num_new = request.take(result.tokens, len(result.path), result.num_nodes)
             result.num_accepted = min(len(result.path), result.num_new)
+            if row.chains is not None:
+                row.chains.learn(result.tokens[: result.num_new])
             if request.is_traced:
                 trace = trace_of(request, trees.read()[place], result, self._observer.seconds)
                 request.steps[-1] = request.steps[-1]._replace(trace=trace)
@@ -178,6 +182,7 @@ def _result(tree: DraftTree, acceptance: Acceptance) -> RowResult:
     tokens = [*(tree.tokens[node] for node in path), *([] if is_dead_end else [next_token])]
     return RowResult(
         num_nodes=len(tree),
+        num_chained=tree.num_chained,
         path=path,
         ranks=[tree.ranks[node] for node in path] if tree.ranks else path,
         tokens=tokens,

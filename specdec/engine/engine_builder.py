@@ -9,11 +9,10 @@ import torch
 
 from specdec.cache.kv_cache import KVCache, entry_bytes
 from specdec.cache.kv_cache_manager import KVCacheManager
-from specdec.config import NGRAM, EngineConfig
+from specdec.config import EngineConfig
 from specdec.core.device import DTYPES
 from specdec.draft_heads.drafting.drafter import Drafter, NoDrafter, Proposal
 from specdec.draft_heads.drafting.model_drafter import ModelDrafter
-from specdec.draft_heads.drafting.ngram_drafter import NGramDrafter
 from specdec.draft_heads.heads.draft_head import DraftModel
 from specdec.engine.engine import LLMEngine
 from specdec.engine.memory_profile import Rehearsal, cache_bytes
@@ -33,15 +32,14 @@ class EngineBuilder:
     """Builds an engine around a loaded target.
 
     Args:
-        draft: the draft head or small model; None for plain decoding or drafts from the text.
+        draft: the draft head or small model; None for plain decoding, or chains alone.
 
     Attributes:
         proposal: how drafts are chosen for the acceptance rule.
         head: the draft head, if any.
-        shape: bounds of draft trees, None where nothing drafts.
         slots: cache entries of a request's drafts.
         longest: limit of a request's tokens.
-        draft_context: number of tokens from which on a request gets no drafts.
+        draft_context: number of tokens from which on the draft model drafts nothing for a request; 0 without a model.
         block_bytes: memory of one cache block.
     """
 
@@ -50,11 +48,10 @@ class EngineBuilder:
         self.proposal = Proposal.COUPLED if config.verify == "coupled" else Proposal.DRAWN
         self.device, self.dtype = torch.device(config.device), DTYPES[config.dtype]
         self.head = draft.head if draft else None
-        self.shape = config.shape if draft or config.draft == NGRAM else None
-        self.slots = self.shape.slots if self.shape else 0
+        self.slots = config.shape.slots if draft else config.shape.nodes if config.ngrams else 0
         self.longest = config.context(model.config.max_position)
         # Beyond its positions a head would guess.
-        self.draft_context = self.head.llama.max_position - config.shape.depth if self.head else sys.maxsize
+        self.draft_context = self.head.llama.max_position - config.shape.depth if self.head else 0
         self.block_bytes = config.block_size * entry_bytes(model.config, self.head, self.dtype)
 
     def build(self) -> LLMEngine:
@@ -73,7 +70,8 @@ class EngineBuilder:
     def _check_kernels(self) -> None:
         for sizes in [self.model.config, *([self.head.llama] if self.head else [])]:
             self.kernels.check_model(sizes.head_dim, sizes.num_heads // sizes.num_kv_heads)
-        self.kernels.check_tree(self.slots)
+        # A request may bring a predicted text, whatever else drafts.
+        self.kernels.check_tree(max(self.slots, self.config.shape.nodes))
 
     def _num_blocks(self) -> int:
         """Return how many blocks the memory holds, or the seats can use if that is less."""
@@ -85,7 +83,7 @@ class EngineBuilder:
 
     def _rehearse(self) -> int:
         """Run the largest steps on an engine that is thrown away; return the bytes of its cache."""
-        rehearsal = Rehearsal(self.config, self.longest, self.slots)
+        rehearsal = Rehearsal(self.config, self.longest, max(self.slots, self.config.shape.nodes))
         rehearsal.run(self._assemble(rehearsal.num_blocks))
         return rehearsal.num_blocks * self.block_bytes
 
@@ -113,7 +111,7 @@ class EngineBuilder:
     def _drafter(self, cache: KVCache) -> Drafter:
         config = self.config
         if self.draft is None:
-            return NGramDrafter(config.shape) if self.shape else NoDrafter()
+            return NoDrafter()
         assert cache.draft is not None
         return ModelDrafter(
             *self.draft,
@@ -137,7 +135,8 @@ class EngineBuilder:
         model_drafter = drafter if isinstance(drafter, ModelDrafter) else None
         attach_graphs(runner, model_drafter, CudaGraphs().capture, seats, self.longest + self.slots)
         temperatures: Sequence[float] = (0.0, 1.0) if self.proposal == Proposal.DRAWN else (0.0,)
-        capture_graphs(runner, drafter, seats, self.longest, self.shape, self.draft_context, temperatures)
+        shape = self.config.shape if self.draft or self.config.ngrams else None
+        capture_graphs(runner, drafter, seats, self.longest, shape, self.draft_context, temperatures)
         logger.info("CUDA graphs captured in %.1f s", time.perf_counter() - began)
 
     def _scheduler(self, runner: ModelRunner, drafter: Drafter, *, measures: bool) -> Scheduler:
@@ -150,7 +149,8 @@ class EngineBuilder:
         if measures:
             positions = min(self.model.config.max_position, self.head.llama.max_position if self.head else sys.maxsize)
             began = time.perf_counter()
-            step_cost = measure_step_cost(runner, positions, drafter, self.shape)
+            step_cost = measure_step_cost(runner, positions, drafter, config.shape if self.draft else None)
             seconds = (time.perf_counter() - began, 1e3 * step_cost.passes(1), 1e3 * step_cost.all_levels(1))
             logger.info("step costs measured in %.1f s: plain step %.2f ms, draft tree %.2f ms", *seconds)
-        return Scheduler(manager, config.scheduler, self.shape, swap_cost, self.draft_context, step_cost)
+        draws = self.proposal == Proposal.DRAWN
+        return Scheduler(manager, config.scheduler, config.shape, swap_cost, self.draft_context, step_cost, draws=draws)

@@ -10,6 +10,8 @@ from specdec.config import EngineConfig
 from specdec.core.detokenizer import Detokenizer
 from specdec.core.request import Request
 from specdec.core.sampling_params import SamplingParams
+from specdec.draft_heads.drafting.chains import ChainRates
+from specdec.draft_heads.drafting.predicted_text import PredictedText
 from specdec.engine.engine import LLMEngine
 from specdec.kernels.integers import ceil_div
 from specdec.verify.sampling import Sampling
@@ -98,6 +100,9 @@ class Rehearsal:
 
     def _request(self, index: int) -> Request:
         length = self.prompt_length
+        # A head drafts by itself; without one, requests may still bring predicted texts.
+        rates = ChainRates()
+        sources = [] if self.config.draft else [PredictedText([0] * (2 + self.slots), length, rates)]
         return Request(
             request_id=f"rehearsal-{index}",
             token_ids=[0] * length,
@@ -109,4 +114,5 @@ class Rehearsal:
             detokenizer=Detokenizer(None, ()),
             # No request shares the prefix of another.
             cache_salt=str(index),
+            chain_sources=sources,
         )

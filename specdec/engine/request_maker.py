@@ -13,6 +13,9 @@ from specdec.config import EngineConfig
 from specdec.core.detokenizer import Detokenizer
 from specdec.core.request import Request, RequestGroup
 from specdec.core.sampling_params import SamplingParams
+from specdec.draft_heads.drafting.chains import ChainRates, ChainSource
+from specdec.draft_heads.drafting.ngram_chains import NGramChains
+from specdec.draft_heads.drafting.predicted_text import PredictedText
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.kernels.settings import MAX_WHOLE, check_text, whole_number
 from specdec.models.generation_config import GenerationConfig
@@ -52,7 +55,7 @@ class RequestMaker:
         tokenizer: None for a model without one, whose prompts must be token ids.
         generation_config: the model's end tokens and default sampling parameters.
         max_model_len: limit of a request's tokens, prompt included.
-        draft_context: number of tokens from which on a request gets no drafts.
+        draft_context: number of tokens from which on the draft model drafts nothing for a request.
     """
 
     config: EngineConfig
@@ -62,6 +65,8 @@ class RequestMaker:
     max_model_len: int
     draft_context: int = sys.maxsize
     _has_warned: bool = False
+    _ngram_rates: ChainRates = field(default_factory=ChainRates)
+    _prediction_rates: ChainRates = field(default_factory=ChainRates)
     _ids: "itertools.count[int]" = field(default_factory=itertools.count)
 
     @classmethod
@@ -142,6 +147,8 @@ class RequestMaker:
         for name in ("stop", "bad_words"):
             if getattr(params, name) and self.tokenizer is None:
                 raise ValueError(f"{name} needs a tokenizer, and the model's folder has none; use token ids")
+        if isinstance(params.prediction, str) and self.tokenizer is None:
+            raise ValueError("prediction needs a tokenizer, and the model's folder has none; give token ids")
         return tokens
 
     def group(self, prompt: Prompt, params: SamplingParams, priority: int, cache_salt: str | None) -> RequestGroup:
@@ -159,6 +166,7 @@ class RequestMaker:
         seed = secrets.randbits(63) if params.seed is None else params.seed
         group_id = str(next(self._ids))
         cached_samples: dict[Request, None] = {}
+        predicted = self._predicted(params)
         requests = [
             Request(
                 request_id=f"{group_id}-{index}",
@@ -178,7 +186,26 @@ class RequestMaker:
             )
             for index in range(params.n)
         ]
+        for request in requests:
+            self._add_sources(request, predicted)
         return RequestGroup(group_id, prompt if isinstance(prompt, str) else None, tokens, requests)
+
+    def _predicted(self, params: SamplingParams) -> list[int]:
+        """Return the tokens of the predicted text, none without one."""
+        if isinstance(params.prediction, str):
+            return self.need_tokenizer().encode(params.prediction, add_special_tokens=False)
+        return [] if params.prediction is None else [int(token) for token in params.prediction]
+
+    def _add_sources(self, request: Request, predicted: list[int]) -> None:
+        """Give a request its sources of chains. The predicted text is asked first."""
+        sources: list[ChainSource] = []
+        if predicted:
+            rates = ChainRates(self._prediction_rates)
+            request.prediction = PredictedText(predicted, request.num_prompt, rates)
+            sources.append(request.prediction)
+        if self.config.ngrams:
+            sources.append(NGramChains(self.config.shape.branching, ChainRates(self._ngram_rates)))
+        request.chain_sources = sources
 
     def _tokens(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):

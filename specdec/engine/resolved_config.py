@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from specdec.config import DEMO, DEMO_HEAD, EngineConfig, default_shape, engine_config
+from specdec.config import DEMO, DEMO_HEAD, NGRAM, EngineConfig, default_shape, draft_names, engine_config
 from specdec.core.device import name_of, resolve_device, resolve_dtype
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.engine.draft_loader import named_target
@@ -27,31 +27,36 @@ def resolved_config(model: str | Path | None, draft: str | Path | None, settings
         raise ValueError(f"shape is {shape!r}; it must be a DraftShape, or None for the device's default")
     config = engine_config(DEMO / "target", None, given)
     device = resolve_device(config.device)
-    drafts = _draft_source(draft, config.verify, is_demo=model is None)
+    drafts, ngrams = _draft_sources(draft, is_demo=model is None)
     shape = shape or default_shape(device.type)
     if config.verify == "block":
         # The rule takes chains alone.
         shape = replace(shape, branching=1, nodes=shape.depth)
-    named = named_target(drafts) if model is None and isinstance(drafts, Path) else None
+    named = named_target(drafts) if model is None and drafts is not None else None
     return replace(
         config,
         model=Path(model) if model is not None else named or DEMO / "target",
         draft=drafts,
+        ngrams=ngrams,
         device=str(device),
         dtype=name_of(resolve_dtype(config.dtype, device)),
         shape=shape,
     )
 
 
-def _draft_source(draft: str | Path | None, verify: str, is_demo: bool) -> Path | Literal["ngram"] | None:
-    if draft is None or draft == "none":
-        return None
-    if draft == "ngram":
-        if verify == "block":
-            raise ValueError("verify 'block' weighs drawn drafts, draft 'ngram' draws none; use coupled or rejection")
-        return "ngram"
-    if draft == "eagle":
+def _draft_sources(draft: str | Path | None, is_demo: bool) -> tuple[Path | None, bool]:
+    """Return the folder of the draft model, and whether n-grams of the text are drafted."""
+    names = draft_names(draft)
+    models = [name for name in names if name != NGRAM]
+    if len(models) > 1 or len(names) - len(models) > 1:
+        raise ValueError(f"draft is {str(draft)!r}; it may name one head or small model, and ngram")
+    if not models:
+        return None, bool(names)
+    (name,) = models
+    if name in ("", "none"):
+        raise ValueError(f"draft is {str(draft)!r}; it must be none alone, or sources separated by one comma")
+    if name == "eagle":
         if not is_demo:
             raise ValueError("draft 'eagle' is the demo model's own head; give the folder of this model's, or none")
-        return DEMO_HEAD
-    return Path(draft)
+        return DEMO_HEAD, len(names) > 1
+    return Path(name), len(names) > 1

@@ -66,7 +66,9 @@ class StepObserver:
         was_unfinished = self._is_unfinished
         # Only sampling makes the host wait.
         self._is_unfinished = self._is_async and not any(row.sampled for row in rows)
-        self._plain_run = 0 if any(row.num_known > 1 or row.num_nodes for row in rows) else self._plain_run + 1
+        self._plain_run = (
+            0 if any(row.num_known > 1 or row.num_nodes or row.num_chained for row in rows) else self._plain_run + 1
+        )
         is_one_of_many = self._plain_run > LONG_RUN and self._plain_run % MEASURED_EVERY
         if self.scheduler.step_cost is not None and not (was_unfinished or self._is_unfinished or is_one_of_many):
             seconds, draft_seconds = self.seconds, _seconds(*self._drafting)
@@ -94,9 +96,9 @@ class StepObserver:
                 draft_seconds=draft_seconds,
             ),
             [
-                TreeOutcome(result.num_nodes, result.ranks, row.request.acceptance_history)
+                TreeOutcome(size, [rank for rank in result.ranks if rank < size], row.request.acceptance_history)
                 for row, result in zip(rows, results, strict=True)
-                if result.num_nodes
+                if (size := result.num_nodes - result.num_chained)
             ],
         )
 

@@ -45,7 +45,14 @@ def trace_of(request: Request, tree: DraftTree, result: RowResult, seconds: floa
         parents=tuple(tree.parents),
         path=tuple(result.path[: result.num_accepted]),
         output=tuple(request.token_ids[known:]),
-        values=None if tree.read_values is None else tuple(tree.read_values()),
+        values=_values(tree),
         probs=result.node_probs,
         seconds=seconds,
     )
+
+
+def _values(tree: DraftTree) -> tuple[float | None, ...]:
+    """Return the value of each node, None where its source gives none."""
+    if tree.read_values is None:
+        return (None,) * len(tree)
+    return (*tree.read_values(), *[None] * tree.num_chained)

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 from specdec.cache.kv_cache_manager import KVCacheManager
 from specdec.core.request import Request
+from specdec.draft_heads.drafting.chains import ChainTree
 from specdec.draft_heads.drafting.draft_shape import DraftShape
-from specdec.scheduling.step_plan import StepBudget
-from specdec.scheduling.tree_sizer import DraftableRow, TreeSize, TreeSizer
+from specdec.scheduling.step_plan import PlannedRow, StepBudget
+from specdec.scheduling.tree_sizer import DraftableRow, TreeSize, TreeSizer, first_values
 
 
 @dataclass(frozen=True)
@@ -16,32 +17,45 @@ class DraftBudget:
 
     Attributes:
         shape: bounds of a tree; a request may ask for narrower ones.
-        context: number of tokens from which on a request gets no drafts.
+        context: number of tokens from which on the draft model drafts nothing for a request; 0 without a model.
         most_read: limit of the tokens that the draft head reads in a step, so that a long prompt makes no step long.
         tree_sizer: chooses tree sizes by the load; None for trees as large as there is room.
+        draws: whether the model's trees of requests that sample are drawn from q. Their acceptance rule knows no tree
+            of drawn nodes and others, so a row has either these or chains, whichever are worth more.
     """
 
     shape: DraftShape
     context: int
     most_read: int
     tree_sizer: TreeSizer | None = None
+    draws: bool = False
 
     def size(self, decoding: Sequence[Request]) -> TreeSize:
         """Choose the trees of requests that compute one known token each."""
-        rows = [self._draftable(request) for request in decoding if self._can_draft(request)]
+        bounds = [self._draftable(request) for request in decoding if request.may_draft]
+        rows = [bound for bound in bounds if bound.nodes or bound.chains]
         if self.tree_sizer is None:
             return TreeSize(self.shape.nodes, len(rows))
         return self.tree_sizer.size(len(decoding), len(decoding), rows)
 
-    def _can_draft(self, request: Request) -> bool:
-        return request.may_draft and len(request.token_ids) < self.context
-
     def _draftable(self, request: Request) -> DraftableRow:
         """Return the request with the bounds of its tree: the engine's, or its own where these are narrower."""
         shape, own = self.shape, request.params.speculation
-        nodes = shape.nodes if own.max_nodes is None else min(shape.nodes, own.max_nodes)
         depth = shape.depth if own.max_depth is None else min(shape.depth, own.max_depth)
-        return DraftableRow(request.acceptance_history, nodes, depth)
+        drafts = len(request.token_ids) < self.context
+        chains = self._chains(request)
+        most = self._most_nodes(request)
+        row = DraftableRow(request.acceptance_history, most if drafts else 0, depth)
+        return row if chains is None else row._replace(chains=chains.values[:most], share=1 - chains.first_value)
+
+    def _most_nodes(self, request: Request) -> int:
+        own = request.params.speculation.max_nodes
+        return self.shape.nodes if own is None else min(self.shape.nodes, own)
+
+    def _chains(self, request: Request) -> ChainTree | None:
+        """Return the request's chains. They may be as long as trees have nodes, since no level costs a pass."""
+        own = request.params.speculation.max_depth
+        return request.chains(self.shape.nodes if own is None else min(self.shape.nodes, own))
 
     def grant(self, step: StepBudget, size: TreeSize, manager: KVCacheManager, turn: int) -> None:
         """Divide the tokens that are left among the rows that can use drafts.
@@ -51,37 +65,70 @@ class DraftBudget:
             size: limit of each tree's nodes, and the number of trees.
             turn: number of the step, which picks the row of a lone tree.
         """
-        shape, most_read = self.shape, self.most_read
-        rows = [row for row in step.rows if row.sampled and row.num_known == 1 and self._can_draft(row.request)]
+        rows = [row for row in step.rows if row.sampled and row.num_known == 1 and row.request.may_draft]
         bounds = [self._draftable(row.request) for row in rows]
-        step.stats.drafts_asked += sum(bound.nodes for bound in bounds)
-        if rows and size.nodes and size.trees == 1:
+        for row, bound in zip(rows, bounds, strict=True):
+            row.chains = self._chains(row.request)
+            step.stats.drafts_asked += self._most_nodes(row.request) if bound.nodes or bound.chains else 0
+        able = [place for place, bound in enumerate(bounds) if bound.nodes]
+        if able and size.nodes and size.trees == 1:
             # A lone tree is to show the acceptance of all ranks, so its row is one that may have the most nodes.
             widest = max(bound.nodes for bound in bounds)
-            able = [place for place, bound in enumerate(bounds) if bound.nodes == widest]
+            able = [place for place in able if bounds[place].nodes == widest]
             lone = able[turn % len(able)]
-            rows, bounds = [rows[lone]], [bounds[lone]]
-        for index, (row, bound) in enumerate(zip(rows, bounds, strict=True)):
-            most = min(size.nodes, bound.nodes, step.tokens // (len(rows) - index))
-            if most <= 0:
-                continue
-            request = row.request
-            manager.catch_up(request)
-            row.draft_prefill_end = min(len(request.token_ids), request.num_draft_cached + most_read)
-            most_read -= row.draft_prefill_end - request.num_draft_cached
-            if row.draft_prefill_end < len(request.token_ids):
-                # The head has read too little of a long prompt; the request gets drafts in a later step.
-                continue
-            # The target adds one token to the drafts, so they can be one level less than the tokens that remain.
-            depth = min(bound.depth, request.num_remaining - 1)
-            end = request.num_cached + 1
-            # While drafting, the nodes expanded at each level but the last have slots too.
-            room = manager.extend(request, end + max(most, (depth - 1) * shape.branching)) - end
-            most = min(most, room)
-            if most <= 0:
-                continue
-            row.num_nodes = most
+            bounds = [bound if place == lone else bound._replace(nodes=0) for place, bound in enumerate(bounds)]
+        left = [place for place, bound in enumerate(bounds) if (bound.nodes and size.nodes) or bound.chains]
+        most_read = self.most_read
+        for index, place in enumerate(left):
+            row, bound = rows[place], bounds[place]
+            room = min(self._most_nodes(row.request), step.tokens // (len(left) - index))
+            drafted, chained = self._split(row.request, size, bound, room)
+            if drafted:
+                manager.catch_up(row.request)
+                known, start = len(row.request.token_ids), row.request.num_draft_cached
+                row.draft_prefill_end = min(known, start + most_read)
+                most_read -= row.draft_prefill_end - start
+                if row.draft_prefill_end < known:
+                    # The head has read too little of a long prompt; the request gets its drafts in a later step.
+                    bound = bound._replace(nodes=0)
+                    drafted, chained = self._split(row.request, size, bound, room)
+            if drafted + chained:
+                self._extend(row, bound, drafted, chained, size, manager)
+                step.stats.drafts_granted += row.num_nodes + row.num_chained
+                step.tokens -= row.num_nodes + row.num_chained
+
+    def _split(self, request: Request, size: TreeSize, bound: DraftableRow, room: int) -> tuple[int, int]:
+        """Return how many nodes the model drafts for a row, and how many come from chains: the best that have room."""
+        values = first_values(self.shape.nodes) if self.tree_sizer is None else self.tree_sizer.values
+        drafted = min(size.nodes, bound.nodes, room)
+        if not bound.chains:
+            return drafted, 0
+        chained = min(sum(value >= size.least_value for value in bound.chains), room)
+        if self.draws and not request.sampling.is_greedy:
+            return (drafted, 0) if sum(values[:drafted]) > sum(bound.chains[:chained]) else (0, chained)
+        if self.tree_sizer is not None:
+            drafted = self.tree_sizer.num_drafted(bound.share, drafted)
+        while drafted + chained > room:
+            if drafted and (not chained or bound.share * values[drafted - 1] <= bound.chains[chained - 1]):
+                drafted -= 1
+            else:
+                chained -= 1
+        return drafted, chained
+
+    def _extend(
+        self, row: PlannedRow, bound: DraftableRow, drafted: int, chained: int, size: TreeSize, manager: KVCacheManager
+    ) -> None:
+        """Give a row the cache entries of its nodes, or as many nodes as there are entries."""
+        request, branching = row.request, self.shape.branching
+        # The target adds one token to the drafts, so they can be one level less than the tokens that remain.
+        depth = min(bound.depth, request.num_remaining - 1)
+        end = request.num_cached + 1
+        # While drafting, the nodes expanded at each level but the last have slots too.
+        scratch = (depth - 1) * branching if drafted else 0
+        room = manager.extend(request, end + max(drafted + chained, scratch)) - end
+        if room < drafted + chained:
+            drafted, chained = self._split(request, size, bound, max(room, 0))
+        row.num_nodes, row.num_chained = drafted, chained
+        if drafted:
             # A tree has no more levels than nodes.
-            row.max_depth = min(depth, most, room // shape.branching + 1)
-            step.stats.drafts_granted += most
-            step.tokens -= most
+            row.max_depth = min(depth, drafted, room // branching + 1)

@@ -41,9 +41,10 @@ class Scheduler:
     left. The scheduler alone, with these two, writes the requests' cache counters and the statistics.
 
     Args:
-        shape: bounds of draft trees, None without a drafter.
-        draft_context: number of tokens from which on a request gets no drafts.
+        shape: bounds of draft trees, None for no drafts at all.
+        draft_context: number of tokens from which on the draft model drafts nothing for a request; 0 without a model.
         step_cost: of a step's parts; without it, trees and prompts are bounded by tokens alone.
+        draws: see `DraftBudget.draws`.
 
     Attributes:
         running, waiting: requests with and without a seat, in order of rank; only the queues change them.
@@ -57,6 +58,8 @@ class Scheduler:
         preemption_cost: PreemptionCost | None = None,
         draft_context: int = sys.maxsize,
         step_cost: StepCost | None = None,
+        *,
+        draws: bool = False,
     ) -> None:
         self.manager, self.config, self.step_cost = manager, config, step_cost
         self.tree_sizer = None
@@ -66,7 +69,7 @@ class Scheduler:
             most_read = config.max_num_batched_tokens + config.max_num_seqs
             if step_cost is not None and config.adaptive_drafts:
                 self.tree_sizer = TreeSizer(step_cost, shape)
-            self.draft_budget = DraftBudget(shape, draft_context, most_read, self.tree_sizer)
+            self.draft_budget = DraftBudget(shape, draft_context, most_read, self.tree_sizer, draws)
         self.queues = RequestQueues()
         self.running, self.waiting = self.queues.running, self.queues.waiting
         self.planner = StepPlanner(self.queues, manager, config, preemption_cost or PreemptionCost())
@@ -150,7 +153,9 @@ class Scheduler:
         if self.step_cost is None or not prompts or not decoding:
             return sys.maxsize
         levels = 0 if self.draft_budget is None else min(size.nodes, self.draft_budget.shape.depth)
-        return self.step_cost.prompt_tokens(self.config.prefill_stretch, prompts, decoding, *size, levels)
+        return self.step_cost.prompt_tokens(
+            self.config.prefill_stretch, prompts, decoding, size.nodes, size.trees, levels
+        )
 
     def blocks_with_drafts(self, request: Request) -> int:
         """Return how many blocks the request would have with the largest tree."""

@@ -174,7 +174,7 @@ class StepCost:
 
     def step(self, rows: int, tokens: int, trees: int, levels: int) -> float:
         """Predict the seconds of a step; `MeasuredStep` describes its sizes."""
-        ratio = (self.checking if trees else self.plain).at(rows)
+        ratio = (self.checking if tokens > rows else self.plain).at(rows)
         return ratio * (self.passes(tokens) + self.rows(rows)) + self.draft(trees, levels)
 
     def prompt_tokens(self, stretch: float, prompts: int, decoding: int, nodes: int, trees: int, levels: int) -> int:
@@ -211,8 +211,8 @@ class StepCost:
     def correct(self, step: MeasuredStep) -> None:
         """Correct the predictions by a measured step."""
         rows, tokens, prompts, seconds, trees, levels, read, draft_seconds = step
-        ratio = self.checking if trees else self.plain
-        self._single = self._single + 1 if rows == 1 and not trees else 0
+        ratio = self.checking if tokens > rows else self.plain
+        self._single = self._single + 1 if rows == tokens == 1 else 0
         alone = self.passes(tokens) + self.rows(rows)
         if prompts:
             more = seconds - ratio.at(rows) * alone if tokens else seconds

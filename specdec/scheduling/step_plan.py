@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from specdec.cache.kv_cache_manager import BlockMove
 from specdec.core.engine_stats import EngineStats
 from specdec.core.request import Request
+from specdec.draft_heads.drafting.chains import ChainNodes, ChainTree
 
 
 @dataclass(slots=True)
@@ -19,8 +20,10 @@ class PlannedRow:
         num_known: length of its chain, `token_ids[num_cached : num_cached + num_known]`.
         sampled: whether the chain reaches the last known token, so that the step samples a token after it.
         draft_prefill_end: number of known tokens that the draft head's cache covers after the step.
-        num_nodes: limit of the draft nodes below the chain's end.
+        num_nodes: limit of the draft model's nodes below the chain's end.
         max_depth: limit of their depth: deeper nodes could not be emitted or have no slot.
+        chains: draft tokens that need no model, whether or not they are verified; None if there are none.
+        num_chained: number of their most valuable nodes that are verified too.
     """
 
     request: Request
@@ -29,6 +32,13 @@ class PlannedRow:
     draft_prefill_end: int = 0
     num_nodes: int = 0
     max_depth: int = 0
+    chains: ChainTree | None = None
+    num_chained: int = 0
+
+    @property
+    def chain_nodes(self) -> ChainNodes | None:
+        """Return the nodes of chains that are verified, None if there are none."""
+        return self.chains.best(self.num_chained) if self.chains is not None and self.num_chained else None
 
 
 @dataclass(slots=True)
@@ -45,6 +55,7 @@ class RowResult:
 
     Attributes:
         num_nodes: draft nodes that were verified.
+        num_chained: number of them that come from chains alone; they rank behind the model's.
         path: accepted nodes from depth 1 on.
         ranks: the same nodes by their rank in the tree, the most probable node being 0.
         tokens: tokens of `path`, and the one that the target adds.
@@ -56,6 +67,7 @@ class RowResult:
     """
 
     num_nodes: int = 0
+    num_chained: int = 0
     path: Sequence[int] = ()
     ranks: Sequence[int] = ()
     tokens: Sequence[int] = ()

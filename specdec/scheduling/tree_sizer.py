@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from typing import NamedTuple
 
 from specdec.core.request import AcceptanceHistory
@@ -31,12 +31,14 @@ class TreeSize(NamedTuple):
     """Trees of a step.
 
     Attributes:
-        nodes: limit of each tree's nodes.
-        trees: number of rows that get a tree: all that can, or a single one.
+        nodes: limit of the nodes that the draft model drafts per tree.
+        trees: number of rows that it drafts for: all that can, or a single one.
+        least_value: nodes of chains are verified if their value is at least this.
     """
 
     nodes: int
     trees: int
+    least_value: float = 0.0
 
 
 class DraftableRow(NamedTuple):
@@ -44,16 +46,21 @@ class DraftableRow(NamedTuple):
 
     Attributes:
         history: acceptance history of its request.
-        nodes, depth: bounds of its tree.
+        nodes, depth: bounds of the tree that the draft model drafts; no nodes where it cannot draft.
+        chains: values of the nodes of chains that the row may have, in descending order.
+        share: share of the values of the model's nodes that the chains leave: where a chain is right, the model's nodes
+            add nothing.
     """
 
     history: AcceptanceHistory
     nodes: int
     depth: int
+    chains: Sequence[float] = ()
+    share: float = 1.0
 
 
 class TreeOutcome(NamedTuple):
-    """Verification of one tree.
+    """Verification of one tree, as far as the draft model drafted it.
 
     Attributes:
         nodes: number of its nodes.
@@ -64,6 +71,23 @@ class TreeOutcome(NamedTuple):
     nodes: int
     ranks: Sequence[int]
     history: AcceptanceHistory
+
+
+class _Chains(NamedTuple):
+    """Nodes of chains in a step: their number, the tokens that they are predicted to yield, and the least value."""
+
+    nodes: int
+    tokens: float
+    least_value: float
+
+
+# No node has such a value.
+OUT_OF_REACH = 2.0
+
+
+def first_values(nodes: int) -> list[float]:
+    """Return the values of ranks before any tree is verified."""
+    return [0.7 / (1 + 0.5 * rank) for rank in range(nodes)]
 
 
 class TreeSizer:
@@ -79,14 +103,18 @@ class TreeSizer:
     these rows' own trees relative to the average. v and r are observed as the engine runs, pass and draft are measured.
     Values belong to ranks and not to single nodes, so that the choice precedes drafting and a plain step drafts
     nothing.
+
+    Chains cost no drafting and have values of their own. Their nodes are chosen first, the most valuable of all rows,
+    as many as maximise tokens per second without the model. S and T above include them. The model's values in a row
+    with chains are multiplied by the row's `share`.
     """
 
     def __init__(self, cost: StepCost, shape: DraftShape) -> None:
         self.cost, self.shape = cost, shape
-        self.values = [0.7 / (1 + 0.5 * rank) for rank in range(shape.nodes)]
+        self.values = first_values(shape.nodes)
         self._seen = [PRIOR] * shape.nodes
         self._steps = 0
-        self._load: tuple[int, int, int, list[int]] | None = None
+        self._load: tuple[object, ...] | None = None
         self._best = (0, 0.0)
         # Number of the step in which the size is computed anew.
         self._next_fit = 0
@@ -106,13 +134,20 @@ class TreeSizer:
             known: tokens of the step without drafts.
             rows: those that can draft.
         """
+        chains = self._fit_chains(sampled, known, rows)
+        size = self._size_drafted(sampled, known, [row for row in rows if row.nodes], chains)
+        return size._replace(least_value=chains.least_value)
+
+    def _size_drafted(self, sampled: int, known: int, rows: Sequence[DraftableRow], chains: _Chains) -> TreeSize:
+        """Choose what the draft model drafts."""
         drafting = len(rows)
         if drafting == 0:
             return TreeSize(0, 0)
         bounds = sorted(row.nodes for row in rows)
-        load = sampled, known, max(row.depth for row in rows), bounds
+        shares = [round(row.share, 1) for row in rows if row.share < 1]
+        load = sampled, known, max(row.depth for row in rows), bounds, chains.nodes, round(chains.tokens, 1), shares
         if load != self._load or self._steps >= self._next_fit:
-            self._load, self._best = load, self._fit(*load, sum(row.history.ratio for row in rows) / drafting)
+            self._load, self._best = load, self._fit(sampled, known, rows, chains)
             plain = self.cost.step(sampled, known, 0, 0)
             self._next_fit = self._steps + max(1, min(FIT_STEPS, int(FIT_SECONDS / max(plain, 1e-9))))
         best, gain = self._best
@@ -130,15 +165,34 @@ class TreeSizer:
             return TreeSize(bounds[-1], 1)
         return TreeSize(best, drafting)
 
-    def _fit(self, sampled: int, known: int, depth: int, bounds: Sequence[int], ratio: float) -> tuple[int, float]:
-        """Return the best number of nodes from 1 on, and its tokens per second over those of plain steps.
+    def _fit_chains(self, sampled: int, known: int, rows: Sequence[DraftableRow]) -> _Chains:
+        """Return the nodes of chains that yield most tokens per second where the model drafts nothing."""
+        values = sorted((value for row in rows for value in row.chains), reverse=True)
+        if not values:
+            return _Chains(0, 0.0, 0.0)
+        best, best_rate = _Chains(0, 0.0, OUT_OF_REACH), sampled / max(self.cost.step(sampled, known, 0, 0), 1e-9)
+        sums = [0.0, *accumulate(values)]
+        size = 1
+        while True:
+            rate = (sampled + sums[size]) / max(self.cost.step(sampled, known + size, 0, 0), 1e-9)
+            if rate > best_rate:
+                best, best_rate = _Chains(size, sums[size], values[size - 1]), rate
+            if size == len(values):
+                return best
+            size = min(size + 1 + size // 4, len(values))
+
+    def _fit(self, sampled: int, known: int, rows: Sequence[DraftableRow], chains: _Chains) -> tuple[int, float]:
+        """Return the best number of nodes from 1 on, and its tokens per second over those without any.
 
         Args:
-            depth: the deepest row's bound.
-            bounds: the rows' bounds of nodes, ascending.
-            ratio: mean of the rows' acceptance ratios.
+            rows: those for which the model can draft.
+            chains: nodes that are verified besides.
         """
-        plain = sampled / max(self.cost.step(sampled, known, 0, 0), 1e-9)
+        tokens, known = sampled + chains.tokens, known + chains.nodes
+        bounds = sorted(row.nodes for row in rows if row.share == 1)
+        depth, ratio = max(row.depth for row in rows), sum(row.history.ratio for row in rows) / len(rows)
+        shared = [row for row in rows if row.share < 1]
+        plain = tokens / max(self.cost.step(sampled, known, 0, 0), 1e-9)
         best, best_rate = 0, 0.0
         value, nodes, rank = 0.0, 0, 0
         for size in self._sizes:
@@ -148,11 +202,27 @@ class TreeSizer:
                 value += able * min(ratio * self.values[rank], SUREST)
                 nodes += able
                 rank += 1
-            seconds = self.cost.step(sampled, known + nodes, len(bounds), min(size, depth))
-            rate = (sampled + value) / max(seconds, 1e-9)
+            more_value, more_nodes, trees = 0.0, 0, len(bounds)
+            for row in shared:
+                own = self.num_drafted(row.share, min(size, row.nodes))
+                more_value += row.share * sum(min(ratio * value, SUREST) for value in self.values[:own])
+                more_nodes += own
+                trees += own > 0
+            seconds = self.cost.step(sampled, known + nodes + more_nodes, trees, min(size, depth))
+            rate = (tokens + value + more_value) / max(seconds, 1e-9)
             if rate > best_rate:
                 best, best_rate = size, rate
-        return min(best, bounds[-1]), best_rate / plain
+        return min(best, max(row.nodes for row in rows)), best_rate / plain
+
+    def num_drafted(self, share: float, nodes: int) -> int:
+        """Return how many nodes the model drafts for a row whose chains leave this share of their values.
+
+        They are worth at least as much as the last of the `nodes` that a row without chains gets.
+        """
+        if share == 1 or not nodes:
+            return nodes
+        least = min(self.values[:nodes])
+        return sum(1 for _ in takewhile(lambda value: share * value >= least, self.values[:nodes]))
 
     def learn(self, outcomes: Sequence[TreeOutcome]) -> None:
         """Update the values of ranks and the requests' histories."""

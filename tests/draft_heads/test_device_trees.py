@@ -1,6 +1,6 @@
 """Trees left on the device are those that the host would have made, and are read all at once."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -12,37 +12,16 @@ from torch import Tensor
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.tree_draw import TreeDraw
 from specdec.kernels.device_trees import DeviceTrees
-from specdec.kernels.draft_trees import DraftTrees, HostTrees
-from specdec.kernels.tree import ROOT, DraftTree, TreeRow
+from specdec.kernels.draft_trees import HostTrees
+from specdec.kernels.tree import ROOT, DraftTree
 from specdec.kernels.types import NoiseKey
-from specdec.verify.tree_batch import TreeBatch
 from tests.draft_heads.drawn_levels import Head, draw_with
 from tests.draft_heads.searched_levels import bounds, coarse_head, random_head, search_with
+from tests.draft_heads.tree_equality import assert_nodes_equal, assert_packed_equal, assert_read_equal
 from tests.strategies import draft_shapes, seeds
 from tests.verify.tree_probs import probs_of
 
 CPU = torch.device("cpu")
-
-
-def assert_nodes_equal(mine: DraftTrees, other: DraftTrees) -> None:
-    for own, wanted in zip(mine.nodes(CPU), other.nodes(CPU), strict=True):
-        words = min(own.shape[-1], wanted.shape[-1]) if own.ndim == 2 else None
-        assert torch.equal(own if words is None else own[:, :words], wanted if words is None else wanted[:, :words])
-
-
-def assert_read_equal(mine: Sequence[DraftTree], other: Sequence[DraftTree]) -> None:
-    assert list(mine) == list(other)
-    for own, wanted in zip(mine, other, strict=True):
-        assert (own.ranks, own.depths, own.ancestors) == (wanted.ranks, wanted.depths, wanted.ancestors)
-
-
-def assert_packed_equal(mine: DraftTrees, other: DraftTrees) -> None:
-    """Compare them packed as rows of a step, before the row of a request without drafts."""
-    parts = [TreeRow([3, 4], 5, list(range(40)), 1)] * (1 + len(mine.sizes))
-    own, wanted = (TreeBatch.pack(parts, trees, 4, CPU) for trees in (mine, other))
-    for name in ("tokens", "positions", "slots", "logit_rows"):
-        assert torch.equal(getattr(own, name), getattr(wanted, name))
-    assert torch.equal(own.rows.ancestors, wanted.rows.ancestors)
 
 
 @given(draft_shapes(4, 5), bounds, seeds, st.sampled_from([random_head, partial(coarse_head, least=-9.0)]))

@@ -1,5 +1,7 @@
 """Promise 1: whatever drafts, however requests are batched, the output is that of the plain loop."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -19,6 +21,7 @@ from tests.specdec.world import (
     arrivals,
     check,
     check_prompt,
+    edited,
     expect,
     run,
     shapes,
@@ -40,6 +43,8 @@ CASES = 2000 if settings.default and settings.default.max_examples >= 2000 else 
     blocks=st.integers(20, 60),
     seed=st.integers(0, 1000),
     processed=st.booleans(),
+    ngrams=st.booleans(),
+    predicted=st.booleans(),
 )
 def test_output_is_that_of_the_plain_loop(
     world: World,
@@ -53,10 +58,14 @@ def test_output_is_that_of_the_plain_loop(
     blocks: int,
     seed: int,
     processed: bool,
+    ngrams: bool,
+    predicted: bool,
 ) -> None:
+    own = world.draft(drafter)
+    sources = [*([str(own)] if own else []), *(["ngram"] if ngrams else [])]
     llm = LLM(
         world.folder / "target",
-        world.draft(drafter),
+        ",".join(sources) or None,
         dtype="float64",
         shape=shape,
         max_num_seqs=seats,
@@ -66,8 +75,8 @@ def test_output_is_that_of_the_plain_loop(
         max_model_len=64,
         kv_cache_memory=blocks * 8 * 3 * 2 * 16 * 8 * 2,
         block_size=8,
-        draft_vocab=vocab,
-        draft_rank=rank,
+        draft_vocab=vocab if own else None,
+        draft_rank=rank if own else None,
         logprobs_mode="processed_logprobs" if processed else "raw_logprobs",
     )
 
@@ -77,6 +86,12 @@ def test_output_is_that_of_the_plain_loop(
         [expect(world, llm, request, case.params, beyond) for request in group.requests]
         for group, case in zip(planned, cases, strict=True)
     ]
+    if predicted:
+        params = [
+            replace(case.params, prediction=edited(all_of[0].tokens, seed))
+            for case, all_of in zip(cases, expected, strict=True)
+        ]
+        cases = [case._replace(params=own) for case, own in zip(cases, params, strict=True)]
     if drafter == "random":
         llm.engine.drafter = RandomDrafter(VOCAB, seed)
     if drafter == "knowing":

@@ -32,10 +32,12 @@ WITHOUT_OPTION = {
     "logprobs_mode": "not shown",
     "model": "own option",
     "draft": "own option",
+    "ngrams": "a part of --draft",
     "shape": "its fields are options",
     "scheduling_policy": "prompts have no priorities",
     "max_queued_requests": "all prompts come at once",
     "speculation": "for servers; without --draft nothing is drafted",
+    "prediction": "each prompt has its own",
 }
 OWN_OPTIONS = {"prompt", "prompts", "model", "draft", "chat", "as_json", "compare", "verbose", "help"}
 
@@ -50,7 +52,8 @@ def test_every_field_has_help(owner: type) -> None:
 
 
 def test_keywords_of_llm_are_the_fields() -> None:
-    engine = {name: kind for name, (kind, _) in settings_of(EngineConfig).items() if name not in ("model", "draft")}
+    own = ("model", "draft", "ngrams")
+    engine = {name: kind for name, (kind, _) in settings_of(EngineConfig).items() if name not in own}
     declared = {**engine, **{name: kind for name, (kind, _) in settings_of(SchedulerConfig).items()}}
     hints = get_type_hints(LLMSettings)
     assert set(hints) == set(declared)

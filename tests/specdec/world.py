@@ -1,5 +1,6 @@
 """A tiny model with a text of its own, requests of every kind, and what their outputs must be."""
 
+import random
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -175,6 +176,15 @@ class KnowingDrafter(RandomDrafter):
                 nodes.append(token)
                 parents.append(parent)
         return DraftTree(tuple(nodes), tuple(parents))
+
+
+def edited(tokens: list[int], seed: int) -> list[int]:
+    """A text with some tokens removed, replaced and inserted."""
+    chance, text = random.Random(seed), list[int]()
+    for token in tokens:
+        kind = chance.randrange(8)
+        text += [] if kind == 0 else [chance.randrange(VOCAB)] if kind == 1 else [EOS, token] if kind == 2 else [token]
+    return text
 
 
 def expect(world: World, llm: LLM, request: Request, params: SamplingParams, beyond: int = 0) -> Expected:

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.kernels.block_walk_reference import walk_block
+from specdec.kernels.rejection_walk_reference import walk_rejection
 from specdec.kernels.tree import ROOT, DraftTree
 from specdec.kernels.types import NO_TOKEN, Acceptance
 from tests.trees import chain_of
@@ -92,16 +93,19 @@ def test_leaves_p_and_q_as_they_are() -> None:
     assert torch.equal(torch.stack([q] * 3), tree.draft_probs)
 
 
-@pytest.mark.parametrize(
-    ("tree", "message"),
-    [
-        (DraftTree((0, 1), (ROOT, ROOT), torch.ones(3, 2)), r"takes a chain, not parents \(-1, -1\)"),
-        (chain_of([0, 1]), "2 tokens without draft_probs"),
-    ],
-)
-def test_refuses_what_it_cannot_judge(tree: DraftTree, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_refuses_drawn_branches() -> None:
+    tree = DraftTree((0, 1), (ROOT, ROOT), torch.ones(3, 2))
+    with pytest.raises(ValueError, match=r"takes a chain, not parents \(-1, -1\)"):
         walk_block(tree, lambda _: vector(0.5, 0.5), FixedCoins(0.0))
+
+
+@pytest.mark.parametrize("coin", [0.0, 0.45, LARGEST_COIN])
+@pytest.mark.parametrize("tree", [chain_of([0, 1]), DraftTree((0, 1, 1), (ROOT, ROOT, 0))])
+def test_a_tree_that_was_not_drawn_is_walked_by_rejection(tree: DraftTree, coin: float) -> None:
+    p = vector(0.4, 0.6)
+    mine, other = FixedCoins(coin), FixedCoins(coin)
+    assert walk_block(tree, lambda _: p, mine) == walk_rejection(tree, lambda _: p, other)
+    assert mine.asked == other.asked
 
 
 @pytest.mark.parametrize("end", [ROOT, 0, 1, 2])

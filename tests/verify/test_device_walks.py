@@ -81,10 +81,16 @@ def test_walks_of_blocks_equal_those_of_the_host(cases: list[tuple[list[int], fl
     assert verify(block(REFERENCES), rows, logits) == expected
 
 
-def test_a_block_of_tokens_that_nothing_was_drawn_from_is_refused() -> None:
-    row = SampledRow(chain_of([1, 2]), Context(Sampling(temperature=1.0), [3], 1))
-    with pytest.raises(ValueError, match="a chain of 2 tokens without draft_probs; block verification needs them"):
-        verify(block(REFERENCES), [row], torch.zeros(3, VOCAB))
+def test_chains_that_were_not_drawn_among_drawn_ones() -> None:
+    rows, probs = [], torch.full((3, VOCAB), 1 / VOCAB)
+    for index in range(8):
+        tree = chain_of([1, 2])
+        context = Context(Sampling(temperature=1.0, seed=4, sample_index=index), [3], 1)
+        rows.append(SampledRow(DraftTree(tree.tokens, tree.parents, probs) if index % 2 else tree, context))
+    logits = torch.zeros(24, VOCAB, dtype=torch.float64)
+    expected = verify(block(TORCH), rows, logits)
+    assert verify(block(REFERENCES), rows, logits) == expected
+    assert len(set(expected)) > 1
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

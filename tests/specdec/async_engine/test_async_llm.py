@@ -139,8 +139,8 @@ def test_steps_carry_their_trees(served: Served, offline: LLM) -> None:
         assert len(own.steps) == len(own.trace) == 1 + own.stats.steps
         assert [step.output for step in own.trace] == [step.output for step in other.trace]
         for step, twin in zip(own.trace, other.trace, strict=True):
-            assert step._replace(values=None, probs=(), seconds=0) == twin._replace(values=None, probs=(), seconds=0)
-            assert (step.values or ()) == pytest.approx(twin.values or (), rel=1e-6)
+            assert step._replace(values=(), probs=(), seconds=0) == twin._replace(values=(), probs=(), seconds=0)
+            assert step.values == pytest.approx(twin.values, rel=1e-6)
             assert step.probs == pytest.approx(twin.probs, rel=1e-6)
         for state in states:
             assert own.steps[: len(state.outputs[index].steps)] == state.outputs[index].steps

@@ -159,7 +159,6 @@ def test_values_rank_the_nodes(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Non
     drafted = [step for step in steps if step.tokens]
     assert len(drafted) == len(ranks) > 0
     for step, rank in zip(drafted, ranks, strict=True):
-        assert step.values is not None
         in_order = [value for _, value in sorted(zip(rank, step.values, strict=True))]
         assert in_order == sorted(step.values, reverse=True)
         assert all(
@@ -192,7 +191,6 @@ def test_drawn_trees_have_values(folder: Path) -> None:
     drafted = [step for step in steps if step.tokens]
     assert len(drafted) == len(trees) > 0
     for step, tree in zip(drafted, trees, strict=True):
-        assert step.values is not None
         assert tree.draft_probs is not None
         for node, (token, parent) in enumerate(zip(step.tokens, step.parents, strict=True)):
             above = 0.0 if parent < 0 else step.values[parent]
@@ -205,7 +203,7 @@ def test_n_grams_have_no_values(folder: Path) -> None:
     *_, last = llm.stream([3, 4, 5, 3, 4, 5, 3, 4, 5], replace(FREE, temperature=0.0), trace=True)
     drafted = [step for step in last.outputs[0].trace if step.tokens]
     assert drafted
-    assert all(step.values is None and len(step.probs) == len(step.tokens) for step in drafted)
+    assert all(set(step.values) == {None} and len(step.probs) == len(step.tokens) for step in drafted)
 
 
 def test_trees_of_a_device_are_traced_with_one_wait_a_tree(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

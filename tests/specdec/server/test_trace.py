@@ -72,7 +72,7 @@ def test_an_answer_has_its_steps(server: Served, path: str, stream: bool) -> Non
             assert [(node["token"], node["parent"]) for node in step["nodes"]] == [
                 *zip(traced.tokens, traced.parents, strict=True)
             ]
-            assert [node["value"] for node in step["nodes"]] == pytest.approx(traced.values or (), rel=1e-6)
+            assert [node["value"] for node in step["nodes"]] == pytest.approx(traced.values, rel=1e-6)
             assert [node["target_prob"] for node in step["nodes"]] == pytest.approx(traced.probs, rel=1e-6)
 
 
