@@ -1,7 +1,6 @@
 """Traced steps with their texts: the form of the HTTP API, of trace files and of the viewer."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tokenizers import Tokenizer

@@ -23,7 +23,10 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     # Without a limit, an answer may go on to the end of the context.
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     params = body.sampling_params(
-        {"max_tokens": None, **service.defaults}, max_tokens=limit, logprobs=body.num_logprobs
+        {"max_tokens": None, **service.defaults},
+        max_tokens=limit,
+        logprobs=body.num_logprobs,
+        prediction=None if body.prediction is None else body.prediction.text(),
     )
     prompt = await service.chat_tokens(body.conversation(), body.template_arguments())
     answer_id = f"chatcmpl-{request.state.request_id}"

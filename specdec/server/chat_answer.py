@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from msgspec import UNSET
 
-from specdec.core.outputs import CompletionOutput, RequestOutput
+from specdec.core.outputs import CompletionOutput, RequestOutput, SpeculationStats
 from specdec.core.sampling_params import SamplingParams
 from specdec.core.step_report import StepReporter
 from specdec.server.chat_request import ChatRequest
@@ -21,6 +21,7 @@ from specdec.server.replies import (
     ChatDelta,
     ChatLogprobs,
     ChatMessage,
+    CompletionTokensDetails,
     FunctionCall,
     FunctionDelta,
     ToolCall,
@@ -72,12 +73,21 @@ class ChatAnswer:
             created=self._created,
             model=self._service.names[0],
             choices=[self._choice(output) for output in state.outputs],
-            usage=_usage(state),
+            usage=self._usage(state),
             prompt_logprobs=prompt_logprobs(state.prompt_logprobs or ()) if asked else UNSET,
             prompt_token_ids=state.prompt_token_ids if self._body.return_token_ids else UNSET,
             metrics=metrics,
             sglext=sglext,
         )
+
+    def _usage(self, state: RequestOutput) -> Usage:
+        usage = Usage.of(len(state.prompt_token_ids), sum(len(output.token_ids) for output in state.outputs))
+        if self._body.prediction is not None:
+            stats = SpeculationStats.total(output.stats for output in state.outputs)
+            usage.completion_tokens_details = CompletionTokensDetails(
+                stats.accepted_prediction, stats.rejected_prediction
+            )
+        return usage
 
     def _choice(self, output: CompletionOutput) -> ChatChoice:
         sent = self._sent[output.index]
@@ -107,11 +117,11 @@ class ChatAnswer:
         body, state = self._body, None
         async with aclosing(states) as news:
             async for _, state in news:
-                usage = _usage(state) if body.continuous_usage else None
+                usage = self._usage(state) if body.continuous_usage else None
                 if parts := [part for output in state.outputs for part in self._parts(output)]:
                     yield b"".join(event(self._chunk([part], usage)) for part in parts)
         if body.include_usage and state is not None:
-            last = self._chunk([], _usage(state))
+            last = self._chunk([], self._usage(state))
             last.metrics, last.sglext = self._service.speculation_figures(body, state.outputs)
             yield event(last)
         yield DONE
@@ -175,10 +185,6 @@ class ChatAnswer:
 
 def _call_id() -> str:
     return f"call_{secrets.token_hex(12)}"
-
-
-def _usage(state: RequestOutput) -> Usage:
-    return Usage.of(len(state.prompt_token_ids), sum(len(output.token_ids) for output in state.outputs))
 
 
 def _finish_reason(output: CompletionOutput, sent: _Sent) -> str | None:

@@ -53,6 +53,23 @@ class Tool(RequestModel):
     function: dict[str, Any]
 
 
+class Prediction(RequestModel):
+    """Predicted output: text that the answer will probably repeat."""
+
+    type: Literal["content"]
+    content: str | list[ContentPart]
+
+    def text(self) -> str:
+        """Return the predicted text; its parts follow each other directly.
+
+        Raises:
+            ApiError: content other than text.
+        """
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(content_text([part], "prediction") for part in self.content)
+
+
 class TemplateFields(RequestModel):
     """Fields that a chat template reads, by vLLM's names."""
 
@@ -104,6 +121,7 @@ class ChatRequest(TemplateFields, SamplingFields):
     top_logprobs: Int | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    prediction: Prediction | None = None
     echo: bool | None = None
 
     @property
@@ -140,14 +158,21 @@ class ChatRequest(TemplateFields, SamplingFields):
         check_trace(self.trace, most_logprobs)
 
 
-def content_text(content: str | list[ContentPart] | None) -> str:
-    """Return the text of a message; parts stand in lines of their own, as in vLLM."""
+def content_text(content: str | list[ContentPart] | None, field: str = "messages") -> str:
+    """Return the text of a message; parts stand in lines of their own, as in vLLM.
+
+    Args:
+        field: field of the request that holds it.
+
+    Raises:
+        ApiError: content other than text.
+    """
     if content is None or isinstance(content, str):
         return content or ""
     texts = []
     for part in content:
         if part.text is None or part.type not in ("text", "input_text", "output_text"):
-            raise ApiError(400, f"a content part is of type {part.type!r}; only text is supported", param="messages")
+            raise ApiError(400, f"a content part is of type {part.type!r}; only text is supported", param=field)
         texts.append(part.text)
     return "\n".join(texts)
 

@@ -22,12 +22,24 @@ def now() -> int:
     return int(time.time())
 
 
+class CompletionTokensDetails(Struct):
+    """Counts of a predicted output's tokens: those that appeared in the completion, and those that did not."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
 class Usage(Struct):
-    """Counts of tokens."""
+    """Counts of tokens.
+
+    Attributes:
+        completion_tokens_details: where the request had a prediction.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET
 
     @classmethod
     def of(cls, prompt: int, completion: int) -> "Usage":

@@ -14,7 +14,8 @@ class SpecDecodeMetrics(Struct):
     Attributes:
         mean_acceptance_length: tokens per step, the bonus token included.
         acceptance_histogram: steps by their number of accepted draft tokens, from 0 to `num_spec_tokens`.
-        num_spec_tokens: most draft tokens in a row that the server drafts.
+        num_spec_tokens: most draft tokens in a row that the server's head drafts, or more where chains of the text or
+            of a prediction were longer.
         per_step_accepted, per_step_drafted: per step its accepted draft tokens, and all of them.
     """
 
@@ -83,6 +84,7 @@ def request_metrics(
     if len(outputs) != 1 or not (steps := outputs[0].tree_steps):
         return None
     nodes, accepted = _totals(steps)
+    depth = max(depth, *(step.accepted for step in steps))
     figures = SpecDecodeMetrics(
         mean_acceptance_length=1 + accepted / len(steps),
         draft_acceptance_rate=accepted / nodes,

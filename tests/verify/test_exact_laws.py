@@ -5,7 +5,7 @@ from fractions import Fraction
 from typing import Any, overload
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.kernels.block_walk_reference import walk_block
@@ -16,6 +16,7 @@ from tests.strategies import seeds
 from tests.verify.exact import (
     Chooser,
     ExactChance,
+    Intervals,
     Key,
     Law,
     Model,
@@ -69,10 +70,11 @@ def test_coupled_law_is_the_targets(model: Model, data: st.DataObject) -> None:
     assert_target_law(law_of(run), model)
 
 
+@pytest.mark.parametrize("rule", [walk_rejection, walk_block])
 @given(models, st.data())
-def test_one_hot_rejection_law_is_the_targets(model: Model, data: st.DataObject) -> None:
+def test_law_of_trees_chosen_without_chance_is_the_targets(rule: Rule, model: Model, data: st.DataObject) -> None:
     tree = data.draw(fixed_trees(model.vocab_size))
-    assert_target_law(fixed_law(walk_rejection, model, tree), model)
+    assert_target_law(fixed_law(rule, model, tree), model)
 
 
 @given(models, st.data())
@@ -111,6 +113,29 @@ small_models = st.builds(Model, st.just(2), seeds)
 @given(model=small_models)
 def test_law_of_two_steps_is_the_targets(rule: Rule, model: Model) -> None:
     assert_target_law(steps_law(rule, model, chain_shape(3), 2), model)
+
+
+@pytest.mark.parametrize("rule", [walk_rejection, walk_block])
+@settings(max_examples=12)
+@given(model=small_models)
+def test_law_of_steps_with_drawn_trees_and_chains_of_the_text_is_the_targets(rule: Rule, model: Model) -> None:
+    """Which kind a step has hangs on the text so far."""
+
+    def run(chooser: Chooser) -> Path:
+        coins: Intervals = {}
+        noise: Intervals = {}
+        emitted: Path = ()
+        for _ in range(3):
+            start = len(emitted)
+            if sum(emitted) % 2:
+                tree = DraftTree((emitted[-1], 1 - emitted[-1], 0), (ROOT, ROOT, 0))
+            else:
+                tree = drawn_tree(model, chain_shape(2), ExactChance(chooser, noise, start, step_key).invert, emitted)
+            chance = ExactChance(chooser, coins, start, step_key)
+            emitted += emitted_by(tree, rule(tree, target_of(model, tree, emitted), chance))
+        return emitted
+
+    assert_target_law(law_of(run), model)
 
 
 @given(small_models)

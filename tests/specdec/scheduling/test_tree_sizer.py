@@ -214,3 +214,43 @@ def test_a_change_of_bounds_is_seen_at_once() -> None:
     assert sizer.size(2, 2, usual(2)) == TreeSize(16, 2)
     assert sizer.size(2, 2, usual(2, nodes=5)) == TreeSize(5, 2)
     assert sizer.size(2, 2, usual(1) + usual(1, nodes=5)) == TreeSize(16, 2)
+
+
+def chained(values: list[float], nodes: int = SHAPE.nodes) -> DraftableRow:
+    return usual(1, nodes)[0]._replace(chains=values, share=1 - values[0])
+
+
+@given(st.floats(0.001, 0.5), st.lists(st.lists(st.floats(0.01, 1), min_size=1, max_size=8), min_size=1, max_size=4))
+def test_no_other_number_of_chain_nodes_brings_more(token: float, values: list[list[float]]) -> None:
+    """Where no model drafts."""
+    sizer, rows = make(token, 0.1), [chained(sorted(own, reverse=True), nodes=0) for own in values]
+    size = sizer.size(len(rows), len(rows), rows)
+    assert size.nodes == size.trees == 0
+    pool = sorted((value for own in values for value in own), reverse=True)
+
+    def rate(count: int) -> float:
+        tokens = len(rows) + sum(pool[:count])
+        return tokens / sizer.cost.step(len(rows), len(rows) + count, 0, 0)
+
+    kept = sum(value >= size.least_value for value in pool)
+    # Numbers in steps of a quarter are looked at.
+    assert rate(kept) >= 0.95 * max(map(rate, range(len(pool) + 1)))
+
+
+def test_a_good_chain_has_nodes_where_the_model_does_not_pay_and_then_nothing_is_drafted() -> None:
+    sizer = make(token=0.01, level=3.0)
+    size = sizer.size(2, 2, [chained([0.9, 0.8, 0.7]), *usual(1)])
+    assert size.nodes == 0
+    assert size.least_value <= 0.7
+
+
+def test_the_model_drafts_less_where_a_chain_is_nearly_certain() -> None:
+    sizer = make(token=0.05, level=0.01)
+    nodes = sizer.size(1, 1, usual(1)).nodes
+    assert nodes >= 4
+    assert sizer.num_drafted(1.0, nodes) == nodes
+    assert sizer.num_drafted(0.02, nodes) == 0
+    assert 0 < sizer.num_drafted(0.8, nodes) < nodes
+    # Where its first node is worth less than a place in the pass, it is not asked at all.
+    for _ in range(3):
+        assert make(token=0.05, level=0.3).size(1, 1, [chained([0.98, 0.96, 0.94])]).nodes == 0
