@@ -78,7 +78,7 @@ def step(scheduler: Scheduler, chance: random.Random) -> float:
     seconds = time.perf_counter() - start
     paths = [range(chance.randint(0, min(MOST_ACCEPTED, row.max_depth))) for row in plan.rows]
     results = [
-        RowResult(row.num_nodes, path, num_new=len(path) + 1, num_accepted=len(path))
+        RowResult(row.num_nodes, path=path, num_new=len(path) + 1, num_accepted=len(path))
         for row, path in zip(plan.rows, paths, strict=True)
     ]
     for row, result in zip(plan.rows, results, strict=True):

@@ -36,11 +36,10 @@ def walk_block(tree: DraftTree, target: Callable[[int], Vector | None], chance: 
     Raises:
         ValueError: a tree with `draft_probs` has branches.
     """
+    check_chain(tree)
     length = len(tree)
     if length and tree.draft_probs is None:
         return walk_rejection(tree, target, chance)
-    if tuple(tree.parents) != tuple(range(-1, length - 1)):
-        raise ValueError(f"block verification takes a chain, not parents {tree.parents}; use walk_rejection")
     p: list[Any] = []
     while len(p) <= length and (distribution := target(len(p) - 1)) is not None:
         p.append(distribution)
@@ -59,6 +58,12 @@ def walk_block(tree: DraftTree, target: Callable[[int], Vector | None], chance: 
         h = _prefix_chance(residual.sum(), weights[kept])
         rest = normalised(residual, p[kept])
     return Acceptance(tuple(range(kept)), NO_TOKEN if rest is None else chance.draw(kept, rest))
+
+
+def check_chain(tree: DraftTree) -> None:
+    """Refuse a drawn tree that is no chain; see `walk_block`."""
+    if tree.draft_probs is not None and tuple(tree.parents) != tuple(range(-1, len(tree) - 1)):
+        raise ValueError(f"block verification takes a chain, not parents {tree.parents}; use walk_rejection")
 
 
 def _prefix_chance(residual: Any, weight: Any) -> Any:

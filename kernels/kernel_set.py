@@ -36,6 +36,7 @@ from specdec.kernels.native_drafting import NativeDrafting
 from specdec.kernels.native_library import NOT_BUILT, Library, library_file
 from specdec.kernels.native_operations import NativeLayer, NativeOperations, NativeProjection
 from specdec.kernels.native_target import NativeTarget
+from specdec.kernels.native_walks import NativeWalks
 from specdec.kernels.projection import Product, Projection
 from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
 from specdec.kernels.rejection_walk_reference import walk_rejection
@@ -183,7 +184,7 @@ def native_kernels(noise: NoiseSource, library: Library, quantization: Quantizat
         quantization: of all weights that are multiplied.
     """
     noise = noise.made_by(library.noise)
-    operations = NativeOperations(library, noise)
+    operations, walks = NativeOperations(library, noise), NativeWalks(library)
     return replace(
         torch_kernels(noise),
         name="native",
@@ -197,6 +198,8 @@ def native_kernels(noise: NoiseSource, library: Library, quantization: Quantizat
         filter_logits=operations.filter_logits,
         gumbel_argmax=operations.gumbel_argmax,
         move_kv=operations.move_kv,
+        rejection_walk=walks.rejection_walk,
+        block_walk=walks.block_walk,
     )
 
 

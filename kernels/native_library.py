@@ -91,6 +91,15 @@ class DraftingFields(Structure):
     ]
 
 
+class WalkFields(Structure):
+    """`walks` of native.h."""
+
+    _fields_ = [
+        *_fields(c_int64, "rule rows size kind"),
+        *_fields(c_void_p, "scores nodes sampled tokens parents keys draft_probs lengths next_tokens paths"),
+    ]
+
+
 _CALLS: dict[str, tuple[Any, list[Any]]] = {
     "open": (c_void_p, [c_char_p, c_int64, c_int64]),
     "close": (None, [c_void_p]),
@@ -101,6 +110,7 @@ _CALLS: dict[str, tuple[Any, list[Any]]] = {
     "argmax": (c_int, [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_void_p]),
     "noise": (c_int, [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64, c_void_p]),
     "filter": (c_int, [c_void_p, c_int64, c_int64, c_void_p, c_void_p]),
+    "walk": (c_int, [c_void_p, POINTER(WalkFields)]),
     "move": (c_int, [c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p]),
     "attend": (
         c_int,
@@ -176,7 +186,7 @@ class Library:
         self._product, self._layer, self._pass = (self._calls[name] for name in ("product", "layer", "pass"))
         self._attend, self._norm, self._draft = (self._calls[name] for name in ("attend", "norm", "draft"))
         self._argmax, self._filter, self._move = (self._calls[name] for name in ("argmax", "filter", "move"))
-        self._noise = self._calls["noise"]
+        self._noise, self._walk = self._calls["noise"], self._calls["walk"]
 
     def __del__(self) -> None:
         if getattr(self, "_context", None):
@@ -227,6 +237,10 @@ class Library:
     def filter(self, scores: Tensor, limits: Tensor) -> None:
         """Drop tokens of `scores` `[rows, size]` by `limits` `[rows, 3]`, both float32 and contiguous, in place."""
         _check(self._filter(self._context, *scores.shape, scores.data_ptr(), limits.data_ptr()))
+
+    def walk(self, given: WalkFields) -> None:
+        """Walk down each row's tree; the arrays that `given` names last are written."""
+        _check(self._walk(self._context, given))
 
     def move(self, kv: Tensor, source: Tensor, target: Tensor) -> None:
         """Copy entries of `kv` `[layers, slots, …]`, contiguous, between slots; all are read before any is written."""

@@ -73,6 +73,11 @@ class Sampling:
         return (self.min_p, self.top_k, self.top_p) if self.filters else (0.0, 0, 1.0)
 
     @property
+    def changes(self) -> bool:
+        """True if processed logits differ from the logits."""
+        return self.edits or self.filters or not (self.is_greedy or self.temperature == 1)
+
+    @property
     def edits(self) -> bool:
         """True if logits are changed in a way that can change the argmax."""
         limited = self.allowed_token_ids is not None or self.bad_words or self.logit_bias

@@ -44,7 +44,7 @@ def processed_logits(logits: Tensor, parts: Sequence[NodeRows], kernels: KernelS
     """
     exact = torch.float64 if logits.dtype == torch.float64 else torch.float32
     samplings = [part.context.sampling for part in parts]
-    if all(not s.edits and (s.is_greedy or (s.temperature == 1 and not s.filters)) for s in samplings):
+    if not any(s.changes for s in samplings):
         return logits.to(exact)
     # One copy, and all else in place: fresh memory of this size costs more than the arithmetic.
     scores = logits.to(exact, copy=True)

@@ -62,7 +62,9 @@ class WeighingVerifier:
 
     def verify(self, trees: DraftTrees, contexts: Sequence[Context], logits: Tensor) -> list[Acceptance]:
         """Return the outcome of each row; see `CoupledVerifier.verify`."""
-        scores = processed_logits(logits, node_rows(trees, contexts, logits.device), self.kernels)
+        scores = logits
+        if any(context.sampling.changes for context in contexts):
+            scores = processed_logits(logits, node_rows(trees, contexts, logits.device), self.kernels)
         return self.walk(scores, trees, NoiseRows(noise_keys(contexts)))
 
 

@@ -97,6 +97,8 @@ int specdec_filter(context *c, int64_t rows, int64_t size, float *scores, const 
     return c->form->filter(c, rows, size, scores, limits);
 }
 
+int specdec_walk(context *c, const walks *w) { return c->form->run_walks(c, w); }
+
 /* Copy entries of `slot_bytes` between slots of every layer; all are read before any is written. */
 int specdec_move(context *c, char *kv, int64_t layers, int64_t layer_bytes, int64_t slot_bytes, int64_t count,
                  const int64_t *source, const int64_t *target) {

@@ -21,7 +21,8 @@
 #include "sampling.h"
 #include "noise.h"
 #include "filters.h"
+#include "walks.h"
 #include "search.h"
 #include "drafting.h"
 
-const form FORM = {FORM_NAME, run_product, run_layer, attend, norm_as_given, run_pass, argmax, noise, filter, run_drafting};
+const form FORM = {FORM_NAME, run_product, run_layer, attend, norm_as_given, run_pass, argmax, noise, filter, run_walks, run_drafting};

@@ -108,6 +108,20 @@ typedef struct {
 
 enum { TARGET_STREAM, DRAFT_STREAM, COIN_STREAM, RESIDUAL_STREAM };
 
+/* Rules of a walk: recursive rejection sampling of trees, block verification of chains. */
+enum { TREES, CHAINS };
+
+/* Walks down each row's tree. Scores are `[rows + nodes][size]`: per row its root's, then its nodes'. */
+typedef struct {
+    int64_t rule, rows, size, kind;
+    const void *scores;
+    const int64_t *nodes, *sampled; /* [rows]: of each tree; whether it samples, else it follows the argmax */
+    const int64_t *tokens, *parents; /* of all nodes: a node of the same tree, -1 for the root */
+    const noise_key *keys; /* [rows] */
+    const float *const *draft_probs; /* [rows] of [1 + nodes][size], or NULL */
+    int64_t *lengths, *next_tokens, *paths; /* [rows]; [rows]; accepted nodes, where the row's nodes begin */
+} walks;
+
 /* Memory of one call: each part is made as large as a call first needs it. */
 typedef struct {
     void *memory;
@@ -146,6 +160,7 @@ struct form {
     int (*noise)(context *, int64_t count, int64_t size, const noise_key *, int64_t stream, int64_t lane,
                  float *const *out);
     int (*filter)(context *, int64_t rows, int64_t size, float *scores, const float *limits);
+    int (*run_walks)(context *, const walks *);
     int (*run_drafting)(context *, const draft_head *, const drafting *);
 };
 

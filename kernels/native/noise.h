@@ -21,6 +21,13 @@ INLINE void philox_block(const noise_key *key, int64_t stream, int64_t lane, int
     words[3] = d;
 }
 
+/* The uniform variate in [0, 1) at a place of a stream, on a grid of 2^-53. */
+static double uniform_at(const noise_key *key, int64_t stream, int64_t place) {
+    uint64_t words[WORDS];
+    philox_block(key, stream, 0, place / WORDS, words);
+    return (double)(words[place % WORDS] >> 11) * 0x1p-53;
+}
+
 /* log(x) of normal x > 0 by Cephes' polynomial around 1, to a unit in the last place of the larger of 1 and the
    logarithm. */
 INLINE vf log_(vf x) {

@@ -1,0 +1,120 @@
+"""The compiled walks against the rules themselves."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from specdec.kernels.block_walk_reference import walk_block
+from specdec.kernels.draft_trees import HostTrees
+from specdec.kernels.host_walks import Rule
+from specdec.kernels.native_library import Library, library_file
+from specdec.kernels.native_walks import NativeWalks
+from specdec.kernels.rejection_walk_reference import walk_rejection
+from specdec.kernels.tree import ROOT, DraftTree
+from specdec.kernels.types import Acceptance, NoiseKey, NoiseRows
+from tests.kernels.kernel_checks import DTYPES
+from tests.kernels.native_forms import FORMS, libraries, library
+from tests.kernels.walk_batches import TOO_NEAR, Batch, batch, margin
+from tests.strategies import draft_trees, seeds
+from tests.trees import chain_of
+
+pytestmark = pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
+
+RULES: dict[str, Rule] = {"rejection": walk_rejection, "block": walk_block}
+FASTEST = library(FORMS[-1], 2, torch.float32)
+vocabularies = st.sampled_from([1, 2, 17, 300, 1025])
+
+
+def walked(own: Library, rule: str, drawn: Batch) -> list[Acceptance]:
+    keys = [NoiseKey(*key) if sampled else None for key, sampled in zip(drawn.keys, drawn.sampled, strict=True)]
+    probs: Sequence[torch.Tensor | None] = [None] * len(drawn.trees)
+    if drawn.draft_probs is not None:
+        probs = drawn.draft_probs.split([1 + len(tree) for tree in drawn.trees])
+    trees = [DraftTree(tree.tokens, tree.parents, q) for tree, q in zip(drawn.trees, probs, strict=True)]
+    walks = NativeWalks(own)
+    walk = walks.block_walk if rule == "block" else walks.rejection_walk
+    return walk(drawn.scores, HostTrees(trees), NoiseRows(keys))
+
+
+def assert_equal(own: Library, rule: str, drawn: Batch, nearest: float = TOO_NEAR) -> None:
+    """Library and rule, but for rows that a coin has decided by less than `nearest`."""
+    ours, expected = walked(own, rule, drawn), drawn.walks(RULES[rule])
+    wrong = [row for row, (one, other) in enumerate(zip(ours, expected, strict=True)) if one != other]
+    assert all(margin(drawn, row, RULES[rule]) < nearest for row in wrong), [(r, ours[r], expected[r]) for r in wrong]
+
+
+@st.composite
+def batches(draw: st.DrawFn, rule: str) -> Batch:
+    vocab = draw(vocabularies)
+    trees = draft_trees(max_nodes=12, vocab_size=vocab)
+    if rule == "block":
+        trees = st.lists(st.integers(0, vocab - 1), max_size=9).map(chain_of)
+    many, has_draft = draw(st.lists(trees, min_size=1, max_size=4)), rule == "block" or draw(st.booleans())
+    exact = draw(st.booleans())
+    drawn = batch(
+        many,
+        vocab,
+        draw(seeds),
+        has_draft,
+        draw(st.sampled_from(DTYPES)),
+        draw(st.sampled_from([0.0, 0.3])),
+        draw(st.sampled_from([0.3, 0.7, 4.0])),
+        exact,
+    )
+    return drawn
+
+
+@pytest.mark.parametrize("rule", RULES)
+@given(own=libraries, data=st.data())
+def test_a_walk_is_that_of_the_rule(rule: str, own: Library, data: st.DataObject) -> None:
+    assert_equal(own, rule, data.draw(batches(rule)))
+
+
+@pytest.mark.parametrize("rule", RULES)
+@given(own=libraries, data=st.data())
+def test_a_row_walks_the_same_whatever_is_beside_it(rule: str, own: Library, data: st.DataObject) -> None:
+    drawn = data.draw(batches(rule))
+    alone = library(own.form, 1, own.dtype)
+    assert walked(own, rule, drawn) == [
+        found for row in range(len(drawn.trees)) for found in walked(alone, rule, drawn.only(row))
+    ]
+
+
+@pytest.mark.parametrize("has_draft", [False, True])
+def test_siblings_are_tried_one_after_the_other(has_draft: bool) -> None:
+    """Q loses most of its mass with the first child, which p mostly rejects; one child q cannot have drawn."""
+    count, tree = 64, DraftTree((0, 4, 1, 2), (ROOT,) * 4)
+    p = torch.tensor([0.1, 0.21, 0.25, 0.34, 0.1]).repeat(5 * count, 1)
+    q = torch.tensor([0.9, 0.05, 0.03, 0.02, 0.0]).repeat(5 * count, 1)
+    keys = [(seed, 1, 2) for seed in range(count)]
+    drawn = Batch([tree] * count, p.log(), q if has_draft else None, keys, [True] * count)
+    assert len(set(walked(FASTEST, "rejection", drawn))) > 5
+    assert_equal(FASTEST, "rejection", drawn)
+
+
+@example(0)
+@given(seeds)
+def test_where_q_is_p_a_chain_is_accepted_whole(seed: int) -> None:
+    """Rounding leaves a residual of nothing, which must not end it."""
+    drawn = batch([chain_of([3, 1, 2])] * 3, 17, seed, True)
+    drawn = drawn._replace(sampled=[True] * 3, draft_probs=torch.softmax(drawn.scores, -1))
+    possible = [
+        all(drawn.draft_probs[4 * row + node, token] > 0 for node, token in enumerate((3, 1, 2))) for row in range(3)
+    ]
+    for rule in RULES:
+        found = walked(FASTEST, rule, drawn)
+        assert all(path == (0, 1, 2) for (path, _), whole in zip(found, possible, strict=True) if whole)
+
+
+def test_block_verification_refuses_what_is_no_chain() -> None:
+    walks, scores = NativeWalks(FASTEST), torch.zeros(3, 5)
+    sampled, greedy = NoiseRows([NoiseKey(1, 0, 0)]), NoiseRows([None])
+    siblings = HostTrees([DraftTree((1, 2), (ROOT, ROOT), torch.full((3, 5), 0.2))])
+    with pytest.raises(ValueError, match="takes a chain"):
+        walks.block_walk(scores, siblings, sampled)
+    with pytest.raises(ValueError, match="without draft_probs"):
+        walks.block_walk(scores, HostTrees([chain_of([1, 2])]), sampled)
+    assert walks.block_walk(scores, siblings, greedy) == [((), 0)]
