@@ -115,6 +115,11 @@ def test_block_verification_refuses_what_is_no_chain() -> None:
     siblings = HostTrees([DraftTree((1, 2), (ROOT, ROOT), torch.full((3, 5), 0.2))])
     with pytest.raises(ValueError, match="takes a chain"):
         walks.block_walk(scores, siblings, sampled)
-    with pytest.raises(ValueError, match="without draft_probs"):
-        walks.block_walk(scores, HostTrees([chain_of([1, 2])]), sampled)
     assert walks.block_walk(scores, siblings, greedy) == [((), 0)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_block_verification_of_nodes_that_were_not_drawn_is_rejection_sampling(seed: int) -> None:
+    walks, scores = NativeWalks(FASTEST), torch.randn(4, 5, generator=torch.Generator().manual_seed(seed))
+    trees, sampled = HostTrees([DraftTree((1, 2, 3), (ROOT, ROOT, 0))]), NoiseRows([NoiseKey(seed, 0, 0)])
+    assert walks.block_walk(scores, trees, sampled) == walks.rejection_walk(scores, trees, sampled)
