@@ -94,9 +94,8 @@ class StepReporter:
         Args:
             output: a state of the traced output, not older than that of the last call.
         """
-        trace = output.trace
-        new, self._num_reported = trace[self._num_reported :], len(trace)
-        return [self._report(step, output) for step in new]
+        new, self._num_reported = output.steps[self._num_reported :], len(output.steps)
+        return [self._report(step.trace, output) for step in new if step.trace is not None]
 
     def _report(self, step: TreeTrace, output: CompletionOutput) -> StepReport:
         path = set(step.path)

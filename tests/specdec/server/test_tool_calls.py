@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from openai.types.responses import Response
 
 from specdec.core.outputs import CompletionOutput, RequestOutput, Segment
 from specdec.core.sampling_params import SamplingParams
+from specdec.core.step_report import StepReporter
 from specdec.models.tokenizer import Tokenizer
 from specdec.server.chat_answer import ChatAnswer
 from specdec.server.chat_request import ChatRequest
@@ -144,12 +146,17 @@ async def _last() -> RequestOutput:
     return [state async for _, state in _states()][-1]
 
 
-SERVICE: Any = SimpleNamespace(names=["tiny"], tool_parser=HermesParser, speculation_figures=lambda *_: (None, None))
+SERVICE: Any = SimpleNamespace(
+    names=["tiny"],
+    tool_parser=HermesParser,
+    speculation_figures=lambda *_: (None, None),
+    step_reporter=partial(StepReporter, None),
+)
 
 
 def _chat(**more: Any) -> ChatAnswer:
     body = {"messages": [{"role": "user", "content": "a"}], "tools": TOOLS, **more}
-    return ChatAnswer("chatcmpl-1", SERVICE, ChatRequest.model_validate(body), 1)
+    return ChatAnswer("chatcmpl-1", SERVICE, ChatRequest.model_validate(body), SamplingParams())
 
 
 def test_calls_of_a_whole_chat_answer() -> None:
