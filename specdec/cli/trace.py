@@ -8,6 +8,7 @@ import typer
 from specdec.cli.model_options import OWNERS, SHOWN_DEFAULTS, Draft, Model, ModelOptions
 from specdec.cli.options import Verbose, with_options
 from specdec.cli.prompts import read_prompts
+from specdec.config import DEMO
 
 
 @with_options(*OWNERS, defaults=SHOWN_DEFAULTS)
@@ -55,7 +56,9 @@ def trace(
     if answer.error is not None:
         raise ValueError(answer.error)
     reporter = StepReporter(llm.tokenizer.backend if llm.tokenizer else None, params)
-    page = recorded_page(str(llm.config.model), given.text, reporter.new_steps(answer))
+    # Whoever gets the file need not know the folders of this machine.
+    name = "demo" if llm.config.model == DEMO / "target" else llm.config.model.name
+    page = recorded_page(name, given.text, reporter.new_steps(answer))
     output.write_text(page, encoding="utf-8")
     typer.echo(f"{summary(batch)}\n{output}")
     raise typer.Exit(130 if batch.interrupted else 0)

@@ -106,7 +106,7 @@ def test_the_page_holds_the_answer_and_nothing_that_could_run(run: Run, tiny: Ti
     assert "alert" not in found.blocks[""]
     recorded = json.loads(found.blocks["recorded"])
     assert set(recorded) == {"model", "prompt", "steps"}
-    assert (recorded["model"], recorded["prompt"]) == (str(tiny.target), prompt)
+    assert (recorded["model"], recorded["prompt"]) == (tiny.target.name, prompt)
     assert sum(len(step["output"]) for step in recorded["steps"]) == 24
     assert list(recorded["steps"][0]) == FIELDS[2:]
     assert found.policy.startswith("default-src 'none'; script-src 'sha256-")

@@ -1,5 +1,6 @@
 """The page at `/` and a recorded page in headless Chromium. Skipped where there is no browser."""
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -55,6 +56,11 @@ def ask(tab: Any, text: str, most: int) -> None:
     tab.press("#message", "Enter")
 
 
+def send_on_without_an_end(route: Any) -> None:
+    """Send a request to the server, for an answer that runs until it is stopped."""
+    route.continue_(post_data=json.dumps({**route.request.post_data_json, "ignore_eos": True}))
+
+
 def check_open_tree(tab: Any) -> None:
     """A step with accepted tokens shows its tree, with the path marked and numbers under each token."""
     assert tab.locator("#drawing svg g.root").count() == 1
@@ -71,6 +77,7 @@ def check_open_tree(tab: Any) -> None:
 def test_a_chat_with_coloured_tokens_and_their_trees(server: Served, tab: Any) -> None:
     tab.goto(server.url)
     tab.wait_for_function("document.getElementById('model').textContent === 'tiny'")
+    tab.route("**/v1/chat/completions", send_on_without_an_end)
     ask(tab, PROMPT, 8000)
     # While the answer still runs.
     tab.wait_for_selector(".piece.accepted")
@@ -91,6 +98,7 @@ def test_a_chat_with_coloured_tokens_and_their_trees(server: Served, tab: Any) -
     assert tab.locator("#title").text_content().startswith("Pass over the prompt")
     # The next answer takes the conversation as it is, and its text is the API's.
     tab.click("#new")
+    tab.unroute("**/v1/chat/completions")
     ask(tab, "the cat", 40)
     tab.wait_for_selector("#send")
     body = {"messages": [{"role": "user", "content": "the cat"}], "temperature": 0.8, "seed": 4, "max_tokens": 40}
