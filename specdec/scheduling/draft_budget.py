@@ -32,11 +32,14 @@ class DraftBudget:
 
     def size(self, decoding: Sequence[Request]) -> TreeSize:
         """Choose the trees of requests that compute one known token each."""
+        sizer, has_chains = self.tree_sizer, any(request.chain_sources for request in decoding)
+        if sizer is not None and not has_chains and sizer.goes_on_plainly(len(decoding)):
+            return TreeSize(0, 0)
         bounds = [self._draftable(request) for request in decoding if request.may_draft]
         rows = [bound for bound in bounds if bound.nodes or bound.chains]
-        if self.tree_sizer is None:
+        if sizer is None:
             return TreeSize(self.shape.nodes, len(rows))
-        return self.tree_sizer.size(len(decoding), len(decoding), rows)
+        return sizer.size(len(decoding), len(decoding), rows)
 
     def _draftable(self, request: Request) -> DraftableRow:
         """Return the request with the bounds of its tree: the engine's, or its own where these are narrower."""
@@ -65,6 +68,8 @@ class DraftBudget:
             size: limit of each tree's nodes, and the number of trees.
             turn: number of the step, which picks the row of a lone tree.
         """
+        if not size.nodes and not any(row.request.chain_sources for row in step.rows):
+            return
         rows = [row for row in step.rows if row.sampled and row.num_known == 1 and row.request.may_draft]
         bounds = [self._draftable(row.request) for row in rows]
         for row, bound in zip(rows, bounds, strict=True):

@@ -116,13 +116,25 @@ class TreeSizer:
         self._steps = 0
         self._load: tuple[object, ...] | None = None
         self._best = (0, 0.0)
-        # Number of the step in which the size is computed anew.
-        self._next_fit = 0
+        # Number of the step in which the size is computed anew, and of the one up to which the same rows decode plainly.
+        self._next_fit, self._plain_until = 0, 0
         # Whether steps have trees, and the number of steps since that changed or the other kind was tried.
         self._drafts, self._alike = False, 0
         self._learnt = 0
         self._sizes = sorted({n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128) if n < shape.nodes})
         self._sizes.append(shape.nodes)
+
+    def goes_on_plainly(self, sampled: int) -> bool:
+        """Return whether another step of a run of plain ones needs no choice, and count it if so.
+
+        Args:
+            sampled: rows that yield a token, none of them with chains.
+        """
+        if self._steps >= self._plain_until or self._load is None or sampled != self._load[0]:
+            return False
+        self._steps += 1
+        self._alike += 1
+        return True
 
     def size(self, sampled: int, known: int, rows: Sequence[DraftableRow]) -> TreeSize:
         """Choose the trees of a step, none if plain steps are as fast.
@@ -140,7 +152,7 @@ class TreeSizer:
 
     def _size_drafted(self, sampled: int, known: int, rows: Sequence[DraftableRow], chains: _Chains) -> TreeSize:
         """Choose what the draft model drafts."""
-        drafting = len(rows)
+        drafting, self._plain_until = len(rows), 0
         if drafting == 0:
             return TreeSize(0, 0)
         bounds = sorted(row.nodes for row in rows)
@@ -159,6 +171,8 @@ class TreeSizer:
         else:
             every, run = PLAIN if self._drafts else TREES
         self._alike = (self._alike + 1) % (every + run)
+        if not self._drafts and self._alike < every:
+            self._plain_until = min(self._next_fit, self._steps + every - 1 - self._alike)
         if self._drafts != (self._alike < every):
             return TreeSize(0, 0)
         if self._drafts and self._steps % LARGEST_EVERY == 0:

@@ -43,7 +43,7 @@ _COUNTERS = {
     "vllm:spec_decode_num_accepted_tokens": ("drafts_accepted", "Draft tokens that became output."),
     "specdec:steps": ("steps", "Forward passes of the target."),
     "specdec:known_tokens": ("known_tokens", "Tokens of prompts and outputs that the target computed."),
-    "specdec:draft_nodes_asked": ("drafts_asked", "Draft nodes of the largest trees allowed."),
+    "specdec:draft_nodes_asked": ("drafts_asked", "Draft nodes of the largest trees allowed, in steps with drafts."),
     "specdec:draft_nodes_granted": ("drafts_granted", "Draft nodes that the scheduler granted."),
     "specdec:draft_seconds": ("draft_seconds", "Time of drafting."),
     "specdec:verify_seconds": ("verify_seconds", "Time of steps without drafting."),

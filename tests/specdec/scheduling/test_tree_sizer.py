@@ -109,6 +109,29 @@ def simulate(worth: TreeSizer, chance: random.Random, true: list[float], steps: 
     return sizes
 
 
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("true", [[0.05] * 16, [0.9] + [0.3] * 15])
+def test_a_run_of_plain_steps_goes_on_without_a_choice_and_with_the_same_outcome(
+    rows: int, true: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the next fit or trial of drafts, steps of the same rows are plain, whether the sizer is asked or not."""
+    monkeypatch.setattr("specdec.scheduling.tree_sizer.FIT_SECONDS", 10.0)
+    asked, unasked = make(token=0.1, level=0.1), make(token=0.1, level=0.1)
+    skipped, records, twins = 0, usual(rows), usual(rows)
+    for step in range(600):
+        size = asked.size(rows, rows, records)
+        if unasked.goes_on_plainly(rows):
+            skipped += 1
+            assert size == TreeSize(0, 0)
+        else:
+            assert unasked.size(rows, rows, twins) == size
+        ranks = [rank for rank in range(size.nodes) if random.Random(f"{step} {rank}").random() < true[rank]]
+        for sizer, mine in ((asked, records), (unasked, twins)) if size.nodes else ():
+            sizer.learn([TreeOutcome(size.nodes, ranks, row.history) for row in mine[: size.trees]])
+    assert not unasked.goes_on_plainly(rows + 1)
+    assert skipped > 400 or max(true) > 0.1
+
+
 def test_a_bad_head_is_given_up_and_a_better_text_is_noticed() -> None:
     worth, chance = make(token=0.05, level=0.02), random.Random(2)
     bad = simulate(worth, chance, [0.01] * 16, 1000)
