@@ -55,7 +55,6 @@ class RowResult:
 
     Attributes:
         num_nodes: draft nodes that were verified.
-        num_chained: number of them that come from chains alone; they rank behind the model's.
         path: accepted nodes from depth 1 on.
         ranks: the same nodes by their rank in the tree, the most probable node being 0.
         tokens: tokens of `path`, and the one that the target adds.
@@ -63,11 +62,11 @@ class RowResult:
         needs_retry: whether the row is discarded and its request repeats the step without drafts.
         num_new: tokens that the request has taken; fewer than `tokens` where its output ends within them.
         num_accepted: number of them that were drafts.
+        num_chained: verified nodes that come from chains alone; they rank behind the model's.
         node_probs: the target's probability of each draft node, for a traced request.
     """
 
     num_nodes: int = 0
-    num_chained: int = 0
     path: Sequence[int] = ()
     ranks: Sequence[int] = ()
     tokens: Sequence[int] = ()
@@ -75,6 +74,7 @@ class RowResult:
     needs_retry: bool = False
     num_new: int = 0
     num_accepted: int = 0
+    num_chained: int = 0
     node_probs: tuple[float, ...] = ()
 
 
