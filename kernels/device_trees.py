@@ -1,6 +1,7 @@
 """Draft trees on a device, which the host reads in one transfer with their outcome."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -199,6 +200,15 @@ class DeviceTrees:
                 end += count
             columns.positions.index_add_(0, upload(node_rows, device), self.nodes(device).depths)
         return NoiseRows((), columns)
+
+    def with_probs(self) -> list[DraftTree]:
+        found = []
+        for row, drawn, tree in zip(self.rows, self.is_drawn, self.read(), strict=True):
+            if drawn and row is not None and self.batch.probs is not None:
+                own = self.batch.probs.rows[row, : 1 + len(tree)].clamp_min(0)
+                tree = replace(tree, draft_probs=self.batch.probs.table[own], check=False)
+            found.append(tree)
+        return found
 
     def read(self) -> list[DraftTree]:
         if self.batch.host is None and any(self.sizes):

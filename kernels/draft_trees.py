@@ -102,6 +102,10 @@ class HostTrees:
             rows += [key and key._replace(position=key.position + depth) for depth in (0, *tree.depths)]
         return NoiseRows(rows)
 
+    def with_probs(self) -> Sequence[DraftTree]:
+        """Return the trees on the host as `read` does, drawn ones with what they were drawn from."""
+        return self.trees
+
     def read(self) -> Sequence[DraftTree]:
         """Return the trees on the host, which may have to wait for them."""
         return self.trees

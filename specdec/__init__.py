@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from specdec.core.outputs import CompletionOutput, RequestOutput
     from specdec.core.sampling_params import BeamSearchParams, SamplingParams
     from specdec.core.speculation import Speculation
+    from specdec.core.structured_outputs import StructuredOutputsParams
     from specdec.draft_heads.drafting.draft_shape import DraftShape
     from specdec.llm import LLM
     from specdec.scheduling.scheduler import QueueFullError
@@ -27,6 +28,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "Speculation",
+    "StructuredOutputsParams",
     "__version__",
 ]
 
@@ -41,6 +43,7 @@ _HOMES = {
     "RequestOutput": "specdec.core.outputs",
     "SamplingParams": "specdec.core.sampling_params",
     "Speculation": "specdec.core.speculation",
+    "StructuredOutputsParams": "specdec.core.structured_outputs",
 }
 
 

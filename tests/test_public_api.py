@@ -18,6 +18,7 @@ NAMES = [
     "RequestOutput",
     "SamplingParams",
     "Speculation",
+    "StructuredOutputsParams",
     "__version__",
 ]
 

@@ -3,9 +3,9 @@
 Three properties of `Sampling` decide what runs; everything else asks them, and no other place looks at single
 parameters to find out whether there is something to do:
 
-- `edits`: logits change so that the argmax may change (biases, penalties, forbidden and forced tokens). Greedy rows
-  too are then processed, node by node, in `transforms.processed_logits`; a drafter leaves its graphs and its processing
-  of whole batches (`RowSampling`).
+- `edits`: logits change so that the argmax may change (biases, penalties, forbidden and forced tokens, a grammar).
+  Greedy rows too are then processed, node by node, in `transforms.processed_logits`; a drafter leaves its graphs and
+  its processing of whole batches (`RowSampling`).
 - `filters`: at temperature > 0 tokens are dropped by rank or probability. `limits` are the three numbers that
   `KernelSet.filter_logits` takes, those that keep all where a row has no filters.
 - `is_greedy`: neither temperature nor noise; the argmax is taken.
@@ -18,6 +18,8 @@ defines it, and `samplings` in `tests/strategies.py` draws it, which covers ever
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from specdec.verify.grammar_state import GrammarState
 
 # Below this a temperature is 0, as in vLLM.
 LEAST_TEMPERATURE = 1e-5
@@ -37,6 +39,7 @@ class Sampling:
         end_tokens: tokens that end the output.
         seed: key of the request's randomness.
         sample_index: which of the request's samples this is.
+        grammar: state of the grammar that the output follows, of this sample alone; None for any output.
     """
 
     temperature: float = 0.0
@@ -53,6 +56,7 @@ class Sampling:
     end_tokens: tuple[int, ...] = ()
     seed: int = 0
     sample_index: int = 0
+    grammar: GrammarState | None = None
 
     @property
     def is_greedy(self) -> bool:
@@ -80,7 +84,7 @@ class Sampling:
     @property
     def edits(self) -> bool:
         """True if logits are changed in a way that can change the argmax."""
-        limited = self.allowed_token_ids is not None or self.bad_words or self.logit_bias
+        limited = self.allowed_token_ids is not None or self.grammar is not None or self.bad_words or self.logit_bias
         return bool(limited or self.penalises or (self.min_tokens and self.end_tokens))
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.upload import upload
+from specdec.verify.grammar_state import GrammarState
 from specdec.verify.sampling import Context
 
 
@@ -30,8 +31,8 @@ class NodeRows(NamedTuple):
 def processed_logits(logits: Tensor, parts: Sequence[NodeRows], kernels: KernelSet) -> Tensor:
     """Return logits after all parameters of the requests; dropped tokens are -inf.
 
-    The order is vLLM's: allowed_token_ids, bad_words, min_tokens, logit_bias, penalties (repetition, frequency,
-    presence), temperature, min_p, top_k, top_p. Each row counts its own path as output. Of equal logits,
+    The order is vLLM's: grammar, allowed_token_ids, bad_words, min_tokens, logit_bias, penalties (repetition,
+    frequency, presence), temperature, min_p, top_k, top_p. Each row counts its own path as output. Of equal logits,
     top_k and top_p keep the lowest ids. A greedy row ends before the temperature: its token is the argmax.
 
     Args:
@@ -67,12 +68,18 @@ def processed_logits(logits: Tensor, parts: Sequence[NodeRows], kernels: KernelS
 
 
 def _edit(scores: Tensor, part: NodeRows) -> None:
-    """Apply the edits that precede the temperature to one request's `[rows, vocab]`, in place, without a sync."""
+    """Apply the edits that precede the temperature to one request's `[rows, vocab]`, in place.
+
+    Without a sync, but for a grammar, which the host follows along the paths.
+    """
     context, device = part.context, scores.device
     sampling = context.sampling
-    needs_paths = sampling.penalises or sampling.bad_words or sampling.min_tokens > context.num_output
+    follows = sampling.penalises or sampling.bad_words or sampling.grammar is not None
+    needs_paths = follows or sampling.min_tokens > context.num_output
     # Before the first level of drafting they are empty.
     paths = part.paths().to(device) if needs_paths else torch.empty(part.num_rows, 0, dtype=torch.int64, device=device)
+    if sampling.grammar is not None:
+        _follow_grammar(scores, sampling.grammar, context, paths)
     if sampling.allowed_token_ids is not None:
         allowed = upload(sampling.allowed_token_ids, device)
         kept = scores[:, allowed]
@@ -89,6 +96,14 @@ def _edit(scores: Tensor, part: NodeRows) -> None:
         scores[:, upload(tokens, device)] += upload(addends, device, scores.dtype)
     if sampling.penalises:
         _penalise(scores, context, paths)
+
+
+def _follow_grammar(scores: Tensor, grammar: GrammarState, context: Context, paths: Tensor) -> None:
+    """Forbid the tokens that the grammar does not have after the output and each row's path."""
+    drafted = [[token for token in path if token >= 0] for path in paths.tolist()]
+    masks = upload(grammar.masks(context.token_ids, drafted), scores.device, torch.uint8)
+    bits = masks[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=scores.device) & 1
+    scores.masked_fill_(bits.flatten(1)[:, : scores.shape[1]] == 0, float("-inf"))
 
 
 def _forbid_words(scores: Tensor, context: Context, paths: Tensor) -> None:

@@ -161,7 +161,8 @@ class AsyncLLM:
             raise ValueError(f"params is {params!r}; it must be SamplingParams")
         if request_id is not None:
             check_text("request_id", request_id)
-        if isinstance(prompt, str) and len(prompt) > LONG_TEXT:
+        is_long = isinstance(prompt, str) and len(prompt) > LONG_TEXT
+        if is_long or params.structured_outputs is not None:
             tokens = await asyncio.to_thread(self._requests.check, prompt, params, priority, cache_salt)
         else:
             tokens = self._requests.check(prompt, params, priority, cache_salt)

@@ -3,6 +3,9 @@
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import zmq
 
@@ -24,6 +27,7 @@ from specdec.async_engine.messages import (
 )
 from specdec.async_engine.outbox import Outbox
 from specdec.core.request import Request
+from specdec.core.sampling_params import SamplingParams
 from specdec.llm import LLM
 from specdec.scheduling.integrity import check_scheduler
 from specdec.scheduling.scheduler import QueueFullError
@@ -35,6 +39,8 @@ MOST_TAKEN = 256
 MOST_FAILURES = 3
 # Seconds without another message after which a heartbeat is sent, if there are requests.
 HEARTBEAT = 0.25
+# Time between two looks at grammars that are being compiled, while nothing else happens.
+_COMPILING_MS = 2
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +65,10 @@ class EngineLoop:
         self._num_failures = 0
         self._last_sent = time.monotonic()
         self._stopping = False
+        # Requests whose grammars are compiled beside the steps, and those of them that were aborted meanwhile.
+        self._compiler = ThreadPoolExecutor(1, "grammars")
+        self._compiling: dict[int, Future[Outbox]] = {}
+        self._aborted: set[int] = set()
 
     def run(self) -> None:
         """Serve until the front end sends `Stop` and has taken the last news.
@@ -66,8 +76,9 @@ class EngineLoop:
         Raises:
             Exception: a failure after which the engine's state is not sound, or one failed step too many.
         """
-        while not self._stopping or self._unsent or self._with_news:
+        while not self._stopping or self._unsent or self._with_news or self._compiling:
             self._receive()
+            self._add_compiled()
             if self._engine.has_unfinished:
                 self._step()
                 self._beat()
@@ -77,7 +88,7 @@ class EngineLoop:
         """Handle messages that have arrived; sleep until there is one if there is nothing else to do."""
         if not self._engine.has_unfinished:
             wanted = zmq.POLLIN | (zmq.POLLOUT if self._unsent or self._with_news else 0)
-            self._socket.poll(None, wanted)
+            self._socket.poll(_COMPILING_MS if self._compiling else None, wanted)
         for _ in range(MOST_TAKEN):
             if not self._socket.poll(0, zmq.POLLIN):
                 return
@@ -98,32 +109,60 @@ class EngineLoop:
                 self._unsent.append(encode(self._integrity(call_id)))
             case Stop():
                 self._stopping = True
-                for number in self._outboxes:
+                for number in [*self._outboxes, *self._compiling]:
                     self._abort(number)
 
     def _add(self, message: Add) -> None:
-        queued: list[Request] = []
         try:
             params = decode_params(message.params)
-            group = self._llm.new_group(
-                message.prompt, params, priority=message.priority, cache_salt=message.cache_salt
-            )
-            if message.trace:
-                group.start_trace()
-            for request in group.requests:
+        except Exception as error:
+            self._refuse(message.number, error)
+            return
+        work = partial(self._make, message, params)
+        if params.structured_outputs is not None:
+            self._compiling[message.number] = self._compiler.submit(work)
+        else:
+            self._queue(message.number, work)
+
+    def _make(self, message: Add, params: SamplingParams) -> Outbox:
+        group = self._llm.new_group(message.prompt, params, priority=message.priority, cache_salt=message.cache_salt)
+        if message.trace:
+            group.start_trace()
+        return Outbox(message.number, group, message.whole)
+
+    def _add_compiled(self) -> None:
+        """Queue the requests whose grammars have been compiled."""
+        for number, future in [(number, future) for number, future in self._compiling.items() if future.done()]:
+            del self._compiling[number]
+            self._queue(number, future.result)
+            if number in self._aborted:
+                self._aborted.remove(number)
+                self._abort(number)
+
+    def _queue(self, number: int, make: Callable[[], Outbox]) -> None:
+        """Queue the requests that `make` returns, or refuse them."""
+        queued: list[Request] = []
+        try:
+            outbox = make()
+            for request in outbox.group.requests:
                 self._engine.add_request(request)
                 queued.append(request)
         except Exception as error:
             for request in queued:
                 self._engine.abort(request)
-            is_full = isinstance(error, QueueFullError)
-            self._unsent.append(encode(Refused(message.number, one_line(error), is_full)))
+            self._refuse(number, error)
             return
-        outbox = self._outboxes[message.number] = Outbox(message.number, group, message.whole)
-        self._owners |= dict.fromkeys(group.requests, outbox)
+        self._outboxes[number] = outbox
+        self._owners |= dict.fromkeys(outbox.group.requests, outbox)
+
+    def _refuse(self, number: int, error: Exception) -> None:
+        self._unsent.append(encode(Refused(number, one_line(error), isinstance(error, QueueFullError))))
 
     def _abort(self, number: int) -> None:
         """End the samples of a request that are not finished; its last deltas are sent."""
+        if number in self._compiling:
+            self._aborted.add(number)
+            return
         outbox = self._outboxes.get(number)
         if outbox is not None:
             running = [request for request in outbox.group.requests if not request.finished]
@@ -139,7 +178,12 @@ class EngineLoop:
         except AssertionError as error:
             problem = one_line(error)
         pools = (scheduler.manager.pool, scheduler.manager.host)
-        return Integrity(call_id, problem, len(self._outboxes), sum(pool.num_blocks - pool.num_free for pool in pools))
+        return Integrity(
+            call_id,
+            problem,
+            len(self._outboxes) + len(self._compiling),
+            sum(pool.num_blocks - pool.num_free for pool in pools),
+        )
 
     def _step(self) -> None:
         plan = self._engine.scheduler.schedule()

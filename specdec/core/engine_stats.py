@@ -17,7 +17,8 @@ class EngineStats:
         preemptions: how often a request lost its memory; `swaps` of them moved to host memory.
         prefix_queries: tokens of admitted requests.
         prefix_hits: number of them found in the cache.
-        drafts_asked, drafts_granted: draft nodes of the largest trees in steps with drafts, and nodes that the scheduler granted.
+        drafts_asked, drafts_granted: draft nodes of the largest trees in steps with drafts, and nodes that the
+            scheduler granted.
         trees_verified: draft trees that were verified.
         tree_tokens: tokens of outputs that steps with a draft tree yielded, each row's step by itself.
         drafts_verified, drafts_accepted: draft nodes that were verified, and that became output.

@@ -199,6 +199,11 @@ class Request:
         if self.finished:
             del self.logprobs[self.num_output :]
 
+    def end(self) -> None:
+        """End the request well, without another token."""
+        self.finish_reason = "stop"
+        del self.logprobs[self.num_output :]
+
     def fail(self, message: str) -> None:
         """End the request without another token. The other requests of the step go on."""
         self.finish_reason, self.error = "error", message

@@ -7,6 +7,7 @@ from numbers import Integral, Real
 from typing import Any, Literal
 
 from specdec.core.speculation import Speculation
+from specdec.core.structured_outputs import StructuredOutputsParams
 from specdec.kernels.settings import MAX_WHOLE, check_settings, check_text, setting
 from specdec.verify.sampling import LEAST_TEMPERATURE
 
@@ -85,12 +86,21 @@ class SamplingParams:
         "change no token.",
         flags="",
     )
+    structured_outputs: StructuredOutputsParams | None = setting(
+        None,
+        "Form that the output follows: a JSON schema, a regular expression, a choice or a grammar.",
+        wanted="`StructuredOutputsParams`, or None",
+        flags="",
+    )
 
     def __post_init__(self) -> None:
         check_settings(self)
         if not isinstance(self.speculation, Speculation):
             wanted = "Speculation(enabled, max_nodes, max_depth)"
             raise ValueError(f"speculation is {self.speculation!r}; it must be {wanted}")
+        if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
+            wanted = "StructuredOutputsParams(json, regex, choice, grammar or json_object)"
+            raise ValueError(f"structured_outputs is {self.structured_outputs!r:.50}; it must be {wanted}, or None")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens is {self.min_tokens}; it must be at most max_tokens, {self.max_tokens}")
         if self.n > 1 and self.temperature < LEAST_TEMPERATURE:

@@ -13,6 +13,7 @@ from specdec.core.outputs import LogprobsMode
 from specdec.core.request import Request
 from specdec.draft_heads.drafting.chained_trees import add_chains
 from specdec.draft_heads.drafting.drafter import Drafter, DraftRow
+from specdec.draft_heads.drafting.structured_drafts import without_forbidden
 from specdec.engine.step_observer import StepObserver
 from specdec.engine.tree_trace import node_probs, trace_of
 from specdec.execution.model_runner import ModelRunner
@@ -84,7 +85,8 @@ class LLMEngine:
         draft_rows = [self._draft_row(row) for row in rows]
         with observer.drafting():
             drafted = self.drafter.propose(draft_rows)
-            trees = add_chains(drafted, [row.chain_nodes for row in rows], self.cache.target.device)
+            chained = add_chains(drafted, [row.chain_nodes for row in rows], self.cache.target.device)
+            trees = without_forbidden(chained, [row.context for row in draft_rows])
         parts = [_tree_row(row) for row in rows]
         logits = self.runner.forward(parts, trees)
         observer.use_wait()
@@ -168,10 +170,7 @@ class LLMEngine:
                 trace = trace_of(request, trees.read()[place], result, self._observer.seconds)
                 request.steps[-1] = request.steps[-1]._replace(trace=trace)
             if result.is_dead_end and not request.finished:
-                request.fail(
-                    "no token can follow: the model's logits are not finite, or allowed_token_ids, bad_words "
-                    "and min_tokens together forbid every token"
-                )
+                _end_without_token(request)
             updated.append(request)
         return updated
 
@@ -190,6 +189,18 @@ def _result(tree: DraftTree, acceptance: Acceptance) -> RowResult:
         # Values of a draft node that overflow reach every row that reads them under a mask. A plain step would not
         # have met them.
         needs_retry=len(tree) > 0 and not tokens,
+    )
+
+
+def _end_without_token(request: Request) -> None:
+    """End a request that no token can follow: well where its grammar is complete, else with an error."""
+    grammar = request.sampling.grammar
+    if grammar is not None and grammar.is_complete(request.token_ids):
+        request.end()
+        return
+    request.fail(
+        "no token can follow: the model's logits are not finite, or structured_outputs, allowed_token_ids, bad_words "
+        "and min_tokens together forbid every token"
     )
 
 

@@ -6,6 +6,7 @@ import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from numbers import Number
 from typing import Any
 
@@ -16,10 +17,13 @@ from specdec.core.sampling_params import SamplingParams
 from specdec.draft_heads.drafting.chains import ChainRates, ChainSource
 from specdec.draft_heads.drafting.ngram_chains import NGramChains
 from specdec.draft_heads.drafting.predicted_text import PredictedText
+from specdec.draft_heads.drafting.structured_drafts import ForcedText
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.kernels.settings import MAX_WHOLE, check_text, whole_number
 from specdec.models.generation_config import GenerationConfig
+from specdec.models.grammar_compiler import GrammarCompiler
 from specdec.models.tokenizer import Tokenizer
+from specdec.verify.grammar_state import GrammarState
 from specdec.verify.sampling import Sampling
 
 Prompt = str | Sequence[int]
@@ -67,6 +71,7 @@ class RequestMaker:
     _has_warned: bool = False
     _ngram_rates: ChainRates = field(default_factory=ChainRates)
     _prediction_rates: ChainRates = field(default_factory=ChainRates)
+    _forced_rates: ChainRates = field(default_factory=ChainRates)
     _ids: "itertools.count[int]" = field(default_factory=itertools.count)
 
     @classmethod
@@ -149,10 +154,23 @@ class RequestMaker:
                 raise ValueError(f"{name} needs a tokenizer, and the model's folder has none; use token ids")
         if isinstance(params.prediction, str) and self.tokenizer is None:
             raise ValueError("prediction needs a tokenizer, and the model's folder has none; give token ids")
+        if params.structured_outputs is not None:
+            self.grammars.check(params.structured_outputs)
         return tokens
 
+    @cached_property
+    def grammars(self) -> GrammarCompiler:
+        """Compiler of the grammars of structured outputs.
+
+        Raises:
+            ValueError: a model without a tokenizer.
+        """
+        if self.tokenizer is None:
+            raise ValueError("structured_outputs needs a tokenizer, and the model's folder has none; leave it out")
+        return GrammarCompiler(self.tokenizer, self.model.vocab_size, self.end_tokens)
+
     def group(self, prompt: Prompt, params: SamplingParams, priority: int, cache_salt: str | None) -> RequestGroup:
-        """Make the requests of a prompt, one per sample. They are not queued yet.
+        """Make the requests of a prompt, one per sample, and compile their grammar. They are not queued yet.
 
         Raises:
             ValueError: see `LLM.new_group`.
@@ -167,6 +185,10 @@ class RequestMaker:
         group_id = str(next(self._ids))
         cached_samples: dict[Request, None] = {}
         predicted = self._predicted(params)
+        grammars: list[GrammarState | None] = [None] * params.n
+        if params.structured_outputs is not None:
+            compiled = self.grammars.compile(params.structured_outputs)
+            grammars = [self.grammars.state(compiled, len(tokens), ends) for _ in grammars]
         requests = [
             Request(
                 request_id=f"{group_id}-{index}",
@@ -174,7 +196,7 @@ class RequestMaker:
                 num_prompt=len(tokens),
                 # The prompt is scored once.
                 params=params if index == 0 else replace(params, prompt_logprobs=None),
-                sampling=self._sampling(params, ends, seed, index),
+                sampling=self._sampling(params, ends, seed, index, grammars[index]),
                 max_length=longest,
                 end_tokens=ends,
                 detokenizer=Detokenizer(
@@ -197,8 +219,10 @@ class RequestMaker:
         return [] if params.prediction is None else [int(token) for token in params.prediction]
 
     def _add_sources(self, request: Request, predicted: list[int]) -> None:
-        """Give a request its sources of chains. The predicted text is asked first."""
+        """Give a request its sources of chains: first what its grammar forces, then the predicted text."""
         sources: list[ChainSource] = []
+        if request.sampling.grammar is not None:
+            sources.append(ForcedText(request.sampling.grammar, ChainRates(self._forced_rates)))
         if predicted:
             rates = ChainRates(self._prediction_rates)
             request.prediction = PredictedText(predicted, request.num_prompt, rates)
@@ -217,7 +241,9 @@ class RequestMaker:
         # Most prompts are long lists of plain numbers.
         return list(ids) if all(type(token) is int for token in ids) else [whole_number(_TOKEN, token) for token in ids]
 
-    def _sampling(self, params: SamplingParams, ends: frozenset[int], seed: int, index: int) -> Sampling:
+    def _sampling(
+        self, params: SamplingParams, ends: frozenset[int], seed: int, index: int, grammar: GrammarState | None
+    ) -> Sampling:
         allowed = params.allowed_token_ids
         return Sampling(
             temperature=params.temperature,
@@ -234,4 +260,5 @@ class RequestMaker:
             end_tokens=tuple(sorted(ends)),
             seed=seed,
             sample_index=index,
+            grammar=grammar,
         )

@@ -2,13 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, first_line
+
+if TYPE_CHECKING:
+    # Loaded with the first structured request.
+    from xgrammar import TokenizerInfo
 
 
 def load_pretrained(folder: Path) -> PreTrainedTokenizerBase:
@@ -96,6 +100,24 @@ class Tokenizer:
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
             raise ValueError(f"the chat template refuses the conversation: {first_line(error)}") from None
         return list(self._hf(text, add_special_tokens=False)["input_ids"])
+
+    def grammar_info(self, vocab_size: int, end_tokens: frozenset[int]) -> "TokenizerInfo":
+        """Return the text of every token, as grammars need it; special tokens stand for no text.
+
+        Args:
+            vocab_size: columns of the model's logits.
+            end_tokens: tokens that end an output.
+        """
+        from xgrammar import TokenizerInfo
+
+        size = max(vocab_size, len(self._hf))
+        kind = TokenizerInfo.from_huggingface(self._hf, vocab_size=size, stop_token_ids=sorted(end_tokens) or None)
+        texts: list[str | bytes] = [""] * size
+        special = self.special_tokens
+        for text, token in self._hf.get_vocab().items():
+            if token not in special:
+                texts[token] = text
+        return TokenizerInfo.from_vocab_and_metadata(texts, kind.dump_metadata())
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self._hf.decode(list(token_ids), skip_special_tokens=True))

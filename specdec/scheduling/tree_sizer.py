@@ -116,7 +116,7 @@ class TreeSizer:
         self._steps = 0
         self._load: tuple[object, ...] | None = None
         self._best = (0, 0.0)
-        # Number of the step in which the size is computed anew, and of the one up to which the same rows decode plainly.
+        # Number of the step in which the size is computed anew, and of that up to which the same rows decode plainly.
         self._next_fit, self._plain_until = 0, 0
         # Whether steps have trees, and the number of steps since that changed or the other kind was tried.
         self._drafts, self._alike = False, 0

@@ -41,6 +41,7 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
         whole=not body.stream,
         trace=body.trace,
         prompt_field="messages",
+        structure_field=body.structure_field,
     )
     seconds = service.settings.request_timeout
     if body.stream:

@@ -4,7 +4,8 @@ import json
 from typing import Any, Literal
 
 from specdec.server.errors import ApiError
-from specdec.server.sampling_fields import Int, RequestModel, SamplingFields, check_logprobs, check_trace
+from specdec.server.request_model import RequestModel
+from specdec.server.sampling_fields import Int, SamplingFields, check_logprobs, check_trace
 
 _NO_TEMPLATE_ARGUMENTS = (
     *("chat_template", "conversation", "messages", "tokenize", "return_tensors", "return_dict", "padding"),

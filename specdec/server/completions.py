@@ -42,6 +42,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
         cache_salt=body.cache_salt,
         whole=not body.stream,
         trace=body.trace,
+        structure_field=body.structure_field,
     )
     limit = service.settings.request_timeout
     if body.stream:

@@ -1,7 +1,8 @@
 """Bodies of `/tokenize`, `/detokenize` and `/abort`."""
 
 from specdec.server.chat_request import TemplateFields
-from specdec.server.sampling_fields import Int, RequestModel
+from specdec.server.request_model import RequestModel
+from specdec.server.sampling_fields import Int
 
 
 class TokenizeRequest(TemplateFields):

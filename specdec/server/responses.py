@@ -37,6 +37,7 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
         cache_salt=body.cache_salt,
         whole=not body.stream,
         prompt_field="input",
+        structure_field=body.structure_field,
     )
     seconds = service.settings.request_timeout
     if body.stream:

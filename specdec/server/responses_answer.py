@@ -38,6 +38,7 @@ class ResponsesAnswer:
             top_logprobs=body.top_logprobs or 0,
             max_output_tokens=body.max_output_tokens,
             tool_choice="none" if body.tool_choice == "none" else "auto",
+            text={"format": body.text_format},
             tools=[{"strict": False, "parameters": {}, **tool.model_dump()} for tool in body.tools or ()],
         )
         self._open: OutputMessage | OutputCall | None = None

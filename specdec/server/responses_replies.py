@@ -83,7 +83,7 @@ class ResponseReply(Struct, kw_only=True):
     max_output_tokens: int | None
     tool_choice: str
     tools: list[dict[str, Any]]
-    text: dict[str, dict[str, str]] = field(default_factory=lambda: {"format": {"type": "text"}})
+    text: dict[str, dict[str, Any]]
     truncation: str = "disabled"
     store: bool = False
     background: bool = False

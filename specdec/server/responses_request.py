@@ -2,9 +2,12 @@
 
 from typing import Any, Literal
 
+from specdec.core.structured_outputs import StructuredOutputsParams
 from specdec.server.chat_request import ChatMessageIn, ContentPart, content_text
 from specdec.server.errors import ApiError
-from specdec.server.sampling_fields import Int, RequestModel, ResponseFormat, SamplingFields, check_logprobs
+from specdec.server.request_model import RequestModel
+from specdec.server.sampling_fields import Int, SamplingFields, check_logprobs
+from specdec.server.structured_fields import TextFormat
 
 LOGPROBS = "message.output_text.logprobs"
 Content = str | list[ContentPart]
@@ -54,7 +57,7 @@ class FunctionTool(RequestModel):
 class TextOptions(RequestModel):
     """Form of the answer."""
 
-    format: ResponseFormat | None = None
+    format: TextFormat | None = None
 
 
 class ResponsesRequest(SamplingFields):
@@ -109,6 +112,24 @@ class ResponsesRequest(SamplingFields):
         functions = [tool.model_dump(exclude={"type", "strict"}) for tool in self.tools or ()]
         return {"tools": [{"type": "function", "function": function} for function in functions]}
 
+    @property
+    def text_format(self) -> dict[str, Any]:
+        """The form of the answer, as the answer repeats it."""
+        if self.text is None or self.text.format is None:
+            return {"type": "text"}
+        return self.text.format.model_dump(by_alias=True, exclude_none=True)
+
+    @property
+    def structure_field(self) -> str:
+        """The field that says which form the output follows."""
+        has_format = self.text is not None and self.text.format is not None
+        return "text.format" if has_format else super().structure_field
+
+    def structure(self) -> StructuredOutputsParams | None:
+        """Return the form that the output follows, None for any."""
+        own = None if self.text is None or self.text.format is None else self.text.format.structure("text.format")
+        return super().structure() if own is None else own
+
     def check_response(self, most_logprobs: int) -> None:
         """Refuse what is not supported.
 
@@ -125,9 +146,6 @@ class ResponsesRequest(SamplingFields):
             raise self.refuse("n", "a response is one answer")
         if self.truncation not in (None, "disabled"):
             raise self.refuse("truncation", "shorten the input")
-        if self.text is not None and self.text.format is not None and self.text.format.type != "text":
-            given = self.text.format.type
-            raise ApiError(400, f"text.format is {given!r}; only 'text' is supported", param="text")
         if self.tool_choice not in (None, "none", "auto"):
             raise ApiError(400, "tool_choice must be 'none' or 'auto'; calls cannot be forced", param="tool_choice")
         check_logprobs(self.top_logprobs, most_logprobs, "top_logprobs")

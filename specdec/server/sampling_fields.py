@@ -1,25 +1,25 @@
 """Fields of a request that become sampling parameters, by OpenAI's and vLLM's names."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from specdec.core.sampling_params import SamplingParams
 from specdec.core.speculation import Speculation
+from specdec.core.structured_outputs import StructuredOutputsParams
 from specdec.server.errors import ApiError, bad_request
+from specdec.server.request_model import RequestModel
+from specdec.server.structured_fields import ResponseFormat, StructuredOutputsFields
 
 # OpenAI's limit of `n`.
 MOST_SAMPLES = 128
 _WORD = 1 << 63
 Int = Annotated[int, Field(ge=-_WORD, lt=_WORD)]
+# vLLM's older names of structured outputs.
+_GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 # Fields that would change the output and that this server lacks. Other unknown fields are ignored with a warning.
 _REFUSED = (
-    "structured_outputs",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
     "logits_processors",
     "prompt_embeds",
     "use_beam_search",
@@ -32,31 +32,11 @@ _REFUSED = (
 )
 
 
-class RequestModel(BaseModel):
-    """A request's body. Values have the type that is asked for, and null stands for a field that is left out."""
-
-    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
-
-    def unknown_fields(self) -> list[str]:
-        """Return the names of fields that the API does not have."""
-        return list(self.model_extra or {})
-
-    def refuse(self, name: str, remedy: str) -> ApiError:
-        """Return the error of a field that has a value this server cannot serve."""
-        return ApiError(400, f"{name} is not supported; {remedy}", param=name)
-
-
 class StreamOptions(RequestModel):
     """Options of a streamed answer."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-
-
-class ResponseFormat(RequestModel):
-    """Form of the answer's text."""
-
-    type: Literal["text", "json_object", "json_schema", "structural_tag"]
 
 
 class SpeculationFields(RequestModel):
@@ -118,6 +98,7 @@ class SamplingFields(RequestModel):
     trace: bool | None = None
     user: str | None = None
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputsFields | None = None
 
     @property
     def include_usage(self) -> bool:
@@ -136,13 +117,31 @@ class SamplingFields(RequestModel):
         for name in self.unknown_fields():
             if name in _REFUSED and (self.model_extra or {})[name] not in (None, False):
                 raise self.refuse(name, "leave it out")
-        if self.response_format is not None and self.response_format.type != "text":
-            given = self.response_format.type
-            raise ApiError(400, f"response_format is {given!r}; only 'text' is supported", param="response_format")
+            if name in _GUIDED and (self.model_extra or {})[name] is not None:
+                raise self.refuse(name, f"use structured_outputs with {name.removeprefix('guided_')!r}")
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options is only allowed with stream true", param="stream_options")
         if self.n is not None and self.n > MOST_SAMPLES:
             raise ApiError(400, f"n is {self.n}; it must be at most {MOST_SAMPLES}", param="n")
+
+    @property
+    def structure_field(self) -> str:
+        """The field that says which form the output follows."""
+        return "structured_outputs" if self.structured_outputs is not None else "response_format"
+
+    def structure(self) -> StructuredOutputsParams | None:
+        """Return the form that the output follows, None for any.
+
+        Raises:
+            ApiError: a field that is wrong, or two that exclude each other.
+        """
+        own = None if self.response_format is None else self.response_format.structure("response_format")
+        if self.structured_outputs is None:
+            return own
+        if own is not None:
+            message = "structured_outputs and response_format exclude each other; leave one out"
+            raise ApiError(400, message, param="structured_outputs")
+        return self.structured_outputs.structure()
 
     def sampling_params(self, defaults: Mapping[str, Any], **own: Any) -> SamplingParams:
         """Return the parameters of a request.
@@ -160,6 +159,7 @@ class SamplingFields(RequestModel):
             values["logit_bias"] = _by_token(values["logit_bias"])
         if self.speculation is not None:
             values["speculation"] = self.speculation.speculation()
+        values["structured_outputs"] = self.structure()
         try:
             return SamplingParams(**values)
         except ValueError as error:

@@ -23,7 +23,8 @@ from specdec.server.errors import ApiError, bad_request
 from specdec.server.merged import merged
 from specdec.server.metrics import RequestTimer, ServerMetrics
 from specdec.server.replies import now
-from specdec.server.sampling_fields import RequestModel, SamplingFields
+from specdec.server.request_model import RequestModel
+from specdec.server.sampling_fields import SamplingFields
 from specdec.server.server_settings import ServerSettings
 from specdec.server.speculation_replies import RequestMetrics, SglExt, request_metrics, sglext
 from specdec.server.tool_parsers import ToolParser, parser_for
@@ -33,7 +34,7 @@ logger = logging.getLogger(__name__)
 # Names of unknown fields that are remembered, so that each is reported once.
 _MOST_NAMES = 100
 # Parameters that can forbid every token.
-_FORBIDDING = ("allowed_token_ids", "bad_words", "min_tokens")
+_FORBIDDING = ("allowed_token_ids", "bad_words", "min_tokens", "structured_outputs")
 
 
 class Service:
@@ -140,6 +141,7 @@ class Service:
         whole: bool = False,
         trace: bool | None = None,
         prompt_field: str = "prompt",
+        structure_field: str = "structured_outputs",
     ) -> AsyncGenerator[tuple[int, RequestOutput]]:
         """Run prompts of one request; yield a prompt's number and state after each step in which it got tokens.
 
@@ -148,6 +150,7 @@ class Service:
             whole: whether states between the first token and the end are left out.
             trace: whether outputs hold their steps with the draft trees.
             prompt_field: field of the request that holds the prompt.
+            structure_field: field of the request that says which form the output follows.
 
         Raises:
             ApiError: a prompt or parameter that the model does not support; a full queue; a dead engine.
@@ -181,7 +184,9 @@ class Service:
             raise
         except ValueError as error:
             wrong = bad_request(error, ("cache_salt", *SamplingParams.__dataclass_fields__))
-            if "prompt" in str(error):
+            if str(error).startswith("structured_outputs"):
+                wrong.param = structure_field
+            elif "prompt" in str(error):
                 wrong.param = prompt_field
             raise wrong from None
         except QueueFullError as error:

@@ -310,8 +310,8 @@ def spoilt(tiny: Tiny, tmp_path: Path) -> Path:
 
 
 FAILED = (
-    "no token can follow: the model's logits are not finite, or allowed_token_ids, bad_words and min_tokens together "
-    "forbid every token"
+    "no token can follow: the model's logits are not finite, or structured_outputs, allowed_token_ids, bad_words and "
+    "min_tokens together forbid every token"
 )
 
 

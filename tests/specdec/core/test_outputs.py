@@ -346,7 +346,7 @@ def poisoned(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 NO_TOKEN_CAN = (
-    "no token can follow: the model's logits are not finite, or allowed_token_ids, bad_words "
+    "no token can follow: the model's logits are not finite, or structured_outputs, allowed_token_ids, bad_words "
     "and min_tokens together forbid every token"
 )
 

@@ -123,7 +123,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "image": ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}, "messages"),
     "top_logprobs": ({"top_logprobs": 2}, "top_logprobs"),
     "many logprobs": ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-    "json": ({"response_format": {"type": "json_object"}}, "response_format"),
     "forced": ({"tool_choice": "required"}, "tool_choice"),
     "functions": ({"functions": [{"name": "f"}]}, "functions"),
     "temperature": ({"temperature": "hot"}, "temperature"),

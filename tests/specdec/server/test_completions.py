@@ -223,7 +223,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "many": ({"prompt": ["a"] * 2049}, "prompt"),
     "token": ({"prompt": [5000]}, "prompt"),
     "long": ({"prompt": [5] * 9000}, "prompt"),
-    "format": ({"extra_body": {"response_format": {"type": "json_object"}}}, "response_format"),
     "guided": ({"extra_body": {"guided_json": {}}}, "guided_json"),
     "stream_options": ({"stream_options": {"include_usage": True}}, "stream_options"),
     "big": ({"extra_body": {"priority": 1 << 70}}, "priority"),

@@ -120,7 +120,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "previous": ({"previous_response_id": "resp-1"}, "previous_response_id"),
     "background": ({"background": True}, "background"),
     "truncation": ({"truncation": "auto"}, "truncation"),
-    "json": ({"text": {"format": {"type": "json_object"}}}, "text"),
     "image": ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "messages"),
     "item": ({"input": [{"type": "web_search_call"}]}, "input"),
     "nothing": ({"input": []}, "input"),

@@ -1,0 +1,79 @@
+"""The form that an output must have: a JSON schema, a regular expression, a choice or a grammar. Pure Python."""
+
+import json as json_text
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specdec.core.json_schema import check_schema
+from specdec.kernels.settings import check_settings, check_text, setting
+
+# Fields of which a request gives exactly one.
+FORMS = ("json", "regex", "choice", "grammar", "json_object")
+
+
+@dataclass(frozen=True)
+class StructuredOutputsParams:
+    """Form of a request's output, by vLLM's names. Exactly one of `json`, `regex`, `choice`, `grammar` and
+    `json_object` is given. The output follows it from its first token to its end.
+
+    Raises:
+        ValueError: none of them or several, a value of another type, or a schema with a keyword that is not supported.
+    """
+
+    json: str | Mapping[str, Any] | None = setting(None, "JSON schema, as text or as an object.", flags="")
+    regex: str | None = setting(None, "Regular expression that the whole output matches.", flags="")
+    choice: Sequence[str] | None = setting(None, "Texts, one of which is the output.", flags="")
+    grammar: str | None = setting(
+        None, "Context-free grammar, in GBNF (with a rule `root`) or in Lark's form.", flags=""
+    )
+    json_object: bool | None = setting(None, "True: the output is a JSON object of any content.", flags="")
+    disable_any_whitespace: bool = setting(
+        True,
+        "JSON in one line, with one space after each comma and colon. False leaves blanks and line ends to the model, "
+        "and less text is drafted for free.",
+        flags="",
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        given = [name for name in FORMS if getattr(self, name) not in (None, False)]
+        if len(given) != 1:
+            what = " and ".join(given) if given else "none"
+            raise ValueError(f"structured_outputs has {what} of {', '.join(FORMS)}; give exactly one")
+        for name in ("regex", "grammar"):
+            if getattr(self, name) is not None:
+                check_text(f"structured_outputs.{name}", getattr(self, name))
+        if self.choice is not None:
+            object.__setattr__(self, "choice", self._checked_choice())
+        if self.json is not None:
+            object.__setattr__(self, "json", self._checked_json())
+
+    def _checked_choice(self) -> tuple[str, ...]:
+        choice = self.choice
+        if isinstance(choice, str) or not isinstance(choice, Sequence) or not choice:
+            raise ValueError(f"structured_outputs.choice is {choice!r}; it must be a list of at least one text")
+        for text in choice:
+            check_text("structured_outputs.choice", text)
+            if not text:
+                raise ValueError("structured_outputs.choice holds an empty text; leave it out")
+        return tuple(choice)
+
+    def _checked_json(self) -> str:
+        """Return the schema as text."""
+        name, schema = "structured_outputs.json", self.json
+        if isinstance(schema, str):
+            check_text(name, schema)
+            try:
+                schema = json_text.loads(schema)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"{name} is not valid JSON: {error}; give a JSON schema") from None
+        if not isinstance(schema, Mapping):
+            raise ValueError(f"{name} is {schema!r:.50}; it must be a JSON schema: an object, or its text")
+        try:
+            check_schema(name, schema)
+            text = json_text.dumps(schema)
+        except (TypeError, RecursionError):
+            raise ValueError(f"{name} holds a value that JSON does not have, or is nested too deeply") from None
+        check_text(name, text)
+        return text

@@ -1,0 +1,143 @@
+"""Grammars of structured outputs, compiled for a model's tokens."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from specdec.core.structured_outputs import StructuredOutputsParams
+from specdec.models.tokenizer import Tokenizer
+from specdec.verify.grammar_state import GrammarState
+
+if TYPE_CHECKING:
+    # Loaded with the first structured request.
+    from xgrammar import CompiledGrammar
+    from xgrammar import GrammarCompiler as Compiler
+
+# Memory for compiled grammars that are kept for later requests; the least recently used go first.
+CACHE_BYTES = 128 << 20
+# Threads of one compilation, which runs beside the engine.
+THREADS = 2
+# Characters that may stand in a JSON string without an escape.
+_PLAIN = r"[ -!#-[\]-\uD7FF\uE000-\U0010FFFF]"
+# What xgrammar writes for a character of a string, with a bounded length and without. Both let halves of surrogate
+# pairs through. The first lets control characters through, which JSON does not allow, and no escape.
+_CHARACTERS = {r"[^\"\\\r\n]": rf'({_PLAIN} | "\\" [\"\\/bfnrt])', r"[^\0-\x1f\"\\\r\n]": _PLAIN}
+# xgrammar writes a character as `\xdf`, and reads hexadecimal digits behind it as a part of it; `\u00df` has an end.
+_ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|.)", re.DOTALL)
+# Longest message of the grammar library that is shown.
+_LONGEST_REASON = 200
+
+
+class GrammarCompiler:
+    """Compiles grammars with xgrammar (Dong et al. 2024), and keeps those that were used last.
+
+    Its methods may be called from several threads; they let other threads run.
+
+    Args:
+        vocab_size: columns of the model's logits.
+        end_tokens: tokens after which the model's output ends.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_tokens: frozenset[int]) -> None:
+        self.tokenizer, self.vocab_size, self.end_tokens = tokenizer, vocab_size, end_tokens
+
+    def check(self, params: StructuredOutputsParams) -> None:
+        """Refuse what is no grammar.
+
+        Raises:
+            ValueError: an invalid schema, regular expression or grammar; names it and the reason.
+        """
+        from xgrammar import Grammar
+
+        with _one_line_errors(params):
+            source = _source(params)
+            if source.kind == "regex":
+                Grammar.from_regex(source.text)
+            elif source.kind == "lark":
+                Grammar.from_lark(source.text)
+            else:
+                Grammar.from_ebnf(source.text)
+
+    def compile(self, params: StructuredOutputsParams) -> "CompiledGrammar":
+        """Return the compiled grammar; large schemas take seconds.
+
+        Raises:
+            ValueError: see `check`.
+        """
+        compiler = self._compiler
+        with _one_line_errors(params):
+            source = _source(params)
+            if source.kind == "regex":
+                return compiler.compile_regex(source.text)
+            return (
+                compiler.compile_lark(source.text) if source.kind == "lark" else compiler.compile_grammar(source.text)
+            )
+
+    def state(self, compiled: "CompiledGrammar", num_prompt: int, end_tokens: frozenset[int]) -> GrammarState:
+        """Return the state of a new request.
+
+        Args:
+            num_prompt: tokens of the prompt.
+            end_tokens: tokens that end this request. Those that are text are possible where the grammar has that
+                text; the others, and the model's own, where it is complete.
+        """
+        from xgrammar import GrammarMatcher
+
+        stops = sorted(self.end_tokens | (end_tokens & self.tokenizer.special_tokens))
+        # Without a stop token, the matcher would take all that it finds in the vocabulary.
+        matcher = GrammarMatcher(compiled, override_stop_tokens=stops or None)
+        return GrammarState(matcher, frozenset(stops), num_prompt, self.vocab_size, self._encode)
+
+    @cached_property
+    def _compiler(self) -> "Compiler":
+        from xgrammar import GrammarCompiler as Compiler
+
+        info = self.tokenizer.grammar_info(self.vocab_size, self.end_tokens)
+        return Compiler(info, max_threads=THREADS, cache_limit_bytes=CACHE_BYTES)
+
+    @property
+    def _encode(self) -> Callable[[str], list[int]]:
+        backend = self.tokenizer.backend
+        return lambda text: list(backend.encode(text, add_special_tokens=False).ids)
+
+
+class _Source(NamedTuple):
+    kind: Literal["regex", "lark", "gbnf"]
+    text: str
+
+
+def _source(params: StructuredOutputsParams) -> _Source:
+    """Return a grammar as the text that is compiled."""
+    from xgrammar import Grammar
+
+    if params.regex is not None:
+        return _Source("regex", params.regex)
+    if params.grammar is not None:
+        return _Source("gbnf" if "::=" in params.grammar else "lark", params.grammar)
+    if params.choice is not None:
+        return _Source("gbnf", "root ::= " + " | ".join(json.dumps(text, ensure_ascii=False) for text in params.choice))
+    schema = '{"type": "object"}' if params.json is None else params.json
+    assert isinstance(schema, str)
+    text = str(Grammar.from_json_schema(schema, any_whitespace=not params.disable_any_whitespace))
+    for written, allowed in _CHARACTERS.items():
+        text = text.replace(written, allowed)
+    return _Source("gbnf", _ESCAPE.sub(_unambiguous, text))
+
+
+def _unambiguous(escape: re.Match[str]) -> str:
+    return rf"\u00{escape[1]}" if escape[1] else escape[0]
+
+
+@contextmanager
+def _one_line_errors(params: StructuredOutputsParams) -> Iterator[None]:
+    """Raise the library's errors as a ValueError of one line, without the library's own places."""
+    try:
+        yield
+    except RuntimeError as error:
+        name = next((name for name in ("regex", "choice", "grammar") if getattr(params, name) is not None), "json")
+        line = next(iter(str(error).splitlines()), "") or type(error).__name__
+        reason = re.sub(r"^\[[\d:]+\] \S+: ", "", line).removeprefix("Check failed: ")[:_LONGEST_REASON]
+        raise ValueError(f"structured_outputs.{name} cannot be followed: {reason}; correct it") from None

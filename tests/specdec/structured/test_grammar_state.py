@@ -1,0 +1,170 @@
+"""Masks along paths of drafts: those of a fresh matcher, under every acceptance rule, with no forbidden token."""
+
+import random
+from collections.abc import Sequence
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from xgrammar import CompiledGrammar, Grammar, GrammarCompiler, GrammarMatcher, TokenizerInfo, allocate_token_bitmask
+
+from specdec.draft_heads.drafting.chains import ChainRates
+from specdec.draft_heads.drafting.structured_drafts import ForcedText, pruned
+from specdec.kernels.kernel_set import KernelSet
+from specdec.kernels.tree import DraftTree
+from specdec.verify.grammar_state import GrammarState
+from specdec.verify.sampling import Context, Sampling
+from specdec.verify.transforms import processed_logits
+from specdec.verify.verifier import verifier_of
+from tests.kernel_sets import REFERENCES, TORCH
+from tests.strategies import draft_trees, seeds
+from tests.trees import chain_of
+from tests.verify.sampled_rows import SampledRow, nodes_of, verify
+
+# Token ids are places in this list; the last one ends an output.
+TOKENS = ["a", "b", "c", "ab", "bc", "1", "2", "12", '"', "<end>"]
+END = len(TOKENS) - 1
+# More columns than tokens.
+VOCAB = 41
+GRAMMARS = ['"a" | "ab" | "abc1"', '[ab]+ "12"', '"a" root? "b"', '"\\"" [a-c1]{2,5} "\\""', '("ab" | "bc"){1,3} "1"?']
+PROMPT = [8, 8]
+
+
+@cache
+def compiled(grammar: str) -> CompiledGrammar:
+    info = TokenizerInfo([*TOKENS[:-1], ""], vocab_size=VOCAB, stop_token_ids=[END])
+    return GrammarCompiler(info, max_threads=1).compile_grammar(Grammar.from_ebnf(f"root ::= {grammar}"))
+
+
+def encode(text: str) -> list[int]:
+    """Greedy longest tokens."""
+    found = []
+    while text:
+        token = max((t for t in TOKENS[:-1] if text.startswith(t)), key=len)
+        found.append(TOKENS.index(token))
+        text = text[len(token) :]
+    return found
+
+
+def state_of(grammar: str) -> GrammarState:
+    return GrammarState(GrammarMatcher(compiled(grammar)), frozenset([END]), len(PROMPT), VOCAB, encode)
+
+
+def allowed_after(grammar: str, tokens: Sequence[int]) -> set[int]:
+    """Tokens that a fresh matcher allows after all of these, none if it does not take them."""
+    matcher = GrammarMatcher(compiled(grammar))
+    for place, token in enumerate(tokens):
+        if matcher.is_terminated():
+            return {END} if set(tokens[place:]) == {END} else set()
+        if not matcher.accept_token(token):
+            return set()
+    if matcher.is_terminated():
+        return {END}
+    mask = allocate_token_bitmask(1, VOCAB)
+    matcher.fill_next_token_bitmask(mask)
+    return {token for token in range(VOCAB) if int(mask[0, token // 32]) >> token % 32 & 1}
+
+
+def random_output(grammar: str, seed: int, most: int) -> list[int]:
+    generator, found = random.Random(seed), list[int]()
+    while len(found) < most and (allowed := allowed_after(grammar, found) - {END}):
+        found.append(generator.choice(sorted(allowed)))
+    return found
+
+
+grammars = st.sampled_from(GRAMMARS)
+
+
+@given(grammar=grammars, seed=seeds, size=st.integers(0, 4), tree=draft_trees(12, len(TOKENS)))
+def test_masks_are_those_of_a_fresh_matcher_in_any_order_of_calls(
+    grammar: str, seed: int, size: int, tree: DraftTree
+) -> None:
+    """Also after output was added that other drafts were asked about before."""
+    state, output = state_of(grammar), random_output(grammar, seed, size)
+    paths = [[token for token in path if token >= 0] for path in tree.path_tokens]
+    for known in range(len(output) + 1):
+        token_ids = [*PROMPT, *output[:known]]
+        for path, mask in zip(paths, state.masks(token_ids, paths), strict=True):
+            expected = allowed_after(grammar, [*output[:known], *path])
+            assert state.allows(token_ids, path) == bool(expected)
+            found = {token for token in range(VOCAB) if mask[token // 8] >> token % 8 & 1}
+            assert found == (expected or set(range(VOCAB)))
+    assert state.is_complete([*PROMPT, *output]) == (END in allowed_after(grammar, output))
+
+
+@given(grammar=grammars, seed=seeds, size=st.integers(0, 4), most=st.integers(0, 6))
+def test_forced_tokens_are_in_the_grammar_and_single_ones_without_an_alternative(
+    grammar: str, seed: int, size: int, most: int
+) -> None:
+    output = random_output(grammar, seed, size)
+    chains = ForcedText(state_of(grammar), ChainRates()).chains([*PROMPT, *output], most)
+    assert len(chains) <= 1
+    chain = list(chains[0].tokens) if chains else []
+    assert len(chain) <= most
+    assert not chain or allowed_after(grammar, [*output, *chain])
+    allowed = allowed_after(grammar, output)
+    assert not (len(allowed) == 1 and most) or chain[0] in allowed
+    # A choice between texts, and not only between ways to cut one into tokens, forces nothing.
+    if len({TOKENS[token][0] for token in allowed}) > 1:
+        assert chain == []
+
+
+@settings(max_examples=60)
+@given(
+    grammar=grammars,
+    seed=seeds,
+    size=st.integers(0, 3),
+    tree=draft_trees(8, len(TOKENS)),
+    rule=st.sampled_from(["coupled", "rejection", "block"]),
+    temperature=st.sampled_from([0.0, 0.7, 1.0]),
+    kernels=st.sampled_from([TORCH, REFERENCES]),
+)
+def test_no_rule_lets_a_forbidden_token_through(
+    grammar: str, seed: int, size: int, tree: DraftTree, rule: str, temperature: float, kernels: KernelSet
+) -> None:
+    """Whatever is drafted, forbidden drafts included. Logits favour what the grammar forbids."""
+    output = random_output(grammar, seed, size)
+    sampling = Sampling(temperature=temperature, seed=seed, grammar=state_of(grammar))
+    context = Context(sampling, [*PROMPT, *output], len(PROMPT))
+    generator = torch.Generator().manual_seed(seed)
+    if rule == "block":
+        tree = chain_of(list(tree.tokens[:4]))
+    if rule != "coupled" and (rule == "block" or seed % 2):
+        q = torch.softmax(torch.randn(1 + len(tree), VOCAB, generator=generator), -1)
+        tree = DraftTree(tree.tokens, tree.parents, q)
+    logits = 4 * torch.randn(1 + len(tree), VOCAB, generator=generator, dtype=torch.float64)
+    # Weighing verifiers take drawn trees as they are: a forbidden draft has no chance there.
+    drafts = [tree, pruned(tree, context)] if tree.draft_probs is None else [tree]
+    for draft in drafts:
+        row = SampledRow(draft, context)
+        (found,) = verify(verifier_of(rule, kernels), [row], logits[: 1 + len(draft)])  # type: ignore[arg-type]
+        tokens = [*output, *(draft.tokens[node] for node in found.path), found.next_token]
+        assert all(token in allowed_after(grammar, tokens[:place]) for place, token in enumerate(tokens))
+
+
+def test_what_the_drafter_and_the_target_see_is_the_same_mask() -> None:
+    context = Context(Sampling(grammar=state_of(GRAMMARS[0])), [*PROMPT, 0], len(PROMPT))
+    scores = processed_logits(torch.zeros(1, VOCAB), nodes_of([SampledRow(DraftTree(), context)]), TORCH)
+    assert torch.isfinite(scores[0]).nonzero().flatten().tolist() == [TOKENS.index("b"), TOKENS.index("bc"), END]
+
+
+def test_behind_the_end_there_are_end_tokens_alone() -> None:
+    """A request that ignores end tokens goes on with them."""
+    state = state_of('"a"')
+    assert state.is_complete([*PROMPT, 0])
+    assert state.allows([*PROMPT, 0, END], [END, END])
+    assert not state.allows([*PROMPT, 0, END], [END, 0])
+    assert state.is_complete([*PROMPT, 0, END, END])
+
+
+def test_forbidden_nodes_leave_with_all_below_them() -> None:
+    context = Context(Sampling(grammar=state_of('"a" | "ab" | "abc1"')), PROMPT, len(PROMPT))
+    tree = DraftTree((0, 1, 1, 2, 3), (-1, -1, 0, 1, 2), torch.arange(6.0)[:, None].expand(-1, VOCAB), (0, 2, 1, 4, 3))
+    kept = pruned(tree, context)
+    assert (kept.tokens, kept.parents, kept.ranks) == ((0, 1), (-1, 0), (0, 1))
+    assert kept.draft_probs is not None
+    assert kept.draft_probs[:, 0].tolist() == [0, 1, 3]
+    with pytest.raises(AssertionError, match="token 5 of the output is not in its grammar"):
+        pruned(tree, context._replace(token_ids=[*PROMPT, 5]))

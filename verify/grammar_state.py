@@ -1,0 +1,154 @@
+"""The state of a request's grammar: tokens that may follow its output and a path of draft tokens."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from specdec.kernels.integers import ceil_div
+
+if TYPE_CHECKING:
+    from xgrammar import GrammarMatcher
+
+Mask = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class GrammarState:
+    """A matcher that follows a request's known output, and looks ahead along draft tokens.
+
+    It reads the output whenever it is asked, so nothing has to tell it about new tokens, a preemption or a step that
+    was given up: known tokens never change. Draft tokens are taken back before the next question.
+
+    Args:
+        matcher: xgrammar's matcher, at the beginning of its grammar.
+        stop_tokens: tokens that end the output where the grammar is complete.
+        num_prompt: tokens of the prompt, which the grammar does not concern.
+        vocab_size: columns of the logits.
+        encode: returns the tokens of a text.
+    """
+
+    def __init__(
+        self,
+        matcher: "GrammarMatcher",
+        stop_tokens: frozenset[int],
+        num_prompt: int,
+        vocab_size: int,
+        encode: Callable[[str], list[int]],
+    ) -> None:
+        self._matcher, self._stops, self._encode = matcher, stop_tokens, encode
+        self._num_bytes = 4 * ceil_div(vocab_size, 32)
+        self._num_read = num_prompt
+        # Draft tokens that the matcher has taken, and tokens behind the end, which it does not know.
+        self._path: list[int] = []
+        self._num_behind_end = 0
+        # Masks after the known output and a path; drafting and verification ask for the same.
+        self._masks: dict[tuple[int, ...], Mask | None] = {}
+
+    def masks(self, token_ids: Sequence[int], paths: Sequence[Sequence[int]]) -> Mask:
+        """Return the tokens that may follow each path as bit sets, lowest token first, uint8 `[paths, bytes]`.
+
+        After a path that the grammar forbids all are allowed: its last token is impossible, so nothing reads the row.
+
+        Args:
+            token_ids: prompt and output.
+            paths: draft tokens behind them.
+        """
+        self._read(token_ids)
+        rows = [self._mask(tuple(path)) for path in paths]
+        every = np.full(self._num_bytes, 255, np.uint8)
+        return np.stack([every if row is None else row for row in rows])
+
+    def allows(self, token_ids: Sequence[int], path: Sequence[int]) -> bool:
+        """Return whether the known output may go on with all tokens of a path."""
+        self._read(token_ids)
+        return self._mask(tuple(path)) is not None
+
+    def forced(self, token_ids: Sequence[int], path: Sequence[int]) -> list[int]:
+        """Return tokens that follow a path without a choice; none where the grammar leaves one, or forbids the path.
+
+        Where it leaves one text and several ways to cut it into tokens, they are the tokenizer's: a guess.
+        """
+        self._read(token_ids)
+        place = tuple(path)
+        mask = self._mask(place)
+        if mask is None:
+            return []
+        allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
+        if len(allowed) == 1:
+            return [int(allowed[0])]
+        self._go_to(place)
+        if self._matcher.is_terminated():
+            return []
+        text = self._matcher.find_jump_forward_string()
+        found = self._encode(text) if text else []
+        # The matcher takes the longest beginning of them that the grammar has.
+        while found and self._mask((*place, *found)) is None:
+            found.pop()
+        return found
+
+    def is_complete(self, token_ids: Sequence[int]) -> bool:
+        """Return whether the known output is all that the grammar wants."""
+        self._read(token_ids)
+        self._go_to(())
+        return self._matcher.is_terminated() or self._matcher.is_completed()
+
+    def _read(self, token_ids: Sequence[int]) -> None:
+        """Take the known tokens that are new."""
+        if self._num_read == len(token_ids):
+            return
+        self._go_to(())
+        for token in token_ids[self._num_read :]:
+            if not self._accept(token):
+                raise AssertionError(f"token {token} of the output is not in its grammar")
+        self._num_read = len(token_ids)
+        self._masks.clear()
+
+    def _mask(self, path: tuple[int, ...]) -> Mask | None:
+        """Return the tokens that may follow a path, None if the grammar forbids the path."""
+        if path not in self._masks:
+            self._masks[path] = self._new_mask(path)
+        return self._masks[path]
+
+    def _new_mask(self, path: tuple[int, ...]) -> Mask | None:
+        if path and not _has(self._mask(path[:-1]), path[-1]):
+            return None
+        if not self._go_to(path):
+            return None
+        words = np.zeros((1, self._num_bytes // 4), np.int32)
+        if self._matcher.is_terminated():
+            bits = np.zeros(8 * self._num_bytes, np.uint8)
+            bits[sorted(self._stops)] = 1
+            return np.packbits(bits, bitorder="little")
+        self._matcher.fill_next_token_bitmask(words)
+        mask: Mask = words[0].view(np.uint8)
+        return mask
+
+    def _go_to(self, path: tuple[int, ...]) -> bool:
+        """Bring the matcher behind a path; return False if the grammar forbids it."""
+        common = 0
+        while common < min(len(path), len(self._path)) and path[common] == self._path[common]:
+            common += 1
+        self._take_back(len(self._path) - common)
+        del self._path[common:]
+        for token in path[common:]:
+            if not self._accept(token):
+                return False
+            self._path.append(token)
+        return True
+
+    def _accept(self, token: int) -> bool:
+        # A request that ignores end tokens goes on behind the end, with end tokens alone.
+        if self._matcher.is_terminated():
+            self._num_behind_end += token in self._stops
+            return token in self._stops
+        return self._matcher.accept_token(token)
+
+    def _take_back(self, count: int) -> None:
+        behind = min(count, self._num_behind_end)
+        self._num_behind_end -= behind
+        if count > behind:
+            self._matcher.rollback(count - behind)
+
+
+def _has(mask: Mask | None, token: int) -> bool:
+    return mask is not None and bool(mask[token // 8] >> (token % 8) & 1)
