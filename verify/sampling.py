@@ -17,9 +17,11 @@ defines it, and `samplings` in `tests/strategies.py` draws it, which covers ever
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from specdec.verify.grammar_state import GrammarState
+if TYPE_CHECKING:
+    # It imports numpy, which the command line's help does without.
+    from specdec.verify.grammar_state import GrammarState
 
 # Below this a temperature is 0, as in vLLM.
 LEAST_TEMPERATURE = 1e-5
@@ -56,7 +58,7 @@ class Sampling:
     end_tokens: tuple[int, ...] = ()
     seed: int = 0
     sample_index: int = 0
-    grammar: GrammarState | None = None
+    grammar: "GrammarState | None" = None
 
     @property
     def is_greedy(self) -> bool:

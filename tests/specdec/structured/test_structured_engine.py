@@ -58,7 +58,7 @@ def test_every_form_is_followed(plain: LLM, drafting: LLM, name: str) -> None:
 
 
 def test_a_json_object_is_one(plain: LLM) -> None:
-    # The key would be of any length.
+    """Its first key would be of any length, so the text ends before it."""
     output = plain.generate([PROMPT], structured(json_object=True, stop=['"']), use_tqdm=False)[0]
     assert output.text in ("{", "{}")
 
