@@ -30,6 +30,7 @@ WITHOUT_OPTION = {
     "logprobs": "not shown",
     "prompt_logprobs": "not shown",
     "logprobs_mode": "not shown",
+    "structured_outputs": "for clients",
     "model": "own option",
     "draft": "own option",
     "ngrams": "a part of --draft",
@@ -39,7 +40,7 @@ WITHOUT_OPTION = {
     "speculation": "for servers; without --draft nothing is drafted",
     "prediction": "each prompt has its own",
 }
-OWN_OPTIONS = {"prompt", "prompts", "model", "draft", "chat", "as_json", "compare", "verbose", "help"}
+OWN_OPTIONS = {"prompt", "prompts", "model", "draft", "chat", "as_json", "compare", "trace", "verbose", "help"}
 
 
 @pytest.mark.parametrize("owner", OWNERS)
