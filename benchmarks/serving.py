@@ -1,6 +1,6 @@
 """Tokens per second through `specdec serve` with 16 clients, against `LLM` on the same requests.
 
-    python -m benchmarks.serving
+    python -m benchmarks.serving [--model FOLDER --draft FOLDER --name NAME]
 
 Each client sends its next request when it has the answer to its last one, so as many requests run as there are clients.
 `LLM` gets all requests at once, and both engines have as many seats as there are clients. Rounds are interleaved, with
@@ -29,6 +29,7 @@ from rich.table import Table
 
 from benchmarks.report import read_prompts, write
 from specdec import LLM, SamplingParams
+from specdec.bench.environment import shown_path
 
 # Seconds without a byte of an answer after which a client gives up.
 PATIENCE = 600
@@ -75,7 +76,22 @@ def server(options: Sequence[str]) -> Iterator[int]:
             process.terminate()
 
 
-def ask(port: int, prompt: list[int], max_tokens: int, stream: bool) -> Answer:
+class Received(NamedTuple):
+    """An answer as it arrived, and `Answer.first`. It is read once the clock has stopped."""
+
+    body: bytes
+    first: float | None
+
+    def read(self) -> Answer:
+        """Return the answer."""
+        if self.first is None:
+            return Answer(json.loads(self.body)["choices"][0]["token_ids"])
+        events = [line.removeprefix(b"data: ") for line in self.body.splitlines() if line.startswith(b"data: {")]
+        tokens = [token for one in events for token in json.loads(one)["choices"][0].get("token_ids", ())]
+        return Answer(tokens, self.first)
+
+
+def ask(port: int, prompt: list[int], max_tokens: int, stream: bool) -> Received:
     """Send one request, and wait for its answer."""
     body: dict[str, Any] = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
     sent = json.dumps({**body, "return_token_ids": True, "stream": stream})
@@ -87,15 +103,12 @@ def ask(port: int, prompt: list[int], max_tokens: int, stream: bool) -> Answer:
         if reply.status != 200:
             raise RuntimeError(f"the server answered {reply.status}: {reply.read()!r}")
         if not stream:
-            return Answer(json.loads(reply.read())["choices"][0]["token_ids"])
-        first, lines = None, []
-        for line in reply:
-            if first is None:
-                first = time.perf_counter() - began
-            lines.append(line)
-        events = [line.removeprefix(b"data: ") for line in lines if line.startswith(b"data: {")]
-        tokens = [token for one in events for token in json.loads(one)["choices"][0].get("token_ids", ())]
-        return Answer(tokens, first)
+            return Received(reply.read(), None)
+        parts = [reply.read1()]
+        first = time.perf_counter() - began
+        while part := reply.read1():
+            parts.append(part)
+        return Received(b"".join(parts), first)
     finally:
         connection.close()
 
@@ -104,8 +117,9 @@ def through_server(port: int, prompts: Sequence[list[int]], args: argparse.Names
     """Answer prompts through the server, each client one after another."""
     with ThreadPoolExecutor(args.clients) as clients:
         began = time.perf_counter()
-        answers = list(clients.map(lambda prompt: ask(port, prompt, args.max_tokens, stream), prompts))
-        return Run(answers, time.perf_counter() - began)
+        received = list(clients.map(lambda prompt: ask(port, prompt, args.max_tokens, stream), prompts))
+        seconds = time.perf_counter() - began
+    return Run([answer.read() for answer in received], seconds)
 
 
 def offline(llm: LLM, prompts: Sequence[list[int]], args: argparse.Namespace) -> Run:
@@ -118,6 +132,9 @@ def offline(llm: LLM, prompts: Sequence[list[int]], args: argparse.Namespace) ->
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=None, help="default: the demo")
+    parser.add_argument("--draft", default="eagle")
+    parser.add_argument("--name", default="serving", help="of the results")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--prompts", type=int, default=32, help="of each kind of text")
@@ -125,12 +142,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    drafts = {"plain": "none", "eagle": "eagle"}
+    drafts = {"plain": "none", "eagle": args.draft}
     options = ["--threads", str(args.threads), "--max-num-seqs", str(args.clients), "--no-enable-prefix-caching"]
+    options += [] if args.model is None else ["--model", args.model]
     with ExitStack() as stack:
         ports = {name: stack.enter_context(server([*options, "--draft", draft])) for name, draft in drafts.items()}
         engines = {
             name: LLM(
+                args.model,
                 draft=None if draft == "none" else draft,
                 threads=args.threads,
                 max_num_seqs=args.clients,
@@ -182,7 +201,8 @@ def report(runs: dict[tuple[str, str], list[Run]], args: argparse.Namespace, req
         table.add_row(*("" if value is None else str(value) for value in list(row.values())[:-1]))
     Console().print(table)
     figures = {"dtype": dtype, "clients": args.clients, "requests": requests, "max_tokens": args.max_tokens}
-    write("serving", {**figures, "rounds": args.rounds, "rows": rows})
+    target = {} if args.model is None else {"model": shown_path(args.model)}
+    write(args.name, {**target, **figures, "rounds": args.rounds, "rows": rows})
 
 
 if __name__ == "__main__":
