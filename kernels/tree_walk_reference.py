@@ -12,12 +12,13 @@ from specdec.kernels.types import NO_TOKEN, ROOT, Acceptance, DraftProbs, Packed
 
 def follow(tree: DraftTree, emitted: Sequence[int]) -> Acceptance:
     """Follow the emitted tokens down the tree; `emitted[0]` is the root's, `emitted[1 + i]` node i's."""
-    path: list[int] = []
-    node = ROOT
-    while emitted[1 + node] != NO_TOKEN and (child := tree.children.get((node, emitted[1 + node]))) is not None:
-        path.append(child)
-        node = child
-    return Acceptance(tuple(path), emitted[1 + node])
+    path, node, wanted = list[int](), ROOT, emitted[0]
+    # A parent comes before its children, and siblings differ: one pass in order finds all of the path.
+    for child, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True)):
+        if parent == node and token == wanted != NO_TOKEN:
+            path.append(child)
+            node, wanted = child, emitted[1 + child]
+    return Acceptance(tuple(path), wanted)
 
 
 def tree_walk(emitted: Tensor, trees: PackedTrees) -> Walk:
