@@ -59,6 +59,7 @@ class EngineStats:
             self.tree_tokens += num_new
             self.drafts_verified += num_nodes
             self.drafts_accepted += num_accepted
-            self.accepted_per_depth += [0] * (num_accepted - len(self.accepted_per_depth))
+            if num_accepted > len(self.accepted_per_depth):
+                self.accepted_per_depth += [0] * (num_accepted - len(self.accepted_per_depth))
             for depth in range(num_accepted):
                 self.accepted_per_depth[depth] += 1

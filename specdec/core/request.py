@@ -132,8 +132,9 @@ class Request:
     @property
     def may_draft(self) -> bool:
         """Return whether the next step may carry drafts. The first step cannot: its prompt has no root yet."""
-        wanted = self.drafts_enabled and self.params.speculation.enabled
-        return wanted and self.num_output > 0 and self.num_remaining > 1
+        # Asked of every row in every step: a token that is generated, and two that may follow.
+        has_room = self.num_prompt < len(self.token_ids) < self.max_length - 1
+        return has_room and self.drafts_enabled and self.params.speculation.enabled
 
     def chains(self, depth: int) -> ChainTree | None:
         """Return the chains of all its sources for its next step, None if there are none.

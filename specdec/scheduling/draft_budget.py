@@ -1,7 +1,7 @@
 """Number of draft nodes of each row, from the tokens and blocks that known tokens leave. Pure Python."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from specdec.cache.kv_cache_manager import KVCacheManager
 from specdec.core.request import Request
@@ -29,26 +29,29 @@ class DraftBudget:
     most_read: int
     tree_sizer: TreeSizer | None = None
     draws: bool = False
+    # Bounds of the requests of the step that is being planned.
+    _bounds: dict[Request, DraftableRow] = field(default_factory=dict, init=False, repr=False)
 
     def size(self, decoding: Sequence[Request]) -> TreeSize:
         """Choose the trees of requests that compute one known token each."""
-        sizer, has_chains = self.tree_sizer, any(request.chain_sources for request in decoding)
-        if sizer is not None and not has_chains and sizer.goes_on_plainly(len(decoding)):
-            return TreeSize(0, 0)
-        bounds = [self._draftable(request) for request in decoding if request.may_draft]
-        rows = [bound for bound in bounds if bound.nodes or bound.chains]
+        sizer, bounds = self.tree_sizer, self._bounds
+        bounds.clear()
         if sizer is None:
-            return TreeSize(self.shape.nodes, len(rows))
-        return sizer.size(len(decoding), len(decoding), rows)
+            return TreeSize(self.shape.nodes, sum(request.may_draft for request in decoding))
+        if not any(request.chain_sources for request in decoding) and sizer.goes_on_plainly(len(decoding)):
+            return TreeSize(0, 0)
+        bounds |= {request: self._draftable(request) for request in decoding if request.may_draft}
+        return sizer.size(len(decoding), len(decoding), [row for row in bounds.values() if row.nodes or row.chains])
 
     def _draftable(self, request: Request) -> DraftableRow:
         """Return the request with the bounds of its tree: the engine's, or its own where these are narrower."""
-        shape, own = self.shape, request.params.speculation
-        depth = shape.depth if own.max_depth is None else min(shape.depth, own.max_depth)
-        drafts = len(request.token_ids) < self.context
-        chains = self._chains(request)
-        most = self._most_nodes(request)
-        row = DraftableRow(request.acceptance_history, most if drafts else 0, depth)
+        own, most, depth = request.params.speculation, self.shape.nodes, self.shape.depth
+        if own.max_nodes is not None:
+            most = min(most, own.max_nodes)
+        if own.max_depth is not None:
+            depth = min(depth, own.max_depth)
+        row = DraftableRow(request.acceptance_history, most if len(request.token_ids) < self.context else 0, depth)
+        chains = self._chains(request) if request.chain_sources else None
         return row if chains is None else row._replace(chains=chains.values[:most], share=1 - chains.first_value)
 
     def _most_nodes(self, request: Request) -> int:
@@ -70,30 +73,35 @@ class DraftBudget:
         """
         if not size.nodes and not any(row.request.chain_sources for row in step.rows):
             return
-        rows = [row for row in step.rows if row.sampled and row.num_known == 1 and row.request.may_draft]
-        bounds = [self._draftable(row.request) for row in rows]
-        for row, bound in zip(rows, bounds, strict=True):
-            row.chains = self._chains(row.request)
-            step.stats.drafts_asked += self._most_nodes(row.request) if bound.nodes or bound.chains else 0
-        able = [place for place, bound in enumerate(bounds) if bound.nodes]
-        if able and size.nodes and size.trees == 1:
+        known = self._bounds
+        rows = [
+            row
+            for row in step.rows
+            if row.sampled and row.num_known == 1 and (row.request in known or row.request.may_draft)
+        ]
+        bounds = [known.get(row.request) or self._draftable(row.request) for row in rows]
+        for row in rows:
+            if row.request.chain_sources:
+                row.chains = self._chains(row.request)
+        step.stats.drafts_asked += sum(map(self._most, rows, bounds))
+        widest = max((bound.nodes for bound in bounds), default=0)
+        if widest and size.nodes and size.trees == 1:
             # A lone tree is to show the acceptance of all ranks, so its row is one that may have the most nodes.
-            widest = max(bound.nodes for bound in bounds)
-            able = [place for place in able if bounds[place].nodes == widest]
+            able = [place for place, bound in enumerate(bounds) if bound.nodes == widest]
             lone = able[turn % len(able)]
             bounds = [bound if place == lone else bound._replace(nodes=0) for place, bound in enumerate(bounds)]
         left = [place for place, bound in enumerate(bounds) if (bound.nodes and size.nodes) or bound.chains]
         most_read = self.most_read
         for index, place in enumerate(left):
             row, bound = rows[place], bounds[place]
-            room = min(self._most_nodes(row.request), step.tokens // (len(left) - index))
+            room = min(self._most(row, bound), step.tokens // (len(left) - index))
             drafted, chained = self._split(row.request, size, bound, room)
             if drafted:
                 manager.catch_up(row.request)
-                known, start = len(row.request.token_ids), row.request.num_draft_cached
-                row.draft_prefill_end = min(known, start + most_read)
+                end, start = len(row.request.token_ids), row.request.num_draft_cached
+                row.draft_prefill_end = min(end, start + most_read)
                 most_read -= row.draft_prefill_end - start
-                if row.draft_prefill_end < known:
+                if row.draft_prefill_end < end:
                     # The head has read too little of a long prompt; the request gets its drafts in a later step.
                     bound = bound._replace(nodes=0)
                     drafted, chained = self._split(row.request, size, bound, room)
@@ -102,12 +110,16 @@ class DraftBudget:
                 step.stats.drafts_granted += row.num_nodes + row.num_chained
                 step.tokens -= row.num_nodes + row.num_chained
 
+    def _most(self, row: PlannedRow, bound: DraftableRow) -> int:
+        """Return the most nodes that a row may have, of all sources."""
+        return self._most_nodes(row.request) if bound.chains else bound.nodes
+
     def _split(self, request: Request, size: TreeSize, bound: DraftableRow, room: int) -> tuple[int, int]:
         """Return how many nodes the model drafts for a row, and how many come from chains: the best that have room."""
-        values = first_values(self.shape.nodes) if self.tree_sizer is None else self.tree_sizer.values
         drafted = min(size.nodes, bound.nodes, room)
         if not bound.chains:
             return drafted, 0
+        values = first_values(self.shape.nodes) if self.tree_sizer is None else self.tree_sizer.values
         chained = min(sum(value >= size.least_value for value in bound.chains), room)
         if self.draws and not request.sampling.is_greedy:
             return (drafted, 0) if sum(values[:drafted]) > sum(bound.chains[:chained]) else (0, chained)
