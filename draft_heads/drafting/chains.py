@@ -152,7 +152,7 @@ class ChainTree:
                 rates, place = self._rates[child]
                 rates.learn(place, other == token)
                 if other == token:
-                    # Those behind it were only for the case that it is wrong.
+                    # Later children apply only if this one is wrong.
                     break
             if token not in children:
                 return

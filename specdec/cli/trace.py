@@ -56,7 +56,7 @@ def trace(
     if answer.error is not None:
         raise ValueError(answer.error)
     reporter = StepReporter(llm.tokenizer.backend if llm.tokenizer else None, params)
-    # Whoever gets the file need not know the folders of this machine.
+    # The file may be passed on, so it does not name the folders of this machine.
     name = "demo" if llm.config.model == DEMO / "target" else llm.config.model.name
     page = recorded_page(name, given.text, reporter.new_steps(answer))
     output.write_text(page, encoding="utf-8")

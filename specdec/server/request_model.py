@@ -1,4 +1,4 @@
-"""What the bodies of all requests have in common."""
+"""Base of the bodies of all requests."""
 
 from pydantic import BaseModel, ConfigDict
 

@@ -4,6 +4,7 @@ import gzip
 import json
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -93,9 +94,14 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_log_as_json_has_the_request(server: Served, caplog: pytest.LogCaptureFixture) -> None:
+    found, end = list[logging.LogRecord](), time.monotonic() + 10
     with caplog.at_level(logging.INFO, "specdec.server.gate"):
         server.send("GET", "/version", None, {"X-Request-Id": "mine-7"})
-    (line,) = [json.loads(JsonFormatter().format(r)) for r in caplog.records if "mine-7" in r.getMessage()]
+        # It is written behind the answer.
+        while not found and time.monotonic() < end:
+            time.sleep(0.01)
+            found = [record for record in caplog.records if "mine-7" in record.getMessage()]
+    (line,) = [json.loads(JsonFormatter().format(record)) for record in found]
     assert line["request_id"] == "mine-7"
     assert (line["method"], line["path"], line["status"]) == ("GET", "/version", 200)
     assert line["level"] == "INFO"
