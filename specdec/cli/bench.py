@@ -13,7 +13,7 @@ from specdec.bench.bench_settings import BenchSettings, LatencySettings, Through
 from specdec.bench.mode import parse_modes
 from specdec.bench.peers import parse_peers
 from specdec.bench.prompt_file import GivenPrompt, read_prompt_file
-from specdec.cli.model_options import OWNERS, Model
+from specdec.cli.model_options import OWNERS, Chat, Model
 from specdec.cli.options import Verbose, options_for, with_options
 from specdec.config import DEMO, EngineConfig, default_shape, engine_config
 from specdec.core.sampling_params import SamplingParams
@@ -32,10 +32,6 @@ SHOWN_DEFAULTS = {
 }
 
 bench = typer.Typer(rich_markup_mode=None)
-Chat = Annotated[
-    bool | None,
-    typer.Option("--chat/--raw", help="Use the chat template, or the prompt as it is; default: chat if it can."),
-]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, no tables.")]
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specdec.cli.model_options import OWNERS, SHOWN_DEFAULTS, Draft, Model, ModelOptions
+from specdec.cli.model_options import OWNERS, SHOWN_DEFAULTS, Chat, Draft, Model, ModelOptions
 from specdec.cli.options import Verbose, with_options
 from specdec.cli.prompts import read_prompts
 from specdec.core.sampling_params import SamplingParams
@@ -35,10 +35,7 @@ def generate(
     ] = None,
     model: Model = None,
     draft: Draft = "eagle",
-    chat: Annotated[
-        bool | None,
-        typer.Option("--chat/--raw", help="Use the chat template, or the prompt as it is; default: chat if it can."),
-    ] = None,
+    chat: Chat = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per prompt and line, nothing else.")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="Run again without drafts and compare the two.")] = False,
     trace: Annotated[

@@ -28,6 +28,10 @@ SHOWN_DEFAULTS = {
 Model = Annotated[
     Path | None, typer.Option(envvar="SPECDEC_MODEL", help="Checkpoint folder of the target; default: demo model.")
 ]
+Chat = Annotated[
+    bool | None,
+    typer.Option("--chat/--raw", help="Use the chat template, or the prompt as it is; default: chat if it can."),
+]
 Draft = Annotated[
     str,
     typer.Option(

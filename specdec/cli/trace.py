@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from specdec.cli.model_options import OWNERS, SHOWN_DEFAULTS, Draft, Model, ModelOptions
+from specdec.cli.model_options import OWNERS, SHOWN_DEFAULTS, Chat, Draft, Model, ModelOptions
 from specdec.cli.options import Verbose, with_options
 from specdec.cli.prompts import read_prompts
 from specdec.config import DEMO
@@ -21,10 +21,7 @@ def trace(
     ),
     model: Model = None,
     draft: Draft = "eagle",
-    chat: Annotated[
-        bool | None,
-        typer.Option("--chat/--raw", help="Use the chat template, or the prompt as it is; default: chat if it can."),
-    ] = None,
+    chat: Chat = None,
     verbose: Verbose = False,  # noqa: ARG001
     **options: Any,
 ) -> None:

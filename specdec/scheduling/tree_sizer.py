@@ -9,8 +9,9 @@ from specdec.core.request import AcceptanceHistory
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.scheduling.step_cost import StepCost
 
-# Steps with trees between plain ones, and the number of plain ones in a row; likewise plain steps between those with
-# trees. A single row needs more of them: its first plain steps, and a lone tree, are not representative.
+# Where trees pay: steps with trees before the next trial of plain ones, and plain steps of that trial. Where they do
+# not: the same the other way round. A single row needs more of them: its first plain steps, and a lone tree, are not
+# representative.
 PLAIN, PLAIN_OF_ONE = (24, 2), (128, 10)
 TREES, TREES_OF_ONE = (48, 2), (256, 4)
 # Steps after which, if there are trees, a single row gets the largest one, so that the nodes of all ranks are observed.

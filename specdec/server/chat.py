@@ -31,18 +31,7 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     prompt = await service.chat_tokens(body.conversation(), body.template_arguments())
     answer_id = f"chatcmpl-{request.state.request_id}"
     answer = ChatAnswer(answer_id, service, body, params)
-    states = service.run(
-        answer_id,
-        [prompt],
-        params,
-        request.headers,
-        priority=body.priority,
-        cache_salt=body.cache_salt,
-        whole=not body.stream,
-        trace=body.trace,
-        prompt_field="messages",
-        structure_field=body.structure_field,
-    )
+    states = service.run(answer_id, [prompt], params, request.headers, body, "messages")
     seconds = service.settings.request_timeout
     if body.stream:
         return EventStream(answer.events(states), seconds)

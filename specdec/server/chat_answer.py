@@ -39,7 +39,7 @@ ASSISTANT = "assistant"
 
 @dataclass
 class _Sent:
-    """Counts of what has been sent of a choice.
+    """Progress of a choice that is being sent.
 
     Attributes:
         steps: reports the steps that are not sent yet.

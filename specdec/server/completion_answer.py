@@ -19,7 +19,7 @@ from specdec.server.speculation_replies import meta_info
 
 @dataclass
 class _Sent:
-    """Counts of what has been sent of a choice.
+    """Progress of a choice that is being sent.
 
     Attributes:
         steps: reports the steps that are not sent yet.

@@ -33,17 +33,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     texts = [prompt if isinstance(prompt, str) else None for prompt in given]
     answer_id = f"cmpl-{request.state.request_id}"
     answer = CompletionAnswer(answer_id, service, body, texts, prompts, params)
-    states = service.run(
-        answer_id,
-        prompts,
-        params,
-        request.headers,
-        priority=body.priority,
-        cache_salt=body.cache_salt,
-        whole=not body.stream,
-        trace=body.trace,
-        structure_field=body.structure_field,
-    )
+    states = service.run(answer_id, prompts, params, request.headers, body)
     limit = service.settings.request_timeout
     if body.stream:
         return EventStream(answer.events(states), limit)

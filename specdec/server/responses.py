@@ -28,17 +28,7 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
     prompt = await service.chat_tokens(body.messages(), body.template_arguments(), "input")
     answer_id = f"resp-{request.state.request_id}"
     answer = ResponsesAnswer(answer_id, service, body, params)
-    states = service.run(
-        answer_id,
-        [prompt],
-        params,
-        request.headers,
-        priority=body.priority,
-        cache_salt=body.cache_salt,
-        whole=not body.stream,
-        prompt_field="input",
-        structure_field=body.structure_field,
-    )
+    states = service.run(answer_id, [prompt], params, request.headers, body, "input")
     seconds = service.settings.request_timeout
     if body.stream:
         return EventStream(answer.events(states), seconds, answer.error_event)

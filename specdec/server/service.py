@@ -135,22 +135,15 @@ class Service:
         prompts: Sequence[list[int]],
         params: SamplingParams,
         headers: Mapping[str, str],
-        *,
-        priority: int | None = None,
-        cache_salt: str | None = None,
-        whole: bool = False,
-        trace: bool | None = None,
+        body: SamplingFields,
         prompt_field: str = "prompt",
-        structure_field: str = "structured_outputs",
     ) -> AsyncGenerator[tuple[int, RequestOutput]]:
         """Run prompts of one request; yield a prompt's number and state after each step in which it got tokens.
 
         Args:
             headers: those of the request; they may name the span that it belongs to.
-            whole: whether states between the first token and the end are left out.
-            trace: whether outputs hold their steps with the draft trees.
+            body: the request. If it is not streamed, states between the first token and the end are left out.
             prompt_field: field of the request that holds the prompt.
-            structure_field: field of the request that says which form the output follows.
 
         Raises:
             ApiError: a prompt or parameter that the model does not support; a full queue; a dead engine.
@@ -165,10 +158,10 @@ class Service:
                 prompt,
                 params,
                 request_id=own,
-                priority=priority or 0,
-                cache_salt=cache_salt,
-                whole=whole,
-                trace=bool(trace),
+                priority=body.priority or 0,
+                cache_salt=body.cache_salt,
+                whole=not body.stream,
+                trace=bool(body.trace),
             )
             for prompt, own in zip(prompts, ids, strict=True)
         ]
@@ -185,7 +178,7 @@ class Service:
         except ValueError as error:
             wrong = bad_request(error, ("cache_salt", *SamplingParams.__dataclass_fields__))
             if str(error).startswith("structured_outputs"):
-                wrong.param = structure_field
+                wrong.param = body.structure_field
             elif "prompt" in str(error):
                 wrong.param = prompt_field
             raise wrong from None

@@ -40,7 +40,7 @@ class CallReader:
         self._in_string = self._is_escaped = False
 
     def push(self, text: str) -> list[CallPiece]:
-        """Take new text; return what it holds of the call."""
+        """Take new text; return the pieces of the call in it."""
         if self.has_ended or not self.has_begun:
             self.unread += text
         if self.has_ended:
