@@ -36,9 +36,12 @@ class DraftBudget:
         """Choose the trees of requests that compute one known token each."""
         sizer, bounds = self.tree_sizer, self._bounds
         bounds.clear()
+        has_chains = any(request.chain_sources for request in decoding)
+        if not (self.context or has_chains):
+            return TreeSize(0, 0)
         if sizer is None:
             return TreeSize(self.shape.nodes, sum(request.may_draft for request in decoding))
-        if not any(request.chain_sources for request in decoding) and sizer.goes_on_plainly(len(decoding)):
+        if not has_chains and sizer.goes_on_plainly(len(decoding)):
             return TreeSize(0, 0)
         bounds |= {request: self._draftable(request) for request in decoding if request.may_draft}
         return sizer.size(len(decoding), len(decoding), [row for row in bounds.values() if row.nodes or row.chains])
