@@ -37,7 +37,7 @@ POOL_BLOCKS = 8192
 HELD = 64
 PAIRS = 100_000
 # Trees are fitted to costs at which the largest repay.
-CHEAP = StepCost(Curve([(1, 1.0), (9, 1.0)]))
+CHEAP = StepCost(Curve([(1, 1e-3), (9, 1e-3)]))
 
 
 def request(number: int, prompt: int, longest: int) -> Request:

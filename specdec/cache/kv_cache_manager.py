@@ -67,7 +67,7 @@ class KVCacheManager:
 
     def blocks_for(self, num_entries: int) -> int:
         """Return how many blocks hold this many entries."""
-        # `ceil_div` written out: this runs several times for each row of each step.
+        # `ceil_div` written out: this runs for each row of each step.
         return -(-num_entries // self.block_size)
 
     def take_moves(self) -> list[BlockMove]:
@@ -148,7 +148,8 @@ class KVCacheManager:
         table = request.block_table
         place = request.num_cached // self.block_size
         shared = place < len(table) and not self.pool.is_private(table[place])
-        lacking = self.blocks_for(num_entries) - len(table)
+        # `blocks_for` written out, here and in `extend`: both run for each row of each step.
+        lacking = -(-num_entries // self.block_size) - len(table)
         if lacking <= 0 and not shared:
             return True
         if self.pool.num_free < max(0, lacking) + shared:
@@ -166,9 +167,9 @@ class KVCacheManager:
     def extend(self, request: Request, num_entries: int) -> int:
         """Allocate blocks for `num_entries` entries as far as any are free; return how many entries the table has."""
         table = request.block_table
-        count = min(self.blocks_for(num_entries) - len(table), self.pool.num_free)
+        count = -(-num_entries // self.block_size) - len(table)
         if count > 0:
-            table += self.pool.allocate(count)
+            table += self.pool.allocate(min(count, self.pool.num_free))
         return len(table) * self.block_size
 
     def trim(self, request: Request) -> None:

@@ -1,6 +1,7 @@
 """Statistics of a running engine."""
 
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 
 @dataclass
@@ -19,10 +20,9 @@ class EngineStats:
         prefix_hits: number of them found in the cache.
         drafts_asked, drafts_granted: draft nodes of the largest trees in steps with drafts, and nodes that the
             scheduler granted.
-        trees_verified: draft trees that were verified.
         tree_tokens: tokens of outputs that steps with a draft tree yielded, each row's step by itself.
-        drafts_verified, drafts_accepted: draft nodes that were verified, and that became output.
-        accepted_per_depth: trees of which the draft token at depth 1, 2, ... became output.
+        drafts_verified: draft nodes that were verified.
+        trees_by_accepted: verified draft trees by the number of their tokens that became output.
         draft_seconds, verify_seconds: time of drafting, and of the steps without it, as far as steps are timed.
         queued, finished, aborted: numbers of requests added, ended by themselves, and ended from outside.
     """
@@ -41,11 +41,9 @@ class EngineStats:
     prefix_hits: int = 0
     drafts_asked: int = 0
     drafts_granted: int = 0
-    trees_verified: int = 0
     tree_tokens: int = 0
     drafts_verified: int = 0
-    drafts_accepted: int = 0
-    accepted_per_depth: list[int] = field(default_factory=list)
+    trees_by_accepted: dict[int, int] = field(default_factory=dict)
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     queued: int = 0
@@ -54,12 +52,22 @@ class EngineStats:
 
     def count_tree(self, num_nodes: int, num_accepted: int, num_new: int) -> None:
         """Count a verified draft tree, of which `num_accepted` tokens became output, `num_new` with the bonus token."""
-        if num_nodes:
-            self.trees_verified += 1
-            self.tree_tokens += num_new
-            self.drafts_verified += num_nodes
-            self.drafts_accepted += num_accepted
-            if num_accepted > len(self.accepted_per_depth):
-                self.accepted_per_depth += [0] * (num_accepted - len(self.accepted_per_depth))
-            for depth in range(num_accepted):
-                self.accepted_per_depth[depth] += 1
+        self.tree_tokens += num_new
+        self.drafts_verified += num_nodes
+        self.trees_by_accepted[num_accepted] = self.trees_by_accepted.get(num_accepted, 0) + 1
+
+    @property
+    def trees_verified(self) -> int:
+        """Number of draft trees that were verified."""
+        return sum(self.trees_by_accepted.values())
+
+    @property
+    def drafts_accepted(self) -> int:
+        """Number of draft nodes that became output."""
+        return sum(accepted * trees for accepted, trees in self.trees_by_accepted.items())
+
+    @property
+    def accepted_per_depth(self) -> list[int]:
+        """Trees of which the draft token at depth 1, 2, ... became output."""
+        deepest = max(self.trees_by_accepted, default=0)
+        return list(accumulate(self.trees_by_accepted.get(depth, 0) for depth in range(deepest, 0, -1)))[::-1]

@@ -5,36 +5,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from specdec.core.detokenizer import Detokenizer
+from specdec.core.draftable_row import AcceptanceHistory, DraftableRow
 from specdec.core.outputs import CompletionOutput, Logprob, RequestOutput, SpeculationStats, Step
 from specdec.core.sampling_params import SamplingParams
 from specdec.draft_heads.drafting.chains import ChainSource, ChainTree
 from specdec.draft_heads.drafting.predicted_text import PredictedText
 from specdec.verify.sampling import Context, Sampling
-
-# Prior of a new request's history: predicted tokens, and the ratio of accepted ones. It is optimistic, because only
-# drafting finds easy text, and a few trees show that a text is not easy.
-PRIOR, HOPE = 2.0, 2.0
-# Decay of the history from tree to tree, as text changes.
-FADING = 0.9
-
-
-@dataclass
-class AcceptanceHistory:
-    """Draft tokens of a request that were accepted, and those that its trees' sizes predicted."""
-
-    accepted: float = HOPE * PRIOR
-    predicted: float = PRIOR
-
-    @property
-    def ratio(self) -> float:
-        """Acceptance relative to the average, starting from an optimistic prior."""
-        return self.accepted / self.predicted
-
-    def learn(self, accepted: int, predicted: float) -> None:
-        """Add a tree."""
-        self.accepted = FADING * self.accepted + accepted
-        self.predicted = FADING * self.predicted + predicted
-
 
 # A request is served before those of greater rank.
 Rank = tuple[int, int, int]
@@ -67,6 +43,7 @@ class Request:
         accepted: per output token, whether it was a draft token.
         drafts_enabled: whether its next step may carry drafts.
         acceptance_history: acceptance of its recent drafts, those of chains not included.
+        draftable: bounds of its trees while no chain and no length narrows them, computed with its first tree.
         chain_sources: what knows draft tokens without a pass of a model.
         prediction: the predicted text, which is one of them.
         error: why it failed, if `finish_reason` is "error".
@@ -100,6 +77,7 @@ class Request:
     stop_reason: str | int | None = None
     drafts_enabled: bool = True
     acceptance_history: AcceptanceHistory = field(default_factory=AcceptanceHistory)
+    draftable: DraftableRow | None = field(default=None, repr=False)
     chain_sources: Sequence[ChainSource] = field(default=(), repr=False)
     prediction: PredictedText | None = field(default=None, repr=False)
     error: str | None = None

@@ -169,7 +169,7 @@ class Scheduler:
             results: one per row; their requests have taken the tokens.
         """
         self._in_flight = []
-        stats = self._stats
+        stats, commit = self._stats, self.manager.commit
         for row, result in zip(plan.rows, results, strict=True):
             request = row.request
             request.drafts_enabled = not result.needs_retry
@@ -177,12 +177,12 @@ class Scheduler:
                 if row.draft_prefill_end > request.num_draft_cached:
                     request.num_draft_cached = row.draft_prefill_end
                 # Nothing behind the last known token counts as cached.
-                request.num_cached = min(
-                    request.num_cached + row.num_known + result.num_accepted, len(request.token_ids)
-                )
-                self.manager.commit(request)
+                known, computed = len(request.token_ids), request.num_cached + row.num_known + result.num_accepted
+                request.num_cached = computed if computed < known else known
+                commit(request)
                 stats.generated_tokens += result.num_new
-                stats.count_tree(result.num_nodes, result.num_accepted, result.num_new)
+                if result.num_nodes:
+                    stats.count_tree(result.num_nodes, result.num_accepted, result.num_new)
             if request.finish_reason is not None:
                 self._release(request)
 
@@ -232,7 +232,7 @@ class Scheduler:
         pool = self.manager.pool
         return replace(
             self._stats,
-            accepted_per_depth=list(self._stats.accepted_per_depth),
+            trees_by_accepted=dict(self._stats.trees_by_accepted),
             running=len(self.running),
             waiting=len(self.waiting),
             swapped=sum(bool(request.host_blocks) for request in self.waiting),

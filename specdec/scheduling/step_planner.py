@@ -35,17 +35,16 @@ class StepPlanner:
     def plan(self, step: StepBudget) -> None:
         """Merge running and waiting requests in order of rank, and plan each."""
         running, waiting = self.queues.running, self.queues.waiting
-        while True:
+        while step.admitting and step.next_waiting < len(waiting):
+            waits = waiting[step.next_waiting]
             runs = running[step.next_running] if step.next_running < len(running) else None
-            waits = None
-            if step.admitting and step.next_waiting < len(waiting):
-                waits = waiting[step.next_waiting]
-            if waits is not None and (runs is None or waits.rank < runs.rank):
+            if runs is None or waits.rank < runs.rank:
                 self._plan_waiting(waits, step)
-            elif runs is not None:
-                self._plan_running(runs, step)
             else:
-                return
+                self._plan_running(runs, step)
+        # A running request that preempts another one ends admissions, so none waits for its turn from here on.
+        while step.next_running < len(running):
+            self._plan_running(running[step.next_running], step)
 
     def _plan_running(self, request: Request, step: StepBudget) -> None:
         """Plan this running request's row, reclaiming memory from lower-ranked requests; preempt it if that is not

@@ -2,10 +2,10 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate, takewhile
+from itertools import accumulate, chain, takewhile
 from typing import NamedTuple
 
-from specdec.core.request import AcceptanceHistory
+from specdec.core.draftable_row import AcceptanceHistory, DraftableRow
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.scheduling.step_cost import StepCost
 
@@ -40,24 +40,6 @@ class TreeSize(NamedTuple):
     nodes: int
     trees: int
     least_value: float = 0.0
-
-
-class DraftableRow(NamedTuple):
-    """A row that can draft.
-
-    Attributes:
-        history: acceptance history of its request.
-        nodes, depth: bounds of the tree that the draft model drafts; no nodes where it cannot draft.
-        chains: values of the nodes of chains that the row may have, in descending order.
-        share: share of the values of the model's nodes that the chains leave: where a chain is right, the model's nodes
-            add nothing.
-    """
-
-    history: AcceptanceHistory
-    nodes: int
-    depth: int
-    chains: Sequence[float] = ()
-    share: float = 1.0
 
 
 class TreeOutcome(NamedTuple):
@@ -145,7 +127,7 @@ class TreeSizer:
         Args:
             sampled: rows that yield a token.
             known: tokens of the step without drafts.
-            rows: those that can draft.
+            rows: those that may draft, or have chains.
         """
         chains = self._fit_chains(sampled, known, rows)
         size = self._size_drafted(sampled, known, [row for row in rows if row.nodes], chains)
@@ -156,9 +138,9 @@ class TreeSizer:
         drafting, self._plain_until = len(rows), 0
         if drafting == 0:
             return TreeSize(0, 0)
-        bounds = sorted(row.nodes for row in rows)
-        shares = [round(row.share, 1) for row in rows if row.share < 1]
-        load = sampled, known, max(row.depth for row in rows), bounds, chains.nodes, round(chains.tokens, 1), shares
+        _, nodes, depths, _, shares = zip(*rows, strict=True)
+        bounds, shared = sorted(nodes), [round(share, 1) for share in shares if share < 1]
+        load = sampled, known, max(depths), bounds, chains.nodes, round(chains.tokens, 1), shared
         if load != self._load or self._steps >= self._next_fit:
             self._load, self._best = load, self._fit(sampled, known, rows, chains)
             plain = self.cost.step(sampled, known, 0, 0)
@@ -182,7 +164,7 @@ class TreeSizer:
 
     def _fit_chains(self, sampled: int, known: int, rows: Sequence[DraftableRow]) -> _Chains:
         """Return the nodes of chains that yield most tokens per second where the model drafts nothing."""
-        values = sorted((value for row in rows for value in row.chains), reverse=True)
+        values = sorted(chain.from_iterable([row.chains for row in rows]), reverse=True)
         if not values:
             return _Chains(0, 0.0, 0.0)
         best, best_rate = _Chains(0, 0.0, OUT_OF_REACH), sampled / max(self.cost.step(sampled, known, 0, 0), 1e-9)

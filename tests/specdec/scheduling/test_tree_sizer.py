@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.core.request import HOPE, PRIOR, AcceptanceHistory
+from specdec.core.draftable_row import HOPE, PRIOR, AcceptanceHistory, DraftableRow
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.scheduling.step_cost import Curve, StepCost
 from specdec.scheduling.tree_sizer import (
@@ -17,7 +17,6 @@ from specdec.scheduling.tree_sizer import (
     SUREST,
     TREES,
     TREES_OF_ONE,
-    DraftableRow,
     TreeOutcome,
     TreeSize,
     TreeSizer,
