@@ -133,7 +133,7 @@ class AsyncLLM:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
-        whole: bool = False,
+        interval: float = 0.0,
         trace: bool = False,
     ) -> AsyncGenerator[RequestOutput]:
         """Run a prompt, and yield its state after each step that gave tokens.
@@ -148,7 +148,8 @@ class AsyncLLM:
             request_id: a name for `abort`, of no other running request; a number if None.
             priority: lower ones first, under the policy "priority".
             cache_salt: only requests of the same salt share cached prefixes.
-            whole: yield the states after the first token and at the end alone, which costs less.
+            interval: least seconds between two states after the first token, which costs less where tokens come fast;
+                infinity for the states after the first token and at the end alone.
             trace: let the outputs' `steps` hold all steps with their draft trees.
 
         Raises:
@@ -159,6 +160,8 @@ class AsyncLLM:
         params = self.get_default_sampling_params() if params is None else params
         if not isinstance(params, SamplingParams):
             raise ValueError(f"params is {params!r}; it must be SamplingParams")
+        if not interval >= 0:
+            raise ValueError(f"interval is {interval}; it must be a number of seconds from 0")
         if request_id is not None:
             check_text("request_id", request_id)
         is_long = isinstance(prompt, str) and len(prompt) > LONG_TEXT
@@ -174,7 +177,7 @@ class AsyncLLM:
             raise ValueError(f"request_id {name!r} is taken by a running request; give another")
         if self._closing:
             raise EngineDeadError(CLOSED)
-        add = Add(number, tokens, msgspec.Raw(encode(params)), int(priority), cache_salt, whole, trace)
+        add = Add(number, tokens, msgspec.Raw(encode(params)), int(priority), cache_salt, interval, trace)
         self._supervisor.send(add)
         stream = RequestStream(name, prompt if isinstance(prompt, str) else None, tokens, params.n)
         self._streams[number], self._numbers[name] = stream, number

@@ -13,6 +13,7 @@ from specdec.async_engine.messages import (
     Abort,
     Add,
     CheckIntegrity,
+    Delta,
     GetStats,
     Heartbeat,
     Integrity,
@@ -128,7 +129,7 @@ class EngineLoop:
         group = self._llm.new_group(message.prompt, params, priority=message.priority, cache_salt=message.cache_salt)
         if message.trace:
             group.start_trace()
-        return Outbox(message.number, group, message.whole)
+        return Outbox(message.number, group, message.interval)
 
     def _add_compiled(self) -> None:
         """Queue the requests whose grammars have been compiled."""
@@ -215,20 +216,21 @@ class EngineLoop:
 
     def _beat(self) -> None:
         """Show that this process works, unless other messages do."""
-        if not self._unsent and not self._with_news and time.monotonic() - self._last_sent >= HEARTBEAT:
+        if not self._unsent and time.monotonic() - self._last_sent >= HEARTBEAT:
             self._unsent.append(encode(Heartbeat()))
 
     def _note(self, requests: list[Request]) -> None:
         for request in requests:
             # The samples of a refused request have no owner.
-            if (outbox := self._owners.get(request)) and outbox.mark(request):
+            if outbox := self._owners.get(request):
+                outbox.mark(request)
                 self._with_news[outbox] = None
 
     def _send(self) -> None:
         """Send what the socket takes now."""
-        while self._unsent or self._with_news:
+        while self._unsent or (deltas := self._take_news()):
             if not self._unsent:
-                self._unsent.append(encode(self._take_news()))
+                self._unsent.append(encode(News(deltas)))
             try:
                 self._socket.send(self._unsent[0], zmq.NOBLOCK)
             except zmq.Again:
@@ -236,13 +238,16 @@ class EngineLoop:
             self._unsent.popleft()
             self._last_sent = time.monotonic()
 
-    def _take_news(self) -> News:
-        deltas = []
-        for outbox in self._with_news:
-            deltas += outbox.take()
+    def _take_news(self) -> list[Delta]:
+        """Return the news that are due, and let go of requests that have ended."""
+        now = time.monotonic()
+        due = [outbox for outbox in self._with_news if outbox.is_due(now)]
+        deltas: list[Delta] = []
+        for outbox in due:
+            del self._with_news[outbox]
+            deltas += outbox.take(now)
             if outbox.group.finished:
                 del self._outboxes[outbox.number]
                 for request in outbox.group.requests:
                     del self._owners[request]
-        self._with_news.clear()
-        return News(deltas)
+        return deltas

@@ -52,7 +52,7 @@ class Add(Message):
     Attributes:
         number: names the request, and never another one.
         params: encoded `SamplingParams`. They are decoded apart, so that a mistake in them can be answered.
-        whole: whether news are sent only after the first token and at the end.
+        interval: least seconds between two news after the first token; infinity for none until the end.
         trace: whether deltas hold all steps with their draft trees.
     """
 
@@ -61,7 +61,7 @@ class Add(Message):
     params: msgspec.Raw
     priority: int
     cache_salt: str | None
-    whole: bool = False
+    interval: float = 0.0
     trace: bool = False
 
 

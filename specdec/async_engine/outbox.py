@@ -1,5 +1,7 @@
 """Output of a request that has not been sent to the front end yet."""
 
+import math
+
 from specdec.async_engine.messages import Delta
 from specdec.core.outputs import Logprob
 from specdec.core.request import Request, RequestGroup
@@ -12,28 +14,34 @@ class Outbox:
     costs no memory beyond the outputs themselves.
 
     Args:
-        whole: whether the front end wants no news between the first token and the end.
+        interval: least seconds between two news after the first token; infinity for none until the end.
 
     Attributes:
         number: the front end's name of the request.
     """
 
-    def __init__(self, number: int, group: RequestGroup, whole: bool) -> None:
-        self.number, self.group, self._whole = number, group, whole
+    def __init__(self, number: int, group: RequestGroup, interval: float) -> None:
+        self.number, self.group, self._interval = number, group, interval
+        self._due = -math.inf
         self._tokens_sent = [0] * len(group.requests)
         self._steps_sent = [0] * len(group.requests)
         self._prompt_logprobs_sent = 0
         self._unsent: dict[int, None] = {}
 
-    def mark(self, request: Request) -> bool:
-        """Note that a sample has news; return whether they are to be sent now."""
+    def mark(self, request: Request) -> None:
+        """Note that a sample has news."""
         self._unsent[request.sampling.sample_index] = None
-        return not self._whole or not any(self._tokens_sent) or self.group.finished
 
-    def take(self) -> list[Delta]:
+    def is_due(self, now: float) -> bool:
+        """Return whether news, if there are any, are to be sent at this moment."""
+        return now >= self._due or self.group.finished
+
+    def take(self, now: float) -> list[Delta]:
         """Return the news of all samples that have some."""
         deltas = [self._delta(index) for index in self._unsent]
         self._unsent.clear()
+        if any(self._tokens_sent):
+            self._due = now + self._interval
         return deltas
 
     def _delta(self, index: int) -> Delta:

@@ -53,6 +53,12 @@ class ServerSettings:
     request_timeout: float = setting(
         3600.0, "Seconds after which a request is aborted; 0: no limit.", least=0, metavar="SECONDS"
     )
+    stream_delay: float = setting(
+        10.0,
+        "Milliseconds for which tokens of a streamed answer may wait, to be sent together; the first is sent at once.",
+        least=0,
+        metavar="MS",
+    )
     body_timeout: float = setting(
         60.0, "Seconds within which a request's body must arrive.", above=0, metavar="SECONDS"
     )

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
@@ -160,7 +161,7 @@ class Service:
                 request_id=own,
                 priority=body.priority or 0,
                 cache_salt=body.cache_salt,
-                whole=not body.stream,
+                interval=self.settings.stream_delay / 1000 if body.stream else math.inf,
                 trace=bool(body.trace),
             )
             for prompt, own in zip(prompts, ids, strict=True)

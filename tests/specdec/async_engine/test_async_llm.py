@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import math
 import os
 import random
 import subprocess
@@ -31,6 +32,8 @@ from tests.specdec.async_engine.served import (
 )
 from tests.specdec.world import VOCAB, World, arrivals
 
+# Seconds between two states; states of the last come with the first token and the end alone.
+INTERVALS = (0.0, 0.01, math.inf)
 CASES = 400 if settings.default and settings.default.max_examples >= 2000 else 25
 
 
@@ -102,8 +105,8 @@ def test_tokens_are_those_of_llm_whatever_else_runs(served: Served, offline: LLM
         await stream.aclose()
 
     async def abort(case: Any, name: str) -> None:
-        params, whole = replace(case.params, max_tokens=4000), chance.random() < 0.5
-        async for state in served.llm.generate(case.prompt, params, request_id=name, whole=whole):
+        params, interval = replace(case.params, max_tokens=4000), chance.choice(INTERVALS)
+        async for state in served.llm.generate(case.prompt, params, request_id=name, interval=interval):
             if not state.finished:
                 await served.llm.abort(name)
 
@@ -115,7 +118,7 @@ def test_tokens_are_those_of_llm_whatever_else_runs(served: Served, offline: LLM
         others = [leave(case) for case in cases]
         others += [abort(case, f"name {index}") for index, case in enumerate(cases)]
         others += [refused()]
-        read = [states_of(served.llm, case.prompt, case.params, whole=chance.random() < 0.5) for case in cases]
+        read = [states_of(served.llm, case.prompt, case.params, interval=chance.choice(INTERVALS)) for case in cases]
         together = await asyncio.gather(*read, *others)
         await assert_idle(served.llm)
         return together[: len(read)]  # type: ignore[return-value]
@@ -369,11 +372,17 @@ def test_a_whole_answer_has_a_state_after_its_first_token_and_at_its_end(
     served: Served, offline: LLM, samples: int
 ) -> None:
     params = replace(SHORT, n=samples, max_tokens=40)
-    states = served.run(states_of(served.llm, [3, 4, 5], params, whole=True))
+    states = served.run(states_of(served.llm, [3, 4, 5], params, interval=math.inf))
     assert len(states) == 2
     assert any(output.token_ids for output in states[0].outputs)
     assert_grows(states)
     assert_same(states[-1], offline.generate([3, 4, 5], params, use_tqdm=False)[0])
+
+
+def test_an_interval_of_states_is_no_negative_number(served: Served) -> None:
+    for interval in (-1.0, math.nan):
+        with pytest.raises(ValueError, match=f"interval is {interval}; it must be a number of seconds from 0"):
+            served.run(states_of(served.llm, [3], SHORT, interval=interval))
 
 
 def test_an_idle_engine_sleeps(served: Served) -> None:

@@ -204,7 +204,7 @@ def test_a_new_request_joins_at_the_next_step(llm: LLM) -> None:
             near.send(encode(add(number, [3, 4 + number], LONG)))
             loop._receive()
             loop._step()
-        assert [delta.number for delta in loop._take_news().deltas] == [1, 2]
+        assert [delta.number for delta in loop._take_news()] == [1, 2]
         for number in (1, 2):
             loop._abort(number)
         loop._take_news()
