@@ -34,6 +34,12 @@ class EngineConfig:
 
     model: Path = setting(DEMO / "target", "Checkpoint folder of the target.", flags="")
     draft: Path | None = setting(None, "Folder of a head or a small model that drafts, or None.", flags="")
+    revision: str | None = setting(
+        None, "Branch, tag or commit of the model on the Hugging Face hub.", shown_default="its main branch"
+    )
+    draft_revision: str | None = setting(
+        None, "Branch, tag or commit of the head or small model on the hub.", shown_default="its main branch"
+    )
     ngrams: bool = setting(False, "Whether continuations in the text itself are drafted (prompt lookup).", flags="")
     dtype: str = setting("auto", "auto, float64, float32, bfloat16 or float16.")
     device: str = setting("auto", "auto, cpu or cuda.")
@@ -128,6 +134,8 @@ class EngineConfig:
 class LLMSettings(TypedDict, total=False):
     """Keywords of `LLM`: the fields of `EngineConfig` and of its `SchedulerConfig`, where they are described."""
 
+    revision: str | None
+    draft_revision: str | None
     dtype: str
     device: str
     shape: DraftShape | None

@@ -37,11 +37,11 @@ class LLM:
     Calls may interleave, and may come from several threads: their requests share the engine's steps.
 
     Args:
-        model: checkpoint folder of the target; None for the target that a speculators head names, or else the
-            built-in demo model.
-        draft: "eagle" for the demo model's own head, the folder of a head or of a small model with the target's
-            tokenizer, "ngram" for prompt lookup, or None for plain decoding. One model and "ngram" draft together:
-            "eagle,ngram".
+        model: checkpoint folder of the target, or `org/name` on the Hugging Face hub; None for the target that a
+            speculators head names, or else the built-in demo model.
+        draft: "eagle" for the demo model's own head, a head or a small model with the target's tokenizer by its folder
+            or its name on the hub, "ngram" for prompt lookup, or None for plain decoding. One model and "ngram" draft
+            together: "eagle,ngram".
         settings: keywords of `LLMSettings`; `EngineConfig` and `SchedulerConfig` describe them and have the defaults.
             `shape` is the device's default where it is None, and `draft_vocab` may be a number or a file.
 
@@ -49,7 +49,7 @@ class LLM:
         config: the settings, with nothing left open.
 
     Raises:
-        CheckpointError: a folder that cannot be loaded; the message names what is wrong.
+        CheckpointError: a checkpoint that cannot be loaded or downloaded; the message names what is wrong.
         TypeError: an unknown setting.
         ValueError: a setting outside its range.
     """

@@ -190,8 +190,8 @@ def _domains(words: Sequence[str]) -> dict[str, str]:
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True, help="checkpoint folder of the target")
-    parser.add_argument("--draft", type=Path, required=True, help="folder of an EAGLE head")
+    parser.add_argument("--model", type=Path, required=True, help="the target: a folder, or org/name on the hub")
+    parser.add_argument("--draft", type=Path, required=True, help="an EAGLE head: its folder, or org/name on the hub")
     parser.add_argument("--data", nargs="+", required=True, metavar="NAME=FILE", help="JSONL files or data sets")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])

@@ -21,6 +21,7 @@ from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_co
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.kernels.kernel_set import torch_kernels
 from specdec.kernels.projection import Projection
+from specdec.models.hub import checkpoint_path
 from specdec.models.llama import LlamaModel
 from specdec.train_eagle.evaluation import Evaluation
 from specdec.train_eagle.model_card import model_card
@@ -53,7 +54,7 @@ def from_run(folder: Path, target: Path | None = None) -> Trained:
 
     Args:
         folder: folder of the run's state, OUT/run.
-        target: checkpoint folder of its target; None for the folder that the run used.
+        target: its target, a folder or a name on the hub; None for the one that the run used.
 
     Raises:
         ValueError: there is no such run or target.
@@ -68,10 +69,11 @@ def from_run(folder: Path, target: Path | None = None) -> Trained:
     except Exception as error:  # pickle and zip raise many exceptions
         raise ValueError(f"{file}: not a training state: {first_line(error)}; train again") from None
     target = target or Path(named)
-    if not target.is_dir():
+    path = checkpoint_path(target, weights=False)
+    if not path.exists():
         raise ValueError(f"{target}: the run's target is not here; give its folder by --model")
-    with error_context(target):
-        sizes = LlamaConfig.from_json(read_config(target))
+    with error_context(path):
+        sizes = LlamaConfig.from_json(read_config(path))
     try:
         with torch.device("meta"):
             head = kind.new(LlamaModel(sizes), tensors.get("draft_tokens"))
@@ -86,7 +88,7 @@ def from_folder(folder: Path, target: Path | None = None) -> Trained:
     """Read a head from a folder.
 
     Args:
-        target: checkpoint folder of its target, needed if config.json leaves open which layers the head reads.
+        target: its target, likewise, needed if config.json leaves open which layers the head reads.
 
     Raises:
         ValueError: there is no head, or one that the official layout cannot hold.
@@ -110,8 +112,9 @@ def from_folder(folder: Path, target: Path | None = None) -> Trained:
 def _num_layers(found: HeadDescription[Any], target: Path | None) -> int:
     """Return the number of the target's layers, or without a target one that has all the layers that the head reads."""
     if target is not None:
-        with error_context(target):
-            config = LlamaConfig.from_json(read_config(target))
+        path = checkpoint_path(target, weights=False)
+        with error_context(path):
+            config = LlamaConfig.from_json(read_config(path))
         return config.num_layers
     if found.taps is None:
         return 0
@@ -137,9 +140,9 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--run", type=Path, help="folder of a training run's state, HEAD/run")
-    source.add_argument("--draft", type=Path, help="folder of a head")
+    source.add_argument("--draft", type=Path, help="a head: a folder, or org/name on the hub")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    parser.add_argument("--model", type=Path, help="checkpoint folder of the target; default: what the run says")
+    parser.add_argument("--model", type=Path, help="its target, likewise; default: what the run says")
     parser.add_argument("--evaluation", type=Path, help="evaluation.json, for the model card")
     parser.add_argument("--base-model", help="name of the target in the model card; default: its folder")
     parser.add_argument("--licence", help="of the head, for the model card")
@@ -149,7 +152,7 @@ def main(words: Sequence[str] | None = None) -> None:
     try:
         evaluation = Evaluation.read(args.evaluation) if args.evaluation else None
         notes = _text(args.notes) if args.notes else None
-        trained = from_run(args.run, args.model) if args.run else from_folder(args.draft, args.model)
+        trained = from_run(args.run, args.model) if args.run else from_folder(checkpoint_path(args.draft), args.model)
         export(trained, args.out, DTYPES[args.dtype])
     except ValueError as error:
         parser.exit(2, f"export: {error}\n")

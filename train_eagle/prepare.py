@@ -16,6 +16,7 @@ from typing import Literal
 from rich.console import Console
 from rich.progress import track
 
+from specdec.models.hub import checkpoint_path
 from specdec.models.tokenizer import load_pretrained
 from specdec.train_eagle.chat_mask import BadConversation, ChatMask, Sample, preview
 from specdec.train_eagle.conversations import BadData, Entry, open_source, read
@@ -37,7 +38,7 @@ def prepare(
     """Write tokens and masks of conversations to the folder `out`, resuming an earlier run.
 
     Args:
-        model: checkpoint folder whose tokenizer and chat template are used.
+        model: checkpoint folder, or name on the hub, whose tokenizer and chat template are used.
         sources: JSONL files, JSON arrays, or data sets as for `DatasetSource`.
         out: folder to write.
         max_length: most tokens of a conversation.
@@ -54,7 +55,7 @@ def prepare(
         raise ValueError(f"max_length is {max_length}; it must be at least 2")
     if limit is not None and limit < 1:
         raise ValueError(f"limit is {limit}; it must be at least 1")
-    chat = ChatMask(load_pretrained(model))
+    chat = ChatMask(load_pretrained(checkpoint_path(model)))
     opened = [open_source(source) for source in sources]
     settings: Settings = {
         "format": FORMAT,
@@ -116,7 +117,7 @@ def _sample(chat: ChatMask, entry: Entry, settings: Settings, bad: BadData) -> S
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True, help="checkpoint folder of the target")
+    parser.add_argument("--model", type=Path, required=True, help="the target: a folder, or org/name on the hub")
     parser.add_argument("--data", nargs="+", required=True, help="JSONL files, JSON arrays, data sets as NAME:SPLIT")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--max-length", type=int, default=2048, help="most tokens of a conversation")

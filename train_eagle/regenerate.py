@@ -77,7 +77,7 @@ def regenerate(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True, help="checkpoint folder of the target")
+    parser.add_argument("--model", type=Path, required=True, help="the target: a folder, or org/name on the hub")
     parser.add_argument("--data", nargs="+", required=True, help="JSONL files, JSON arrays, data sets as NAME:SPLIT")
     parser.add_argument("--limit", type=int, help="most entries of each source")
     parser.add_argument("--strict", action="store_true", help="refuse the first bad conversation")

@@ -19,7 +19,7 @@ class TrainConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
-    model: Path = Field(DEMO / "target", description="checkpoint folder of the target")
+    model: Path = Field(DEMO / "target", description="the target: a folder, or org/name on the hub")
     data: list[Path] = Field(description="folders of conversations that specdec.train_eagle.prepare wrote")
     out: Path = Field(description="folder of the head to write, with the run's state and logs")
     features: Path | None = Field(None, description="folder to store the target's states in; none to compute them anew")

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+INDEX = "model.safetensors.index.json"
 WEIGHT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -72,12 +73,23 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for file in _weight_files(folder):
         if not file.is_file():
-            raise CheckpointError(f"{folder}: {file.name} is named in model.safetensors.index.json but missing")
+            raise CheckpointError(f"{folder}: {file.name} is named in {INDEX} but missing")
         try:
             tensors |= load_file(file) if file.suffix == ".safetensors" else _load_pickled(file)
         except Exception as error:
             raise CheckpointError(f"{file}: cannot be read: {first_line(error)}") from None
     return tensors
+
+
+def has_weights(folder: Path) -> bool:
+    """Return whether all files with the folder's tensors are there.
+
+    Raises:
+        CheckpointError: the index is not valid.
+    """
+    if not (folder / INDEX).is_file() and not any(folder.glob("*.safetensors")):
+        return any(folder.glob("pytorch_model*.bin"))
+    return all(file.is_file() for file in _weight_files(folder))
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -87,9 +99,9 @@ def _weight_files(folder: Path) -> list[Path]:
         CheckpointError: there are none, or the index is not valid.
     """
     files = sorted(folder.glob("*.safetensors"))
-    index = folder / "model.safetensors.index.json"
+    index = folder / INDEX
     if index.is_file():
-        files = [folder / name for name in _shards(index)]
+        files = [folder / name for name in shard_names(index)]
     if not files:
         files = sorted(folder.glob("pytorch_model*.bin"))
     if not files:
@@ -167,8 +179,12 @@ def fill(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         parameter.copy_(tensors[name])
 
 
-def _shards(index: Path) -> list[str]:
-    """Return the files that an index names, all of them inside its folder."""
+def shard_names(index: Path) -> list[str]:
+    """Return the files that an index names, all of them inside its folder.
+
+    Raises:
+        CheckpointError: the index is not valid, or names a file elsewhere.
+    """
     weight_map = read_object(index).get("weight_map")
     if not isinstance(weight_map, dict):
         raise CheckpointError(f"{index}: not a JSON object with a 'weight_map'")

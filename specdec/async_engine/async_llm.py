@@ -25,7 +25,7 @@ from specdec.async_engine.messages import (
 )
 from specdec.async_engine.request_stream import RequestStream
 from specdec.async_engine.supervisor import Supervisor
-from specdec.config import LLMSettings
+from specdec.config import EngineConfig, LLMSettings
 from specdec.core.engine_stats import EngineStats
 from specdec.core.outputs import RequestOutput
 from specdec.core.sampling_params import SamplingParams
@@ -51,6 +51,12 @@ class Holdings(NamedTuple):
 
     requests: int
     blocks: int
+
+
+def _setup(config: EngineConfig, settings: LLMSettings) -> Setup:
+    """Return the engine process's settings, with the paths that were found for names on the hub."""
+    left: LLMSettings = {**settings, "revision": None, "draft_revision": None}
+    return Setup.of(config.model, config.sources, left)
 
 
 class AsyncLLM:
@@ -96,7 +102,7 @@ class AsyncLLM:
         self.tokenizer, self.max_model_len = self._requests.tokenizer, self._requests.max_model_len
         self.generation_config = self._requests.generation_config
         self._supervisor = Supervisor(
-            Setup.of(model, draft, settings), self._receive, self._fail_all, self._is_waiting, engine_timeout
+            _setup(self.config, settings), self._receive, self._fail_all, self._is_waiting, engine_timeout
         )
         # Requests that the engine process works on, and their numbers by their names.
         self._streams: dict[int, RequestStream] = {}

@@ -19,6 +19,7 @@ from specdec.core.device import resolve_device
 from specdec.core.sampling_params import SamplingParams
 from specdec.engine.draft_loader import named_target
 from specdec.llm import LLM
+from specdec.models.hub import checkpoint_path
 
 Kind = Literal["latency", "throughput", "acceptance"]
 # Room for prompts in a step of an acceptance run, beside whole trees of all rows.
@@ -36,7 +37,7 @@ class Comparison:
         modes: modes of this engine; the first is plain decoding.
         peers: other engines.
         params: sampling parameters of every request.
-        model: checkpoint folder of the target, None for the demo's.
+        model: the target as `LLM` takes it, None for the demo's.
         shape: bounds of draft trees that differ from the device's default.
         settings: further keywords of `LLM`.
         chat: whether plain text goes through the chat template; None if there is one.
@@ -51,7 +52,7 @@ class Comparison:
     modes: Sequence[Mode]
     peers: Sequence[PeerMode]
     params: SamplingParams
-    model: Path | None
+    model: str | Path | None
     shape: Mapping[str, Any]
     settings: Mapping[str, Any]
     chat: bool | None = None
@@ -143,14 +144,18 @@ def _engine(comparison: Comparison, mode: Mode) -> LLM:
         settings.setdefault("adaptive_drafts", False)
         seats = settings.setdefault("max_num_seqs", 32)
         settings.setdefault("max_num_batched_tokens", seats * (1 + shape.nodes) + PROMPT_TOKENS)
-    return LLM(comparison.model or _named_target(comparison.modes), mode.draft, shape=shape, **settings)
+    return LLM(comparison.model or _named_target(comparison), mode.draft, shape=shape, **settings)
 
 
-def _named_target(modes: Sequence[Mode]) -> Path | None:
+def _named_target(comparison: Comparison) -> Path | None:
     """Return the target that a head among the drafts names, which all modes share."""
-    names = [name for mode in modes for name in draft_names(mode.draft)]
-    folders = [Path(name) for name in names if name not in ("eagle", NGRAM)]
-    return next((target for target in map(named_target, folders) if target), None)
+    for mode in comparison.modes:
+        revision = {**comparison.settings, **mode.settings}.get("draft_revision")
+        heads = [name for name in draft_names(mode.draft) if name not in ("eagle", NGRAM)]
+        for head in heads:
+            if target := named_target(checkpoint_path(head, revision)):
+                return target
+    return None
 
 
 def _peer_setup(comparison: Comparison, peer: PeerMode, plain: LLM, longest: int) -> PeerSetup:

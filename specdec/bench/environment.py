@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import specdec
+from specdec.models import hub
 
 PACKAGE = Path(specdec.__file__).parent
 CPUINFO = Path("/proc/cpuinfo")
@@ -38,9 +39,9 @@ def environment(*packages: str) -> dict[str, Any]:
 
 
 def shown_path(path: str | Path) -> str:
-    """Return a path as results name it: what is built in from the package on, without this machine's folders."""
+    """Return a path as results name it: without this machine's folders where it is built in or from the hub."""
     inside = Path(path)
-    return str(inside.relative_to(PACKAGE.parent)) if inside.is_relative_to(PACKAGE) else str(path)
+    return str(inside.relative_to(PACKAGE.parent)) if inside.is_relative_to(PACKAGE) else hub.shown_path(inside)
 
 
 def _version(package: str) -> str | None:

@@ -6,7 +6,6 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import Annotated, NoReturn
 
@@ -107,10 +106,15 @@ def specdec(
 
 @app.command()
 def inspect(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="Folder of a draft head.")],
+    head: Annotated[
+        str, typer.Argument(metavar="HEAD", help="A draft head: its folder, or org/name on the Hugging Face hub.")
+    ],
     model: Annotated[
-        Path | None,
-        typer.Option(envvar="SPECDEC_MODEL", help="Folder of its target; default: the one it names, if that is here."),
+        str | None,
+        typer.Option(
+            envvar="SPECDEC_MODEL",
+            help="Its target, likewise; default: the one it names, if that is here or on the hub.",
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, nothing else.")] = False,
     verbose: Verbose = False,  # noqa: ARG001
@@ -126,4 +130,4 @@ def inspect(
     # Late, because torch takes seconds to import.
     from specdec.cli.inspection import Inspection, show
 
-    show(Inspection.of(path, model), as_json)
+    show(Inspection.of(head, model), as_json)

@@ -111,7 +111,7 @@ def acceptance(
 
 
 def _run(
-    kind: "Kind", given: BenchSettings, model: Path | None, chat: bool | None, as_json: bool, options: dict[str, Any]
+    kind: "Kind", given: BenchSettings, model: str | None, chat: bool | None, as_json: bool, options: dict[str, Any]
 ) -> None:
     timed = given if isinstance(given, LatencySettings) else LatencySettings(rounds=1, warmup_rounds=0)
     default = os.environ.get("SPECDEC_DRAFT") or ("none" if model else "eagle")

@@ -1,6 +1,7 @@
 """The report of `specdec inspect` on a head, for people and for programs."""
 
 import json
+import logging
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,10 @@ from specdec.draft_heads.formats.head_kinds import describe_folder
 from specdec.draft_heads.formats.tap_ids import KEY, Taps
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context, read_config
 from specdec.draft_heads.llama.llama_config import LlamaConfig
-from specdec.engine.draft_loader import local_folder
+from specdec.models.hub import checkpoint_path, shown_path
 from specdec.models.llama_draft import holds_llama
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -36,28 +39,30 @@ class Inspection:
     sizes: LlamaConfig | None
 
     @classmethod
-    def of(cls, folder: Path, target: Path | None) -> "Inspection":
-        """Inspect a folder without reading its weights.
+    def of(cls, head: str, model: str | None) -> "Inspection":
+        """Inspect a head without reading its weights.
 
         Args:
-            target: folder of the target; None for the one that the head names, if it is on this machine.
+            head: its folder, or its name on the hub.
+            model: likewise of the target, whose weights are not needed; None for the one that the head names, if that
+                is here or to be had.
 
         Raises:
             CheckpointError: no supported head, or one that does not fit the target, with the reason.
         """
+        folder = checkpoint_path(head)
         if holds_llama(folder):
             raise CheckpointError(f"{folder}: a whole model and no head; given to --draft it drafts as it is")
-        head = describe_folder(folder)
-        if target is None and head.settings.verifier is not None:
-            target = local_folder(head.settings.verifier, folder)
+        found = describe_folder(folder)
+        target = _target(found.settings.verifier, folder) if model is None else checkpoint_path(model, weights=False)
         if target is None:
-            return cls(folder, head, None, None)
+            return cls(folder, found, None, None)
         config = read_config(target)
         with error_context(target):
             sizes = LlamaConfig.from_json(config)
         with error_context(folder):
-            head.check(sizes)
-        return cls(folder, head, target, sizes)
+            found.check(sizes)
+        return cls(folder, found, target, sizes)
 
     @property
     def taps(self) -> Taps | None:
@@ -73,7 +78,7 @@ class Inspection:
         facts = {
             "recognised": f"{head.label} in the layout of {head.settings.layout}",
             "trained for": head.settings.verifier or "not said",
-            "target": f"{self.target}: fits" if self.target else "not given: whether it fits is not known",
+            "target": f"{shown_path(self.target)}: fits" if self.target else "not given: whether it fits is not known",
             "reads": self._reads(),
             "layers": f"{llama.num_layers}, {', '.join(self._parts())}",
             "rope": f"theta {rope.theta:g}{scaled}; {llama.max_position} positions",
@@ -149,6 +154,16 @@ class Inspection:
         return ", ".join(f"{count:,} in {dtype}" for dtype, count in counts.items())
 
 
+def _target(named: str | None, head: Path) -> Path | None:
+    """Return the folder of the target that a head names; None if it names none, or that cannot be had."""
+    try:
+        target = checkpoint_path(named, beside=head, weights=False) if named else None
+    except CheckpointError as error:
+        logger.info("%s", error)
+        return None
+    return target if target and target.is_dir() else None
+
+
 def show(inspection: Inspection, as_json: bool) -> None:
     """Print a report: one JSON object, tables on a terminal, or lines."""
     if as_json:
@@ -158,7 +173,7 @@ def show(inspection: Inspection, as_json: bool) -> None:
     tensors = [(name, f"{list(t.shape)}", name_of(t.dtype)) for name, t in sorted(inspection.head.file_tensors.items())]
     console = Console()
     if console.is_terminal:
-        facts = Table(show_header=False, title=str(inspection.folder))
+        facts = Table(show_header=False, title=shown_path(inspection.folder))
         for row in rows:
             facts.add_row(*row)
         shapes = Table("tensor", "shape", "numbers")

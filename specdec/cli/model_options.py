@@ -26,7 +26,11 @@ SHOWN_DEFAULTS = {
     "repetition_penalty": "the model's, else 1",
 }
 Model = Annotated[
-    Path | None, typer.Option(envvar="SPECDEC_MODEL", help="Checkpoint folder of the target; default: demo model.")
+    str | None,
+    typer.Option(
+        envvar="SPECDEC_MODEL",
+        help="The target: a checkpoint folder, or org/name on the Hugging Face hub; default: demo model.",
+    ),
 ]
 Chat = Annotated[
     bool | None,
@@ -37,8 +41,8 @@ Draft = Annotated[
     typer.Option(
         envvar="SPECDEC_DRAFT",
         show_default=False,
-        help="eagle (the demo's head), the folder of a head or small model, ngram, one of these and "
-        "ngram (eagle,ngram), or none; default: eagle.",
+        help="eagle (the demo's head), a head or small model by its folder or its org/name on the hub, ngram, one of "
+        "these and ngram (eagle,ngram), or none; default: eagle.",
     ),
 ]
 
@@ -54,14 +58,14 @@ class ModelOptions:
         settings: the given settings of `LLM`, but for the shape.
     """
 
-    model: Path | None
+    model: str | Path | None
     draft: str | None
     sampling: dict[str, Any]
     shape: dict[str, Any]
     settings: dict[str, Any]
 
     @classmethod
-    def of(cls, model: Path | None, draft: str, options: Mapping[str, Any]) -> Self:
+    def of(cls, model: str | None, draft: str, options: Mapping[str, Any]) -> Self:
         """Check the options of a command, without importing torch, which takes seconds.
 
         Raises:

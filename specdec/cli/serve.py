@@ -1,7 +1,6 @@
 """`specdec serve`."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -19,18 +18,22 @@ SHOWN_DEFAULTS = dict.fromkeys(("depth", "branching", "nodes", "min_reach"), "by
 
 @with_options(ServerSettings, DraftShape, EngineConfig, SchedulerConfig, defaults=SHOWN_DEFAULTS)
 def serve(
-    model_folder: Annotated[
-        Path | None, typer.Argument(metavar="MODEL", help="Checkpoint folder of the target; default: demo model.")
+    model_name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="The target: a checkpoint folder, or org/name on the Hugging Face hub; default: demo model.",
+        ),
     ] = None,
     model: Annotated[
-        Path | None, typer.Option(envvar="SPECDEC_MODEL", help="The same, as an option; default: demo model.")
+        str | None, typer.Option(envvar="SPECDEC_MODEL", help="The same, as an option; default: demo model.")
     ] = None,
     draft: Annotated[
         str | None,
         typer.Option(
             envvar="SPECDEC_DRAFT",
-            help="eagle (the demo's head), the folder of a head or small model, ngram, one of these and ngram "
-            "(eagle,ngram), or none; default: eagle with the demo model, none with another.",
+            help="eagle (the demo's head), a head or small model by its folder or its org/name on the hub, ngram, one "
+            "of these and ngram (eagle,ngram), or none; default: eagle with the demo model, none with another.",
         ),
     ] = None,
     speculative_config: Annotated[
@@ -68,9 +71,9 @@ def serve(
       specdec serve path/to/llama --draft ngram --api-key secret --max-queued-requests 100
       specdec serve path/to/llama --speculative-config '{"method": "eagle3", "model": "path/to/head"}'
     """
-    if model_folder is not None and model is not None and model_folder != model:
-        raise ValueError(f"MODEL is {model_folder} and --model is {model}; give one of them")
-    folder = model_folder or model
+    if model_name is not None and model is not None and model_name != model:
+        raise ValueError(f"MODEL is {model_name} and --model is {model}; give one of them")
+    target = model_name or model
     given = options_for(ServerSettings, options)
     server = ServerSettings(**given, api_key=tuple(api_key or ()))
     shape = options_for(DraftShape, options)
@@ -89,5 +92,5 @@ def serve(
     # Late, because torch takes seconds to import, and the packages of the server may be missing.
     from specdec.server.command import run
 
-    draft = draft or ("none" if folder else "eagle")
-    run(folder, draft, settings, shape, server, str(folder) if folder else DEMO_NAME)
+    draft = draft or ("none" if target else "eagle")
+    run(target, draft, settings, shape, server, target or DEMO_NAME)

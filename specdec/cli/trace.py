@@ -44,6 +44,7 @@ def trace(
     from specdec.cli.render import summary
     from specdec.cli.timed_batch import run_batch
     from specdec.core.step_report import StepReporter
+    from specdec.models.hub import shown_name
     from specdec.server.viewer import recorded_page
 
     llm = model_options.load()
@@ -54,7 +55,7 @@ def trace(
         raise ValueError(answer.error)
     reporter = StepReporter(llm.tokenizer.backend if llm.tokenizer else None, params)
     # The file may be passed on, so it does not name the folders of this machine.
-    name = "demo" if llm.config.model == DEMO / "target" else llm.config.model.name
+    name = "demo" if llm.config.model == DEMO / "target" else shown_name(llm.config.model)
     page = recorded_page(name, given.text, reporter.new_steps(answer))
     output.write_text(page, encoding="utf-8")
     typer.echo(f"{summary(batch)}\n{output}")

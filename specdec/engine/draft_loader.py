@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from transformers.utils import cached_file
 
 from specdec.config import EngineConfig
 from specdec.core.device import DTYPES
@@ -18,6 +17,7 @@ from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_co
 from specdec.engine.tap_probe import settle_taps
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.projection import Product
+from specdec.models.hub import checkpoint_path, shown_path
 from specdec.models.llama import LlamaModel
 from specdec.models.llama_draft import LlamaDraftHead, holds_llama, load_llama_draft
 
@@ -28,32 +28,20 @@ def named_target(head: Path) -> Path | None:
     """Return the folder of the target that a speculators head's config.json names; None if it names none.
 
     Raises:
-        CheckpointError: a folder without config.json, or a target that is not on this machine.
+        CheckpointError: a folder without config.json, or a target that is neither here nor to be had from the hub.
     """
     settings = read_config(head)
     with error_context(head):
         name = HeadSettings.from_json(settings).verifier
         if name is None:
             return None
-        folder = local_folder(name, head)
-        if folder is None:
-            raise CheckpointError(f"its target {name!r} is neither a folder nor in the Hugging Face cache; give one")
+        try:
+            folder = checkpoint_path(name, beside=head)
+        except CheckpointError as error:
+            raise CheckpointError(f"its target {error}") from None
+        if not folder.exists():
+            raise CheckpointError(f"its target {name!r} is neither a folder nor a model on the hub; give one")
     return folder
-
-
-def local_folder(name: str, beside: Path) -> Path | None:
-    """Return a checkpoint's folder: a path from here or from `beside`, or a hub name in the cache; None if absent.
-
-    Nothing is downloaded.
-    """
-    for folder in (Path(name), beside / name):
-        if folder.is_dir():
-            return folder
-    try:
-        config = cached_file(name, "config.json", local_files_only=True)
-    except (OSError, ValueError):
-        return None
-    return Path(config).parent if config else None
 
 
 def load_drafts(
@@ -76,9 +64,10 @@ def load_drafts(
         draft_model = load_llama_draft(folder, config.model, target.config, *where)
     else:
         loaded = load_head(folder, target.parts, kernels)
-        logger.info("%s: %s in the layout of %s", folder, loaded.description.label, loaded.description.settings.layout)
-        for assumption in loaded.description.assumptions:
-            logger.info("%s: assumed: %s", folder, assumption)
+        name, described = shown_path(folder), loaded.description
+        logger.info("%s: %s in the layout of %s", name, described.label, described.settings.layout)
+        for assumption in described.assumptions:
+            logger.info("%s: assumed: %s", name, assumption)
         draft_model = settle_taps(loaded, target, config.model, kernels)
     positions, context = draft_model.head.llama.max_position, config.context(target.config.max_position)
     if positions < context:

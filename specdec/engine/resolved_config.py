@@ -9,6 +9,7 @@ from specdec.config import DEMO, DEMO_HEAD, NGRAM, EngineConfig, default_shape, 
 from specdec.core.device import name_of, resolve_device, resolve_dtype
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.engine.draft_loader import named_target
+from specdec.models.hub import checkpoint_path
 
 
 def resolved_config(model: str | Path | None, draft: str | Path | None, settings: Mapping[str, Any]) -> EngineConfig:
@@ -27,15 +28,18 @@ def resolved_config(model: str | Path | None, draft: str | Path | None, settings
         raise ValueError(f"shape is {shape!r}; it must be a DraftShape, or None for the device's default")
     config = engine_config(DEMO / "target", None, given)
     device = resolve_device(config.device)
-    drafts, ngrams = _draft_sources(draft, is_demo=model is None)
+    drafts, ngrams = _draft_sources(draft, config.draft_revision, is_demo=model is None)
     shape = shape or default_shape(device.type)
     if config.verify == "block":
         # The rule takes chains alone.
         shape = replace(shape, branching=1, nodes=shape.depth)
-    named = named_target(drafts) if model is None and drafts is not None else None
+    if model is not None:
+        target = checkpoint_path(model, config.revision)
+    else:
+        target = (named_target(drafts) if drafts is not None else None) or DEMO / "target"
     return replace(
         config,
-        model=Path(model) if model is not None else named or DEMO / "target",
+        model=target,
         draft=drafts,
         ngrams=ngrams,
         device=str(device),
@@ -44,7 +48,7 @@ def resolved_config(model: str | Path | None, draft: str | Path | None, settings
     )
 
 
-def _draft_sources(draft: str | Path | None, is_demo: bool) -> tuple[Path | None, bool]:
+def _draft_sources(draft: str | Path | None, revision: str | None, is_demo: bool) -> tuple[Path | None, bool]:
     """Return the folder of the draft model, and whether n-grams of the text are drafted."""
     names = draft_names(draft)
     models = [name for name in names if name != NGRAM]
@@ -59,4 +63,4 @@ def _draft_sources(draft: str | Path | None, is_demo: bool) -> tuple[Path | None
         if not is_demo:
             raise ValueError("draft 'eagle' is the demo model's own head; give the folder of this model's, or none")
         return DEMO_HEAD, len(names) > 1
-    return Path(name), len(names) > 1
+    return checkpoint_path(name, revision), len(names) > 1

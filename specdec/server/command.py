@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -25,7 +24,7 @@ _PACKAGES = {
 
 
 def run(
-    model: Path | None,
+    model: str | None,
     draft: str,
     settings: Mapping[str, Any],
     shape: Mapping[str, int],

@@ -220,7 +220,8 @@ def test_the_target_is_the_one_that_the_head_names(run: Run, named: Path, target
 
 def test_a_target_that_is_elsewhere_must_be_given(named: Path, target: Path) -> None:
     with pytest.raises(
-        ValueError, match=r"head: its target 'org/target' is neither a folder nor in the Hugging Face cache"
+        ValueError,
+        match=r"head: its target org/target: no such folder, not in the hub's cache, .* hf download org/target",
     ):
         LLM(draft=named)
     assert LLM(target, named, dtype="float64").config.model == target

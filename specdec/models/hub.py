@@ -1,0 +1,160 @@
+"""Checkpoints by name: a local folder or GGUF file, or a model on the Hugging Face hub, which is downloaded once."""
+
+import logging
+import re
+from pathlib import Path
+
+from huggingface_hub import constants, snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from specdec.draft_heads.llama.checkpoint_files import INDEX, CheckpointError, first_line, has_weights, shard_names
+
+logger = logging.getLogger(__name__)
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
+# Everything but the weights. Pickles and code are never downloaded.
+SMALL_FILES = [
+    "config.json",
+    "generation_config.json",
+    "README.md",
+    INDEX,
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.json",
+    "chat_template.jinja",
+]
+WEIGHTS = "model.safetensors"
+_PREFIX = "models--"
+
+
+def checkpoint_path(
+    name: str | Path, revision: str | None = None, beside: Path | None = None, weights: bool = True
+) -> Path:
+    """Return the folder or file of a checkpoint; download it if it is on the hub and not yet in the cache.
+
+    A local path wins over a model of the same name on the hub. A model in the cache is used without asking the hub.
+
+    Args:
+        name: a path, or `org/name` on the hub.
+        revision: branch, tag or commit on the hub; None for its main branch.
+        beside: another folder from which a relative path may lead.
+        weights: whether the weights are needed too.
+
+    Returns:
+        A path that exists; or `name` itself where it is no name on the hub, for which reading it gives the error.
+
+    Raises:
+        CheckpointError: the model is neither in the cache nor to be had from the hub, with the reason; or a revision
+            of a local folder.
+    """
+    for path in (Path(name), *([beside / name] if beside is not None else [])):
+        if path.exists():
+            if revision is not None:
+                raise CheckpointError(
+                    f"revision is {revision!r}, but {path} is a local path; leave the revision out, or rename the path"
+                )
+            return path
+    if not HUB_NAME.fullmatch(str(name)):
+        return Path(name)
+    return _from_hub(str(name), revision, weights)
+
+
+def hub_name(path: Path) -> str | None:
+    """Return the name of a folder in the hub's cache, `models--ORG--NAME/snapshots/COMMIT`; None for any other path."""
+    kept = path.parents[1].name if path.parent.name == "snapshots" else ""
+    return kept.removeprefix(_PREFIX).replace("--", "/", 1) if kept.startswith(_PREFIX) else None
+
+
+def shown_name(path: Path) -> str:
+    """Return the short name of a checkpoint: its name on the hub, or the folder's or file's own."""
+    return hub_name(path) or (path.stem if path.suffix == ".gguf" else path.resolve().name)
+
+
+def shown_path(path: Path) -> str:
+    """Return how to speak of a checkpoint to the user: by its name on the hub, or by its path."""
+    return hub_name(path) or str(path)
+
+
+def _from_hub(name: str, revision: str | None, weights: bool) -> Path:
+    cached = _cached(name, revision, weights)
+    if cached is not None and (not weights or (cached / "tokenizer.json").is_file()):
+        return cached
+    try:
+        folder = _download(name, revision, SMALL_FILES)
+        if not (folder / "config.json").is_file():
+            raise CheckpointError(f"{name}: not a checkpoint: it holds no config.json on the hub")
+        if weights and not has_weights(folder):
+            logger.info("downloading %s from the hub", name)
+            _download_weights(name, folder)
+    except CheckpointError:
+        raise
+    except Exception as error:  # the hub's errors, those of the HTTP library, and those of the disk
+        # A head in the cache has no tokenizer to wait for.
+        if cached is not None:
+            return cached
+        raise CheckpointError(_reason(name, revision, error)) from None
+    return folder
+
+
+def _cached(name: str, revision: str | None, weights: bool) -> Path | None:
+    """Return the model's folder in the cache if it is complete but for the tokenizer, which a head does not have."""
+    try:
+        folder = _download(name, revision, ["config.json"], local_only=True)
+    except (LocalEntryNotFoundError, HFValidationError):
+        return None
+    return folder if (folder / "config.json").is_file() and (not weights or has_weights(folder)) else None
+
+
+def _download_weights(name: str, folder: Path) -> None:
+    """Download the weights of the commit whose other files lie in a folder of the cache."""
+    commit = folder.name
+    if (folder / INDEX).is_file():
+        _download(name, commit, shard_names(folder / INDEX))
+        return
+    _download(name, commit, [WEIGHTS])
+    if not (folder / WEIGHTS).is_file():
+        _download(name, commit, ["*.safetensors"], ignored=["*/*", "consolidated*"])
+    if not has_weights(folder):
+        raise CheckpointError(
+            f"{name}: no *.safetensors on the hub, and pickles are never downloaded; take a converted checkpoint, "
+            f"or run: hf download {name} and give its folder"
+        )
+
+
+def _download(
+    name: str, revision: str | None, files: list[str], ignored: list[str] | None = None, local_only: bool = False
+) -> Path:
+    return Path(
+        snapshot_download(
+            name, revision=revision, allow_patterns=files, ignore_patterns=ignored, local_files_only=local_only
+        )
+    )
+
+
+def _reason(name: str, revision: str | None, error: Exception) -> str:
+    """Return why the hub did not give a model, in one line with the remedy."""
+    wanted = name if revision is None else f"{name} --revision {revision}"
+    if isinstance(error, GatedRepoError):
+        return f"{name}: gated on the hub; ask for access on its page, and run: hf auth login"
+    if isinstance(error, RepositoryNotFoundError | HFValidationError):
+        return f"{name}: no such folder, and no such model on the hub; a private one needs: hf auth login"
+    if isinstance(error, RevisionNotFoundError):
+        return f"{name}: no revision {revision!r} on the hub; name a branch, a tag or a commit"
+    if constants.is_offline_mode():
+        return f"{name}: no such folder, not in the hub's cache, and HF_HUB_OFFLINE is set; run: hf download {wanted}"
+    cause = first_line(error.__cause__ if isinstance(error.__cause__, Exception) else error)
+    return (
+        f"{name}: no such folder, not in the hub's cache, and it cannot be downloaded ({cause}); "
+        f"where the hub can be reached, run: hf download {wanted}"
+    )
