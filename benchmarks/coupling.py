@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.7, 1.0], help="of the draws")
     parser.add_argument("--max-tokens", type=int, default=128)
     args = parser.parse_args()
-    llm = LLM(dtype="float32")
+    llm = LLM(draft=None, dtype="float32")
     weight = llm.model.lm_head_weight
     head = load_head(DEMO / "eagle", llm.model.parts, llm.engine.cache.kernels).draft.head
     llama = head.llama

@@ -148,7 +148,7 @@ def perplexity(texts: Sequence[tuple[list[int], int]], found: Sequence[Tensor]) 
 
 def quality(prompts: int, max_tokens: int) -> dict[str, Any]:
     """Compare the demo target with itself in 8 bits, and bfloat16 with float32 for a measure."""
-    llm = LLM(dtype="float32", kernels="native")
+    llm = LLM(draft=None, dtype="float32", kernels="native")
     conversations = [llm.chat_prompt(messages) for name in EVALS for messages in read_prompts(name)[:prompts]]
     params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     answers = llm.generate(conversations, params, use_tqdm=False)

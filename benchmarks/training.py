@@ -37,7 +37,7 @@ def prepare_data(folder: Path, answers: int) -> Path:
     from specdec.train_eagle.conversations import write_conversations
     from specdec.train_eagle.prepare import prepare
 
-    llm = LLM()
+    llm = LLM(draft=None)
     chats = [messages for name in ("sgd-eval", "gsm8k-eval") for messages in read_prompts(name)]
     chats = (chats * -(-answers // len(chats)))[:answers]
     params = [SamplingParams(temperature=1, seed=i, max_tokens=128) for i in range(len(chats))]

@@ -14,6 +14,8 @@ DEMO = Path(__file__).parent / "demo"
 # The better of the demo target's two.
 DEMO_HEAD = DEMO / "eagle3"
 NGRAM = "ngram"
+# The head that the model names, or else n-grams.
+AUTO = "auto"
 # Tokens; a table of rotary embeddings has a row for each.
 LONGEST_CONTEXT = 2**22
 # EAGLE-2, paper and code: depth 6, 10 expanded a level, 60 verified.

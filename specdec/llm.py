@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 import torch
 
-from specdec.config import LLMSettings
+from specdec.config import AUTO, LLMSettings
 from specdec.core.device import DTYPES, on_device
 from specdec.core.engine_stats import EngineStats
 from specdec.core.outputs import BeamSearchOutput, RequestOutput
@@ -39,9 +39,10 @@ class LLM:
     Args:
         model: checkpoint folder of the target, or `org/name` on the Hugging Face hub; None for the target that a
             speculators head names, or else the built-in demo model.
-        draft: "eagle" for the demo model's own head, a head or a small model with the target's tokenizer by its folder
-            or its name on the hub, "ngram" for prompt lookup, or None for plain decoding. One model and "ngram" draft
-            together: "eagle,ngram".
+        draft: "auto" for the head that the model's config.json or card names, and "ngram" if there is none; "eagle" for
+            the demo model's own head; a head or a small model with the target's tokenizer by its folder or its name on
+            the hub; "ngram" for prompt lookup; None for plain decoding. One model and "ngram" draft together:
+            "eagle,ngram". A speculators head given as `model` drafts for the target that it names.
         settings: keywords of `LLMSettings`; `EngineConfig` and `SchedulerConfig` describe them and have the defaults.
             `shape` is the device's default where it is None, and `draft_vocab` may be a number or a file.
 
@@ -55,7 +56,7 @@ class LLM:
     """
 
     def __init__(
-        self, model: str | Path | None = None, draft: str | Path | None = None, **settings: Unpack[LLMSettings]
+        self, model: str | Path | None = None, draft: str | Path | None = AUTO, **settings: Unpack[LLMSettings]
     ) -> None:
         self.config = config = resolved_config(model, draft, settings)
         folder, device, dtype = config.model, torch.device(config.device), DTYPES[config.dtype]

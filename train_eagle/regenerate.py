@@ -90,7 +90,7 @@ def main() -> None:
     bad = BadData(args.strict)
     try:
         sources = [open_source(name) for name in args.data]
-        llm = LLM(args.model, max_num_seqs=args.batch)
+        llm = LLM(args.model, draft=None, max_num_seqs=args.batch)
         conversations = answerable(llm, sources, args.limit, bad)
     except ValueError as error:
         parser.exit(2, f"regenerate: {error}\n")

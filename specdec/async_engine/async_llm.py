@@ -25,7 +25,7 @@ from specdec.async_engine.messages import (
 )
 from specdec.async_engine.request_stream import RequestStream
 from specdec.async_engine.supervisor import Supervisor
-from specdec.config import EngineConfig, LLMSettings
+from specdec.config import AUTO, EngineConfig, LLMSettings
 from specdec.core.engine_stats import EngineStats
 from specdec.core.outputs import RequestOutput
 from specdec.core.sampling_params import SamplingParams
@@ -90,7 +90,7 @@ class AsyncLLM:
     def __init__(
         self,
         model: str | Path | None = None,
-        draft: str | Path | None = None,
+        draft: str | Path | None = AUTO,
         *,
         engine_timeout: float = 300.0,
         **settings: Unpack[LLMSettings],

@@ -84,11 +84,15 @@ def _logging_to_stderr() -> Iterator[None]:
     before = logger.level
     logger.addHandler(handler)
     logger.setLevel(level)
+    # What was chosen for the user is shown too.
+    choices = logging.getLogger("specdec.engine.resolved_config")
+    choices.setLevel("INFO" if level == "WARNING" else "NOTSET")
     try:
         yield
     finally:
         logger.removeHandler(handler)
         logger.setLevel(before)
+        choices.setLevel("NOTSET")
 
 
 @app.callback(invoke_without_command=True)

@@ -6,12 +6,13 @@ import typer
 
 from specdec.cli.model_options import OWNERS, SHOWN_DEFAULTS, Draft, Model, ModelOptions
 from specdec.cli.options import Verbose, with_options
+from specdec.config import AUTO
 
 
 @with_options(*OWNERS, defaults=SHOWN_DEFAULTS)
 def chat(
     model: Model = None,
-    draft: Draft = "eagle",
+    draft: Draft = AUTO,
     system: Annotated[str, typer.Option(metavar="TEXT", show_default=False, help="System message.")] = "",
     verbose: Verbose = False,  # noqa: ARG001
     **options: Any,

@@ -10,6 +10,7 @@ import typer
 from specdec.cli.model_options import OWNERS, SHOWN_DEFAULTS, Chat, Draft, Model, ModelOptions
 from specdec.cli.options import Verbose, with_options
 from specdec.cli.prompts import read_prompts
+from specdec.config import AUTO
 from specdec.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def generate(
         ),
     ] = None,
     model: Model = None,
-    draft: Draft = "eagle",
+    draft: Draft = AUTO,
     chat: Chat = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per prompt and line, nothing else.")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="Run again without drafts and compare the two.")] = False,

@@ -25,6 +25,11 @@ SHOWN_DEFAULTS = {
     **{name: f"the model's, else {value:g}" for name, value in OWN_DEFAULTS.items()},
     "repetition_penalty": "the model's, else 1",
 }
+DRAFT_HELP = (
+    "auto (the head that the model's config.json or card names, else ngram), eagle (the demo's head), a head or small "
+    "model by its folder or its org/name on the hub, ngram, one of these and ngram (eagle,ngram), or none; default: "
+    "auto."
+)
 Model = Annotated[
     str | None,
     typer.Option(
@@ -41,8 +46,7 @@ Draft = Annotated[
     typer.Option(
         envvar="SPECDEC_DRAFT",
         show_default=False,
-        help="eagle (the demo's head), a head or small model by its folder or its org/name on the hub, ngram, one of "
-        "these and ngram (eagle,ngram), or none; default: eagle.",
+        help=DRAFT_HELP,
     ),
 ]
 

@@ -5,8 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
+from specdec.cli.model_options import DRAFT_HELP
 from specdec.cli.options import Verbose, options_for, with_options
-from specdec.config import DEMO, EngineConfig, default_shape, engine_config
+from specdec.config import AUTO, DEMO, EngineConfig, default_shape, engine_config
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.scheduling.scheduler_config import SchedulerConfig
 from specdec.server.server_settings import ServerSettings
@@ -32,8 +33,7 @@ def serve(
         str | None,
         typer.Option(
             envvar="SPECDEC_DRAFT",
-            help="eagle (the demo's head), a head or small model by its folder or its org/name on the hub, ngram, one "
-            "of these and ngram (eagle,ngram), or none; default: eagle with the demo model, none with another.",
+            help=DRAFT_HELP,
         ),
     ] = None,
     speculative_config: Annotated[
@@ -92,5 +92,4 @@ def serve(
     # Late, because torch takes seconds to import, and the packages of the server may be missing.
     from specdec.server.command import run
 
-    draft = draft or ("none" if target else "eagle")
-    run(target, draft, settings, shape, server, target or DEMO_NAME)
+    run(target, draft or AUTO, settings, shape, server, target or DEMO_NAME)

@@ -8,7 +8,7 @@ import typer
 from specdec.cli.model_options import OWNERS, SHOWN_DEFAULTS, Chat, Draft, Model, ModelOptions
 from specdec.cli.options import Verbose, with_options
 from specdec.cli.prompts import read_prompts
-from specdec.config import DEMO
+from specdec.config import AUTO, DEMO
 
 
 @with_options(*OWNERS, defaults=SHOWN_DEFAULTS)
@@ -20,7 +20,7 @@ def trace(
         "trace.html"
     ),
     model: Model = None,
-    draft: Draft = "eagle",
+    draft: Draft = AUTO,
     chat: Chat = None,
     verbose: Verbose = False,  # noqa: ARG001
     **options: Any,

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Collection
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -10,38 +9,16 @@ from torch import nn
 from specdec.config import EngineConfig
 from specdec.core.device import DTYPES
 from specdec.draft_heads.formats.head_kinds import load_head
-from specdec.draft_heads.formats.head_settings import HeadSettings
 from specdec.draft_heads.heads.draft_head import DraftModel
 from specdec.draft_heads.heads.readout import CandidateReadout, MatrixReadout, trimmed_readout
-from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context, read_config
 from specdec.engine.tap_probe import settle_taps
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.projection import Product
-from specdec.models.hub import checkpoint_path, shown_path
+from specdec.models.hub import shown_path
 from specdec.models.llama import LlamaModel
 from specdec.models.llama_draft import LlamaDraftHead, holds_llama, load_llama_draft
 
 logger = logging.getLogger(__name__)
-
-
-def named_target(head: Path) -> Path | None:
-    """Return the folder of the target that a speculators head's config.json names; None if it names none.
-
-    Raises:
-        CheckpointError: a folder without config.json, or a target that is neither here nor to be had from the hub.
-    """
-    settings = read_config(head)
-    with error_context(head):
-        name = HeadSettings.from_json(settings).verifier
-        if name is None:
-            return None
-        try:
-            folder = checkpoint_path(name, beside=head)
-        except CheckpointError as error:
-            raise CheckpointError(f"its target {error}") from None
-        if not folder.exists():
-            raise CheckpointError(f"its target {name!r} is neither a folder nor a model on the hub; give one")
-    return folder
 
 
 def load_drafts(

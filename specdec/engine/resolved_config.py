@@ -1,15 +1,32 @@
 """Resolution of settings: the folders, device, dtype and tree shape that an engine gets."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from specdec.config import DEMO, DEMO_HEAD, NGRAM, EngineConfig, default_shape, draft_names, engine_config
+from specdec.config import AUTO, DEMO, DEMO_HEAD, NGRAM, EngineConfig, default_shape, draft_names, engine_config
 from specdec.core.device import name_of, resolve_device, resolve_dtype
 from specdec.draft_heads.drafting.draft_shape import DraftShape
-from specdec.engine.draft_loader import named_target
-from specdec.models.hub import checkpoint_path
+from specdec.engine.named_checkpoints import named_head, named_target
+from specdec.models.hub import checkpoint_path, shown_path
+
+logger = logging.getLogger(__name__)
+
+
+class Sources(NamedTuple):
+    """The target, and what drafts for it.
+
+    Attributes:
+        model: the target's folder.
+        draft: folder of the draft model; None for none.
+        ngrams: whether n-grams of the text are drafted.
+    """
+
+    model: Path
+    draft: Path | None
+    ngrams: bool
 
 
 def resolved_config(model: str | Path | None, draft: str | Path | None, settings: Mapping[str, Any]) -> EngineConfig:
@@ -28,24 +45,49 @@ def resolved_config(model: str | Path | None, draft: str | Path | None, settings
         raise ValueError(f"shape is {shape!r}; it must be a DraftShape, or None for the device's default")
     config = engine_config(DEMO / "target", None, given)
     device = resolve_device(config.device)
-    drafts, ngrams = _draft_sources(draft, config.draft_revision, is_demo=model is None)
+    if draft == AUTO:
+        sources = _sources_of(DEMO / "target" if model is None else checkpoint_path(model, config.revision))
+    else:
+        sources = _given_sources(model, draft, config)
     shape = shape or default_shape(device.type)
     if config.verify == "block":
         # The rule takes chains alone.
         shape = replace(shape, branching=1, nodes=shape.depth)
-    if model is not None:
-        target = checkpoint_path(model, config.revision)
-    else:
-        target = (named_target(drafts) if drafts is not None else None) or DEMO / "target"
     return replace(
         config,
-        model=target,
-        draft=drafts,
-        ngrams=ngrams,
+        model=sources.model,
+        draft=sources.draft,
+        ngrams=sources.ngrams,
         device=str(device),
         dtype=name_of(resolve_dtype(config.dtype, device)),
         shape=shape,
     )
+
+
+def _sources_of(checkpoint: Path) -> Sources:
+    """Return what a checkpoint implies: a head that names its target, a target with the head that it names, or n-grams.
+
+    What was chosen is logged, but for the demo model.
+    """
+    name = shown_path(checkpoint)
+    if target := named_target(checkpoint):
+        logger.info("%s is a head: it drafts for the target that it names, %s", name, shown_path(target))
+        return Sources(target, checkpoint, False)
+    head = named_head(checkpoint)
+    if head is None:
+        logger.info("drafts: ngram (prompt lookup), since %s names no head; --draft takes one, or none", name)
+    elif head != DEMO_HEAD:
+        logger.info("drafts: %s, the head that %s names", shown_path(head), name)
+    return Sources(checkpoint, head, head is None)
+
+
+def _given_sources(model: str | Path | None, draft: str | Path | None, config: EngineConfig) -> Sources:
+    """Return the draft sources that a user named, and the target: the user's, the head's, or the demo's."""
+    head, ngrams = _draft_sources(draft, config.draft_revision, is_demo=model is None)
+    if model is not None:
+        return Sources(checkpoint_path(model, config.revision), head, ngrams)
+    target = named_target(head) if head is not None else None
+    return Sources(target or DEMO / "target", head, ngrams)
 
 
 def _draft_sources(draft: str | Path | None, revision: str | None, is_demo: bool) -> tuple[Path | None, bool]:
@@ -57,10 +99,14 @@ def _draft_sources(draft: str | Path | None, revision: str | None, is_demo: bool
     if not models:
         return None, bool(names)
     (name,) = models
-    if name in ("", "none"):
-        raise ValueError(f"draft is {str(draft)!r}; it must be none alone, or sources separated by one comma")
+    if name in ("", "none", AUTO):
+        alone = name or "none"
+        raise ValueError(f"draft is {str(draft)!r}; it must be {alone} alone, or sources separated by one comma")
     if name == "eagle":
         if not is_demo:
-            raise ValueError("draft 'eagle' is the demo model's own head; give the folder of this model's, or none")
+            raise ValueError(
+                "draft 'eagle' is the demo model's own head; give the folder or hub name of this model's, ngram, none, "
+                "or auto"
+            )
         return DEMO_HEAD, len(names) > 1
     return checkpoint_path(name, revision), len(names) > 1

@@ -229,7 +229,7 @@ def test_rounds_alternate() -> None:
 
 
 def test_interrupted_run_leaves_nothing_behind(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = LLM(tiny.target, dtype="float64", device="cpu")
+    llm = LLM(tiny.target, draft=None, dtype="float64", device="cpu")
     contender = EngineContender(llm, SamplingParams(temperature=0, max_tokens=20, ignore_eos=True))
     steps = iter(range(3))
     real = llm.engine.step
@@ -307,7 +307,7 @@ def test_long_prompt_ends_the_benchmark(bench: Bench) -> None:
 
 
 def test_failed_prompt_ends_the_benchmark(tiny: Tiny) -> None:
-    llm = LLM(tiny.target, dtype="float64", device="cpu")
+    llm = LLM(tiny.target, draft=None, dtype="float64", device="cpu")
     nothing_allowed = SamplingParams(temperature=0, allowed_token_ids=[2], min_tokens=3)
     with pytest.raises(ValueError, match="the prompt of 2 tokens failed: no token can follow"):
         EngineContender(llm, nothing_allowed).run([[5, 6]])

@@ -27,7 +27,7 @@ def setup(tiny: Tiny, draft: str | None = None, ends: tuple[int, ...] = (), **se
 def own(tiny: Tiny) -> TimedRun:
     """The same prompts on this engine."""
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-    return EngineContender(LLM(tiny.target, dtype="float64", device="cpu"), params).run(PROMPTS)
+    return EngineContender(LLM(tiny.target, draft=None, dtype="float64", device="cpu"), params).run(PROMPTS)
 
 
 def check_times(run: TimedRun) -> None:

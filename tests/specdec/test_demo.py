@@ -16,7 +16,7 @@ PROMPTS = Path(__file__).parents[2] / "benchmarks" / "prompts"
 
 @pytest.fixture(scope="module")
 def plain() -> LLM:
-    return LLM(dtype="float64")
+    return LLM(draft=None, dtype="float64")
 
 
 @pytest.fixture(scope="module")

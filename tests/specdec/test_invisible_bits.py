@@ -57,6 +57,7 @@ def test_logits_are_those_of_plain_decoding(
 ) -> None:
     plain = LLM(
         world.folder / "target",
+        draft=None,
         dtype=dtype,
         kernels="native",
         quantization=quantization,
@@ -95,6 +96,7 @@ def test_a_long_prompt_is_the_same_in_any_chunks(world: World, dtype: str, quant
     for chunk in (8, 37, 512):
         llm = LLM(
             world.folder / "target",
+            draft=None,
             dtype=dtype,
             kernels="native",
             quantization=quantization,

@@ -231,7 +231,7 @@ def test_tree_shapes_are_bounded(values: dict[str, int]) -> None:
 
 
 def test_a_call_for_which_the_queue_is_too_short_leaves_nothing_in_it(folder: Path) -> None:
-    llm = LLM(folder / "target", dtype="float64", max_queued_requests=2)
+    llm = LLM(folder / "target", draft=None, dtype="float64", max_queued_requests=2)
     with pytest.raises(QueueFullError, match="2 requests wait"):
         llm.generate([[3], [4], [5]], FREE, use_tqdm=False)
     assert not llm.engine.has_unfinished

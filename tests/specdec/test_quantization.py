@@ -53,9 +53,9 @@ def test_every_matrix_is_in_8_bits_and_no_embedding(tmp_path: Path, tied: bool) 
                 tensors[name] = dequantized(tensor.float())
 
     edit_tensors(rounded, change)
-    exact = logprobs(LLM(rounded, dtype="float64"))
-    found = logprobs(LLM(given, dtype="float32", kernels="native", quantization="q8"))
-    unrounded = logprobs(LLM(given, dtype="float64"))
+    exact = logprobs(LLM(rounded, draft=None, dtype="float64"))
+    found = logprobs(LLM(given, draft=None, dtype="float32", kernels="native", quantization="q8"))
+    unrounded = logprobs(LLM(given, draft=None, dtype="float64"))
     assert found == pytest.approx(exact, abs=2e-5)
     assert unrounded != pytest.approx(exact, abs=1e-3)
 
@@ -84,7 +84,7 @@ def test_readouts_of_few_tokens_draft_with_8_bits(
     world: World, draft_vocab: int | None, draft_rank: int | None
 ) -> None:
     settings: dict[str, Any] = {"dtype": "float32", "kernels": "native", "quantization": "q8"}
-    plain = LLM(world.folder / "target", **settings)
+    plain = LLM(world.folder / "target", draft=None, **settings)
     few = {"draft_vocab": draft_vocab, "draft_rank": draft_rank, "adaptive_drafts": False}
     llm = LLM(world.folder / "target", world.draft("eagle"), **few, **settings)
     assert logprobs(llm) == logprobs(plain)
@@ -96,19 +96,19 @@ def test_other_kernels_refuse_it(settings: dict[str, Any]) -> None:
     with pytest.raises(
         ValueError, match=r"quantization 'q8' is for the native kernels on a CPU[^\n]*quantization 'none'$"
     ):
-        LLM(quantization="q8", **settings)
+        LLM(draft=None, quantization="q8", **settings)
 
 
 def test_without_the_library_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specdec.kernels.kernel_set.library_file", lambda: None)
     with pytest.raises(ValueError, match=r"quantization 'q8' is[^\n]*not built: install a C compiler[^\n]*'none'$"):
-        LLM(quantization="q8", dtype="float32")
+        LLM(draft=None, quantization="q8", dtype="float32")
 
 
 @needs_library
 def test_the_log_says_that_outputs_change(world: World, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        LLM(world.folder / "target", dtype="float32")
+        LLM(world.folder / "target", draft=None, dtype="float32")
         assert "8-bit" not in caplog.text
-        LLM(world.folder / "target", dtype="float32", quantization="q8")
+        LLM(world.folder / "target", draft=None, dtype="float32", quantization="q8")
     assert "8-bit weights: the model's outputs change" in caplog.text

@@ -113,8 +113,8 @@ def test_what_the_kernels_were_not_made_for_is_refused(folder: Path, settings: d
 def test_a_head_dim_that_the_kernels_were_not_made_for_is_refused(tmp_path: Path) -> None:
     save_random_llama(tmp_path / "target", head_dim=100)
     with pytest.raises(ValueError, match=r"head_dim is 100; the triton kernels support .*64, 80, 96, 128, 256; use"):
-        LLM(tmp_path / "target", dtype="float32", kernels="triton")
-    assert LLM(tmp_path / "target", dtype="float32", kernels="torch").config.kernels == "torch"
+        LLM(tmp_path / "target", draft=None, dtype="float32", kernels="triton")
+    assert LLM(tmp_path / "target", draft=None, dtype="float32", kernels="torch").config.kernels == "torch"
 
 
 def test_a_group_that_the_kernels_were_not_made_for_is_refused() -> None:

@@ -48,7 +48,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def save_echo(kind: str, folder: Path, target: Path) -> Path:
     """Save a head that passes the target's states on with little change, and so is right now and then."""
-    model = LLM(target, dtype="float32").model
+    model = LLM(target, draft=None, dtype="float32").model
     size = model.config.hidden_size
     if kind == "eagle":
         head: Any = save_random_head(folder)
@@ -176,7 +176,7 @@ def test_the_command_reports_what_the_engine_does(
         ("long", 0, 5),
         ("long", 1, 5),
     ]
-    tokenizer = LLM(target).tokenizer
+    tokenizer = LLM(target, draft=None).tokenizer
     assert tokenizer is not None
     asked = [tokenizer.encode_chat([{"role": "user", "content": f"w{i} w3"}]) for i in range(9)]
     for row in found.measured[:2]:

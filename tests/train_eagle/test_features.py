@@ -53,7 +53,7 @@ class Watcher:
 def test_packed_conversations_have_the_states_of_serving(
     folder: Path, source: OnlineFeatures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    llm, watcher = LLM(folder, dtype="float64"), Watcher()
+    llm, watcher = LLM(folder, draft=None, dtype="float64"), Watcher()
     monkeypatch.setattr(llm.engine.runner, "head", watcher)
     monkeypatch.setattr(llm.engine.cache, "store_features", lambda *_: None)
     batch = source.batch([4, 1, 6])

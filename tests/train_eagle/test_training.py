@@ -48,7 +48,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def data(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The target's own words."""
     folder = tmp_path_factory.mktemp("data")
-    llm = LLM(target, dtype="float32")
+    llm = LLM(target, draft=None, dtype="float32")
     prompts = torch.randint(5, 85, (64, 4), generator=torch.Generator().manual_seed(1)).tolist()
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
     with (folder / "answers.jsonl").open("w") as lines:

@@ -192,7 +192,7 @@ def test_text_prompts_and_speculation_figures(served: Served, offline: LLM) -> N
 def test_text_that_a_stop_string_may_cut_is_in_the_text_and_in_no_segment(served: Served, folder: Path) -> None:
     params = SamplingParams(temperature=1, seed=1, max_tokens=60, allowed_token_ids=[3, 4], stop="aaaaaaaa")
     # Plain decoding shows the text after every token.
-    plain = LLM(folder / "target", **SETTINGS)
+    plain = LLM(folder / "target", draft=None, **SETTINGS)
     texts = {len(state.token_ids): state.text for state in plain.stream([3], params)}
     states = served.run(states_of(served.llm, [3], params))
     assert_grows(states)
@@ -401,7 +401,7 @@ def test_an_idle_engine_sleeps(served: Served) -> None:
 
 
 def test_it_is_started_once_and_says_if_it_is_not(folder: Path) -> None:
-    llm = AsyncLLM(folder / "target", **SETTINGS)
+    llm = AsyncLLM(folder / "target", draft=None, **SETTINGS)
     assert not llm.healthy
     with pytest.raises(RuntimeError, match=r"not started; use 'async with AsyncLLM\(\.\.\.\)', or await start\(\)"):
         asyncio.run(states_of(llm, [3], SHORT))

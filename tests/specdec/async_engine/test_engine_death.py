@@ -151,7 +151,7 @@ def test_a_folder_that_cannot_be_loaded_is_told_in_one_line(world: World, tmp_pa
     shutil.copytree(world.folder / "target", tmp_path, dirs_exist_ok=True)
     for file in tmp_path.glob("*.safetensors"):
         file.unlink()
-    llm = AsyncLLM(tmp_path, **SETTINGS)
+    llm = AsyncLLM(tmp_path, draft=None, **SETTINGS)
 
     async def work() -> None:
         with pytest.raises(ValueError, match=r"no .*safetensors") as caught:
@@ -168,7 +168,7 @@ def test_a_long_temporary_folder_is_told(folder: Path, tmp_path: Path, monkeypat
     long.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(long))
     with pytest.raises(EngineDeadError, match="is too long for a socket; set TMPDIR to a shorter folder"):
-        asyncio.run(AsyncLLM(folder / "target", **SETTINGS).start())
+        asyncio.run(AsyncLLM(folder / "target", draft=None, **SETTINGS).start())
     assert not [*long.iterdir()]
 
 
@@ -179,7 +179,7 @@ def test_a_working_folder_that_is_gone_is_told(folder: Path, tmp_path: Path, mon
     gone.mkdir()
     with monkeypatch.context() as patch:
         patch.chdir(gone)
-        llm = AsyncLLM(folder / "target", **SETTINGS)
+        llm = AsyncLLM(folder / "target", draft=None, **SETTINGS)
     gone.rmdir()
     with pytest.raises(EngineDeadError, match=r"the engine process cannot be started: .*No such file"):
         asyncio.run(llm.start())

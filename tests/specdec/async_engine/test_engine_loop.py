@@ -257,7 +257,7 @@ def test_stop_aborts_and_delivers(llm: LLM) -> None:
 
 def test_samples_of_a_refused_request_leave_nothing(world: World) -> None:
     """The third of three samples finds the queue full."""
-    llm = LLM(world.folder / "target", **{**SETTINGS, "max_queued_requests": 2, "max_num_seqs": 1})
+    llm = LLM(world.folder / "target", draft=None, **{**SETTINGS, "max_queued_requests": 2, "max_num_seqs": 1})
     peer = Peer(llm)
     peer.send(add(1, [3], SamplingParams(n=3, max_tokens=200, ignore_eos=True)))
     answer = peer.receive()

@@ -83,7 +83,7 @@ class Expected:
     """Answers of the tiny model by the library, without drafts."""
 
     def __init__(self, tiny: Tiny) -> None:
-        self._llm = LLM(tiny.target, dtype="float64", device="cpu", prefill_stretch=0)
+        self._llm = LLM(tiny.target, draft=None, dtype="float64", device="cpu", prefill_stretch=0)
 
     def answer(self, *said: str, system: str = "", **params: object) -> str:
         """Return the answer to the last of these messages, which take turns between user and assistant."""
@@ -339,7 +339,7 @@ def test_a_deep_tree_is_drawn_whole(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_text_of_tokens() -> None:
-    tokenizer = LLM(dtype="float32", adaptive_drafts=False, prefill_stretch=0).tokenizer
+    tokenizer = LLM(draft=None, dtype="float32", adaptive_drafts=False, prefill_stretch=0).tokenizer
     assert tokenizer is not None
     encoded = tokenizer.encode(" a\n", add_special_tokens=False)
     assert "".join(token_text(tokenizer, token)[1:-1] for token in encoded) == " a\\n"

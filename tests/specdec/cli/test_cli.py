@@ -96,7 +96,7 @@ def test_json_tells_what_the_library_tells(run: Run, tiny: Tiny) -> None:
     (answer,) = result.objects
     assert (result.code, result.err, list(answer)) == (0, "", KEYS)
 
-    llm = LLM(tiny.target, dtype="float64", device="cpu")
+    llm = LLM(tiny.target, draft=None, dtype="float64", device="cpu")
     tokens = llm.chat_prompt([{"role": "user", "content": "Hello"}])
     (plain,) = llm.generate(tokens, SamplingParams(temperature=0, max_tokens=24, ignore_eos=True))
     assert answer["prompt"] == "Hello"
@@ -195,7 +195,7 @@ def test_every_kind_of_line_in_a_prompts_file(run: Run, jsonl: Callable[..., Pat
 
 
 def test_raw_leaves_the_chat_template_out(run: Run, tiny: Tiny) -> None:
-    llm = LLM(tiny.target, dtype="float64", device="cpu")
+    llm = LLM(tiny.target, draft=None, dtype="float64", device="cpu")
     (plain,) = llm.generate("Hello", SamplingParams(temperature=0, max_tokens=24, ignore_eos=True))
     (raw,) = run("Hello", "--raw", "--json").objects
     (chat,) = run("Hello", "--json").objects

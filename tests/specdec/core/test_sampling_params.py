@@ -198,7 +198,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> LLM:
     """A model of 97 tokens without a tokenizer."""
     folder: Path = tmp_path_factory.mktemp("bare")
     save_random_llama(folder)
-    return LLM(folder, dtype="float64", device="cpu")
+    return LLM(folder, draft=None, dtype="float64", device="cpu")
 
 
 def refuses(llm: LLM, params: SamplingParams, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +235,7 @@ def test_words_need_a_tokenizer(
 ) -> None:
     params = SamplingParams(**values)  # type: ignore[arg-type]
     refuses(bare, params, message, monkeypatch)
-    group = LLM(tiny.target, dtype="float64", device="cpu").new_group([3, 4], params)
+    group = LLM(tiny.target, draft=None, dtype="float64", device="cpu").new_group([3, 4], params)
     assert len(group.requests) == 1
 
 

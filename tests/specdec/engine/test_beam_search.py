@@ -40,12 +40,12 @@ def sharp(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
 
 @pytest.fixture(scope="module")
 def sharp_llm(sharp: Tiny) -> Iterator[LLM]:
-    yield from watched(LLM(sharp.folder, dtype="float64"))
+    yield from watched(LLM(sharp.folder, draft=None, dtype="float64"))
 
 
 @pytest.fixture(scope="module")
 def llm(tiny: Tiny) -> Iterator[LLM]:
-    yield from watched(LLM(tiny.folder, dtype="float64"))
+    yield from watched(LLM(tiny.folder, draft=None, dtype="float64"))
 
 
 def end_with(llm: LLM, tokens: Iterable[int]) -> None:
@@ -90,7 +90,7 @@ def test_drawn_searches_equal_transformers(
 def test_real_prompts_equal_transformers() -> None:
     """On the built-in model; with its draft head loaded, no draft is asked for."""
     reference = AutoModelForCausalLM.from_pretrained(DEMO / "target", dtype=torch.float64).eval()
-    plain, eagle = LLM(dtype="float64"), LLM(draft="eagle", dtype="float64")
+    plain, eagle = LLM(draft=None, dtype="float64"), LLM(draft="eagle", dtype="float64")
     prompts = []
     for name in ("sgd-eval", "gsm8k-eval"):
         lines = (PROMPTS / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
@@ -119,7 +119,7 @@ def test_a_prompt_of_one_token_gets_no_drafts_either(tiny: Tiny, llm: LLM) -> No
 
 
 def test_each_step_computes_one_token_a_beam_and_beams_share_blocks(tiny: Tiny) -> None:
-    llm = LLM(tiny.folder, dtype="float64", block_size=BLOCK)
+    llm = LLM(tiny.folder, draft=None, dtype="float64", block_size=BLOCK)
     scheduler, plain_step = llm.engine.scheduler, llm.engine.step
     pool = scheduler.manager.pool
     held = []
@@ -225,7 +225,7 @@ def test_more_prompts_than_may_queue_take_turns(tiny: Tiny, llm: LLM) -> None:
 
 @pytest.mark.parametrize("where", ["forward", "fork"])
 def test_an_interrupt_leaves_nothing_behind(tiny: Tiny, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
-    for llm in watched(LLM(tiny.folder, dtype="float64")):
+    for llm in watched(LLM(tiny.folder, draft=None, dtype="float64")):
         owner = llm.engine.runner if where == "forward" else llm.engine.scheduler
         plain, left = getattr(owner, where), iter(range(5))
 
@@ -246,7 +246,7 @@ def test_logits_that_are_not_finite_fail_their_prompt_alone(tiny: Tiny, llm: LLM
     want = llm.beam_search([[3, 4, 5], [6, 7]], params)
     other = {token for sequence in want[1].sequences for token in sequence.tokens}
     broken = next(token for token in want[0].sequences[0].tokens[place:-1] if token not in other)
-    for spoilt in watched(LLM(tiny.folder, dtype="float64")):
+    for spoilt in watched(LLM(tiny.folder, draft=None, dtype="float64")):
         spoilt.model.embed_tokens.weight[broken] = torch.nan
         outputs = spoilt.beam_search([[3, 4, 5], [6, 7]], params)
         assert outputs[0].sequences == []
@@ -257,7 +257,7 @@ def test_logits_that_are_not_finite_fail_their_prompt_alone(tiny: Tiny, llm: LLM
 
 def test_the_context_bounds_the_output_and_the_vocabulary_the_beams(tmp_path: Path) -> None:
     save_random_llama(tmp_path, vocab_size=6, max_position_embeddings=16)
-    for llm in watched(LLM(tmp_path, dtype="float64")):
+    for llm in watched(LLM(tmp_path, draft=None, dtype="float64")):
         output = llm.beam_search([1] * 12, BeamSearchParams(2, 100, ignore_eos=True))[0]
         assert [len(sequence.token_ids) for sequence in output.sequences] == [4, 4]
         output = llm.beam_search([1], BeamSearchParams(20, 1, ignore_eos=True))[0]

@@ -106,7 +106,7 @@ def test_blocks_are_as_many_as_the_memory_holds_and_seats_can_use(world: World) 
         llm = LLM(world.folder / "target", head, dtype="float64", kv_cache_memory=memory, block_size=8, **settings)
         return llm.engine.cache.num_blocks
 
-    target = LLM(world.folder / "target", dtype="float64").model.config
+    target = LLM(world.folder / "target", draft=None, dtype="float64").model.config
     plain = 8 * entry_bytes(target, None, torch.float64)
     # Two layers, two heads of keys and of values, eight numbers each.
     assert plain == 8 * 2 * 2 * 2 * 8 * 8
@@ -118,7 +118,7 @@ def test_blocks_are_as_many_as_the_memory_holds_and_seats_can_use(world: World) 
 
 def test_host_memory_is_counted_in_gib(world: World) -> None:
     per_block = 16 * 2 * 2 * 2 * 8 * 8
-    llm = LLM(world.folder / "target", dtype="float64", swap_space=7.5 * per_block / GIB)
+    llm = LLM(world.folder / "target", draft=None, dtype="float64", swap_space=7.5 * per_block / GIB)
     assert llm.engine.scheduler.manager.host.num_blocks == 7
     assert 0 < llm.engine.scheduler.planner.preemption_cost.swap_block < 1
     assert 0 < llm.engine.scheduler.planner.preemption_cost.recompute_token < 1

@@ -76,7 +76,9 @@ def test_a_rank_picks_among_the_trimmed(world: World) -> None:
 
 
 def test_without_a_draft_they_are_of_no_meaning(world: World) -> None:
-    assert not isinstance(LLM(world.folder / "target", draft_vocab=3, draft_rank=2).engine.drafter, ModelDrafter)
+    assert not isinstance(
+        LLM(world.folder / "target", draft=None, draft_vocab=3, draft_rank=2).engine.drafter, ModelDrafter
+    )
 
 
 @pytest.mark.parametrize(("rank", "draft"), [(0, "eagle"), (33, "llama")])

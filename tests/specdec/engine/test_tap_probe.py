@@ -120,7 +120,7 @@ def test_answers_are_the_targets_own(make: Make) -> None:
     prompts = [[3], [5, 6, 7], list(range(20))]
     probe = TapProbe(made.model, prompts, 64, TORCH)
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
-    outputs = LLM(made.target, dtype="float64").generate(prompts, params, use_tqdm=False)
+    outputs = LLM(made.target, draft=None, dtype="float64").generate(prompts, params, use_tqdm=False)
     assert probe.texts == [[*prompt, *output.token_ids] for prompt, output in zip(prompts, outputs, strict=True)]
     assert probe.num_guessed == 3 * NEW_TOKENS - 1
 
@@ -158,7 +158,7 @@ def test_long_prompts_are_cut_to_leave_room_for_answers(make: Make) -> None:
 
 
 def test_prompts_come_from_the_tokenizer_where_there_is_one(tiny: Tiny) -> None:
-    llm = LLM(tiny.target)
+    llm = LLM(tiny.target, draft=None)
     assert prompts_for(tiny.target, 0) == [llm.chat_prompt([{"role": "user", "content": text}]) for text in QUESTIONS]
     drawn = prompts_for(tiny.bare, 9)
     assert all(0 <= token < 9 for prompt in drawn for token in prompt)

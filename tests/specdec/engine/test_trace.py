@@ -122,6 +122,7 @@ def test_probabilities_are_the_targets(llm: LLM, params: SamplingParams) -> None
     output, steps = traced(llm, params)
     scored = LLM(
         llm.config.model,
+        draft=None,
         dtype="float64",
         max_model_len=64,
         logprobs_mode="processed_logprobs",

@@ -101,7 +101,7 @@ def test_up_to_its_window_a_mistral_sees_all(tmp_path: Path) -> None:
     assert load_llama(tmp_path, torch.float64, CPU, TORCH).config.max_position == 40
     assert_logits_equal(tmp_path, {torch.float64: 1e-9}, (7, 33))
     with pytest.raises(ValueError, match="max_position_embeddings 40"):
-        LLM(tmp_path, dtype="float64", max_model_len=41)
+        LLM(tmp_path, draft=None, dtype="float64", max_model_len=41)
 
 
 def test_a_window_that_is_not_used_does_not_count(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def checkpoint(tiny: Tiny, tmp_path: Path) -> Callable[..., Path]:
 
 
 def load(folder: Path) -> LLM:
-    return LLM(folder, dtype="float64", device="cpu")
+    return LLM(folder, draft=None, dtype="float64", device="cpu")
 
 
 def test_generate_without_parameters_takes_the_files(checkpoint: Callable[..., Path]) -> None:

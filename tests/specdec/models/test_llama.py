@@ -272,7 +272,7 @@ def test_positions_beyond_the_longest_request_have_no_rotary_embeddings(tmp_path
 
 def test_requests_longer_than_what_is_measured_have_their_positions(tmp_path: Path) -> None:
     save_llama(tmp_path, max_position_embeddings=20000, num_hidden_layers=1)
-    llm = LLM(tmp_path, dtype="float32", device="cpu", max_model_len=9000, prefill_stretch=0)
+    llm = LLM(tmp_path, draft=None, dtype="float32", device="cpu", max_model_len=9000, prefill_stretch=0)
     assert len(llm.engine.runner.rope) == 9000
     (output,) = llm.generate([random_tokens(8990)], SamplingParams(temperature=0, max_tokens=64, ignore_eos=True))
     assert len(output.token_ids) == 10
@@ -283,5 +283,5 @@ def test_a_model_of_one_position_is_refused(tmp_path: Path, positions: int) -> N
     save_llama(tmp_path)
     edit_json(tmp_path / "config.json", max_position_embeddings=positions)
     with nullcontext() if positions > 1 else pytest.raises(ValueError, match="max_position_embeddings is 1; "):
-        llm = LLM(tmp_path, dtype="float32", device="cpu")
+        llm = LLM(tmp_path, draft=None, dtype="float32", device="cpu")
         assert len(llm.generate([[5]], SamplingParams(max_tokens=9, ignore_eos=True))[0].token_ids) == 1

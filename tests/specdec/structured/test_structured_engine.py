@@ -262,7 +262,7 @@ def test_a_model_without_tokenizer_cannot_follow_a_form(bytes_model: Bytes, tmp_
     for file in bytes_model.target.iterdir():
         if not file.name.startswith("tokenizer"):
             (tmp_path / file.name).symlink_to(file)
-    llm = LLM(tmp_path, dtype="float64", kv_cache_memory=1 << 22, adaptive_drafts=False, prefill_stretch=0)
+    llm = LLM(tmp_path, draft=None, dtype="float64", kv_cache_memory=1 << 22, adaptive_drafts=False, prefill_stretch=0)
     with pytest.raises(ValueError, match="structured_outputs needs a tokenizer"):
         llm.generate([PROMPT], structured(choice=["a"]), use_tqdm=False)
     with pytest.raises(ValueError, match="structured_outputs is 'json'; it must be StructuredOutputsParams"):
