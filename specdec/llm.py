@@ -37,8 +37,8 @@ class LLM:
     Calls may interleave, and may come from several threads: their requests share the engine's steps.
 
     Args:
-        model: checkpoint folder of the target, or `org/name` on the Hugging Face hub; None for the target that a
-            speculators head names, or else the built-in demo model.
+        model: the target: a checkpoint folder, a GGUF file, or `org/name` on the Hugging Face hub; None for the one
+            that a speculators head names, or else the built-in demo model.
         draft: "auto" for the head that the model's config.json or card names, and "ngram" if there is none; "eagle" for
             the demo model's own head; a head or a small model with the target's tokenizer by its folder or its name on
             the hub; "ngram" for prompt lookup; None for plain decoding. One model and "ngram" draft together:

@@ -21,6 +21,7 @@ from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_co
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.kernels.kernel_set import torch_kernels
 from specdec.kernels.projection import Projection
+from specdec.models.checkpoint import read_settings
 from specdec.models.hub import checkpoint_path
 from specdec.models.llama import LlamaModel
 from specdec.train_eagle.evaluation import Evaluation
@@ -73,7 +74,7 @@ def from_run(folder: Path, target: Path | None = None) -> Trained:
     if not path.exists():
         raise ValueError(f"{target}: the run's target is not here; give its folder by --model")
     with error_context(path):
-        sizes = LlamaConfig.from_json(read_config(path))
+        sizes = LlamaConfig.from_json(read_settings(path))
     try:
         with torch.device("meta"):
             head = kind.new(LlamaModel(sizes), tensors.get("draft_tokens"))
@@ -114,7 +115,7 @@ def _num_layers(found: HeadDescription[Any], target: Path | None) -> int:
     if target is not None:
         path = checkpoint_path(target, weights=False)
         with error_context(path):
-            config = LlamaConfig.from_json(read_config(path))
+            config = LlamaConfig.from_json(read_settings(path))
         return config.num_layers
     if found.taps is None:
         return 0

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from specdec.bench.peers import PeerSetup
 from specdec.bench.timed_run import Sample, TimedRun
 from specdec.core.device import DTYPES
 from specdec.core.outputs import SpeculationStats
+from specdec.models.gguf_file import is_gguf
 
 PAD = 0
 
@@ -83,6 +85,8 @@ def load(setup: PeerSetup) -> TransformersPeer:
     return TransformersPeer(setup)
 
 
-def _model(folder: str, dtype: str) -> Any:
+def _model(name: str, dtype: str) -> Any:
     logging.disable_progress_bar()
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype]).eval()
+    path = Path(name)
+    folder, file = (path.parent, {"gguf_file": path.name}) if is_gguf(path) else (name, {})
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], **file).eval()

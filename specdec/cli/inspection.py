@@ -14,8 +14,9 @@ from specdec.core.device import name_of
 from specdec.draft_heads.formats.head_kind import HeadDescription
 from specdec.draft_heads.formats.head_kinds import describe_folder
 from specdec.draft_heads.formats.tap_ids import KEY, Taps
-from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context, read_config
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context
 from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.models.checkpoint import read_settings
 from specdec.models.hub import checkpoint_path, shown_path
 from specdec.models.llama_draft import holds_llama
 
@@ -57,7 +58,7 @@ class Inspection:
         target = _target(found.settings.verifier, folder) if model is None else checkpoint_path(model, weights=False)
         if target is None:
             return cls(folder, found, None, None)
-        config = read_config(target)
+        config = read_settings(target)
         with error_context(target):
             sizes = LlamaConfig.from_json(config)
         with error_context(folder):
@@ -161,7 +162,7 @@ def _target(named: str | None, head: Path) -> Path | None:
     except CheckpointError as error:
         logger.info("%s", error)
         return None
-    return target if target and target.is_dir() else None
+    return target if target and target.exists() else None
 
 
 def show(inspection: Inspection, as_json: bool) -> None:

@@ -34,7 +34,7 @@ Model = Annotated[
     str | None,
     typer.Option(
         envvar="SPECDEC_MODEL",
-        help="The target: a checkpoint folder, or org/name on the Hugging Face hub; default: demo model.",
+        help="The target: a checkpoint folder, a GGUF file, or org/name on the Hugging Face hub; default: demo model.",
     ),
 ]
 Chat = Annotated[

@@ -23,7 +23,8 @@ def serve(
         str | None,
         typer.Argument(
             metavar="MODEL",
-            help="The target: a checkpoint folder, or org/name on the Hugging Face hub; default: demo model.",
+            help="The target: a checkpoint folder, a GGUF file, or org/name on the Hugging Face hub; default: demo "
+            "model.",
         ),
     ] = None,
     model: Annotated[

@@ -8,6 +8,7 @@ from huggingface_hub import metadata_load
 
 from specdec.draft_heads.formats.head_settings import HeadSettings
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context, first_line, read_config
+from specdec.models.gguf_file import is_gguf
 from specdec.models.hub import checkpoint_path
 
 logger = logging.getLogger(__name__)
@@ -21,6 +22,8 @@ def named_target(head: Path) -> Path | None:
     Raises:
         CheckpointError: a folder without config.json, or a target that is neither here nor to be had from the hub.
     """
+    if is_gguf(head):
+        return None
     settings = read_config(head)
     with error_context(head):
         return _found("target", HeadSettings.from_json(settings).verifier, head)
@@ -32,6 +35,8 @@ def named_head(target: Path) -> Path | None:
     Raises:
         CheckpointError: a folder without config.json, or a head that is neither here nor to be had from the hub.
     """
+    if is_gguf(target):
+        return None
     with error_context(target):
         return _found("head", read_config(target).get(KEY) or _card(target).get(KEY), target)
 

@@ -20,6 +20,7 @@ from specdec.draft_heads.drafting.predicted_text import PredictedText
 from specdec.draft_heads.drafting.structured_drafts import ForcedText
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.kernels.settings import MAX_WHOLE, check_text, whole_number
+from specdec.models.checkpoint import has_tokenizer
 from specdec.models.generation_config import GenerationConfig
 from specdec.models.grammar_compiler import GrammarCompiler
 from specdec.models.tokenizer import Tokenizer
@@ -82,7 +83,7 @@ class RequestMaker:
             CheckpointError: a file that cannot be read.
             ValueError: `max_model_len` is more than the model's positions.
         """
-        tokenizer = Tokenizer(config.model) if (config.model / "tokenizer.json").is_file() else None
+        tokenizer = Tokenizer(config.model) if has_tokenizer(config.model) else None
         context = config.context(model.max_position)
         return cls(config, model, tokenizer, GenerationConfig.read(config.model), context)
 

@@ -20,6 +20,7 @@ from specdec.kernels.draft_trees import HostTrees
 from specdec.kernels.integers import ceil_div
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.tree import TreeRow
+from specdec.models.checkpoint import has_tokenizer
 from specdec.models.llama import LlamaModel
 from specdec.models.tokenizer import Tokenizer
 from specdec.verify.tree_batch import TreeBatch
@@ -61,7 +62,7 @@ def settle_taps(loaded: LoadedHead, model: LlamaModel, folder: Path, kernels: Ke
 
 def prompts_for(folder: Path, vocab_size: int) -> list[list[int]]:
     """Return token ids of questions to a target, or random ones if it has no tokenizer."""
-    if not (folder / "tokenizer.json").is_file():
+    if not has_tokenizer(folder):
         draw = random.Random(0).randrange
         return [[draw(vocab_size) for _ in range(RANDOM_TOKENS)] for _ in QUESTIONS]
     tokenizer = Tokenizer(folder)

@@ -7,6 +7,7 @@ from typing import Any
 
 from specdec.core.sampling_params import SamplingParams
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, read_object
+from specdec.models.gguf_file import GgufFile, is_gguf
 
 
 @dataclass(frozen=True)
@@ -23,11 +24,13 @@ class GenerationConfig:
 
     @classmethod
     def read(cls, folder: Path) -> "GenerationConfig":
-        """Read generation_config.json; end tokens that it does not name are read from config.json.
+        """Read generation_config.json; end tokens that it does not name are read from config.json or a GGUF file.
 
         Raises:
             CheckpointError: a file is not valid JSON, or a value is outside its parameter's range.
         """
+        if is_gguf(folder):
+            return cls(frozenset(GgufFile.open(folder).end_tokens()), {})
         files = (folder / name for name in ("generation_config.json", "config.json"))
         settings, config = (read_object(file) if file.is_file() else {} for file in files)
         ends = settings.get("eos_token_id")

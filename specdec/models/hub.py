@@ -14,6 +14,7 @@ from huggingface_hub.errors import (
 )
 
 from specdec.draft_heads.llama.checkpoint_files import INDEX, CheckpointError, first_line, has_weights, shard_names
+from specdec.models.gguf_file import is_gguf
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ def checkpoint_path(
     Args:
         name: a path, or `org/name` on the hub.
         revision: branch, tag or commit on the hub; None for its main branch.
-        beside: another folder from which a relative path may lead.
+        beside: a folder from which a relative path may lead too, before the working folder.
         weights: whether the weights are needed too.
 
     Returns:
@@ -58,7 +59,7 @@ def checkpoint_path(
         CheckpointError: the model is neither in the cache nor to be had from the hub, with the reason; or a revision
             of a local folder.
     """
-    for path in (Path(name), *([beside / name] if beside is not None else [])):
+    for path in (*([beside / name] if beside is not None else []), Path(name)):
         if path.exists():
             if revision is not None:
                 raise CheckpointError(
@@ -78,7 +79,7 @@ def hub_name(path: Path) -> str | None:
 
 def shown_name(path: Path) -> str:
     """Return the short name of a checkpoint: its name on the hub, or the folder's or file's own."""
-    return hub_name(path) or (path.stem if path.suffix == ".gguf" else path.resolve().name)
+    return hub_name(path) or (path.stem if is_gguf(path) else path.resolve().name)
 
 
 def shown_path(path: Path) -> str:

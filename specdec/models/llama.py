@@ -14,8 +14,6 @@ from specdec.draft_heads.llama.checkpoint_files import (
     check_weight_dtypes,
     error_context,
     fill,
-    read_config,
-    read_tensors,
 )
 from specdec.draft_heads.llama.llama_config import DEFAULTS, LlamaConfig
 from specdec.draft_heads.llama.llama_layer import Attention, LlamaLayer, RMSNorm, check_layers, fuse_layer
@@ -24,6 +22,7 @@ from specdec.kernels.fused import FeatureWeights, TargetWeights
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.linear import prepare_for_inference
 from specdec.kernels.projection import Product
+from specdec.models.checkpoint import read_settings, read_weights
 
 
 class LlamaModel(nn.Module):
@@ -91,12 +90,12 @@ class LlamaModel(nn.Module):
 
 
 def read_llama_config(folder: Path) -> LlamaConfig:
-    """Read the sizes of a target from its checkpoint folder, without its weights.
+    """Read the sizes of a target from its checkpoint folder or GGUF file, without its weights.
 
     Raises:
         CheckpointError: no checkpoint, another model family, or a setting that this model would not honour.
     """
-    settings = read_config(folder)
+    settings = read_settings(folder)
     model_type = settings.get("model_type")
     if not isinstance(model_type, str) or model_type not in DEFAULTS:
         known = ", ".join(DEFAULTS)
@@ -106,14 +105,14 @@ def read_llama_config(folder: Path) -> LlamaConfig:
 
 
 def load_llama(folder: Path, dtype: torch.dtype, device: torch.device, kernels: KernelSet) -> LlamaModel:
-    """Load a Llama, Mistral, Qwen2 or Qwen3 from a Hugging Face checkpoint folder, strictly.
+    """Load a Llama, Mistral, Qwen2 or Qwen3 from a Hugging Face checkpoint folder or a GGUF file, strictly.
 
     Raises:
         CheckpointError: see `read_llama_config`; or tensors that are missing, unexpected or of another shape than
             config.json says.
     """
     config = read_llama_config(folder)
-    tensors = {name.removeprefix("model."): tensor for name, tensor in read_tensors(folder).items()}
+    tensors = read_weights(folder, dtype)
     if config.tie_word_embeddings:
         # Some checkpoints store the tied matrix twice.
         head = tensors.pop("lm_head.weight", None)

@@ -18,6 +18,7 @@ from specdec.draft_heads.llama.llama_layer import Attention, LlamaLayer
 from specdec.draft_heads.llama.rope import Rotary
 from specdec.kernels.fused import HeadWeights
 from specdec.kernels.kernel_set import KernelSet
+from specdec.models.gguf_file import is_gguf
 from specdec.models.llama import LlamaModel, load_llama
 from specdec.models.tokenizer import check_same_vocabulary
 
@@ -63,6 +64,8 @@ class LlamaDraftHead:
 
 def holds_llama(folder: Path) -> bool:
     """Return whether a folder holds a whole model and no head, by its tensors; False if it cannot be read."""
+    if is_gguf(folder):
+        return True
     try:
         tensors = HeadTensors(read_tensors(folder))
         is_head = kind_of(HeadSettings.from_json(read_config(folder)), tensors) is not None

@@ -9,6 +9,8 @@ from tokenizers import Tokenizer as FastTokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, first_line
+from specdec.models.checkpoint import has_tokenizer
+from specdec.models.gguf_file import is_gguf
 
 if TYPE_CHECKING:
     # Loaded with the first structured request.
@@ -16,16 +18,17 @@ if TYPE_CHECKING:
 
 
 def load_pretrained(folder: Path) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a checkpoint folder. Code in the folder is never run.
+    """Load the tokenizer of a checkpoint folder or a GGUF file. Code in the folder is never run.
 
     Raises:
         CheckpointError: no such folder, or the tokenizer cannot be read, or not without code in the folder.
     """
-    if not folder.is_dir():
+    if not folder.exists():
         raise CheckpointError(f"{folder}: no such folder; give a checkpoint with a tokenizer")
     try:
+        where = {"gguf_file": folder.name} if is_gguf(folder) else {}
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
+            folder.parent if where else folder, local_files_only=True, trust_remote_code=False, **where
         )
     except Exception as error:  # tokenizers raises a bare Exception, transformers many kinds
         reason = first_line(error)
@@ -36,10 +39,10 @@ def load_pretrained(folder: Path) -> PreTrainedTokenizerBase:
 
 
 class Tokenizer:
-    """A checkpoint folder's tokenizer."""
+    """The tokenizer of a checkpoint folder or a GGUF file."""
 
     def __init__(self, folder: Path) -> None:
-        if not (folder / "tokenizer.json").is_file():
+        if not has_tokenizer(folder):
             raise CheckpointError(f"{folder}: no tokenizer.json; give prompts as token ids, or add the tokenizer")
         self._hf = load_pretrained(folder)
         self.backend: FastTokenizer = self._hf.backend_tokenizer
@@ -124,15 +127,14 @@ class Tokenizer:
 
 
 def check_same_vocabulary(folder: Path, target: Path) -> None:
-    """Check that a draft model has the target's tokens, if both folders have a tokenizer.
+    """Check that a draft model has the target's tokens, if both have a tokenizer.
 
     Raises:
         CheckpointError: a token differs; names the first.
     """
-    files = [where / "tokenizer.json" for where in (folder, target)]
-    if not all(file.is_file() for file in files):
+    if not (has_tokenizer(folder) and has_tokenizer(target)):
         return
-    own, wanted = ({i: token for token, i in _vocabulary(file).items()} for file in files)
+    own, wanted = ({i: token for token, i in _vocabulary(where).items()} for where in (folder, target))
     for token in sorted(own.keys() | wanted.keys()):
         if own.get(token) != wanted.get(token):
             raise CheckpointError(
@@ -141,7 +143,10 @@ def check_same_vocabulary(folder: Path, target: Path) -> None:
             )
 
 
-def _vocabulary(file: Path) -> dict[str, int]:
+def _vocabulary(folder: Path) -> dict[str, int]:
+    if is_gguf(folder):
+        return Tokenizer(folder).backend.get_vocab()
+    file = folder / "tokenizer.json"
     try:
         found: dict[str, int] = FastTokenizer.from_file(str(file)).get_vocab()
     except Exception as error:  # tokenizers raises a bare Exception

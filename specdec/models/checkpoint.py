@@ -1,0 +1,38 @@
+"""A model on disk in either form, a checkpoint folder or a GGUF file: its settings, weights and end tokens."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec.draft_heads.llama.checkpoint_files import read_config, read_tensors
+from specdec.models.gguf_file import GgufFile, is_gguf
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Return a model's config.json, or the same from its GGUF file.
+
+    Raises:
+        CheckpointError: no such checkpoint, or one that cannot be read.
+    """
+    return GgufFile.open(path).settings() if is_gguf(path) else read_config(path)
+
+
+def read_weights(path: Path, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return a model's tensors by their names in a checkpoint folder, without their `model.`.
+
+    Args:
+        dtype: of tensors that a GGUF file holds; those of a folder stay as they are.
+
+    Raises:
+        CheckpointError: no weights, or some that cannot be read.
+    """
+    if is_gguf(path):
+        return GgufFile.open(path).weights(dtype)
+    return {name.removeprefix("model."): tensor for name, tensor in read_tensors(path).items()}
+
+
+def has_tokenizer(path: Path) -> bool:
+    """Return whether a model has a tokenizer; a GGUF file always has one."""
+    return is_gguf(path) or (path / "tokenizer.json").is_file()

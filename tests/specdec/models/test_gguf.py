@@ -1,0 +1,129 @@
+"""GGUF files as targets: the tokens of transformers from the same file, or from the model that was written."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from specdec import LLM, SamplingParams
+from specdec.cli.app import main
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+from specdec.models import gguf_file
+from specdec.models.llama import load_llama, read_llama_config
+from tests.kernel_sets import TORCH
+from tests.specdec.gguf_writing import TOKENS, random_model, write_gguf
+
+CPU = torch.device("cpu")
+TEXT = "hello 123, it's ünïcode\n"
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+
+
+def answer(path: Path, **settings: Any) -> list[int]:
+    llm = LLM(path, dtype="float64", device="cpu", **settings)
+    return list(llm.generate(TEXT, GREEDY, use_tqdm=False)[0].token_ids)
+
+
+@torch.no_grad()
+def greedy(model: PreTrainedModel, tokens: list[int]) -> list[int]:
+    found = model.generate(
+        torch.tensor([tokens]), do_sample=False, max_new_tokens=12, eos_token_id=None, pad_token_id=0
+    )
+    return list(found[0, len(tokens) :].tolist())
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kind", "overrides"),
+    [
+        ("llama", Kind.F32, {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}}),
+        ("llama", Kind.F16, {"tie_word_embeddings": True}),
+        ("llama", Kind.Q8_0, {}),
+        ("qwen2", Kind.BF16, {}),
+        # transformers takes no other size of heads from such a file.
+        ("qwen3", Kind.Q8_0, {"head_dim": 128}),
+    ],
+)
+def test_tokens_equal_transformers(tmp_path: Path, architecture: str, kind: Kind, overrides: dict[str, Any]) -> None:
+    written = random_model(architecture, **overrides)
+    file = write_gguf(tmp_path / "model.gguf", written, kind)
+    source = {"pretrained_model_name_or_path": str(tmp_path), "gguf_file": file.name}
+    tokens = AutoTokenizer.from_pretrained(**source)(TEXT)["input_ids"]
+    llm = LLM(file, draft=None, dtype="float64", device="cpu")
+    (output,) = llm.generate(TEXT, GREEDY, use_tqdm=False)
+    assert output.prompt_token_ids == tokens
+    assert len(tokens) < len(TEXT.encode())
+    assert llm.end_tokens == {2}
+    assert llm.chat_prompt([{"role": "user", "content": "hell"}]) == [TOKENS.index("hell")]
+    if kind == Kind.F32:
+        # transformers leaves out the scaling of positions that the file names.
+        read = written.float().double()
+    else:
+        read = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float64)
+    assert output.token_ids == greedy(read, tokens)
+
+
+def test_the_factors_of_a_llama_3_are_told_by_the_file(tmp_path: Path) -> None:
+    rope = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 5e5}
+    written = random_model("llama", rope_parameters={**rope, "original_max_position_embeddings": 8192})
+    file = write_gguf(tmp_path / "model.gguf", written)
+    found = read_llama_config(file).rope
+    assert (found.rope_type, found.original_max_position) == ("llama3", 8192)
+    assert found.factor == pytest.approx(8.0, rel=1e-5)
+    tokens = AutoTokenizer.from_pretrained(tmp_path, gguf_file=file.name)(TEXT)["input_ids"]
+    assert answer(file, draft=None) == greedy(written.float().double(), tokens)
+    odd = random_model("llama", rope_parameters={**rope, "original_max_position_embeddings": 64})
+    with pytest.raises(CheckpointError, match=r"rope_freqs\.weight holds other factors than a Llama 3; take its"):
+        read_llama_config(write_gguf(tmp_path / "odd.gguf", odd))
+
+
+def test_it_drafts_and_is_drafted_for(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "model.gguf", random_model("llama"))
+    small = write_gguf(tmp_path / "small.gguf", random_model("llama", num_hidden_layers=1))
+    expected = answer(file, draft=None)
+    assert answer(file) == answer(file, draft=small, adaptive_drafts=False) == expected
+
+
+def test_the_dtype_asked_for_is_the_one_of_the_weights(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "model.gguf", random_model("llama"), Kind.Q8_0)
+    for dtype in (torch.bfloat16, torch.float64):
+        model = load_llama(file, dtype, CPU, TORCH)
+        assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+
+
+def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
+    model = random_model("llama")
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"kind": Kind.Q8_1}, r"model.gguf: \S+ is quantised as Q8_1, which cannot be read; take the model in another"),
+        ({"name": "gemma3"}, r"model_type 'gemma3' is not supported; this engine serves llama, mistral, qwen2, qwen3$"),
+        ({"name": "phi3"}, r"model_type 'phi3' is not supported"),
+        ({"facts": {"expert_count": 8}}, r"model_type 'llama with experts' is not supported"),
+        ({"facts": {"attention.sliding_window": 64}}, r"model.gguf: .*sliding_window = 64 is not supported"),
+        ({"facts": {"rope.scaling.type": 3}}, r"rope.scaling 3 is not supported"),
+    ]
+    for options, message in cases:
+        file = write_gguf(tmp_path / "model.gguf", model, **options)
+        with pytest.raises(CheckpointError, match=message) as raised:
+            load_llama(file, torch.float32, CPU, TORCH)
+        assert "\n" not in str(raised.value)
+
+
+def test_files_that_are_none_are_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    absent, broken = tmp_path / "absent.gguf", tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF, but not for long")
+    with pytest.raises(CheckpointError, match=r"absent.gguf: no such file$"):
+        LLM(absent)
+    with pytest.raises(CheckpointError, match=r"broken.gguf: not a GGUF file that can be read: .+"):
+        LLM(broken)
+    monkeypatch.setattr(gguf_file, "find_spec", lambda _: None)
+    with pytest.raises(CheckpointError, match=r"needs a package; run: pip install 'specdec\[gguf\]'$"):
+        LLM(broken)
+
+
+def test_the_command_runs_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write_gguf(tmp_path / "model.gguf", random_model("llama"))
+    with pytest.raises(SystemExit) as exited:
+        main(["generate", "hello", "--model", str(file), "--raw", "--max-tokens", "4", "--draft", "none"])
+    assert exited.value.code == 0
+    assert "4 tokens" in capsys.readouterr().out
