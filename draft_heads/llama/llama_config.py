@@ -27,6 +27,22 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen3": {"max_position_embeddings": 32768, "sliding_window": 4096, "use_sliding_window": False, "head_dim": 128},
 }
 
+# Families that are asked for and not supported, by their `model_type`.
+FOREIGN_FAMILIES = {
+    "phi3": "Phi-3",
+    "gemma": "Gemma",
+    "gemma2": "Gemma-2",
+    "gemma3": "Gemma-3",
+    "gemma3_text": "Gemma-3",
+    "mixtral": "Mixtral",
+    "qwen2_moe": "Qwen2 with experts",
+    "qwen3_moe": "Qwen3 with experts",
+    "llama4": "Llama 4",
+    "mllama": "Llama 3.2 with vision",
+    "mistral3": "Mistral 3 with vision",
+    "smollm3": "SmolLM3",
+}
+
 
 def positive(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
     """Return a positive whole number of a config.json.

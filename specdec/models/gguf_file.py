@@ -104,7 +104,8 @@ class GgufFile:
         """
         architecture = str(self.said.get("general.architecture"))
         if self.said.get(f"{architecture}.expert_count"):
-            return {"model_type": f"{architecture} with experts"}
+            # llama.cpp has one architecture for both.
+            return {"model_type": "mixtral" if architecture == "llama" else architecture}
         if architecture not in ARCHITECTURES:
             return {"model_type": architecture}
         own = {key.removeprefix(f"{architecture}."): value for key, value in self.said.items()}

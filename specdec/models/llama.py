@@ -15,7 +15,7 @@ from specdec.draft_heads.llama.checkpoint_files import (
     error_context,
     fill,
 )
-from specdec.draft_heads.llama.llama_config import DEFAULTS, LlamaConfig
+from specdec.draft_heads.llama.llama_config import DEFAULTS, FOREIGN_FAMILIES, LlamaConfig
 from specdec.draft_heads.llama.llama_layer import Attention, LlamaLayer, RMSNorm, check_layers, fuse_layer
 from specdec.draft_heads.llama.rope import Rotary
 from specdec.kernels.fused import FeatureWeights, TargetWeights
@@ -98,8 +98,9 @@ def read_llama_config(folder: Path) -> LlamaConfig:
     settings = read_settings(folder)
     model_type = settings.get("model_type")
     if not isinstance(model_type, str) or model_type not in DEFAULTS:
-        known = ", ".join(DEFAULTS)
-        raise CheckpointError(f"{folder}: model_type {model_type!r} is not supported; this engine serves {known}")
+        family = FOREIGN_FAMILIES.get(str(model_type))
+        what = f"{family} (model_type {model_type!r})" if family else f"model_type {model_type!r}"
+        raise CheckpointError(f"{folder}: {what} is not supported; this engine serves {', '.join(DEFAULTS)}")
     with error_context(folder):
         return LlamaConfig.from_json(settings)
 

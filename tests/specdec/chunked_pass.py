@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from specdec.cache.kv_cache import KVCache
 from specdec.execution.model_runner import ModelRunner
@@ -42,3 +43,15 @@ def chunked_logits(folder: Path, dtype: torch.dtype, tokens: Sequence[int], chun
         logits.append(runner.forward([row], HostTrees.empty(1)))
         start += chunk
     return torch.cat(logits)
+
+
+@torch.no_grad()
+def assert_logits_equal(folder: Path, tolerances: dict[torch.dtype, float], chunks: Sequence[int] = CHUNKS) -> None:
+    """Compare a checkpoint's logits with transformers', in each dtype within its tolerance."""
+    tokens = random_tokens(sum(chunks))
+    for dtype, tolerance in tolerances.items():
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").eval()
+        expected = model(torch.tensor([tokens])).logits[0]
+        actual = chunked_logits(folder, dtype, tokens, chunks)
+        assert 1 < expected.abs().max() < 100
+        assert (actual - expected).abs().max() < tolerance

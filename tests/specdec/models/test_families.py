@@ -1,7 +1,6 @@
 """Mistral, Qwen2 and Qwen3 against transformers, on the same checkpoint folder."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.models.llama import load_llama
 from tests.fakes import TINY, edit_json, save_random_head
 from tests.kernel_sets import TORCH
-from tests.specdec.chunked_pass import CHUNKS, CPU, chunked_logits, random_tokens
+from tests.specdec.chunked_pass import CPU, assert_logits_equal, random_tokens
 
 FAMILIES: dict[str, type[PreTrainedConfig]] = {"mistral": MistralConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
 
@@ -40,17 +39,6 @@ SETTINGS = [
     ("qwen3", {}),
     ("qwen3", {"head_dim": 16, "attention_bias": True}),
 ]
-
-
-@torch.no_grad()
-def assert_logits_equal(folder: Path, tolerances: dict[torch.dtype, float], chunks: Sequence[int] = CHUNKS) -> None:
-    tokens = random_tokens(sum(chunks))
-    for dtype, tolerance in tolerances.items():
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").eval()
-        expected = model(torch.tensor([tokens])).logits[0]
-        actual = chunked_logits(folder, dtype, tokens, chunks)
-        assert 1 < expected.abs().max() < 100
-        assert (actual - expected).abs().max() < tolerance
 
 
 @pytest.mark.parametrize(("family", "overrides"), SETTINGS, ids=str)
