@@ -174,7 +174,7 @@ def _another_family(folder: Path, target: Path) -> None:
         (_another_size, "the draft model's vocab_size 100 does not fit the target's 97"),
         (_another_token, r"its tokenizer is not the target's: token \d+ is 'xyz', the target's is 'ab'; take a draft"),
         (_no_json, "tokenizer.json: cannot be read: "),
-        (_another_family, "model_type 'gemma' is not supported"),
+        (_another_family, r"Gemma \(model_type 'gemma'\) is not supported"),
     ],
 )
 def test_what_cannot_draft_is_refused(
