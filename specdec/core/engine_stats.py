@@ -14,7 +14,7 @@ class EngineStats:
         steps: forward passes of the target.
         known_tokens: tokens of prompts and outputs that the target has computed.
         step_tokens: tokens of the last step, known ones and granted draft nodes.
-        generated_tokens: tokens of outputs.
+        generated_tokens: tokens of outputs; of a beam search, those of the sequences that it found.
         preemptions: how often a request lost its memory; `swaps` of them moved to host memory.
         prefix_queries: tokens of admitted requests.
         prefix_hits: number of them found in the cache.
@@ -24,7 +24,8 @@ class EngineStats:
         drafts_verified: draft nodes that were verified.
         trees_by_accepted: verified draft trees by the number of their tokens that became output.
         draft_seconds, verify_seconds: time of drafting, and of the steps without it, as far as steps are timed.
-        queued, finished, aborted: numbers of requests added, ended by themselves, and ended from outside.
+        queued, finished, aborted: numbers of requests added, ended by themselves, and ended from outside. Each beam of
+            a search is a request, which finishes when its children replace it or the search has its result.
     """
 
     running: int = 0

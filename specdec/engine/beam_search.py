@@ -105,20 +105,28 @@ class BeamSearch:
         """
         self.error = next((beam.error for beam in self.beams if beam.error), None)
         if self.error is not None:
-            self.end()
+            self.abort()
         elif all(beam.is_scored for beam in self.beams):
             self._choose()
         else:
             for beam in self.beams:
                 # A scored beam that was preempted would be recomputed and scored again.
                 if beam.is_scored and (is_stuck or not beam.block_table):
-                    self.engine.abort(beam)
+                    self.engine.scheduler.finish(beam)
 
-    def end(self) -> None:
-        """End all beams."""
+    def abort(self) -> None:
+        """End the search and all its beams before it has its result."""
         self.finished = True
         for beam in self.beams:
             self.engine.abort(beam)
+
+    def _finish(self) -> None:
+        """End the search and all its beams with its result."""
+        self.finished = True
+        scheduler = self.engine.scheduler
+        for beam in self.beams:
+            scheduler.finish(beam)
+        scheduler.count_output(sum(len(sequence.token_ids) for sequence in self.ended))
 
     def output(self, tokenizer: Tokenizer | None) -> BeamSearchOutput:
         """Return the sequences found, with their text."""
@@ -145,7 +153,7 @@ class BeamSearch:
         if live and self._may_improve(live[0]):
             self._fork(live)
         else:
-            self.end()
+            self._finish()
 
     def _sequence(self, found: Candidate) -> BeamSearchSequence:
         parent, token, cum_logprob = found
@@ -174,7 +182,7 @@ class BeamSearch:
         scheduler = self.engine.scheduler
         parents = self.beams
         children = [BeamRequest.of(parent, token, cum_logprob=total) for parent, token, total in live]
-        # Parents and children, so that `end` finds each at any moment.
+        # Parents and children, so that `abort` finds each at any moment.
         self.beams = [*parents, *children]
         seats = scheduler.free_seats(leaving=parents)
         late = []
@@ -185,7 +193,7 @@ class BeamSearch:
             else:
                 late.append((found.parent, child))
         for parent in parents:
-            self.engine.abort(parent)
+            scheduler.finish(parent)
         for parent, child in late:
             # By now the parent has no blocks, so the child queues for a seat.
             scheduler.fork(parent, child)
@@ -212,7 +220,7 @@ def run_searches(shared: SharedEngine, searches: Sequence[BeamSearch]) -> None:
     finally:
         with shared.turn():
             for search in active:
-                search.end()
+                search.abort()
 
 
 def _next_step(

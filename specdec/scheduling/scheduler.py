@@ -211,6 +211,17 @@ class Scheduler:
         if all(row.request is not request for row in self._in_flight):
             self._release(request)
 
+    def finish(self, request: Request) -> None:
+        """End a request well, between steps; it keeps its output, and the scores of the token after it."""
+        assert not self._in_flight, "the step has not ended"
+        if not request.finished:
+            request.finish_reason = "stop"
+            self._release(request)
+
+    def count_output(self, num_tokens: int) -> None:
+        """Count generated tokens that no step has appended to a request: those of a beam search's sequences."""
+        self._stats.generated_tokens += num_tokens
+
     def fail(self, request: Request, message: str) -> None:
         """End a request with an error, between steps."""
         assert not self._in_flight, "the step has not ended"

@@ -255,6 +255,27 @@ def test_logits_that_are_not_finite_fail_their_prompt_alone(tiny: Tiny, llm: LLM
         assert tokens_of(outputs[1:]) == tokens_of(want[1:])
 
 
+def test_beams_of_a_search_with_a_result_count_as_finished(tiny: Tiny) -> None:
+    for llm in watched(LLM(tiny.folder, dtype="float64")):
+        outputs = llm.beam_search([[3, 4], [5]], BeamSearchParams(4, 20, ignore_eos=True))
+        stats = llm.stats()
+        assert (stats.queued, stats.finished, stats.aborted) == (2 * (1 + 4 * 19), 2 * (1 + 4 * 19), 0)
+        assert stats.generated_tokens == sum(len(one.token_ids) for output in outputs for one in output.sequences)
+
+
+def test_beams_of_an_interrupted_search_count_as_aborted(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    for llm in watched(LLM(tiny.folder, dtype="float64")):
+        monkeypatch.setattr(llm.engine.scheduler, "fork", raise_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            llm.beam_search([3, 4], BeamSearchParams(4, 20, ignore_eos=True))
+        stats = llm.stats()
+        assert (stats.queued, stats.finished, stats.aborted, stats.generated_tokens) == (1, 0, 1, 0)
+
+
+def raise_interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 def test_the_context_bounds_the_output_and_the_vocabulary_the_beams(tmp_path: Path) -> None:
     save_random_llama(tmp_path, vocab_size=6, max_position_embeddings=16)
     for llm in watched(LLM(tmp_path, draft=None, dtype="float64")):
