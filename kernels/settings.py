@@ -1,14 +1,19 @@
 """Settings, each declared once: a dataclass field with its help text and the values it allows. Pure Python."""
 
 import dataclasses
+import functools
+import inspect
 import sys
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 _KEY = "setting"
 MAX_WHOLE = (1 << 63) - 1
+Call = TypeVar("Call", bound=Callable[..., Any])
+Owner = TypeVar("Owner")
 KernelChoice = Literal["auto", "torch", "triton", "native"]
 Quantization = Literal["none", "q8"]
 
@@ -50,6 +55,28 @@ class Setting:
         """The bounds in words."""
         bounds = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
         return " and ".join(f"{word} {bound:g}" for word, bound in bounds.items() if bound is not None)
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A keyword of vLLM's that is taken only where it asks for nothing.
+
+    Attributes:
+        remedy: what to do instead.
+        allowed: values beside None that ask for what is done anyway.
+    """
+
+    remedy: str
+    allowed: tuple[Any, ...] = ()
+
+    def check(self, name: str, value: Any) -> None:
+        """Refuse other values.
+
+        Raises:
+            ValueError: the keyword, the value and the remedy.
+        """
+        if value is not None and not any(type(value) is type(one) and value == one for one in self.allowed):
+            raise ValueError(f"{name} is {value!r:.60}, which is not supported; {self.remedy}")
 
 
 def setting(default: Any = dataclasses.MISSING, help: str = "", **facts: Any) -> Any:
@@ -101,6 +128,56 @@ def checked(name: str, value: Any, kind: Any, facts: Setting) -> Any:
     if not fits:
         raise ValueError(f"{name} is {value!r}; it must be below 2^63")
     return value
+
+
+def unknown_name(what: str, name: str, known: Collection[str]) -> ValueError:
+    """Return the error for a keyword or key that is not known; it names the nearest known one."""
+    # Imported late: only mistakes need it.
+    from difflib import get_close_matches
+
+    (nearest,) = get_close_matches(name, known, n=1, cutoff=0)
+    return ValueError(f"{what} has no {name!r}; the nearest it has is {nearest!r}")
+
+
+def check_call(function: Call, what: str | None = None, foreign: Mapping[str, Foreign] | None = None) -> Call:
+    """Have a function refuse arguments that it does not take with a `ValueError` of one line, where Python raises a
+    `TypeError`.
+
+    Args:
+        what: stands for the function in the message; None for its name.
+        foreign: keywords that are checked and left out.
+    """
+    signature = inspect.signature(function)
+    parameters = signature.parameters.values()
+    known = [each.name for each in parameters if each.kind in (each.KEYWORD_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    known.remove("self")
+    what, others = what or f"{function.__name__}()", foreign or {}
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
+
+    @functools.wraps(function)
+    def call(*args: Any, **keywords: Any) -> Any:
+        for name in [name for name in keywords if name in others]:
+            others[name].check(name, keywords.pop(name))
+        for name in keywords:
+            if name not in known and not takes_any:
+                raise unknown_name(what, name, known)
+        try:
+            signature.bind(*args, **keywords)
+        except TypeError as error:
+            raise ValueError(f"{what}: {error}") from None
+        return function(*args, **keywords)
+
+    return call  # type: ignore[return-value]
+
+
+def checked_keywords(foreign: Mapping[str, Foreign] | None = None) -> Callable[[type[Owner]], type[Owner]]:
+    """Have a dataclass refuse what it has no field for; see `check_call`."""
+
+    def decorate(owner: type[Owner]) -> type[Owner]:
+        owner.__init__ = check_call(owner.__init__, owner.__name__, foreign)  # type: ignore[method-assign]
+        return owner
+
+    return decorate
 
 
 def kinds_of(kind: Any) -> tuple[Any, ...]:

@@ -6,11 +6,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from specdec.async_engine.async_llm import AsyncLLM
     from specdec.async_engine.errors import EngineDeadError
-    from specdec.core.outputs import CompletionOutput, RequestOutput
+    from specdec.core.engine_stats import EngineStats
+    from specdec.core.output_kind import RequestOutputKind
+    from specdec.core.outputs import (
+        BeamSearchOutput,
+        BeamSearchSequence,
+        CompletionOutput,
+        Logprob,
+        RequestMetrics,
+        RequestOutput,
+        Segment,
+        SpeculationStats,
+        Step,
+        TreeTrace,
+    )
     from specdec.core.sampling_params import BeamSearchParams, SamplingParams
     from specdec.core.speculation import Speculation
     from specdec.core.structured_outputs import StructuredOutputsParams
     from specdec.draft_heads.drafting.draft_shape import DraftShape
+    from specdec.draft_heads.llama.checkpoint_files import CheckpointError
     from specdec.llm import LLM
     from specdec.scheduling.scheduler import QueueFullError
 
@@ -20,30 +34,52 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "BeamSearchOutput",
     "BeamSearchParams",
+    "BeamSearchSequence",
+    "CheckpointError",
     "CompletionOutput",
     "DraftShape",
     "EngineDeadError",
+    "EngineStats",
+    "Logprob",
     "QueueFullError",
+    "RequestMetrics",
     "RequestOutput",
+    "RequestOutputKind",
     "SamplingParams",
+    "Segment",
     "Speculation",
+    "SpeculationStats",
+    "Step",
     "StructuredOutputsParams",
+    "TreeTrace",
     "__version__",
 ]
 
 _HOMES = {
     "LLM": "specdec.llm",
     "AsyncLLM": "specdec.async_engine.async_llm",
+    "BeamSearchOutput": "specdec.core.outputs",
     "BeamSearchParams": "specdec.core.sampling_params",
+    "BeamSearchSequence": "specdec.core.outputs",
+    "CheckpointError": "specdec.draft_heads.llama.checkpoint_files",
     "CompletionOutput": "specdec.core.outputs",
     "DraftShape": "specdec.draft_heads.drafting.draft_shape",
     "EngineDeadError": "specdec.async_engine.errors",
+    "EngineStats": "specdec.core.engine_stats",
+    "Logprob": "specdec.core.outputs",
     "QueueFullError": "specdec.scheduling.scheduler",
+    "RequestMetrics": "specdec.core.outputs",
     "RequestOutput": "specdec.core.outputs",
+    "RequestOutputKind": "specdec.core.output_kind",
     "SamplingParams": "specdec.core.sampling_params",
+    "Segment": "specdec.core.outputs",
     "Speculation": "specdec.core.speculation",
+    "SpeculationStats": "specdec.core.outputs",
+    "Step": "specdec.core.outputs",
     "StructuredOutputsParams": "specdec.core.structured_outputs",
+    "TreeTrace": "specdec.core.outputs",
 }
 
 

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -11,6 +12,7 @@ import torch
 from specdec.config import AUTO, LLMSettings
 from specdec.core.device import DTYPES, on_device
 from specdec.core.engine_stats import EngineStats
+from specdec.core.output_kind import ShownStates
 from specdec.core.outputs import BeamSearchOutput, RequestOutput
 from specdec.core.progress import progress_bar
 from specdec.core.request import RequestGroup
@@ -125,7 +127,8 @@ class LLM:
     ) -> Generator[RequestOutput]:
         """Run prompts like `generate`; yield a request's state after each step in which it got tokens.
 
-        `segments` of a state is its new text. Closing the iterator aborts the requests that are not finished.
+        `segments` of a state is its new text; `SamplingParams.output_kind` says what else it holds. Closing the
+        iterator aborts the requests that are not finished.
 
         Args:
             trace: let the outputs' `steps` hold all steps with their draft trees and accepted paths.
@@ -134,7 +137,10 @@ class LLM:
         if trace:
             for group in groups:
                 group.start_trace()
-        yield from self._shared.run(groups, RequestGroup.output)
+        shown = {group.request_id: ShownStates(group.requests[0].params.output_kind) for group in groups}
+        with closing(self._shared.run(groups, RequestGroup.output)) as states:
+            for state in states:
+                yield from shown[state.request_id].of(state)
 
     def chat(
         self,

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
-from specdec.kernels.settings import check_settings, setting
+from specdec.kernels.settings import check_settings, checked_keywords, setting
 
 
+@checked_keywords()
 @dataclass(frozen=True)
 class DraftShape:
     """Bounds of a draft tree, in the terms of EAGLE-2 (Li et al. 2024).

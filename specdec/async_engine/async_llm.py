@@ -27,6 +27,7 @@ from specdec.async_engine.request_stream import RequestStream
 from specdec.async_engine.supervisor import Supervisor
 from specdec.config import AUTO, EngineConfig, LLMSettings
 from specdec.core.engine_stats import EngineStats
+from specdec.core.output_kind import RequestOutputKind, ShownStates
 from specdec.core.outputs import RequestOutput
 from specdec.core.sampling_params import SamplingParams
 from specdec.engine.request_maker import Prompt, RequestMaker
@@ -175,6 +176,8 @@ class AsyncLLM:
             tokens = await asyncio.to_thread(self._requests.check, prompt, params, priority, cache_salt)
         else:
             tokens = self._requests.check(prompt, params, priority, cache_salt)
+        # What comes between the first token and the end is not shown.
+        whole = whole or params.output_kind is RequestOutputKind.FINAL_ONLY
         number = next(self._new_number)
         while request_id is None and str(number) in self._numbers:
             number = next(self._new_number)
@@ -188,10 +191,12 @@ class AsyncLLM:
         stream = RequestStream(name, prompt if isinstance(prompt, str) else None, tokens, params.n)
         self._streams[number], self._numbers[name] = stream, number
         self._none_running.clear()
+        shown = ShownStates(params.output_kind)
         try:
             while True:
                 state = await stream.read()
-                yield state
+                for part in shown.of(state):
+                    yield part
                 if state.finished:
                     return
         finally:

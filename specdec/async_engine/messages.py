@@ -14,7 +14,7 @@ import msgspec
 
 from specdec.config import LLMSettings
 from specdec.core.engine_stats import EngineStats
-from specdec.core.outputs import Logprob, Segment, SpeculationStats, Step
+from specdec.core.outputs import Logprob, RequestMetrics, Segment, SpeculationStats, Step
 from specdec.core.sampling_params import SamplingParams
 
 # Messages that may wait on either side of a connection. Further news are merged.
@@ -125,6 +125,7 @@ class Delta(Message, omit_defaults=True):
     Attributes:
         held: text behind all segments so far, which a stop string may still cut off.
         stats: figures so far.
+        num_cached_tokens, metrics: in the first and the last delta of the request.
     """
 
     number: int
@@ -140,6 +141,8 @@ class Delta(Message, omit_defaults=True):
     error: str | None = None
     logprobs: list[dict[int, Logprob]] | None = None
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    num_cached_tokens: int | None = None
+    metrics: RequestMetrics | None = None
 
 
 class News(Message):

@@ -51,6 +51,7 @@ class Outbox:
         first_step = self._steps_sent[index]
         self._steps_sent[index] = len(request.steps)
         segments = request.detokenizer.segments(final=request.finished)
+        shows_times = old == 0 or self.group.finished
         return Delta(
             self.number,
             index,
@@ -65,6 +66,8 @@ class Outbox:
             request.error,
             None if request.params.logprobs is None else request.logprobs[old:new],
             self._prompt_logprobs(request),
+            self.group.requests[0].num_cached_prompt if shows_times else None,
+            self.group.metrics() if shows_times else None,
         )
 
     def _prompt_logprobs(self, request: Request) -> list[dict[int, Logprob] | None] | None:

@@ -5,7 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specdec.async_engine.messages import Delta
-from specdec.core.outputs import CompletionOutput, Logprob, RequestOutput, Segment, SpeculationStats, Step
+from specdec.core.outputs import (
+    CompletionOutput,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+    Segment,
+    SpeculationStats,
+    Step,
+)
 
 
 @dataclass
@@ -75,6 +83,8 @@ class RequestStream:
         self._prompt, self._prompt_token_ids = prompt, list(prompt_token_ids)
         self._samples = [_Sample(index) for index in range(num_samples)]
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        self._num_cached_tokens: int | None = None
+        self._metrics: RequestMetrics | None = None
         self._news = asyncio.Event()
         self._error: Exception | None = None
 
@@ -89,6 +99,8 @@ class RequestStream:
         if delta.prompt_logprobs is not None:
             self._prompt_logprobs = self._prompt_logprobs or []
             self._prompt_logprobs += delta.prompt_logprobs
+        if delta.metrics is not None:
+            self._num_cached_tokens, self._metrics = delta.num_cached_tokens, delta.metrics
         self._news.set()
 
     def fail(self, error: Exception) -> None:
@@ -114,4 +126,6 @@ class RequestStream:
             outputs=[sample.read() for sample in self._samples],
             finished=self.finished,
             prompt_logprobs=None if self._prompt_logprobs is None else list(self._prompt_logprobs),
+            num_cached_tokens=self._num_cached_tokens,
+            metrics=self._metrics,
         )

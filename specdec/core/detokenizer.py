@@ -22,12 +22,23 @@ class Detokenizer:
         stop: strings before which the text ends.
         include_stop: whether the text ends behind them instead.
         skip_special: leave special tokens out.
+        spaced_special: keep the spaces between special tokens that are not left out.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer | None, stop: Sequence[str], include_stop: bool = False, skip_special: bool = True
+        self,
+        tokenizer: Tokenizer | None,
+        stop: Sequence[str],
+        include_stop: bool = False,
+        skip_special: bool = True,
+        spaced_special: bool = True,
     ) -> None:
         self._tokenizer, self._include_stop, self._skip_special = tokenizer, include_stop, skip_special
+        # Tokens whose text is written as it is if it follows one of them.
+        self._added: dict[int, str] = {}
+        if tokenizer is not None and not (skip_special or spaced_special):
+            self._added = {token: added.content for token, added in tokenizer.get_added_tokens_decoder().items()}
+        self._last_token: int | None = None
         self._stream = DecodeStream(skip_special_tokens=skip_special)
         # Tokens of the last piece of text, and the tokens after it, which are not text yet.
         self._recent: list[int] = []
@@ -95,6 +106,9 @@ class Detokenizer:
             # stream refuses that. Their text is out already: start a new stream behind it.
             self._stream = DecodeStream(skip_special_tokens=self._skip_special)
             piece = "".join(self._stream.step(self._tokenizer, one) or "" for one in self._pending)
+        if piece and self._last_token in self._added:
+            piece = self._added.get(token, piece)
+        self._last_token = token
         if piece:
             self._recent, self._pending = self._pending, []
             self._give(piece, accepted)

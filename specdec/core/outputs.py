@@ -131,6 +131,33 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True)
+class RequestMetrics:
+    """Times of a request, by vLLM's names (those of its `RequestStateStats`).
+
+    All but the first are seconds of the monotonic clock, comparable within one machine; 0 for what has not happened.
+
+    Attributes:
+        arrival_time: when the request was made, in seconds since 1970.
+        queued_ts: when the engine got it.
+        scheduled_ts: when its first step was planned.
+        first_token_ts, last_token_ts: when its first and its last token came.
+        num_generation_tokens: generated tokens of all its samples.
+    """
+
+    arrival_time: float = 0.0
+    queued_ts: float = 0.0
+    scheduled_ts: float = 0.0
+    first_token_ts: float = 0.0
+    last_token_ts: float = 0.0
+    num_generation_tokens: int = 0
+
+    @property
+    def first_token_latency(self) -> float:
+        """Seconds from the queue to the first token; 0 before it."""
+        return max(0.0, self.first_token_ts - self.queued_ts)
+
+
+@dataclass(frozen=True)
 class CompletionOutput:
     """One generated sequence.
 
@@ -162,6 +189,10 @@ class CompletionOutput:
     steps: list[Step] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
 
+    def finished(self) -> bool:
+        """Return whether this is the last state (a method, as in vLLM)."""
+        return self.finish_reason is not None
+
     @property
     def tree_steps(self) -> list[Step]:
         """Steps with a draft tree so far, in order."""
@@ -184,6 +215,8 @@ class RequestOutput:
         outputs: the generated sequences, `SamplingParams.n` of them.
         finished: whether this is the last state.
         prompt_logprobs: per prompt token like `CompletionOutput.logprobs`, None for the first; None unless asked for.
+        num_cached_tokens: prompt tokens that were found in the prefix cache; None before the request first ran.
+        metrics: times of the request.
     """
 
     request_id: str
@@ -192,6 +225,8 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    num_cached_tokens: int | None = None
+    metrics: RequestMetrics | None = None
 
     @property
     def text(self) -> str:

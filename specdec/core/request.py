@@ -1,16 +1,39 @@
 """A request: its tokens, its cache counters, and where its output ends. Pure Python."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from specdec.core.detokenizer import Detokenizer
 from specdec.core.draftable_row import AcceptanceHistory, DraftableRow
-from specdec.core.outputs import CompletionOutput, Logprob, RequestOutput, SpeculationStats, Step
+from specdec.core.outputs import (
+    CompletionOutput,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+    SpeculationStats,
+    Step,
+)
 from specdec.core.sampling_params import SamplingParams
 from specdec.draft_heads.drafting.chains import ChainSource, ChainTree
 from specdec.draft_heads.drafting.predicted_text import PredictedText
 from specdec.verify.sampling import Context, Sampling
+
+@dataclass
+class RequestTimes:
+    """Moments of a request, in seconds of the monotonic clock; 0 for what has not happened."""
+
+    queued: float = 0.0
+    scheduled: float = 0.0
+    first_token: float = 0.0
+    last_token: float = 0.0
+
+    def saw_token(self) -> None:
+        """Note that tokens came."""
+        self.last_token = time.monotonic()
+        self.first_token = self.first_token or self.last_token
+
 
 # A request is served before those of greater rank.
 Rank = tuple[int, int, int]
@@ -51,6 +74,8 @@ class Request:
         prompt_logprobs: per prompt token scored so far, None for the first.
         steps: steps with a draft tree, in order; all steps if it is traced.
         is_traced: whether steps keep their trees.
+        num_cached_prompt: prompt tokens that its first admission found in the prefix cache; None before.
+        times: when it was queued, first planned, and got its first and last token; see `RequestMetrics`.
     """
 
     request_id: str
@@ -86,6 +111,8 @@ class Request:
     stats: SpeculationStats = field(default_factory=SpeculationStats)
     steps: list[Step] = field(default_factory=list, repr=False)
     is_traced: bool = False
+    num_cached_prompt: int | None = None
+    times: RequestTimes = field(default_factory=RequestTimes, repr=False)
     _chains: tuple[int, ChainTree] | None = field(default=None, repr=False)
 
     @cached_property
@@ -150,6 +177,7 @@ class Request:
             if self.finished:
                 break
         num_new = self.num_output - before
+        self.times.saw_token()
         # The pass over the prompt can carry no draft.
         if before > 0:
             self.stats.count(num_accepted, num_new, num_drafted)
@@ -219,12 +247,14 @@ class RequestGroup:
     Attributes:
         prompt: text as given, None for token ids.
         prompt_token_ids: the prompt's tokens.
+        arrival_time: when it was made, in seconds since 1970.
     """
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     requests: list[Request]
+    arrival_time: float = field(default_factory=time.time)
     _num_finished: int = field(default=0, repr=False)
 
     @property
@@ -250,4 +280,18 @@ class RequestGroup:
             outputs=[request.completion() for request in self.requests],
             finished=self.finished,
             prompt_logprobs=None if first.params.prompt_logprobs is None else list(first.prompt_logprobs),
+            num_cached_tokens=first.num_cached_prompt,
+            metrics=self.metrics(),
+        )
+
+    def metrics(self) -> RequestMetrics:
+        """Return the times of the prompt and its samples."""
+        times = [request.times for request in self.requests]
+        return RequestMetrics(
+            arrival_time=self.arrival_time,
+            queued_ts=times[0].queued,
+            scheduled_ts=times[0].scheduled,
+            first_token_ts=min((each.first_token for each in times if each.first_token), default=0.0),
+            last_token_ts=max(each.last_token for each in times),
+            num_generation_tokens=sum(request.num_output for request in self.requests),
         )

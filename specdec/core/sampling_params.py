@@ -2,25 +2,43 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from numbers import Integral, Real
 from typing import Any, Literal
 
+from specdec.core.output_kind import RequestOutputKind
 from specdec.core.speculation import Speculation
 from specdec.core.structured_outputs import StructuredOutputsParams
-from specdec.kernels.settings import MAX_WHOLE, check_settings, check_text, setting
+from specdec.kernels.settings import MAX_WHOLE, Foreign, check_settings, check_text, checked_keywords, setting
 from specdec.verify.sampling import LEAST_TEMPERATURE
 
 _PENALTY: dict[str, Any] = {"least": -2, "most": 2}
 _SCORED: dict[str, Any] = {"least": -1, "wanted": "0 or more, or -1 for all tokens", "flags": ""}
+# Parameters of vLLM's, now or once, that are not supported.
+FOREIGN_SAMPLING = {
+    "logits_processors": Foreign("use logit_bias, allowed_token_ids, bad_words or structured_outputs", ([],)),
+    "guided_decoding": Foreign("use structured_outputs"),
+    "best_of": Foreign("use n, and choose among the outputs", (1,)),
+    "use_beam_search": Foreign("use LLM.beam_search", (False,)),
+    "flat_logprobs": Foreign("log-probabilities are lists of dicts", (False,)),
+    "extra_args": Foreign("leave it out", ({},)),
+}
+_FOREIGN_BEAMS = {
+    "temperature": Foreign("a beam search takes the most probable tokens; leave it out", (0, 0.0)),
+    "include_stop_str_in_output": Foreign("a search has no stop strings; leave it out", (False,)),
+}
 
 
-@dataclass(frozen=True)
+@checked_keywords(FOREIGN_SAMPLING)
+@dataclass
 class SamplingParams:
     """Parameters of a request, by vLLM's names and with its meanings.
 
-    Without `max_tokens` (None), a request may go on to the end of the context; without `seed`, one is drawn.
-    `check_settings` refuses values outside their range.
+    Without `max_tokens` (None), a request may go on to the end of the context; without `seed`, one is drawn. A field
+    that is assigned is checked like one that is given. A request keeps the values that it began with.
+
+    Raises:
+        ValueError: a parameter that is unknown or not supported, or a value outside its range.
     """
 
     n: int = setting(1, "Independent outputs of a prompt.", least=1, most=16384, flags="")
@@ -73,6 +91,25 @@ class SamplingParams:
         None, "The same per prompt token, before any parameter is applied.", **_SCORED
     )
     skip_special_tokens: bool = setting(True, "Leave special tokens out of the text.", flags="")
+    spaces_between_special_tokens: bool = setting(
+        True, "Keep the spaces that a tokenizer writes between special tokens, where those are not left out.", flags=""
+    )
+    detokenize: bool = setting(True, "Make text of the tokens; without it, outputs hold token ids alone.", flags="")
+    truncate_prompt_tokens: int | None = setting(
+        None,
+        "Keep only so many last tokens of the prompt; -1: as many as leave room for one token.",
+        least=-1,
+        wanted="at least 1, or -1 for as many as there is room for",
+        flags="",
+    )
+    output_kind: RequestOutputKind = setting(
+        RequestOutputKind.CUMULATIVE,
+        "What the states of a stream hold: CUMULATIVE, the output so far; DELTA, what is new; FINAL_ONLY, the last "
+        "state alone.",
+        wanted="a `RequestOutputKind`",
+        shown_default="CUMULATIVE",
+        flags="",
+    )
     speculation: Speculation = setting(
         Speculation(),
         "Whether the request gets drafts, and how large its trees may be.",
@@ -101,6 +138,16 @@ class SamplingParams:
         if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
             wanted = "StructuredOutputsParams(json, regex, choice, grammar or json_object)"
             raise ValueError(f"structured_outputs is {self.structured_outputs!r:.50}; it must be {wanted}, or None")
+        if not isinstance(self.output_kind, RequestOutputKind):
+            wanted = "RequestOutputKind.CUMULATIVE, DELTA or FINAL_ONLY"
+            raise ValueError(f"output_kind is {self.output_kind!r}; it must be {wanted}")
+        if self.truncate_prompt_tokens == 0:
+            raise ValueError(
+                "truncate_prompt_tokens is 0; it must be at least 1, or -1 for as many as there is room for"
+            )
+        if self.bad_words is None:
+            # vLLM's default.
+            self._set("bad_words", ())
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens is {self.min_tokens}; it must be at most max_tokens, {self.max_tokens}")
         if self.n > 1 and self.temperature < LEAST_TEMPERATURE:
@@ -112,16 +159,30 @@ class SamplingParams:
         if isinstance(self.bad_words, str) or any(not word.strip() for word in self.bad_words):
             raise ValueError(f"bad_words is {self.bad_words!r}; it must be a list of words that are not empty")
         for name in ("allowed_token_ids", "stop_token_ids"):
-            object.__setattr__(self, name, self._token_ids(name))
+            self._set(name, self._token_ids(name))
         if isinstance(self.prediction, str):
             check_text("prediction", self.prediction)
         else:
-            object.__setattr__(self, "prediction", self._token_ids("prediction"))
+            self._set("prediction", self._token_ids("prediction"))
         if self.allowed_token_ids is not None and len(self.allowed_token_ids) == 0:
             raise ValueError(f"allowed_token_ids is {self.allowed_token_ids}; it must be not empty")
         for token, bias in (self.logit_bias or {}).items():
             if isinstance(bias, bool) or not isinstance(bias, Real) or not -100 <= bias <= 100:
                 raise ValueError(f"logit_bias of token {token} is {bias!r}; it must be at least -100 and at most 100")
+
+        if not self.detokenize and self.stop_strings:
+            raise ValueError("stop needs detokenize; use stop_token_ids, or leave detokenize True")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set a field, and check all of them together."""
+        if len(vars(self)) < len(fields(self)):
+            # Called by `__init__`.
+            self._set(name, value)
+        else:
+            vars(self).update(vars(replace(self, **{name: value})))
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
 
     def _check_texts(self, name: str) -> None:
         value = getattr(self, name)
@@ -161,6 +222,7 @@ class SamplingParams:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at most the vocabulary's {vocab_size}")
 
 
+@checked_keywords(_FOREIGN_BEAMS)
 @dataclass(frozen=True)
 class BeamSearchParams:
     """Parameters of a beam search, by vLLM's names; `early_stopping` is transformers'.

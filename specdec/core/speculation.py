@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
-from specdec.kernels.settings import check_settings, setting
+from specdec.kernels.settings import check_settings, checked_keywords, setting
 
 
+@checked_keywords()
 @dataclass(frozen=True)
 class Speculation:
     """Bounds of one request's drafts, within those of the engine.

@@ -6,12 +6,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from specdec.core.json_schema import check_schema
-from specdec.kernels.settings import check_settings, check_text, setting
+from specdec.kernels.settings import Foreign, check_settings, check_text, checked_keywords, setting
 
 # Fields of which a request gives exactly one.
 FORMS = ("json", "regex", "choice", "grammar", "json_object")
 
+_FOREIGN = {
+    "disable_fallback": Foreign("there is one backend and no fallback; leave it out", (False, True)),
+    "disable_additional_properties": Foreign("write additionalProperties into the schema", (False,)),
+    "whitespace_pattern": Foreign("use disable_any_whitespace"),
+    "structural_tag": Foreign("use json, regex, choice or grammar"),
+}
 
+
+@checked_keywords(_FOREIGN)
 @dataclass(frozen=True)
 class StructuredOutputsParams:
     """Form of a request's output, by vLLM's names. Exactly one of `json`, `regex`, `choice`, `grammar` and

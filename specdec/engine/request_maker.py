@@ -5,6 +5,7 @@ import logging
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from numbers import Number
@@ -137,6 +138,7 @@ class RequestMaker:
             raise ValueError("the prompt is empty; give at least one token")
         if bad := [token for token in tokens if not 0 <= token < vocab]:
             raise ValueError(f"prompt token {bad[0]} is outside the vocabulary of {vocab}")
+        tokens = self._truncated(tokens, params.truncate_prompt_tokens)
         if len(tokens) >= self.max_model_len:
             raise ValueError(
                 f"the prompt has {len(tokens)} tokens, and the context is {self.max_model_len}; shorten it"
@@ -176,12 +178,14 @@ class RequestMaker:
         Raises:
             ValueError: see `LLM.new_group`.
         """
+        # The caller may assign to its own afterwards.
+        params = copy(params)
         tokens = self.check(prompt, params, priority, cache_salt)
         longest = self.max_model_len
         if params.max_tokens is not None:
             longest = min(longest, len(tokens) + params.max_tokens)
         ends = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else self.end_tokens)
-        backend = self.tokenizer.backend if self.tokenizer else None
+        backend = self.tokenizer.backend if self.tokenizer and params.detokenize else None
         seed = secrets.randbits(63) if params.seed is None else params.seed
         group_id = str(next(self._ids))
         cached_samples: dict[Request, None] = {}
@@ -201,7 +205,11 @@ class RequestMaker:
                 max_length=longest,
                 end_tokens=ends,
                 detokenizer=Detokenizer(
-                    backend, params.stop_strings, params.include_stop_str_in_output, params.skip_special_tokens
+                    backend,
+                    params.stop_strings,
+                    params.include_stop_str_in_output,
+                    params.skip_special_tokens,
+                    params.spaces_between_special_tokens,
                 ),
                 priority=int(priority),
                 cache_salt=cache_salt,
@@ -241,6 +249,12 @@ class RequestMaker:
             raise ValueError(f"the prompt is {prompt!r}; it must be text or a list of token ids")
         # Most prompts are long lists of plain numbers.
         return list(ids) if all(type(token) is int for token in ids) else [whole_number(_TOKEN, token) for token in ids]
+
+    def _truncated(self, tokens: list[int], most: int | None) -> list[int]:
+        """Return the last tokens of a prompt, as many as `SamplingParams.truncate_prompt_tokens` says."""
+        if most is None:
+            return tokens
+        return tokens[-(self.max_model_len - 1 if most == -1 else most) :]
 
     def _sampling(
         self, params: SamplingParams, ends: frozenset[int], seed: int, index: int, grammar: GrammarState | None

@@ -1,6 +1,7 @@
 """Which requests run in the coming step, with how many tokens and draft nodes. Pure Python."""
 
 import sys
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from enum import Enum
@@ -107,6 +108,7 @@ class Scheduler:
                 )
             case Admission.LATER:
                 raise QueueFullError(f"{len(self.waiting)} requests wait, as many as may; try again later")
+        request.times.queued = time.monotonic()
         self.queues.add(request, self._stats.steps if by_priority else 0)
         self._stats.queued += 1
 

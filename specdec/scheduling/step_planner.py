@@ -1,5 +1,6 @@
 """Choice of the requests that run in a step, and of how many known tokens each computes. Pure Python."""
 
+import time
 from collections.abc import Sequence
 
 from specdec.cache.kv_cache_manager import KVCacheManager, Prefix
@@ -154,6 +155,9 @@ class StepPlanner:
             self.manager.take_prefix(request, prefix)
             step.stats.prefix_queries += len(request.token_ids)
             step.stats.prefix_hits += prefix.num_tokens
+            if request.num_cached_prompt is None:
+                request.num_cached_prompt = prefix.num_tokens
+                request.times.scheduled = time.monotonic()
         reserved = self.manager.reserve(request, request.num_cached + known)
         assert reserved, "an admitted request has its blocks"
 

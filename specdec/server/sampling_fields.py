@@ -89,6 +89,7 @@ class SamplingFields(RequestModel):
     ignore_eos: bool | None = None
     prompt_logprobs: Int | None = None
     skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
     speculation: SpeculationFields | None = None
     priority: Int | None = None
     cache_salt: str | None = None

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec import LLM, AsyncLLM, QueueFullError, RequestOutput, SamplingParams
+from specdec import LLM, AsyncLLM, QueueFullError, RequestOutput, RequestOutputKind, SamplingParams
 from specdec.core.outputs import Logprob, SpeculationStats
 from specdec.engine.request_maker import RequestMaker
 from tests.specdec.async_engine.served import (
@@ -383,6 +383,23 @@ def test_an_interval_of_states_is_no_negative_number(served: Served) -> None:
     for interval in (-1.0, math.nan):
         with pytest.raises(ValueError, match=f"interval is {interval}; it must be a number of seconds from 0"):
             served.run(states_of(served.llm, [3], SHORT, interval=interval))
+
+
+def test_kinds_of_output_and_times_of_a_request(served: Served, offline: LLM) -> None:
+    expected = offline.generate([5, 6, 7], SHORT)[0]
+
+    async def work(kind: RequestOutputKind) -> list[RequestOutput]:
+        return await states_of(served.llm, [5, 6, 7], replace(SHORT, output_kind=kind))
+
+    deltas = served.run(work(RequestOutputKind.DELTA))
+    assert [token for state in deltas for token in state.token_ids] == expected.token_ids
+    (last,) = served.run(work(RequestOutputKind.FINAL_ONLY))
+    assert_same(last, expected)
+    times = last.metrics
+    assert times is not None
+    assert last.num_cached_tokens == 0
+    assert 0 < times.queued_ts <= times.scheduled_ts <= times.first_token_ts < times.last_token_ts
+    assert times.num_generation_tokens == len(expected.token_ids)
 
 
 def test_an_idle_engine_sleeps(served: Served) -> None:

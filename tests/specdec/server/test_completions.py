@@ -100,8 +100,10 @@ def test_the_parameters_differ_in_what_they_give(server: Served) -> None:
 
 
 def test_requests_have_every_sampling_parameter() -> None:
-    # `logprobs` is a number in one API and a flag in the other; OpenAI has `prediction` in chats alone.
-    assert set(settings_of(SamplingParams)) - set(SamplingFields.model_fields) == {"logprobs", "prediction"}
+    # `logprobs` is a number in one API and a flag in the other; OpenAI has `prediction` in chats alone, and vLLM
+    # `truncate_prompt_tokens` in completions alone. Answers are text.
+    others = {"logprobs", "prediction", "truncate_prompt_tokens", "detokenize", "output_kind"}
+    assert set(settings_of(SamplingParams)) - set(SamplingFields.model_fields) == others
 
 
 PROMPTS: list[Any] = [PROMPT, ["a", "taxi to"], [5, 6, 7], [[5, 6, 7], [9]]]
