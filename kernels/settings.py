@@ -63,11 +63,11 @@ class Foreign:
 
     Attributes:
         remedy: what to do instead.
-        allowed: values beside None that ask for what is done anyway.
+        allowed: values beside None that ask for what is done anyway; None for all, of a keyword without effect here.
     """
 
     remedy: str
-    allowed: tuple[Any, ...] = ()
+    allowed: tuple[Any, ...] | None = ()
 
     def check(self, name: str, value: Any) -> None:
         """Refuse other values.
@@ -75,7 +75,9 @@ class Foreign:
         Raises:
             ValueError: the keyword, the value and the remedy.
         """
-        if value is not None and not any(type(value) is type(one) and value == one for one in self.allowed):
+        if value is None or self.allowed is None:
+            return
+        if not any(type(value) is type(one) and value == one for one in self.allowed):
             raise ValueError(f"{name} is {value!r:.60}, which is not supported; {self.remedy}")
 
 
@@ -139,42 +141,45 @@ def unknown_name(what: str, name: str, known: Collection[str]) -> ValueError:
     return ValueError(f"{what} has no {name!r}; the nearest it has is {nearest!r}")
 
 
-def check_call(function: Call, what: str | None = None, foreign: Mapping[str, Foreign] | None = None) -> Call:
-    """Have a function refuse arguments that it does not take with a `ValueError` of one line, where Python raises a
+def check_call(foreign: Mapping[str, Foreign] | None = None) -> Callable[[Call], Call]:
+    """Have a method refuse arguments that it does not take with a `ValueError` of one line, where Python raises a
     `TypeError`.
 
     Args:
-        what: stands for the function in the message; None for its name.
         foreign: keywords that are checked and left out.
     """
-    signature = inspect.signature(function)
-    parameters = signature.parameters.values()
-    known = [each.name for each in parameters if each.kind in (each.KEYWORD_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    known.remove("self")
-    what, others = what or f"{function.__name__}()", foreign or {}
-    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
 
-    @functools.wraps(function)
-    def call(*args: Any, **keywords: Any) -> Any:
-        for name in [name for name in keywords if name in others]:
-            others[name].check(name, keywords.pop(name))
-        for name in keywords:
-            if name not in known and not takes_any:
-                raise unknown_name(what, name, known)
-        try:
-            signature.bind(*args, **keywords)
-        except TypeError as error:
-            raise ValueError(f"{what}: {error}") from None
-        return function(*args, **keywords)
+    def decorate(function: Call) -> Call:
+        signature = inspect.signature(function)
+        parameters = signature.parameters.values()
+        known = [each.name for each in parameters if each.kind in (each.KEYWORD_ONLY, each.POSITIONAL_OR_KEYWORD)]
+        known.remove("self")
+        what, others = function.__qualname__.removesuffix(".__init__"), foreign or {}
+        takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
 
-    return call  # type: ignore[return-value]
+        @functools.wraps(function)
+        def call(*args: Any, **keywords: Any) -> Any:
+            for name in [name for name in keywords if name in others]:
+                others[name].check(name, keywords.pop(name))
+            for name in keywords:
+                if name not in known and not takes_any:
+                    raise unknown_name(what, name, known)
+            try:
+                signature.bind(*args, **keywords)
+            except TypeError as error:
+                raise ValueError(f"{what}: {error}") from None
+            return function(*args, **keywords)
+
+        return call  # type: ignore[return-value]
+
+    return decorate
 
 
 def checked_keywords(foreign: Mapping[str, Foreign] | None = None) -> Callable[[type[Owner]], type[Owner]]:
     """Have a dataclass refuse what it has no field for; see `check_call`."""
 
     def decorate(owner: type[Owner]) -> type[Owner]:
-        owner.__init__ = check_call(owner.__init__, owner.__name__, foreign)  # type: ignore[method-assign]
+        owner.__init__ = check_call(foreign)(owner.__init__)  # type: ignore[method-assign]
         return owner
 
     return decorate

@@ -7,7 +7,15 @@ from typing import Any, Literal, TypedDict
 
 from specdec.core.outputs import LogprobsMode
 from specdec.draft_heads.drafting.draft_shape import DraftShape
-from specdec.kernels.settings import KernelChoice, Quantization, check_settings, setting, whole_number
+from specdec.kernels.settings import (
+    MAX_WHOLE,
+    KernelChoice,
+    Quantization,
+    check_settings,
+    setting,
+    unknown_name,
+    whole_number,
+)
 from specdec.scheduling.scheduler_config import Policy, SchedulerConfig
 
 DEMO = Path(__file__).parent / "demo"
@@ -43,6 +51,16 @@ class EngineConfig:
         None, "Branch, tag or commit of the head or small model on the hub.", shown_default="its main branch"
     )
     ngrams: bool = setting(False, "Whether continuations in the text itself are drafted (prompt lookup).", flags="")
+    tokenizer: Path | None = setting(None, "Folder of the tokenizer.", flags="", shown_default="the model's")
+    seed: int | None = setting(
+        None,
+        "Seed of the seeds of requests that bring none: the same requests in the same order get the same.",
+        least=0,
+        most=MAX_WHOLE,
+        wanted="between 0 and 2^63 - 1",
+        shown_default="drawn anew",
+        flags="",
+    )
     dtype: str = setting("auto", "auto, float64, float32, bfloat16 or float16.")
     device: str = setting("auto", "auto, cpu or cuda.")
     shape: DraftShape = setting(EAGLE2_SHAPE, "Bounds of draft trees.", flags="")
@@ -134,17 +152,19 @@ class EngineConfig:
 
 
 class LLMSettings(TypedDict, total=False):
-    """Keywords of `LLM`: the fields of `EngineConfig` and of its `SchedulerConfig`, where they are described."""
+    """Keywords of `LLM`: the fields of `EngineConfig` and of its `SchedulerConfig`, where they are described.
 
+    tokenizer: str | Path | None
+    seed: int | None
     revision: str | None
     draft_revision: str | None
-    dtype: str
+    dtype: str | Any
     device: str
     shape: DraftShape | None
     verify: str
     logprobs_mode: LogprobsMode
-    max_num_seqs: int
-    max_num_batched_tokens: int
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
     max_num_partial_prefills: int
     long_prefill_token_threshold: int
     scheduling_policy: Policy
@@ -156,11 +176,11 @@ class LLMSettings(TypedDict, total=False):
     kv_cache_memory: int | None
     gpu_memory_utilization: float
     swap_space: float
-    block_size: int
-    enable_prefix_caching: bool
+    block_size: int | None
+    enable_prefix_caching: bool | None
     kernels: KernelChoice
     threads: int | None
-    quantization: Quantization
+    quantization: Quantization | None
     draft_vocab: int | str | Path | None
     draft_rank: int | None
     enforce_eager: bool
@@ -179,16 +199,21 @@ def engine_config(model: Path, draft: Path | None, settings: dict[str, Any]) -> 
     """Sort keywords of `LLM` into an `EngineConfig`.
 
     Raises:
-        TypeError: an unknown keyword.
-        ValueError: a value outside its range.
+        ValueError: an unknown keyword, or a value outside its range.
     """
     names = {each.name for each in fields(SchedulerConfig)}
     scheduler = SchedulerConfig(**{name: value for name, value in settings.items() if name in names})
     others = {name: value for name, value in settings.items() if name not in names}
     if "scheduler" in others:
-        raise TypeError("scheduler is no keyword; give its settings, such as max_num_seqs")
+        raise ValueError("scheduler is no keyword; give its settings, such as max_num_seqs")
     if "ngrams" in others:
-        raise TypeError("ngrams is no keyword; name ngram among the sources of draft")
+        raise ValueError("ngrams is no keyword; name ngram among the sources of draft")
+    known = LLMSettings.__annotations__
+    for name in others:
+        if name not in known:
+            raise unknown_name("LLM", name, [*known, "speculative_config"])
+    if others.get("tokenizer") is not None:
+        others["tokenizer"] = Path(others["tokenizer"])
     if others.get("draft_vocab") is not None:
         others["draft_vocab"] = _draft_vocab(others["draft_vocab"])
     return EngineConfig(model, draft, scheduler=scheduler, **others)

@@ -9,7 +9,7 @@ from typing import Any, Unpack
 
 import torch
 
-from specdec.config import AUTO, LLMSettings
+from specdec.config import AUTO
 from specdec.core.device import DTYPES, on_device
 from specdec.core.engine_stats import EngineStats
 from specdec.core.output_kind import ShownStates
@@ -23,7 +23,9 @@ from specdec.engine.engine_builder import EngineBuilder
 from specdec.engine.request_maker import Prompt, RequestMaker, prompt_batch
 from specdec.engine.resolved_config import resolved_config
 from specdec.engine.shared_engine import SharedEngine
+from specdec.engine.vllm_keywords import LLMKeywords, own_settings
 from specdec.kernels.kernel_set import choose_kernels
+from specdec.kernels.settings import check_call
 from specdec.models.llama import load_llama
 from specdec.verify.noise import GumbelNoise
 
@@ -46,21 +48,23 @@ class LLM:
             the hub; "ngram" for prompt lookup; None for plain decoding. One model and "ngram" draft together:
             "eagle,ngram". A speculators head given as `model` drafts for the target that it names.
         settings: keywords of `LLMSettings`; `EngineConfig` and `SchedulerConfig` describe them and have the defaults.
-            `shape` is the device's default where it is None, and `draft_vocab` may be a number or a file.
+            `shape` is the device's default where it is None, and `draft_vocab` may be a number or a file. Those of
+            vLLM's `LLM` are in `VLLMKeywords`.
 
     Attributes:
         config: the settings, with nothing left open.
 
     Raises:
         CheckpointError: a checkpoint that cannot be loaded or downloaded; the message names what is wrong.
-        TypeError: an unknown setting.
-        ValueError: a setting outside its range.
+        ValueError: an unknown setting, or one outside its range.
     """
 
+    @check_call()
     def __init__(
-        self, model: str | Path | None = None, draft: str | Path | None = AUTO, **settings: Unpack[LLMSettings]
+        self, model: str | Path | None = None, draft: str | Path | None = AUTO, **settings: Unpack[LLMKeywords]
     ) -> None:
-        self.config = config = resolved_config(model, draft, settings)
+        draft, own = own_settings(model, draft, settings)
+        self.config = config = resolved_config(model, draft, own)
         folder, device, dtype = config.model, torch.device(config.device), DTYPES[config.dtype]
         began = time.perf_counter()
         with on_device(device):

@@ -32,7 +32,8 @@ from specdec.core.outputs import RequestOutput
 from specdec.core.sampling_params import SamplingParams
 from specdec.engine.request_maker import Prompt, RequestMaker
 from specdec.engine.resolved_config import resolved_config
-from specdec.kernels.settings import check_text
+from specdec.engine.vllm_keywords import LLMKeywords, own_settings
+from specdec.kernels.settings import check_call, check_text
 from specdec.models.llama import read_llama_config
 from specdec.scheduling.scheduler import QueueFullError
 
@@ -84,26 +85,27 @@ class AsyncLLM:
 
     Raises:
         CheckpointError: a folder whose configuration or tokenizer cannot be read.
-        TypeError: an unknown setting.
-        ValueError: a setting outside its range.
+        ValueError: an unknown setting, or one outside its range.
     """
 
+    @check_call()
     def __init__(
         self,
         model: str | Path | None = None,
         draft: str | Path | None = AUTO,
         *,
         engine_timeout: float = 300.0,
-        **settings: Unpack[LLMSettings],
+        **settings: Unpack[LLMKeywords],
     ) -> None:
         if engine_timeout != 0 and not engine_timeout >= LEAST_TIMEOUT:
             raise ValueError(f"engine_timeout is {engine_timeout}; it must be 0 or at least {LEAST_TIMEOUT:g} second")
-        self.config = resolved_config(model, draft, settings)
+        draft, own = own_settings(model, draft, settings)
+        self.config = resolved_config(model, draft, own)
         self._requests = RequestMaker.read(self.config, read_llama_config(self.config.model))
         self.tokenizer, self.max_model_len = self._requests.tokenizer, self._requests.max_model_len
         self.generation_config = self._requests.generation_config
         self._supervisor = Supervisor(
-            _setup(self.config, settings), self._receive, self._fail_all, self._is_waiting, engine_timeout
+            _setup(self.config, own), self._receive, self._fail_all, self._is_waiting, engine_timeout
         )
         # Requests that the engine process works on, and their numbers by their names.
         self._streams: dict[int, RequestStream] = {}

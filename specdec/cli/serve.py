@@ -9,9 +9,9 @@ from specdec.cli.model_options import DRAFT_HELP
 from specdec.cli.options import Verbose, options_for, with_options
 from specdec.config import AUTO, DEMO, EngineConfig, default_shape, engine_config
 from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.engine.speculative_config import parse_speculative_config
 from specdec.scheduling.scheduler_config import SchedulerConfig
 from specdec.server.server_settings import ServerSettings
-from specdec.server.speculative_config import parse_speculative_config
 
 DEMO_NAME = "demo"
 SHOWN_DEFAULTS = dict.fromkeys(("depth", "branching", "nodes", "min_reach"), "by device")
@@ -81,7 +81,7 @@ def serve(
     if speculative_config is not None:
         if draft is not None:
             raise ValueError("--speculative-config and --draft exclude each other; leave one out")
-        draft, depth = parse_speculative_config(speculative_config)
+        draft, depth = parse_speculative_config(speculative_config, "--speculative-config")
         shape = {"depth": depth, **shape} if depth is not None else shape
     settings = {**options_for(EngineConfig, options), **options_for(SchedulerConfig, options)}
     own = {"max_queued_requests": max_queued_requests, "scheduling_policy": scheduling_policy}

@@ -20,6 +20,7 @@ from specdec.draft_heads.drafting.chains import ChainSource, ChainTree
 from specdec.draft_heads.drafting.predicted_text import PredictedText
 from specdec.verify.sampling import Context, Sampling
 
+
 @dataclass
 class RequestTimes:
     """Moments of a request, in seconds of the monotonic clock; 0 for what has not happened."""

@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import random
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
@@ -84,7 +85,9 @@ class RequestMaker:
             CheckpointError: a file that cannot be read.
             ValueError: `max_model_len` is more than the model's positions.
         """
-        tokenizer = Tokenizer(config.model) if has_tokenizer(config.model) else None
+        tokenizer = None
+        if config.tokenizer is not None or has_tokenizer(config.model):
+            tokenizer = Tokenizer(config.tokenizer or config.model)
         context = config.context(model.max_position)
         return cls(config, model, tokenizer, GenerationConfig.read(config.model), context)
 
@@ -186,7 +189,7 @@ class RequestMaker:
             longest = min(longest, len(tokens) + params.max_tokens)
         ends = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else self.end_tokens)
         backend = self.tokenizer.backend if self.tokenizer and params.detokenize else None
-        seed = secrets.randbits(63) if params.seed is None else params.seed
+        seed = self._new_seed() if params.seed is None else params.seed
         group_id = str(next(self._ids))
         cached_samples: dict[Request, None] = {}
         predicted = self._predicted(params)
@@ -220,6 +223,14 @@ class RequestMaker:
         for request in requests:
             self._add_sources(request, predicted)
         return RequestGroup(group_id, prompt if isinstance(prompt, str) else None, tokens, requests)
+
+    @cached_property
+    def _seeds(self) -> random.Random:
+        return random.Random(self.config.seed)
+
+    def _new_seed(self) -> int:
+        """Return the seed of a request that brings none."""
+        return secrets.randbits(63) if self.config.seed is None else self._seeds.getrandbits(63)
 
     def _predicted(self, params: SamplingParams) -> list[int]:
         """Return the tokens of the predicted text, none without one."""

@@ -36,8 +36,7 @@ def resolved_config(model: str | Path | None, draft: str | Path | None, settings
         model, draft, settings: as `LLM` takes them.
 
     Raises:
-        TypeError: an unknown setting.
-        ValueError: a setting outside its range.
+        ValueError: an unknown setting, or one outside its range.
     """
     given = dict(settings)
     shape = given.pop("shape", None)
@@ -58,6 +57,7 @@ def resolved_config(model: str | Path | None, draft: str | Path | None, settings
         model=sources.model,
         draft=sources.draft,
         ngrams=sources.ngrams,
+        tokenizer=None if config.tokenizer is None else checkpoint_path(config.tokenizer, weights=False),
         device=str(device),
         dtype=name_of(resolve_dtype(config.dtype, device)),
         shape=shape,

@@ -191,5 +191,5 @@ def test_what_the_files_say_is_checked_before_any_process(tmp_path: Path) -> Non
         AsyncLLM(tmp_path / "absent")
     with pytest.raises(ValueError, match="block_size is 9; it must be a multiple of 8"):
         AsyncLLM(block_size=9)
-    with pytest.raises(TypeError, match="block_sizes"):
+    with pytest.raises(ValueError, match="LLM has no 'block_sizes'; the nearest it has is 'block_size'"):
         AsyncLLM(block_sizes=16)  # type: ignore[call-arg]

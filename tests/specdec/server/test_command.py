@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from specdec.cli.app import main
+from specdec.engine.speculative_config import parse_speculative_config
 from specdec.server.server_settings import ServerSettings
-from specdec.server.speculative_config import parse_speculative_config
 from tests.specdec.server.command import Command, started
 from tests.specdec.server.running import PATIENCE
 from tests.specdec.tiny_checkpoints import Tiny
@@ -82,7 +82,7 @@ def fails(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
 
 MISTAKES: list[tuple[list[object], str]] = [
     (["--speculative-config", "{"], "must be a JSON object"),
-    (["--speculative-config", '{"method": "ngram", "prompt_lookup_max": 3}'], "unknown key 'prompt_lookup_max'"),
+    (["--speculative-config", '{"method": "ngram", "max_lookup": 3}'], "unknown key 'max_lookup'"),
     (["--speculative-config", "{}", "--draft", "ngram"], "exclude each other"),
     (["--port", 70000], "port is 70000"),
     (["--api-key", " "], "api_key holds an empty text"),
@@ -135,7 +135,7 @@ CONFIGS: list[tuple[dict[str, Any], tuple[str, int | None]]] = [
 
 @pytest.mark.parametrize(("config", "wanted"), CONFIGS, ids=str)
 def test_vllms_speculative_config(config: dict[str, Any], wanted: tuple[str, int | None]) -> None:
-    assert parse_speculative_config(json.dumps(config)) == wanted
+    assert parse_speculative_config(json.dumps(config), "--speculative-config") == wanted
 
 
 @pytest.mark.parametrize(
@@ -156,4 +156,4 @@ def test_vllms_speculative_config(config: dict[str, Any], wanted: tuple[str, int
 )
 def test_what_is_not_vllms_is_refused(config: Any) -> None:
     with pytest.raises(ValueError, match=r"^--speculative-config "):
-        parse_speculative_config(json.dumps(config))
+        parse_speculative_config(json.dumps(config), "--speculative-config")

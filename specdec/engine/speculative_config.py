@@ -1,16 +1,19 @@
-"""vLLM's `--speculative-config`: a JSON object that names the draft source."""
+"""vLLM's speculative configuration: an object that names the draft source. Pure Python."""
 
 import json
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-KEYS = ("method", "model", "num_speculative_tokens", "draft_tensor_parallel_size")
+# Bounds of vLLM's n-gram matches. They are checked; here the longest match counts, whatever its length.
+_LOOKUP = ("prompt_lookup_min", "prompt_lookup_max")
+KEYS = ("method", "model", "num_speculative_tokens", "draft_tensor_parallel_size", *_LOOKUP)
 # The methods of draft models. What a folder holds is recognised by its content, so these load alike.
 WITH_MODEL = ("draft_model", "eagle", "eagle3")
 NGRAM = "ngram"
 
 
 class SpeculativeConfig(NamedTuple):
-    """Drafter that the JSON of `--speculative-config` names.
+    """Drafter that a speculative configuration names.
 
     Attributes:
         draft: folder of a head or of a small model, or "ngram".
@@ -21,19 +24,23 @@ class SpeculativeConfig(NamedTuple):
     depth: int | None
 
 
-def parse_speculative_config(text: str) -> SpeculativeConfig:
-    """Read vLLM's JSON strictly.
+def parse_speculative_config(given: str | Mapping[str, Any], option: str) -> SpeculativeConfig:
+    """Read vLLM's object, or its JSON, strictly.
+
+    Args:
+        option: what the messages call it.
 
     Raises:
         ValueError: no JSON object, an unknown key, or a value that this engine does not support.
     """
-    option = "--speculative-config"
-    try:
-        config: Any = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"{option} is {text!r}; it must be a JSON object: {error}") from None
-    if not isinstance(config, dict):
-        raise ValueError(f"{option} is {text!r}; it must be a JSON object")
+    config: Any = given
+    if isinstance(given, str):
+        try:
+            config = json.loads(given)
+        except ValueError as error:
+            raise ValueError(f"{option} is {given!r}; it must be a JSON object: {error}") from None
+    if not isinstance(config, Mapping):
+        raise ValueError(f"{option} is {given!r}; it must be a JSON object")
     for key in config:
         if key not in KEYS:
             raise ValueError(f"{option} has the unknown key {key!r}; known are {', '.join(KEYS)}")
@@ -47,6 +54,10 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
         raise ValueError(f"{option} has method 'ngram' and model {model!r}; leave the model out")
     if method != NGRAM and (not isinstance(model, str) or not model):
         raise ValueError(f"{option} has model {model!r}; method {method!r} needs the folder of a head or small model")
+    for key in _LOOKUP:
+        length = config.get(key)
+        if length is not None and (method != NGRAM or type(length) is not int or length < 1):
+            raise ValueError(f"{option} has {key} {length!r}; it must be a whole number of at least 1, for 'ngram'")
     depth = config.get("num_speculative_tokens")
     if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int) or not 1 <= depth <= 64):
         raise ValueError(f"{option} has num_speculative_tokens {depth!r}; it must be a whole number from 1 to 64")

@@ -1,0 +1,114 @@
+"""Keywords of vLLM's `LLM` that this engine has under another name, or takes only where they ask for nothing."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypedDict
+
+from specdec.config import AUTO, LLMSettings, default_shape
+from specdec.core.device import resolve_device
+from specdec.engine.speculative_config import parse_speculative_config
+from specdec.kernels.settings import Foreign
+
+_ONE_DEVICE = Foreign("one engine uses one device; start an engine per device", (1,))
+_NO_EFFECT = Foreign("", None)
+# vLLM's other names of dtypes.
+_DTYPES = {"half": "float16", "float": "float32"}
+FOREIGN_ENGINE = {
+    "trust_remote_code": Foreign("code of a checkpoint is never run", (False,)),
+    "tensor_parallel_size": _ONE_DEVICE,
+    "pipeline_parallel_size": _ONE_DEVICE,
+    "data_parallel_size": _ONE_DEVICE,
+    "distributed_executor_backend": Foreign("one engine uses one device; leave it out", ("uni",)),
+    "enable_chunked_prefill": Foreign("long prompts are always split; see long_prefill_token_threshold", (True,)),
+    "tokenizer_mode": Foreign("tokenizers are those of tokenizer.json", ("auto", "hf")),
+    "skip_tokenizer_init": Foreign("give prompts as token ids and detokenize=False", (False,)),
+    "tokenizer_revision": Foreign("give the tokenizer's folder"),
+    "load_format": Foreign("checkpoints are safetensors or torch files, as they are found", ("auto",)),
+    "kv_cache_dtype": Foreign("the cache has the dtype of the model; see dtype", ("auto",)),
+    "cpu_offload_gb": Foreign("all weights are on the device", (0, 0.0)),
+    "enable_lora": Foreign("adapters are not supported; merge them into the checkpoint", (False,)),
+    "enable_sleep_mode": Foreign("use close()", (False,)),
+    "generation_config": Foreign("defaults are those of the checkpoint; give SamplingParams for others", ("auto",)),
+    "runner": Foreign("this engine generates text", ("auto", "generate")),
+    "task": Foreign("this engine generates text", ("auto", "generate")),
+    "hf_overrides": Foreign("change the checkpoint's config.json", ({},)),
+    "limit_mm_per_prompt": Foreign("prompts are text or token ids", ({},)),
+    "compilation_config": Foreign("nothing is compiled; see enforce_eager", (0, {})),
+    # Here there is no such thing, or no limit.
+    "disable_custom_all_reduce": _NO_EFFECT,
+    "disable_log_stats": _NO_EFFECT,
+    "max_logprobs": _NO_EFFECT,
+}
+
+
+class VLLMKeywords(TypedDict, total=False):
+    """Keywords of vLLM's `LLM` beside those of `LLMSettings`; docs/vllm.md has the table.
+
+    `speculative_config` names the draft, and `kv_cache_memory_bytes` is `kv_cache_memory`. Others are in
+    `FOREIGN_ENGINE`, with the values that they may have.
+    """
+
+    speculative_config: Mapping[str, Any] | None
+    kv_cache_memory_bytes: int | None
+    trust_remote_code: bool
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    data_parallel_size: int
+    distributed_executor_backend: str | None
+    enable_chunked_prefill: bool | None
+    tokenizer_mode: str
+    skip_tokenizer_init: bool
+    tokenizer_revision: str | None
+    load_format: str
+    kv_cache_dtype: str
+    cpu_offload_gb: float
+    enable_lora: bool
+    enable_sleep_mode: bool
+    generation_config: str
+    runner: str
+    task: str
+    hf_overrides: dict[str, Any] | None
+    limit_mm_per_prompt: dict[str, Any] | None
+    compilation_config: Any
+    disable_custom_all_reduce: bool
+    disable_log_stats: bool
+    max_logprobs: int
+
+
+class LLMKeywords(LLMSettings, VLLMKeywords, total=False):
+    """All keywords of `LLM` and `AsyncLLM`."""
+
+
+def own_settings(
+    model: str | Path | None, draft: str | Path | None, keywords: LLMKeywords
+) -> tuple[str | Path | None, LLMSettings]:
+    """Return the draft, and keywords of `LLMSettings` alone, none of them None.
+
+    Args:
+        model, draft: as `LLM` takes them.
+
+    Raises:
+        ValueError: a value of vLLM's that is not supported; names the keyword and the remedy.
+    """
+    given: dict[str, Any] = {name: value for name, value in keywords.items() if value is not None}
+    for name in [name for name in given if name in FOREIGN_ENGINE]:
+        FOREIGN_ENGINE[name].check(name, given.pop(name))
+    if "kv_cache_memory_bytes" in given:
+        if "kv_cache_memory" in given:
+            raise ValueError("kv_cache_memory and kv_cache_memory_bytes are the same; leave one out")
+        given["kv_cache_memory"] = given.pop("kv_cache_memory_bytes")
+    if "dtype" in given:
+        # A torch.dtype or its name.
+        name = str(given["dtype"]).removeprefix("torch.")
+        given["dtype"] = _DTYPES.get(name, name)
+    if str(given.get("tokenizer", "")) == str(model):
+        del given["tokenizer"]
+    if "speculative_config" in given:
+        if draft not in (None, AUTO):
+            raise ValueError(f"draft is {str(draft)!r} and speculative_config is given; leave one out")
+        draft, depth = parse_speculative_config(given.pop("speculative_config"), "speculative_config")
+        if depth is not None:
+            device = resolve_device(given.get("device", "auto")).type
+            given["shape"] = replace(given.get("shape") or default_shape(device), depth=depth)
+    return draft, given  # type: ignore[return-value]
