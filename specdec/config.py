@@ -154,6 +154,9 @@ class EngineConfig:
 class LLMSettings(TypedDict, total=False):
     """Keywords of `LLM`: the fields of `EngineConfig` and of its `SchedulerConfig`, where they are described.
 
+    None stands for the default.
+    """
+
     tokenizer: str | Path | None
     seed: int | None
     revision: str | None

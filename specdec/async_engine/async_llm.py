@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import math
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -178,8 +179,9 @@ class AsyncLLM:
             tokens = await asyncio.to_thread(self._requests.check, prompt, params, priority, cache_salt)
         else:
             tokens = self._requests.check(prompt, params, priority, cache_salt)
-        # What comes between the first token and the end is not shown.
-        whole = whole or params.output_kind is RequestOutputKind.FINAL_ONLY
+        if params.output_kind is RequestOutputKind.FINAL_ONLY:
+            # What comes between the first token and the end is not shown.
+            interval = math.inf
         number = next(self._new_number)
         while request_id is None and str(number) in self._numbers:
             number = next(self._new_number)
