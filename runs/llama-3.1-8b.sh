@@ -17,9 +17,9 @@ hf download meta-llama/Llama-3.1-8B-Instruct --local-dir "$target" --exclude "or
 
 # As in the paper: ShareGPT and UltraChat, answered by the target.
 python -m specdec.train_eagle.regenerate --model "$target" --limit "$conversations" --temperature 0 1 \
-  --max-tokens 1024 --batch 256 --data HuggingFaceH4/ultrachat_200k:train_sft --out "$out/answers-ultrachat.jsonl"
+  --max-tokens 1024 --max-num-seqs 256 --data HuggingFaceH4/ultrachat_200k:train_sft --out "$out/answers-ultrachat.jsonl"
 python -m specdec.train_eagle.regenerate --model "$target" --limit "$conversations" --temperature 0 1 \
-  --max-tokens 1024 --batch 256 --data Aeala/ShareGPT_Vicuna_unfiltered:train --out "$out/answers-sharegpt.jsonl"
+  --max-tokens 1024 --max-num-seqs 256 --data Aeala/ShareGPT_Vicuna_unfiltered:train --out "$out/answers-sharegpt.jsonl"
 python -m specdec.train_eagle.prepare --model "$target" --max-length 2048 \
   --data "$out/answers-ultrachat.jsonl" "$out/answers-sharegpt.jsonl" --out "$out/prepared"
 

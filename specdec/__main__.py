@@ -7,7 +7,7 @@ from typing import NoReturn
 def main() -> NoReturn:
     """Run the command line; Ctrl-C exits with 130 at any moment, also while modules are imported."""
     try:
-        from specdec.cli.app import main as run
+        from specdec.train_eagle.program import main as run
     except KeyboardInterrupt:
         sys.exit(130)
     run()

@@ -14,6 +14,8 @@ ROOT = Path(__file__).parents[1]
 # Each imports only itself and those before it.
 LAYERS = ["kernels", "verify", "draft_heads", "specdec", "train_eagle"]
 LINKED = [name for name in LAYERS if name != "specdec"]
+# The console script assembles the commands of all layers, so it stands in the topmost one.
+CONSOLE_SCRIPT = "specdec.__main__"
 # The rooms of a layer (its sub-packages and the modules beside them), floor by floor. Each room imports only itself and
 # the floors before its own; rooms of one floor do not import each other.
 FLOORS = {
@@ -31,7 +33,6 @@ FLOORS = {
         {"bench"},
         {"server"},
         {"cli"},
-        {"__main__"},
     ],
     "draft_heads": [{"llama"}, {"heads"}, {"drafting", "formats"}],
 }
@@ -59,6 +60,8 @@ SOURCES = _sources()
 def _layer(module: str) -> str | None:
     """The layer of an imported name, or None if it is not ours."""
     parts = module.split(".")
+    if module == CONSOLE_SCRIPT:
+        return LAYERS[-1]
     if parts[0] != "specdec":
         return None
     return parts[1] if len(parts) > 1 and parts[1] in LINKED else "specdec"

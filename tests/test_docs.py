@@ -12,7 +12,7 @@ import typer
 
 from docs import generate
 from docs.generator import pictures, plots
-from specdec.cli.app import app
+from specdec.train_eagle.program import app
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"

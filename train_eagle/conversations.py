@@ -159,12 +159,12 @@ class BadData:
         if len(first) < 3:
             first.append(f"{place.source}:{place.line}")
 
-    def table(self) -> str:
+    def table(self, title: str = "bad data") -> str:
         """Return a table of the reasons, the most frequent first; empty if there are none."""
         if not self.counts:
             return ""
         width = max(map(len, self.counts))
-        rows = [f"{'bad data':{width}}  how many  first at"]
+        rows = [f"{title:{width}}  how many  first at"]
         for reason, count in self.counts.most_common():
             rows.append(f"{reason:{width}}  {count:8,}  {', '.join(self.first[reason])}")
         return "\n".join(rows)

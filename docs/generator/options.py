@@ -9,19 +9,19 @@ from typing import Any
 import typer
 
 from docs.generator.regions import table
-from specdec.cli.app import app
 from specdec.config import EngineConfig
 from specdec.core.sampling_params import BeamSearchParams, SamplingParams
 from specdec.core.speculation import Speculation
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.kernels.settings import settings_of
 from specdec.scheduling.scheduler_config import SchedulerConfig
+from specdec.train_eagle.program import app
 from specdec.train_eagle.train_config import TrainConfig
 
 GROUP: Any = typer.main.get_command(app)
 BENCH = "bench"
 # Commands of which only the options are listed that `generate` does not have in the same words.
-BESIDE_GENERATE = ("chat", "trace", "serve")
+BESIDE_GENERATE = ("chat", "trace", "serve", "regenerate")
 # Arguments of `LLM` that are not keywords of settings, described by hand.
 POSITIONAL = ("model", "draft")
 OWNERS = {

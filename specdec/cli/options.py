@@ -1,11 +1,14 @@
 """Options of commands, made of the settings that dataclasses declare."""
 
+import dataclasses
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal, get_origin
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
+from typer.core import TyperCommand
 
 from specdec.kernels.settings import Setting, kinds_of, settings_of
 
@@ -26,15 +29,19 @@ Verbose = Annotated[
 def with_options(*owners: type, defaults: Mapping[str, str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command an option for every setting of these dataclasses; its `**options` takes them, None if not given.
 
+    A setting without a default is required. Of two settings with one name the first is taken.
+
     Args:
         defaults: what the help says of the default, where that is not the field's.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command)
-        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
-        made = [_parameter(name, *each, defaults) for owner in owners for name, each in _options_of(owner).items()]
-        command.__signature__ = signature.replace(parameters=[*own, *made])  # type: ignore[attr-defined]
+        own = {name: each for name, each in signature.parameters.items() if each.kind is not each.VAR_KEYWORD}
+        settings = {name: each for owner in reversed(owners) for name, each in _options_of(owner).items()}
+        ordered = dict.fromkeys(name for owner in owners for name in _options_of(owner))
+        made = [_parameter(name, *settings[name], defaults) for name in ordered if name not in own]
+        command.__signature__ = signature.replace(parameters=[*own.values(), *made])  # type: ignore[attr-defined]
         return command
 
     return decorate
@@ -51,20 +58,40 @@ def _options_of(owner: type) -> dict[str, tuple[Any, Setting]]:
 
 def _parameter(name: str, field: Any, facts: Setting, defaults: Mapping[str, str]) -> inspect.Parameter:
     default = defaults.get(name, facts.shown_default)
-    if default is None and field.default not in (None, ()) and not isinstance(field.default, bool):
+    is_required = field.default is dataclasses.MISSING and default is None
+    if default is None and not is_required and field.default not in (None, ()) and not isinstance(field.default, bool):
         default = getattr(field.default, "name", str(field.default))
     flags = [facts.flags] if facts.flags else []
     shown = facts.help if default is None else f"{facts.help.removesuffix('.')}; default: {default}."
     kind: Any = _kind(kinds_of(field.type))
     option = typer.Option(*flags, metavar=facts.metavar, help=shown, show_default=False)
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
-    )
+    annotation: Any = Annotated[kind if is_required else kind | None, option]
+    empty = inspect.Parameter.empty if is_required else None
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=empty, annotation=annotation)
 
 
 def _kind(kinds: Sequence[Any]) -> type:
     """Return the type of an option's value; settings of any other type read text."""
-    if any(get_origin(kind) is Sequence for kind in kinds):
-        return list[str]
+    for kind in kinds:
+        if get_origin(kind) is Sequence:
+            return list[float] if get_args(kind) == (float,) else list[str]
     simple = [kind for kind in kinds if get_origin(kind) is not Literal and kind is not type(None)]
-    return simple[0] if len(simple) == 1 and simple[0] in (bool, int, float) else str
+    return simple[0] if len(simple) == 1 and simple[0] in (bool, int, float, Path) else str
+
+
+class SeveralValues(TyperCommand):
+    """A command whose repeatable options also take several values: `--data a b` is `--data a --data b`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        repeatable = {flag for each in self.params if getattr(each, "multiple", False) for flag in each.opts}
+        spread: list[str] = []
+        option, count = "", 0
+        for word in args:
+            flag = word.partition("=")[0]
+            if word.startswith("-") and not word[1:2].isdigit():
+                option, count = (flag if flag in repeatable else ""), int("=" in word)
+            elif option:
+                spread += [option] if count else []
+                count += 1
+            spread.append(word)
+        return super().parse_args(ctx, spread)

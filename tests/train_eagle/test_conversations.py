@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.train_eagle import regenerate
 from specdec.train_eagle.chat_mask import BadConversation, Message
 from specdec.train_eagle.conversations import (
     BadData,
@@ -274,38 +273,3 @@ def test_digests_follow_the_content(tmp_path: Path, folder: Path) -> None:
     file.write_text(GIVEN + "\n")
     (folder / "train.jsonl").write_text(f"{GIVEN}\n")
     assert not set(before) & {open_source(file).digest(), open_source(str(folder)).digest()}
-
-
-class _Refusing:
-    """Stands in for an LLM whose chat template wants a user's question before each answer."""
-
-    class tokenizer:
-        has_chat_template = True
-
-    def __init__(self, *_: object, **__: object) -> None:
-        pass
-
-    def chat_prompt(self, messages: list[Message]) -> list[int]:
-        if not messages or messages[-1]["role"] != "user":
-            raise ValueError("the chat template refuses the conversation:\nroles must alternate")
-        return [1]
-
-
-def test_regenerating_leaves_out_and_counts_the_same_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data, out = tmp_path / "a.json", tmp_path / "out.jsonl"
-    sharegpt = {"conversations": [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y"}]}
-    data.write_text(json.dumps([{"messages": CHAT[1:]}, sharegpt, {"messages": CHAT[:1]}, GOOD]))
-    monkeypatch.setattr(regenerate, "LLM", _Refusing)
-    monkeypatch.setattr(regenerate, "regenerate", lambda _llm, chats, *_: [list(chat) for chat in chats])
-    words = ["regenerate", "--model", "m", "--data", str(data), "--out", str(out)]
-    monkeypatch.setattr(sys, "argv", words)
-    regenerate.main()
-    assert [entry.messages() for entry in read([open_source(out)])] == [CHAT, CHAT]
-    shown = [line.split("  ")[0] for line in capsys.readouterr().out.split("\n")]
-    assert {"refused by the chat template", "no assistant turn"} <= set(shown)
-    monkeypatch.setattr(sys, "argv", [*words, "--strict"])
-    with pytest.raises(SystemExit):
-        regenerate.main()
-    assert "a.json, line 1: refused by the chat template: " in capsys.readouterr().err

@@ -16,8 +16,9 @@ from specdec.draft_heads.drafting.model_drafter import ModelDrafter
 from specdec.draft_heads.formats.head_kinds import KINDS
 from specdec.train_eagle.accuracy import NO_TOKEN, accuracy, token_ranks
 from specdec.train_eagle.chat_mask import BadConversation, Sample
+from specdec.train_eagle.chat_prompts import question
 from specdec.train_eagle.conversations import BadData, Entry, Place
-from specdec.train_eagle.evaluate import accepted_shares, answer, evaluate, main, measure_tau, question
+from specdec.train_eagle.evaluate import accepted_shares, answer, evaluate, main, measure_tau
 from specdec.train_eagle.evaluation import Evaluation
 from specdec.train_eagle.features import OnlineFeatures
 from specdec.train_eagle.head_trainer import LossSettings

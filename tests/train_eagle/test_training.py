@@ -12,35 +12,20 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.train_eagle.prepare import prepare
 from specdec.train_eagle.train import Run, main
 from specdec.train_eagle.train_config import TrainConfig
-from tests.fakes import save_random_llama
+from tests.word_llama import WORDS, save_word_llama
 
-WORDS = [f"w{i}" for i in range(80)]
-TEMPLATE = (
-    "{% for m in messages %}{{ '<' + m['role'] + '> ' }}{% if m['role'] == 'assistant' %}"
-    "{% generation %}{{ m['content'] + ' <end> ' }}{% endgeneration %}"
-    "{% else %}{{ m['content'] + ' <end> ' }}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<assistant> ' }}{% endif %}"
-)
 REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("target")
-    save_random_llama(folder, num_hidden_layers=7, initializer_range=0.2)
-    names = ["<pad>", "<bos>", "<end>", "<user>", "<assistant>", *WORDS, "<unk>"]
-    tokenizer = Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
-    fast.chat_template = TEMPLATE
-    fast.save_pretrained(folder)
+    save_word_llama(folder, num_hidden_layers=7)
     return folder
 
 

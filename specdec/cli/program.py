@@ -1,0 +1,87 @@
+"""How a command ends: its exit code, and one line on standard error for bad input."""
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
+
+import typer
+
+# Which click typer stands on depends on its version; its errors are reached through one that typer exports.
+_UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[1]
+INTERRUPTED = 130
+
+
+def run_program(app: typer.Typer, args: Sequence[str] | None, name: str, prog_name: str | None = None) -> NoReturn:
+    """Run a command line: exit code 2 and one line on standard error for bad input, 130 after Ctrl-C.
+
+    Args:
+        args: None for those of the process.
+        name: stands before the line on standard error.
+        prog_name: how the program is called in its help; None for `name`.
+    """
+    with _noted_interrupts() as interrupts:
+        try:
+            with _logging_to_stderr(name):
+                code = app(args=args, prog_name=prog_name or name, standalone_mode=False)
+        except (typer.Abort, KeyboardInterrupt):
+            code = INTERRUPTED
+        except Exception as error:
+            # An import or a library that Ctrl-C cuts short may raise an error of its own.
+            code = INTERRUPTED if interrupts else _complain(name, error)
+    sys.exit(code or 0)
+
+
+def _complain(name: str, error: Exception) -> int:
+    if not isinstance(error, _UsageError | ValueError | OSError):
+        raise error
+    message = error.format_message() if isinstance(error, _UsageError) else str(error)
+    line = " ".join(part.strip() for part in message.splitlines())
+    # Arguments may hold bytes that are no UTF-8.
+    print(f"{name}:", line.encode(errors="backslashreplace").decode(), file=sys.stderr)
+    return 2
+
+
+@contextmanager
+def _noted_interrupts() -> Iterator[list[int]]:
+    """Note each Ctrl-C, and raise KeyboardInterrupt as usual."""
+    seen: list[int] = []
+
+    def note(number: int, _: FrameType | None) -> None:
+        seen.append(number)
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield seen
+        return
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield seen
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
+def _logging_to_stderr(name: str) -> Iterator[None]:
+    """Show warnings, or what SPECDEC_LOG_LEVEL or --verbose asks for."""
+    logger, handler = logging.getLogger("specdec"), logging.StreamHandler()
+    level = os.environ.get("SPECDEC_LOG_LEVEL", "warning").upper()
+    if level not in logging.getLevelNamesMapping():
+        raise ValueError(f"SPECDEC_LOG_LEVEL is {level!r}; it must be one of debug, info, warning, error, critical")
+    handler.setFormatter(logging.Formatter(f"{name}: %(levelname)s: %(message)s"))
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(level)
+    # What was chosen for the user is shown too.
+    choices = logging.getLogger("specdec.engine.resolved_config")
+    choices.setLevel("INFO" if level == "WARNING" else "NOTSET")
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+        choices.setLevel("NOTSET")

@@ -1,0 +1,37 @@
+"""A stage of training as a command, of `specdec` or by `python -m`."""
+
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from typing import NoReturn
+
+import typer
+
+from specdec.cli.options import SeveralValues
+from specdec.cli.program import run_program
+
+# Modules of the extra `train`.
+NEEDED = ("accelerate", "datasets", "matplotlib", "pydantic", "yaml", "tensorboardX")
+
+
+def need_extra(stage: str) -> None:
+    """Refuse to run a stage without the packages that training needs.
+
+    Raises:
+        ValueError: names those that are missing, and what to install.
+    """
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        lacking = f"{', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed"
+        raise ValueError(f"{stage} needs {lacking}; run: pip install 'specdec[train]'")
+
+
+def run_stage(command: Callable[..., None], args: Sequence[str] | None = None) -> NoReturn:
+    """Run a stage as a program of its own; it ends like `specdec`.
+
+    Args:
+        args: None for those of the process.
+    """
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command(cls=SeveralValues)(command)
+    name = command.__name__
+    run_program(app, args, name, f"python -m specdec.train_eagle.{name}")
