@@ -1,7 +1,6 @@
 """The command line."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
