@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from specdec.async_engine.async_llm import AsyncLLM
     from specdec.async_engine.errors import EngineDeadError
     from specdec.core.engine_stats import EngineStats
+    from specdec.core.metrics import Counter, Gauge, Metric, Vector
     from specdec.core.output_kind import RequestOutputKind
     from specdec.core.outputs import (
         BeamSearchOutput,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from specdec.core.structured_outputs import StructuredOutputsParams
     from specdec.draft_heads.drafting.draft_shape import DraftShape
     from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+    from specdec.engine.prompts import TextPrompt, TokensPrompt
     from specdec.llm import LLM
     from specdec.scheduling.scheduler import QueueFullError
 
@@ -39,10 +41,13 @@ __all__ = [
     "BeamSearchSequence",
     "CheckpointError",
     "CompletionOutput",
+    "Counter",
     "DraftShape",
     "EngineDeadError",
     "EngineStats",
+    "Gauge",
     "Logprob",
+    "Metric",
     "QueueFullError",
     "RequestMetrics",
     "RequestOutput",
@@ -53,7 +58,10 @@ __all__ = [
     "SpeculationStats",
     "Step",
     "StructuredOutputsParams",
+    "TextPrompt",
+    "TokensPrompt",
     "TreeTrace",
+    "Vector",
     "__version__",
 ]
 
@@ -65,10 +73,13 @@ _HOMES = {
     "BeamSearchSequence": "specdec.core.outputs",
     "CheckpointError": "specdec.draft_heads.llama.checkpoint_files",
     "CompletionOutput": "specdec.core.outputs",
+    "Counter": "specdec.core.metrics",
     "DraftShape": "specdec.draft_heads.drafting.draft_shape",
     "EngineDeadError": "specdec.async_engine.errors",
     "EngineStats": "specdec.core.engine_stats",
+    "Gauge": "specdec.core.metrics",
     "Logprob": "specdec.core.outputs",
+    "Metric": "specdec.core.metrics",
     "QueueFullError": "specdec.scheduling.scheduler",
     "RequestMetrics": "specdec.core.outputs",
     "RequestOutput": "specdec.core.outputs",
@@ -79,7 +90,10 @@ _HOMES = {
     "SpeculationStats": "specdec.core.outputs",
     "Step": "specdec.core.outputs",
     "StructuredOutputsParams": "specdec.core.structured_outputs",
+    "TextPrompt": "specdec.engine.prompts",
+    "TokensPrompt": "specdec.engine.prompts",
     "TreeTrace": "specdec.core.outputs",
+    "Vector": "specdec.core.metrics",
 }
 
 

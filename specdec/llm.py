@@ -2,34 +2,51 @@
 
 import logging
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Self, Unpack
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from specdec.config import AUTO
 from specdec.core.device import DTYPES, on_device
 from specdec.core.engine_stats import EngineStats
+from specdec.core.metrics import Metric, engine_metrics
 from specdec.core.output_kind import ShownStates
-from specdec.core.outputs import BeamSearchOutput, RequestOutput
+from specdec.core.outputs import BeamSearchOutput, RequestOutput, SpeculationStats
 from specdec.core.progress import progress_bar
 from specdec.core.request import RequestGroup
 from specdec.core.sampling_params import BeamSearchParams, SamplingParams
 from specdec.engine.beam_search import BeamRequest, BeamSearch, run_searches
 from specdec.engine.draft_loader import load_drafts, release_output_weights
 from specdec.engine.engine_builder import EngineBuilder
-from specdec.engine.request_maker import Prompt, RequestMaker, prompt_batch
+from specdec.engine.prompts import Prompt, prompt_batch
+from specdec.engine.request_maker import RequestMaker
 from specdec.engine.resolved_config import resolved_config
 from specdec.engine.shared_engine import SharedEngine
 from specdec.engine.vllm_keywords import LLMKeywords, own_settings
 from specdec.kernels.kernel_set import choose_kernels
-from specdec.kernels.settings import check_call
+from specdec.kernels.settings import Foreign, check_call
 from specdec.models.llama import load_llama
 from specdec.verify.noise import GumbelNoise
 
 logger = logging.getLogger(__name__)
+_NO_ADAPTERS = Foreign("adapters are not supported; merge them into the checkpoint")
+# Arguments of vLLM's calls.
+_FOREIGN_CALL = {
+    "lora_request": _NO_ADAPTERS,
+    "tokenization_kwargs": Foreign("use truncate_prompt_tokens, or give token ids", ({},)),
+    "mm_processor_kwargs": Foreign("prompts are text or token ids", ({},)),
+    "chat_template_content_format": Foreign("templates get text", ("auto", "string")),
+}
+# A search shows no bar, and takes as many prompts at once as have seats.
+_FOREIGN_SEARCH = {
+    "lora_request": _NO_ADAPTERS,
+    "use_tqdm": Foreign("", None),
+    "concurrency_limit": Foreign("", None),
+}
 
 
 class LLM:
@@ -38,7 +55,9 @@ class LLM:
     llm = LLM(draft="eagle")
     llm.generate(["I would like to find a restaurant."], SamplingParams(temperature=0, max_tokens=64))
 
-    Calls may interleave, and may come from several threads: their requests share the engine's steps.
+    Calls may interleave, and may come from several threads: their requests share the engine's steps. One lock guards
+    the engine, and a call holds it for one step at a time, so no thread gets a second step while another waits. Which
+    calls run together changes no token. `close`, or the end of a `with` block, gives up the model's memory.
 
     Args:
         model: the target: a checkpoint folder, a GGUF file, or `org/name` on the Hugging Face hub; None for the one
@@ -91,21 +110,37 @@ class LLM:
         if config.draft is not None and self.engine.scheduler.draft_budget is not None:
             self._requests.draft_context = self.engine.scheduler.draft_budget.context
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give up the model, its cache and all requests, after the running step.
+
+        Calls that run in other threads, and all later ones, raise a ValueError.
+        """
+        self._shared.close()
+        self.__dict__.pop("engine", None)
+        self.__dict__.pop("model", None)
+
+    @check_call(_FOREIGN_CALL)
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        use_tqdm: bool = True,
+        use_tqdm: bool | Callable[..., Any] = True,
         priority: Sequence[int] | None = None,
         cache_salt: str | None = None,
     ) -> list[RequestOutput]:
         """Run prompts to their end, all in one ragged batch, and return them in order.
 
         Args:
-            prompts: strings or token-id lists.
+            prompts: strings, token-id lists, or dicts of these (`TextPrompt`, `TokensPrompt`).
             sampling_params: one for all, or one each.
-            use_tqdm: show a progress bar where there are several prompts (the name is vLLM's).
+            use_tqdm: show a progress bar where there are several prompts (the name is vLLM's; the bar is our own).
             priority: one each, lower ones first, under the policy "priority".
             cache_salt: only prompts of the same salt share cached prefixes.
 
@@ -114,12 +149,14 @@ class LLM:
             QueueFullError: more prompts than `max_queued_requests`; nothing has run then.
         """
         groups = self._groups(prompts, sampling_params, priority, cache_salt)
-        with progress_bar(len(groups), "generating", hidden=not use_tqdm) as advance:
+        stats = [request.stats for group in groups for request in group.requests]
+        with progress_bar(len(groups), "generating", not use_tqdm, lambda: SpeculationStats.total(stats)) as advance:
             for finished in self._shared.run(groups, read=lambda group: group.finished):
                 if finished:
                     advance()
         return [group.output() for group in groups]
 
+    @check_call(_FOREIGN_CALL)
     def stream(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -146,20 +183,45 @@ class LLM:
             for state in states:
                 yield from shown[state.request_id].of(state)
 
+    @check_call(_FOREIGN_CALL)
     def chat(
         self,
-        messages: Sequence[Mapping[str, str]] | Sequence[Sequence[Mapping[str, str]]],
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
         *,
-        use_tqdm: bool = True,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         priority: Sequence[int] | None = None,
         cache_salt: str | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation or several, through the model's chat template."""
+        """Answer one conversation or several, through the model's chat template.
+
+        Args:
+            messages: dicts with `role` and `content`: text, or OpenAI's content parts of text.
+            chat_template: a Jinja template in place of the model's.
+            add_generation_prompt: end the prompt where the assistant's answer begins.
+            continue_final_message: continue the last message instead; excludes `add_generation_prompt`.
+            tools: descriptions of functions, for the template.
+            chat_template_kwargs: further variables of the template.
+
+        Raises:
+            ValueError: a conversation that the template refuses, or as in `generate`; nothing has run then.
+        """
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        prompts = [self.chat_prompt(conversation) for conversation in conversations]  # type: ignore[arg-type]
+        arguments = {"continue_final_message": continue_final_message, **(chat_template_kwargs or {})}
+        arguments |= {} if chat_template is None else {"chat_template": chat_template}
+        arguments |= {} if tools is None else {"tools": list(tools)}
+        prompts = [
+            self.chat_prompt(conversation, add_generation_prompt=add_generation_prompt, **arguments)  # type: ignore[arg-type]
+            for conversation in conversations
+        ]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, priority=priority, cache_salt=cache_salt)
 
+    @check_call(_FOREIGN_SEARCH)
     def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams) -> list[BeamSearchOutput]:
         """Search the most probable sequences after each prompt, all in one batch, without drafts.
 
@@ -168,6 +230,8 @@ class LLM:
         Raises:
             ValueError: a prompt as in `generate`, or more beams than `max_num_seqs`; nothing has run then.
         """
+        if not isinstance(params, BeamSearchParams):
+            raise ValueError(f"params is {params!r:.60}; it must be BeamSearchParams")
         seats = self.config.scheduler.max_num_seqs
         if params.beam_width > seats:
             raise ValueError(f"beam_width is {params.beam_width}; it must be at most max_num_seqs, {seats}")
@@ -177,10 +241,11 @@ class LLM:
             temperature=0,
             max_tokens=params.max_tokens,
             ignore_eos=params.ignore_eos,
-            logprobs=min(most, self.model.config.vocab_size),
+            logprobs=min(most, self._requests.model.vocab_size),
         )
         roots = [BeamRequest.of(group.requests[0]) for group in self._groups(prompts, step)]
-        searches = [BeamSearch(self.engine, params, root) for root in roots]
+        with self._shared.turn() as engine:
+            searches = [BeamSearch(engine, params, root) for root in roots]
         run_searches(self._shared, searches)
         return [search.output(self.tokenizer) for search in searches]
 
@@ -206,7 +271,7 @@ class LLM:
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             params = [sampling_params or self.get_default_sampling_params()] * len(batch)
         else:
-            params = list(sampling_params)
+            params = list(sampling_params) if isinstance(sampling_params, Sequence) else [sampling_params] * len(batch)
         if len(params) != len(batch):
             raise ValueError(f"{len(params)} sampling_params for {len(batch)} prompts; give one, or one each")
         priorities = [0] * len(batch) if priority is None else list(priority)
@@ -232,6 +297,14 @@ class LLM:
         """
         return self._requests.group(prompt, params, priority, cache_salt)
 
+    def get_tokenizer(self) -> PreTrainedTokenizerBase:
+        """Return the tokenizer as transformers has it.
+
+        Raises:
+            ValueError: a model without one.
+        """
+        return self._requests.need_tokenizer().pretrained
+
     @property
     def end_tokens(self) -> frozenset[int]:
         """Tokens after which the model's output ends."""
@@ -245,3 +318,7 @@ class LLM:
         """Return counts since the start, and the current state of the engine."""
         with self._shared.turn() as engine:
             return engine.scheduler.stats()
+
+    def get_metrics(self) -> list[Metric]:
+        """Return the same as metrics, by the names that vLLM and the server use."""
+        return list(engine_metrics(self.stats(), str(self.config.model)))

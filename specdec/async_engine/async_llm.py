@@ -31,7 +31,8 @@ from specdec.core.engine_stats import EngineStats
 from specdec.core.output_kind import RequestOutputKind, ShownStates
 from specdec.core.outputs import RequestOutput
 from specdec.core.sampling_params import SamplingParams
-from specdec.engine.request_maker import Prompt, RequestMaker
+from specdec.engine.prompts import Prompt, read_prompt
+from specdec.engine.request_maker import RequestMaker
 from specdec.engine.resolved_config import resolved_config
 from specdec.engine.vllm_keywords import LLMKeywords, own_settings
 from specdec.kernels.settings import check_call, check_text
@@ -153,7 +154,7 @@ class AsyncLLM:
         aborts the request.
 
         Args:
-            prompt: text or token ids.
+            prompt: text or token ids, or a dict of these.
             params: those of `get_default_sampling_params` if None.
             request_id: a name for `abort`, of no other running request; a number if None.
             priority: lower ones first, under the policy "priority".
@@ -174,11 +175,12 @@ class AsyncLLM:
             raise ValueError(f"interval is {interval}; it must be a number of seconds from 0")
         if request_id is not None:
             check_text("request_id", request_id)
-        is_long = isinstance(prompt, str) and len(prompt) > LONG_TEXT
+        content, text, cache_salt = read_prompt(prompt, cache_salt)
+        is_long = isinstance(content, str) and len(content) > LONG_TEXT
         if is_long or params.structured_outputs is not None:
-            tokens = await asyncio.to_thread(self._requests.check, prompt, params, priority, cache_salt)
+            tokens = await asyncio.to_thread(self._requests.check, content, params, priority, cache_salt)
         else:
-            tokens = self._requests.check(prompt, params, priority, cache_salt)
+            tokens = self._requests.check(content, params, priority, cache_salt)
         if params.output_kind is RequestOutputKind.FINAL_ONLY:
             # What comes between the first token and the end is not shown.
             interval = math.inf
@@ -192,7 +194,7 @@ class AsyncLLM:
             raise EngineDeadError(CLOSED)
         add = Add(number, tokens, msgspec.Raw(encode(params)), int(priority), cache_salt, interval, trace)
         self._supervisor.send(add)
-        stream = RequestStream(name, prompt if isinstance(prompt, str) else None, tokens, params.n)
+        stream = RequestStream(name, text, tokens, params.n)
         self._streams[number], self._numbers[name] = stream, number
         self._none_running.clear()
         shown = ShownStates(params.output_kind)

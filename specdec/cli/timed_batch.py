@@ -82,7 +82,8 @@ def run_batch(
     order: dict[str, Answer] = {}
     start = time.perf_counter()
     try:
-        with closing(llm.stream(prompts, params, trace=trace)) as states, progress_bar(len(prompts), what) as advance:
+        bar = progress_bar(len(prompts), what, figures=lambda: batch.stats)
+        with closing(llm.stream(prompts, params, trace=trace)) as states, bar as advance:
             for output in states:
                 # First come, first served: requests show up in the order of their prompts.
                 if output.request_id not in order:

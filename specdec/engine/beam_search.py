@@ -10,7 +10,7 @@ from specdec.core.sampling_params import BeamSearchParams
 from specdec.engine.engine import LLMEngine
 from specdec.engine.shared_engine import SharedEngine
 from specdec.models.tokenizer import Tokenizer
-from specdec.scheduling.scheduler import Admission, Scheduler
+from specdec.scheduling.scheduler import Admission
 
 
 @dataclass(eq=False)
@@ -216,17 +216,19 @@ def run_searches(shared: SharedEngine, searches: Sequence[BeamSearch]) -> None:
     try:
         while pending or active:
             with shared.turn() as engine:
-                active = _next_step(shared, engine.scheduler, pending, active)
+                active = _next_step(shared, engine, pending, active)
     finally:
-        with shared.turn():
-            for search in active:
-                search.abort()
+        if active:
+            with shared.turn():
+                for search in active:
+                    search.abort()
 
 
 def _next_step(
-    shared: SharedEngine, scheduler: Scheduler, pending: list[BeamSearch], active: list[BeamSearch]
+    shared: SharedEngine, engine: LLMEngine, pending: list[BeamSearch], active: list[BeamSearch]
 ) -> list[BeamSearch]:
     """Begin the pending searches that have seats, take a step, and return the searches that are not over."""
+    scheduler = engine.scheduler
     seats = scheduler.config.max_num_seqs - sum(search.params.beam_width for search in active)
     while pending and (width := pending[0].params.beam_width) <= seats:
         if scheduler.admission(pending[0].root) is not Admission.OK:
@@ -235,7 +237,7 @@ def _next_step(
         active.append(pending.pop(0))
         scheduler.add(active[-1].root)
     before = scheduler.stats()
-    shared.step()
+    shared.step(engine)
     is_stuck = scheduler.stats().steps == before.steps
     for search in active:
         search.go_on(is_stuck)

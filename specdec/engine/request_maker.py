@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from numbers import Number
 from typing import Any
 
 from specdec.config import EngineConfig
+from specdec.core.chat_content import plain_message
 from specdec.core.detokenizer import Detokenizer
 from specdec.core.request import Request, RequestGroup
 from specdec.core.sampling_params import SamplingParams
@@ -21,6 +21,7 @@ from specdec.draft_heads.drafting.ngram_chains import NGramChains
 from specdec.draft_heads.drafting.predicted_text import PredictedText
 from specdec.draft_heads.drafting.structured_drafts import ForcedText
 from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.engine.prompts import PlainPrompt, Prompt, as_list, read_prompt
 from specdec.kernels.settings import MAX_WHOLE, check_text, whole_number
 from specdec.models.checkpoint import has_tokenizer
 from specdec.models.generation_config import GenerationConfig
@@ -29,27 +30,9 @@ from specdec.models.tokenizer import Tokenizer
 from specdec.verify.grammar_state import GrammarState
 from specdec.verify.sampling import Sampling
 
-Prompt = str | Sequence[int]
 _TOKEN = "a prompt token"
 
 logger = logging.getLogger(__name__)
-
-
-def prompt_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return one prompt or several as a list of prompts.
-
-    Raises:
-        ValueError: neither text nor a sequence.
-    """
-    batch = _as_list(prompts)
-    if isinstance(batch, bytes) or not isinstance(batch, Sequence):
-        raise ValueError(f"prompts is {prompts!r}; it must be text or token ids, or a list of these")
-    return [batch] if isinstance(batch, str) or (batch and isinstance(batch[0], Number)) else list(batch)
-
-
-def _as_list(value: Any) -> Any:
-    """Return arrays and tensors as lists."""
-    return value.tolist() if hasattr(value, "tolist") else value
 
 
 @dataclass
@@ -116,16 +99,13 @@ class RequestMaker:
         Raises:
             ValueError: see `LLM.chat_prompt`.
         """
-        for message in messages:
-            for key, value in message.items():
-                if isinstance(value, str):
-                    check_text(f"the message's {key}", value)
+        plain = [plain_message(message) for message in messages]
         tokenizer = self.need_tokenizer()
-        if not tokenizer.has_chat_template:
+        if not tokenizer.has_chat_template and template_arguments.get("chat_template") is None:
             raise ValueError(f"{self.config.model}: the tokenizer has no chat template; give the prompt as it is")
-        return tokenizer.encode_chat(messages, **template_arguments)
+        return tokenizer.encode_chat(plain, **template_arguments)
 
-    def check(self, prompt: Prompt, params: SamplingParams, priority: int, cache_salt: str | None) -> list[int]:
+    def check(self, prompt: PlainPrompt, params: SamplingParams, priority: int, cache_salt: str | None) -> list[int]:
         """Check a prompt and its parameters; return the prompt's tokens.
 
         Raises:
@@ -181,9 +161,12 @@ class RequestMaker:
         Raises:
             ValueError: see `LLM.new_group`.
         """
+        if not isinstance(params, SamplingParams):
+            raise ValueError(f"sampling_params is {params!r:.60}; it must be SamplingParams")
         # The caller may assign to its own afterwards.
         params = copy(params)
-        tokens = self.check(prompt, params, priority, cache_salt)
+        content, text, cache_salt = read_prompt(prompt, cache_salt)
+        tokens = self.check(content, params, priority, cache_salt)
         longest = self.max_model_len
         if params.max_tokens is not None:
             longest = min(longest, len(tokens) + params.max_tokens)
@@ -222,7 +205,7 @@ class RequestMaker:
         ]
         for request in requests:
             self._add_sources(request, predicted)
-        return RequestGroup(group_id, prompt if isinstance(prompt, str) else None, tokens, requests)
+        return RequestGroup(group_id, text, tokens, requests)
 
     @cached_property
     def _seeds(self) -> random.Random:
@@ -251,11 +234,11 @@ class RequestMaker:
             sources.append(NGramChains(self.config.shape.branching, ChainRates(self._ngram_rates)))
         request.chain_sources = sources
 
-    def _tokens(self, prompt: Prompt) -> list[int]:
+    def _tokens(self, prompt: PlainPrompt) -> list[int]:
         if isinstance(prompt, str):
             check_text("the prompt", prompt)
             return self.need_tokenizer().encode(prompt)
-        ids = _as_list(prompt)
+        ids = as_list(prompt)
         if not isinstance(ids, Sequence) or isinstance(ids, bytes):
             raise ValueError(f"the prompt is {prompt!r}; it must be text or a list of token ids")
         # Most prompts are long lists of plain numbers.

@@ -10,6 +10,7 @@ from specdec.core.request import Request, RequestGroup
 from specdec.engine.engine import LLMEngine
 
 T = TypeVar("T")
+CLOSED = "this LLM is closed; make another"
 
 
 class _Owner(NamedTuple):
@@ -22,11 +23,13 @@ class _Owner(NamedTuple):
 class SharedEngine:
     """Runs the requests of several calls on one engine.
 
-    Whichever call steps the engine also queues the news of the other calls, so no state of a request is lost.
+    Calls may come from several threads. One lock, the turn, guards the engine, and a call holds it for one step at a
+    time. Requests of all calls run in the same steps. Whichever call steps the engine also queues the news of the other
+    calls, so no state of a request is lost.
     """
 
     def __init__(self, engine: LLMEngine) -> None:
-        self._engine = engine
+        self._engine: LLMEngine | None = engine
         self._owners: dict[Request, _Owner] = {}
         # Requests of closed calls. They are aborted by the call that holds the turn, because a closed iterator may be
         # collected in the middle of a step, by the very thread that takes it.
@@ -35,14 +38,26 @@ class SharedEngine:
 
     @contextmanager
     def turn(self) -> Iterator[LLMEngine]:
-        """Exclusive use of the engine. Threads take turns: none gets a second one while another waits."""
+        """Exclusive use of the engine. Threads take turns: none gets a second one while another waits.
+
+        Raises:
+            ValueError: the engine was given up.
+        """
         with self._next:
             self._turn.acquire()
         try:
+            if self._engine is None:
+                raise ValueError(CLOSED)
             yield self._engine
         finally:
             self._turn.release()
             self._abort_abandoned()
+
+    def close(self) -> None:
+        """Give the engine up after the running step. All calls, those that run included, raise a ValueError."""
+        with self._next, self._turn:
+            self._engine = None
+            self._owners.clear()
 
     def run(self, groups: Sequence[RequestGroup], read: Callable[[RequestGroup], T]) -> Generator[T]:
         """Run groups to their end, and abort what is unfinished if the caller stops early.
@@ -52,7 +67,8 @@ class SharedEngine:
             read right after the step, however late the caller asks.
 
         Raises:
-            ValueError: a request that can never run; no other request of these groups is queued then.
+            ValueError: a request that can never run, or the engine was given up; no other request of these groups is
+                queued then.
             QueueFullError: likewise, if too many requests wait.
         """
         news: deque[T] = deque()
@@ -69,20 +85,20 @@ class SharedEngine:
             while True:
                 while news:
                     yield news.popleft()
-                with self.turn():
+                with self.turn() as engine:
                     if not news:
                         if all(group.finished for group in groups):
                             return
-                        self.step()
+                        self.step(engine)
         finally:
             self._abandoned.extend(owners)
             self._abort_abandoned()
 
-    def step(self) -> None:
-        """Step the engine and queue the news of every call. The caller has the turn."""
+    def step(self, engine: LLMEngine) -> None:
+        """Step the engine, whose turn the caller has, and queue the news of every call."""
         got: Iterable[Request] | None = None
         try:
-            got = self._engine.step()
+            got = engine.step()
         finally:
             if got is None:
                 # The step failed, perhaps after requests got tokens. The unfinished have news after the next step.
@@ -100,6 +116,7 @@ class SharedEngine:
                 while self._abandoned:
                     request = self._abandoned.popleft()
                     self._owners.pop(request, None)
-                    self._engine.abort(request)
+                    if self._engine is not None:
+                        self._engine.abort(request)
             finally:
                 self._turn.release()

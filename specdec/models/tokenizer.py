@@ -51,6 +51,11 @@ class Tokenizer:
         self.backend.no_padding()
 
     @property
+    def pretrained(self) -> PreTrainedTokenizerBase:
+        """The tokenizer as transformers has it."""
+        return self._hf
+
+    @property
     def has_chat_template(self) -> bool:
         return self._hf.chat_template is not None
 

@@ -3,6 +3,7 @@
 import json
 from typing import Any, Literal
 
+from specdec.core.chat_content import joined_parts
 from specdec.server.errors import ApiError
 from specdec.server.request_model import RequestModel
 from specdec.server.sampling_fields import Int, SamplingFields, check_logprobs, check_trace
@@ -170,12 +171,10 @@ def content_text(content: str | list[ContentPart] | None, field: str = "messages
     """
     if content is None or isinstance(content, str):
         return content or ""
-    texts = []
-    for part in content:
-        if part.text is None or part.type not in ("text", "input_text", "output_text"):
-            raise ApiError(400, f"a content part is of type {part.type!r}; only text is supported", param=field)
-        texts.append(part.text)
-    return "\n".join(texts)
+    try:
+        return joined_parts((part.type, part.text) for part in content)
+    except ValueError as error:
+        raise ApiError(400, str(error), param=field) from None
 
 
 def _call(call: dict[str, Any]) -> dict[str, Any]:

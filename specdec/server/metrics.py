@@ -8,6 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from specdec.core.engine_stats import EngineStats
+from specdec.core.metrics import COUNTERS, GAUGES, PER_DEPTH
 from specdec.core.outputs import RequestOutput
 from specdec.core.sampling_params import SamplingParams
 from specdec.server.traces import RequestSpan
@@ -27,31 +28,6 @@ _REQUEST = (
 )
 _SAMPLES = (1, 2, 5, 10, 20)
 _LABELS = ("model_name", "engine")
-_GAUGES = {
-    "vllm:num_requests_running": ("running", "Requests in the running batch."),
-    "vllm:num_requests_waiting": ("waiting", "Requests waiting for a seat."),
-    "vllm:kv_cache_usage_perc": ("kv_usage", "Share of the cache's blocks that are held, from 0 to 1."),
-    "specdec:num_requests_swapped": ("swapped", "Waiting requests whose cache lies in host memory."),
-    "specdec:step_tokens": ("step_tokens", "Tokens of the last step, known ones and draft nodes."),
-}
-_COUNTERS = {
-    "vllm:prefix_cache_queries": ("prefix_queries", "Tokens looked up in the prefix cache."),
-    "vllm:prefix_cache_hits": ("prefix_hits", "Tokens found in the prefix cache."),
-    "vllm:num_preemptions": ("preemptions", "Preemptions of running requests."),
-    "vllm:spec_decode_num_drafts": ("trees_verified", "Draft trees verified."),
-    "vllm:spec_decode_num_draft_tokens": ("drafts_verified", "Draft nodes verified."),
-    "vllm:spec_decode_num_accepted_tokens": ("drafts_accepted", "Draft tokens that became output."),
-    "specdec:steps": ("steps", "Forward passes of the target."),
-    "specdec:known_tokens": ("known_tokens", "Tokens of prompts and outputs that the target computed."),
-    "specdec:draft_nodes_asked": ("drafts_asked", "Draft nodes of the largest trees allowed, in steps with drafts."),
-    "specdec:draft_nodes_granted": ("drafts_granted", "Draft nodes that the scheduler granted."),
-    "specdec:draft_seconds": ("draft_seconds", "Time of drafting."),
-    "specdec:verify_seconds": ("verify_seconds", "Time of steps without drafting."),
-    "specdec:swaps": ("swaps", "Preemptions that moved the cache to host memory."),
-    "specdec:tree_tokens": ("tree_tokens", "Output tokens of steps with a draft tree; per draft, this is tau."),
-    "specdec:requests_queued": ("queued", "Requests that reached the engine; each sample of a prompt is one."),
-    "specdec:requests_aborted": ("aborted", "Requests ended from outside."),
-}
 
 
 class ServerMetrics:
@@ -174,18 +150,16 @@ class _EngineCollector(Collector):
         stats = self.stats
         if stats is None:
             return
-        for name, (attribute, help) in _GAUGES.items():
+        for name, (attribute, help) in GAUGES.items():
             gauge = GaugeMetricFamily(name, help, labels=_LABELS)
             gauge.add_metric(self._labels, getattr(stats, attribute))
             yield gauge
-        for name, (attribute, help) in _COUNTERS.items():
+        for name, (attribute, help) in COUNTERS.items():
             counter = CounterMetricFamily(name, help, labels=_LABELS)
             counter.add_metric(self._labels, getattr(stats, attribute))
             yield counter
         accepted = "Draft tokens that became output, by depth in the tree; position 0 is depth 1."
-        depths = CounterMetricFamily(
-            "vllm:spec_decode_num_accepted_tokens_per_pos", accepted, labels=(*_LABELS, "position")
-        )
+        depths = CounterMetricFamily(PER_DEPTH, accepted, labels=(*_LABELS, "position"))
         for depth, count in enumerate(stats.accepted_per_depth):
             depths.add_metric((*self._labels, str(depth)), count)
         yield depths

@@ -9,6 +9,8 @@ import torch
 
 from specdec import LLM, AsyncLLM, CheckpointError, DraftShape, SamplingParams
 from specdec.config import default_shape
+from specdec.core.sampling_params import FOREIGN_SAMPLING
+from specdec.engine.prompts import FOREIGN_PROMPT
 from specdec.engine.resolved_config import resolved_config
 from specdec.engine.vllm_keywords import FOREIGN_ENGINE, VLLMKeywords, own_settings
 from tests.specdec.tiny_checkpoints import Tiny
@@ -20,6 +22,12 @@ QUICK: dict[str, Any] = {"adaptive_drafts": False, "prefill_stretch": 0}
 
 def test_the_table_of_keywords_is_whole() -> None:
     assert set(get_type_hints(VLLMKeywords)) == {*FOREIGN_ENGINE, "speculative_config", "kv_cache_memory_bytes"}
+
+
+def test_every_keyword_is_in_the_documents() -> None:
+    page = (DOCS / "vllm.md").read_text(encoding="utf-8")
+    names = {*FOREIGN_ENGINE, *FOREIGN_SAMPLING, *FOREIGN_PROMPT, *get_type_hints(VLLMKeywords)}
+    assert {name for name in names if f"`{name}" not in page} == set()
 
 
 def test_a_call_of_vllms_builds_an_engine(tiny: Tiny) -> None:

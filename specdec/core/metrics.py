@@ -1,0 +1,80 @@
+"""Counts and the state of an engine as metrics, by vLLM's names, and `specdec:` for what vLLM has no name for."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from specdec.core.engine_stats import EngineStats
+
+# Per metric the field of `EngineStats`, and help.
+GAUGES = {
+    "vllm:num_requests_running": ("running", "Requests in the running batch."),
+    "vllm:num_requests_waiting": ("waiting", "Requests waiting for a seat."),
+    "vllm:kv_cache_usage_perc": ("kv_usage", "Share of the cache's blocks that are held, from 0 to 1."),
+    "specdec:num_requests_swapped": ("swapped", "Waiting requests whose cache lies in host memory."),
+    "specdec:step_tokens": ("step_tokens", "Tokens of the last step, known ones and draft nodes."),
+}
+COUNTERS = {
+    "vllm:prefix_cache_queries": ("prefix_queries", "Tokens looked up in the prefix cache."),
+    "vllm:prefix_cache_hits": ("prefix_hits", "Tokens found in the prefix cache."),
+    "vllm:num_preemptions": ("preemptions", "Preemptions of running requests."),
+    "vllm:spec_decode_num_drafts": ("trees_verified", "Draft trees verified."),
+    "vllm:spec_decode_num_draft_tokens": ("drafts_verified", "Draft nodes verified."),
+    "vllm:spec_decode_num_accepted_tokens": ("drafts_accepted", "Draft tokens that became output."),
+    "specdec:steps": ("steps", "Forward passes of the target."),
+    "specdec:known_tokens": ("known_tokens", "Tokens of prompts and outputs that the target computed."),
+    "specdec:draft_nodes_asked": ("drafts_asked", "Draft nodes of the largest trees allowed, in steps with drafts."),
+    "specdec:draft_nodes_granted": ("drafts_granted", "Draft nodes that the scheduler granted."),
+    "specdec:draft_seconds": ("draft_seconds", "Time of drafting."),
+    "specdec:verify_seconds": ("verify_seconds", "Time of steps without drafting."),
+    "specdec:swaps": ("swaps", "Preemptions that moved the cache to host memory."),
+    "specdec:tree_tokens": ("tree_tokens", "Output tokens of steps with a draft tree; per draft, this is tau."),
+    "specdec:requests_queued": ("queued", "Requests that reached the engine; each sample of a prompt is one."),
+    "specdec:requests_aborted": ("aborted", "Requests ended from outside."),
+}
+# A server counts them where answers leave it.
+_GENERATED = "vllm:generation_tokens"
+PER_DEPTH = "vllm:spec_decode_num_accepted_tokens_per_pos"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure of an engine, in the shape of vLLM's `LLM.get_metrics`."""
+
+    name: str
+    labels: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Counter(Metric):
+    """A count since the start."""
+
+    value: int
+
+
+@dataclass(frozen=True)
+class Gauge(Metric):
+    """A present value."""
+
+    value: float
+
+
+@dataclass(frozen=True)
+class Vector(Metric):
+    """Counts by position."""
+
+    values: list[int]
+
+
+def engine_metrics(stats: EngineStats, model: str) -> Iterator[Metric]:
+    """Yield the metrics of an engine.
+
+    Args:
+        model: value of the label `model_name`.
+    """
+    labels = {"model_name": model, "engine": "0"}
+    for name, (field, _) in GAUGES.items():
+        yield Gauge(name, labels, getattr(stats, field))
+    for name, (field, _) in COUNTERS.items():
+        yield Counter(name, labels, getattr(stats, field))
+    yield Counter(_GENERATED, labels, stats.generated_tokens)
+    yield Vector(PER_DEPTH, labels, list(stats.accepted_per_depth))
