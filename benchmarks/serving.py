@@ -7,16 +7,20 @@ Each client sends its next request when it has the answer to its last one, so as
 plain decoding and with the EAGLE head, whole answers and streamed ones, all greedy, to the same number of new tokens,
 without a prefix cache. Clients share the machine with the server. The figures to read are the ratios, medians over
 rounds. Goal: at least 0.9 of `LLM`. The time to first token is what a client of the streamed answers sees.
+
+Where the program `vllm` is installed, vLLM's server (plain decoding) answers the same requests in the same rounds.
 """
 
 import argparse
 import http.client
 import json
 import random
-import re
+import shutil
+import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +34,7 @@ from rich.table import Table
 from benchmarks.report import read_prompts, write
 from specdec import LLM, SamplingParams
 from specdec.bench.environment import shown_path
+from specdec.config import DEMO
 
 # Seconds without a byte of an answer after which a client gives up.
 PATIENCE = 600
@@ -59,21 +64,48 @@ class Run(NamedTuple):
 
 
 @contextmanager
-def server(options: Sequence[str]) -> Iterator[int]:
-    """Run `specdec serve` in a process of its own; yields its port."""
-    command = [sys.executable, "-m", "specdec", "serve", "--port", "0", *options]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
+def server(command: Sequence[str]) -> Iterator[int]:
+    """Run a server in a process of its own; yields its port once it is healthy."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with (
+        tempfile.TemporaryFile("w+") as log,
+        subprocess.Popen([*command, "--port", str(port)], stdout=log, stderr=log) as process,
+    ):
         try:
-            lines: list[str] = []
-            for line in process.stderr:
-                lines.append(line)
-                if found := re.search(r"serving .* at http://[^ ]*:(\d+)", line):
-                    yield int(found[1])
-                    return
-            raise RuntimeError(f"the server did not start: {''.join(lines)}")
+            while not is_healthy(port):
+                if process.poll() is not None:
+                    log.seek(0)
+                    raise RuntimeError(f"the server did not start: {log.read()}")
+                time.sleep(0.5)
+            yield port
         finally:
             process.terminate()
+
+
+def is_healthy(port: int) -> bool:
+    """Return whether a server answers at the port, and is well."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except ConnectionError:
+        return False
+    finally:
+        connection.close()
+
+
+def server_commands(args: argparse.Namespace) -> dict[str, list[str]]:
+    """Return the commands that start the servers, without their ports."""
+    most = ["--max-num-seqs", str(args.clients), "--no-enable-prefix-caching"]
+    own = [sys.executable, "-m", "specdec", "serve", "--threads", str(args.threads), *most]
+    own += [] if args.model is None else ["--model", args.model]
+    commands = {"plain": [*own, "--draft", "none"], "eagle": [*own, "--draft", args.draft]}
+    if vllm := shutil.which("vllm"):
+        model = str(DEMO / "target" if args.model is None else args.model)
+        commands["vllm"] = [vllm, "serve", model, "--served-model-name", "model", *most]
+    return commands
 
 
 class Received(NamedTuple):
@@ -91,9 +123,15 @@ class Received(NamedTuple):
         return Answer(tokens, self.first)
 
 
-def ask(port: int, prompt: list[int], max_tokens: int, stream: bool) -> Received:
+def ask(port: int, model: str | None, prompt: list[int], max_tokens: int, stream: bool) -> Received:
     """Send one request, and wait for its answer."""
-    body: dict[str, Any] = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+    body: dict[str, Any] = {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
     sent = json.dumps({**body, "return_token_ids": True, "stream": stream})
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
     try:
@@ -113,11 +151,13 @@ def ask(port: int, prompt: list[int], max_tokens: int, stream: bool) -> Received
         connection.close()
 
 
-def through_server(port: int, prompts: Sequence[list[int]], args: argparse.Namespace, stream: bool) -> Run:
-    """Answer prompts through the server, each client one after another."""
+def through_server(
+    port: int, model: str | None, prompts: Sequence[list[int]], args: argparse.Namespace, stream: bool
+) -> Run:
+    """Answer prompts through a server, each client one after another."""
     with ThreadPoolExecutor(args.clients) as clients:
         began = time.perf_counter()
-        received = list(clients.map(lambda prompt: ask(port, prompt, args.max_tokens, stream), prompts))
+        received = list(clients.map(lambda prompt: ask(port, model, prompt, args.max_tokens, stream), prompts))
         seconds = time.perf_counter() - began
     return Run([answer.read() for answer in received], seconds)
 
@@ -130,7 +170,7 @@ def offline(llm: LLM, prompts: Sequence[list[int]], args: argparse.Namespace) ->
     return Run([Answer(output.token_ids) for output in outputs], time.perf_counter() - began)
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=None, help="default: the demo")
     parser.add_argument("--draft", default="eagle")
@@ -140,13 +180,11 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=32, help="of each kind of text")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
-    args = parser.parse_args()
+    args = parser.parse_args(words)
     torch.set_num_threads(args.threads)
     drafts = {"plain": "none", "eagle": args.draft}
-    options = ["--threads", str(args.threads), "--max-num-seqs", str(args.clients), "--no-enable-prefix-caching"]
-    options += [] if args.model is None else ["--model", args.model]
     with ExitStack() as stack:
-        ports = {name: stack.enter_context(server([*options, "--draft", draft])) for name, draft in drafts.items()}
+        ports = {name: stack.enter_context(server(command)) for name, command in server_commands(args).items()}
         engines = {
             name: LLM(
                 args.model,
@@ -163,14 +201,18 @@ def main() -> None:
         ]
         random.Random(0).shuffle(prompts)
         runs: dict[tuple[str, str], list[Run]] = {
-            (name, way): [] for name in drafts for way in ("offline", "whole", "streamed")
+            (name, way): []
+            for name in ports
+            for way in ("offline", "whole", "streamed")
+            if name in drafts or way != "offline"
         }
         for number in range(args.rounds + 1):
             for (name, way), every in runs.items():
                 if way == "offline":
                     run = offline(engines[name], prompts, args)
                 else:
-                    run = through_server(ports[name], prompts, args, way == "streamed")
+                    model = "model" if name == "vllm" else None
+                    run = through_server(ports[name], model, prompts, args, way == "streamed")
                 if number:  # the first round warms up
                     every.append(run)
     report(runs, args, len(prompts), engines["plain"].config.dtype)
@@ -179,13 +221,13 @@ def main() -> None:
 def report(runs: dict[tuple[str, str], list[Run]], args: argparse.Namespace, requests: int, dtype: str) -> None:
     """Print a table, and write the results."""
     expected = [answer.token_ids for answer in runs["plain", "offline"][0].answers]
-    rows, table = [], Table("drafts", "way", "tok/s, median", "of offline", "first token, ms", "9 in 10, ms")
+    rows, table = [], Table("server", "way", "tok/s, median", "of offline", "first token, ms", "9 in 10, ms")
     for (name, way), every in runs.items():
         speeds = [run.tokens_per_second for run in every]
-        base = [run.tokens_per_second for run in runs[name, "offline"]]
+        base = [run.tokens_per_second for run in runs["plain" if name == "vllm" else name, "offline"]]
         firsts = sorted(1e3 * answer.first for run in every for answer in run.answers if answer.first is not None)
         row: dict[str, Any] = {
-            "drafts": name,
+            "server": name,
             "way": way,
             "tok_per_s_median": round(statistics.median(speeds), 1),
             "of_offline": round(statistics.median(x / y for x, y in zip(speeds, base, strict=True)), 3),
