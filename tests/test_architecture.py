@@ -154,11 +154,17 @@ def test_layer_is_a_plain_folder_linked_into_the_package(name: str) -> None:
     assert os.readlink(ROOT / "specdec" / name) == f"../{name}"
 
 
+def test_what_an_editable_install_puts_on_the_path_holds_the_package_alone() -> None:
+    assert [name for name in os.listdir(ROOT / "src") if not name.endswith(".egg-info")] == ["specdec"]
+    assert os.readlink(ROOT / "src" / "specdec") == "../specdec"
+
+
 def test_links_are_kept_by_git() -> None:
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout")
-    command = ["git", "ls-files", "-s", *(f"specdec/{name}" for name in LINKED)]
+    links = ["src/specdec", *(f"specdec/{name}" for name in LINKED)]
+    command = ["git", "ls-files", "-s", *links]
     lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     assert sorted((line.split()[0], line.split("\t")[1]) for line in lines) == sorted(
-        ("120000", f"specdec/{name}") for name in LINKED
+        ("120000", name) for name in links
     )

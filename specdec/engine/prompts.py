@@ -23,7 +23,8 @@ class TokensPrompt(TypedDict):
 
 
 PlainPrompt = str | Sequence[int]
-Prompt = PlainPrompt | TextPrompt | TokensPrompt
+# Type checkers take a dict that is written within a list for any mapping.
+Prompt = PlainPrompt | TextPrompt | TokensPrompt | Mapping[str, Any]
 _KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 _TEXT_ALONE = Foreign("prompts are text or token ids", ({},))
 FOREIGN_PROMPT = dict.fromkeys(("multi_modal_data", "mm_processor_kwargs", "multi_modal_uuids"), _TEXT_ALONE) | {
@@ -54,7 +55,7 @@ def prompt_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """
     batch: Any = as_list(prompts)
     if isinstance(batch, Mapping):
-        return [batch]  # type: ignore[list-item]
+        return [batch]
     if isinstance(batch, bytes) or not isinstance(batch, Sequence):
         raise ValueError(f"prompts is {prompts!r}; it must be text or token ids, or a list of these")
     return [batch] if isinstance(batch, str) or (batch and isinstance(batch[0], Number)) else list(batch)
