@@ -10,7 +10,7 @@ from typing import Any, Self, Unpack
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from specdec.config import AUTO
+from specdec.config import AUTO, NGRAM
 from specdec.core.device import DTYPES, on_device
 from specdec.core.engine_stats import EngineStats
 from specdec.core.metrics import Metric, engine_metrics
@@ -29,6 +29,7 @@ from specdec.engine.shared_engine import SharedEngine
 from specdec.engine.vllm_keywords import LLMKeywords, own_settings
 from specdec.kernels.kernel_set import choose_kernels
 from specdec.kernels.settings import Foreign, check_call
+from specdec.models.hub import shown_path
 from specdec.models.llama import load_llama
 from specdec.verify.noise import GumbelNoise
 
@@ -92,10 +93,11 @@ class LLM:
             )
             if config.quantization == "q8":
                 logger.warning("quantization q8: 8-bit weights: the model's outputs change")
+            name, how = shown_path(folder), f"{config.dtype} on {device}, {kernels.name} kernels"
+            logger.info("loading target %s: %s", name, how)
             self.model = load_llama(folder, dtype, device, kernels)
             size = f"{self.model.num_parameters:,} parameters"
-            how = f"{config.dtype} on {device}, {kernels.name} kernels"
-            logger.info("target %s: %s, %s, loaded in %.1f s", folder, size, how, time.perf_counter() - began)
+            logger.info("target %s: %s, %s, loaded in %.1f s", name, size, how, time.perf_counter() - began)
             self._requests = RequestMaker.read(config, self.model.config)
             self.tokenizer, self.max_model_len = self._requests.tokenizer, self._requests.max_model_len
             self.generation_config = self._requests.generation_config
@@ -103,7 +105,7 @@ class LLM:
             drafts = load_drafts(config, self.model, kernels, self.generation_config.end_tokens | special)
             if config.quantization != "none":
                 release_output_weights(self.model, drafts)
-            logger.info("drafts: %s, %s", config.sources or "none", config.shape)
+            logger.info("drafts: %s", self._drafts_in_words())
             self.engine = EngineBuilder(config, self.model, drafts, kernels).build()
         logger.info("ready after %.1f s", time.perf_counter() - began)
         self._shared = SharedEngine(self.engine)
@@ -304,6 +306,13 @@ class LLM:
             ValueError: a model without one.
         """
         return self._requests.need_tokenizer().pretrained
+
+    def _drafts_in_words(self) -> str:
+        """Return what drafts, and the largest trees, for people."""
+        config, shape = self.config, self.config.shape
+        names = [*([shown_path(config.draft)] if config.draft else []), *([NGRAM] if config.ngrams else [])]
+        size = f"trees of at most {shape.nodes} nodes, depth {shape.depth}, branching {shape.branching}"
+        return f"{' and '.join(names)}, {size}" if names else "none"
 
     @property
     def end_tokens(self) -> frozenset[int]:

@@ -16,7 +16,7 @@ from specdec.draft_heads.formats.head_settings import HeadSettings
 from specdec.draft_heads.formats.head_tensors import HeadTensors
 from specdec.draft_heads.formats.tap_ids import TapIds
 from specdec.draft_heads.heads.draft_head import DraftModel, FeatureHead, HeadConfig, TargetParts
-from specdec.draft_heads.llama.checkpoint_files import CheckpointError, fill
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, allocate, fill
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import fuse_layer
 from specdec.kernels.kernel_set import KernelSet
@@ -208,7 +208,7 @@ def filled(
     """
     with torch.device("meta"):
         head = make()
-    head = head.to(target.embedding.dtype).to_empty(device=target.embedding.device)
+    allocate(head, target.embedding.dtype, target.embedding.device)
     named = {**tensors, **lent}
     for layer in range(head.llama.num_layers):
         fuse_layer(named, f"layers.{layer}.")

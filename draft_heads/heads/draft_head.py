@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from specdec.draft_heads.heads.readout import Readout
 from specdec.draft_heads.llama.llama_config import LlamaConfig
-from specdec.draft_heads.llama.llama_layer import Attention, split_layer
+from specdec.draft_heads.llama.llama_layer import Attention, new_embedding, split_layer
 from specdec.draft_heads.llama.rope import Rotary
 from specdec.kernels.fused import FeatureWeights, HeadWeights
 from specdec.kernels.projection import Product
@@ -103,7 +103,7 @@ class FeatureHead(nn.Module):
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
         self.config, self.llama, self.feature_size = config, config.llama, config.llama.hidden_size
-        self.embed_tokens = nn.Embedding(config.llama.vocab_size, config.llama.hidden_size)
+        self.embed_tokens = new_embedding(config.llama.vocab_size, config.llama.hidden_size)
 
     @property
     def dtype(self) -> torch.dtype:

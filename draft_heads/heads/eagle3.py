@@ -80,7 +80,9 @@ class Eagle3Head(FeatureHead):
         self.layers = nn.ModuleList([Eagle3Layer(llama, config.norm_before_residual), *later])
         self.norm = RMSNorm(llama.hidden_size, eps)
         self.lm_head = nn.Linear(llama.hidden_size, config.draft_vocab_size, bias=False)
-        self.register_buffer("draft_tokens", torch.arange(config.draft_vocab_size))
+        tokens = torch.empty(config.draft_vocab_size, dtype=torch.int64)
+        # On the meta device torch imports its compiler for `arange`.
+        self.register_buffer("draft_tokens", tokens if tokens.is_meta else torch.arange(len(tokens)))
 
     def reading(self, taps: tuple[int, ...]) -> "Eagle3Head":
         """Return a head with the same weights that reads other target layers, as many."""

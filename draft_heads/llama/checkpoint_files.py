@@ -172,6 +172,19 @@ def check_fit(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         raise CheckpointError("; ".join(problems))
 
 
+def allocate(module: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+    """Give a module that was made on the meta device memory for its weights, which are not set.
+
+    torch's own `to_empty` imports its compiler for that, which takes a second.
+    """
+    for part in module.modules():
+        for name, weight in list(part.named_parameters(recurse=False)):
+            setattr(part, name, nn.Parameter(torch.empty(weight.shape, dtype=dtype, device=device)))
+        for name, buffer in list(part.named_buffers(recurse=False)):
+            kept = dtype if buffer.is_floating_point() else buffer.dtype
+            setattr(part, name, torch.empty(buffer.shape, dtype=kept, device=device))
+
+
 @torch.no_grad()
 def fill(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Copy `tensors` into `module`, whose parameters have their names and shapes."""

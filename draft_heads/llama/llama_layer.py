@@ -241,3 +241,14 @@ def split_layer(tensors: dict[str, Tensor], prefix: str, config: LlamaConfig) ->
         for old, new in RENAMED:
             if (tensor := tensors.pop(f"{prefix}{new}.{kind}", None)) is not None:
                 tensors[f"{prefix}{old}.{kind}"] = tensor
+
+
+def new_embedding(tokens: int, size: int) -> nn.Embedding:
+    """Return an embedding as `nn.Embedding` begins, but on the meta device without numbers.
+
+    There torch would import its compiler to draw none, which takes seconds.
+    """
+    weight = torch.empty(tokens, size)
+    if not weight.is_meta:
+        nn.init.normal_(weight)
+    return nn.Embedding(tokens, size, _weight=weight)

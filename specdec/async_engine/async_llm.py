@@ -59,8 +59,7 @@ class Holdings(NamedTuple):
 
 def _setup(config: EngineConfig, settings: LLMSettings) -> Setup:
     """Return the engine process's settings, with the paths that were found for names on the hub."""
-    left: LLMSettings = {**settings, "revision": None, "draft_revision": None}
-    return Setup.of(config.model, config.sources, left)
+    return Setup.of(config.model, config.sources, {**settings, "revision": None, "draft_revision": None})
 
 
 class AsyncLLM:

@@ -68,7 +68,7 @@ def generate(
 
     llm = model_options.load()
     # A head may name its target.
-    plain_llm = replace(model_options, model=llm.config.model, draft=None).load() if compare else None
+    plain_llm = model_options.without_drafts(llm.config.model).load() if compare else None
     params = model_options.params(llm)
     view = JsonView(given, compare) if as_json else TextView(given, drafting=draft != "none")
     inputs = [one.for_engine(llm, chat) for one in given]

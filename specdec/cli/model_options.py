@@ -25,6 +25,8 @@ SHOWN_DEFAULTS = {
     **{name: f"the model's, else {value:g}" for name, value in OWN_DEFAULTS.items()},
     "repetition_penalty": "the model's, else 1",
 }
+# What was found by its revision is a folder.
+NO_REVISIONS: dict[str, Any] = {"revision": None, "draft_revision": None}
 DRAFT_HELP = (
     "auto (the head that the model's config.json or card names, else ngram), eagle (the demo's head), a head or small "
     "model by its folder or its org/name on the hub, ngram, one of these and ngram (eagle,ngram), or none; default: "
@@ -89,12 +91,23 @@ class ModelOptions:
         Raises:
             ValueError: see `LLM`.
         """
-        from specdec.core.device import resolve_device
-        from specdec.llm import LLM
+        from specdec.cli.startup import spinner
+
+        with spinner("importing torch"):
+            from specdec.core.device import resolve_device
+            from specdec.engine.resolved_config import resolved_config
+            from specdec.llm import LLM
 
         device = resolve_device(self.settings.get("device", "auto"))
-        shape = replace(default_shape(device.type), **self.shape)
-        return LLM(self.model, self.draft, **self.settings, shape=shape)
+        settings = {**self.settings, "shape": replace(default_shape(device.type), **self.shape)}
+        # Apart, since downloads have progress bars of their own.
+        config = resolved_config(self.model, self.draft, settings)
+        with spinner("loading the model"):
+            return LLM(config.model, config.sources, **{**settings, **NO_REVISIONS})
+
+    def without_drafts(self, model: Path) -> Self:
+        """Return the same options for plain decoding with a target that was found."""
+        return replace(self, model=model, draft=None, settings={**self.settings, **NO_REVISIONS})
 
     def params(self, llm: "LLM") -> SamplingParams:
         """Return the sampling parameters: those given, then the model's, then the commands' own."""

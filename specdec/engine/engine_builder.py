@@ -62,8 +62,9 @@ class EngineBuilder:
         """
         self._check_kernels()
         num_blocks, num_host_blocks = self._num_blocks(), int(self.config.swap_space * (1 << 30)) // self.block_bytes
-        sizes = (num_blocks, self.config.block_size, num_blocks * self.block_bytes / (1 << 20), num_host_blocks)
-        logger.info("cache: %d blocks of %d tokens, %.1f MiB; %d blocks in host memory", *sizes)
+        tokens, mebibytes = num_blocks * self.config.block_size, num_blocks * self.block_bytes / (1 << 20)
+        sizes = (tokens, num_blocks, self.config.block_size, mebibytes, num_host_blocks)
+        logger.info("cache: %d tokens in %d blocks of %d, %.1f MiB; %d blocks in host memory", *sizes)
         with self.kernels.limited_threads():
             return self._assemble(num_blocks, num_host_blocks, measures=self.config.scheduler.is_fitted)
 
@@ -149,6 +150,7 @@ class EngineBuilder:
         if measures:
             positions = min(self.model.config.max_position, self.head.llama.max_position if self.head else sys.maxsize)
             began = time.perf_counter()
+            logger.info("measuring step costs")
             step_cost = measure_step_cost(runner, positions, drafter, config.shape if self.draft else None)
             seconds = (time.perf_counter() - began, 1e3 * step_cost.passes(1), 1e3 * step_cost.all_levels(1))
             logger.info("step costs measured in %.1f s: plain step %.2f ms, draft tree %.2f ms", *seconds)

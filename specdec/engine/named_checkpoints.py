@@ -2,9 +2,10 @@
 
 import logging
 import os
+import re
 from pathlib import Path
 
-from huggingface_hub import metadata_load
+import yaml
 
 from specdec.draft_heads.formats.head_settings import HeadSettings
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context, first_line, read_config
@@ -14,6 +15,7 @@ from specdec.models.hub import checkpoint_path
 logger = logging.getLogger(__name__)
 # In config.json, or in the YAML at the top of the card, README.md.
 KEY = "draft_head"
+_TOP = re.compile(r"---\s*\n(.*?\n)---\s*\n", re.DOTALL)
 
 
 def named_target(head: Path) -> Path | None:
@@ -45,10 +47,12 @@ def _card(folder: Path) -> dict[str, object]:
     """Return the settings at the top of the card; none if there is no card, or none that can be read."""
     file = folder / "README.md"
     try:
-        return (metadata_load(file) if file.is_file() else None) or {}
-    except Exception as error:  # of the YAML, and of its encoding
+        top = _TOP.match(file.read_text(encoding="utf-8")) if file.is_file() else None
+        values = yaml.safe_load(top[1]) if top else None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         logger.info("%s: its settings are left out, since they cannot be read: %s", file, first_line(error))
         return {}
+    return values if isinstance(values, dict) else {}
 
 
 def _found(what: str, name: object, folder: Path) -> Path | None:

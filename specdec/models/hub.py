@@ -4,15 +4,6 @@ import logging
 import re
 from pathlib import Path
 
-from huggingface_hub import constants, snapshot_download
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
-
 from specdec.draft_heads.llama.checkpoint_files import INDEX, CheckpointError, first_line, has_weights, shard_names
 from specdec.models.gguf_file import is_gguf
 
@@ -94,7 +85,9 @@ def _from_hub(name: str, revision: str | None, weights: bool) -> Path:
     try:
         folder = _download(name, revision, SMALL_FILES)
         if not (folder / "config.json").is_file():
-            raise CheckpointError(f"{name}: not a checkpoint: it holds no config.json on the hub")
+            raise CheckpointError(
+                f"{name}: no config.json on the hub; a GGUF file there is fetched by: hf download {name} FILE.gguf"
+            )
         if weights and not has_weights(folder):
             logger.info("downloading %s from the hub", name)
             _download_weights(name, folder)
@@ -110,6 +103,8 @@ def _from_hub(name: str, revision: str | None, weights: bool) -> Path:
 
 def _cached(name: str, revision: str | None, weights: bool) -> Path | None:
     """Return the model's folder in the cache if it is complete but for the tokenizer, which a head does not have."""
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
     try:
         folder = _download(name, revision, ["config.json"], local_only=True)
     except (LocalEntryNotFoundError, HFValidationError):
@@ -136,6 +131,9 @@ def _download_weights(name: str, folder: Path) -> None:
 def _download(
     name: str, revision: str | None, files: list[str], ignored: list[str] | None = None, local_only: bool = False
 ) -> Path:
+    # Late, here as above: the library takes a while to import, and most starts do not need it.
+    from huggingface_hub import snapshot_download
+
     return Path(
         snapshot_download(
             name, revision=revision, allow_patterns=files, ignore_patterns=ignored, local_files_only=local_only
@@ -145,6 +143,14 @@ def _download(
 
 def _reason(name: str, revision: str | None, error: Exception) -> str:
     """Return why the hub did not give a model, in one line with the remedy."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
     wanted = name if revision is None else f"{name} --revision {revision}"
     if isinstance(error, GatedRepoError):
         return f"{name}: gated on the hub; ask for access on its page, and run: hf auth login"
@@ -152,7 +158,7 @@ def _reason(name: str, revision: str | None, error: Exception) -> str:
         return f"{name}: no such folder, and no such model on the hub; a private one needs: hf auth login"
     if isinstance(error, RevisionNotFoundError):
         return f"{name}: no revision {revision!r} on the hub; name a branch, a tag or a commit"
-    if constants.is_offline_mode():
+    if constants.HF_HUB_OFFLINE:
         return f"{name}: no such folder, not in the hub's cache, and HF_HUB_OFFLINE is set; run: hf download {wanted}"
     cause = first_line(error.__cause__ if isinstance(error.__cause__, Exception) else error)
     return (

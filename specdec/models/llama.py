@@ -10,13 +10,21 @@ from torch.nn import functional as F
 from specdec.draft_heads.heads.draft_head import TargetOutput, TargetParts
 from specdec.draft_heads.llama.checkpoint_files import (
     CheckpointError,
+    allocate,
     check_fit,
     check_weight_dtypes,
     error_context,
     fill,
 )
 from specdec.draft_heads.llama.llama_config import DEFAULTS, FOREIGN_FAMILIES, LlamaConfig
-from specdec.draft_heads.llama.llama_layer import Attention, LlamaLayer, RMSNorm, check_layers, fuse_layer
+from specdec.draft_heads.llama.llama_layer import (
+    Attention,
+    LlamaLayer,
+    RMSNorm,
+    check_layers,
+    fuse_layer,
+    new_embedding,
+)
 from specdec.draft_heads.llama.rope import Rotary
 from specdec.kernels.fused import FeatureWeights, TargetWeights
 from specdec.kernels.kernel_set import KernelSet
@@ -38,7 +46,7 @@ class LlamaModel(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.config = config
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = new_embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(LlamaLayer(config) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = None if config.tie_word_embeddings else nn.Linear(config.hidden_size, config.vocab_size, False)
@@ -127,7 +135,7 @@ def load_llama(folder: Path, dtype: torch.dtype, device: torch.device, kernels: 
         with torch.device("meta"):
             model = LlamaModel(config)
         check_fit(model, tensors)
-    model = model.to(dtype).to_empty(device=device)
+    allocate(model, dtype, device)
     fill(model, tensors)
     model.requires_grad_(False).eval()
     prepare_for_inference(model, kernels)

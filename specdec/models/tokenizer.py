@@ -6,15 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 from tokenizers import Tokenizer as FastTokenizer
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from specdec.draft_heads.llama.checkpoint_files import CheckpointError, first_line
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, first_line, read_object
 from specdec.models.checkpoint import has_tokenizer
 from specdec.models.gguf_file import is_gguf
 
 if TYPE_CHECKING:
     # Loaded with the first structured request.
     from xgrammar import TokenizerInfo
+
+
+_GENERAL = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 
 def load_pretrained(folder: Path) -> PreTrainedTokenizerBase:
@@ -27,7 +30,7 @@ def load_pretrained(folder: Path) -> PreTrainedTokenizerBase:
         raise CheckpointError(f"{folder}: no such folder; give a checkpoint with a tokenizer")
     try:
         where = {"gguf_file": folder.name} if is_gguf(folder) else {}
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+        tokenizer: PreTrainedTokenizerBase = _loader(folder).from_pretrained(
             folder.parent if where else folder, local_files_only=True, trust_remote_code=False, **where
         )
     except Exception as error:  # tokenizers raises a bare Exception, transformers many kinds
@@ -36,6 +39,22 @@ def load_pretrained(folder: Path) -> PreTrainedTokenizerBase:
             reason = "it asks for code of the folder, which is never run; remove auto_map from tokenizer_config.json"
         raise CheckpointError(f"{folder}: the tokenizer cannot be read: {reason}") from None
     return tokenizer
+
+
+def _loader(folder: Path) -> Any:
+    """Return the class that reads the tokenizer: transformers' choice.
+
+    A Llama's general tokenizer is known without asking transformers, which takes a second for its answer.
+    """
+    files = (folder / name for name in ("config.json", "tokenizer_config.json"))
+    config, own = (read_object(file) if file.is_file() else {} for file in files)
+    if config.get("model_type") == "llama" and own.get("tokenizer_class") in _GENERAL and "auto_map" not in own:
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer
 
 
 class Tokenizer:

@@ -522,8 +522,10 @@ def test_verbose_tells_what_is_loaded(run: Run, tiny: Tiny, monkeypatch: pytest.
     told = run("Hello", "--verbose", "--json")
     for pattern in (
         rf"target {re.escape(str(tiny.target))}: [\d,]+ parameters, float64 on cpu, torch kernels, loaded in [\d.]+ s",
-        rf"drafts: {re.escape(str(tiny.head))}, DraftShape\(depth=2",
-        r"cache: \d+ blocks of 16 tokens, [\d.]+ MiB",
+        rf"{re.escape(str(tiny.head))}: EAGLE-1/2 in the layout of official EAGLE$",
+        r"measuring step costs$",
+        rf"drafts: {re.escape(str(tiny.head))}, trees of at most \d+ nodes, depth 2, branching \d+",
+        r"cache: \d+ tokens in \d+ blocks of 16, [\d.]+ MiB",
         r"step costs measured in [\d.]+ s: plain step [\d.]+ ms",
         r"ready after [\d.]+ s",
     ):

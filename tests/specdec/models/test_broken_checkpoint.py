@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
-from specdec.draft_heads.llama.checkpoint_files import CheckpointError
-from specdec.models.llama import LlamaModel, load_llama
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, allocate
+from specdec.models.llama import load_llama
 from tests.fakes import edit_json
 from tests.kernel_sets import TORCH
 from tests.specdec.chunked_pass import CPU
@@ -195,10 +195,12 @@ def test_broken_checkpoint_is_refused_in_one_line_that_names_it(tmp_path: Path, 
 def test_nothing_is_built_of_sizes_that_no_tensor_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_llama(tmp_path)
     made: list[torch.device] = []
-    real = LlamaModel.to_empty
-    monkeypatch.setattr(
-        LlamaModel, "to_empty", lambda model, *, device: [made.append(device), real(model, device=device)][1]
-    )
+
+    def note(module: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+        made.append(device)
+        allocate(module, dtype, device)
+
+    monkeypatch.setattr("specdec.models.llama.allocate", note)
     load_llama(tmp_path, torch.float32, CPU, TORCH)
     assert made.pop() == CPU
     for key, size in (("vocab_size", 2**26), ("intermediate_size", 2**26), ("head_dim", 2**20)):

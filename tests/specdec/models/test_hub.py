@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
-from specdec import LLM, SamplingParams
+from specdec import LLM, AsyncLLM, SamplingParams
 from specdec.cli.app import main
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.models.hub import checkpoint_path, shown_name
@@ -71,6 +71,7 @@ def test_model_and_head_are_downloaded_once_and_without_pickles_or_code(
     hub.sent.clear()
     go_offline(monkeypatch)
     assert answer(TARGET, HEAD) == expected
+    assert shown_name(AsyncLLM(TARGET, HEAD).config.model) == TARGET
     assert not hub.sent
 
 
@@ -98,7 +99,7 @@ def test_a_revision_is_one_of_the_hub(hub: HubStandIn, tiny: Tiny) -> None:
         folder = checkpoint_path(TARGET, revision)
         assert (folder / "tokenizer.json").exists()
         assert folder.name == commit
-    options = ["--revision", "v2", "--draft", "none", "--max-tokens", "2", "--dtype", "float64"]
+    options = ["--revision", "v2", "--draft", "ngram", "--compare", "--max-tokens", "2", "--dtype", "float64"]
     with pytest.raises(SystemExit) as exited:
         main(["generate", "hello", "--model", TARGET, *options])
     assert exited.value.code == 0
@@ -173,7 +174,7 @@ def test_each_failure_is_one_line_with_a_remedy(
         "org/absent": r"no such folder, and no such model on the hub; a private one needs: hf auth login",
         GATED: r"gated on the hub; ask for access on its page, and run: hf auth login",
         "org/pickled": r"no \*\.safetensors on the hub, and pickles are never downloaded; .* hf download org/pickled",
-        "org/data": r"not a checkpoint: it holds no config.json on the hub",
+        "org/data": r"no config.json on the hub; a GGUF file there is fetched by: hf download org/data FILE.gguf",
     }
     for name, message in expected.items():
         with pytest.raises(CheckpointError, match=f"^{name}: {message}") as raised:
