@@ -45,13 +45,13 @@ class Curve:
         return xs[i - 1] + (y - ys[i - 1]) / rise
 
 
-# Measurements whose median is used; up to half of them may be outliers. What a prompt adds changes with each of its
-# chunks.
+# Measurements of which the second smallest is used: what disturbs a step only makes it longer, and often several steps
+# in a row. What a prompt adds changes with each of its chunks.
 KEPT, KEPT_OF_PREFILL = 5, 3
 # Measurements whose mean is used.
 KEPT_OF_SHARE = 16
-# Plain steps of a single row that are not measured. They read other copies of the weights than steps with trees do,
-# and take up to half as long again until these are in the processor's caches.
+# Plain steps after one with trees that are not measured. They read other copies of the weights than steps with trees
+# do, and take up to half as long again until these are in the processor's caches.
 WARM = 6
 # Lower bound of a ratio: noise in the part it is separated from can make a part seem to take no time.
 LEAST = 0.01
@@ -63,7 +63,7 @@ NOTHING = Curve([(1, 0.0)])
 
 
 class Ratio:
-    """Measured over predicted seconds: the median of the last measurements.
+    """Measured over predicted seconds: the second smallest of the last measurements.
 
     Args:
         kept: number of measurements.
@@ -78,7 +78,7 @@ class Ratio:
     def correct(self, seconds: float, predicted: float) -> None:
         if predicted > 0:
             self._last.append(max(seconds / predicted, LEAST))
-            self.value = sorted(self._last)[len(self._last) // 2]
+            self.value = sorted(self._last)[min(1, len(self._last) - 1)]
 
 
 class Ratios:
@@ -170,7 +170,7 @@ class StepCost:
     first: Ratio = field(default_factory=Ratio)
     # A prior low enough that trees are tried: many drafters stop where deeper nodes are unlikely.
     deeper: dict[int, Share] = field(default_factory=lambda: defaultdict(lambda: Share(0.3)))
-    _single: int = 0
+    _plain_run: int = 0
 
     def step(self, rows: int, tokens: int, trees: int, levels: int) -> float:
         """Predict the seconds of a step; `MeasuredStep` describes its sizes."""
@@ -212,13 +212,13 @@ class StepCost:
         """Correct the predictions by a measured step."""
         rows, tokens, prompts, seconds, trees, levels, read, draft_seconds = step
         ratio = self.checking if tokens > rows else self.plain
-        self._single = self._single + 1 if rows == tokens == 1 else 0
+        self._plain_run = self._plain_run + 1 if rows == tokens else 0
         alone = self.passes(tokens) + self.rows(rows)
         if prompts:
             more = seconds - ratio.at(rows) * alone if tokens else seconds
             predicted = self.passes(tokens + prompts) - (self.passes(tokens) if tokens else 0.0)
             self.prefill.correct(max(0.0, more), predicted)
-        elif not 0 < self._single <= WARM:
+        elif not 0 < self._plain_run <= WARM:
             ratio.correct(rows, seconds, alone)
         if trees:
             draft_seconds -= max(0.0, self.reading(read) - self.reading(trees))

@@ -10,9 +10,8 @@ from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.scheduling.step_cost import StepCost
 
 # Where trees pay: steps with trees before the next trial of plain ones, and plain steps of that trial. Where they do
-# not: the same the other way round. A single row needs more of them: its first plain steps, and a lone tree, are not
-# representative.
-PLAIN, PLAIN_OF_ONE = (24, 2), (128, 10)
+# not: the same the other way round. The first plain steps, and a lone tree of a single row, are not representative.
+PLAIN = (128, 10)
 TREES, TREES_OF_ONE = (48, 2), (256, 4)
 # Steps after which, if there are trees, a single row gets the largest one, so that the nodes of all ranks are observed.
 LARGEST_EVERY = 64
@@ -149,10 +148,10 @@ class TreeSizer:
         self._steps += 1
         if self._drafts != (gain * MARGIN > 1 if self._drafts else gain > MARGIN):
             self._drafts, self._alike = not self._drafts, 0
-        if sampled == 1:
-            every, run = PLAIN_OF_ONE if self._drafts else TREES_OF_ONE
+        if self._drafts:
+            every, run = PLAIN
         else:
-            every, run = PLAIN if self._drafts else TREES
+            every, run = TREES_OF_ONE if sampled == 1 else TREES
         self._alike = (self._alike + 1) % (every + run)
         if not self._drafts and self._alike < every:
             self._plain_until = min(self._next_fit, self._steps + every - 1 - self._alike)

@@ -74,7 +74,7 @@ def test_what_a_machine_really_takes_is_learnt() -> None:
         return chance.uniform(0.9, 1.1) * (10 if chance.random() < 0.02 else 1)
 
     for step in range(2000):
-        rows, trees = chance.randint(1, 9), 0 if step % 3 else chance.randint(1, 9)
+        rows, trees = chance.randint(1, 9), 0 if step % 24 < 16 else chance.randint(1, 9)
         levels = chance.choice([1, 4]) if trees else 0
         tokens, prompts = rows + trees * 5, 0 if step % 7 else 40
         draft = true.draft(trees, levels)
@@ -102,19 +102,30 @@ def test_each_number_of_rows_has_a_correction_of_its_own() -> None:
     assert cost.checking.at(8) == 1.0
 
 
-def test_the_first_plain_steps_of_a_single_row_after_trees_tell_nothing() -> None:
-    """The weights of a plain step are not in the caches yet; a batch reads the same ones with and without trees."""
+@pytest.mark.parametrize("rows", [1, 8])
+def test_the_first_plain_steps_after_trees_tell_nothing(rows: int) -> None:
+    """The weights of a plain step are not in the caches yet, whatever else the step computes."""
     cost = make(first_level=Curve([(1, 0.1)]), all_levels=Curve([(1, 0.7)]))
     for _ in range(30):
         for _ in range(3):
-            cost.correct(MeasuredStep(1, 6, 0, 1.05, 1, 1, 1, 0.1))
-        for _ in range(WARM):
-            cost.correct(MeasuredStep(1, 1, 0, 1.5, 0, 0, 0, 0.0))
+            cost.correct(MeasuredStep(rows, 6 * rows, 0, 1.05, 1, 1, 1, 0.1))
+        plain = cost.step(rows, rows, 0, 0)
+        for place in range(WARM):
+            cost.correct(MeasuredStep(rows, rows, 3 * (place % 2), 1.5 * plain, 0, 0, 0, 0.0))
         for _ in range(2):
-            cost.correct(MeasuredStep(1, 1, 0, 1.0, 0, 0, 0, 0.0))
-    assert cost.plain.at(1) == 1.0
-    cost.correct(MeasuredStep(4, 4, 0, 9.0, 0, 0, 0, 0.0))
-    assert len(cost.plain._by_size) == 2
+            cost.correct(MeasuredStep(rows, rows, 0, plain, 0, 0, 0, 0.0))
+    assert cost.plain.at(rows) == pytest.approx(1.0)
+
+
+def test_steps_that_were_disturbed_are_passed_over() -> None:
+    """Another program takes the processor for a while: most of the last steps took longer, not all of them."""
+    cost = make()
+    for seconds in (1.0, 1.1, 2.0, 1.1, 3.0, 2.0, 1.1, 1.0, 2.0, 5.0):
+        cost.correct(MeasuredStep(1, 6, 0, seconds * cost.passes(6), 1, 1, 1, 0.1))
+        assert cost.checking.at(1) <= 1.1
+    for _ in range(5):
+        cost.correct(MeasuredStep(1, 6, 0, 2 * cost.passes(6), 1, 1, 1, 0.1))
+    assert cost.checking.at(1) == pytest.approx(2.0)
 
 
 def test_drafting_that_mostly_stops_early_is_not_taken_for_drafting_that_always_does() -> None:

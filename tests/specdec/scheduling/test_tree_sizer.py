@@ -13,7 +13,6 @@ from specdec.scheduling.tree_sizer import (
     LARGEST_EVERY,
     MARGIN,
     PLAIN,
-    PLAIN_OF_ONE,
     SUREST,
     TREES,
     TREES_OF_ONE,
@@ -139,7 +138,7 @@ def test_a_bad_head_is_given_up_and_a_better_text_is_noticed() -> None:
     assert sum(size.nodes >= 4 for size in good[-500:]) > 400
 
 
-@pytest.mark.parametrize(("rows", "plain", "trees"), [(4, PLAIN, TREES), (1, PLAIN_OF_ONE, TREES_OF_ONE)])
+@pytest.mark.parametrize(("rows", "plain", "trees"), [(4, PLAIN, TREES), (1, PLAIN, TREES_OF_ONE)])
 def test_both_kinds_of_steps_are_tried_now_and_then(rows: int, plain: tuple[int, int], trees: tuple[int, int]) -> None:
     chance = random.Random(3)
     sizes = simulate(make(token=0.0001, level=0.0001), chance, [0.9] * 16, 1000, rows)
