@@ -64,6 +64,9 @@ def hub_stand_in() -> Iterator[HubStandIn]:
             hub.tokens.add(self.headers.get("Authorization"))
             parts = [unquote(part) for part in urlsplit(self.path).path.strip("/").split("/")]
             is_api = parts[:2] == ["api", "models"]
+            if len(parts) < 5:
+                self._fail("RepoNotFound", 404)
+                return
             name = "/".join(parts[2:4] if is_api else parts[:2])
             revision = parts[5] if is_api else parts[3]
             commit = hub.commit(name, revision)
