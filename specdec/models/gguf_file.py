@@ -153,9 +153,13 @@ class GgufFile:
                     f"{self.path}: {name} is quantised as {tensor.tensor_type.name}, which cannot be read; take the "
                     "model in another quantisation, such as Q8_0 or Q4_K_M"
                 ) from None
-            part = name.split(".")[-2]
+            part = name.rpartition(".")[0].rpartition(".")[2]
             if permuted and part in heads:
-                count = self.said[f"llama.attention.{heads[part]}"]
+                count = self.said.get(f"llama.attention.{heads[part]}", self.said["llama.attention.head_count"])
+                if weight.shape[0] % (2 * count):
+                    raise CheckpointError(
+                        f"{self.path}: {name} has {weight.shape[0]} rows, which {count} heads cannot share"
+                    )
                 weight = weight.view(count, -1, 2, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
             found[_checkpoint_name(name)] = weight
         return found

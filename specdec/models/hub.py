@@ -57,7 +57,7 @@ def checkpoint_path(
                     f"revision is {revision!r}, but {path} is a local path; leave the revision out, or rename the path"
                 )
             return path
-    if not HUB_NAME.fullmatch(str(name)):
+    if is_gguf(Path(name)) or not HUB_NAME.fullmatch(str(name)):
         return Path(name)
     return _from_hub(str(name), revision, weights)
 

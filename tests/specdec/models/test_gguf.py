@@ -101,6 +101,15 @@ def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
         ({"facts": {"expert_count": 8}}, r"model.gguf: Mixtral \(model_type 'mixtral'\) is not supported"),
         ({"facts": {"attention.sliding_window": 64}}, r"model.gguf: .*sliding_window = 64 is not supported"),
         ({"facts": {"rope.scaling.type": 3}}, r"rope.scaling 3 is not supported"),
+        (
+            {"facts": {"attention.head_count_kv": 3}},
+            r"model.gguf: .*4 attention heads are no multiple of 3 key-value heads",
+        ),
+        ({"facts": {"attention.head_count_kv": 1}}, r"model.gguf: layers.0.qkv_proj.weight has shape \[128, 64\]"),
+        (
+            {"facts": {"attention.head_count": 64, "attention.head_count_kv": 64}},
+            r"model.gguf: \S+ has \d+ rows, which 64 heads cannot share",
+        ),
     ]
     for options, message in cases:
         file = write_gguf(tmp_path / "model.gguf", model, **options)

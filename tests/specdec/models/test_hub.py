@@ -181,7 +181,8 @@ def test_each_failure_is_one_line_with_a_remedy(
             checkpoint_path(name)
         assert "\n" not in str(raised.value)
     # Other names than those of the hub are paths.
-    assert checkpoint_path("path/to/model") == Path("path/to/model")
+    for path in ("path/to/model", "folder/model.gguf", "./model", "model"):
+        assert checkpoint_path(path) == Path(path)
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{unused.getsockname()[1]}")
