@@ -25,6 +25,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import torch
@@ -123,7 +124,9 @@ class Received(NamedTuple):
         return Answer(tokens, self.first)
 
 
-def ask(port: int, model: str | None, prompt: list[int], max_tokens: int, stream: bool) -> Received:
+def ask(
+    connection: http.client.HTTPConnection, model: str | None, prompt: list[int], max_tokens: int, stream: bool
+) -> Received:
     """Send one request, and wait for its answer."""
     body: dict[str, Any] = {
         "model": model,
@@ -133,33 +136,42 @@ def ask(port: int, model: str | None, prompt: list[int], max_tokens: int, stream
         "ignore_eos": True,
     }
     sent = json.dumps({**body, "return_token_ids": True, "stream": stream})
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
-    try:
-        began = time.perf_counter()
-        connection.request("POST", "/v1/completions", sent, {"Content-Type": "application/json"})
-        reply = connection.getresponse()
-        if reply.status != 200:
-            raise RuntimeError(f"the server answered {reply.status}: {reply.read()!r}")
-        if not stream:
-            return Received(reply.read(), None)
-        parts = [reply.read1()]
-        first = time.perf_counter() - began
-        while part := reply.read1():
-            parts.append(part)
-        return Received(b"".join(parts), first)
-    finally:
-        connection.close()
+    began = time.perf_counter()
+    connection.request("POST", "/v1/completions", sent, {"Content-Type": "application/json"})
+    reply = connection.getresponse()
+    if reply.status != 200:
+        raise RuntimeError(f"the server answered {reply.status}: {reply.read()!r}")
+    if not stream:
+        return Received(reply.read(), None)
+    parts = [reply.read1()]
+    first = time.perf_counter() - began
+    while part := reply.read1():
+        parts.append(part)
+    return Received(b"".join(parts), first)
 
 
 def through_server(
     port: int, model: str | None, prompts: Sequence[list[int]], args: argparse.Namespace, stream: bool
 ) -> Run:
-    """Answer prompts through a server, each client one after another."""
+    """Answer prompts through a server, each client one after another over a connection that it keeps."""
+    free = SimpleQueue[http.client.HTTPConnection]()
+    for _ in range(args.clients):
+        free.put(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE))
+
+    def answer(prompt: list[int]) -> Received:
+        connection = free.get()
+        try:
+            return ask(connection, model, prompt, args.max_tokens, stream)
+        finally:
+            free.put(connection)
+
     with ThreadPoolExecutor(args.clients) as clients:
         began = time.perf_counter()
-        received = list(clients.map(lambda prompt: ask(port, model, prompt, args.max_tokens, stream), prompts))
+        received = list(clients.map(answer, prompts))
         seconds = time.perf_counter() - began
-    return Run([answer.read() for answer in received], seconds)
+    while not free.empty():
+        free.get().close()
+    return Run([each.read() for each in received], seconds)
 
 
 def offline(llm: LLM, prompts: Sequence[list[int]], args: argparse.Namespace) -> Run:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 _KEY = "setting"
 MAX_WHOLE = (1 << 63) - 1
@@ -88,6 +88,11 @@ def setting(default: Any = dataclasses.MISSING, help: str = "", **facts: Any) ->
 
 def settings_of(owner: Any) -> dict[str, tuple["dataclasses.Field[Any]", Setting]]:
     """Fields of a dataclass that are settings, by name."""
+    return _declared(owner if isinstance(owner, type) else type(owner))
+
+
+@functools.cache
+def _declared(owner: type) -> dict[str, tuple["dataclasses.Field[Any]", Setting]]:
     return {each.name: (each, each.metadata[_KEY]) for each in dataclasses.fields(owner) if _KEY in each.metadata}
 
 
@@ -110,26 +115,52 @@ def checked(name: str, value: Any, kind: Any, facts: Setting) -> Any:
     Raises:
         ValueError: it is not.
     """
-    kinds = [each for each in kinds_of(kind) if each is not NoneType]
-    if value is None and len(kinds) < len(kinds_of(kind)):
+    takes = _taken(kind)
+    if value is None and takes.none:
         return None
-    if all(each is bool or get_origin(each) is Literal for each in kinds):
-        choices = [choice for each in kinds for choice in get_args(each)]
-        allowed = [*([True, False] if bool in kinds else []), *choices]
-        if not any(value is choice or (isinstance(value, str) and value == choice) for choice in allowed):
-            wanted = facts.wanted or ("True or False" if not choices else f"one of {', '.join(map(str, allowed))}")
-            raise ValueError(f"{name} is {value!r}; it must be {wanted}")
+    if takes.choices:
+        if not any(value is choice or (isinstance(value, str) and value == choice) for choice in takes.choices):
+            words = (
+                "True or False" if takes.choices == (True, False) else f"one of {', '.join(map(str, takes.choices))}"
+            )
+            raise ValueError(f"{name} is {value!r}; it must be {facts.wanted or words}")
         return value
-    if not {int, float}.issuperset(kinds):
+    if takes.number is None:
         return value
-    value = _number(name, value) if float in kinds else whole_number(name, value)
+    is_float = takes.number is float
+    value = _number(name, value) if is_float else whole_number(name, value)
     # NaN does not fit either.
-    fits = abs(value) <= (sys.float_info.max if float in kinds else MAX_WHOLE)
-    if not facts.allows(value) or (float in kinds and not fits):
+    fits = abs(value) <= (sys.float_info.max if is_float else MAX_WHOLE)
+    if not facts.allows(value) or (is_float and not fits):
         raise ValueError(f"{name} is {value!r}; it must be {facts.wanted or facts.range}")
     if not fits:
         raise ValueError(f"{name} is {value!r}; it must be below 2^63")
     return value
+
+
+class _Taken(NamedTuple):
+    """What a type takes.
+
+    Attributes:
+        none: whether it takes None.
+        choices: the values that it takes, if it is a choice.
+        number: float or int, if it takes numbers alone.
+    """
+
+    none: bool
+    choices: tuple[Any, ...]
+    number: type[float] | type[int] | None
+
+
+@functools.cache
+def _taken(kind: Any) -> _Taken:
+    # Remembered, because each request's parameters are checked by some 30 types.
+    kinds = [each for each in kinds_of(kind) if each is not NoneType]
+    choices: tuple[Any, ...] = ()
+    if all(each is bool or get_origin(each) is Literal for each in kinds):
+        choices = (*((True, False) if bool in kinds else ()), *(choice for each in kinds for choice in get_args(each)))
+    number = (float if float in kinds else int) if {int, float}.issuperset(kinds) else None
+    return _Taken(len(kinds) < len(kinds_of(kind)), choices, number)
 
 
 def unknown_name(what: str, name: str, known: Collection[str]) -> ValueError:
@@ -165,10 +196,14 @@ def check_call(foreign: Mapping[str, Foreign] | None = None) -> Callable[[Call],
                 if name not in known and not takes_any:
                     raise unknown_name(what, name, known)
             try:
-                signature.bind(*args, **keywords)
-            except TypeError as error:
-                raise ValueError(f"{what}: {error}") from None
-            return function(*args, **keywords)
+                return function(*args, **keywords)
+            except TypeError:
+                # Only now, since it takes longer than most calls: was it the call, or what it did?
+                try:
+                    signature.bind(*args, **keywords)
+                except TypeError as error:
+                    raise ValueError(f"{what}: {error}") from None
+                raise
 
         return call  # type: ignore[return-value]
 

@@ -29,6 +29,40 @@ class _Timer:
             self._handle = None
 
 
+class _BatchedWrites:
+    """A transport that sends all that is written in one turn of the event loop by one system call.
+
+    An answer is written in parts: head, body, end, or the last events of a stream. A call for each would take most of
+    the server's time where answers are short.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._parts: list[bytes] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if not self._parts:
+            self._loop.call_soon(self._flush)
+        self._parts.append(data)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def abort(self) -> None:
+        self._parts.clear()
+        self._transport.abort()
+
+    def _flush(self) -> None:
+        data = b"".join(self._parts)
+        self._parts.clear()
+        if data:
+            self._transport.write(data)
+
+
 class HttpProtocol(H11Protocol):
     """A connection.
 
@@ -47,7 +81,7 @@ class HttpProtocol(H11Protocol):
         self._reading_due = _Timer(self.loop, settings.send_timeout, self._cut)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(_BatchedWrites(transport, self.loop))  # type: ignore[arg-type]
         self._headers_due.start()
 
     def data_received(self, data: bytes) -> None:

@@ -54,7 +54,7 @@ class ServerSettings:
         3600.0, "Seconds after which a request is aborted; 0: no limit.", least=0, metavar="SECONDS"
     )
     stream_delay: float = setting(
-        10.0,
+        20.0,
         "Milliseconds for which tokens of a streamed answer may wait, to be sent together; the first is sent at once.",
         least=0,
         metavar="MS",

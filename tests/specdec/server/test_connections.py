@@ -1,5 +1,6 @@
-"""Clients that leave, and clients that read slowly."""
+"""Clients that leave, and clients that read slowly; what is written to a connection."""
 
+import asyncio
 import json
 import re
 import socket
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from specdec import SamplingParams
+from specdec.server.http_protocol import _BatchedWrites
 from tests.specdec.server.running import PATIENCE, Served
 
 LONG = {"max_tokens": 8000, "ignore_eos": True, "n": 3}
@@ -62,3 +64,41 @@ def test_a_client_that_never_reads_costs_nobody_else(server: Served) -> None:
         (expected,) = server.offline.generate("b", SamplingParams(seed=1), use_tqdm=False)
         assert (status, reply["choices"][0]["text"]) == (200, expected.text)
     server.wait_until_idle()
+
+
+def test_what_is_written_in_one_turn_is_sent_at_once_and_in_order() -> None:
+    """And nothing is lost where the connection is closed in the same turn."""
+    sent: list[bytes | str] = []
+
+    class Transport(asyncio.Transport):
+        def write(self, data: bytes | bytearray | memoryview) -> None:
+            sent.append(bytes(data))
+
+        def close(self) -> None:
+            sent.append("close")
+
+        def abort(self) -> None:
+            sent.append("abort")
+
+        def get_extra_info(self, name: str, default: object = None) -> object:
+            return name if default is None else default
+
+    async def work() -> None:
+        batched = _BatchedWrites(Transport(), asyncio.get_running_loop())
+        batched.write(b"head")
+        batched.write(b"")
+        batched.write(b"body")
+        assert sent == []
+        await asyncio.sleep(0)
+        assert sent == [b"headbody"]
+        batched.write(b"end")
+        batched.close()
+        await asyncio.sleep(0)
+        assert sent == [b"headbody", b"end", "close"]
+        batched.write(b"lost")
+        batched.abort()
+        await asyncio.sleep(0)
+        assert sent == [b"headbody", b"end", "close", "abort"]
+        assert batched.get_extra_info("peername") == "peername"
+
+    asyncio.run(work())
