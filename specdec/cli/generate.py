@@ -94,6 +94,7 @@ def _run(
     Args:
         trace: gets the steps of the first run.
     """
+    from specdec.cli.compared_batches import measure_in_turns
     from specdec.cli.timed_batch import run_batch
 
     each = [params] * len(inputs)
@@ -111,7 +112,7 @@ def _run(
 
     batch, plain = run_batch(llm, inputs, each, "generating", listen, trace=trace is not None), None
     if plain_llm and not batch.interrupted:
-        plain = run_batch(plain_llm, inputs, each, "without drafts")
+        batch, plain = measure_in_turns([llm, plain_llm], inputs, each, batch)
     view.end(batch, plain)
     return _exit_code(batch, plain)
 

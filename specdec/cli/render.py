@@ -88,11 +88,7 @@ def summary(batch: TimedBatch, plain: TimedBatch | None = None) -> str:
     Args:
         plain: the same run without drafts, if there was one.
     """
-    stats = batch.stats
-    line = (
-        f"{batch.tokens} tokens, {batch.tok_per_s:.1f} tok/s, tau {stats.tau:.2f}, "
-        f"{stats.accepted_per_step:.2f} accepted tokens per step"
-    )
+    line = f"{_counted(batch.tokens, 'token')}, {batch.tok_per_s:.1f} tok/s{_explained(batch)}"
     if plain and not plain.interrupted and plain.tok_per_s:
         total = len(batch.answers)
         unequal = sum(
@@ -102,6 +98,28 @@ def summary(batch: TimedBatch, plain: TimedBatch | None = None) -> str:
             f"tokens differ in {unequal} of {total}" if unequal else "tokens equal"
         )
     return line + (", interrupted" if batch.interrupted or (plain and plain.interrupted) else "")
+
+
+def _explained(batch: TimedBatch) -> str:
+    """Return where the tokens came from, and why none were drafted if none were."""
+    stats = batch.stats
+    if not stats.steps:
+        return ""
+    accepted = sum(stats.accepted_per_depth)
+    text = (
+        f"; tau {stats.tau:.2f}: {_counted(stats.steps, 'step')} gave {_counted(stats.tokens, 'token')}, "
+        f"{accepted} of them accepted drafts, and the passes over prompts {batch.tokens - stats.tokens}"
+    )
+    outlook, num_trees = batch.outlook, sum(len(answer.output.tree_steps) for answer in batch.answers)
+    if outlook is not None and not outlook.pays and num_trees < stats.steps:
+        text += (
+            f"; drafts do not pay here: a cycle costs {outlook.cycle_cost:.1f} plain steps, tau is {outlook.tau:.1f}"
+        )
+    return text
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")
 
 
 def _shortened(text: str) -> str:

@@ -6,6 +6,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from specdec.core.engine_stats import DraftOutlook
 from specdec.core.outputs import CompletionOutput, RequestOutput, Segment, SpeculationStats
 from specdec.core.progress import progress_bar
 from specdec.core.sampling_params import SamplingParams
@@ -40,11 +41,17 @@ class Answer:
 
 @dataclass
 class TimedBatch:
-    """Answers in the order of the prompts."""
+    """Answers in the order of the prompts.
+
+    Attributes:
+        seconds: time of the run.
+        outlook: whether drafts pay, as the engine saw it at the end.
+    """
 
     answers: list[Answer]
     seconds: float = 0.0
     interrupted: bool = False
+    outlook: DraftOutlook | None = None
 
     @property
     def tokens(self) -> int:
@@ -95,6 +102,7 @@ def run_batch(
     except KeyboardInterrupt:
         batch.interrupted = True
     batch.seconds = time.perf_counter() - start
+    batch.outlook = llm.stats().outlook
     for answer in batch.answers:
         if answer.output.finish_reason == "abort":
             answer.seconds = batch.seconds

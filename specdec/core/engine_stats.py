@@ -2,6 +2,21 @@
 
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import NamedTuple
+
+
+class DraftOutlook(NamedTuple):
+    """Prediction for steps with the draft model's trees, where tree size adapts to load.
+
+    Attributes:
+        pays: whether they are predicted to be faster than plain ones, so that steps have them.
+        cycle_cost: time of such a step over a plain one's, with the best tree size.
+        tau: tokens that such a step yields per request.
+    """
+
+    pays: bool
+    cycle_cost: float
+    tau: float
 
 
 @dataclass
@@ -26,6 +41,7 @@ class EngineStats:
         draft_seconds, verify_seconds: time of drafting, and of the steps without it, as far as steps are timed.
         queued, finished, aborted: numbers of requests added, ended by themselves, and ended from outside. Each beam of
             a search is a request, which finishes when its children replace it or the search has its result.
+        outlook: whether drafts pay at the last load; None without a draft model, with fixed trees, or before a choice.
     """
 
     running: int = 0
@@ -50,6 +66,7 @@ class EngineStats:
     queued: int = 0
     finished: int = 0
     aborted: int = 0
+    outlook: DraftOutlook | None = None
 
     def count_tree(self, num_nodes: int, num_accepted: int, num_new: int) -> None:
         """Count a verified draft tree, of which `num_accepted` tokens became output, `num_new` with the bonus token."""

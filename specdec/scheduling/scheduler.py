@@ -250,4 +250,5 @@ class Scheduler:
             waiting=len(self.waiting),
             swapped=sum(bool(request.host_blocks) for request in self.waiting),
             kv_usage=1 - pool.num_free / pool.num_blocks,
+            outlook=self.tree_sizer.outlook if self.tree_sizer is not None else None,
         )

@@ -6,6 +6,7 @@ from itertools import accumulate, chain, takewhile
 from typing import NamedTuple
 
 from specdec.core.draftable_row import AcceptanceHistory, DraftableRow
+from specdec.core.engine_stats import DraftOutlook
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.scheduling.step_cost import StepCost
 
@@ -13,6 +14,8 @@ from specdec.scheduling.step_cost import StepCost
 # not: the same the other way round. The first plain steps, and a lone tree of a single row, are not representative.
 PLAIN = (128, 10)
 TREES, TREES_OF_ONE = (48, 2), (256, 4)
+# Trees that are verified before the first choice. They are as large as allowed: before, there is nothing to learn from.
+FIRST_TREES = 8
 # Steps after which, if there are trees, a single row gets the largest one, so that the nodes of all ranks are observed.
 LARGEST_EVERY = 64
 # Upper and lower bound of the number of trees that a new one is averaged with, and its decay per step: after a pause, a
@@ -89,15 +92,19 @@ class TreeSizer:
     Chains cost no drafting and have values of their own. Their nodes are chosen first, the most valuable of all rows,
     as many as maximise tokens per second without the model. S and T above include them. The model's values in a row
     with chains are multiplied by the row's `share`.
+
+    Attributes:
+        num_first: trees that are still to be verified before the first choice.
     """
 
-    def __init__(self, cost: StepCost, shape: DraftShape) -> None:
+    def __init__(self, cost: StepCost, shape: DraftShape, num_first: int = FIRST_TREES) -> None:
         self.cost, self.shape = cost, shape
         self.values = first_values(shape.nodes)
         self._seen = [PRIOR] * shape.nodes
         self._steps = 0
         self._load: tuple[object, ...] | None = None
-        self._best = (0, 0.0)
+        self._best = (0, 0.0, 0.0)
+        self.num_first = num_first
         # Number of the step in which the size is computed anew, and of that up to which the same rows decode plainly.
         self._next_fit, self._plain_until = 0, 0
         # Whether steps have trees, and the number of steps since that changed or the other kind was tried.
@@ -137,6 +144,9 @@ class TreeSizer:
         drafting, self._plain_until = len(rows), 0
         if drafting == 0:
             return TreeSize(0, 0)
+        if self.num_first > 0:
+            self._steps += 1
+            return TreeSize(self.shape.nodes, drafting)
         _, nodes, depths, _, shares = zip(*rows, strict=True)
         bounds, shared = sorted(nodes), [round(share, 1) for share in shares if share < 1]
         load = sampled, known, max(depths), bounds, chains.nodes, round(chains.tokens, 1), shared
@@ -144,7 +154,7 @@ class TreeSizer:
             self._load, self._best = load, self._fit(sampled, known, rows, chains)
             plain = self.cost.step(sampled, known, 0, 0)
             self._next_fit = self._steps + max(1, min(FIT_STEPS, int(FIT_SECONDS / max(plain, 1e-9))))
-        best, gain = self._best
+        best, gain, _ = self._best
         self._steps += 1
         if self._drafts != (gain * MARGIN > 1 if self._drafts else gain > MARGIN):
             self._drafts, self._alike = not self._drafts, 0
@@ -177,8 +187,17 @@ class TreeSizer:
                 return best
             size = min(size + 1 + size // 4, len(values))
 
-    def _fit(self, sampled: int, known: int, rows: Sequence[DraftableRow], chains: _Chains) -> tuple[int, float]:
-        """Return the best number of nodes from 1 on, and its tokens per second over those without any.
+    @property
+    def outlook(self) -> DraftOutlook | None:
+        """Prediction for steps with trees at the last load, None before the first choice."""
+        if self._load is None:
+            return None
+        _, gain, cycle_cost = self._best
+        return DraftOutlook(self._drafts, cycle_cost, gain * cycle_cost)
+
+    def _fit(self, sampled: int, known: int, rows: Sequence[DraftableRow], chains: _Chains) -> tuple[int, float, float]:
+        """Return the best number of nodes from 1 on, its tokens per second over those without any, and its time over
+        theirs.
 
         Args:
             rows: those for which the model can draft.
@@ -188,8 +207,8 @@ class TreeSizer:
         bounds = sorted(row.nodes for row in rows if row.share == 1)
         depth, ratio = max(row.depth for row in rows), sum(row.history.ratio for row in rows) / len(rows)
         shared = [row for row in rows if row.share < 1]
-        plain = tokens / max(self.cost.step(sampled, known, 0, 0), 1e-9)
-        best, best_rate = 0, 0.0
+        plain_seconds = max(self.cost.step(sampled, known, 0, 0), 1e-9)
+        best, best_rate, best_seconds = 0, 0.0, 0.0
         value, nodes, rank = 0.0, 0, 0
         for size in self._sizes:
             while rank < size:
@@ -207,8 +226,9 @@ class TreeSizer:
             seconds = self.cost.step(sampled, known + nodes + more_nodes, trees, min(size, depth))
             rate = (tokens + value + more_value) / max(seconds, 1e-9)
             if rate > best_rate:
-                best, best_rate = size, rate
-        return min(best, max(row.nodes for row in rows)), best_rate / plain
+                best, best_rate, best_seconds = size, rate, seconds
+        most = max(row.nodes for row in rows)
+        return min(best, most), best_rate * plain_seconds / tokens, best_seconds / plain_seconds
 
     def num_drafted(self, share: float, nodes: int) -> int:
         """Return how many nodes the model drafts for a row whose chains leave this share of their values.
@@ -222,6 +242,7 @@ class TreeSizer:
 
     def learn(self, outcomes: Sequence[TreeOutcome]) -> None:
         """Update the values of ranks and the requests' histories."""
+        self.num_first -= len(outcomes)
         fading = FADING ** (self._steps - self._learnt)
         self._learnt = self._steps
         self._seen = [max(PRIOR, seen * fading) for seen in self._seen]

@@ -87,3 +87,14 @@ def test_both_fit_the_package() -> None:
         card = (DEMO / part / "README.md").read_text(encoding="utf-8")
         for named in ("CC BY-SA 4.0", "GSM8K", "MIT", "PSF"):
             assert named in card
+
+
+def test_the_first_command_shows_accepted_drafts_every_time(eagle: LLM) -> None:
+    """Adaptive trees have nothing to learn from yet, so the first ones are those of fixed trees, whatever they cost."""
+    prompt = [{"role": "user", "content": "I would like to find a restaurant in San Jose."}]
+    params = SamplingParams(temperature=0, max_tokens=64)
+    fixed = eagle.chat(prompt, params)[0]
+    with LLM(draft="eagle", dtype="float64") as adaptive:
+        found = adaptive.chat(prompt, params)[0]
+    assert found.stats == fixed.stats
+    assert sum(found.outputs[0].accepted) >= 5

@@ -154,7 +154,7 @@ def test_drafts_off_and_on(chat: Chat, expected: Expected) -> None:
     first, *stats = result.out.splitlines()[:7]
     second, found, *_, third = result.out.splitlines()[7:]
     assert [first, second, third] == [said[1], said[3], expected.answer(*said)]
-    assert "tau 1.00, 0.00 accepted tokens per step" in stats[0]
+    assert re.search(r"; tau 1.00: \d+ steps gave \d+ tokens, 0 of them accepted drafts, ", stats[0])
     assert stats[4].startswith("draft ")
     assert stats[4].endswith(", off")
     assert found.endswith(" draft tokens accepted")
@@ -194,7 +194,7 @@ def test_stats_before_and_after_an_answer(chat: Chat, tiny: Tiny) -> None:
     assert "last answer   none yet\n" in before
     assert "conversation  0 of 256 tokens\n" in before
     assert "seed          drawn anew for each answer\n" in before
-    assert re.search(rf"^last answer   {LENGTH} tokens, [\d.]+ tok/s, tau \d", after, re.MULTILINE)
+    assert re.search(rf"^last answer   {LENGTH} tokens, [\d.]+ tok/s; tau \d", after, re.MULTILINE)
     assert re.search(rf"^all answers   {2 * LENGTH} tokens, ", after, re.MULTILINE)
     assert f"draft         {tiny.head}\n" in after
     assert "seed          4\n" in after

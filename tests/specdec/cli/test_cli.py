@@ -53,6 +53,9 @@ def run(tiny: Tiny, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
     for name in ("SPECDEC_MODEL", "SPECDEC_DRAFT", "SPECDEC_LOG_LEVEL", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
 
+    monkeypatch.setattr("specdec.cli.compared_batches.LEAST_ROUNDS", 1)
+    monkeypatch.setattr("specdec.cli.compared_batches.SECONDS", 0.0)
+
     def call(*args: object, stdin: io.StringIO | None = None) -> Result:
         monkeypatch.setattr(sys, "stdin", stdin or Terminal())
         fixed = ["--model", tiny.target, "--draft", tiny.head, "--dtype", "float64", "--device", "cpu"]
@@ -114,8 +117,23 @@ def test_streamed_text_is_the_text_of_json(run: Run) -> None:
     assert (result.code, result.err) == (0, "")
     assert text == answer["text"]
     assert summary.startswith("24 tokens, ")
-    assert f"tau {answer['tau']:.2f}, " in summary
-    assert summary.endswith(" accepted tokens per step\n")
+    assert f"; tau {answer['tau']:.2f}: " in summary
+
+
+def test_figures_of_the_last_line_agree(run: Run, jsonl: Callable[..., Path]) -> None:
+    for line in (run("Hello").out, run("--prompts", jsonl({"prompt": "Hi"}, {"prompt": "Bye"})).out):
+        found = re.search(
+            r"\n(\d+) tokens, [\d.]+ tok/s; tau ([\d.]+): (\d+) steps gave (\d+) tokens, (\d+) of them accepted "
+            r"drafts, and the passes over prompts (\d+)\n$",
+            line,
+        )
+        assert found is not None
+        tokens, steps, given, accepted, first = (int(found[place]) for place in (1, 3, 4, 5, 6))
+        assert tokens == given + first
+        assert found[2] == f"{given / steps:.2f}"
+        # Each step gives a token of the target's own, unless the output ends before it.
+        assert given - steps <= accepted <= given
+        assert first in (1, 2)
 
 
 def test_a_terminal_shows_where_text_came_from(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

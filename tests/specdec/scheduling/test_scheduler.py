@@ -30,7 +30,11 @@ def make(blocks: int = 100, host: int = 0, shape: DraftShape | None = None, **li
     cost, draft_context = limits.pop("cost", None), limits.pop("draft_context", sys.maxsize)
     step_cost = limits.pop("step_cost", None)
     config = SchedulerConfig(**{"max_num_seqs": 8, "max_num_batched_tokens": 16, "watermark": 0.0, **limits})
-    return Scheduler(KVCacheManager(blocks, 4, host), config, shape, cost, draft_context, step_cost)
+    scheduler = Scheduler(KVCacheManager(blocks, 4, host), config, shape, cost, draft_context, step_cost)
+    if scheduler.tree_sizer is not None:
+        # As if the first trees had been verified.
+        scheduler.tree_sizer.num_first = 0
+    return scheduler
 
 
 def ask(scheduler: Scheduler, name: str, length: int, most: int = 10, **fields: Any) -> Request:

@@ -24,11 +24,11 @@ from specdec.scheduling.tree_sizer import (
 SHAPE = DraftShape(4, 4, 16)
 
 
-def make(token: float, level: float, shape: DraftShape = SHAPE) -> TreeSizer:
+def make(token: float, level: float, shape: DraftShape = SHAPE, num_first: int = 0) -> TreeSizer:
     """A machine on which a pass takes 1 and `token` per token, and drafting `level` per level and tree."""
     passes = Curve([(1, 1.0 + token), (1001, 1.0 + 1001 * token)])
     first, every = (Curve([(1, n * level), (101, 101 * n * level)]) for n in (1, shape.depth))
-    return TreeSizer(StepCost(passes, first_level=first, all_levels=every, depth=shape.depth), shape)
+    return TreeSizer(StepCost(passes, first_level=first, all_levels=every, depth=shape.depth), shape, num_first)
 
 
 def row(history: AcceptanceHistory, nodes: int = SHAPE.nodes, depth: int = SHAPE.depth) -> DraftableRow:
@@ -62,6 +62,30 @@ def test_no_other_size_brings_more(token: float, level: float, rows: int, values
 def test_free_drafts_are_taken_and_dear_ones_are_not() -> None:
     assert make(token=0.0001, level=0.0001).size(1, 1, usual(1)) == TreeSize(16, 1)
     assert make(token=1.0, level=1.0).size(1, 1, usual(1)) == TreeSize(0, 0)
+
+
+def test_the_first_trees_are_fixed_whatever_they_cost() -> None:
+    dear = make(token=1.0, level=1.0, num_first=5)
+    for _ in range(3):
+        assert dear.size(2, 2, usual(2)) == TreeSize(16, 2)
+        assert dear.outlook is None
+        dear.learn([TreeOutcome(16, [], AcceptanceHistory())] * 2)
+    assert dear.size(2, 2, usual(2)) == TreeSize(0, 0)
+
+
+def test_the_outlook_is_what_the_choice_went_by() -> None:
+    dear, cheap = make(token=0.5, level=0.5), make(token=0.0001, level=0.0001)
+    for sizer, pays in ((dear, False), (cheap, True)):
+        assert sizer.outlook is None
+        sizer.size(1, 1, usual(1))
+        outlook = sizer.outlook
+        assert outlook is not None
+        assert outlook.pays is pays
+        best = max((1, 2, 3, 4, 6, 8, 12, 16), key=lambda nodes: rate(sizer, 1, nodes))
+        cost = sizer.cost.step(1, 1 + best, 1, min(best, 4)) / sizer.cost.step(1, 1, 0, 0)
+        assert outlook.cycle_cost == pytest.approx(cost)
+        assert outlook.tau == pytest.approx(1 + sum(sizer.values[:best]))
+        assert (outlook.tau > outlook.cycle_cost * MARGIN) is pays
 
 
 def test_trees_shrink_as_the_load_grows() -> None:
