@@ -35,7 +35,7 @@ def prepare_data(folder: Path, answers: int) -> Path:
     from specdec import LLM, SamplingParams
     from specdec.config import DEMO
     from specdec.train_eagle.conversations import write_conversations
-    from specdec.train_eagle.prepare import prepare
+    from specdec.train_eagle.preparation import prepare
 
     llm = LLM(draft=None)
     chats = [messages for name in ("sgd-eval", "gsm8k-eval") for messages in read_prompts(name)]
@@ -55,12 +55,12 @@ def prepare_data(folder: Path, answers: int) -> Path:
 def measure(recipe: str, data: Path, out: Path, steps: int) -> dict[str, Any]:
     """One run of a recipe, cut short."""
     from specdec.config import DEMO
-    from specdec.train_eagle.train import Run
-    from specdec.train_eagle.train_config import TrainConfig
+    from specdec.train_eagle.read_config import read_config
+    from specdec.train_eagle.train_run import Run
 
     settings = yaml.safe_load(RECIPES[recipe].read_text(encoding="utf-8"))
     own = {"model": DEMO / "target", "data": [data], "out": out, "evaluate_prompts": 0, "held_out": 4}
-    run = Run(TrainConfig.read({**settings, **own}))
+    run = Run(read_config({**settings, **own}))
     begun = resident_mib()
     seconds, tokens = [], []
     for step in range(min(steps + 1, run.total)):

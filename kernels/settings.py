@@ -29,6 +29,7 @@ class Setting:
         flags: how it is spelled on the command line; None for the name with dashes, "" for no option.
         metavar: stands for the value in the help of the command line.
         shown_default: stands for the default there.
+        choices: the values that the command line offers, where the type does not name them.
     """
 
     help: str
@@ -40,6 +41,7 @@ class Setting:
     flags: str | None = None
     metavar: str | None = None
     shown_default: str | None = None
+    choices: tuple[str, ...] | None = None
 
     def allows(self, value: Any) -> bool:
         """Return whether a number is within the bounds."""

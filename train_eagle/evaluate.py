@@ -1,123 +1,66 @@
-"""Evaluate a head: tokens per target step, measured by the engine itself, and the accuracy of its predictions.
+"""`specdec evaluate`, also `python -m specdec.train_eagle.evaluate`."""
 
-    python -m specdec.train_eagle.evaluate --model TARGET --draft HEAD --data gsm8k=a.jsonl sgd=b.jsonl --out FOLDER
+from collections.abc import Sequence
+from typing import Annotated, Any
 
-Each line of a file is a conversation, or has a `prompt` or `turns`. The first question of a conversation is answered;
-of one that ends with a question, the last, after the rest as context. FOLDER gets evaluation.json and evaluation.png.
-"""
+import typer
 
-import argparse
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-
-import torch
-from rich.console import Console
-
-from specdec.core.outputs import RequestOutput, SpeculationStats
-from specdec.core.sampling_params import SamplingParams
+from specdec.cli.model_options import Model
+from specdec.cli.options import Verbose, options_for, with_options
+from specdec.config import DEMO, EAGLE2_SHAPE
 from specdec.draft_heads.drafting.draft_shape import DraftShape
-from specdec.kernels.settings import KernelChoice
-from specdec.llm import LLM
-from specdec.train_eagle.accuracy import accuracy, head_of
-from specdec.train_eagle.chat_prompts import read_prompts
-from specdec.train_eagle.conversations import BadData, open_source
-from specdec.train_eagle.evaluation import Evaluation, Measured
+from specdec.train_eagle.stage_command import need_extra, run_stage
+from specdec.train_eagle.stage_settings import EvaluateSettings
 
-# Requests at once, and tokens of a step besides their trees.
-SEATS = 32
-PROMPT_TOKENS = 1 << 14
-# EAGLE-2's published tree.
-SHAPE = DraftShape(6, 10, 60)
+SHOWN = {"depth": "6", "branching": "10", "nodes": "60"}
 
 
-def measure_tau(
-    model: Path,
-    head: Path,
-    prompts: Sequence[list[int]],
-    temperature: float = 0.0,
-    max_tokens: int = 96,
-    shape: DraftShape = SHAPE,
-    dtype: str = "auto",
-) -> SpeculationStats:
-    """Measure tau on prompts (token ids) with every tree as large as `shape` allows and seeds 0, 1, …"""
-    llm = engine(model, head, shape, dtype)
-    return SpeculationStats.total(output.stats for output in answer(llm, prompts, temperature, max_tokens))
-
-
-def engine(model: Path, head: Path, shape: DraftShape, dtype: str, kernels: KernelChoice = "auto") -> LLM:
-    """Build an engine whose token budget has room for every row's whole tree in every step, prompts included."""
-    return LLM(
-        model,
-        head,
-        dtype=dtype,
-        kernels=kernels,
-        shape=shape,
-        adaptive_drafts=False,
-        max_num_seqs=SEATS,
-        max_num_batched_tokens=SEATS * (1 + shape.nodes) + PROMPT_TOKENS,
-    )
-
-
-def answer(llm: LLM, prompts: Sequence[list[int]], temperature: float, max_tokens: int) -> list[RequestOutput]:
-    """Answer prompts with seeds 0, 1, …"""
-    params = [SamplingParams(temperature=temperature, seed=i, max_tokens=max_tokens) for i in range(len(prompts))]
-    return llm.generate(list(prompts), params, use_tqdm=False)
-
-
-def accepted_shares(stats: SpeculationStats) -> list[float]:
-    """Return the share of steps that accept a draft token of depth 1, 2, …"""
-    return [round(count / max(1, stats.steps), 4) for count in stats.accepted_per_depth]
-
-
+@with_options(EvaluateSettings, DraftShape, defaults=SHOWN)
 def evaluate(
-    model: Path,
-    draft: Path,
-    domains: Mapping[str, str | Path],
-    bad: BadData,
-    temperatures: Sequence[float] = (0.0, 1.0),
-    limit: int | None = 100,
-    max_tokens: int = 128,
-    shape: DraftShape = SHAPE,
-    dtype: str = "auto",
-) -> Evaluation:
-    """Measure a head.
+    draft: Annotated[str, typer.Option(metavar="FOLDER", help="Folder of a draft head.")],
+    model: Model = None,
+    verbose: Verbose = False,  # noqa: ARG001
+    **options: Any,
+) -> None:
+    """Evaluate a head: tokens per target step and accuracy.
 
-    Args:
-        domains: files or data sets of conversations, by a name for each.
-        bad: counts the entries that are left out.
-        limit: most entries per domain.
+    Each line of a file is a conversation, or has a prompt or turns. The first question of a conversation is answered;
+    of one that ends with a question, the last, after the rest as context. OUT gets evaluation.json and evaluation.png.
+
+    \b
+    Examples:
+      specdec evaluate --model path/to/llama --draft path/to/head --data gsm8k=a.jsonl sgd=b.jsonl --out evaluation
+    """
+    given = EvaluateSettings(**options_for(EvaluateSettings, options))
+    shape = DraftShape(**{**vars(EAGLE2_SHAPE), **options_for(DraftShape, options)})
+    domains = named_sources(given.data)
+    need_extra("evaluate")
+
+    # Late, because torch takes seconds to import, and --help and mistakes should not wait for it.
+    from pathlib import Path
+
+    from rich.console import Console
+
+    from specdec.train_eagle.conversations import BadData
+    from specdec.train_eagle.head_evaluation import evaluate as measure
+
+    bad = BadData(given.strict)
+    settings = (given.temperatures, given.limit, given.max_tokens, shape, given.dtype)
+    evaluation = measure(model or DEMO / "target", Path(draft), domains, bad, *settings)
+    evaluation.save(given.out)
+    console = Console()
+    for table in evaluation.tables():
+        console.print(table)
+    if bad.counts:
+        typer.echo(bad.table())
+
+
+def named_sources(words: Sequence[str]) -> dict[str, str]:
+    """Return files and data sets by their names, from words NAME=FILE.
 
     Raises:
-        ValueError: a setting, a source, the target or the head is unusable.
+        ValueError: a word of another form, or a name given twice.
     """
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit is {limit}; it must be at least 1")
-    for temperature in temperatures:
-        SamplingParams(temperature=temperature, max_tokens=max_tokens)
-    sources = {name: open_source(source) for name, source in domains.items()}
-    # Accuracy runs the layers with an attention of its own, which layers in one call do not take.
-    llm = engine(model, draft, shape, dtype, "auto" if torch.cuda.is_available() else "torch")
-    head_of(llm)
-    if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
-        raise ValueError(f"{model}: no chat template; add a chat_template.jinja to the folder")
-    prompts = {name: read_prompts(llm, source, limit, max_tokens, bad) for name, source in sources.items()}
-    measured, accuracies = [], {}
-    for name, asked in prompts.items():
-        # Accuracy is measured on greedy answers, which are always made.
-        answers = {t: answer(llm, asked, t, max_tokens) for t in dict.fromkeys((*temperatures, 0.0))}
-        accuracies[name] = accuracy(llm, answers[0.0], shape.depth)
-        for temperature in dict.fromkeys(temperatures):
-            found = SpeculationStats.total(output.stats for output in answers[temperature])
-            shares = accepted_shares(found)
-            shares += [0.0] * (shape.depth - len(shares))
-            tau = round(found.tau, 4)
-            measured.append(Measured(name, temperature, len(asked), tau, shares, found.tokens, found.steps))
-    precision = llm.config.dtype
-    settings = (str(model), str(draft), precision, max_tokens, shape.depth, shape.branching, shape.nodes)
-    return Evaluation(*settings, measured, accuracies)
-
-
-def _domains(words: Sequence[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for word in words:
         name, _, source = word.partition("=")
@@ -129,35 +72,5 @@ def _domains(words: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True, help="the target: a folder, or org/name on the hub")
-    parser.add_argument("--draft", type=Path, required=True, help="an EAGLE head: its folder, or org/name on the hub")
-    parser.add_argument("--data", nargs="+", required=True, metavar="NAME=FILE", help="JSONL files or data sets")
-    parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
-    parser.add_argument("--limit", type=int, default=100, help="most entries of each file")
-    parser.add_argument("--max-tokens", type=int, default=128, help="most tokens of an answer")
-    parser.add_argument("--depth", type=int, default=SHAPE.depth, help="most draft tokens in a row")
-    parser.add_argument("--branching", type=int, default=SHAPE.branching, help="nodes expanded at each depth")
-    parser.add_argument("--nodes", type=int, default=SHAPE.nodes, help="nodes of a tree")
-    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16 or float64")
-    parser.add_argument("--strict", action="store_true", help="refuse the first bad conversation")
-    args = parser.parse_args(words)
-    bad = BadData(args.strict)
-    try:
-        shape = DraftShape(args.depth, args.branching, args.nodes)
-        settings = (args.temperatures, args.limit, args.max_tokens, shape, args.dtype)
-        evaluation = evaluate(args.model, args.draft, _domains(args.data), bad, *settings)
-    except ValueError as error:
-        parser.exit(2, f"evaluate: {error}\n")
-    evaluation.save(args.out)
-    console = Console()
-    for table in evaluation.tables():
-        console.print(table)
-    if bad.counts:
-        print(bad.table())
-
-
 if __name__ == "__main__":
-    main()
+    run_stage(evaluate)

@@ -1,144 +1,56 @@
-"""Turn conversations into tokens and masks on disk: the first stage of training a head.
+"""`specdec prepare`, also `python -m specdec.train_eagle.prepare`."""
 
-    python -m specdec.train_eagle.prepare --model MODEL --data a.jsonl HuggingFaceH4/ultrachat_200k:train_sft --out DATA
+from typing import Any
 
-Conversations that cannot be trained on are left out and counted. The same command resumes a killed run after its last
-full shard.
-"""
+import typer
 
-import argparse
-import hashlib
-from collections.abc import Iterable, Sequence
-from itertools import islice
-from pathlib import Path
-from typing import Literal
-
-from rich.console import Console
-from rich.progress import track
-
-from specdec.models.hub import checkpoint_path
-from specdec.models.tokenizer import load_pretrained
-from specdec.train_eagle.chat_mask import BadConversation, ChatMask, Sample, preview
-from specdec.train_eagle.conversations import BadData, Entry, open_source, read
-from specdec.train_eagle.prepared_data import PreparedData, Settings
-
-FORMAT = 1
+from specdec.cli.model_options import Model
+from specdec.cli.options import Verbose, options_for, with_options
+from specdec.config import DEMO
+from specdec.train_eagle.stage_command import need_extra, run_stage
+from specdec.train_eagle.stage_settings import PrepareSettings
 
 
+@with_options(PrepareSettings, defaults={})
 def prepare(
-    model: Path,
-    sources: Sequence[str | Path],
-    out: Path,
-    max_length: int = 2048,
-    long: Literal["truncate", "skip"] = "truncate",
-    strict: bool = False,
-    limit: int | None = None,
-    shard_size: int = 2048,
-) -> PreparedData:
-    """Write tokens and masks of conversations to the folder `out`, resuming an earlier run.
+    model: Model = None,
+    verbose: Verbose = False,  # noqa: ARG001
+    **options: Any,
+) -> None:
+    """Turn conversations into tokens and masks on disk: the first stage of training a head.
 
-    Args:
-        model: checkpoint folder, or name on the hub, whose tokenizer and chat template are used.
-        sources: JSONL files, JSON arrays, or data sets as for `DatasetSource`.
-        out: folder to write.
-        max_length: most tokens of a conversation.
-        long: whether longer ones are truncated to their first `max_length` tokens or skipped.
-        strict: refuse the first bad conversation, which includes too long ones, instead of counting it.
-        limit: most entries per source.
-        shard_size: conversations per shard.
+    Conversations that cannot be trained on are left out and counted. The same command resumes a killed run after its
+    last full shard.
 
-    Raises:
-        ValueError: a source, the tokenizer or a setting is unusable; `out` was made with other settings; `strict` and
-            a conversation is bad; nothing is left to train on.
+    \b
+    Examples:
+      specdec prepare --model path/to/llama --data answers.jsonl --out prepared --preview 2
+      specdec prepare --data a.jsonl HuggingFaceH4/ultrachat_200k:train_sft --out prepared
     """
-    if max_length < 2:
-        raise ValueError(f"max_length is {max_length}; it must be at least 2")
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit is {limit}; it must be at least 1")
-    chat = ChatMask(load_pretrained(checkpoint_path(model)))
-    opened = [open_source(source) for source in sources]
-    settings: Settings = {
-        "format": FORMAT,
-        "model": model.resolve().name,
-        "tokenizer": chat.digest,
-        "inputs": hashlib.sha256(" ".join(source.digest() for source in opened).encode()).hexdigest(),
-        "max_length": max_length,
-        "long": long,
-        "limit": limit,
-    }
-    prepared = PreparedData.begin(out, settings, [source.name for source in opened])
-    if strict and prepared.bad.counts:
-        raise ValueError(f"{out}: holds data prepared without strict; remove it or give another folder")
-    prepared.bad.strict = strict
-    if not prepared.complete:
-        _fill(prepared, chat, islice(read(opened, limit), prepared.read, None), shard_size)
-    if not prepared.shards:
-        found = [f"{count} {reason} ({prepared.bad.first[reason][0]})" for reason, count in prepared.bad.counts.items()]
-        raise ValueError(f"nothing to train on in {', '.join(prepared.sources)}: {', '.join(found) or 'no entries'}")
-    return prepared
+    given = PrepareSettings(**options_for(PrepareSettings, options))
+    need_extra("prepare")
 
+    # Late, because torch takes seconds to import, and --help and mistakes should not wait for it.
+    from rich.console import Console
 
-def _fill(prepared: PreparedData, chat: ChatMask, entries: Iterable[Entry], shard_size: int) -> None:
-    console = Console(stderr=True)
-    samples: list[Sample] = []
-    for entry in track(entries, "preparing", console=console, transient=True, disable=not console.is_terminal):
-        if sample := _sample(chat, entry, prepared.settings, prepared.bad):
-            samples.append(sample)
-        prepared.read += 1
-        if len(samples) == shard_size:
-            prepared.add(samples)
-            samples = []
-    prepared.complete = True
-    prepared.add(samples)
+    from specdec.models.tokenizer import load_pretrained
+    from specdec.train_eagle.chat_mask import preview
+    from specdec.train_eagle.preparation import prepare as fill
 
-
-def _sample(chat: ChatMask, entry: Entry, settings: Settings, bad: BadData) -> Sample | None:
-    """Return the part of an entry that can be trained on, None if there is none; count problems in `bad`."""
-    most = settings["max_length"]
-    assert isinstance(most, int)
+    folder = model or DEMO / "target"
     try:
-        sample = chat.encode(entry.messages())
-        if not any(sample.mask):
-            raise BadConversation("no token of the assistant", "the chat template writes nothing of what it says")
-        length = len(sample.token_ids)
-        if length > most:
-            problem = f"{length} tokens, more than max_length {most}; raise it"
-            if settings["long"] == "skip":
-                raise BadConversation("too long, left out", problem)
-            sample = Sample(sample.token_ids[:most], sample.mask[:most])
-            if not any(sample.mask):
-                raise BadConversation("too long, no token of the assistant left", problem)
-            bad.add(BadConversation("too long, cut", problem), entry.place)
-        return sample
-    except BadConversation as error:
-        bad.add(error, entry.place)
-        return None
-
-
-def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True, help="the target: a folder, or org/name on the hub")
-    parser.add_argument("--data", nargs="+", required=True, help="JSONL files, JSON arrays, data sets as NAME:SPLIT")
-    parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    parser.add_argument("--max-length", type=int, default=2048, help="most tokens of a conversation")
-    parser.add_argument("--long", choices=["truncate", "skip"], default="truncate", help="what to do with longer ones")
-    parser.add_argument("--strict", action="store_true", help="refuse the first bad conversation")
-    parser.add_argument("--limit", type=int, help="most entries of each source")
-    parser.add_argument("--preview", type=int, default=0, metavar="N", help="show the first N, what is trained marked")
-    args = parser.parse_args(words)
-    try:
-        prepared = prepare(args.model, args.data, args.out, args.max_length, args.long, args.strict, args.limit)
-    except ValueError as error:
-        parser.exit(2, f"prepare: {error}\n")
+        prepared = fill(folder, given.data, given.out, given.max_length, given.long, given.strict, given.limit)
     except KeyboardInterrupt:
-        parser.exit(130, "prepare: interrupted; the same command goes on\n")
-    if args.preview > 0:
-        preview(Console(), load_pretrained(args.model), next(iter(prepared))[: args.preview])
+        typer.echo("prepare: interrupted; the same command goes on", err=True)
+        raise
+    if given.preview > 0:
+        preview(Console(), load_pretrained(folder), next(iter(prepared))[: given.preview])
     if prepared.bad.counts:
-        print(prepared.bad.table())
+        typer.echo(prepared.bad.table())
     share = prepared.assistant_tokens / prepared.tokens
-    print(f"{prepared.conversations:,} conversations, {prepared.tokens:,} tokens, {share:.0%} trained, in {args.out}")
+    counts = f"{prepared.conversations:,} conversations, {prepared.tokens:,} tokens"
+    typer.echo(f"{counts}, {share:.0%} trained, in {given.out}")
 
 
 if __name__ == "__main__":
-    main()
+    run_stage(prepare)

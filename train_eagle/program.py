@@ -9,11 +9,16 @@ from typing import NoReturn
 from specdec.cli.app import app
 from specdec.cli.options import SeveralValues
 from specdec.cli.program import run_program
+from specdec.train_eagle.evaluate import evaluate
+from specdec.train_eagle.export import export
+from specdec.train_eagle.prepare import prepare
 from specdec.train_eagle.regenerate import regenerate
+from specdec.train_eagle.train import train
 
 __all__ = ["app", "main"]
 
-STAGES = (regenerate,)
+# In the order in which they run.
+STAGES = (regenerate, prepare, train, evaluate, export)
 for stage in STAGES:
     app.command(cls=SeveralValues)(stage)
 

@@ -8,6 +8,7 @@ from typing import Literal
 from specdec.kernels.settings import check_settings, setting
 
 Long = Literal["truncate", "skip"]
+DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,3 +41,53 @@ class RegenerateSettings(SourceSettings):
         for temperature in self.temperature:
             if not 0 <= temperature < float("inf"):
                 raise ValueError(f"temperature is {temperature:g}; it must be 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareSettings(SourceSettings):
+    """Settings of tokenising."""
+
+    out: Path = setting(help="Folder to write.", metavar="FOLDER")
+    max_length: int = setting(2048, "Most tokens of a conversation.", least=2)
+    long: Long = setting("truncate", "What to do with longer ones.")
+    preview: int = setting(0, "Show the first N conversations, what is trained on marked.", least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateSettings(SourceSettings):
+    """Settings of an evaluation, beside the shape of its trees."""
+
+    data: Sequence[str] = setting(
+        help="JSONL files or data sets, each with a name for its kind of text; several may follow.", metavar="NAME=FILE"
+    )
+    limit: int | None = setting(100, "Most entries of each source.", least=1)
+    out: Path = setting(help="Folder to write.", metavar="FOLDER")
+    temperatures: Sequence[float] = setting(
+        (0.0, 1.0), "Temperatures to measure at; several may follow.", shown_default="0 1"
+    )
+    max_tokens: int = setting(128, "Most tokens of an answer.", least=1)
+    dtype: str = setting("auto", "Precision of target and head.", choices=DTYPES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportSettings:
+    """Settings of a published head."""
+
+    run: Path | None = setting(None, "Folder of a training run's state, HEAD/run.", metavar="FOLDER")
+    draft: Path | None = setting(None, "Folder of a head, where there is no --run.", metavar="FOLDER")
+    out: Path = setting(help="Folder to write.", metavar="FOLDER")
+    model: Path | None = setting(
+        None, "Checkpoint folder of the target.", metavar="FOLDER", shown_default="what the run or the head says"
+    )
+    evaluation: Path | None = setting(None, "evaluation.json, for the model card.", metavar="FILE")
+    base_model: str | None = setting(
+        None, "Name of the target in the model card.", metavar="NAME", shown_default="its folder"
+    )
+    licence: str | None = setting(None, "Licence of the head, for the model card.")
+    notes: Path | None = setting(None, "Markdown for the model card, such as about the data.", metavar="FILE")
+    dtype: Literal["bfloat16", "float32"] = setting("bfloat16", "Type of the weights.")
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if (self.run is None) == (self.draft is None):
+            raise ValueError("give the head by one of --run and --draft")

@@ -1,4 +1,4 @@
-"""Progress of a run: a bar or lines, `log.jsonl`, TensorBoard, and curves."""
+"""Progress of a run: a bar or lines, `log.jsonl`, trackers, and curves."""
 
 import json
 import time
@@ -6,17 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+from accelerate import Accelerator
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-from tensorboardX import SummaryWriter
 
+from specdec.train_eagle.prepared_data import write_whole
 from specdec.train_eagle.unrolled_loss import UnrolledLoss
 
 matplotlib.use("agg")
 
 from matplotlib import pyplot as plt
 
-# Seconds between lines if there is no terminal, and steps between records.
+# Seconds between lines if there is no terminal, and between pictures; steps between records.
 LINE_SECONDS = 30.0
 RECORD_STEPS = 10
 
@@ -25,18 +26,19 @@ class TrainLog:
     """The log of a run, written by one of its processes.
 
     Args:
-        folder: folder of `log.jsonl`, which is appended to, and of `tensorboard/`.
+        folder: folder of `log.jsonl`, which is appended to, and of `curves.png`.
+        accelerator: has the trackers.
         total: number of steps of the run.
         done: number of steps already done.
     """
 
-    def __init__(self, folder: Path, total: int, done: int) -> None:
+    def __init__(self, folder: Path, accelerator: Accelerator, total: int, done: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.file = folder / "log.jsonl"
-        self.console = Console()
-        self.writer = SummaryWriter(str(folder / "tensorboard"))
+        self.file, self.picture = folder / "log.jsonl", folder / "curves.png"
+        self.accelerator, self.console = accelerator, Console()
+        self._keep_until(done)
         self.total, self.began, self.first = total, time.monotonic(), done
-        self._shown = 0.0
+        self._shown, self._drawn = 0.0, time.monotonic()
         columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), "{task.fields[told]}")
         self.bar = Progress(*columns, TimeRemainingColumn(), console=self.console, disable=not self.console.is_terminal)
         self._task = self.bar.add_task("training", total=total, completed=done, told="")
@@ -47,7 +49,10 @@ class TrainLog:
 
     def __exit__(self, *_: object) -> None:
         self.bar.stop()
-        self.writer.close()
+
+    def say(self, line: str) -> None:
+        """Print a line."""
+        self.console.print(line, soft_wrap=True, markup=False, highlight=False)
 
     def step(
         self, step: int, tokens: int, new_tokens: int, seconds: float, loss: UnrolledLoss, rate: float, norm: float
@@ -87,15 +92,37 @@ class TrainLog:
             self.console.print(line, soft_wrap=True)
 
     def record(self, values: dict[str, Any]) -> None:
-        """Write a step's values to `log.jsonl` and TensorBoard."""
+        """Write a step's values to `log.jsonl` and the trackers."""
         with self.file.open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(values) + "\n")
-        for name, value in values.items():
-            if isinstance(value, list):
-                for i, part in enumerate(value):
-                    self.writer.add_scalar(f"{name}/{i}", part, values["step"])
-            elif isinstance(value, int | float) and name != "step":
-                self.writer.add_scalar(name, value, values["step"])
+        lists = {
+            f"{n}/{i}": part for n, value in values.items() if isinstance(value, list) for i, part in enumerate(value)
+        }
+        numbers = {n: value for n, value in values.items() if isinstance(value, int | float) and n != "step"}
+        self.accelerator.log({**numbers, **lists}, step=values["step"])
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return all that `log.jsonl` has."""
+        if not self.file.exists():
+            return []
+        return [json.loads(line) for line in self.file.read_text(encoding="utf-8").splitlines()]
+
+    def best(self) -> dict[str, Any] | None:
+        """Return the record of the evaluation with the best tau, the last of equal ones."""
+        return max((r for r in self.records() if "tau" in r), key=lambda r: (r["tau"], r["step"]), default=None)
+
+    def draw(self, at_once: bool) -> None:
+        """Draw the curves so far, now and then only unless `at_once`."""
+        if at_once or time.monotonic() - self._drawn > LINE_SECONDS:
+            draw_curves(self.file, self.picture)
+            self._drawn = time.monotonic()
+
+    def _keep_until(self, done: int) -> None:
+        """Drop the records of steps that a resumed run takes again, and a line that a killed one left torn."""
+        if self.file.exists():
+            lines = self.file.read_text(encoding="utf-8").splitlines(keepends=True)
+            whole = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= done]
+            write_whole(self.file, lambda new: new.write_text("".join(whole), encoding="utf-8"))
 
 
 def draw_curves(log: Path, picture: Path) -> None:
@@ -119,5 +146,5 @@ def draw_curves(log: Path, picture: Path) -> None:
     accuracy.legend()
     tau.plot([record["tokens"] for record in held_out], [record["tau"] for record in held_out], "o-")
     tau.set(title="tau, held out, temperature 0", xlabel="tokens")
-    figure.savefig(picture, dpi=100)
+    write_whole(picture, lambda new: figure.savefig(new, dpi=100, format="png"))
     plt.close(figure)

@@ -1,15 +1,15 @@
 """Loss of a head that is unrolled over its own states, compared at every step with the target."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from specdec.kernels.projection import pad_rows
+from specdec.train_eagle.train_config import LossKind
 
-LossKind = Literal["ce", "kl", "lk-hybrid"]
 # Logits that a CPU processes at a time, so that intermediate results stay in a core's cache.
 CPU_BLOCK = 2**17
 

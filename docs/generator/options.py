@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import MISSING
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -16,7 +15,6 @@ from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.kernels.settings import settings_of
 from specdec.scheduling.scheduler_config import SchedulerConfig
 from specdec.train_eagle.program import app
-from specdec.train_eagle.train_config import TrainConfig
 
 GROUP: Any = typer.main.get_command(app)
 BENCH = "bench"
@@ -94,17 +92,6 @@ def settings_table(*owners: type) -> str:
     return table(["name", "meaning", "allowed", "default"], rows)
 
 
-def training_table() -> str:
-    """Return the settings of a training run."""
-    rows = []
-    for name, field in TrainConfig.model_fields.items():
-        default = "" if field.is_required() or field.default is None else f"`{field.default}`"
-        if isinstance(field.default, Path):
-            default = "demo model"
-        rows.append(_cells(f"`{name}`", field.description or "", default))
-    return table(["setting", "meaning", "default"], rows)
-
-
 def _cells(*texts: str) -> list[str]:
     return [text.replace("|", "\\|") for text in texts]
 
@@ -117,6 +104,5 @@ PARTS: dict[str, Callable[[], str]] = {
     },
     **{f"options-{name}": partial(other_options_table, name) for name in BESIDE_GENERATE},
     f"options-{BENCH}": bench_table,
-    "settings-training": training_table,
     **{name: partial(settings_table, *owners) for name, owners in OWNERS.items()},
 }

@@ -63,11 +63,18 @@ def _parameter(name: str, field: Any, facts: Setting, defaults: Mapping[str, str
         default = getattr(field.default, "name", str(field.default))
     flags = [facts.flags] if facts.flags else []
     shown = facts.help if default is None else f"{facts.help.removesuffix('.')}; default: {default}."
-    kind: Any = _kind(kinds_of(field.type))
-    option = typer.Option(*flags, metavar=facts.metavar, help=shown, show_default=False)
+    kind: Any = Literal[facts.choices] if facts.choices else _kind(kinds_of(field.type))
+    option = typer.Option(*flags, metavar=facts.metavar or _metavar(kind), help=shown, show_default=False)
     annotation: Any = Annotated[kind if is_required else kind | None, option]
     empty = inspect.Parameter.empty if is_required else None
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=empty, annotation=annotation)
+
+
+def _metavar(kind: Any) -> str | None:
+    """Return what stands for an option's value: the choices, or what kind of value it is; None for a switch."""
+    if get_origin(kind) is Literal:
+        return "|".join(get_args(kind))
+    return {bool: None, int: "N", float: "X", list[float]: "X", Path: "PATH"}.get(kind, "TEXT")
 
 
 def _kind(kinds: Sequence[Any]) -> type:
@@ -75,6 +82,8 @@ def _kind(kinds: Sequence[Any]) -> type:
     for kind in kinds:
         if get_origin(kind) is Sequence:
             return list[float] if get_args(kind) == (float,) else list[str]
+    if len(kinds) == 1 and get_origin(kinds[0]) is Literal:
+        return kinds[0]  # type: ignore[no-any-return]
     simple = [kind for kind in kinds if get_origin(kind) is not Literal and kind is not type(None)]
     return simple[0] if len(simple) == 1 and simple[0] in (bool, int, float, Path) else str
 

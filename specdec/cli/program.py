@@ -40,7 +40,7 @@ def _complain(name: str, error: Exception) -> int:
     if not isinstance(error, _UsageError | ValueError | OSError):
         raise error
     message = error.format_message() if isinstance(error, _UsageError) else str(error)
-    line = " ".join(part.strip() for part in message.splitlines())
+    line = " ".join(part.strip() for part in message.splitlines()).replace(": Value error, ", ": ")
     # Arguments may hold bytes that are no UTF-8.
     print(f"{name}:", line.encode(errors="backslashreplace").decode(), file=sys.stderr)
     return 2

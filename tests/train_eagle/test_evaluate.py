@@ -18,11 +18,12 @@ from specdec.train_eagle.accuracy import NO_TOKEN, accuracy, token_ranks
 from specdec.train_eagle.chat_mask import BadConversation, Sample
 from specdec.train_eagle.chat_prompts import question
 from specdec.train_eagle.conversations import BadData, Entry, Place
-from specdec.train_eagle.evaluate import accepted_shares, answer, evaluate, main, measure_tau
 from specdec.train_eagle.evaluation import Evaluation
 from specdec.train_eagle.features import OnlineFeatures
+from specdec.train_eagle.head_evaluation import accepted_shares, answer, evaluate, measure_tau
 from specdec.train_eagle.head_trainer import LossSettings
 from specdec.train_eagle.training_kinds import TRAINING_KINDS
+from tests import stages
 from tests.fakes import TINY, save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
 
 VOCAB = TINY["vocab_size"]
@@ -167,7 +168,7 @@ def test_the_command_reports_what_the_engine_does(
     words = ["--model", str(target), "--draft", str(head), "--data", f"short={short}", f"long={long}", "--out"]
     words += [str(tmp_path / "out"), "--max-tokens", "20", "--dtype", "float64"]
     words += ["--depth", "3", "--branching", "4", "--nodes", "9"]
-    main([*words, "--temperatures", "0", "1"])
+    stages.run("evaluate", [*words, "--temperatures", "0", "1"])
     printed = capsys.readouterr().out
     assert "no question         1" in printed  # what was left out
     found = Evaluation.read(tmp_path / "out" / "evaluation.json")
@@ -190,7 +191,7 @@ def test_the_command_reports_what_the_engine_does(
         assert all(0 <= first <= second <= third <= 1 for first, second, third in by_depth)
     assert (tmp_path / "out" / "evaluation.png").stat().st_size > 1000
     # Accuracy is of the greedy answers, whatever temperatures are asked for.
-    main([*words, "--temperatures", "0.7"])
+    stages.run("evaluate", [*words, "--temperatures", "0.7"])
     assert Evaluation.read(tmp_path / "out" / "evaluation.json").accuracy == found.accuracy
 
 
@@ -259,11 +260,11 @@ def test_refusals_are_one_line_with_a_remedy(
     ]:
         words = [word for pair in {**base, **changes}.items() for word in pair]
         with pytest.raises(SystemExit) as ended:
-            main(words)
+            stages.run("evaluate", words)
         printed = capsys.readouterr().err
         assert (ended.value.code, told in printed, printed.count("\n")) == (2, True, 1), printed
     with pytest.raises(SystemExit):
-        main([*(word for pair in base.items() for word in pair), "--data", f"a={good}", f"a={good}"])
+        stages.run("evaluate", [*(word for pair in base.items() for word in pair), "--data", f"a={good}", f"a={good}"])
     assert "--data names a twice" in capsys.readouterr().err
     with pytest.raises(ValueError, match="not an evaluation"):
         Evaluation.read(Path(good))

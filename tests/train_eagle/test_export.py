@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
 
 from specdec.draft_heads.formats.head_kinds import load_head
@@ -17,9 +18,10 @@ from specdec.draft_heads.heads.eagle3 import Eagle3Head
 from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.models.llama import LlamaModel, load_llama
 from specdec.train_eagle.evaluation import Evaluation, Measured
-from specdec.train_eagle.export import main
+from specdec.train_eagle.head_trainer import LossSettings
 from specdec.train_eagle.training_kinds import TRAINING_KINDS
 from specdec.train_eagle.training_state import TrainingState
+from tests import stages
 from tests.fakes import edit_json, save_random_eagle3, save_random_head, save_random_llama
 from tests.kernel_sets import TORCH
 
@@ -85,14 +87,17 @@ def save_run(kind: str, folder: Path, target: Path, model: LlamaModel) -> EagleH
         if parameter.requires_grad:
             parameter.data.uniform_(-1, 1)
     settings = {"model": str(target), "data": ["prepared"], "head": kind, "lr": 0.002, "unroll": 4}
-    state = TrainingState(folder / "training_state.pt", settings)
+    trainer = TRAINING_KINDS[kind].trainer(head, model.lm_head_weight, LossSettings("ce", 1, 1.0, 1.0, 0.0, 0.0))
+    accelerator = Accelerator(cpu=True)
+    accelerator.prepare(trainer)
+    state = TrainingState(folder, settings, None)
     state.step = 70
-    state.save(head, torch.optim.AdamW(head.parameters()))
+    state.save(accelerator)
     return head
 
 
 def export(*words: object) -> None:
-    main([str(word) for word in words])
+    stages.run("export", words)
 
 
 def load(folder: Path, model: LlamaModel) -> DraftModel:
@@ -210,8 +215,10 @@ def test_refusals_are_one_line_with_a_remedy(
     save_run("eagle3", tmp_path / "run", target, model)
     save_run("eagle", tmp_path / "moved", tmp_path / "gone", model)
     save_random_llama(tmp_path / "wide", hidden_size=48, num_hidden_layers=7)
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "training_state.pt").write_text("no")
+    (tmp_path / "broken" / "state" / "step-00000001").mkdir(parents=True)
+    (tmp_path / "broken" / "state" / "step-00000001" / "progress.json").write_text("no")
+    save_run("eagle", tmp_path / "torn", target, model)
+    (tmp_path / "torn" / "state" / "step-00000070" / "pytorch_model.bin").write_text("no")
     for name, save in (("eagle", save_random_head), ("eagle3", save_random_eagle3)):
         save(tmp_path / name)
         save(tmp_path / f"{name}-more")
@@ -222,8 +229,9 @@ def test_refusals_are_one_line_with_a_remedy(
     edit_json(tmp_path / "eagle3" / "config.json", eagle_aux_hidden_state_layer_ids=None, eagle_config=None)
     (tmp_path / "no.json").write_text("{}")
     for words, told in [
-        (["--run", tmp_path], "no training_state.pt; give the folder `run`"),
-        (["--run", tmp_path / "broken"], "not a training state"),
+        (["--run", tmp_path], "no state of a run; give the folder `run`"),
+        (["--run", tmp_path / "broken"], "not the state of a run"),
+        (["--run", tmp_path / "torn"], "not the weights of a run"),
         (["--run", tmp_path / "moved"], "the run's target is not here; give its folder by --model"),
         (["--run", tmp_path / "run", "--model", tmp_path / "wide"], "not of a head for"),
         (["--run", tmp_path / "run", "--evaluation", tmp_path / "no.json"], "not an evaluation"),

@@ -15,11 +15,11 @@ from specdec.models.llama import load_llama
 from specdec.models.llama_draft import holds_llama
 from specdec.train_eagle.accuracy import accuracy
 from specdec.train_eagle.chat_mask import Sample
-from specdec.train_eagle.export import main as export
 from specdec.train_eagle.prepared_data import PreparedData
-from specdec.train_eagle.train import Run
-from specdec.train_eagle.train_config import TrainConfig
+from specdec.train_eagle.read_config import read_config
+from specdec.train_eagle.train_run import Run
 from specdec.train_eagle.training_kinds import TRAINING_KINDS
+from tests import stages
 from tests.fakes import TINY, save_random_llama
 from tests.gated_head import GatedHead, GatedKind, GatedTraining
 from tests.kernel_sets import TORCH
@@ -91,14 +91,14 @@ def test_it_is_trained_saved_and_exported(target: Path, tmp_path: Path) -> None:
     prepared.add([Sample(text, [i > 4 for i in range(16)]) for text in texts])
     settings = {"model": target, "data": [tmp_path / "data"], "out": tmp_path / "head", "head": "gated", "held_out": 2}
     settings |= {"epochs": 1, "batch_tokens": 64, "unroll": 2, "evaluate_prompts": 2, "mixed_precision": "no"}
-    run = Run(TrainConfig.read(settings))
+    run = Run(read_config(settings))
     before = run.head.gate.weight.clone()
     run.train()
     assert not torch.equal(run.head.gate.weight, before)
     trained = load_file(tmp_path / "head" / "model.safetensors")
     assert torch.equal(trained["gate.weight"], run.head.gate.weight.bfloat16())
-    export(["--run", str(tmp_path / "head" / "run"), "--out", str(tmp_path / "out"), "--model", str(target)])
-    export(["--draft", str(tmp_path / "out"), "--out", str(tmp_path / "again")])
+    stages.run("export", ["--run", tmp_path / "head" / "run", "--out", tmp_path / "out", "--model", target])
+    stages.run("export", ["--draft", tmp_path / "out", "--out", tmp_path / "again"])
     assert json.loads((tmp_path / "again" / "config.json").read_text())["architectures"] == ["GatedHeadModel"]
     assert "# Gated head" in (tmp_path / "out" / "README.md").read_text()
     assert torch.equal(load_file(tmp_path / "again" / "model.safetensors")["gate.weight"], trained["gate.weight"])
@@ -107,6 +107,6 @@ def test_it_is_trained_saved_and_exported(target: Path, tmp_path: Path) -> None:
 def test_settings_of_other_kinds_are_refused(tmp_path: Path) -> None:
     settings = {"data": [tmp_path], "out": tmp_path, "head": "gated", "draft_vocab_size": 5}
     with pytest.raises(ValueError, match="draft_vocab_size is for eagle3 heads; leave it out of a run for gated"):
-        TrainConfig.read(settings)
+        read_config(settings)
     with pytest.raises(ValueError, match="head is 'gate'; it must be one of eagle, eagle3, gated"):
-        TrainConfig.read({**settings, "head": "gate"})
+        read_config({**settings, "head": "gate"})

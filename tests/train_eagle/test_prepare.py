@@ -16,8 +16,9 @@ from transformers import PreTrainedTokenizerFast
 from specdec.models.tokenizer import load_pretrained
 from specdec.train_eagle import prepared_data
 from specdec.train_eagle.chat_mask import ChatMask, Message, Sample
-from specdec.train_eagle.prepare import main, prepare
+from specdec.train_eagle.preparation import prepare
 from specdec.train_eagle.prepared_data import PreparedData
+from tests import stages
 
 TEMPLATE = (
     "{% for m in messages %}{{ '<' + m['role'] + '> ' + m['content'] + ' <end> ' }}{% endfor %}"
@@ -322,7 +323,7 @@ def test_a_folder_without_an_index_is_named(content: str | None, tmp_path: Path)
 
 
 def run(model: Path, data: Path, out: Path, *more: str) -> None:
-    main(["--model", str(model), "--data", str(data), "--out", str(out), *more])
+    stages.run("prepare", ["--model", model, "--data", data, "--out", out, *more])
 
 
 def test_the_command_shows_what_is_trained(

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,13 @@ import torch
 from safetensors.torch import load_file
 
 from specdec import LLM, DraftShape, SamplingParams
-from specdec.train_eagle.prepare import prepare
-from specdec.train_eagle.train import Run, main
+from specdec.train_eagle import train_log
+from specdec.train_eagle.preparation import prepare
+from specdec.train_eagle.program import main as program
+from specdec.train_eagle.read_config import read_config
 from specdec.train_eagle.train_config import TrainConfig
+from specdec.train_eagle.train_run import Run
+from specdec.train_eagle.training_state import SavedRun, saved_run
 from tests.word_llama import WORDS, save_word_llama
 
 REPOSITORY = Path(__file__).parents[2]
@@ -62,7 +67,7 @@ def config(target: Path, data: Path, out: Path, **changes: Any) -> TrainConfig:
         "evaluate_prompts": 0,
         **changes,
     }
-    return TrainConfig.read(settings)
+    return read_config(settings)
 
 
 def losses(out: Path) -> list[float]:
@@ -112,36 +117,55 @@ def test_a_pass_computed_again_gives_the_same_gradients(target: Path, data: Path
 
 
 def command(target: Path, data: Path, out: Path, *more: str) -> list[str]:
-    words = ["-m", "specdec.train_eagle.train", "--model", target, "--data", data, "--out", out, "--held-out", "4"]
+    words = ["--model", target, "--data", data, "--out", out, "--held-out", "4"]
     words += ["--batch-tokens", "200", "--warmup-steps", "2", "--lr", "3e-3", "--unroll", "2", "--noise", "0.05"]
     words += ["--mixed-precision", "no", "--evaluate-prompts", "0", *more]
     return [str(word) for word in words]
+
+
+def main(words: list[str], code: int = 0) -> None:
+    """`specdec train`, with its exit code."""
+    with pytest.raises(SystemExit) as ended:
+        program(["train", *words])
+    assert ended.value.code == code
 
 
 def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
-def test_a_killed_run_goes_on_to_the_same_weights(target: Path, data: Path, tmp_path: Path) -> None:
+def last(out: Path) -> SavedRun:
+    saved = saved_run(out / "run")
+    assert saved is not None
+    return saved
+
+
+def test_a_killed_run_goes_on_to_the_same_weights(
+    target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """By kill -9, in the middle of a step, after some checkpoint."""
     settings = ("--epochs", "40", "--checkpoint-minutes", "0.0001")
-    words = [sys.executable, *command(target, data, tmp_path / "cut", *settings)]
-    state = tmp_path / "cut" / "run" / "training_state.pt"
+    words = [sys.executable, "-m", "specdec.train_eagle.train", *command(target, data, tmp_path / "cut", *settings)]
+    state = tmp_path / "cut" / "run" / "state"
     run = subprocess.Popen(words, env=environment(), stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
-    while not state.exists() and run.poll() is None and time.monotonic() < deadline:
+    while not list(state.glob("step-*")) and run.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0.2)
     run.send_signal(signal.SIGKILL)
     assert run.wait() == -signal.SIGKILL, "it came to its end before it was killed"
-    cut_at = torch.load(state, weights_only=True)["step"]
-    main(command(target, data, tmp_path / "cut", *settings)[2:])
-    main(command(target, data, tmp_path / "whole", *settings)[2:])
-    whole = torch.load(tmp_path / "whole" / "run" / "training_state.pt", weights_only=True)
-    cut = torch.load(state, weights_only=True)
-    assert 0 < cut_at < whole["step"] == cut["step"]
-    for name, tensor in whole["head"].items():
-        assert torch.equal(tensor, cut["head"][name]), name
+    cut_at = last(tmp_path / "cut").step
+    capsys.readouterr()
+    main(command(target, data, tmp_path / "cut", *settings))
+    assert f"resumes   after step {cut_at} of " in capsys.readouterr().out
+    main(command(target, data, tmp_path / "whole", *settings))
+    whole, cut = last(tmp_path / "whole"), last(tmp_path / "cut")
+    assert 0 < cut_at < whole.step == cut.step
+    for name, tensor in whole.head().items():
+        assert torch.equal(tensor, cut.head()[name]), name
+    # The records of steps that were taken again are there once.
+    steps = [json.loads(line)["step"] for line in (tmp_path / "cut" / "run" / "log.jsonl").read_text().splitlines()]
+    assert steps == sorted(steps)
     saved = [load_file(tmp_path / name / "model.safetensors") for name in ("whole", "cut")]
     assert all(torch.equal(tensor, saved[1][name]) for name, tensor in saved[0].items())
 
@@ -149,15 +173,15 @@ def test_a_killed_run_goes_on_to_the_same_weights(target: Path, data: Path, tmp_
 def test_two_processes_are_one_that_accumulates_twice(target: Path, data: Path, tmp_path: Path) -> None:
     settings = ("--epochs", "2", "--checkpoint-minutes", "60")
     alone = command(target, data, tmp_path / "one", *settings, "--accumulate", "2")
-    main(alone[2:])
+    main(alone)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    both = [*torchrun, *command(target, data, tmp_path / "two", *settings)]
+    both = [*torchrun, "-m", "specdec.train_eagle.train", *command(target, data, tmp_path / "two", *settings)]
     done = subprocess.run(both, env=environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
-    heads = [torch.load(tmp_path / name / "run" / "training_state.pt", weights_only=True) for name in ("one", "two")]
-    assert heads[0]["step"] == heads[1]["step"] > 5
-    for name, tensor in heads[0]["head"].items():
-        torch.testing.assert_close(tensor, heads[1]["head"][name], rtol=2e-3, atol=2e-5)
+    one, two = last(tmp_path / "one"), last(tmp_path / "two")
+    assert one.step == two.step > 5
+    for name, tensor in one.head().items():
+        torch.testing.assert_close(tensor, two.head()[name], rtol=2e-3, atol=2e-5)
 
 
 @pytest.mark.parametrize(
@@ -178,14 +202,15 @@ def test_what_is_no_setting_is_refused_by_name(
         config(target, data, tmp_path, **words)
 
 
-def test_settings_come_from_a_file_and_flags_win(tmp_path: Path) -> None:
+def test_settings_come_from_a_file_and_options_win(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
-    file.write_text("data: [a, b]\nout: c\nlr: 0.5\nepochs: 7\n")
-    found = TrainConfig.parse(["--config", str(file), "--lr", "0.25"], None)
+    file.write_text("data: [a, b]\nout: c\nlr: 1e-4\nepochs: 7\n")
+    assert read_config({}, file).lr == 1e-4
+    found = read_config({"lr": 0.25}, file)
     assert (found.data, found.lr, found.epochs) == ([Path("a"), Path("b")], 0.25, 7)
     file.write_text("data: [a]\nout: c\nlearning_rate: 1\n")
     with pytest.raises(ValueError, match="learning_rate is no setting"):
-        TrainConfig.parse(["--config", str(file)], None)
+        read_config({}, file)
 
 
 def test_a_folder_of_another_run_is_refused(
@@ -195,8 +220,7 @@ def test_a_folder_of_another_run_is_refused(
     with pytest.raises(ValueError, match="holds a run with another lr"):
         Run(config(target, data, tmp_path, epochs=1, lr=1.0))
     capsys.readouterr()
-    with pytest.raises(SystemExit, match="2"):
-        main(["--data", "null_block_table", "--out", str(tmp_path)])
+    main(["--data", "null_block_table", "--out", str(tmp_path)], code=2)
     told = capsys.readouterr().err
     assert "null_block_table" in told
     assert told.count("\n") == 1
@@ -211,7 +235,62 @@ def test_a_run_goes_on_from_another_ones_head(target: Path, data: Path, tmp_path
     Run(config(target, data, tmp_path / "first", epochs=4)).train()
     Run(config(target, data, tmp_path / "second", start=tmp_path / "first" / "run", lr=1e-9, seed=5)).train()
     assert losses(tmp_path / "second")[0] < losses(tmp_path / "first")[0] - 0.5
-    with pytest.raises(ValueError, match=r"holds no training_state\.pt"):
+    with pytest.raises(ValueError, match="holds no state of a run; start names"):
         Run(config(target, data, tmp_path / "third", start=tmp_path / "null_block_table"))
     with pytest.raises(ValueError, match="its head does not fit: Unexpected key"):
         Run(config(target, data, tmp_path / "third", start=tmp_path / "first" / "run", head="eagle"))
+
+
+def test_a_run_says_what_it_does_and_keeps_its_settings(
+    target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Plan, begin or resume, summary; and the settings as a file that trains the same head."""
+    words = command(target, data, tmp_path / "a", "--epochs", "1")
+    main(words)
+    first = capsys.readouterr().out
+    for start in (
+        "data      60 conv",
+        "head      eagle3, ",
+        "steps     ",
+        "minutes   about ",
+        "begins    a new run in ",
+    ):
+        assert f"\n{start}" in f"\n{first}"
+    assert "held out: {'step'" in first
+    assert "\ntrained   " in first
+    assert "\nnext      specdec evaluate --model " in first
+    main(words)
+    again = capsys.readouterr().out
+    assert "\nresumes   after step " in again
+    kept = last(tmp_path / "a").head()
+    main([*words, "--no-resume"])
+    assert "\nbegins    a new run" in capsys.readouterr().out
+    main(["--config", str(tmp_path / "a" / "run" / "settings.yaml"), "--out", str(tmp_path / "b")])
+    for out in ("a", "b"):
+        assert all(torch.equal(tensor, kept[name]) for name, tensor in last(tmp_path / out).head().items())
+    main([*command(target, data, tmp_path / "c"), "--resume"], code=2)
+    assert "c/run: holds no state to resume; leave out --resume" in capsys.readouterr().err
+
+
+def test_curves_are_drawn_while_it_runs(
+    target: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = []
+
+    def draw(log: Path, _: Path) -> None:
+        steps.append(json.loads(log.read_text().splitlines()[-1]))
+
+    monkeypatch.setattr(train_log, "draw_curves", draw)
+    run = Run(config(target, data, tmp_path, epochs=3, evaluate_every=1))
+    run.train()
+    assert len({record["step"] for record in steps}) == 3
+    assert steps[0]["step"] < steps[-1]["step"] == run.total
+
+
+def test_trackers_are_chosen(target: Path, data: Path, tmp_path: Path) -> None:
+    Run(config(target, data, tmp_path / "none", epochs=1, tracker="none")).train()
+    assert not (tmp_path / "none" / "run" / "tensorboard").exists()
+    if find_spec("wandb") is not None:
+        pytest.skip("wandb is installed")
+    with pytest.raises(ValueError, match="tracker is wandb, which is not installed; run: pip install wandb"):
+        Run(config(target, data, tmp_path / "wandb", tracker="wandb"))

@@ -1,0 +1,109 @@
+"""Evaluation of a head: tokens per target step and speed, measured by the engine itself, and accuracy."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from specdec.core.outputs import RequestOutput, SpeculationStats
+from specdec.core.sampling_params import SamplingParams
+from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.kernels.settings import KernelChoice
+from specdec.llm import LLM
+from specdec.train_eagle.accuracy import accuracy, head_of
+from specdec.train_eagle.chat_prompts import read_prompts
+from specdec.train_eagle.conversations import BadData, open_source
+from specdec.train_eagle.evaluation import Evaluation, Measured
+
+# Requests at once, and tokens of a step besides their trees.
+SEATS = 32
+PROMPT_TOKENS = 1 << 14
+# EAGLE-2's published tree.
+SHAPE = DraftShape(6, 10, 60)
+
+
+def measure_tau(
+    model: Path,
+    head: Path,
+    prompts: Sequence[list[int]],
+    temperature: float = 0.0,
+    max_tokens: int = 96,
+    shape: DraftShape = SHAPE,
+    dtype: str = "auto",
+) -> SpeculationStats:
+    """Measure tau on prompts (token ids) with every tree as large as `shape` allows and seeds 0, 1, …"""
+    llm = engine(model, head, shape, dtype)
+    return SpeculationStats.total(output.stats for output in answer(llm, prompts, temperature, max_tokens))
+
+
+def engine(model: Path, head: Path, shape: DraftShape, dtype: str, kernels: KernelChoice = "auto") -> LLM:
+    """Build an engine whose token budget has room for every row's whole tree in every step, prompts included."""
+    return LLM(
+        model,
+        head,
+        dtype=dtype,
+        kernels=kernels,
+        shape=shape,
+        adaptive_drafts=False,
+        max_num_seqs=SEATS,
+        max_num_batched_tokens=SEATS * (1 + shape.nodes) + PROMPT_TOKENS,
+    )
+
+
+def answer(llm: LLM, prompts: Sequence[list[int]], temperature: float, max_tokens: int) -> list[RequestOutput]:
+    """Answer prompts with seeds 0, 1, …"""
+    params = [SamplingParams(temperature=temperature, seed=i, max_tokens=max_tokens) for i in range(len(prompts))]
+    return llm.generate(list(prompts), params, use_tqdm=False)
+
+
+def accepted_shares(stats: SpeculationStats) -> list[float]:
+    """Return the share of steps that accept a draft token of depth 1, 2, …"""
+    return [round(count / max(1, stats.steps), 4) for count in stats.accepted_per_depth]
+
+
+def evaluate(
+    model: Path,
+    draft: Path,
+    domains: Mapping[str, str | Path],
+    bad: BadData,
+    temperatures: Sequence[float] = (0.0, 1.0),
+    limit: int | None = 100,
+    max_tokens: int = 128,
+    shape: DraftShape = SHAPE,
+    dtype: str = "auto",
+) -> Evaluation:
+    """Measure a head.
+
+    Args:
+        domains: files or data sets of conversations, by a name for each.
+        bad: counts the entries that are left out.
+        limit: most entries per domain.
+
+    Raises:
+        ValueError: a setting, a source, the target or the head is unusable.
+    """
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit is {limit}; it must be at least 1")
+    for temperature in temperatures:
+        SamplingParams(temperature=temperature, max_tokens=max_tokens)
+    sources = {name: open_source(source) for name, source in domains.items()}
+    # Accuracy runs the layers with an attention of its own, which layers in one call do not take.
+    llm = engine(model, draft, shape, dtype, "auto" if torch.cuda.is_available() else "torch")
+    head_of(llm)
+    if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
+        raise ValueError(f"{model}: no chat template; add a chat_template.jinja to the folder")
+    prompts = {name: read_prompts(llm, source, limit, max_tokens, bad) for name, source in sources.items()}
+    measured, accuracies = [], {}
+    for name, asked in prompts.items():
+        # Accuracy is measured on greedy answers, which are always made.
+        answers = {t: answer(llm, asked, t, max_tokens) for t in dict.fromkeys((*temperatures, 0.0))}
+        accuracies[name] = accuracy(llm, answers[0.0], shape.depth)
+        for temperature in dict.fromkeys(temperatures):
+            found = SpeculationStats.total(output.stats for output in answers[temperature])
+            shares = accepted_shares(found)
+            shares += [0.0] * (shape.depth - len(shares))
+            tau = round(found.tau, 4)
+            measured.append(Measured(name, temperature, len(asked), tau, shares, found.tokens, found.steps))
+    precision = llm.config.dtype
+    settings = (str(model), str(draft), precision, max_tokens, shape.depth, shape.branching, shape.nodes)
+    return Evaluation(*settings, measured, accuracies)

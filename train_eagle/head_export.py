@@ -1,0 +1,139 @@
+"""Export of a trained head to a folder that can be published: official layout of its kind, and a model card."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from specdec.core.device import DTYPES
+from specdec.draft_heads.formats.head_kind import HeadDescription
+from specdec.draft_heads.formats.head_kinds import describe_folder
+from specdec.draft_heads.heads.draft_head import FeatureHead, TargetParts
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context, first_line, read_config
+from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.kernels.kernel_set import torch_kernels
+from specdec.kernels.projection import Projection
+from specdec.models.llama import LlamaModel
+from specdec.train_eagle.evaluation import Evaluation
+from specdec.train_eagle.model_card import model_card
+from specdec.train_eagle.training_kind import TrainingKind
+from specdec.train_eagle.training_kinds import TRAINING_KINDS
+from specdec.train_eagle.training_state import saved_run
+from specdec.verify.noise import GumbelNoise
+
+
+class Trained(NamedTuple):
+    """A trained head and its origin.
+
+    Attributes:
+        kind: the head's kind.
+        head: the head in float32 on the CPU.
+        recipe: settings of its training, as far as known.
+        target: name or path of its target, if known.
+    """
+
+    kind: TrainingKind[Any]
+    head: FeatureHead
+    recipe: dict[str, Any]
+    target: str | None
+
+
+def from_run(folder: Path, target: Path | None = None) -> Trained:
+    """Read the last head of a training run.
+
+    Args:
+        folder: folder of the run's state, OUT/run.
+        target: checkpoint folder of its target; None for the folder that the run used.
+
+    Raises:
+        ValueError: there is no such run or target.
+    """
+    saved = saved_run(folder)
+    if saved is None:
+        raise ValueError(f"{folder}: no state of a run; give the folder `run` in what train wrote, or --draft")
+    settings, tensors = dict(saved.settings), saved.head()
+    try:
+        kind, named = TRAINING_KINDS[settings["head"]], settings.pop("model")
+    except LookupError as error:
+        raise ValueError(f"{saved.folder}: not the state of a run: {first_line(error)}; train again") from None
+    target = target or Path(named)
+    if not target.is_dir():
+        raise ValueError(f"{target}: the run's target is not here; give its folder by --model")
+    with error_context(target):
+        sizes = LlamaConfig.from_json(read_config(target))
+    try:
+        with torch.device("meta"):
+            head = kind.new(LlamaModel(sizes), tensors.get("draft_tokens"))
+        head.load_state_dict(tensors, assign=True)
+    except (RuntimeError, IndexError):
+        raise ValueError(f"{folder}: not of a head for {target}; give the run's own target by --model") from None
+    recipe = {name: value for name, value in settings.items() if name not in ("data", "start", "processes")}
+    return Trained(kind, head.float(), {**recipe, "steps": saved.step}, str(target))
+
+
+def from_folder(folder: Path, target: Path | None = None) -> Trained:
+    """Read a head from a folder.
+
+    Args:
+        target: checkpoint folder of its target, needed if config.json leaves open which layers the head reads.
+
+    Raises:
+        ValueError: there is no head, or one that the official layout cannot hold.
+    """
+    found = describe_folder(folder)
+    with error_context(folder):
+        found.kind.check_official(found)
+        llama = replace(found.config.llama, num_layers=_num_layers(found, target))
+        # Nothing of the target is written, so placeholders for its matrices do.
+        device, nothing = torch.device("cpu"), torch.zeros(1).expand(llama.vocab_size, llama.hidden_size)
+        parts = TargetParts(nothing, Projection(nothing), llama)
+        loaded = found.kind.build(found, parts, torch_kernels(GumbelNoise(device)))
+        if loaded.other is not None:
+            raise CheckpointError("config.json leaves open how it counts the layers it reads; give both countings")
+    head, kind = loaded.draft.head, TRAINING_KINDS[found.kind.name]
+    assert isinstance(head, FeatureHead)
+    named = found.settings.verifier or (None if target is None else str(target))
+    return Trained(kind, head, dict(read_config(folder).get("training") or {}), named)
+
+
+def _num_layers(found: HeadDescription[Any], target: Path | None) -> int:
+    """Return the number of the target's layers, or without a target one that has all the layers that the head reads."""
+    if target is not None:
+        with error_context(target):
+            config = LlamaConfig.from_json(read_config(target))
+        return config.num_layers
+    if found.taps is None:
+        return 0
+    if found.taps.ids is not None and found.taps.settled_by:
+        return max(found.taps.ids)
+    raise CheckpointError("config.json leaves open which layers it reads; give the folder of its target by --model")
+
+
+def export(trained: Trained, folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Write config.json and model.safetensors in the official layout of the head's kind.
+
+    Raises:
+        ValueError: the head has a setting that the layout cannot express.
+    """
+    names = [trained.kind.architecture]
+    settings: dict[str, Any] = {"architectures": names, "torch_dtype": str(dtype).removeprefix("torch.")}
+    if trained.recipe:
+        settings["training"] = trained.recipe
+    trained.kind.files.save(trained.head, folder, settings, dtype)
+
+
+def export_folder(
+    trained: Trained,
+    folder: Path,
+    dtype: str,
+    base_model: str | None,
+    licence: str | None,
+    evaluation: Evaluation | None,
+    notes: str | None,
+) -> None:
+    """Write a head with its model card; see `export` and `model_card`."""
+    export(trained, folder, DTYPES[dtype])
+    name = folder.resolve().name
+    card = model_card(name, trained.kind, trained.head, trained.recipe, base_model, licence, evaluation, notes)
+    (folder / "README.md").write_text(card, encoding="utf-8")
