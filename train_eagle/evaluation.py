@@ -33,6 +33,8 @@ class Measured:
         accepted_per_depth: share of steps that accept a draft token of depth 1, 2, …
         tokens: number of tokens that the steps emitted.
         steps: number of target steps.
+        tok_per_s, plain_tok_per_s: tokens per second of single requests, with adaptive trees and without drafts; None
+            if not measured.
     """
 
     domain: str
@@ -42,11 +44,19 @@ class Measured:
     accepted_per_depth: list[float]
     tokens: int
     steps: int
+    tok_per_s: float | None = None
+    plain_tok_per_s: float | None = None
 
     @property
-    def cells(self) -> tuple[str, str, str, str]:
-        """Domain, temperature, tau and accepted shares for a table."""
-        return self.domain, f"{self.temperature:g}", f"{self.tau:.2f}", format_shares(self.accepted_per_depth)
+    def speedup(self) -> float | None:
+        """Speed over plain decoding, if it was measured."""
+        return self.tok_per_s / self.plain_tok_per_s if self.tok_per_s and self.plain_tok_per_s else None
+
+    @property
+    def cells(self) -> tuple[str, str, str, str, str]:
+        """Domain, temperature, tau, speed over plain decoding and accepted shares for a table."""
+        speed = "" if self.speedup is None else f"{self.speedup:.2f}"
+        return self.domain, f"{self.temperature:g}", f"{self.tau:.2f}", speed, format_shares(self.accepted_per_depth)
 
 
 @dataclass(frozen=True)
@@ -60,6 +70,7 @@ class Evaluation:
         measured: acceptance by domain and temperature.
         accuracy: by domain and depth, how often the target's next token at temperature 0 is among the head's 1, 2 and
             3 likeliest tokens, given that its drafts so far were right.
+        machine: what the speeds were measured on.
     """
 
     model: str
@@ -71,6 +82,7 @@ class Evaluation:
     nodes: int
     measured: list[Measured]
     accuracy: dict[str, list[list[float]]]
+    machine: str = ""
 
     @classmethod
     def read(cls, file: Path) -> "Evaluation":
@@ -96,7 +108,7 @@ class Evaluation:
     def tables(self) -> Iterator[Table]:
         """Yield the tables of tau and of accuracy."""
         title = f"drafts verified, trees of {self.depth},{self.branching},{self.nodes}"
-        tau = Table("text", "temperature", "tau", "accepted at depth 1, 2, …", "tokens", "steps", title=title)
+        tau = Table("text", "temperature", "tau", "speed", "accepted at depth 1, 2, …", "tokens", "steps", title=title)
         for row in self.measured:
             tau.add_row(*row.cells, f"{row.tokens:,}", f"{row.steps:,}")
         yield tau

@@ -1,10 +1,14 @@
 """Evaluation of a head: tokens per target step and speed, measured by the engine itself, and accuracy."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from specdec.bench.environment import environment
+from specdec.config import EAGLE2_SHAPE, default_shape
+from specdec.core.device import resolve_device
 from specdec.core.outputs import RequestOutput, SpeculationStats
 from specdec.core.sampling_params import SamplingParams
 from specdec.draft_heads.drafting.draft_shape import DraftShape
@@ -14,12 +18,13 @@ from specdec.train_eagle.accuracy import accuracy, head_of
 from specdec.train_eagle.chat_prompts import read_prompts
 from specdec.train_eagle.conversations import BadData, open_source
 from specdec.train_eagle.evaluation import Evaluation, Measured
+from specdec.train_eagle.speed import measure_speed
 
 # Requests at once, and tokens of a step besides their trees.
 SEATS = 32
 PROMPT_TOKENS = 1 << 14
-# EAGLE-2's published tree.
-SHAPE = DraftShape(6, 10, 60)
+# Heads of a training run are compared by EAGLE-2's published tree.
+SHAPE = EAGLE2_SHAPE
 
 
 def measure_tau(
@@ -69,8 +74,9 @@ def evaluate(
     temperatures: Sequence[float] = (0.0, 1.0),
     limit: int | None = 100,
     max_tokens: int = 128,
-    shape: DraftShape = SHAPE,
+    shape: DraftShape | None = None,
     dtype: str = "auto",
+    speed_prompts: int = 0,
 ) -> Evaluation:
     """Measure a head.
 
@@ -78,6 +84,8 @@ def evaluate(
         domains: files or data sets of conversations, by a name for each.
         bad: counts the entries that are left out.
         limit: most entries per domain.
+        shape: bounds of draft trees; None for those of `specdec generate` on this device.
+        speed_prompts: prompts per domain that are answered with and without the head to measure its speed.
 
     Raises:
         ValueError: a setting, a source, the target or the head is unusable.
@@ -87,6 +95,7 @@ def evaluate(
     for temperature in temperatures:
         SamplingParams(temperature=temperature, max_tokens=max_tokens)
     sources = {name: open_source(source) for name, source in domains.items()}
+    shape = shape or default_shape(resolve_device("auto").type)
     # Accuracy runs the layers with an attention of its own, which layers in one call do not take.
     llm = engine(model, draft, shape, dtype, "auto" if torch.cuda.is_available() else "torch")
     head_of(llm)
@@ -94,6 +103,8 @@ def evaluate(
         raise ValueError(f"{model}: no chat template; add a chat_template.jinja to the folder")
     prompts = {name: read_prompts(llm, source, limit, max_tokens, bad) for name, source in sources.items()}
     measured, accuracies = [], {}
+    # As generate builds them: with any kernels, and trees that adapt.
+    pair = [LLM(model, head, dtype=dtype, shape=shape) for head in (draft, None)] if speed_prompts else []
     for name, asked in prompts.items():
         # Accuracy is measured on greedy answers, which are always made.
         answers = {t: answer(llm, asked, t, max_tokens) for t in dict.fromkeys((*temperatures, 0.0))}
@@ -103,7 +114,13 @@ def evaluate(
             shares = accepted_shares(found)
             shares += [0.0] * (shape.depth - len(shares))
             tau = round(found.tau, 4)
-            measured.append(Measured(name, temperature, len(asked), tau, shares, found.tokens, found.steps))
+            row = Measured(name, temperature, len(asked), tau, shares, found.tokens, found.steps)
+            if pair:
+                speed = measure_speed(pair[0], pair[1], asked[:speed_prompts], temperature, max_tokens)
+                row = replace(row, tok_per_s=round(speed.drafted, 3), plain_tok_per_s=round(speed.plain, 3))
+            measured.append(row)
     precision = llm.config.dtype
     settings = (str(model), str(draft), precision, max_tokens, shape.depth, shape.branching, shape.nodes)
-    return Evaluation(*settings, measured, accuracies)
+    facts = environment()
+    machine = facts["gpu"] or f"{facts['processor']}, {facts['threads']} threads"
+    return Evaluation(*settings, measured, accuracies, machine)

@@ -17,6 +17,8 @@ from specdec.kernels.projection import Projection
 from specdec.models.llama import LlamaModel
 from specdec.train_eagle.evaluation import Evaluation
 from specdec.train_eagle.model_card import model_card
+from specdec.train_eagle.target_name import target_name
+from specdec.train_eagle.train_plan import source_names
 from specdec.train_eagle.training_kind import TrainingKind
 from specdec.train_eagle.training_kinds import TRAINING_KINDS
 from specdec.train_eagle.training_state import saved_run
@@ -30,7 +32,7 @@ class Trained(NamedTuple):
         kind: the head's kind.
         head: the head in float32 on the CPU.
         recipe: settings of its training, as far as known.
-        target: name or path of its target, if known.
+        target: name of its target, if known.
     """
 
     kind: TrainingKind[Any]
@@ -68,8 +70,11 @@ def from_run(folder: Path, target: Path | None = None) -> Trained:
         head.load_state_dict(tensors, assign=True)
     except (RuntimeError, IndexError):
         raise ValueError(f"{folder}: not of a head for {target}; give the run's own target by --model") from None
-    recipe = {name: value for name, value in settings.items() if name not in ("data", "start", "processes")}
-    return Trained(kind, head.float(), {**recipe, "steps": saved.step}, str(target))
+    left_out = ("data", "out", "features", "start", "processes", "tracker")
+    recipe = {name: value for name, value in settings.items() if name not in left_out}
+    name = target_name(target)
+    told = {"target": name, "data": source_names(Path(folder) for folder in settings.get("data", ()))}
+    return Trained(kind, head.float(), {**told, **recipe, "steps": saved.step}, name)
 
 
 def from_folder(folder: Path, target: Path | None = None) -> Trained:
@@ -93,8 +98,9 @@ def from_folder(folder: Path, target: Path | None = None) -> Trained:
             raise CheckpointError("config.json leaves open how it counts the layers it reads; give both countings")
     head, kind = loaded.draft.head, TRAINING_KINDS[found.kind.name]
     assert isinstance(head, FeatureHead)
-    named = found.settings.verifier or (None if target is None else str(target))
-    return Trained(kind, head, dict(read_config(folder).get("training") or {}), named)
+    recipe = dict(read_config(folder).get("training") or {})
+    named = target_name(target) if target is not None else found.settings.verifier or recipe.get("target")
+    return Trained(kind, head, recipe, named)
 
 
 def _num_layers(found: HeadDescription[Any], target: Path | None) -> int:
@@ -133,6 +139,8 @@ def export_folder(
     notes: str | None,
 ) -> None:
     """Write a head with its model card; see `export` and `model_card`."""
+    if base_model is not None and trained.recipe:
+        trained = trained._replace(recipe={**trained.recipe, "target": base_model})
     export(trained, folder, DTYPES[dtype])
     name = folder.resolve().name
     card = model_card(name, trained.kind, trained.head, trained.recipe, base_model, licence, evaluation, notes)

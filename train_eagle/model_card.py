@@ -11,7 +11,7 @@ from specdec.train_eagle.training_kind import TrainingKind
 
 UNKNOWN = "TARGET"
 # Settings of a run that do not affect its head.
-UNTOLD = ("checkpoint_minutes", "evaluate_every", "evaluate_prompts", "gradient_checkpointing")
+UNTOLD = ("checkpoint_minutes", "evaluate_every", "evaluate_prompts", "gradient_checkpointing", "tracker", "out")
 
 
 def model_card(
@@ -29,7 +29,7 @@ def model_card(
     Args:
         name: name of the head's folder.
         recipe: settings of the training.
-        base_model: name of the target; None if unknown.
+        base_model: name of the target, not a path; None if unknown.
         licence: the head's licence.
         notes: Markdown that is inserted unchanged.
     """
@@ -45,7 +45,7 @@ def model_card(
     sections = [f"---\n{yaml.safe_dump(given, sort_keys=False, allow_unicode=True)}---", title, _summary(kind, head)]
     sections += [notes] if notes else []
     if recipe:
-        rows = [(f"`{setting}`", str(value)) for setting, value in recipe.items() if setting not in UNTOLD]
+        rows = [(f"`{setting}`", _shown(value)) for setting, value in recipe.items() if setting not in UNTOLD]
         sections += ["## Training", _table(("setting", "value"), rows)]
     sections += _figures(evaluation) if evaluation else []
     return "\n\n".join([*sections, _use(name, kind, head, base_model or UNKNOWN)]) + "\n"
@@ -67,12 +67,14 @@ def _summary(kind: TrainingKind[Any], head: FeatureHead) -> str:
 def _figures(found: Evaluation) -> list[str]:
     tree = f"Trees of depth {found.depth}, branching {found.branching} and {found.nodes} nodes"
     rows = [(*row.cells, f"{row.prompts:,}") for row in found.measured]
+    is_timed = any(row.speedup is not None for row in found.measured)
+    speed = f" Speed is over plain decoding, one request at a time ({found.machine})." if is_timed else ""
     ranks = [(domain, f"top {place}", format_shares(shares)) for domain, place, shares in found.ranked()]
     return [
         "## Figures",
         f"{tree}; {found.dtype}; answers of at most {found.max_tokens} tokens. "
-        "Tau is the mean number of tokens per target step.",
-        _table(("text", "temperature", "tau", "steps that accept depth 1, 2, …", "prompts"), rows),
+        f"Tau is the mean number of tokens per target step.{speed}",
+        _table(("text", "temperature", "tau", "speed", "steps that accept depth 1, 2, …", "prompts"), rows),
         "How often the target's next token is among the head's likeliest, given that its drafts so far are right:",
         _table(("text", "among", "at depth 1, 2, …"), ranks),
     ]
@@ -92,6 +94,10 @@ def _use(name: str, kind: TrainingKind[Any], head: FeatureHead, base: str) -> st
         )
     listed = "\n".join(commands.values())
     return f"## Use\n\nWith {', '.join(commands)}:\n\n```\n{listed}\n```"
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -66,6 +66,9 @@ class EvaluateSettings(SourceSettings):
         (0.0, 1.0), "Temperatures to measure at; several may follow.", shown_default="0 1"
     )
     max_tokens: int = setting(128, "Most tokens of an answer.", least=1)
+    speed_prompts: int = setting(
+        8, "Prompts of each kind of text answered one at a time, with drafts and without, for the speed.", least=0
+    )
     dtype: str = setting("auto", "Precision of target and head.", choices=DTYPES)
 
 

@@ -1,7 +1,7 @@
 """What a run will do: its settings, with those that follow from data and target, and its batches."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
@@ -36,6 +36,12 @@ def read_samples(folders: Sequence[Path]) -> list[Sample]:
     """
     samples = [sample for folder in folders for shard in PreparedData(folder) for sample in shard]
     return [sample for sample in samples if any(sample.mask[2:])]
+
+
+def source_names(folders: Iterable[Path]) -> list[str]:
+    """Return the names of the files and data sets that prepared data is made of, without folders of this machine."""
+    sources = [source for folder in folders for source in PreparedData(folder).sources]
+    return [Path(source).name if Path(source).is_absolute() or Path(source).exists() else source for source in sources]
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,10 @@ from specdec.train_eagle.chat_mask import Sample
 from specdec.train_eagle.features import FeatureStore, OnlineFeatures, packed
 from specdec.train_eagle.head_evaluation import accepted_shares, measure_tau
 from specdec.train_eagle.prepared_data import write_whole
+from specdec.train_eagle.target_name import target_name
 from specdec.train_eagle.train_config import TrainConfig
 from specdec.train_eagle.train_log import TrainLog
-from specdec.train_eagle.train_plan import TrainPlan, read_samples
+from specdec.train_eagle.train_plan import TrainPlan, read_samples, source_names
 from specdec.train_eagle.training_kinds import TRAINING_KINDS
 from specdec.train_eagle.training_state import TrainingState, begin_with
 from specdec.train_eagle.unrolled_loss import UnrolledLoss
@@ -85,6 +86,7 @@ class Run:
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
         samples = read_samples(config.data)
+        self.data_names = source_names(config.data)
         # By default accelerate treats several processes without a GPU as separate runs.
         on_cpu = not torch.cuda.is_available()
         dtype = resolve_dtype("auto", PartialState(cpu=on_cpu).device)
@@ -242,6 +244,7 @@ class Run:
             self.state.best_tau = stats.tau
             recipe = {name: value for name, value in self.plan.plain_settings.items() if name not in UNTOLD}
             recipe |= {"tokens": tokens, "held_out_tau": stats.tau}
+            recipe = {"target": target_name(self.config.model), "data": self.data_names, **recipe}
             self.kind.files.save(self.head, self.config.out, {"training": recipe})
 
     @torch.no_grad()

@@ -36,6 +36,12 @@ class HeadSettings:
     layer: Mapping[str, Any]
     verifier: str | None = None
 
+    @property
+    def training(self) -> Mapping[str, Any]:
+        """What `specdec train` and `specdec export` wrote about the training; empty without that."""
+        value = self.own.get("training")
+        return value if isinstance(value, Mapping) else {}
+
     @classmethod
     def from_json(cls, settings: Mapping[str, Any]) -> "HeadSettings":
         """Find the settings in their nesting.

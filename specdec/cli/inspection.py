@@ -71,6 +71,12 @@ class Inspection:
         return self.head.taps.of(self.sizes.num_layers) if self.head.taps and self.sizes else None
 
     @property
+    def trained_for(self) -> str | None:
+        """Name of the target that the head was trained for; None if config.json does not say."""
+        named = self.head.settings.verifier or self.head.settings.training.get("target")
+        return str(named) if named else None
+
+    @property
     def facts(self) -> dict[str, str]:
         """Facts about the head by their labels, a few words each."""
         head, llama = self.head, self.head.config.llama
@@ -78,7 +84,7 @@ class Inspection:
         scaled = "" if rope.rope_type == "default" else f", {rope.rope_type} by {rope.factor:g}"
         facts = {
             "recognised": f"{head.label} in the layout of {head.settings.layout}",
-            "trained for": head.settings.verifier or "not said",
+            "trained for": self.trained_for or "not said",
             "target": f"{shown_path(self.target)}: fits" if self.target else "not given: whether it fits is not known",
             "reads": self._reads(),
             "layers": f"{llama.num_layers}, {', '.join(self._parts())}",
@@ -88,6 +94,8 @@ class Inspection:
             "output": str(head.output),
             "weights": self._weights(),
         }
+        if trained := self._training():
+            facts["trained on"] = trained
         if head.variants:
             facts["besides"] = ", ".join(head.variants)
         return facts
@@ -111,6 +119,8 @@ class Inspection:
             "kind": head.label,
             "layout": str(head.settings.layout),
             "verifier": head.settings.verifier,
+            "trained_for": self.trained_for,
+            "training": dict(head.settings.training) or None,
             "target": str(self.target) if self.target else None,
             "layer_ids": list(ids) if ids else None,
             "taps": list(taps.layers) if taps else None,
@@ -127,6 +137,15 @@ class Inspection:
             "tensors": {n: {"shape": list(t.shape), "dtype": name_of(t.dtype)} for n, t in head.file_tensors.items()},
             "assumptions": self.assumptions,
         }
+
+    def _training(self) -> str:
+        """Return the texts of the training, their amount and the tau it reached, as far as config.json says."""
+        training = self.head.settings.training
+        data, tokens, tau = (training.get(name) for name in ("data", "tokens", "held_out_tau"))
+        parts = [", ".join(map(str, data))] if isinstance(data, list) and data else []
+        parts += [f"{tokens:,} tokens"] if isinstance(tokens, int) else []
+        parts += [f"tau {tau:.2f} on held-out text"] if isinstance(tau, float) and tau else []
+        return "; ".join(parts)
 
     def _reads(self) -> str:
         ids = self.head.taps

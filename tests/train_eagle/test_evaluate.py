@@ -12,8 +12,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from specdec import LLM, DraftShape, SamplingParams
+from specdec.config import default_shape
 from specdec.draft_heads.drafting.model_drafter import ModelDrafter
 from specdec.draft_heads.formats.head_kinds import KINDS
+from specdec.train_eagle import speed
 from specdec.train_eagle.accuracy import NO_TOKEN, accuracy, token_ranks
 from specdec.train_eagle.chat_mask import BadConversation, Sample
 from specdec.train_eagle.chat_prompts import question
@@ -167,8 +169,8 @@ def test_the_command_reports_what_the_engine_does(
     long = write(tmp_path / "b.jsonl", *({"prompt": f"w{i} w{i + 1} w7 w8"} for i in range(5)))
     words = ["--model", str(target), "--draft", str(head), "--data", f"short={short}", f"long={long}", "--out"]
     words += [str(tmp_path / "out"), "--max-tokens", "20", "--dtype", "float64"]
-    words += ["--depth", "3", "--branching", "4", "--nodes", "9"]
-    stages.run("evaluate", [*words, "--temperatures", "0", "1"])
+    words += ["--depth", "3", "--branching", "4", "--nodes", "9", "--min-reach", "0", "--speed-prompts"]
+    stages.run("evaluate", [*words, "2", "--temperatures", "0", "1"])
     printed = capsys.readouterr().out
     assert "no question         1" in printed  # what was left out
     found = Evaluation.read(tmp_path / "out" / "evaluation.json")
@@ -186,13 +188,48 @@ def test_the_command_reports_what_the_engine_does(
         assert (row.tau, row.tokens, row.steps) == (round(wanted.tau, 4), wanted.tokens, wanted.steps)
         assert row.accepted_per_depth == pytest.approx([*accepted_shares(wanted), 0, 0, 0][:3], abs=1e-4)
         assert f"{row.tau:.2f}" in printed
+    for row in found.measured:
+        assert row.tok_per_s is not None
+        assert row.plain_tok_per_s is not None
+        assert row.speedup == row.tok_per_s / row.plain_tok_per_s > 0
+        assert f"{row.speedup:.2f}" in printed
+    assert found.machine in printed
     for by_depth in found.accuracy.values():
         assert len(by_depth) == 3
         assert all(0 <= first <= second <= third <= 1 for first, second, third in by_depth)
     assert (tmp_path / "out" / "evaluation.png").stat().st_size > 1000
     # Accuracy is of the greedy answers, whatever temperatures are asked for.
-    stages.run("evaluate", [*words, "--temperatures", "0.7"])
-    assert Evaluation.read(tmp_path / "out" / "evaluation.json").accuracy == found.accuracy
+    stages.run("evaluate", [*words, "0", "--temperatures", "0.7"])
+    again = Evaluation.read(tmp_path / "out" / "evaluation.json")
+    assert again.accuracy == found.accuracy
+    assert again.measured[0].speedup is None
+
+
+def test_speed_is_of_both_engines_in_turn(
+    target: Path, head: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a clock that only answers move: a drafted one by 1 s, a plain one by 3 s, and none by its warming up."""
+    now, asked = [0.0], []
+    real = LLM.generate
+
+    def generate(llm: LLM, prompts: Any, params: Any, **others: Any) -> Any:
+        outputs = real(llm, prompts, params, **others)
+        if isinstance(params, SamplingParams):
+            drafts = llm.config.draft is not None
+            asked.append((drafts, params.max_tokens))
+            now[0] += 100 if params.max_tokens == speed.WARM_UP_TOKENS else 1 if drafts else 3
+            assert llm.config.shape == default_shape("cpu")
+            assert llm.config.scheduler.adaptive_drafts
+        return outputs
+
+    monkeypatch.setattr(LLM, "generate", generate)
+    monkeypatch.setattr(speed.time, "perf_counter", lambda: now[0])
+    file = write(tmp_path / "a.jsonl", *({"prompt": f"w{i} w3"} for i in range(5)))
+    found = evaluate(target, head, {"a": file}, BadData(), (0.0,), None, 20, None, "float64", speed_prompts=3)
+    plain_first, drafted_first = [(False, 20), (True, 20)], [(True, 20), (False, 20)]
+    assert asked == [(True, 8), (False, 8), *plain_first, *drafted_first, *plain_first]
+    assert found.measured[0].speedup == pytest.approx(3, rel=1e-3)
+    assert (found.depth, found.branching, found.nodes) == (6, 3, 8)
 
 
 def test_a_text_ends_where_the_heads_positions_do(target: Path, tmp_path: Path) -> None:

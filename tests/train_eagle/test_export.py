@@ -11,6 +11,7 @@ import yaml
 from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
 
+from specdec.cli.inspection import Inspection
 from specdec.draft_heads.formats.head_kinds import load_head
 from specdec.draft_heads.heads.draft_head import DraftModel
 from specdec.draft_heads.heads.eagle import EagleHead
@@ -19,6 +20,7 @@ from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.models.llama import LlamaModel, load_llama
 from specdec.train_eagle.evaluation import Evaluation, Measured
 from specdec.train_eagle.head_trainer import LossSettings
+from specdec.train_eagle.prepared_data import PreparedData
 from specdec.train_eagle.training_kinds import TRAINING_KINDS
 from specdec.train_eagle.training_state import TrainingState
 from tests import stages
@@ -86,7 +88,9 @@ def save_run(kind: str, folder: Path, target: Path, model: LlamaModel) -> EagleH
     for parameter in head.parameters():
         if parameter.requires_grad:
             parameter.data.uniform_(-1, 1)
-    settings = {"model": str(target), "data": ["prepared"], "head": kind, "lr": 0.002, "unroll": 4}
+    PreparedData.begin(folder.parent / "prepared", {"format": 1}, ["/data/chats.jsonl"])
+    data = [str(folder.parent / "prepared")]
+    settings = {"model": str(target), "data": data, "head": kind, "lr": 0.002, "unroll": 4}
     trainer = TRAINING_KINDS[kind].trainer(head, model.lm_head_weight, LossSettings("ce", 1, 1.0, 1.0, 0.0, 0.0))
     accelerator = Accelerator(cpu=True)
     accelerator.prepare(trainer)
@@ -139,7 +143,8 @@ def test_a_file_has_the_official_names_and_shapes(kind: str, target: Path, model
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     assert {name: list(tensor.shape) for name, tensor in tensors.items()} == OFFICIAL[kind]
     config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert config["training"] == {"head": kind, "lr": 0.002, "unroll": 4, "steps": 70}
+    recipe = {"head": kind, "lr": 0.002, "unroll": 4, "steps": 70}
+    assert config["training"] == {"target": target.name, "data": ["chats.jsonl"], **recipe}
     assert config["torch_dtype"] == "bfloat16"
     if kind == "eagle3":
         # The name that both vLLM and SGLang have for it.
@@ -173,10 +178,12 @@ def test_the_card_says_what_the_head_is_and_does(kind: str, target: Path, model:
     save_run(kind, tmp_path / "run", target, model)
     rows = [
         Measured("maths", 0.0, 9, 3.456, [0.7, 0.25], 300, 90),
-        Measured("maths", 1.0, 9, 2.5, [0.5, 0.125], 300, 120),
+        Measured("maths", 1.0, 9, 2.5, [0.5, 0.125], 300, 120, 50.0, 20.0),
     ]
     shape = (2, 10, 60)
-    evaluation = Evaluation("m", "d", "bfloat16", 128, *shape, rows, {"maths": [[0.61, 0.7, 0.8], [0.5, 0.6, 0.7]]})
+    evaluation = Evaluation(
+        "m", "d", "bfloat16", 128, *shape, rows, {"maths": [[0.61, 0.7, 0.8], [0.5, 0.6, 0.7]]}, "a machine"
+    )
     evaluation.save(tmp_path)
     (tmp_path / "notes.md").write_text("## Data\n\nMade up: by nobody.\n")
     words = ["--run", tmp_path / "run", "--out", tmp_path / "my-head", "--evaluation", tmp_path / "evaluation.json"]
@@ -186,7 +193,9 @@ def test_the_card_says_what_the_head_is_and_does(kind: str, target: Path, model:
     assert front["license"] == "mit"
     assert front["library_name"] == "specdec"
     assert kind in front["tags"]
-    assert "| maths | 0 | 3.46 | 0.70 0.25 | 9 |" in text
+    assert "| maths | 0 | 3.46 |  | 0.70 0.25 | 9 |" in text
+    assert "| maths | 1 | 2.50 | 2.50 | 0.50 0.12 | 9 |" in text
+    assert "Speed is over plain decoding, one request at a time (a machine)." in text
     assert "| maths | top 1 | 0.61 0.50 |" in text
     assert "| `lr` | 0.002 |" in text
     assert "Made up: by nobody." in text
@@ -195,6 +204,26 @@ def test_the_card_says_what_the_head_is_and_does(kind: str, target: Path, model:
     # SGLang has no class that official EAGLE-1 heads fill.
     assert ("--speculative-draft-model-path my-head" in text) == (kind == "eagle3")
     assert ("proposes 50 of 97 tokens" in text) == (kind == "eagle3")
+
+
+def test_the_target_is_named_and_inspect_shows_it(kind: str, target: Path, model: LlamaModel, tmp_path: Path) -> None:
+    """Never by a path of this machine; a folder in the hub's cache by its name there."""
+    cached = tmp_path / "hub" / "models--org--big-model" / "snapshots" / "0123"
+    cached.parent.mkdir(parents=True)
+    cached.symlink_to(target)
+    for folder, name in ((target, target.name), (cached, "org/big-model")):
+        save_run(kind, tmp_path / name / "run", folder, model)
+        export("--run", tmp_path / name / "run", "--out", tmp_path / name / "out")
+        assert card(tmp_path / name / "out")[0]["base_model"] == name
+        assert str(tmp_path) not in (tmp_path / name / "out" / "README.md").read_text()
+        seen = Inspection.of(tmp_path / name / "out", None)
+        assert seen.facts["trained for"] == seen.to_json()["trained_for"] == name
+        assert seen.facts["trained on"] == "chats.jsonl"
+    # A name that is given holds for both; a head that is exported again keeps it.
+    export("--run", tmp_path / name / "run", "--out", tmp_path / "mine", "--base-model", "me/mine")
+    export("--draft", tmp_path / "mine", "--out", tmp_path / "again")
+    assert card(tmp_path / "again")[0]["base_model"] == "me/mine"
+    assert Inspection.of(tmp_path / "again", target).facts["trained for"] == "me/mine"
 
 
 def test_a_card_leaves_out_what_nobody_knows(tmp_path: Path) -> None:

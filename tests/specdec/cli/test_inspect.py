@@ -122,6 +122,8 @@ def test_json_is_one_object(run: Run, heads: Path, target: Path) -> None:
         "kind": "EAGLE-3.1",
         "layout": "speculators",
         "verifier": "org/target",
+        "trained_for": "org/target",
+        "training": None,
         "target": str(target),
         "layer_ids": [3, 4, 8],
         "taps": [3, 4, 8],
