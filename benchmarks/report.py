@@ -12,10 +12,20 @@ PROMPTS = Path(__file__).parent / "prompts"
 
 
 def write(name: str, figures: dict[str, Any]) -> None:
-    """Write `results/NAME.json` and print it as the last line."""
+    """Write `results/NAME.json` and print it as the last line.
+
+    Figures of code that is in no commit are printed and not written: nobody could measure them again.
+
+    Raises:
+        SystemExit: the work tree has uncommitted changes, other than in `results/`.
+    """
     document = {"benchmark": name, **environment(), **figures}
+    file = RESULTS / f"{name}.json"
+    if document["uncommitted_changes"]:
+        print(json.dumps(document))
+        raise SystemExit(f"{file}: not written: the work tree has uncommitted changes; commit them and run again")
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    file.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(document))
 
 

@@ -14,6 +14,8 @@ import specdec
 from specdec.models import hub
 
 PACKAGE = Path(specdec.__file__).parent
+# Results of one benchmark are no change for the next one.
+CODE = ("--", ":/", ":(exclude,top)benchmarks/results")
 CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -34,7 +36,7 @@ def environment(*packages: str) -> dict[str, Any]:
         "torch": torch.__version__,
         **{name: found for name in ("transformers", *packages) if (found := _version(name))},
         "commit": _git("rev-parse", "--short", "HEAD") if tracked else None,
-        "uncommitted_changes": bool(_git("status", "--porcelain", "--untracked-files=no")) if tracked else None,
+        "uncommitted_changes": bool(_git("status", "--porcelain", "--untracked-files=no", *CODE)) if tracked else None,
     }
 
 
