@@ -18,7 +18,7 @@ SHOWN = dict.fromkeys(("depth", "branching", "nodes", "min_reach"), "as in gener
 
 @with_options(EvaluateSettings, DraftShape, defaults=SHOWN)
 def evaluate(
-    draft: Annotated[str, typer.Option(metavar="FOLDER", help="Folder of a draft head.")],
+    draft: Annotated[str, typer.Option(help="A draft head: its folder, or org/name on the hub.")],
     model: Model = None,
     verbose: Verbose = False,  # noqa: ARG001
     **options: Any,
@@ -41,18 +41,18 @@ def evaluate(
     need_extra("evaluate")
 
     # Late, because torch takes seconds to import, and --help and mistakes should not wait for it.
-    from pathlib import Path
-
     from rich.console import Console
 
     from specdec.core.device import resolve_device
+    from specdec.models.hub import checkpoint_path
     from specdec.train_eagle.conversations import BadData
     from specdec.train_eagle.head_evaluation import evaluate as measure
 
     bad = BadData(given.strict)
     shape = replace(default_shape(resolve_device("auto").type), **given_shape)
     settings = (given.temperatures, given.limit, given.max_tokens, shape, given.dtype, given.speed_prompts)
-    evaluation = measure(model or DEMO / "target", Path(draft), domains, bad, *settings)
+    target = checkpoint_path(model or DEMO / "target")
+    evaluation = measure(target, checkpoint_path(draft), domains, bad, *settings)
     evaluation.save(given.out)
     console = Console()
     for table in evaluation.tables():

@@ -28,6 +28,7 @@ def export(
     need_extra("export")
 
     # Late, because torch takes seconds to import, and --help and mistakes should not wait for it.
+    from specdec.models.hub import checkpoint_path
     from specdec.train_eagle.evaluation import Evaluation
     from specdec.train_eagle.head_export import export_folder, from_folder, from_run
 
@@ -37,7 +38,7 @@ def export(
         trained = from_run(given.run, given.model)
     else:
         assert given.draft is not None
-        trained = from_folder(given.draft, given.model)
+        trained = from_folder(checkpoint_path(given.draft), given.model)
     base = given.base_model or trained.target
     export_folder(trained, given.out, given.dtype, base, given.licence, evaluation, notes)
     typer.echo(f"config.json, model.safetensors and README.md in {given.out}")

@@ -14,6 +14,8 @@ from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_co
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.kernels.kernel_set import torch_kernels
 from specdec.kernels.projection import Projection
+from specdec.models.checkpoint import read_settings
+from specdec.models.hub import checkpoint_path
 from specdec.models.llama import LlamaModel
 from specdec.train_eagle.evaluation import Evaluation
 from specdec.train_eagle.model_card import model_card
@@ -46,7 +48,7 @@ def from_run(folder: Path, target: Path | None = None) -> Trained:
 
     Args:
         folder: folder of the run's state, OUT/run.
-        target: checkpoint folder of its target; None for the folder that the run used.
+        target: its target, a path or a name on the hub; None for the one that the run used.
 
     Raises:
         ValueError: there is no such run or target.
@@ -59,11 +61,11 @@ def from_run(folder: Path, target: Path | None = None) -> Trained:
         kind, named = TRAINING_KINDS[settings["head"]], settings.pop("model")
     except LookupError as error:
         raise ValueError(f"{saved.folder}: not the state of a run: {first_line(error)}; train again") from None
-    target = target or Path(named)
-    if not target.is_dir():
+    target = checkpoint_path(target or named, weights=False)
+    if not target.exists():
         raise ValueError(f"{target}: the run's target is not here; give its folder by --model")
     with error_context(target):
-        sizes = LlamaConfig.from_json(read_config(target))
+        sizes = LlamaConfig.from_json(read_settings(target))
     try:
         with torch.device("meta"):
             head = kind.new(LlamaModel(sizes), tensors.get("draft_tokens"))
@@ -81,11 +83,12 @@ def from_folder(folder: Path, target: Path | None = None) -> Trained:
     """Read a head from a folder.
 
     Args:
-        target: checkpoint folder of its target, needed if config.json leaves open which layers the head reads.
+        target: its target, likewise, needed if config.json leaves open which layers the head reads.
 
     Raises:
         ValueError: there is no head, or one that the official layout cannot hold.
     """
+    target = None if target is None else checkpoint_path(target, weights=False)
     found = describe_folder(folder)
     with error_context(folder):
         found.kind.check_official(found)
@@ -107,7 +110,7 @@ def _num_layers(found: HeadDescription[Any], target: Path | None) -> int:
     """Return the number of the target's layers, or without a target one that has all the layers that the head reads."""
     if target is not None:
         with error_context(target):
-            config = LlamaConfig.from_json(read_config(target))
+            config = LlamaConfig.from_json(read_settings(target))
         return config.num_layers
     if found.taps is None:
         return 0

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
+from specdec.models.hub import shown_name
 from specdec.models.tokenizer import load_pretrained
 from specdec.train_eagle.chat_mask import BadConversation, ChatMask, Sample
 from specdec.train_eagle.conversations import BadData, Entry, open_source, read
@@ -51,7 +52,7 @@ def prepare(
     opened = [open_source(source) for source in sources]
     settings: Settings = {
         "format": FORMAT,
-        "model": model.resolve().name,
+        "model": shown_name(model),
         "tokenizer": chat.digest,
         "inputs": hashlib.sha256(" ".join(source.digest() for source in opened).encode()).hexdigest(),
         "max_length": max_length,

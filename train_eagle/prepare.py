@@ -33,11 +33,12 @@ def prepare(
     # Late, because torch takes seconds to import, and --help and mistakes should not wait for it.
     from rich.console import Console
 
+    from specdec.models.hub import checkpoint_path
     from specdec.models.tokenizer import load_pretrained
     from specdec.train_eagle.chat_mask import preview
     from specdec.train_eagle.preparation import prepare as fill
 
-    folder = model or DEMO / "target"
+    folder = checkpoint_path(model or DEMO / "target", weights=False)
     try:
         prepared = fill(folder, given.data, given.out, given.max_length, given.long, given.strict, given.limit)
     except KeyboardInterrupt:

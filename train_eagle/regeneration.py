@@ -15,6 +15,7 @@ from specdec.core.request import Request, RequestGroup
 from specdec.core.sampling_params import SamplingParams
 from specdec.kernels.settings import settings_of
 from specdec.llm import LLM
+from specdec.models.hub import shown_name
 from specdec.train_eagle.answer_journal import AnswerJournal, AnswerRow
 from specdec.train_eagle.chat_mask import BadConversation, Message
 from specdec.train_eagle.chat_prompts import chat_prompt
@@ -112,7 +113,7 @@ def run_settings(
     sampling = {name: getattr(params, name) for name, (_, facts) in settings_of(params).items() if facts.flags != ""}
     drafts = "any" if config.verify == "coupled" else f"{config.sources} {config.shape}, verified by {config.verify}"
     return {
-        "model": f"{config.model.resolve().name} ({_digest(config.model)})",
+        "model": f"{shown_name(config.model)} ({_digest(config.model)})",
         "data": hashlib.sha256(" ".join(source.digest() for source in sources).encode()).hexdigest()[:12],
         "limit": limit,
         **sampling,

@@ -32,7 +32,11 @@ class TrainConfig:
     # Settings of a file are read by pydantic.
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
-    model: Path = setting(DEMO / "target", "Checkpoint folder of the target.", shown_default="demo model")
+    model: Path = setting(
+        DEMO / "target",
+        "The target: a checkpoint folder, a GGUF file, or org/name on the hub.",
+        shown_default="demo model",
+    )
     data: Sequence[Path] = setting(
         help="Folders of conversations that prepare wrote; several may follow.", metavar="FOLDER"
     )

@@ -18,6 +18,7 @@ from specdec.core.device import resolve_dtype
 from specdec.core.outputs import SpeculationStats
 from specdec.draft_heads.heads.draft_head import FeatureHead
 from specdec.kernels.kernel_set import torch_kernels
+from specdec.models.hub import checkpoint_path
 from specdec.models.llama import LlamaModel, load_llama
 from specdec.train_eagle.chat_mask import Sample
 from specdec.train_eagle.features import FeatureStore, OnlineFeatures, packed
@@ -106,7 +107,8 @@ class Run:
         )
         self.device = self.accelerator.device
         weights = dtype if mixed == "bf16" else torch.float32
-        self.model = load_llama(config.model, weights, self.device, torch_kernels(GumbelNoise(self.device)))
+        target = checkpoint_path(config.model)
+        self.model = load_llama(target, weights, self.device, torch_kernels(GumbelNoise(self.device)))
         self.plan = TrainPlan.of(config, samples, self.model.config.hidden_size, self.accelerator.num_processes)
         self.kind = TRAINING_KINDS[config.head]
         self.head = new_head(config, self.model, self.plan.samples)
