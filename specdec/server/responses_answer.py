@@ -11,7 +11,14 @@ from specdec.server.connection import event
 from specdec.server.errors import ApiError
 from specdec.server.logprob_replies import chat_logprobs
 from specdec.server.replies import TokenLogprob, now
-from specdec.server.responses_replies import OutputCall, OutputMessage, OutputText, ResponseReply, ResponseUsage
+from specdec.server.responses_replies import (
+    InputDetails,
+    OutputCall,
+    OutputMessage,
+    OutputText,
+    ResponseReply,
+    ResponseUsage,
+)
 from specdec.server.responses_request import ResponsesRequest
 from specdec.server.service import Service
 from specdec.server.tool_call_reader import CallArguments, CallStart
@@ -169,6 +176,7 @@ class ResponsesAnswer:
         elif reply.status == "failed":
             reply.error = {"code": "server_error", "message": "the request was aborted"}
         prompt, generated = len(state.prompt_token_ids), len(output.token_ids)
-        reply.usage = ResponseUsage(prompt, generated, prompt + generated)
+        cached = InputDetails(state.num_cached_tokens or 0)
+        reply.usage = ResponseUsage(prompt, generated, prompt + generated, cached)
         reply.metrics, reply.sglext = self._service.speculation_figures(self._body, state.outputs)
         yield self._status(reply.status)

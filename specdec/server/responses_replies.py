@@ -37,7 +37,7 @@ class OutputCall(Struct, tag="function_call", tag_field="type"):
 
 
 class InputDetails(Struct):
-    """Parts of the prompt. What was cached is not counted per request."""
+    """Parts of the prompt: tokens found in the prefix cache. What is written to it is not counted per request."""
 
     cached_tokens: int = 0
     cache_write_tokens: int = 0

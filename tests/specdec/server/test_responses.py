@@ -72,7 +72,10 @@ def _check_events(events: list[Any], whole: Response) -> None:
     text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
     assert text == events[-4].text == events[-3].part.text == events[-2].item.content[0].text == whole.output_text
     last = events[-1].response
-    assert last.usage == whole.usage
+    assert whole.usage is not None
+    assert last.usage.model_copy(update={"input_tokens_details": whole.usage.input_tokens_details}) == whole.usage
+    # The same prompt again: its full blocks come from the prefix cache.
+    assert 0 < last.usage.input_tokens_details.cached_tokens < last.usage.input_tokens
     assert last.output_text == whole.output_text
     assert events[0].response.status == "in_progress"
     assert events[0].response.output == []
