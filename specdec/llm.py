@@ -300,7 +300,7 @@ class LLM:
         return self._requests.group(prompt, params, priority, cache_salt)
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
-        """Return the tokenizer as transformers has it.
+        """Return the tokenizer as transformers has it. It is the program's own: what is set on it changes no request.
 
         Raises:
             ValueError: a model without one.

@@ -1,6 +1,8 @@
 """Tokenizers of checkpoint folders: text to tokens and back, and the chat template."""
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,10 +71,10 @@ class Tokenizer:
         self.backend.no_truncation()
         self.backend.no_padding()
 
-    @property
+    @cached_property
     def pretrained(self) -> PreTrainedTokenizerBase:
-        """The tokenizer as transformers has it."""
-        return self._hf
+        """A copy of the tokenizer as transformers has it; calls of it may change its truncation and padding."""
+        return deepcopy(self._hf)
 
     @property
     def has_chat_template(self) -> bool:

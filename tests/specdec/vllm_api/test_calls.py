@@ -121,6 +121,14 @@ def test_the_tokenizer_is_transformers(llm: LLM) -> None:
     assert llm.generate("ab", FREE)[0].text == tokenizer.decode(llm.generate("ab", FREE)[0].token_ids)
 
 
+def test_what_a_program_sets_on_the_tokenizer_changes_no_request(llm: LLM) -> None:
+    tokenizer = llm.get_tokenizer()
+    assert len(tokenizer("abcdef", truncation=True, max_length=2)["input_ids"]) == 2
+    tokenizer.backend_tokenizer.enable_truncation(2)
+    assert len(llm.generate("abcdef", FREE)[0].prompt_token_ids) == 6
+    assert llm.get_tokenizer() is tokenizer
+
+
 def test_metrics_are_the_engines_counts(llm: LLM, tiny: Any) -> None:
     before = {metric.name: metric for metric in llm.get_metrics()}
     outputs = llm.generate(["ab", "cd"], FREE)
