@@ -27,6 +27,8 @@ class Setting:
         least, most, above, below: bounds of a number; `above` and `below` exclude their own value.
         wanted: what is allowed, in words; None to derive it from the bounds.
         flags: how it is spelled on the command line; None for the name with dashes, "" for no option.
+        short: a short form of the flag.
+        panel: heading of its group in the help of the command line; None for that of its dataclass, `PANEL`.
         metavar: stands for the value in the help of the command line.
         shown_default: stands for the default there.
         choices: the values that the command line offers, where the type does not name them.
@@ -39,6 +41,8 @@ class Setting:
     below: float | None = None
     wanted: str | None = None
     flags: str | None = None
+    short: str | None = None
+    panel: str | None = None
     metavar: str | None = None
     shown_default: str | None = None
     choices: tuple[str, ...] | None = None

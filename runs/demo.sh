@@ -27,7 +27,7 @@ for kind in eagle eagle3; do
     --model "$target" --data "$out/prepared" --out "$head-more" --start "$head/run" --epochs 1 --lr 0.0008 --seed 7
   head=$head-more
   python -m specdec.train_eagle.evaluate --model "$target" --draft "$head" --out "$head/evaluation" \
-    --depth 6 --branching 10 --nodes 60 --min-reach 0 \
+    --draft-depth 6 --draft-branching 10 --draft-nodes 60 --min-reach 0 \
     --data sgd=benchmarks/prompts/sgd-eval.jsonl gsm8k=benchmarks/prompts/gsm8k-eval.jsonl
   python -m specdec.train_eagle.export --model "$target" --draft "$head" --out "$out/export/$kind" \
     --evaluation "$head/evaluation/evaluation.json" --notes runs/demo-data.md \

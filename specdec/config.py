@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, ClassVar, Literal, TypedDict
 
 from specdec.core.outputs import LogprobsMode
 from specdec.draft_heads.drafting.draft_shape import DraftShape
@@ -30,6 +30,7 @@ LONGEST_CONTEXT = 2**22
 EAGLE2_SHAPE = DraftShape(6, 10, 60)
 # On a CPU, where every row and level costs: the best of `benchmarks/tree_shapes.py`.
 CPU_SHAPE = DraftShape(6, 3, 8, min_reach=0.6)
+DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
 Verify = Literal["coupled", "rejection", "block"]
 
 
@@ -42,13 +43,21 @@ def default_shape(device_type: str) -> DraftShape:
 class EngineConfig:
     """Settings of an engine, each with its help text; `check_settings` refuses values outside their range."""
 
+    PANEL: ClassVar[str] = "Engine"
+
     model: Path = setting(DEMO / "target", "Checkpoint folder of the target.", flags="")
     draft: Path | None = setting(None, "Folder of a head or a small model that drafts, or None.", flags="")
     revision: str | None = setting(
-        None, "Branch, tag or commit of the model on the Hugging Face hub.", shown_default="its main branch"
+        None,
+        "Branch, tag or commit of the model on the Hugging Face hub.",
+        shown_default="its main branch",
+        panel="Model",
     )
     draft_revision: str | None = setting(
-        None, "Branch, tag or commit of the head or small model on the hub.", shown_default="its main branch"
+        None,
+        "Branch, tag or commit of the head or small model on the hub.",
+        shown_default="its main branch",
+        panel="Drafts",
     )
     ngrams: bool = setting(False, "Whether continuations in the text itself are drafted (prompt lookup).", flags="")
     tokenizer: Path | None = setting(None, "Folder of the tokenizer.", flags="", shown_default="the model's")
@@ -61,16 +70,23 @@ class EngineConfig:
         shown_default="drawn anew",
         flags="",
     )
-    dtype: str = setting("auto", "auto, float64, float32, bfloat16 or float16.")
-    device: str = setting("auto", "auto, cpu or cuda.")
+    dtype: str = setting(
+        "auto",
+        "Precision of weights and arithmetic; auto: bfloat16 where the device computes in it, else float32.",
+        panel="Model",
+        choices=DTYPES,
+    )
+    device: str = setting("auto", "auto, cpu or cuda.", panel="Model")
     shape: DraftShape = setting(EAGLE2_SHAPE, "Bounds of draft trees.", flags="")
-    verify: Verify = setting("coupled", "Acceptance rule: coupled, rejection, or block (drafts in one chain).")
+    verify: Verify = setting(
+        "coupled", "Acceptance rule: coupled, rejection, or block (drafts in one chain).", panel="Drafts"
+    )
     logprobs_mode: LogprobsMode = setting(
         "raw_logprobs", "raw_logprobs of the model, or processed_logprobs after all sampling parameters.", flags=""
     )
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     max_model_len: int | None = setting(
-        None, "Most tokens of a request, prompt included.", least=2, shown_default="the model's"
+        None, "Most tokens of a request, prompt included.", least=2, shown_default="the model's", panel="Model"
     )
     kv_cache_memory: int | None = setting(
         None,
@@ -96,18 +112,21 @@ class EngineConfig:
         "none",
         "Weights of target and drafts: none, as loaded, or q8, in 8 bits by the native kernels: faster and smaller, "
         "but the model's outputs change.",
+        panel="Model",
     )
     draft_vocab: int | Path | None = setting(
         None,
         "Tokens that can be drafted: how many (the first ones), or a JSON or torch file of their ids; end and special "
         "tokens always can.",
         metavar="N|FILE",
+        panel="Drafts",
         shown_default="all",
     )
     draft_rank: int | None = setting(
         None,
         "Rank of the low-rank approximation that preselects draft candidates; only those are scored exactly.",
         shown_default="score all exactly",
+        panel="Drafts",
     )
     enforce_eager: bool = setting(
         False, "Launch every kernel by itself; capture no CUDA graphs.", flags="--enforce-eager"

@@ -18,7 +18,12 @@ SHOWN = dict.fromkeys(("depth", "branching", "nodes", "min_reach"), "as in gener
 
 @with_options(EvaluateSettings, DraftShape, defaults=SHOWN)
 def evaluate(
-    draft: Annotated[str, typer.Option(help="A draft head: its folder, or org/name on the hub.")],
+    draft: Annotated[
+        str,
+        typer.Option(
+            "--draft", "-d", rich_help_panel="Drafts", help="A draft head: its folder, or org/name on the hub."
+        ),
+    ],
     model: Model = None,
     verbose: Verbose = False,  # noqa: ARG001
     **options: Any,

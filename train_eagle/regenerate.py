@@ -18,7 +18,15 @@ SHOWN = {name: value for name, value in SHOWN_DEFAULTS.items() if name not in ("
 def regenerate(
     model: Model = None,
     draft: Annotated[
-        str, typer.Option(help="What drafts, as in generate. Coupled drafts change no answer.", show_default="none")
+        str,
+        typer.Option(
+            "--draft",
+            "-d",
+            metavar="TEXT",
+            rich_help_panel="Drafts",
+            help="What drafts, as in generate. Coupled drafts change no answer.",
+            show_default="none",
+        ),
     ] = "none",
     verbose: Verbose = False,  # noqa: ARG001
     **options: Any,

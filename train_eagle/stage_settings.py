@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from specdec.kernels.settings import check_settings, setting
 
@@ -14,6 +14,8 @@ DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
 @dataclass(frozen=True, kw_only=True)
 class SourceSettings:
     """Where conversations come from."""
+
+    PANEL: ClassVar[str] = "Data"
 
     data: Sequence[str] = setting(
         help="JSONL files, JSON arrays, or data sets as NAME:SPLIT; several may follow.", metavar="FILE|NAME"
@@ -29,12 +31,22 @@ class SourceSettings:
 class RegenerateSettings(SourceSettings):
     """Settings of the answers beside those of sampling, which `SamplingParams` declares."""
 
-    out: Path = setting(help="JSONL file to write.", metavar="FILE")
+    out: Path = setting(help="JSONL file to write.", metavar="FILE", short="-o", panel="Output")
     temperature: Sequence[float] = setting(
-        (0.0,), "Temperatures, given to conversations in turn; several may follow.", shown_default="0"
+        (0.0,),
+        "Temperatures, given to conversations in turn; several may follow.",
+        shown_default="0",
+        short="-t",
+        panel="Sampling",
     )
-    max_tokens: int = setting(1024, "Most tokens of an answer; one that is longer is left out and counted.", least=1)
-    seed: int = setting(0, "Seed of the sampling.", least=0)
+    max_tokens: int = setting(
+        1024,
+        "Most tokens of an answer; one that is longer is left out and counted.",
+        least=1,
+        short="-n",
+        panel="Sampling",
+    )
+    seed: int = setting(0, "Seed of the sampling.", least=0, short="-s", panel="Sampling")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,7 +59,7 @@ class RegenerateSettings(SourceSettings):
 class PrepareSettings(SourceSettings):
     """Settings of tokenising."""
 
-    out: Path = setting(help="Folder to write.", metavar="FOLDER")
+    out: Path = setting(help="Folder to write.", metavar="FOLDER", short="-o", panel="Output")
     max_length: int = setting(2048, "Most tokens of a conversation.", least=2)
     long: Long = setting("truncate", "What to do with longer ones.")
     preview: int = setting(0, "Show the first N conversations, what is trained on marked.", least=0)
@@ -61,26 +73,35 @@ class EvaluateSettings(SourceSettings):
         help="JSONL files or data sets, each with a name for its kind of text; several may follow.", metavar="NAME=FILE"
     )
     limit: int | None = setting(100, "Most entries of each source.", least=1)
-    out: Path = setting(help="Folder to write.", metavar="FOLDER")
+    out: Path = setting(help="Folder to write.", metavar="FOLDER", short="-o", panel="Output")
     temperatures: Sequence[float] = setting(
-        (0.0, 1.0), "Temperatures to measure at; several may follow.", shown_default="0 1"
+        (0.0, 1.0), "Temperatures to measure at; several may follow.", shown_default="0 1", short="-t", panel="Sampling"
     )
-    max_tokens: int = setting(128, "Most tokens of an answer.", least=1)
+    max_tokens: int = setting(128, "Most tokens of an answer.", least=1, short="-n", panel="Sampling")
     speed_prompts: int = setting(
         8, "Prompts of each kind of text answered one at a time, with drafts and without, for the speed.", least=0
     )
-    dtype: str = setting("auto", "Precision of target and head.", choices=DTYPES)
+    dtype: str = setting("auto", "Precision of target and head.", choices=DTYPES, panel="Model")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportSettings:
     """Settings of a published head."""
 
-    run: Path | None = setting(None, "Folder of a training run's state, HEAD/run.", metavar="FOLDER")
-    draft: Path | None = setting(None, "Folder of a head, where there is no --run.", metavar="FOLDER")
-    out: Path = setting(help="Folder to write.", metavar="FOLDER")
+    PANEL: ClassVar[str] = "Output"
+
+    run: Path | None = setting(None, "Folder of a training run's state, HEAD/run.", metavar="FOLDER", panel="Model")
+    draft: Path | None = setting(
+        None, "Folder of a head, where there is no --run.", metavar="FOLDER", short="-d", panel="Model"
+    )
+    out: Path = setting(help="Folder to write.", metavar="FOLDER", short="-o", panel="Output")
     model: Path | None = setting(
-        None, "Checkpoint folder of the target.", metavar="FOLDER", shown_default="what the run or the head says"
+        None,
+        "Checkpoint folder of the target.",
+        metavar="FOLDER",
+        shown_default="what the run or the head says",
+        short="-m",
+        panel="Model",
     )
     evaluation: Path | None = setting(None, "evaluation.json, for the model card.", metavar="FILE")
     base_model: str | None = setting(

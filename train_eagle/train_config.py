@@ -29,6 +29,7 @@ def _by_head(name: str) -> str:
 class TrainConfig:
     """Settings of a run; None is for what follows from the data, the target or the kind of head, see `TrainPlan`."""
 
+    PANEL: ClassVar[str] = "Training"
     # Settings of a file are read by pydantic.
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
@@ -36,15 +37,19 @@ class TrainConfig:
         DEMO / "target",
         "The target: a checkpoint folder, a GGUF file, or org/name on the hub.",
         shown_default="demo model",
+        short="-m",
+        panel="Model",
     )
     data: Sequence[Path] = setting(
-        help="Folders of conversations that prepare wrote; several may follow.", metavar="FOLDER"
+        help="Folders of conversations that prepare wrote; several may follow.", metavar="FOLDER", panel="Data"
     )
-    out: Path = setting(help="Folder of the head to write, with the run's state and logs.", metavar="FOLDER")
+    out: Path = setting(
+        help="Folder of the head to write, with the run's state and logs.", metavar="FOLDER", short="-o", panel="Output"
+    )
     features: Path | None = setting(
         None, "Folder to store the target's states in.", metavar="FOLDER", shown_default="computed anew"
     )
-    head: str = setting("eagle3", "Kind of head.", choices=tuple(RECIPES))
+    head: str = setting("eagle3", "Kind of head.", choices=tuple(RECIPES), panel="Model")
     start: Path | None = setting(
         None, "Folder of a run (OUT/run) whose head is the starting point of this one.", metavar="FOLDER"
     )
@@ -79,7 +84,7 @@ class TrainConfig:
     gradient_checkpointing: bool = setting(
         False, "Recompute each pass for its gradient, to save memory.", flags="--gradient-checkpointing"
     )
-    seed: int = setting(0, "Seed of initial weights, noise and order of the data.", least=0)
+    seed: int = setting(0, "Seed of initial weights, noise and order of the data.", least=0, short="-s")
 
     loss: LossKind = setting("ce", "Loss between the target's and the head's next-token distribution.")
     unroll: int | None = setting(

@@ -58,8 +58,8 @@ def bench_table() -> str:
 
 def _row(parameter: Any) -> list[str]:
     is_flag = getattr(parameter, "is_flag", False)
-    flags = [flag for flag in (*parameter.opts, *parameter.secondary_opts) if flag.startswith("-")]
-    spelling = ", ".join(flags) if "-v" in flags else " / ".join(flags)
+    flags = [flag for flag in parameter.opts if flag.startswith("-")]
+    spelling = " / ".join(", ".join(each) for each in (flags, parameter.secondary_opts) if each)
     spelling = spelling or parameter.metavar or parameter.name.upper()
     if flags and not is_flag:
         spelling += f" {parameter.metavar or _kind(parameter)}"

@@ -1,6 +1,7 @@
 """Bounds of a draft tree. Pure Python."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from specdec.kernels.settings import check_settings, checked_keywords, setting
 
@@ -14,9 +15,16 @@ class DraftShape:
         ValueError: a value outside its range; names the setting, the value and the range.
     """
 
-    depth: int = setting(help="Most draft tokens in a row.", least=1, most=64)
-    branching: int = setting(help="Nodes expanded per depth, and children tried per node.", least=1, most=64)
-    nodes: int = setting(help="Draft nodes verified per step.", least=1, most=1024)
+    PANEL: ClassVar[str] = "Drafts"
+
+    depth: int = setting(help="Most draft tokens in a row.", least=1, most=64, flags="--draft-depth")
+    branching: int = setting(
+        help="Nodes expanded per depth, and children tried per node.",
+        least=1,
+        most=64,
+        flags="--draft-branching",
+    )
+    nodes: int = setting(help="Draft nodes verified per step.", least=1, most=1024, flags="--draft-nodes")
     min_reach: float = setting(
         0.0,
         "Draft a level deeper while the chance to get there, as the head sees it, is at least this; 0: always.",

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import ClassVar
 
 from specdec.kernels.settings import check_settings, setting
 
@@ -12,11 +13,15 @@ from specdec.kernels.settings import check_settings, setting
 class BenchSettings:
     """Settings of every benchmark, each with its help text."""
 
+    PANEL: ClassVar[str] = "Benchmark"
+
     draft: Sequence[str] = setting(
         (),
         "A mode to measure beside plain decoding, with settings of its own (eagle:nodes=16,verify=rejection); "
         "repeatable; eagle (the demo's head), ngram, the folder of a head or small model, or eagle,ngram.",
         metavar="SOURCE[:KEY=VALUE,...]",
+        short="-d",
+        panel="Drafts",
         shown_default="SPECDEC_DRAFT, else eagle for the demo model, none for others",
     )
     dataset: str = setting(
@@ -27,10 +32,19 @@ class BenchSettings:
     )
     num_prompts: int | None = setting(None, "Most prompts of each category.", least=1, shown_default="all")
     output: Path | None = setting(
-        None, "JSON file to write, with hardware, versions and commit.", metavar="FILE", shown_default="none"
+        None,
+        "JSON file to write, with hardware, versions and commit.",
+        metavar="FILE",
+        shown_default="none",
+        short="-o",
+        panel="Output",
     )
     plot: Path | None = setting(
-        None, "PNG file to draw; needs matplotlib (the extra bench).", metavar="FILE", shown_default="none"
+        None,
+        "PNG file to draw; needs matplotlib (the extra bench).",
+        metavar="FILE",
+        shown_default="none",
+        panel="Output",
     )
 
     def __post_init__(self) -> None:

@@ -9,16 +9,14 @@ from specdec import __version__
 from specdec.cli.bench import bench
 from specdec.cli.chat import chat
 from specdec.cli.generate import generate
-from specdec.cli.options import Verbose
+from specdec.cli.options import Command, Verbose
 from specdec.cli.program import run_program
 from specdec.cli.serve import serve
 from specdec.cli.trace import trace
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-app.command()(generate)
-app.command()(chat)
-app.command()(trace)
-app.command()(serve)
+app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
+for command in (generate, chat, trace, serve):
+    app.command(cls=Command)(command)
 app.add_typer(bench, name="bench")
 
 
@@ -40,7 +38,7 @@ def specdec(
         typer.echo(context.get_help())
 
 
-@app.command()
+@app.command(cls=Command)
 def inspect(
     head: Annotated[
         str, typer.Argument(metavar="HEAD", help="A draft head: its folder, or org/name on the Hugging Face hub.")
@@ -48,6 +46,9 @@ def inspect(
     model: Annotated[
         str | None,
         typer.Option(
+            "--model",
+            "-m",
+            metavar="MODEL",
             envvar="SPECDEC_MODEL",
             help="Its target, likewise; default: the one it names, if that is here or on the hub.",
         ),

@@ -14,7 +14,7 @@ from specdec.bench.mode import parse_modes
 from specdec.bench.peers import parse_peers
 from specdec.bench.prompt_file import GivenPrompt, read_prompt_file
 from specdec.cli.model_options import OWNERS, Chat, Model
-from specdec.cli.options import Verbose, options_for, with_options
+from specdec.cli.options import Command, Verbose, options_for, with_options
 from specdec.config import DEMO, EngineConfig, default_shape, engine_config
 from specdec.core.sampling_params import SamplingParams
 from specdec.draft_heads.drafting.draft_shape import DraftShape
@@ -32,7 +32,9 @@ SHOWN_DEFAULTS = {
 }
 
 bench = typer.Typer(rich_markup_mode=None)
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, no tables.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", rich_help_panel="Output", help="One JSON object on standard output, no tables.")
+]
 
 
 @bench.callback(invoke_without_command=True)
@@ -49,7 +51,7 @@ def overview(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
-@bench.command()
+@bench.command(cls=Command)
 @with_options(LatencySettings, *OWNERS, defaults=SHOWN_DEFAULTS)
 def latency(
     model: Model = None,
@@ -70,7 +72,7 @@ def latency(
     _run("latency", LatencySettings(**options_for(LatencySettings, options)), model, chat, as_json, options)
 
 
-@bench.command()
+@bench.command(cls=Command)
 @with_options(ThroughputSettings, *OWNERS, defaults=SHOWN_DEFAULTS)
 def throughput(
     model: Model = None,
@@ -90,7 +92,7 @@ def throughput(
     _run("throughput", ThroughputSettings(**options_for(ThroughputSettings, options)), model, chat, as_json, options)
 
 
-@bench.command()
+@bench.command(cls=Command)
 @with_options(BenchSettings, *OWNERS, defaults={**SHOWN_DEFAULTS, "adaptive_drafts": "fixed", "max_num_seqs": "32"})
 def acceptance(
     model: Model = None,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from specdec.llm import LLM
 
 WARM_UP_TOKENS = 8
+OUTPUT = "Output"
 
 
 @with_options(*OWNERS, defaults=SHOWN_DEFAULTS)
@@ -31,17 +32,26 @@ def generate(
     prompts: Annotated[
         Path | None,
         typer.Option(
-            help="JSONL file, run as one batch: prompt, messages, conversation or turns (its first) in each line."
+            metavar="FILE",
+            help="JSONL file, run as one batch: prompt, messages, conversation or turns (its first) in each line.",
         ),
     ] = None,
     model: Model = None,
     draft: Draft = AUTO,
     chat: Chat = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per prompt and line, nothing else.")] = False,
-    compare: Annotated[bool, typer.Option("--compare", help="Run again without drafts and compare the two.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", rich_help_panel=OUTPUT, help="One JSON object per prompt and line, nothing else.")
+    ] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", rich_help_panel=OUTPUT, help="Run again without drafts and compare the two.")
+    ] = False,
     trace: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="JSONL file to write: every step of every answer, with its draft tree."),
+        typer.Option(
+            metavar="FILE",
+            rich_help_panel=OUTPUT,
+            help="JSONL file to write: every step of every answer, with its draft tree.",
+        ),
     ] = None,
     verbose: Verbose = False,  # noqa: ARG001
     **options: Any,

@@ -35,17 +35,29 @@ DRAFT_HELP = (
 Model = Annotated[
     str | None,
     typer.Option(
+        "--model",
+        "-m",
+        metavar="MODEL",
         envvar="SPECDEC_MODEL",
+        rich_help_panel="Model",
         help="The target: a checkpoint folder, a GGUF file, or org/name on the Hugging Face hub; default: demo model.",
     ),
 ]
 Chat = Annotated[
     bool | None,
-    typer.Option("--chat/--raw", help="Use the chat template, or the prompt as it is; default: chat if it can."),
+    typer.Option(
+        "--chat/--raw",
+        rich_help_panel="Model",
+        help="Use the chat template, or the prompt as it is; default: chat if it can.",
+    ),
 ]
 Draft = Annotated[
     str,
     typer.Option(
+        "--draft",
+        "-d",
+        metavar="TEXT",
+        rich_help_panel="Drafts",
         envvar="SPECDEC_DRAFT",
         show_default=False,
         help=DRAFT_HELP,

@@ -12,6 +12,23 @@ from typer.core import TyperCommand
 
 from specdec.kernels.settings import Setting, kinds_of, settings_of
 
+# In the order of the help.
+PANELS = (
+    "Arguments",
+    "Data",
+    "Model",
+    "Drafts",
+    "Sampling",
+    "Training",
+    "Benchmark",
+    "Server",
+    "Output",
+    "Engine",
+    "Other",
+)
+# Names that options had, still accepted.
+EARLIER = {f"--{name}": f"--draft-{name}" for name in ("depth", "branching", "nodes")}
+
 
 def _show_info(value: bool) -> None:
     if value:
@@ -21,7 +38,11 @@ def _show_info(value: bool) -> None:
 Verbose = Annotated[
     bool,
     typer.Option(
-        "--verbose", "-v", callback=_show_info, help="Say on standard error what is loaded, assumed and measured."
+        "--verbose",
+        "-v",
+        callback=_show_info,
+        rich_help_panel="Output",
+        help="Say on standard error what is loaded, assumed and measured.",
     ),
 ]
 
@@ -39,8 +60,9 @@ def with_options(*owners: type, defaults: Mapping[str, str]) -> Callable[[Callab
         signature = inspect.signature(command)
         own = {name: each for name, each in signature.parameters.items() if each.kind is not each.VAR_KEYWORD}
         settings = {name: each for owner in reversed(owners) for name, each in _options_of(owner).items()}
+        panels = {name: _panel(owner) for owner in reversed(owners) for name in _options_of(owner)}
         ordered = dict.fromkeys(name for owner in owners for name in _options_of(owner))
-        made = [_parameter(name, *settings[name], defaults) for name in ordered if name not in own]
+        made = [_parameter(name, *settings[name], defaults, panels[name]) for name in ordered if name not in own]
         command.__signature__ = signature.replace(parameters=[*own.values(), *made])  # type: ignore[attr-defined]
         return command
 
@@ -56,15 +78,30 @@ def _options_of(owner: type) -> dict[str, tuple[Any, Setting]]:
     return {name: each for name, each in settings_of(owner).items() if each[1].flags != ""}
 
 
-def _parameter(name: str, field: Any, facts: Setting, defaults: Mapping[str, str]) -> inspect.Parameter:
+def _panel(owner: type) -> str | None:
+    """Return the heading of a dataclass's options in the help."""
+    return getattr(owner, "PANEL", None)
+
+
+def _parameter(
+    name: str, field: Any, facts: Setting, defaults: Mapping[str, str], panel: str | None
+) -> inspect.Parameter:
     default = defaults.get(name, facts.shown_default)
     is_required = field.default is dataclasses.MISSING and default is None
     if default is None and not is_required and field.default not in (None, ()) and not isinstance(field.default, bool):
         default = getattr(field.default, "name", str(field.default))
-    flags = [facts.flags] if facts.flags else []
+    flag = f"--{name.replace('_', '-')}"
     shown = facts.help if default is None else f"{facts.help.removesuffix('.')}; default: {default}."
     kind: Any = Literal[facts.choices] if facts.choices else _kind(kinds_of(field.type))
-    option = typer.Option(*flags, metavar=facts.metavar or _metavar(kind), help=shown, show_default=False)
+    flags = [facts.flags] if facts.flags else [f"{flag}/--no-{flag[2:]}" if kind is bool else flag]
+    option = typer.Option(
+        *flags,
+        *([facts.short] if facts.short else []),
+        metavar=facts.metavar or _metavar(kind),
+        help=shown,
+        show_default=False,
+        rich_help_panel=facts.panel or panel,
+    )
     annotation: Any = Annotated[kind if is_required else kind | None, option]
     empty = inspect.Parameter.empty if is_required else None
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=empty, annotation=annotation)
@@ -88,7 +125,32 @@ def _kind(kinds: Sequence[Any]) -> type:
     return simple[0] if len(simple) == 1 and simple[0] in (bool, int, float, Path) else str
 
 
-class SeveralValues(TyperCommand):
+class Command(TyperCommand):
+    """A command with its options in panels, which also takes their earlier names."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the panels one below the other; rich's boxes would cut the names of options on narrow terminals."""
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for each in self.get_params(ctx):
+            record = each.get_help_record(ctx)
+            if record is not None:
+                rest = "Arguments" if each.param_type_name == "argument" else "Other"
+                panels.setdefault(getattr(each, "rich_help_panel", None) or rest, []).append(record)
+        for panel in sorted(panels, key=PANELS.index):
+            with formatter.section(panel):
+                formatter.write_dl(panels[panel])
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        known = {flag for each in self.params for flag in each.opts}
+        words = []
+        for word in args:
+            name, equals, value = word.partition("=")
+            is_earlier = name not in known and EARLIER.get(name) in known
+            words.append(f"{EARLIER[name]}{equals}{value}" if is_earlier else word)
+        return super().parse_args(ctx, words)
+
+
+class SeveralValues(Command):
     """A command whose repeatable options also take several values: `--data a b` is `--data a --data b`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

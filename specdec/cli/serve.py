@@ -1,7 +1,7 @@
 """`specdec serve`."""
 
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -10,7 +10,7 @@ from specdec.cli.options import Verbose, options_for, with_options
 from specdec.config import AUTO, DEMO, EngineConfig, default_shape, engine_config
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.engine.speculative_config import parse_speculative_config
-from specdec.scheduling.scheduler_config import SchedulerConfig
+from specdec.scheduling.scheduler_config import Policy, SchedulerConfig
 from specdec.server.server_settings import ServerSettings
 
 DEMO_NAME = "demo"
@@ -28,11 +28,22 @@ def serve(
         ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(envvar="SPECDEC_MODEL", help="The same, as an option; default: demo model.")
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="MODEL",
+            envvar="SPECDEC_MODEL",
+            rich_help_panel="Model",
+            help="The same, as an option; default: demo model.",
+        ),
     ] = None,
     draft: Annotated[
         str | None,
         typer.Option(
+            "--draft",
+            "-d",
+            rich_help_panel="Drafts",
             envvar="SPECDEC_DRAFT",
             help=DRAFT_HELP,
         ),
@@ -41,6 +52,7 @@ def serve(
         str | None,
         typer.Option(
             metavar="JSON",
+            rich_help_panel="Drafts",
             help="The draft as vLLM's JSON: method, model, num_speculative_tokens (depth of the trees), "
             "draft_tensor_parallel_size (1).",
         ),
@@ -50,15 +62,25 @@ def serve(
         typer.Option(
             envvar="SPECDEC_API_KEY",
             metavar="KEY",
+            rich_help_panel="Server",
             help="Key that clients must send as a bearer token; repeatable; default: no key needed.",
         ),
     ] = None,
     max_queued_requests: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Most waiting requests; more are refused with 503; default: no limit."),
+        typer.Option(
+            metavar="N",
+            rich_help_panel="Server",
+            help="Most waiting requests; more are refused with 503; default: no limit.",
+        ),
     ] = None,
     scheduling_policy: Annotated[
-        str | None, typer.Option(help="Order of requests: fcfs, or priority (lowest first); default: fcfs.")
+        Policy | None,
+        typer.Option(
+            metavar="|".join(get_args(Policy)),
+            rich_help_panel="Server",
+            help="Order of requests: fcfs, or priority (lowest first); default: fcfs.",
+        ),
     ] = None,
     verbose: Verbose = False,  # noqa: ARG001
     **options: Any,

@@ -16,9 +16,9 @@ def trace(
     prompt: Annotated[
         str | None, typer.Option(metavar="TEXT", help="The prompt; '-' or none: standard input.", show_default=False)
     ] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="HTML file to write.")] = Path(
-        "trace.html"
-    ),
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", rich_help_panel="Output", help="HTML file to write.")
+    ] = Path("trace.html"),
     model: Model = None,
     draft: Draft = AUTO,
     chat: Chat = None,

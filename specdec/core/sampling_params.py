@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from numbers import Integral, Real
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from specdec.core.output_kind import RequestOutputKind
 from specdec.core.speculation import Speculation
@@ -41,8 +41,12 @@ class SamplingParams:
         ValueError: a parameter that is unknown or not supported, or a value outside its range.
     """
 
+    PANEL: ClassVar[str] = "Sampling"
+
     n: int = setting(1, "Independent outputs of a prompt.", least=1, most=16384, flags="")
-    temperature: float = setting(1.0, "0 for greedy decoding, higher for more variety.", least=0, wanted="0 or more")
+    temperature: float = setting(
+        1.0, "0 for greedy decoding, higher for more variety.", least=0, wanted="0 or more", short="-t"
+    )
     top_p: float = setting(1.0, "Probability mass to sample from, above 0 and at most 1.", above=0, most=1)
     top_k: int = setting(
         0, "Likeliest tokens to sample from; 0 or -1 for all.", least=-1, wanted="at least 1, or 0 or -1 for all tokens"
@@ -71,8 +75,9 @@ class SamplingParams:
         most=MAX_WHOLE,
         wanted="between 0 and 2^63 - 1",
         shown_default="drawn anew",
+        short="-s",
     )
-    max_tokens: int | None = setting(16, "Most tokens to generate per prompt.", least=1)
+    max_tokens: int | None = setting(16, "Most tokens to generate per prompt.", least=1, short="-n")
     min_tokens: int = setting(
         0, "Tokens before which no end token or stop string ends the output.", least=0, wanted="0 or more"
     )

@@ -1,7 +1,7 @@
 """Limits and order of the scheduler."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from specdec.kernels.settings import check_settings, setting
 
@@ -11,6 +11,8 @@ Policy = Literal["fcfs", "priority"]
 @dataclass(frozen=True)
 class SchedulerConfig:
     """Settings by vLLM's names where it has them; `check_settings` refuses values outside their range."""
+
+    PANEL: ClassVar[str] = "Engine"
 
     max_num_seqs: int = setting(64, "Most requests running at once.", least=1)
     max_num_batched_tokens: int = setting(
@@ -34,6 +36,7 @@ class SchedulerConfig:
         True,
         "Draft trees of the size that pays at the current load, by measured costs, or always as large as allowed.",
         flags="--adaptive-drafts/--fixed-drafts",
+        panel="Drafts",
         shown_default="adaptive",
     )
     watermark: float = setting(

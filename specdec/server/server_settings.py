@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from specdec.kernels.settings import check_settings, setting
 
@@ -15,6 +15,8 @@ ToolCallParserChoice = Literal["auto", "hermes", "llama3_json", "none"]
 @dataclass(frozen=True)
 class ServerSettings:
     """Settings by vLLM's names where it has them; `check_settings` refuses values outside their range."""
+
+    PANEL: ClassVar[str] = "Server"
 
     host: str = setting("127.0.0.1", "Address to listen on; 0.0.0.0 for all.")
     port: int = setting(8000, "Port to listen on; 0 for any free one.", least=0, most=65535)
