@@ -162,7 +162,7 @@ def test_a_run_goes_on_behind_any_byte_of_its_journal(run: Run, tmp_path: Path) 
     """What kill -9 leaves: a part of the journal, its last row torn, and any part of the conversations."""
     run()
     whole, out = (tmp_path / "answers.jsonl.journal").read_bytes(), (tmp_path / "answers.jsonl").read_bytes()
-    for end in (0, 40, whole.index(b"\n") + 1, len(whole) // 3, len(whole) // 2, len(whole) - 1):
+    for end in (40, whole.index(b"\n") + 1, len(whole) // 2, len(whole) - 1):
         (tmp_path / "answers.jsonl.journal").write_bytes(whole[:end])
         (tmp_path / "answers.jsonl").write_bytes(out[: end // 2])
         assert run().code == 0

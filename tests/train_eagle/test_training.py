@@ -144,7 +144,7 @@ def test_a_killed_run_goes_on_to_the_same_weights(
     target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By kill -9, in the middle of a step, after some checkpoint."""
-    settings = ("--epochs", "40", "--checkpoint-minutes", "0.0001")
+    settings = ("--epochs", "12", "--checkpoint-minutes", "0.0001")
     words = [sys.executable, "-m", "specdec.train_eagle.train", *command(target, data, tmp_path / "cut", *settings)]
     state = tmp_path / "cut" / "run" / "state"
     run = subprocess.Popen(words, env=environment(), stdout=subprocess.DEVNULL)
