@@ -158,8 +158,8 @@ class AsyncLLM:
             request_id: a name for `abort`, of no other running request; a number if None.
             priority: lower ones first, under the policy "priority".
             cache_salt: only requests of the same salt share cached prefixes.
-            interval: least seconds between two states after the first token, which costs less where tokens come fast;
-                infinity for the states after the first token and at the end alone.
+            interval: seconds for which tokens after the first may wait to come in one state, which costs less where
+                tokens come fast; infinity for the states after the first token and at the end alone.
             trace: let the outputs' `steps` hold all steps with their draft trees.
 
         Raises:

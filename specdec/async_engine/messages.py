@@ -52,7 +52,7 @@ class Add(Message):
     Attributes:
         number: names the request, and never another one.
         params: encoded `SamplingParams`. They are decoded apart, so that a mistake in them can be answered.
-        interval: least seconds between two news after the first token; infinity for none until the end.
+        interval: seconds for which news after the first token may wait; infinity for none until the end.
         trace: whether deltas hold all steps with their draft trees.
     """
 

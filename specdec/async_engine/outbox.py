@@ -14,7 +14,7 @@ class Outbox:
     costs no memory beyond the outputs themselves.
 
     Args:
-        interval: least seconds between two news after the first token; infinity for none until the end.
+        interval: seconds for which news after the first token may wait; infinity for none until the end.
 
     Attributes:
         number: the front end's name of the request.
@@ -41,7 +41,9 @@ class Outbox:
         deltas = [self._delta(index) for index in self._unsent]
         self._unsent.clear()
         if any(self._tokens_sent):
-            self._due = now + self._interval
+            # Moments that all requests of this interval share, so that one message has the news of all.
+            is_shared = 0 < self._interval < math.inf
+            self._due = (now // self._interval + 1) * self._interval if is_shared else now + self._interval
         return deltas
 
     def _delta(self, index: int) -> Delta:
