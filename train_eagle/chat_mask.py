@@ -38,11 +38,12 @@ class BadConversation(ValueError):
 
     Attributes:
         reason: the problem in a few words, the same for all conversations that have it.
+        detail: what is particular to this one.
     """
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(" ".join((f"{reason}: {detail}" if detail else reason).split()))
-        self.reason = reason
+        self.reason, self.detail = reason, detail
 
 
 class ChatMask:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel, ValidationError
 from safetensors.torch import load_file, save_file
 
 from specdec.train_eagle.chat_mask import Sample
@@ -24,6 +25,24 @@ class Shard:
     conversations: int
     tokens: int
     assistant_tokens: int
+
+
+class _Bad(BaseModel):
+    """What `BadData` has counted."""
+
+    counts: dict[str, int]
+    first: dict[str, list[str]]
+
+
+class _Index(BaseModel):
+    """The index of prepared data; see `PreparedData`."""
+
+    settings: dict[str, str | int | None]
+    sources: list[str]
+    shards: list[Shard]
+    read: int
+    complete: bool
+    bad: _Bad
 
 
 class PreparedData:
@@ -45,20 +64,17 @@ class PreparedData:
     def __init__(self, folder: Path) -> None:
         file = folder / INDEX
         try:
-            index = json.loads(file.read_text(encoding="utf-8"))
-            self.folder = folder
-            self.settings: Settings = index["settings"]
-            self.sources: list[str] = index["sources"]
-            self.shards = [Shard(**shard) for shard in index["shards"]]
-            self.read: int = index["read"]
-            self.complete: bool = index["complete"]
-            self.bad = BadData()
-            self.bad.counts.update(index["bad"]["counts"])
-            self.bad.first.update(index["bad"]["first"])
+            index = _Index.model_validate_json(file.read_bytes())
         except OSError as error:
             raise ValueError(f"{file}: no prepared data: {error.strerror}; prepare it first") from None
-        except (ValueError, LookupError, TypeError, AttributeError):
+        except ValidationError:
             raise ValueError(f"{file}: not an index of prepared data; remove the folder and prepare again") from None
+        self.folder = folder
+        self.settings: Settings = index.settings
+        self.sources, self.shards, self.read, self.complete = index.sources, index.shards, index.read, index.complete
+        self.bad = BadData()
+        self.bad.counts.update(index.bad.counts)
+        self.bad.first.update(index.bad.first)
 
     @classmethod
     def begin(cls, folder: Path, settings: Settings, sources: Sequence[str]) -> "PreparedData":

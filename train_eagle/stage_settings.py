@@ -62,6 +62,12 @@ class PrepareSettings(SourceSettings):
     out: Path = setting(help="Folder to write.", metavar="FOLDER", short="-o", panel="Output")
     max_length: int = setting(2048, "Most tokens of a conversation.", least=2)
     long: Long = setting("truncate", "What to do with longer ones.")
+    processes: int | None = setting(
+        None,
+        "Processes that tokenise.",
+        least=1,
+        shown_default="one per processor where there are many conversations",
+    )
     preview: int = setting(0, "Show the first N conversations, what is trained on marked.", least=0)
 
 

@@ -180,6 +180,12 @@ def test_a_run_goes_on_behind_its_last_full_shard(
     assert len(seen) == 6 + 4, "nothing is left to do"
 
 
+def test_several_processes_write_the_same(model: Path, data: Path, tmp_path: Path) -> None:
+    for count in (1, 2):
+        prepare(model, [data, data], tmp_path / str(count), shard_size=7, processes=count)
+    assert files(tmp_path / "1") == files(tmp_path / "2")
+
+
 @pytest.mark.parametrize(
     ("setting", "changed"), [("max_length", {"max_length": 7}), ("long", {"long": "skip"}), ("limit", {"limit": 4})]
 )
