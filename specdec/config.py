@@ -60,7 +60,9 @@ class EngineConfig:
         panel="Drafts",
     )
     ngrams: bool = setting(False, "Whether continuations in the text itself are drafted (prompt lookup).", flags="")
-    tokenizer: Path | None = setting(None, "Folder of the tokenizer.", flags="", shown_default="the model's")
+    tokenizer: Path | None = setting(
+        None, "The tokenizer: a folder, or org/name on the hub.", flags="", shown_default="the model's"
+    )
     seed: int | None = setting(
         None,
         "Seed of the seeds of requests that bring none: the same requests in the same order get the same.",

@@ -26,28 +26,14 @@ from specdec.engine.prompts import Prompt, prompt_batch
 from specdec.engine.request_maker import RequestMaker
 from specdec.engine.resolved_config import resolved_config
 from specdec.engine.shared_engine import SharedEngine
-from specdec.engine.vllm_keywords import LLMKeywords, own_settings
+from specdec.engine.vllm_keywords import FOREIGN_CALL, FOREIGN_SEARCH, LLMKeywords, own_settings
 from specdec.kernels.kernel_set import choose_kernels
-from specdec.kernels.settings import Foreign, check_call
+from specdec.kernels.settings import check_call
 from specdec.models.hub import shown_path
 from specdec.models.llama import load_llama
 from specdec.verify.noise import GumbelNoise
 
 logger = logging.getLogger(__name__)
-_NO_ADAPTERS = Foreign("adapters are not supported; merge them into the checkpoint")
-# Arguments of vLLM's calls.
-_FOREIGN_CALL = {
-    "lora_request": _NO_ADAPTERS,
-    "tokenization_kwargs": Foreign("use truncate_prompt_tokens, or give token ids", ({},)),
-    "mm_processor_kwargs": Foreign("prompts are text or token ids", ({},)),
-    "chat_template_content_format": Foreign("templates get text", ("auto", "string")),
-}
-# A search shows no bar, and takes as many prompts at once as have seats.
-_FOREIGN_SEARCH = {
-    "lora_request": _NO_ADAPTERS,
-    "use_tqdm": Foreign("", None),
-    "concurrency_limit": Foreign("", None),
-}
 
 
 class LLM:
@@ -127,7 +113,7 @@ class LLM:
         self.__dict__.pop("engine", None)
         self.__dict__.pop("model", None)
 
-    @check_call(_FOREIGN_CALL)
+    @check_call(FOREIGN_CALL)
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -158,7 +144,7 @@ class LLM:
                     advance()
         return [group.output() for group in groups]
 
-    @check_call(_FOREIGN_CALL)
+    @check_call(FOREIGN_CALL)
     def stream(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -185,7 +171,7 @@ class LLM:
             for state in states:
                 yield from shown[state.request_id].of(state)
 
-    @check_call(_FOREIGN_CALL)
+    @check_call(FOREIGN_CALL)
     def chat(
         self,
         messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
@@ -223,7 +209,7 @@ class LLM:
         ]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, priority=priority, cache_salt=cache_salt)
 
-    @check_call(_FOREIGN_SEARCH)
+    @check_call(FOREIGN_SEARCH)
     def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams) -> list[BeamSearchOutput]:
         """Search the most probable sequences after each prompt, all in one batch, without drafts.
 

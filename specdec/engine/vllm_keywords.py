@@ -1,4 +1,4 @@
-"""Keywords of vLLM's `LLM` that this engine has under another name, or takes only where they ask for nothing."""
+"""Keywords of vLLM's `LLM` and its calls that this engine has under another name, or takes only where they ask for nothing."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -39,6 +39,21 @@ FOREIGN_ENGINE = {
     "disable_custom_all_reduce": _NO_EFFECT,
     "disable_log_stats": _NO_EFFECT,
     "max_logprobs": _NO_EFFECT,
+}
+
+_NO_ADAPTERS = Foreign("adapters are not supported; merge them into the checkpoint")
+# Arguments of its calls.
+FOREIGN_CALL = {
+    "lora_request": _NO_ADAPTERS,
+    "tokenization_kwargs": Foreign("use truncate_prompt_tokens, or give token ids", ({},)),
+    "mm_processor_kwargs": Foreign("prompts are text or token ids", ({},)),
+    "chat_template_content_format": Foreign("templates get text", ("auto", "string")),
+}
+# A search shows no bar, and takes as many prompts at once as have seats.
+FOREIGN_SEARCH = {
+    "lora_request": _NO_ADAPTERS,
+    "use_tqdm": Foreign("", None),
+    "concurrency_limit": Foreign("", None),
 }
 
 
