@@ -1,4 +1,4 @@
-"""Keywords of vLLM's `LLM` and its calls that this engine has under another name, or takes only where they ask for nothing."""
+"""Keywords of vLLM's `LLM` and its calls: other names, and those that may only ask for nothing."""
 
 from collections.abc import Mapping
 from dataclasses import replace
