@@ -145,7 +145,7 @@ def checked(name: str, value: Any, kind: Any, facts: Setting) -> Any:
 
 
 class _Taken(NamedTuple):
-    """What a type takes.
+    """Values that a type allows.
 
     Attributes:
         none: whether it takes None.
@@ -204,7 +204,7 @@ def check_call(foreign: Mapping[str, Foreign] | None = None) -> Callable[[Call],
             try:
                 return function(*args, **keywords)
             except TypeError:
-                # Only now, since it takes longer than most calls: was it the call, or what it did?
+                # Bind only after a failure, since it takes longer than most calls: did the call fail, or its body?
                 try:
                     signature.bind(*args, **keywords)
                 except TypeError as error:
@@ -217,7 +217,7 @@ def check_call(foreign: Mapping[str, Foreign] | None = None) -> Callable[[Call],
 
 
 def checked_keywords(foreign: Mapping[str, Foreign] | None = None) -> Callable[[type[Owner]], type[Owner]]:
-    """Have a dataclass refuse what it has no field for; see `check_call`."""
+    """Have a dataclass refuse keywords that it has no field for; see `check_call`."""
 
     def decorate(owner: type[Owner]) -> type[Owner]:
         owner.__init__ = check_call(foreign)(owner.__init__)  # type: ignore[method-assign]

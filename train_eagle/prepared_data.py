@@ -28,7 +28,7 @@ class Shard:
 
 
 class _Bad(BaseModel):
-    """What `BadData` has counted."""
+    """Counts of a `BadData`."""
 
     counts: dict[str, int]
     first: dict[str, list[str]]

@@ -137,7 +137,7 @@ def _digest(model: Path) -> str:
 
 
 class Summary(NamedTuple):
-    """What a run of the command did, as lines for people."""
+    """Outcome of a run of the command, as lines for people."""
 
     lines: list[str]
     interrupted: bool

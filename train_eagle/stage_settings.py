@@ -13,7 +13,7 @@ DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
 
 @dataclass(frozen=True, kw_only=True)
 class SourceSettings:
-    """Where conversations come from."""
+    """Sources of conversations."""
 
     PANEL: ClassVar[str] = "Data"
 

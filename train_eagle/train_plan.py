@@ -1,4 +1,4 @@
-"""What a run will do: its settings, with those that follow from data and target, and its batches."""
+"""Plan of a run: its settings, with those that follow from data and target, and its batches."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -15,12 +15,12 @@ from specdec.train_eagle.train_config import MOST_LR, PUBLISHED_SIZE, TrainConfi
 
 MOST_HELD_OUT = 100
 MOST_WARMUP = 50
-# One part in so many is held out, and one of the steps warms up.
+# One conversation in this many is held out, and one step in this many warms up.
 SHARE = 20
 MOST_BATCH, LEAST_BATCH = 8192, 1024
 STEPS_PER_EPOCH, STEPS = 20, 200
 EPOCHS, MOST_EPOCHS = 10, 40
-# A run evaluates so often at most.
+# Most evaluations of a run.
 EVALUATIONS = 10
 # Fewer conversations, or steps, hardly make a head.
 FEW_CONVERSATIONS, FEW_STEPS = 1000, 100

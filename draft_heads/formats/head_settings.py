@@ -38,7 +38,7 @@ class HeadSettings:
 
     @property
     def training(self) -> Mapping[str, Any]:
-        """What `specdec train` and `specdec export` wrote about the training; empty without that."""
+        """Facts about the training that `specdec train` or `specdec export` wrote; empty without them."""
         value = self.own.get("training")
         return value if isinstance(value, Mapping) else {}
 

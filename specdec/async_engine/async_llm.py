@@ -181,7 +181,7 @@ class AsyncLLM:
         else:
             tokens = self._requests.check(content, params, priority, cache_salt)
         if params.output_kind is RequestOutputKind.FINAL_ONLY:
-            # What comes between the first token and the end is not shown.
+            # States between the first token and the end are not shown.
             interval = math.inf
         number = next(self._new_number)
         while request_id is None and str(number) in self._numbers:

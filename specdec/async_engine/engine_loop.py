@@ -239,7 +239,7 @@ class EngineLoop:
             self._last_sent = time.monotonic()
 
     def _take_news(self) -> list[Delta]:
-        """Return the news that are due, and let go of requests that have ended."""
+        """Return the news that are due, and forget requests that have ended."""
         now = time.monotonic()
         due = [outbox for outbox in self._with_news if outbox.is_due(now)]
         deltas: list[Delta] = []

@@ -1,4 +1,4 @@
-"""How a command ends: its exit code, and one line on standard error for bad input."""
+"""End of a command: its exit code, and one line on standard error for bad input."""
 
 import logging
 import os

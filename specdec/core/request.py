@@ -23,7 +23,7 @@ from specdec.verify.sampling import Context, Sampling
 
 @dataclass
 class RequestTimes:
-    """Moments of a request, in seconds of the monotonic clock; 0 for what has not happened."""
+    """Times of a request's events, in seconds of the monotonic clock; 0 for an event that has not happened."""
 
     queued: float = 0.0
     scheduled: float = 0.0

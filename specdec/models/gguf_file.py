@@ -70,7 +70,7 @@ def is_gguf(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class GgufFile:
-    """A GGUF file: what it says, and its tensors, which stay on the disk.
+    """A GGUF file: its values, and its tensors, which stay on the disk.
 
     Attributes:
         path: the file.
