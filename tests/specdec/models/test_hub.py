@@ -14,8 +14,9 @@ from specdec import LLM, AsyncLLM, SamplingParams
 from specdec.cli.app import main
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.models.hub import checkpoint_path, shown_name
-from specdec.train_eagle.export import from_folder
-from specdec.train_eagle.prepare import prepare
+from specdec.train_eagle.head_export import from_folder
+from specdec.train_eagle.prepared_data import PreparedData
+from specdec.train_eagle.program import main as program
 from tests.fakes import edit_json
 from tests.specdec.hub_stand_in import GATED, HubStandIn, hub_stand_in
 from tests.specdec.tiny_checkpoints import Tiny
@@ -150,7 +151,12 @@ def test_training_takes_names_too(hub: HubStandIn, tiny: Tiny, tmp_path: Path) -
     data = tmp_path / "data.jsonl"
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
     data.write_text(json.dumps({"messages": messages}) + "\n")
-    assert prepare(Path(TARGET), [data], tmp_path / "prepared").complete
+    with pytest.raises(SystemExit) as exited:
+        program(["prepare", "--model", TARGET, "--data", str(data), "--out", str(tmp_path / "prepared")])
+    assert exited.value.code == 0
+    prepared = PreparedData(tmp_path / "prepared")
+    assert prepared.complete
+    assert prepared.settings["model"] == TARGET
     assert from_folder(checkpoint_path(HEAD), Path(TARGET)).target == TARGET
 
 
