@@ -53,8 +53,8 @@ def default_taps(num_layers: int) -> tuple[int, int, int]:
     """
     if num_layers < 7:
         raise CheckpointError(
-            f"a target of {num_layers} layers has no three depths for EAGLE-3, which takes at least 7; train an EAGLE-1 "
-            "head (--head eagle)"
+            f"a target of {num_layers} layers has no three depths for EAGLE-3, which takes at least 7; train an "
+            "EAGLE-1 head (--head eagle)"
         )
     return 2, num_layers // 2, num_layers - 3
 
