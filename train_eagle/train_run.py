@@ -241,7 +241,9 @@ class Run:
             "accepted_per_depth": accepted_shares(stats),
         }
         log.record(values)
-        log.console.print(f"step {self.state.step}: held out: {values}", soft_wrap=True)
+        shares = " ".join(f"{value:.2f}" for value in loss.accuracy.tolist())
+        found = f"loss {loss.total.item():.3f} accuracy {shares}, tau {stats.tau:.2f}"
+        log.console.print(f"step {self.state.step}/{self.plan.total} held out: {found}", soft_wrap=True)
         if stats.tau >= self.state.best_tau:
             self.state.best_tau = stats.tau
             recipe = {name: value for name, value in self.plan.plain_settings.items() if name not in UNTOLD}
