@@ -114,11 +114,12 @@ class DraftBudget:
                 if bound.chains:
                     row.chains = self._chains(request)
                     asked += self._most_nodes(request)
-                    rows.append(row)
                 else:
                     asked += bound.nodes
-                    if bound.nodes and size.nodes:
-                        rows.append(row)
+                if bound.nodes and bound.history.ratio < size.least_ratio:
+                    bound = bounds[request] = bound._replace(nodes=0)
+                if bound.chains or (bound.nodes and size.nodes):
+                    rows.append(row)
         step.stats.drafts_asked += asked
         return rows
 

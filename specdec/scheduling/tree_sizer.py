@@ -14,6 +14,8 @@ from specdec.scheduling.step_cost import StepCost
 # not: the same the other way round. The first plain steps, and a lone tree of a single row, are not representative.
 PLAIN = (128, 10)
 TREES, TREES_OF_ONE = (48, 2), (256, 4)
+# A trial that changes nothing makes the time until the next one twice as long, up to this factor.
+PATIENCE = 16
 # Trees that are verified before the first choice. They are as large as allowed: before, there is nothing to learn from.
 FIRST_TREES = 8
 # Steps after which, if there are trees, a single row gets the largest one, so that the nodes of all ranks are observed.
@@ -35,13 +37,15 @@ class TreeSize(NamedTuple):
 
     Attributes:
         nodes: limit of the nodes that the draft model drafts per tree.
-        trees: number of rows that it drafts for: all that can, or a single one.
+        trees: number of rows that it drafts for.
         least_value: nodes of chains are verified if their value is at least this.
+        least_ratio: the model drafts for rows whose acceptance history has at least this ratio.
     """
 
     nodes: int
     trees: int
     least_value: float = 0.0
+    least_ratio: float = 0.0
 
 
 class TreeOutcome(NamedTuple):
@@ -56,6 +60,24 @@ class TreeOutcome(NamedTuple):
     nodes: int
     ranks: Sequence[int]
     history: AcceptanceHistory
+
+
+class _Fit(NamedTuple):
+    """Best trees at a load.
+
+    Attributes:
+        nodes: of each tree, at least 1.
+        trees: number of rows that have one.
+        least_ratio: the lowest ratio of these rows' acceptance histories; 0 if all rows have a tree.
+        gain: tokens per second over those of a step without trees.
+        cycle_cost: seconds over those of a step without trees.
+    """
+
+    nodes: int
+    trees: int
+    least_ratio: float
+    gain: float
+    cycle_cost: float
 
 
 class _Chains(NamedTuple):
@@ -83,11 +105,11 @@ class TreeSizer:
 
         (S + r (D_1 v_1 + ... + D_n v_n)) / (pass(T + D_1 + ... + D_n) + draft(D_1 trees of at most n levels))
 
-    S rows yield a token, D_i of them may draft i nodes or more, and T is the number of known tokens. v_i is the
-    probability that a tree's node of rank i is accepted, ranked by the drafter's own estimate. r is the acceptance of
-    these rows' own trees relative to the average. v and r are observed as the engine runs, pass and draft are measured.
-    Values belong to ranks and not to single nodes, so that the choice precedes drafting and a plain step drafts
-    nothing.
+    S rows yield a token, D_i of those that draft may draft i nodes or more, and T is the number of known tokens. v_i is
+    the probability that a tree's node of rank i is accepted, ranked by the drafter's own estimate. r is the acceptance
+    of these rows' own trees relative to the average. v and r are observed as the engine runs, pass and draft are
+    measured. Values belong to ranks and not to single nodes, so that the choice precedes drafting and a plain step
+    drafts nothing. Rows draft if their r is high enough for their trees to repay.
 
     Chains cost no drafting and have values of their own. Their nodes are chosen first, the most valuable of all rows,
     as many as maximise tokens per second without the model. S and T above include them. The model's values in a row
@@ -103,12 +125,13 @@ class TreeSizer:
         self._seen = [PRIOR] * shape.nodes
         self._steps = 0
         self._load: tuple[object, ...] | None = None
-        self._best = (0, 0.0, 0.0)
+        self._best = _Fit(0, 0, 0.0, 0.0, 0.0)
         self.num_first = num_first
         # Number of the step in which the size is computed anew, and of that up to which the same rows decode plainly.
         self._next_fit, self._plain_until = 0, 0
-        # Whether steps have trees, and the number of steps since that changed or the other kind was tried.
-        self._drafts, self._alike = False, 0
+        # Whether steps have trees, the number of steps since that changed or the other kind was tried, and the factor
+        # of the time until it is tried next.
+        self._drafts, self._alike, self._patience = False, 0, 1
         self._learnt = 0
         self._sizes = sorted({n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128) if n < shape.nodes})
         self._sizes.append(shape.nodes)
@@ -154,22 +177,28 @@ class TreeSizer:
             self._load, self._best = load, self._fit(sampled, known, rows, chains)
             plain = self.cost.step(sampled, known, 0, 0)
             self._next_fit = self._steps + max(1, min(FIT_STEPS, int(FIT_SECONDS / max(plain, 1e-9))))
-        best, gain, _ = self._best
+        best = self._best
         self._steps += 1
-        if self._drafts != (gain * MARGIN > 1 if self._drafts else gain > MARGIN):
-            self._drafts, self._alike = not self._drafts, 0
+        if self._drafts != (best.gain * MARGIN > 1 if self._drafts else best.gain > MARGIN):
+            self._drafts, self._alike, self._patience = not self._drafts, 0, 1
         if self._drafts:
             every, run = PLAIN
         else:
             every, run = TREES_OF_ONE if sampled == 1 else TREES
-        self._alike = (self._alike + 1) % (every + run)
+        every *= self._patience
+        self._alike += 1
+        if self._alike >= every + run:
+            self._alike, self._patience = 0, min(2 * self._patience, PATIENCE)
         if not self._drafts and self._alike < every:
             self._plain_until = min(self._next_fit, self._steps + every - 1 - self._alike)
         if self._drafts != (self._alike < every):
             return TreeSize(0, 0)
-        if self._drafts and self._steps % LARGEST_EVERY == 0:
+        if not self._drafts:
+            # A trial shows what all rows accept.
+            return TreeSize(best.nodes, drafting)
+        if self._steps % LARGEST_EVERY == 0:
             return TreeSize(bounds[-1], 1)
-        return TreeSize(best, drafting)
+        return TreeSize(best.nodes, best.trees, least_ratio=best.least_ratio)
 
     def _fit_chains(self, sampled: int, known: int, rows: Sequence[DraftableRow]) -> _Chains:
         """Return the nodes of chains that yield most tokens per second where the model drafts nothing."""
@@ -192,17 +221,35 @@ class TreeSizer:
         """Prediction for steps with trees at the last load, None before the first choice."""
         if self._load is None:
             return None
-        _, gain, cycle_cost = self._best
-        return DraftOutlook(self._drafts, cycle_cost, gain * cycle_cost)
+        return DraftOutlook(self._drafts, self._best.cycle_cost, self._best.gain * self._best.cycle_cost)
 
-    def _fit(self, sampled: int, known: int, rows: Sequence[DraftableRow], chains: _Chains) -> tuple[int, float, float]:
-        """Return the best number of nodes from 1 on, its tokens per second over those without any, and its time over
-        theirs.
+    def _fit(self, sampled: int, known: int, rows: Sequence[DraftableRow], chains: _Chains) -> _Fit:
+        """Return the trees of at least one node that bring most tokens per second.
 
         Args:
             rows: those for which the model can draft.
             chains: nodes that are verified besides.
         """
+        ordered = sorted(rows, key=lambda row: -row.history.ratio)
+        best = self._fit_size(sampled, known, ordered, chains, self._sizes)
+        fewer, sizes = len(ordered) // 2, [best.nodes]
+        if ordered[0].history.ratio == ordered[-1].history.ratio:
+            return best
+        # Fewer rows of this size, and then the best size for so many.
+        while fewer:
+            fit = self._fit_size(sampled, known, ordered[:fewer], chains, sizes)
+            if fit.gain > best.gain:
+                best = fit
+            fewer //= 2
+        if best.trees == len(ordered):
+            return best
+        best = self._fit_size(sampled, known, ordered[: best.trees], chains, self._sizes)
+        return best._replace(least_ratio=ordered[best.trees - 1].history.ratio)
+
+    def _fit_size(
+        self, sampled: int, known: int, rows: Sequence[DraftableRow], chains: _Chains, sizes: Sequence[int]
+    ) -> _Fit:
+        """Return the best of these sizes if the model drafts for these rows, highest ratio first."""
         tokens, known = sampled + chains.tokens, known + chains.nodes
         bounds = sorted(row.nodes for row in rows if row.share == 1)
         depth, ratio = max(row.depth for row in rows), sum(row.history.ratio for row in rows) / len(rows)
@@ -210,7 +257,7 @@ class TreeSizer:
         plain_seconds = max(self.cost.step(sampled, known, 0, 0), 1e-9)
         best, best_rate, best_seconds = 0, 0.0, 0.0
         value, nodes, rank = 0.0, 0, 0
-        for size in self._sizes:
+        for size in sizes:
             while rank < size:
                 # Rows whose trees may have a node of this rank.
                 able = len(bounds) - bisect_right(bounds, rank)
@@ -227,8 +274,8 @@ class TreeSizer:
             rate = (tokens + value + more_value) / max(seconds, 1e-9)
             if rate > best_rate:
                 best, best_rate, best_seconds = size, rate, seconds
-        most = max(row.nodes for row in rows)
-        return min(best, most), best_rate * plain_seconds / tokens, best_seconds / plain_seconds
+        best = min(best, max(row.nodes for row in rows))
+        return _Fit(best, len(rows), 0.0, best_rate * plain_seconds / tokens, best_seconds / plain_seconds)
 
     def num_drafted(self, share: float, nodes: int) -> int:
         """Return how many nodes the model drafts for a row whose chains leave this share of their values.

@@ -12,6 +12,7 @@ from specdec.scheduling.step_cost import Curve, StepCost
 from specdec.scheduling.tree_sizer import (
     LARGEST_EVERY,
     MARGIN,
+    PATIENCE,
     PLAIN,
     SUREST,
     TREES,
@@ -164,15 +165,65 @@ def test_a_bad_head_is_given_up_and_a_better_text_is_noticed() -> None:
 
 @pytest.mark.parametrize(("rows", "plain", "trees"), [(4, PLAIN, TREES), (1, PLAIN, TREES_OF_ONE)])
 def test_both_kinds_of_steps_are_tried_now_and_then(rows: int, plain: tuple[int, int], trees: tuple[int, int]) -> None:
+    """Ever more seldom while nothing changes."""
     chance = random.Random(3)
-    sizes = simulate(make(token=0.0001, level=0.0001), chance, [0.9] * 16, 1000, rows)
-    tried, period = sum(size.nodes == 0 for size in sizes), sum(plain)
-    assert 1000 // period * plain[1] <= tried <= (1000 // period + 1) * plain[1]
+
+    def runs(sizes: list[TreeSize], other: bool) -> list[int]:
+        """Return the steps at which trials begin."""
+        kinds = [(size.nodes > 0) is other for size in sizes]
+        return [step for step in range(1, len(kinds)) if kinds[step] and not kinds[step - 1]]
+
+    sizes = simulate(make(token=0.0001, level=0.0001), chance, [0.9] * 16, 2000, rows)
+    assert runs(sizes, False)[:3] == [
+        plain[0] * factor + plain[1] * before - 1 for before, factor in enumerate((1, 3, 7))
+    ]
     # The outermost nodes are learnt of now and then.
-    assert rows == 1 or 10 <= sum(size == TreeSize(16, 1) for size in sizes) <= 1000 // LARGEST_EVERY
-    sizes = simulate(make(token=1.0, level=1.0), chance, [0.1] * 16, 1000, rows)
-    tried, period = sum(size.nodes > 0 for size in sizes), sum(trees)
-    assert 1000 // period * trees[1] <= tried <= (1000 // period + 1) * trees[1]
+    assert rows == 1 or 20 <= sum(size == TreeSize(16, 1) for size in sizes) <= 2000 // LARGEST_EVERY
+    sizes = simulate(make(token=1.0, level=1.0), chance, [0.1] * 16, 2000, rows)
+    assert runs(sizes, True)[:3] == [
+        trees[0] * factor + trees[1] * before - 1 for before, factor in enumerate((1, 3, 7))
+    ]
+    assert sum(size.nodes > 0 for size in sizes) == len(runs(sizes, True)) * trees[1]
+    sizes = simulate(make(token=1.0, level=1.0), chance, [0.1] * 16, 20000, rows)
+    begins = runs(sizes, True)
+    assert begins[-1] - begins[-2] == trees[0] * PATIENCE + trees[1]
+
+
+def test_rows_whose_trees_fare_well_draft_and_the_others_do_not() -> None:
+    sizer = make(token=0.1, level=0.1)
+    sizer.values = [0.5, 0.3] + [0.05] * 14
+    good, bad = AcceptanceHistory(1.6, 1.0), AcceptanceHistory(0.1, 1.0)
+    size = sizer.size(4, 4, [row(bad), row(good), row(bad), row(bad)])
+    assert size.nodes > 0
+    assert (size.trees, size.least_ratio) == (1, good.ratio)
+    assert sizer.size(4, 4, [row(good) for _ in range(4)])[1:] == (4, 0.0, 0.0)
+
+
+@given(
+    st.floats(0.0001, 0.5),
+    st.floats(0.0001, 0.5),
+    st.lists(st.floats(0.0, 2.0), min_size=1, max_size=9),
+    st.lists(st.floats(0, SUREST), min_size=16, max_size=16),
+)
+def test_a_choice_of_rows_brings_as_much_as_all_of_them(
+    token: float, level: float, ratios: list[float], values: list[float]
+) -> None:
+    sizer, sampled = make(token, level), len(ratios)
+    sizer.values = sorted(values, reverse=True)
+
+    def rate(own: list[float], nodes: int) -> float:
+        mean = sum(own) / len(own)
+        tokens = sampled + len(own) * sum(min(mean * value, SUREST) for value in sizer.values[:nodes])
+        return tokens / sizer.cost.step(sampled, sampled + len(own) * nodes, len(own), min(nodes, SHAPE.depth))
+
+    size = sizer.size(sampled, sampled, [row(AcceptanceHistory(ratio, 1.0)) for ratio in ratios])
+    every = max(rate(ratios, nodes) for nodes in (1, 2, 3, 4, 6, 8, 12, 16))
+    if size.nodes:
+        chosen = sorted(ratios, reverse=True)[: size.trees]
+        assert min(chosen) >= size.least_ratio
+        assert rate(chosen, size.nodes) >= every * (1 - 1e-9)
+    else:
+        assert every <= rate(ratios, 0) * MARGIN * (1 + 1e-9)
 
 
 def test_a_change_of_kind_is_not_taken_lightly() -> None:
