@@ -3,11 +3,12 @@
     python -m benchmarks.never_slower --minutes 20
     python -m benchmarks.never_slower --model WIDENED --draft WIDENED_HEAD --name never_slower_wide --minutes 40
 
-A cell is a text and a batch size: as many requests run at any time while more wait, and each yields the same number of
-tokens. The others are plain decoding by an engine without a head, and trees of each fixed size. Adaptive trees begin
-every run as in a new engine, with the costs measured at start, so their time includes learning. Rounds go through all
-cells and runs until the time is over. Figures are medians over rounds; the ratio's is of the rounds' own ratios. Goal:
-adaptive trees reach 0.97 of the best of the others in every cell.
+A cell is a text and a batch size. As many requests run at any time, each for the same number of tokens; the run ends
+when no more wait and the first is missing, so that no mode is favoured for ending all requests together. The others are
+plain decoding by an engine without a head, and trees of each fixed size. Adaptive trees begin every run as in a new
+engine, with the costs measured at start and the values that the head ships, so their time includes learning. Rounds go
+through all cells and runs until the time is over. Figures are medians over rounds; the ratio's is of the rounds' own
+ratios. Goal: adaptive trees reach 0.97 of the best of the others in every cell.
 """
 
 import argparse
@@ -26,6 +27,7 @@ from rich.table import Table
 from benchmarks.report import read_prompts, write
 from specdec import LLM, SamplingParams, Speculation
 from specdec.config import DEMO, DEMO_HEAD
+from specdec.scheduling.rank_values import read_values
 from specdec.scheduling.step_cost import StepCost
 from specdec.scheduling.tree_sizer import TreeSizer
 
@@ -57,29 +59,36 @@ class Engines:
         scheduler = self.adaptive.engine.scheduler
         assert scheduler.draft_budget is not None
         scheduler.step_cost = deepcopy(self.costs)
-        scheduler.tree_sizer = TreeSizer(scheduler.step_cost, scheduler.draft_budget.shape)
+        folder = self.adaptive.config.draft
+        assert folder is not None
+        shape, values = scheduler.draft_budget.shape, read_values(folder)
+        scheduler.tree_sizer = TreeSizer(scheduler.step_cost, shape, prior=values)
         scheduler.draft_budget = replace(scheduler.draft_budget, tree_sizer=scheduler.tree_sizer)
         return self.adaptive, params
 
     def seconds(self, name: str, prompts: Sequence[list[int]], params: SamplingParams, batch: int) -> float:
-        """Return the seconds of all requests, of which `batch` run at any time while there are as many."""
+        """Return the seconds per token while `batch` of the requests run."""
         llm, params = self.mode(name, params)
-        engine, groups = llm.engine, [llm.new_group(prompt, params) for prompt in prompts]
-        left, running = list(groups), 0
+        engine, requests = llm.engine, [llm.new_group(prompt, params).requests[0] for prompt in prompts]
+        left, running, tokens = list(requests), 0, engine.scheduler.stats().generated_tokens
         start = time.perf_counter()
-        while left or engine.has_unfinished:
+        while left or running == batch:
             while left and running < batch:
-                engine.add_request(left.pop().requests[0])
+                engine.add_request(left.pop())
                 running += 1
             running -= sum(request.finished for request in engine.step())
         seconds = time.perf_counter() - start
-        assert all(len(group.output().outputs[0].token_ids) == params.max_tokens for group in groups)
-        return seconds
+        tokens = engine.scheduler.stats().generated_tokens - tokens
+        for request in requests:
+            engine.abort(request)
+        while engine.has_unfinished:
+            engine.step()
+        return seconds / tokens
 
 
-def summary(seconds: dict[str, list[float]], tokens: int) -> dict[str, Any]:
+def summary(seconds: dict[str, list[float]]) -> dict[str, Any]:
     """Return tokens a second of each mode, and of adaptive trees over the best of the others."""
-    rates = {name: tokens / statistics.median(values) for name, values in seconds.items()}
+    rates = {name: 1 / statistics.median(values) for name, values in seconds.items()}
     best = max((name for name in rates if name != ADAPTIVE), key=lambda name: rates[name])
     ratio = statistics.median(other / own for own, other in zip(seconds[ADAPTIVE], seconds[best], strict=True))
     over_plain = statistics.median(other / own for own, other in zip(seconds[ADAPTIVE], seconds[PLAIN], strict=True))
@@ -100,7 +109,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 2, 4, 8], help="nodes of fixed trees")
     parser.add_argument("--max-tokens", type=int, default=96)
-    parser.add_argument("--requests", type=int, default=4, help="least requests of a run; a run has 2 for each row")
+    parser.add_argument("--requests", type=int, default=4, help="least requests of a run; a run has 3 for each row")
     parser.add_argument("--minutes", type=float, default=20.0, help="no round begins after this time")
     parser.add_argument("--name", default="never_slower", help="name of the result")
     args = parser.parse_args()
@@ -121,7 +130,7 @@ def main() -> None:
     while rounds == 0 or time.perf_counter() < end:
         for text in FILES:
             for batch in args.batches:
-                own = (prompts[text] * 2)[: max(args.requests, 2 * batch)]
+                own = (prompts[text] * 2)[: max(args.requests, 3 * batch)]
                 # Each round begins with another mode.
                 for place in range(len(names)):
                     name = names[(place + rounds) % len(names)]
@@ -130,7 +139,7 @@ def main() -> None:
     cells = []
     table = Table("text", "batch", *names, "best", "adaptive over best", "over plain")
     for (text, batch), values in seconds.items():
-        found = summary(values, max(args.requests, 2 * batch) * args.max_tokens)
+        found = summary(values)
         cells.append({"text": text, "batch": batch, **found})
         rates = [f"{found['tokens_per_second'][name]:.0f}" for name in names]
         table.add_row(text, str(batch), *rates, found["best"], f"{found['ratio']:.3f}", f"{found['over_plain']:.3f}")

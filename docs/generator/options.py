@@ -19,7 +19,7 @@ from specdec.train_eagle.program import app
 GROUP: Any = typer.main.get_command(app)
 BENCH = "bench"
 # Commands of which only the options are listed that `generate` does not have in the same words.
-BESIDE_GENERATE = ("chat", "trace", "serve", "regenerate")
+BESIDE_GENERATE = ("chat", "trace", "profile", "serve", "regenerate")
 # Arguments of `LLM` that are not keywords of settings, described by hand.
 POSITIONAL = ("model", "draft")
 OWNERS = {

@@ -10,12 +10,13 @@ from specdec.cli.bench import bench
 from specdec.cli.chat import chat
 from specdec.cli.generate import generate
 from specdec.cli.options import Command, Verbose
+from specdec.cli.profile import profile
 from specdec.cli.program import run_program
 from specdec.cli.serve import serve
 from specdec.cli.trace import trace
 
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
-for command in (generate, chat, trace, serve):
+for command in (generate, chat, trace, serve, profile):
     app.command(cls=Command)(command)
 app.add_typer(bench, name="bench")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from specdec.core.detokenizer import Detokenizer
-from specdec.core.draftable_row import AcceptanceHistory, DraftableRow
+from specdec.core.draftable_row import AcceptanceHistory, Ahead, DraftableRow
 from specdec.core.outputs import (
     CompletionOutput,
     Logprob,
@@ -141,6 +141,11 @@ class Request:
         # Asked of every row in every step: a token that is generated, and two that may follow.
         has_room = self.num_prompt < len(self.token_ids) < self.max_length - 1
         return has_room and self.drafts_enabled and self.params.speculation.enabled
+
+    def ahead(self) -> Ahead:
+        """Return what the tree sizer asks of the request's future."""
+        known = len(self.token_ids)
+        return Ahead(known - self.num_draft_cached, self.max_length - known)
 
     def chains(self, depth: int) -> ChainTree | None:
         """Return the chains of all its sources for its next step, None if there are none.

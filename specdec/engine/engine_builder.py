@@ -21,6 +21,7 @@ from specdec.execution.model_runner import ModelRunner
 from specdec.kernels.integers import ceil_div
 from specdec.kernels.kernel_set import KernelSet
 from specdec.models.llama import LlamaModel
+from specdec.scheduling.rank_values import read_values
 from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.step_cost import PreemptionCost
 from specdec.verify.verifier import verifier_of
@@ -154,5 +155,13 @@ class EngineBuilder:
             step_cost = measure_step_cost(runner, positions, drafter, config.shape if self.draft else None)
             seconds = (time.perf_counter() - began, 1e3 * step_cost.passes(1), 1e3 * step_cost.all_levels(1))
             logger.info("step costs measured in %.1f s: plain step %.2f ms, draft tree %.2f ms", *seconds)
-        draws = self.proposal == Proposal.DRAWN
-        return Scheduler(manager, config.scheduler, config.shape, swap_cost, self.draft_context, step_cost, draws=draws)
+        return Scheduler(
+            manager,
+            config.scheduler,
+            config.shape,
+            swap_cost,
+            self.draft_context,
+            step_cost,
+            read_values(config.draft) if config.draft is not None else (),
+            draws=self.proposal == Proposal.DRAWN,
+        )

@@ -1,5 +1,6 @@
 """Work beside a step: timing it, learning from it, and host work while the device is busy."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -8,14 +9,16 @@ from functools import partial
 import torch
 
 from specdec.draft_heads.drafting.drafter import DraftRow
+from specdec.scheduling.rank_values import TreeOutcome
 from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.step_cost import MeasuredStep
 from specdec.scheduling.step_plan import PlannedRow, RowResult
-from specdec.scheduling.tree_sizer import TreeOutcome
 
 # After the first LONG_RUN plain steps in a row, one in MEASURED_EVERY is measured: learning from a step takes a tenth
 # of a small model's step.
 LONG_RUN, MEASURED_EVERY = 16, 4
+# Limit of the seconds between two steps that count; the caller may do other things than steps.
+MOST_BETWEEN = 0.001
 # A moment of the host, or of a GPU, which runs behind the host.
 Mark = float | torch.cuda.Event
 
@@ -33,12 +36,16 @@ class StepObserver:
         self._is_unfinished = False
         self._plain_run = 0
         self._record: Callable[[], None] | None = None
-        self._start = 0.0
+        self._start, self._end = 0.0, math.inf
         self._drafting: tuple[Mark, Mark] = (0.0, 0.0)
 
     def begin(self) -> None:
-        """Start the clock of a step."""
-        self._start = time.perf_counter()
+        """Start the clock of a step, at the end of the last one where that left requests running.
+
+        What lies between two steps, such as planning, is a part of each: beside a small model, a large one.
+        """
+        now = time.perf_counter()
+        self._start = min(now, max(self._end, now - MOST_BETWEEN))
 
     @property
     def seconds(self) -> float:
@@ -73,6 +80,7 @@ class StepObserver:
         if self.scheduler.step_cost is not None and not (was_unfinished or self._is_unfinished or is_one_of_many):
             seconds, draft_seconds = self.seconds, _seconds(*self._drafting)
             self._record = partial(self._learn, rows, draft_rows, results, seconds - draft_seconds, draft_seconds)
+        self._end = time.perf_counter() if self.scheduler.running else math.inf
 
     def _learn(
         self,

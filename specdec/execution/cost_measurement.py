@@ -14,11 +14,12 @@ from specdec.execution.dummy_rows import dummy_chain, dummy_draft_rows, dummy_re
 from specdec.execution.model_runner import ModelRunner
 from specdec.scheduling.step_cost import Curve, PreemptionCost, StepCost
 
-ROUNDS = 5
+# Rounds of measurements, and least time for them: steps of a small model are short beside what disturbs them.
+ROUNDS, LEAST_SECONDS, IN_A_ROW = 2, 0.04, 3
 # Tokens of the pass that stands for recomputing a request.
 CHUNK = 256
 CONTEXT = 128
-TOKENS = (1, 4, 16, 64, 256)
+TOKENS = (1, 4, 8, 16, 32, 64, 256)
 ROWS = (1, 8, 32)
 # A part that takes longer is not measured at larger sizes; its curve is extrapolated.
 LONGEST = 0.5
@@ -50,22 +51,21 @@ def measure_step_cost(runner: ModelRunner, longest: int, drafter: Drafter, shape
 
 
 def _curve(work: Callable[[int], None], sizes: Sequence[int]) -> Curve:
-    points: list[tuple[float, float]] = []
+    """Return the least seconds of each size, from rounds over all sizes, so that a disturbance spoils none of them."""
+    seconds: dict[int, float] = {}
     for size in sizes:
-        points.append((size, _seconds(work, size)))
-        if points[-1][1] > LONGEST:
+        # The first time warms up.
+        seconds[size] = _timed(partial(work, size))
+        if seconds[size] > LONGEST:
             break
-    return Curve(points)
-
-
-def _seconds(work: Callable[[int], None], size: int) -> float:
-    times: list[float] = []
-    # The first warms up.
-    for _ in range(1 + ROUNDS):
-        times.append(_timed(lambda: work(size)))
-        if times[-1] > LONGEST:
-            break
-    return min(times[1:] or times)
+    times: dict[int, list[float]] = {size: [] for size, first in seconds.items() if first <= LONGEST}
+    start, rounds = time.perf_counter(), 0
+    while times and (rounds < ROUNDS or time.perf_counter() - start < LEAST_SECONDS):
+        for size in times:
+            # In a row, as steps are: the last size may have left other data in the processor's caches.
+            times[size] += [_timed(partial(work, size)) for _ in range(IN_A_ROW)]
+        rounds += 1
+    return Curve((seconds | {size: min(own) for size, own in times.items()}).items())
 
 
 def _draft_curve(

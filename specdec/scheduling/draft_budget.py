@@ -8,8 +8,9 @@ from specdec.core.draftable_row import DraftableRow
 from specdec.core.request import Request
 from specdec.draft_heads.drafting.chains import ChainTree
 from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.scheduling.rank_values import first_values
 from specdec.scheduling.step_plan import PlannedRow, StepBudget
-from specdec.scheduling.tree_sizer import TreeSize, TreeSizer, first_values
+from specdec.scheduling.tree_sizer import TreeSize, TreeSizer
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,9 @@ class DraftBudget:
         """Return the request with the engine's bounds of a tree, or its own where these are narrower."""
         own, depth = request.params.speculation.max_depth, self.shape.depth
         depth = depth if own is None else min(depth, own)
-        request.draftable = DraftableRow(request.acceptance_history, self._most_nodes(request), depth)
+        request.draftable = DraftableRow(
+            request.acceptance_history, self._most_nodes(request), depth, ahead=request.ahead
+        )
         return request.draftable
 
     def _most_nodes(self, request: Request) -> int:
@@ -77,19 +80,18 @@ class DraftBudget:
         own = request.params.speculation.max_depth
         return request.chains(self.shape.nodes if own is None else min(self.shape.nodes, own))
 
-    def grant(self, step: StepBudget, size: TreeSize, manager: KVCacheManager, turn: int) -> None:
+    def grant(self, step: StepBudget, size: TreeSize, manager: KVCacheManager) -> None:
         """Divide the tokens that are left among the rows that can use drafts.
 
         Args:
             step: with all rows of known tokens planned.
             size: limit of each tree's nodes, and the number of trees.
-            turn: number of the step, which picks the row of a lone tree.
         """
         if not size.nodes and not any(row.request.chain_sources for row in step.rows):
             return
         rows = self._draftable_rows(step, size)
         if size.nodes and size.trees == 1:
-            rows = self._alone(rows, turn)
+            rows = self._alone(rows, size.turn)
         most_read = self.most_read
         for index, row in enumerate(rows):
             bound = self._bounds[row.request]
@@ -177,12 +179,12 @@ class DraftBudget:
         drafted = min(size.nodes, bound.nodes, room)
         if not bound.chains:
             return drafted, 0
-        values = first_values(self.shape.nodes) if self.tree_sizer is None else self.tree_sizer.values
+        values = first_values(self.shape.nodes) if self.tree_sizer is None else self.tree_sizer.ranks.values
         chained = min(sum(value >= size.least_value for value in bound.chains), room)
         if self.draws and not request.sampling.is_greedy:
             return (drafted, 0) if sum(values[:drafted]) > sum(bound.chains[:chained]) else (0, chained)
         if self.tree_sizer is not None:
-            drafted = self.tree_sizer.num_drafted(bound.share, drafted)
+            drafted = self.tree_sizer.ranks.num_drafted(bound.share, drafted)
         while drafted + chained > room:
             if drafted and (not chained or bound.share * values[drafted - 1] <= bound.chains[chained - 1]):
                 drafted -= 1

@@ -11,12 +11,13 @@ from specdec.core.engine_stats import EngineStats
 from specdec.core.request import Request
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.scheduling.draft_budget import DraftBudget
+from specdec.scheduling.rank_values import TreeOutcome
 from specdec.scheduling.request_queues import RequestQueues
 from specdec.scheduling.scheduler_config import SchedulerConfig
 from specdec.scheduling.step_cost import MeasuredStep, PreemptionCost, StepCost
 from specdec.scheduling.step_plan import PlannedRow, RowResult, StepBudget, StepPlan
 from specdec.scheduling.step_planner import StepPlanner
-from specdec.scheduling.tree_sizer import TreeOutcome, TreeSize, TreeSizer
+from specdec.scheduling.tree_sizer import TreeSize, TreeSizer
 
 
 class Admission(Enum):
@@ -45,6 +46,7 @@ class Scheduler:
         shape: bounds of draft trees, None for no drafts at all.
         draft_context: number of tokens from which on the draft model drafts nothing for a request; 0 without a model.
         step_cost: of a step's parts; without it, trees and prompts are bounded by tokens alone.
+        rank_values: values of draft nodes by rank, as measured before.
         draws: see `DraftBudget.draws`.
 
     Attributes:
@@ -59,6 +61,7 @@ class Scheduler:
         preemption_cost: PreemptionCost | None = None,
         draft_context: int = sys.maxsize,
         step_cost: StepCost | None = None,
+        rank_values: Sequence[float] = (),
         *,
         draws: bool = False,
     ) -> None:
@@ -69,7 +72,7 @@ class Scheduler:
             # A step adds no more tokens than this to those that the draft head has not read.
             most_read = config.max_num_batched_tokens + config.max_num_seqs
             if step_cost is not None and config.adaptive_drafts:
-                self.tree_sizer = TreeSizer(step_cost, shape)
+                self.tree_sizer = TreeSizer(step_cost, shape, prior=rank_values)
             self.draft_budget = DraftBudget(shape, draft_context, most_read, self.tree_sizer, draws)
         self.queues = RequestQueues()
         self.running, self.waiting = self.queues.running, self.queues.waiting
@@ -139,7 +142,7 @@ class Scheduler:
         self.planner.plan(step)
         known = most - step.tokens
         if self.draft_budget is not None:
-            self.draft_budget.grant(step, size, self.manager, stats.steps)
+            self.draft_budget.grant(step, size, self.manager)
         plan = StepPlan(step.rows)
         if step.rows:
             plan.moves = self.manager.take_moves()

@@ -19,11 +19,11 @@ from specdec.core.sampling_params import SamplingParams
 from specdec.core.speculation import Speculation
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.scheduling.integrity import check_scheduler
+from specdec.scheduling.rank_values import TreeOutcome
 from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.scheduler_config import SchedulerConfig
 from specdec.scheduling.step_cost import Curve, MeasuredStep, PreemptionCost, StepCost
 from specdec.scheduling.step_plan import PlannedRow, RowResult, StepPlan
-from specdec.scheduling.tree_sizer import TreeOutcome
 from tests.specdec.fake_memory import FakeMemory, make_request
 from tests.strategies import prompts, seeds, speculations
 

@@ -6,18 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.core.draftable_row import HOPE, PRIOR, AcceptanceHistory, DraftableRow
+from specdec.core.draftable_row import PRIOR, AcceptanceHistory, Ahead, DraftableRow
 from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.scheduling.rank_values import TreeOutcome
 from specdec.scheduling.step_cost import Curve, StepCost
+from specdec.scheduling.tree_fit import SUREST
 from specdec.scheduling.tree_sizer import (
     LARGEST_EVERY,
+    LONE,
+    LONE_OF_ONE,
     MARGIN,
-    PATIENCE,
     PLAIN,
-    SUREST,
-    TREES,
-    TREES_OF_ONE,
-    TreeOutcome,
+    PLAIN_EVERY,
+    TRIALS,
     TreeSize,
     TreeSizer,
 )
@@ -43,13 +44,13 @@ def usual(rows: int, nodes: int = SHAPE.nodes, depth: int = SHAPE.depth) -> list
 
 def rate(worth: TreeSizer, rows: int, nodes: int) -> float:
     seconds = worth.cost.step(rows, rows * (1 + nodes), rows if nodes else 0, min(nodes, worth.shape.depth))
-    return rows * (1 + sum(worth.values[:nodes])) / seconds
+    return rows * (1 + sum(worth.ranks.values[:nodes])) / seconds
 
 
 @given(st.floats(0.0001, 0.5), st.floats(0.0001, 0.5), st.integers(1, 64), st.lists(st.floats(0, SUREST), min_size=16))
 def test_no_other_size_brings_more(token: float, level: float, rows: int, values: list[float]) -> None:
     worth = make(token, level)
-    worth.values = sorted(values[:16], reverse=True)
+    worth.ranks.values = sorted(values[:16], reverse=True)
     chosen = worth.size(rows, rows, usual(rows))
     best = max((1, 2, 3, 4, 6, 8, 12, 16), key=lambda nodes: rate(worth, rows, nodes))
     if chosen.nodes:
@@ -65,13 +66,13 @@ def test_free_drafts_are_taken_and_dear_ones_are_not() -> None:
     assert make(token=1.0, level=1.0).size(1, 1, usual(1)) == TreeSize(0, 0)
 
 
-def test_the_first_trees_are_fixed_whatever_they_cost() -> None:
-    dear = make(token=1.0, level=1.0, num_first=5)
-    for _ in range(3):
-        assert dear.size(2, 2, usual(2)) == TreeSize(16, 2)
-        assert dear.outlook is None
-        dear.learn([TreeOutcome(16, [], AcceptanceHistory())] * 2)
+def test_the_first_trees_of_a_single_row_are_fixed_whatever_they_cost() -> None:
+    dear = make(token=1.0, level=1.0, num_first=3)
     assert dear.size(2, 2, usual(2)) == TreeSize(0, 0)
+    for _ in range(3):
+        assert dear.size(1, 1, usual(1)) == TreeSize(16, 1)
+        dear.learn([TreeOutcome(16, [], AcceptanceHistory())])
+    assert dear.size(1, 1, usual(1)) == TreeSize(0, 0)
 
 
 def test_the_outlook_is_what_the_choice_went_by() -> None:
@@ -85,7 +86,7 @@ def test_the_outlook_is_what_the_choice_went_by() -> None:
         best = max((1, 2, 3, 4, 6, 8, 12, 16), key=lambda nodes: rate(sizer, 1, nodes))
         cost = sizer.cost.step(1, 1 + best, 1, min(best, 4)) / sizer.cost.step(1, 1, 0, 0)
         assert outlook.cycle_cost == pytest.approx(cost)
-        assert outlook.tau == pytest.approx(1 + sum(sizer.values[:best]))
+        assert outlook.tau == pytest.approx(1 + sum(sizer.ranks.values[:best]))
         assert (outlook.tau > outlook.cycle_cost * MARGIN) is pays
 
 
@@ -107,16 +108,16 @@ def test_outcomes_are_learnt_by_rank() -> None:
         sizes = [chance.choice([4, 16]) for _ in range(4)]
         ranks = [[r for r in range(size) if chance.random() < true[r]] for size in sizes]
         worth.learn([TreeOutcome(size, own, AcceptanceHistory()) for size, own in zip(sizes, ranks, strict=True)])
-    assert all(abs(value - expected) < 0.12 for value, expected in zip(worth.values, true, strict=True))
+    assert all(abs(value - expected) < 0.12 for value, expected in zip(worth.ranks.values, true, strict=True))
 
 
 def test_ranks_that_no_tree_had_keep_their_values() -> None:
     worth = make(0.01, 0.01)
-    before = list(worth.values)
+    before = list(worth.ranks.values)
     worth.learn([TreeOutcome(3, [0, 2], AcceptanceHistory())] * 100)
-    assert worth.values[3:] == before[3:]
-    assert worth.values[0] > 0.9
-    assert worth.values[1] < 0.1
+    assert worth.ranks.values[3:] == before[3:]
+    assert worth.ranks.values[0] > 0.9
+    assert worth.ranks.values[1] < 0.1
 
 
 def simulate(worth: TreeSizer, chance: random.Random, true: list[float], steps: int, rows: int = 4) -> list[TreeSize]:
@@ -163,40 +164,78 @@ def test_a_bad_head_is_given_up_and_a_better_text_is_noticed() -> None:
     assert sum(size.nodes >= 4 for size in good[-500:]) > 400
 
 
-@pytest.mark.parametrize(("rows", "plain", "trees"), [(4, PLAIN, TREES), (1, PLAIN, TREES_OF_ONE)])
-def test_both_kinds_of_steps_are_tried_now_and_then(rows: int, plain: tuple[int, int], trees: tuple[int, int]) -> None:
-    """Ever more seldom while nothing changes."""
-    chance = random.Random(3)
+def trials(sizes: list[TreeSize], other: bool) -> list[int]:
+    """Return the steps at which trials begin, of steps with trees or of others."""
+    kinds = [(size.nodes > 0) is other for size in sizes]
+    return [step for step in range(1, len(kinds)) if kinds[step] and not kinds[step - 1]]
 
-    def runs(sizes: list[TreeSize], other: bool) -> list[int]:
-        """Return the steps at which trials begin."""
-        kinds = [(size.nodes > 0) is other for size in sizes]
-        return [step for step in range(1, len(kinds)) if kinds[step] and not kinds[step - 1]]
 
-    sizes = simulate(make(token=0.0001, level=0.0001), chance, [0.9] * 16, 2000, rows)
-    assert runs(sizes, False)[:3] == [
-        plain[0] * factor + plain[1] * before - 1 for before, factor in enumerate((1, 3, 7))
-    ]
+@pytest.mark.parametrize("rows", [1, 4])
+def test_plain_steps_are_tried_now_and_then(rows: int) -> None:
+    sizer = make(token=0.0001, level=0.0001)
+    sizes = simulate(sizer, random.Random(3), [0.9] * 16, 6000, rows)
+    begins = trials(sizes, False)
+    outlook = sizer.outlook
+    assert outlook is not None
+    every = max(PLAIN_EVERY, PLAIN * (1 - outlook.cycle_cost / outlook.tau) / outlook.cycle_cost / TRIALS)
+    assert len(begins) == pytest.approx(6000 / (every + PLAIN), rel=0.1)
+    assert sum(size.nodes == 0 for size in sizes) <= (len(begins) + 1) * PLAIN
     # The outermost nodes are learnt of now and then.
-    assert rows == 1 or 20 <= sum(size == TreeSize(16, 1) for size in sizes) <= 2000 // LARGEST_EVERY
-    sizes = simulate(make(token=1.0, level=1.0), chance, [0.1] * 16, 2000, rows)
-    assert runs(sizes, True)[:3] == [
-        trees[0] * factor + trees[1] * before - 1 for before, factor in enumerate((1, 3, 7))
-    ]
-    assert sum(size.nodes > 0 for size in sizes) == len(runs(sizes, True)) * trees[1]
-    sizes = simulate(make(token=1.0, level=1.0), chance, [0.1] * 16, 20000, rows)
-    begins = runs(sizes, True)
-    assert begins[-1] - begins[-2] == trees[0] * PATIENCE + trees[1]
+    lone = [size for size in sizes if size[:2] == (16, 1)]
+    assert rows == 1 or 60 <= len(lone) <= 6000 // LARGEST_EVERY
+    assert rows == 1 or len({size.turn for size in lone}) == len(lone)
+
+
+@pytest.mark.parametrize(("rows", "steps"), [(1, LONE_OF_ONE), (4, LONE)])
+def test_lone_trees_are_tried_where_plain_steps_are_faster(rows: int, steps: int) -> None:
+    """As often as they cost their share of the time; the trees of a trial are all one row's."""
+    sizer = make(token=1.0, level=1.0)
+    sizes = simulate(sizer, random.Random(3), [0.1] * 16, 20000, rows)
+    begins = trials(sizes, True)
+    assert len(begins) >= 5
+    tried = [size for size in sizes if size.nodes]
+    assert len(tried) == len(begins) * steps
+    assert all(size.trees == 1 for size in tried)
+    assert len({size.turn for size in tried}) == len(begins)
+    lost = sum(
+        sizer.cost.step(rows, rows + size.nodes, 1, min(size.nodes, SHAPE.depth)) - sizer.cost.step(rows, rows, 0, 0)
+        for size in tried
+    )
+    assert lost <= 1.1 * TRIALS * 20000 * sizer.cost.step(rows, rows, 0, 0)
+
+
+def test_text_that_the_head_must_read_first_counts() -> None:
+    """A tree that repays itself does not repay reading a long prompt for a short answer."""
+
+    def nodes(unread: int, left: int) -> int:
+        sizer = make(token=0.1, level=0.1)
+        sizer.cost.reading = Curve([(0, 0.0), (1000, 100.0)])
+        sizer.ranks.values = [0.5, 0.3] + [0.0] * 14
+        return sizer.size(1, 1, [usual(1)[0]._replace(ahead=lambda: Ahead(unread, left))]).nodes
+
+    assert nodes(0, 200) > 0
+    assert nodes(50, 200) > 0
+    assert nodes(1000, 200) == 0
+    assert nodes(50, 8) == 0
+
+
+def test_values_measured_before_are_the_prior() -> None:
+    sizer = TreeSizer(make(0.1, 0.1).cost, SHAPE, 0, [0.1, 0.05])
+    assert sizer.ranks.values[:2] == [0.1, 0.05]
+    # None behind it is worth more.
+    assert max(sizer.ranks.values[2:]) <= 0.05
+    assert sizer.size(1, 1, usual(1)).nodes == 0
+    assert TreeSizer(make(0.1, 0.1).cost, SHAPE, 0, [0.9] * 40).size(1, 1, usual(1)).nodes > 0
 
 
 def test_rows_whose_trees_fare_well_draft_and_the_others_do_not() -> None:
     sizer = make(token=0.1, level=0.1)
-    sizer.values = [0.5, 0.3] + [0.05] * 14
+    sizer.ranks.values = [0.5, 0.3] + [0.05] * 14
     good, bad = AcceptanceHistory(1.6, 1.0), AcceptanceHistory(0.1, 1.0)
     size = sizer.size(4, 4, [row(bad), row(good), row(bad), row(bad)])
     assert size.nodes > 0
     assert (size.trees, size.least_ratio) == (1, good.ratio)
-    assert sizer.size(4, 4, [row(good) for _ in range(4)])[1:] == (4, 0.0, 0.0)
+    assert sizer.size(4, 4, [row(good) for _ in range(4)])[1:] == (4, 0.0, 0.0, 0)
 
 
 @given(
@@ -209,11 +248,11 @@ def test_a_choice_of_rows_brings_as_much_as_all_of_them(
     token: float, level: float, ratios: list[float], values: list[float]
 ) -> None:
     sizer, sampled = make(token, level), len(ratios)
-    sizer.values = sorted(values, reverse=True)
+    sizer.ranks.values = sorted(values, reverse=True)
 
     def rate(own: list[float], nodes: int) -> float:
         mean = sum(own) / len(own)
-        tokens = sampled + len(own) * sum(min(mean * value, SUREST) for value in sizer.values[:nodes])
+        tokens = sampled + len(own) * sum(min(mean * value, SUREST) for value in sizer.ranks.values[:nodes])
         return tokens / sizer.cost.step(sampled, sampled + len(own) * nodes, len(own), min(nodes, SHAPE.depth))
 
     size = sizer.size(sampled, sampled, [row(AcceptanceHistory(ratio, 1.0)) for ratio in ratios])
@@ -227,53 +266,49 @@ def test_a_choice_of_rows_brings_as_much_as_all_of_them(
 
 
 def test_a_change_of_kind_is_not_taken_lightly() -> None:
-    """If both kinds are as fast, except for noise of 2 %, the kind of steps stays."""
+    """If both kinds are as fast, except for noise of 2 %, no trees begin; once they have begun, they must pay."""
     worth, chance = make(token=0.01, level=0.02, shape=DraftShape(1, 1, 1)), random.Random(4)
     cost = worth.cost.step(1, 2, 1, 1) / worth.cost.step(1, 1, 0, 0)
 
     def kinds(gains: list[float]) -> set[bool]:
         found = set()
         for gain in gains:
-            worth.values = [gain * cost - 1]
-            found.add(worth.size(1, 1, usual(1, 1, 1)).nodes > 0)
+            worth.ranks.values = [gain * cost - 1]
+            worth.size(1, 1, usual(1, 1, 1))
+            # Apart from trials.
+            assert worth.outlook is not None
+            found.add(worth.outlook.pays)
         return found
 
     noise = [chance.uniform(0.98, 1.02) for _ in range(100)]
     assert kinds(noise) == {False}
     kinds([1.2] * 8)
-    assert kinds(noise) == {True}
-    kinds([0.8] * 8)
+    assert kinds([1.01] * 8) == {True}
+    kinds([0.98] * 8)
     assert kinds(noise) == {False}
 
 
 def test_a_request_whose_trees_fare_better_gets_trees() -> None:
     """And one whose trees fare worse gets none, at the same load."""
     worth = make(token=0.1, level=0.1)
-    worth.values = [0.2, 0.1] + [0.0] * 14
+    worth.ranks.values = [0.2, 0.1] + [0.0] * 14
     assert worth.size(1, 1, [row(AcceptanceHistory(4.0, 1.0))]).nodes > 0
     assert worth.size(1, 1, [row(AcceptanceHistory(0.2, 1.0))]).nodes == 0
     assert worth.size(1, 1, [row(AcceptanceHistory(4.0, 1.0))]).nodes > 0
 
 
-def test_a_record_starts_with_hope_and_forgets() -> None:
-    record = AcceptanceHistory()
-    assert record.ratio == HOPE
-    for _ in range(4):
-        record.learn(0, PRIOR)
-    assert record.ratio < 0.5
-    for _ in range(12):
-        record.learn(4, PRIOR)
-    assert record.ratio > 1.5
-    for _ in range(100):
-        record.learn(3, 2.0)
-    assert record.ratio == pytest.approx(1.5, abs=0.01)
-
-
-def test_a_new_request_tries_trees_though_the_last_ones_text_was_bad() -> None:
-    worth = make(token=0.1, level=0.1)
-    worth.values = [0.15, 0.05] + [0.0] * 14
-    assert worth.size(1, 1, usual(1)).nodes == 0
-    assert worth.size(1, 1, [row(AcceptanceHistory())]).nodes > 0
+def test_a_history_starts_as_the_average_and_forgets() -> None:
+    history = AcceptanceHistory()
+    assert history.ratio == 1
+    # One tree tells little.
+    history.learn(0, 1.0)
+    assert 0.8 < history.ratio < 1
+    for _ in range(8):
+        history.learn(0, PRIOR)
+    assert history.ratio < 0.2
+    for _ in range(300):
+        history.learn(3, 2.0)
+    assert history.ratio == pytest.approx(1.5, abs=0.01)
 
 
 @given(
@@ -292,7 +327,7 @@ def test_rows_count_with_the_nodes_that_they_may_have(
         own = [min(size, nodes) for nodes, _ in bounds]
         levels = min(size, max(depth for _, depth in bounds))
         trees = len(bounds) if size else 0
-        tokens = sampled + sum(min(value, SUREST) for nodes in own for value in sizer.values[:nodes])
+        tokens = sampled + sum(min(value, SUREST) for nodes in own for value in sizer.ranks.values[:nodes])
         return tokens / sizer.cost.step(sampled, sampled + sum(own), trees, levels)
 
     chosen = sizer.size(sampled, sampled, [each for own in bounds for each in usual(1, *own)])
@@ -344,9 +379,9 @@ def test_the_model_drafts_less_where_a_chain_is_nearly_certain() -> None:
     sizer = make(token=0.05, level=0.01)
     nodes = sizer.size(1, 1, usual(1)).nodes
     assert nodes >= 4
-    assert sizer.num_drafted(1.0, nodes) == nodes
-    assert sizer.num_drafted(0.02, nodes) == 0
-    assert 0 < sizer.num_drafted(0.8, nodes) < nodes
+    assert sizer.ranks.num_drafted(1.0, nodes) == nodes
+    assert sizer.ranks.num_drafted(0.02, nodes) == 0
+    assert 0 < sizer.ranks.num_drafted(0.8, nodes) < nodes
     # Where its first node is worth less than a place in the pass, it is not asked at all.
     for _ in range(3):
         assert make(token=0.05, level=0.3).size(1, 1, [chained([0.98, 0.96, 0.94])]).nodes == 0
