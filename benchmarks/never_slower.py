@@ -26,6 +26,7 @@ from rich.table import Table
 
 from benchmarks.report import read_prompts, write
 from specdec import LLM, SamplingParams, Speculation
+from specdec.bench.environment import shown_path
 from specdec.config import DEMO, DEMO_HEAD
 from specdec.scheduling.rank_values import read_values
 from specdec.scheduling.step_cost import StepCost
@@ -147,7 +148,7 @@ def main() -> None:
     write(
         args.name,
         {
-            "model": args.model,
+            "model": shown_path(args.model),
             "dtype": engines.plain.config.dtype,
             "kernels": engines.plain.engine.cache.kernels.name,
             "shape": vars(engines.adaptive.config.shape),

@@ -14,8 +14,9 @@ from specdec.execution.dummy_rows import dummy_chain, dummy_draft_rows, dummy_re
 from specdec.execution.model_runner import ModelRunner
 from specdec.scheduling.step_cost import Curve, PreemptionCost, StepCost
 
-# Rounds of measurements, and least time for them: steps of a small model are short beside what disturbs them.
-ROUNDS, LEAST_SECONDS, IN_A_ROW = 2, 0.04, 3
+# Least and most rounds of measurements, and the time that ends them between: steps of a small model are short beside
+# what disturbs them.
+ROUNDS, MOST_ROUNDS, LEAST_SECONDS, IN_A_ROW = 2, 32, 0.04, 3
 # Tokens of the pass that stands for recomputing a request.
 CHUNK = 256
 CONTEXT = 128
@@ -59,12 +60,13 @@ def _curve(work: Callable[[int], None], sizes: Sequence[int]) -> Curve:
         if seconds[size] > LONGEST:
             break
     times: dict[int, list[float]] = {size: [] for size, first in seconds.items() if first <= LONGEST}
-    start, rounds = time.perf_counter(), 0
-    while times and (rounds < ROUNDS or time.perf_counter() - start < LEAST_SECONDS):
+    start = time.perf_counter()
+    for rounds in range(MOST_ROUNDS):
+        if rounds >= ROUNDS and time.perf_counter() - start >= LEAST_SECONDS:
+            break
         for size in times:
             # In a row, as steps are: the last size may have left other data in the processor's caches.
             times[size] += [_timed(partial(work, size)) for _ in range(IN_A_ROW)]
-        rounds += 1
     return Curve((seconds | {size: min(own) for size, own in times.items()}).items())
 
 

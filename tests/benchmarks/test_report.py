@@ -1,6 +1,7 @@
 """Results are those of a commit."""
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -48,3 +49,10 @@ def test_an_unclean_tree_is_refused(checkout: Path, changed: str, capsys: pytest
     assert (checkout / "benchmarks" / "results" / "old.json").read_text() == "1\n"
     # The figures are not lost.
     assert json.loads(capsys.readouterr().out)["rows"] == [1]
+
+
+def test_no_committed_result_names_a_folder_of_a_machine() -> None:
+    files = sorted(report.RESULTS.rglob("*.json"))
+    assert files
+    named = {file.name: found for file in files if (found := re.findall(r'"(?:/|~|[A-Z]:\\)[^"]*"', file.read_text()))}
+    assert not named

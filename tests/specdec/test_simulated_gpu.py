@@ -194,17 +194,15 @@ def test_times_are_of_the_device_and_never_of_launches_alone(
 ) -> None:
     """At the start each part is waited for; later a step without a wait is not measured, nor is the next one."""
     measured = list[str]()
-    seconds = cost_measurement._seconds
+    timed = cost_measurement._timed
 
-    def watched(work: Callable[[int], None], size: int) -> float:
-        def waited_for(size: int) -> None:
-            gpu.waits.clear()
-            work(size)
-            measured.append(gpu.waits[-1] if gpu.waits else "nobody waited")
+    def watched(work: Callable[[], None]) -> float:
+        gpu.waits.clear()
+        seconds = timed(work)
+        measured.append(gpu.waits[-1] if gpu.waits else "nobody waited")
+        return seconds
 
-        return seconds(waited_for, size)
-
-    monkeypatch.setattr(cost_measurement, "_seconds", watched)
+    monkeypatch.setattr(cost_measurement, "_timed", watched)
     monkeypatch.setattr(cost_measurement, "ROUNDS", 1)
     monkeypatch.setattr(cost_measurement, "ROWS", (1, 2))
     monkeypatch.setattr(cost_measurement, "TOKENS", (1, 4))

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -223,7 +224,7 @@ def test_speed_is_of_both_engines_in_turn(
         return outputs
 
     monkeypatch.setattr(LLM, "generate", generate)
-    monkeypatch.setattr(speed.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(speed, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     file = write(tmp_path / "a.jsonl", *({"prompt": f"w{i} w3"} for i in range(5)))
     found = evaluate(target, head, {"a": file}, BadData(), (0.0,), None, 20, None, "float64", speed_prompts=3)
     plain_first, drafted_first = [(False, 20), (True, 20)], [(True, 20), (False, 20)]

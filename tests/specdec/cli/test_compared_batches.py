@@ -1,6 +1,7 @@
 """The comparison of `specdec generate --compare`, and the reason for plain steps in its last line."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ class Machine:
         self._times = {DRAFTED: iter(drafted), PLAIN: iter(plain)}
         self._clock, self.order = 0.0, list[str]()
         monkeypatch.setattr(compared_batches, "run_batch", self._run)
-        monkeypatch.setattr(compared_batches.time, "perf_counter", lambda: self._clock)
+        monkeypatch.setattr(compared_batches, "time", SimpleNamespace(perf_counter=lambda: self._clock))
 
     def _run(self, llm: Any, *_: object) -> TimedBatch:
         self.order.append(llm)
