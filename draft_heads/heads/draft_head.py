@@ -27,8 +27,8 @@ class TargetOutput(NamedTuple):
     taps: list[Tensor]
 
 
-class DraftHead(Protocol):
-    """A network that predicts the state after a token from the token and the state before it.
+class CachedHead(Protocol):
+    """A network with keys and values of its own in the paged cache, as the cache and the target's pass see it.
 
     Attributes:
         llama: sizes of the head's layers, cache and rotary table.
@@ -47,6 +47,17 @@ class DraftHead(Protocol):
         """Return the features that the cache keeps, `[rows, feature_size]`; never called if that size is 0."""
         ...
 
+    def feature_weights(self) -> FeatureWeights | None:
+        """Return the parts of `feature_of` for a pass in one call, None if it has others than such a pass knows.
+
+        Never called where the head reads no features, or before it is prepared for a kernel set with fused layers.
+        """
+        ...
+
+
+class DraftHead(CachedHead, Protocol):
+    """A network that predicts the state after a token from the token and the state before it."""
+
     def __call__(self, tokens: Tensor, features: Tensor, rotary: Rotary, attentions: Sequence[Attention]) -> Tensor:
         """Return the state after each token, `[rows, hidden_size]`.
 
@@ -61,13 +72,6 @@ class DraftHead(Protocol):
 
     def read(self, hidden: Tensor) -> Tensor:
         """Return the output matrix's input for each state, `[rows, hidden_size]`."""
-        ...
-
-    def feature_weights(self) -> FeatureWeights | None:
-        """Return the parts of `feature_of` for a pass in one call, None if it has others than such a pass knows.
-
-        Never called where the head reads no features, or before it is prepared for a kernel set with fused layers.
-        """
         ...
 
     def drafting_weights(self) -> HeadWeights | None:

@@ -1,0 +1,174 @@
+"""The block draft head (DFlash 2602.06036, DSpark 2607.05147): one pass drafts all positions of a block at once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from specdec.draft_heads.heads.draft_head import FeatureHead, HeadConfig, TargetOutput
+from specdec.draft_heads.heads.edge_scorers import ConfidenceHead, MarkovConfig, MarkovScorer
+from specdec.draft_heads.llama.llama_layer import Attention, LlamaLayer, RMSNorm
+from specdec.draft_heads.llama.rope import Rotary
+from specdec.kernels.elementwise_reference import rms_norm
+from specdec.kernels.fused import FeatureWeights
+from specdec.kernels.kernel_set import KernelSet
+from specdec.kernels.linear import Linear
+from specdec.kernels.projection import Product
+
+
+@dataclass(frozen=True)
+class BlockConfig(HeadConfig):
+    """Shape of a block head.
+
+    Attributes:
+        taps: target layers whose inputs the head reads (k is transformers' `hidden_states[k]`), in the order of `fc`.
+        block_size: rows of a block: the anchor, which is the last known token, and mask tokens.
+        mask_token: id of the mask token; often an unused row of the target's embedding.
+        anchor_first: whether row k predicts the token k + 1 places behind the anchor (DSpark, `sample_from_anchor`);
+            else row 0 predicts nothing, and row k the token k places behind it (DFlash).
+        causal: per layer, whether a row of a block sees only earlier rows of it, besides itself.
+        draft_vocab_size: tokens of an output matrix of its own; None if the head uses the target's.
+        markov: its Markov head (DSpark); None without one.
+        confidence: whether it has a confidence head.
+        confidence_reads_token: whether that reads the token before a slot.
+    """
+
+    taps: tuple[int, ...]
+    block_size: int
+    mask_token: int
+    anchor_first: bool
+    causal: tuple[bool, ...]
+    draft_vocab_size: int | None = None
+    markov: MarkovConfig | None = None
+    confidence: bool = False
+    confidence_reads_token: bool = True
+
+    @property
+    def num_slots(self) -> int:
+        """Positions that a pass drafts, the depth of the deepest tree."""
+        return self.block_size if self.anchor_first else self.block_size - 1
+
+
+class BlockHead(FeatureHead):
+    """Llama layers whose keys and values of known tokens come from the target's features, and of a block from itself.
+
+    The feature of token i, `fc` of the target's taps, becomes a context row by `context`; context rows pass through no
+    layer. The rows of a block, at positions from the anchor's on, go through the layers by `forward`: each sees the
+    context rows of tokens before the anchor, and the rows of its block. A block's own keys are scratch.
+
+    In the paged cache, entry i holds the context row of token i - 1, as in EAGLE; the rows of a block whose anchor is
+    token n - 1 lie behind the n known tokens.
+
+    Attributes:
+        draft_tokens: int64 `[draft_vocab_size]`, the target's ids of the tokens of its own output matrix, ascending.
+    """
+
+    config: BlockConfig
+    draft_tokens: Tensor
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__(config)
+        llama, self.taps = config.llama, config.taps
+        hidden, eps = llama.hidden_size, llama.rms_norm_eps
+        self.fc = Linear(len(config.taps) * hidden, hidden, bias=False)
+        self.hidden_norm = RMSNorm(hidden, eps)
+        self.layers = nn.ModuleList(LlamaLayer(llama) for _ in range(llama.num_layers))
+        self.norm = RMSNorm(hidden, eps)
+        size = config.draft_vocab_size
+        self.lm_head = None if size is None else nn.Linear(hidden, size, bias=False)
+        if size is not None:
+            tokens = torch.empty(size, dtype=torch.int64)
+            self.register_buffer("draft_tokens", tokens if tokens.is_meta else torch.arange(size))
+        markov, vocab_size = config.markov, llama.vocab_size
+        self.markov_head = None if markov is None else MarkovScorer(markov, vocab_size, size or vocab_size, hidden)
+        rank = markov.rank if markov and config.confidence_reads_token else 0
+        self.confidence_head = ConfidenceHead(hidden, rank) if config.confidence else None
+
+    @property
+    def decoder_layers(self) -> list[LlamaLayer]:
+        """The layers, typed."""
+        return [layer for layer in self.layers if isinstance(layer, LlamaLayer)]
+
+    def feature_of(self, output: TargetOutput) -> Tensor:
+        """Return `fc` of the taps, `[rows, hidden_size]`, which the cache keeps of each token."""
+        feature: Tensor = self.fc(torch.cat(output.taps, -1))
+        return feature
+
+    def feature_weights(self) -> FeatureWeights | None:
+        product: Product = self.__dict__["fc"]
+        return FeatureWeights(self.taps, product)
+
+    def context(self, features: Tensor) -> Tensor:
+        """Return keys and values of known tokens in all layers, `[rows, layers, 2 * kv_heads, head_dim]`, keys first.
+
+        Keys are normed, not yet rotated: a token's rotary position is its own.
+
+        Args:
+            features: `[rows, hidden_size]` of `feature_of`.
+        """
+        llama = self.llama
+        found = self._project(self.hidden_norm(features))
+        found = found.view(len(features), llama.num_layers, 2 * llama.num_kv_heads, llama.head_dim)
+        weights = self._key_norms()
+        if weights is None:
+            return found
+        keys, values = found.chunk(2, 2)
+        plain = self._norm(keys.reshape(-1, llama.head_dim), torch.ones_like(weights[0]), llama.rms_norm_eps)
+        return torch.cat([plain.view(keys.shape) * weights[:, None], values], 2)
+
+    def forward(self, tokens: Tensor, rotary: Rotary, attentions: Sequence[Attention]) -> Tensor:
+        """Return the normed states of blocks' rows, `[rows, hidden_size]`, which an output matrix turns into logits.
+
+        Args:
+            tokens: int64 `[rows]`, of each block the anchor, then `mask_token`.
+            rotary: of the rows' positions, the anchor's and those behind it.
+            attentions: one per layer, how the rows see the context and their own block: `PagedAttention` in the
+                engine, `BlockAttention` over whole conversations in training.
+        """
+        hidden = F.embedding(tokens, self.embed_tokens.weight)
+        for layer, attention in zip(self.layers, attentions, strict=True):
+            hidden = layer(hidden, rotary, attention)
+        normed: Tensor = self.norm(hidden)
+        return normed
+
+    def confidence(self, tokens: Tensor, hidden: Tensor) -> Tensor:
+        """Return the logits of the confidence head, `[paths]`.
+
+        Args:
+            tokens: int64 `[paths]`, the token before each slot.
+            hidden: `[paths, hidden_size]`, the slots' normed states.
+        """
+        assert self.confidence_head is not None
+        before = None
+        if self.confidence_head.reads_token:
+            assert self.markov_head is not None
+            before = F.embedding(tokens, self.markov_head.markov_w1.weight)
+        logits: Tensor = self.confidence_head(hidden, before)
+        return logits
+
+    def prepare(self, kernels: KernelSet) -> bool:
+        """Have `context` run by a device's kernels; the layers give up the weights that it reads."""
+        project, weights = kernels.projection(*self._context_weights()), self._key_norms()
+        self.__dict__["_project"] = project
+        self.__dict__["_key_norms"] = lambda: weights
+        self.__dict__["_norm"] = kernels.rms_norm
+        return False
+
+    def _project(self, normed: Tensor) -> Tensor:
+        return F.linear(normed, *self._context_weights())
+
+    def _norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return rms_norm(x, weight, eps)
+
+    def _context_weights(self) -> tuple[Tensor, Tensor | None]:
+        """Return the parts of all layers' products that make keys and values, one below the other."""
+        queries, parts = self.llama.num_heads * self.llama.head_dim, [layer.qkv_proj for layer in self.decoder_layers]
+        weight = torch.cat([part.weight[queries:] for part in parts])
+        return weight, torch.cat([part.bias[queries:] for part in parts]) if self.llama.attention_bias else None
+
+    def _key_norms(self) -> Tensor | None:
+        """Return the weights of the norms of keys, `[layers, head_dim]`."""
+        norms: list[Tensor] = [layer.k_norm.weight for layer in self.decoder_layers if layer.k_norm is not None]
+        return torch.stack(norms) if norms else None

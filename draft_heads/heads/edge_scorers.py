@@ -1,0 +1,137 @@
+"""Edge scorers of block heads: which token follows which inside a block, at the cost of a vector per path."""
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+# Kinds of DSpark's Markov head, by its `markov_head_type`.
+MARKOV_KINDS = ("vanilla", "gated", "rnn")
+
+
+class Edges(NamedTuple):
+    """What a scorer says about the tokens after some paths.
+
+    Attributes:
+        vectors: `[paths, rank]`; their product with a candidate's row of `successors` is added to its logit.
+        states: `[paths, state_size]`, handed on to the paths that go on from these.
+    """
+
+    vectors: Tensor
+    states: Tensor
+
+
+class EdgeScorer(Protocol):
+    """Scores of candidates after a path: the logit of candidate c of a slot is `base[c] + vector @ successors[c]`.
+
+    Attributes:
+        state_size: numbers that a path carries from slot to slot; 0 where its last token is enough.
+    """
+
+    state_size: int
+
+    @property
+    def successors(self) -> Tensor:
+        """Return one row per token of the draft vocabulary, `[draft_vocab_size, rank]`."""
+        ...
+
+    def __call__(self, tokens: Tensor, hidden: Tensor, states: Tensor) -> Edges:
+        """Score what follows paths.
+
+        Args:
+            tokens: int64 `[paths]`, the target's id of each path's last token; the anchor for an empty path.
+            hidden: `[paths, hidden_size]`, the normed state of the slot that comes after the path.
+            states: `[paths, state_size]`, zeros for an empty path.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class MarkovConfig:
+    """Shape of DSpark's Markov head.
+
+    Attributes:
+        rank: size of its vectors.
+        kind: "vanilla" reads the last token alone, "gated" also the slot's state, "rnn" the whole path.
+    """
+
+    rank: int
+    kind: str = "vanilla"
+
+
+class MarkovScorer(nn.Module):
+    """DSpark's Markov head (2607.05147): a bias of low rank from the token before, `W2 f(W1[token], state)`.
+
+    Args:
+        vocab_size: tokens of the target.
+        draft_vocab_size: tokens that the head can propose.
+    """
+
+    def __init__(self, config: MarkovConfig, vocab_size: int, draft_vocab_size: int, hidden_size: int) -> None:
+        super().__init__()
+        rank, self.kind = config.rank, config.kind
+        self.state_size = rank if self.kind == "rnn" else 0
+        self.markov_w1 = nn.Embedding(vocab_size, rank, _weight=torch.zeros(vocab_size, rank))
+        self.markov_w2 = nn.Linear(rank, draft_vocab_size, bias=False)
+        if self.kind == "gated":
+            self.gate_proj = nn.Linear(hidden_size + rank, rank)
+        if self.kind == "rnn":
+            self.joint_proj = nn.Linear(2 * rank + hidden_size, 3 * rank)
+        if not self.markov_w1.weight.is_meta:
+            nn.init.normal_(self.markov_w1.weight, std=0.01)
+
+    @property
+    def successors(self) -> Tensor:
+        return self.markov_w2.weight
+
+    def forward(self, tokens: Tensor, hidden: Tensor, states: Tensor) -> Edges:
+        """See `EdgeScorer`."""
+        before = F.embedding(tokens, self.markov_w1.weight)
+        if self.kind == "gated":
+            before = torch.sigmoid(self.gate_proj(torch.cat([hidden, before], -1))) * before
+        if self.kind != "rnn":
+            return Edges(before, states)
+        gate, candidate, output = self.joint_proj(torch.cat([states, before, hidden], -1)).chunk(3, -1)
+        gate = torch.sigmoid(gate)
+        return Edges(torch.tanh(output), gate * states + (1 - gate) * torch.tanh(candidate))
+
+
+class ConfidenceHead(nn.Module):
+    """DSpark's estimate of the probability that a slot's token is accepted if all before it are, as a logit.
+
+    Args:
+        rank: size of the previous token's row of `markov_w1`, which it reads beside the state; 0 for the state alone.
+    """
+
+    def __init__(self, hidden_size: int, rank: int) -> None:
+        super().__init__()
+        self.reads_token = rank > 0
+        self.proj = nn.Linear(hidden_size + rank, 1)
+
+    def forward(self, hidden: Tensor, before: Tensor | None) -> Tensor:
+        """Return logits `[paths]` from states `[paths, hidden_size]` and rows of `markov_w1` `[paths, rank]`."""
+        if self.reads_token:
+            assert before is not None
+            hidden = torch.cat([hidden, before], -1)
+        logits: Tensor = self.proj(hidden)
+        return logits.squeeze(-1)
+
+
+def block_edges(scorer: EdgeScorer, tokens: Tensor, hidden: Tensor) -> Tensor:
+    """Return the vectors of whole blocks whose tokens are known, as in training, `[blocks, slots, rank]`.
+
+    Args:
+        tokens: int64 `[blocks, slots]`, the token before each slot's.
+        hidden: `[blocks, slots, hidden_size]`, normed.
+    """
+    blocks, slots = tokens.shape
+    if not scorer.state_size:
+        nothing = hidden.new_zeros(blocks * slots, 0)
+        return scorer(tokens.flatten(), hidden.flatten(0, 1), nothing).vectors.view(blocks, slots, -1)
+    states, found = hidden.new_zeros(blocks, scorer.state_size), []
+    for slot in range(slots):
+        vectors, states = scorer(tokens[:, slot], hidden[:, slot], states)
+        found.append(vectors)
+    return torch.stack(found, 1)

@@ -1,0 +1,50 @@
+"""The block heads of `tests.block_heads` as the package's modules."""
+
+import torch
+
+from specdec.draft_heads.heads.block_head import BlockConfig, BlockHead
+from specdec.draft_heads.heads.edge_scorers import MarkovConfig
+from specdec.draft_heads.llama.checkpoint_files import fill
+from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.draft_heads.llama.llama_layer import fuse_layer
+from specdec.draft_heads.llama.rope import RopeConfig
+from tests.block_heads import DIM, EPS, HEADS, KV_HEADS, Block
+from tests.checkpoints import INTERMEDIATE, TARGET_HIDDEN, VOCAB
+
+
+def built(head: Block, max_position: int = 64, dtype: torch.dtype = torch.float64) -> BlockHead:
+    """Return the module, not yet prepared for inference."""
+    llama = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=TARGET_HIDDEN,
+        intermediate_size=INTERMEDIATE,
+        num_layers=head.layers,
+        num_heads=HEADS,
+        num_kv_heads=KV_HEADS,
+        head_dim=DIM,
+        max_position=max_position,
+        rms_norm_eps=EPS,
+        rope=RopeConfig(theta=head.theta),
+        qk_norm=head.qk_norm,
+    )
+    weights, first = dict(head.weights), head.weights.get("markov_head.markov_w1.weight")
+    config = BlockConfig(
+        llama,
+        taps=tuple(layer + 1 for layer in head.layer_ids),
+        block_size=head.size,
+        mask_token=head.mask_token,
+        anchor_first=head.anchor_first,
+        causal=head.causal,
+        draft_vocab_size=None if head.tokens is None else len(head.tokens),
+        markov=None if first is None else MarkovConfig(first.shape[1], head.kind),
+        confidence="confidence_head.proj.weight" in weights,
+    )
+    module = BlockHead(config).to(dtype)
+    if head.tokens is None:
+        del weights["lm_head.weight"]
+    for layer in range(head.layers):
+        fuse_layer(weights, f"layers.{layer}.")
+    fill(module, weights)
+    if head.tokens is not None:
+        module.draft_tokens.copy_(torch.tensor(head.tokens))
+    return module
