@@ -28,7 +28,7 @@ class RaggedRows:
     nodes whose bit is set in `ancestors[i]` (bit j % 64 of word j // 64, its own bit included).
 
     A request's rows are its last cache entries, in order: a chain, then tree nodes after their parents. So
-    none sees an entry beyond its own.
+    none sees an entry beyond its own, but for the rows of a block (`sees_later`).
 
     Attributes:
         query_lens: query rows of each request, all positive, host side.
@@ -40,6 +40,7 @@ class RaggedRows:
         block_size: entries a block.
         first: first entry that any row sees. The EAGLE head's entry 0 does not exist (it would need
             the feature of token -1), so its rows see from entry 1.
+        sees_later: whether the rows of a request may see each other whatever their order.
     """
 
     query_lens: Sequence[int]
@@ -50,6 +51,7 @@ class RaggedRows:
     ancestors: Tensor
     block_size: int
     first: int = 0
+    sees_later: bool = False
 
     @cached_property
     def row_groups(self) -> "list[RowGroup]":
@@ -66,7 +68,8 @@ class RaggedRows:
         for request, (count, length) in enumerate(zip(self.query_lens, self.lengths, strict=True)):
             for at in range(0, count, most):
                 rows = min(most, count - at)
-                tiles.append(Tile(request, start + at, rows, end=length - count + at + rows))
+                end = length if self.sees_later else length - count + at + rows
+                tiles.append(Tile(request, start + at, rows, end))
             start += count
         return tiles
 

@@ -80,6 +80,17 @@ class NoiseRows:
             columns = NoiseColumns(*(column.repeat_interleave(times) for column in columns))
         return NoiseRows(keys, columns)
 
+    def onwards(self, positions: int) -> "NoiseRows":
+        """Return the noise of each row's output position and those after it, `positions` of each row in turn."""
+        wide = self.repeated(positions)
+        places = [i % positions for i in range(len(wide.keys))]
+        keys = [key and key._replace(position=key.position + i) for key, i in zip(wide.keys, places, strict=True)]
+        columns = wide._columns
+        if columns is not None:
+            steps = torch.arange(positions, device=columns.positions.device).repeat(len(columns.positions) // positions)
+            columns = columns._replace(positions=columns.positions + steps)
+        return NoiseRows(keys, columns)
+
     def later(self, positions: int) -> "NoiseRows":
         """Return the noise of `positions` output positions further on."""
         keys = [key and key._replace(position=key.position + positions) for key in self.keys]

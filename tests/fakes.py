@@ -12,8 +12,10 @@ from transformers import LlamaForCausalLM
 
 from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.draft_heads.formats.head_kinds import KINDS
+from specdec.draft_heads.heads.block_head import BlockConfig, BlockHead
 from specdec.draft_heads.heads.eagle import EagleConfig, EagleHead
 from specdec.draft_heads.heads.eagle3 import Eagle3Config, Eagle3Head
+from specdec.draft_heads.heads.edge_scorers import MarkovConfig
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.kernels.draft_trees import HostTrees
 from specdec.kernels.tree import ROOT, DraftTree
@@ -74,6 +76,38 @@ def save_random_eagle3(folder: Path, seed: int = 0, draft_vocab_size: int = 60, 
             torch.nn.init.normal_(parameter, std=0.3)
     head.draft_tokens.copy_(torch.randperm(config.vocab_size)[:draft_vocab_size].sort().values)
     KINDS["eagle3"].save(head, folder, {})
+    return head
+
+
+def save_random_block(folder: Path, kind: str, seed: int = 0, **overrides: Any) -> BlockHead:
+    """A random block head for `save_random_llama`'s model: causal DFlash, or DSpark over some tokens.
+
+    Args:
+        kind: "dflash", "dspark", or a kind of DSpark's Markov head.
+    """
+    torch.manual_seed(seed)
+    config = LlamaConfig.from_json({**TINY, "num_hidden_layers": 2, **overrides})
+    is_dflash = kind == "dflash"
+    markov = None if is_dflash else MarkovConfig(8, "vanilla" if kind == "dspark" else kind)
+    head = BlockHead(
+        BlockConfig(
+            config,
+            taps=(0, 2),
+            block_size=5,
+            mask_token=TINY["vocab_size"] - 1,
+            anchor_first=not is_dflash,
+            causal=(is_dflash,) * config.num_layers,
+            draft_vocab_size=60 if kind == "dspark" else None,
+            markov=markov,
+            confidence=not is_dflash,
+        )
+    )
+    for parameter in head.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+    if kind == "dspark":
+        head.draft_tokens.copy_(torch.randperm(config.vocab_size)[:60].sort().values)
+    KINDS["dflash" if is_dflash else "dspark"].save(head, folder, {})
     return head
 
 

@@ -60,7 +60,7 @@ class LoopGraphs(Generic[Grown]):
             hidden: `[rows, hidden_size]` of the rows that are not padding.
         """
         # A plan depends on how long rows are, not on what they see.
-        outlines = [levels.outline(level, levels.positions) for level in range(1, levels.depth)]
+        outlines = [levels.outline(level, levels.positions) for level in range(1, levels.num_passes + 1)]
         plans = [plan_of(outline, self.heads) for outline in outlines]
         key = GraphKey(levels.num_rows, levels.depth, levels.width, tuple(map(PlanSize.of, plans)))
         graph = self.captured.get(key)

@@ -24,7 +24,9 @@ class DraftLevels:
 
     Attributes:
         depth: most levels.
-        width: nodes that each row expands at each level after the root's.
+        width: rows of each pass over a request: nodes that are expanded at each level after the root's, or the rows of
+            a block.
+        frontier: nodes of a row's frontier, whose children are chosen at each level after the root's.
         block_size: entries a block.
         positions: int64 `[rows * width]`, rotary positions of nodes at depth 1.
         slots: int64 `[depth - 1, rows * width]`, where the head's keys and values of expanded nodes go.
@@ -35,10 +37,12 @@ class DraftLevels:
         sampling: temperatures and filters of the roots; None where a row needs logit edits.
         first: the head's first entry.
         plans: the attention plan of each level but the last; made by the kernel where missing.
+        is_block: whether one pass over `width` rows, which see each other, drafts all levels.
     """
 
     depth: int
     width: int
+    frontier: int
     block_size: int
     positions: Tensor
     slots: Tensor
@@ -49,6 +53,7 @@ class DraftLevels:
     sampling: RowSampling | None
     first: int
     plans: dict[AttentionGeometry, list[Plan]] = field(default_factory=dict)
+    is_block: bool = False
     _bits: Tensor | None = None
     _wide: tuple[NoiseRows, RowSampling | None] | None = None
 
@@ -77,6 +82,7 @@ class DraftLevels:
         return DraftLevels(
             depth=levels + 1,
             width=width,
+            frontier=width,
             block_size=block_size,
             positions=upload([start - first for start in base for _ in range(width)], device),
             slots=by_level.flatten(1).contiguous(),
@@ -87,6 +93,11 @@ class DraftLevels:
             sampling=RowSampling.of([row.context.sampling for row in rows], device, dtype),
             first=first,
         )
+
+    @property
+    def num_passes(self) -> int:
+        """Passes of the head over nodes."""
+        return len(self.own_bits)
 
     @property
     def num_rows(self) -> int:
@@ -106,8 +117,8 @@ class DraftLevels:
 
     def _repeated(self) -> tuple[NoiseRows, RowSampling | None]:
         if self._wide is None:
-            sampling = self.sampling and self.sampling.repeated(self.width)
-            self._wide = self.noise.repeated(self.width), sampling
+            sampling = self.sampling and self.sampling.repeated(self.frontier)
+            self._wide = self.noise.repeated(self.frontier), sampling
         return self._wide
 
     def ragged(self, frontier: Frontier, level: int) -> RaggedRows:
@@ -135,7 +146,19 @@ class DraftLevels:
             ancestors=ancestors,
             block_size=self.block_size,
             first=self.first,
+            sees_later=self.is_block,
         )
+
+    def block_rows(self, bits: Tensor) -> RaggedRows:
+        """Return what the rows of the one pass over a block see.
+
+        Args:
+            bits: int64 `[width, words]`, the rows of its block that each row sees.
+        """
+        rows = self.outline(1, bits.repeat(self.num_rows, 1))
+        for heads, plans in self.plans.items():
+            rows.plans[heads] = plans[0]
+        return rows
 
 
 def own_bits(levels: int, width: int, device: torch.device) -> Tensor:

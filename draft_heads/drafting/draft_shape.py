@@ -38,4 +38,39 @@ class DraftShape:
     @property
     def slots(self) -> int:
         """Cache entries that a row needs behind its known tokens, for drafting or for verification."""
-        return max(self.nodes, (self.depth - 1) * self.branching)
+        return max(self.nodes, self.scratch(self.depth))
+
+    @property
+    def positions(self) -> int:
+        """Rotary positions that drafting needs from the last known token's on."""
+        return self.depth
+
+    def scratch(self, depth: int) -> int:
+        """Return the entries that drafting `depth` levels needs: of the nodes expanded at each level but the last."""
+        return (depth - 1) * self.branching
+
+    def depth_within(self, entries: int, depth: int) -> int:
+        """Return how many levels can be drafted with this many entries, at most `depth`."""
+        return depth if depth * self.branching <= entries else entries // self.branching + 1
+
+
+@checked_keywords()
+@dataclass(frozen=True)
+class BlockShape(DraftShape):
+    """Bounds of a tree whose levels are all drafted by one pass over a block of rows.
+
+    Attributes:
+        rows: rows of the block, which need an entry each, whatever the depth.
+    """
+
+    rows: int = setting(1, "Rows of a block.", least=1)
+
+    @property
+    def positions(self) -> int:
+        return max(self.depth, self.rows)
+
+    def scratch(self, depth: int) -> int:  # noqa: ARG002
+        return self.rows
+
+    def depth_within(self, entries: int, depth: int) -> int:
+        return depth if self.rows <= entries else 0

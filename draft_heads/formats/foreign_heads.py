@@ -15,20 +15,50 @@ class ForeignHead(NamedTuple):
         keys: keys of config.json, where their values are neither false nor empty.
         words: regular expression for `architectures`, `model_type`, `speculators_model_type` and `projector_type`.
         tensors: regular expression for names of tensors.
+        reason: why it is not supported, and what to do.
     """
 
     name: str
     keys: tuple[str, ...] = ()
     words: str = "(?!)"
     tensors: str = "(?!)"
+    reason: str = ""
 
+
+# What can be said of heads that outdo a DFlash head by parts that are not built.
+TAKE_PLAIN = "take a DFlash or DSpark head of the same target"
 
 FOREIGN = (
-    ForeignHead("a P-EAGLE head", words="peagle", tensors=r"\bmask_hidden\b"),
-    ForeignHead("a DSpark head", words="dspark"),
-    ForeignHead("a Domino head", words="domino"),
-    ForeignHead("a DFlash head", ("dflash_config",), "dflash"),
-    ForeignHead("an XPress head", words="xpress"),
+    ForeignHead(
+        "a P-EAGLE head",
+        words="peagle",
+        tensors=r"\bmask_hidden\b",
+        reason=f"its rows of masks see each other by depth and not by block; {TAKE_PLAIN}",
+    ),
+    ForeignHead(
+        "a Domino head",
+        words="domino",
+        tensors=r"\bprefix_gru\.|\bembed_proj\.",
+        reason=f"its GRU over the path is not built, and without that its drafts are wrong; {TAKE_PLAIN}",
+    ),
+    ForeignHead(
+        "a DFlash2 head",
+        words="dflash2",
+        tensors=r"\bcandidate_selector\.|\b(attention|mlp)_conv\.",
+        reason=f"its convolutions and its selector are not built; {TAKE_PLAIN}",
+    ),
+    ForeignHead(
+        "a LiLiCorr head",
+        words="lilicorr",
+        tensors="lilicorr",
+        reason=f"it scores pairs by attention over all candidates of a block; {TAKE_PLAIN}",
+    ),
+    ForeignHead(
+        "an XPress head",
+        words="xpress",
+        tensors=r"\bmix_l\b",
+        reason=f"it refines a block by several passes; {TAKE_PLAIN}",
+    ),
     ForeignHead("a Medusa head", ("medusa_num_heads",), "medusa", r"medusa_head|^\d+\.\d+\.linear\.weight"),
     ForeignHead("a Hydra head", ("hydra_num_heads",), "hydra"),
     ForeignHead("an MLP speculator", words="mlp_speculator"),
@@ -52,13 +82,14 @@ FOREIGN = (
 
 
 def foreign_kind(settings: Mapping[str, Any], names: Iterable[str]) -> str | None:
-    """Return which of the known unsupported heads this is, with the sign that shows it; None if it is none of them.
+    """Return which of the known unsupported heads this is, with the sign that shows it and the reason; None if none.
 
     Args:
         settings: config.json.
         names: of the tensors.
     """
     values = [settings.get(key) for key in ("model_type", "speculators_model_type", "projector_type")]
+    values.append(section(settings, "dflash_config").get("projector_type"))
     said = " ".join(str(value) for value in (*(settings.get("architectures") or ()), *values))
     names = list(names)
     for head in FOREIGN:
@@ -66,7 +97,8 @@ def foreign_kind(settings: Mapping[str, Any], names: Iterable[str]) -> str | Non
         signs += [f"{word.group()!r} in config.json" for word in [re.search(head.words, said, re.IGNORECASE)] if word]
         signs += [f"tensor {name!r}" for name in names if re.search(head.tensors, name)]
         if signs:
-            return f"{head.name} ({signs[0]})"
+            reason = f": {head.reason}" if head.reason else ""
+            return f"{head.name} ({signs[0]}) is not supported{reason}"
     if section(settings, "eagle_config").get("use_aux_hidden_state") is False:
-        return "an EAGLE-3 head that reads no inner layers (use_aux_hidden_state is false)"
+        return "an EAGLE-3 head that reads no inner layers (use_aux_hidden_state is false) is not supported"
     return None

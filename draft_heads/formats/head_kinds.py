@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from specdec.draft_heads.formats.block import BlockKind, DFlashKind, DSparkKind
 from specdec.draft_heads.formats.eagle import EagleKind
 from specdec.draft_heads.formats.eagle3 import Eagle3Kind
 from specdec.draft_heads.formats.foreign_heads import foreign_kind
@@ -24,7 +25,9 @@ from specdec.draft_heads.llama.checkpoint_files import (
 from specdec.kernels.kernel_set import KernelSet
 
 # By name. The first that recognises a folder describes it.
-KINDS: dict[str, HeadKind[Any, Any]] = {kind.name: kind for kind in (Eagle3Kind(), EagleKind())}
+KINDS: dict[str, HeadKind[Any, Any]] = {
+    kind.name: kind for kind in (Eagle3Kind(), DSparkKind(), DFlashKind(), EagleKind())
+}
 
 
 def load_head(folder: Path, target: TargetParts, kernels: KernelSet) -> LoadedHead:
@@ -75,6 +78,8 @@ def _recognise(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> He
         known = ", ".join(f"{one.sign!r} of {one.label}" for one in KINDS.values())
         held = f"{len(tensors)} others ({listed(sorted(tensors)[:3])}) and model_type {settings.get('model_type')!r}"
         raise CheckpointError(f"not a draft head of a known kind: no tensor {known}, but {held}")
+    if "dflash_config" in settings and not isinstance(kind, BlockKind):
+        raise CheckpointError(f"config.json has a dflash_config, the tensors are those of an {kind.label} head")
     described = kind.describe(own, found)
     said = settings.get("speculators_model_type")
     if said not in (None, kind.name):
@@ -91,4 +96,4 @@ def _refuse_foreign(settings: Mapping[str, Any], tensors: Mapping[str, Tensor] |
     foreign = foreign_kind(settings, tensors or ())
     if foreign is not None:
         supported = ", ".join(kind.label for kind in KINDS.values())
-        raise CheckpointError(f"{foreign} is not supported; the kinds of heads that are: {supported}")
+        raise CheckpointError(f"{foreign}; the kinds of heads that are supported: {supported}")

@@ -18,6 +18,8 @@ class Layout(StrEnum):
     SPECFORGE = "SpecForge and SGLang"
     SPECULATORS = "speculators"
     VLLM = "vLLM"
+    DFLASH = "z-lab and SpecForge"
+    DEEPSPEC = "DeepSpec"
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,10 @@ class HeadSettings:
 
 def _plain_layout(settings: Mapping[str, Any]) -> Layout:
     names = [str(name) for name in settings.get("architectures") or ()]
+    if "dflash_config" in settings:
+        return Layout.DFLASH
+    if "target_layer_ids" in settings or any(name.endswith("DSparkModel") for name in names):
+        return Layout.DEEPSPEC
     if any(name.endswith("ForCausalLMEagle3") for name in names) or "eagle_config" in settings:
         return Layout.SPECFORGE
     if any(name.endswith("ForCausalLMEagle") for name in names):

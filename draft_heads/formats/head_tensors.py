@@ -6,7 +6,7 @@ from torch import Tensor
 
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, listed
 
-# Prefixes in other layouts, and here: official EAGLE-3, speculators' EAGLE-1, SGLang's first EAGLE-3.1.
+# Prefixes in other layouts, and here: official EAGLE-3, speculators' EAGLE-1, SGLang's first EAGLE-3.1, DFlash.
 ALIASES = (
     ("midlayer.", "layers.0."),
     ("transformer.", "layers.0."),
@@ -14,6 +14,8 @@ ALIASES = (
     ("aux_norm_low.", "fc_norm.0."),
     ("aux_norm_mid.", "fc_norm.1."),
     ("aux_norm_high.", "fc_norm.2."),
+    ("encoder.fc.", "fc."),
+    ("encoder.output_norm_enc.", "hidden_norm."),
 )
 
 

@@ -45,11 +45,13 @@ class TapIds:
         ids: None if it gives none.
         counting: the likelier convention.
         settled_by: the program or setting that makes it certain; empty if the number of layers or a probe must decide.
+        key: of config.json.
     """
 
     ids: tuple[int, ...] | None
     counting: Counting = Counting.INPUTS
     settled_by: str = ""
+    key: str = KEY
 
     def __str__(self) -> str:
         """Return what the ids mean, as far as that is known without a target."""
@@ -72,7 +74,7 @@ class TapIds:
         countings = (self.counting,) if self.settled_by else (self.counting, other)
         fitting = [one for one in countings if all(0 <= tap <= num_layers for tap in layers[one])]
         if not fitting:
-            raise CheckpointError(f"{KEY} = {list(self.ids)} are no layers of a target that has {num_layers}")
+            raise CheckpointError(f"{self.key} = {list(self.ids)} are no layers of a target that has {num_layers}")
         if self.settled_by:
             return Taps(layers[self.counting], (), f"{self.counting}, as {self.settled_by} counts them")
         if len(fitting) == 1:
@@ -91,7 +93,7 @@ def tap_ids(settings: HeadSettings) -> TapIds:
         CheckpointError: not a list of layers, or two lists that contradict each other.
     """
     outer, inner = settings.own.get(KEY), section(settings.own, "eagle_config").get(KEY)
-    lists = [_ids(value) for value in (outer, inner) if value is not None]
+    lists = [layer_list(value, KEY) for value in (outer, inner) if value is not None]
     if not lists:
         return TapIds(None)
     if len(lists) == 2 and lists[0] != lists[1]:
@@ -106,9 +108,14 @@ def tap_ids(settings: HeadSettings) -> TapIds:
     return TapIds(ids, Counting.OUTPUTS if outputs else Counting.INPUTS)
 
 
-def _ids(value: object) -> tuple[int, ...]:
+def layer_list(value: object, key: str) -> tuple[int, ...]:
+    """Return the ids of layers under a key of config.json.
+
+    Raises:
+        CheckpointError: the value is no list of layers, or names one twice.
+    """
     if not isinstance(value, list) or not value or not all(type(tap) is int for tap in value):
-        raise CheckpointError(f"{KEY} = {value!r} must be a list of layers")
+        raise CheckpointError(f"{key} = {value!r} must be a list of layers")
     if len(set(value)) < len(value):
-        raise CheckpointError(f"{KEY} = {value} names a layer twice")
+        raise CheckpointError(f"{key} = {value} names a layer twice")
     return tuple(value)

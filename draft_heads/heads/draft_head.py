@@ -141,11 +141,11 @@ class DraftModel(NamedTuple):
     """A draft head with its readout.
 
     Attributes:
-        head: computes states from tokens.
+        head: computes states from tokens: a `DraftHead`, or a `BlockHead`.
         readout: computes scores of next tokens from states.
     """
 
-    head: DraftHead
+    head: CachedHead
     readout: Readout
 
 

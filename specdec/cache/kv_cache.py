@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specdec.cache.kv_cache_manager import BlockMove, MoveKind
-from specdec.draft_heads.heads.draft_head import DraftHead
+from specdec.draft_heads.heads.draft_head import CachedHead
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.kernels.integers import ceil_div
 from specdec.kernels.kernel_set import KernelSet
@@ -36,7 +36,7 @@ class KVCache:
         num_blocks: int,
         block_size: int,
         target: LlamaConfig,
-        head: DraftHead | None,
+        head: CachedHead | None,
         dtype: torch.dtype,
         device: torch.device,
         num_host_blocks: int = 0,
@@ -124,7 +124,7 @@ def _runs(moves: Sequence[BlockMove]) -> Iterator[list[BlockMove]]:
         yield run
 
 
-def entry_bytes(target: LlamaConfig, head: DraftHead | None, dtype: torch.dtype) -> int:
+def entry_bytes(target: LlamaConfig, head: CachedHead | None, dtype: torch.dtype) -> int:
     """Return how many bytes the cache holds of one token."""
     configs = [target, head.llama] if head else [target]
     numbers = sum(2 * c.num_layers * c.num_kv_heads * c.head_dim for c in configs)

@@ -12,7 +12,8 @@ from specdec.cache.kv_cache_manager import KVCacheManager
 from specdec.config import EngineConfig
 from specdec.core.device import DTYPES
 from specdec.draft_heads.drafting.drafter import Drafter, NoDrafter, Proposal
-from specdec.draft_heads.drafting.model_drafter import ModelDrafter
+from specdec.draft_heads.drafting.drafters import drafter_of, shape_for
+from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
 from specdec.draft_heads.heads.draft_head import DraftModel
 from specdec.engine.engine import LLMEngine
 from specdec.engine.memory_profile import Rehearsal, cache_bytes
@@ -38,6 +39,7 @@ class EngineBuilder:
     Attributes:
         proposal: how drafts are chosen for the acceptance rule.
         head: the draft head, if any.
+        shape: bounds of draft trees, as far as the draft model can fill them.
         slots: cache entries of a request's drafts.
         longest: limit of a request's tokens.
         draft_context: number of tokens from which on the draft model drafts nothing for a request; 0 without a model.
@@ -49,10 +51,11 @@ class EngineBuilder:
         self.proposal = Proposal.COUPLED if config.verify == "coupled" else Proposal.DRAWN
         self.device, self.dtype = torch.device(config.device), DTYPES[config.dtype]
         self.head = draft.head if draft else None
-        self.slots = config.shape.slots if draft else config.shape.nodes if config.ngrams else 0
+        self.shape = shape_for(draft, config.shape)
+        self.slots = self.shape.slots if draft else self.shape.nodes if config.ngrams else 0
         self.longest = config.context(model.config.max_position)
         # Beyond its positions a head would guess.
-        self.draft_context = self.head.llama.max_position - config.shape.depth if self.head else 0
+        self.draft_context = self.head.llama.max_position - self.shape.positions if self.head else 0
         self.block_bytes = config.block_size * entry_bytes(model.config, self.head, self.dtype)
 
     def build(self) -> LLMEngine:
@@ -73,7 +76,7 @@ class EngineBuilder:
         for sizes in [self.model.config, *([self.head.llama] if self.head else [])]:
             self.kernels.check_model(sizes.head_dim, sizes.num_heads // sizes.num_kv_heads)
         # A request may bring a predicted text, whatever else drafts.
-        self.kernels.check_tree(max(self.slots, self.config.shape.nodes))
+        self.kernels.check_tree(max(self.slots, self.shape.nodes))
 
     def _num_blocks(self) -> int:
         """Return how many blocks the memory holds, or the seats can use if that is less."""
@@ -85,7 +88,7 @@ class EngineBuilder:
 
     def _rehearse(self) -> int:
         """Run the largest steps on an engine that is thrown away; return the bytes of its cache."""
-        rehearsal = Rehearsal(self.config, self.longest, max(self.slots, self.config.shape.nodes))
+        rehearsal = Rehearsal(self.config, self.longest, max(self.slots, self.shape.nodes))
         rehearsal.run(self._assemble(rehearsal.num_blocks))
         return rehearsal.num_blocks * self.block_bytes
 
@@ -115,13 +118,13 @@ class EngineBuilder:
         if self.draft is None:
             return NoDrafter()
         assert cache.draft is not None
-        return ModelDrafter(
-            *self.draft,
+        return drafter_of(
+            self.draft,
             cache.draft,
             cache.features,
             config.block_size,
             self.dtype,
-            config.shape,
+            self.shape,
             self.proposal,
             self.kernels,
         )
@@ -134,10 +137,10 @@ class EngineBuilder:
         from specdec.execution.warm_up import capture_graphs
 
         began, seats = time.perf_counter(), self.config.scheduler.max_num_seqs
-        model_drafter = drafter if isinstance(drafter, ModelDrafter) else None
+        model_drafter = drafter if isinstance(drafter, TreeDrafter) else None
         attach_graphs(runner, model_drafter, CudaGraphs().capture, seats, self.longest + self.slots)
         temperatures: Sequence[float] = (0.0, 1.0) if self.proposal == Proposal.DRAWN else (0.0,)
-        shape = self.config.shape if self.draft or self.config.ngrams else None
+        shape = self.shape if self.draft or self.config.ngrams else None
         capture_graphs(runner, drafter, seats, self.longest, shape, self.draft_context, temperatures)
         logger.info("CUDA graphs captured in %.1f s", time.perf_counter() - began)
 
@@ -152,13 +155,13 @@ class EngineBuilder:
             positions = min(self.model.config.max_position, self.head.llama.max_position if self.head else sys.maxsize)
             began = time.perf_counter()
             logger.info("measuring step costs")
-            step_cost = measure_step_cost(runner, positions, drafter, config.shape if self.draft else None)
+            step_cost = measure_step_cost(runner, positions, drafter, self.shape if self.draft else None)
             seconds = (time.perf_counter() - began, 1e3 * step_cost.passes(1), 1e3 * step_cost.all_levels(1))
             logger.info("step costs measured in %.1f s: plain step %.2f ms, draft tree %.2f ms", *seconds)
         return Scheduler(
             manager,
             config.scheduler,
-            config.shape,
+            self.shape,
             swap_cost,
             self.draft_context,
             step_cost,

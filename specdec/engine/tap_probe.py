@@ -5,6 +5,7 @@ import logging
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -112,7 +113,8 @@ class TapProbe:
     @torch.inference_mode()
     def hits(self, draft: DraftModel) -> int:
         """Return how many answer tokens are a head's likeliest token, one step ahead of the target."""
-        states, tokens = self.guessing(draft.head)
+        # Only heads that draft level by level have ids that can be counted in two ways.
+        states, tokens = self.guessing(cast("DraftHead", draft.head))
         found = draft.readout(states)
         best = found.scores.argmax(-1)
         return int(((best if found.tokens is None else found.tokens[best]) == tokens).sum())

@@ -1,12 +1,12 @@
 """CUDA graphs of the target's pass and of the drafting loops."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from specdec.draft_heads.drafting.draft_graphs import DraftGraphs, LoopGraphs
-from specdec.draft_heads.drafting.model_drafter import ModelDrafter
+from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.execution.model_runner import ModelRunner
 from specdec.execution.step_graphs import StepGraphs
@@ -50,7 +50,7 @@ MAX_DRAFT_PROBS_BYTES = 256 << 20
 
 
 def attach_graphs(
-    runner: ModelRunner, drafter: ModelDrafter | None, capture: Capture, max_rows: int, entries: int
+    runner: ModelRunner, drafter: TreeDrafter[Any] | None, capture: Capture, max_rows: int, entries: int
 ) -> None:
     """Capture and replay passes and drafting from now on.
 
@@ -65,7 +65,7 @@ def attach_graphs(
     geometry = _geometry(runner.model.config, runner.dtype)
     runner.graphs = StepGraphs(runner.features, capture, geometry, max_rows, max_blocks, words)
     if drafter is not None:
-        rest = (capture, _geometry(drafter.head.llama, drafter.dtype), max_blocks)
+        rest = (capture, _geometry(drafter.llama, drafter.dtype), max_blocks)
         most = MAX_DRAFT_PROBS_BYTES // (4 * runner.model.config.vocab_size * drafter.num_draft_probs)
         drafter.graphs = DraftGraphs(LoopGraphs(drafter.search, *rest), LoopGraphs(drafter.draw, *rest), most)
 

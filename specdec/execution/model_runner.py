@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from specdec.cache.kv_cache import KVCache
-from specdec.draft_heads.heads.draft_head import DraftHead, TargetOutput
+from specdec.draft_heads.heads.draft_head import CachedHead, TargetOutput
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.execution.dummy_rows import padding_row
@@ -43,7 +43,7 @@ class ModelRunner:
         model: LlamaModel,
         cache: KVCache,
         dtype: torch.dtype,
-        head: DraftHead | None = None,
+        head: CachedHead | None = None,
         longest: int = LONGEST_MEASURED,
     ) -> None:
         config = model.config

@@ -141,7 +141,7 @@ class DraftBudget:
     ) -> int:
         """Give a row at most `room` nodes, and the cache entries that these need; return the tokens the head reads."""
         # This runs for each row of each step: conditions in place of `min` save a tenth of its time.
-        request, branching, read = row.request, self.shape.branching, 0
+        request, read = row.request, 0
         known = len(request.token_ids)
         if bound.chains:
             drafted, chained = self._split(request, size, bound, room)
@@ -162,7 +162,7 @@ class DraftBudget:
         left = request.max_length - known - 1
         depth = bound.depth if bound.depth < left else left
         # While drafting, the nodes expanded at each level but the last have slots too.
-        scratch = (depth - 1) * branching if drafted else 0
+        scratch = self.shape.scratch(depth) if drafted else 0
         nodes, end = drafted + chained, request.num_cached + 1
         free = manager.extend(request, end + (nodes if nodes > scratch else scratch)) - end
         if free < nodes:
@@ -171,7 +171,7 @@ class DraftBudget:
         if drafted:
             # A tree has no more levels than nodes.
             depth = depth if depth < drafted else drafted
-            row.max_depth = depth if depth * branching <= free else free // branching + 1
+            row.max_depth = self.shape.depth_within(free, depth)
         return read
 
     def _split(self, request: Request, size: TreeSize, bound: DraftableRow, room: int) -> tuple[int, int]:

@@ -24,7 +24,7 @@ def built(head: Block, max_position: int = 64, dtype: torch.dtype = torch.float6
         head_dim=DIM,
         max_position=max_position,
         rms_norm_eps=EPS,
-        rope=RopeConfig(theta=head.theta),
+        rope=RopeConfig(theta=head.theta, original_max_position=max_position),
         qk_norm=head.qk_norm,
     )
     weights, first = dict(head.weights), head.weights.get("markov_head.markov_w1.weight")

@@ -1,5 +1,6 @@
 """Cases of tree attention as tensors, with the slots that each row sees."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -86,3 +87,13 @@ def build(case: Case) -> Built:
 
 def star(nodes: int) -> DraftTree:
     return DraftTree(tuple(range(nodes)), (ROOT,) * nodes)
+
+
+def blocks(cached: list[int], size: int, group: int, first: int = 1) -> Built:
+    """A block of rows behind each request's cached entries, which all see each other."""
+    built = build(Case([Part(count, 0, star(size), size) for count in cached], group, 8, first, 3))
+    rows = replace(built.rows, ancestors=torch.full_like(built.rows.ancestors, (1 << size) - 1), sees_later=True)
+    slots = [seen[:-1] for seen in built.slots_seen]
+    own = [seen[-1] for seen in built.slots_seen]
+    together = [own[row // size * size :][:size] for row in range(len(own))]
+    return Built(built.query, built.kv, rows, [a + b for a, b in zip(slots, together, strict=True)])

@@ -23,7 +23,7 @@ from specdec.kernels.tree import DraftTree
 from specdec.kernels.tree_attention_reference import tree_attention
 from specdec.verify.noise import GumbelNoise
 from tests.kernel_sets import TORCH
-from tests.kernels.attention_cases import Case, Part, build, star
+from tests.kernels.attention_cases import Case, Part, blocks, build, star
 from tests.kernels.kernel_checks import DTYPES
 from tests.kernels.native_forms import CONFIG, FORMS, NOISE, kernels_of, libraries, library, normal
 from tests.quantized import dequantized
@@ -146,6 +146,23 @@ def test_attention(own: Library, case: Case, kv_heads: int, dim: int) -> None:
             block_size=4,
         )
         assert attend(query[row : row + 1], path, rows, SCALE).equal(actual[row : row + 1])
+
+
+def test_rows_of_a_block_see_each_other() -> None:
+    own = library("portable", 1, torch.float32)
+    made = blocks([9, 30], 7, 4)
+    kv = torch.full((len(made.kv), 4, 16), float("nan"))
+    written = ~made.kv[:, 0, 0].isnan()
+    kv[written] = normal(1, int(written.sum()), 4, 16)
+    query = normal(2, len(made.slots_seen), 8, 16)
+    actual = NativeOperations(own, NOISE).tree_attention(query, kv, made.rows, SCALE)
+    keys, values = kv.double().unflatten(1, (2, -1)).unbind(1)
+    for row, slots in enumerate(made.slots_seen):
+        own_keys, own_values = (part[slots].repeat_interleave(4, 1) for part in (keys, values))
+        weights = torch.softmax(torch.einsum("hd,khd->kh", query[row].double(), own_keys) * SCALE, 0)
+        torch.testing.assert_close(
+            actual[row].double(), torch.einsum("kh,khd->hd", weights, own_values), rtol=0, atol=1e-5
+        )
 
 
 configs = st.builds(

@@ -19,7 +19,8 @@ from specdec.kernels.attention_plan import CONFIGS, HOPPER_CONFIGS, Chip, Plan, 
 from specdec.kernels.ragged_rows import RaggedRows
 from specdec.kernels.tree import DraftTree
 from specdec.kernels.tree_attention import HEAD_DIMS, JOINED_PARTS, tree_attention
-from tests.kernels.attention_cases import Case, Part, build, star
+from tests.kernels import attention_cases
+from tests.kernels.attention_cases import Case, Part, blocks, build, star
 from tests.kernels.kernel_checks import DEVICE, DTYPES, ROUNDING, huge, poisoned_outputs
 from tests.strategies import draft_trees, seeds
 
@@ -96,7 +97,10 @@ class Built(NamedTuple):
 
 def built_for(case: Case, shape: Shape) -> Built:
     """The query is columns of a wider tensor, as of a fused QKV."""
-    made = build(case)
+    return widened(build(case), case, shape)
+
+
+def widened(made: attention_cases.Built, case: Case, shape: Shape) -> Built:
     heads = shape.kv_heads * case.group
     generator = torch.Generator().manual_seed(case.seed)
     written = ~made.kv[:, 0, 0].isnan()
@@ -167,6 +171,15 @@ def planning(processors: int, min_part: int) -> Iterator[None]:
 def test_errors_are_no_larger_than_the_twins(case: Case, shape: Shape) -> None:
     built = built_for(case, shape)
     output, _ = attended(built)
+    assert_attends(output, built)
+
+
+def test_rows_of_a_block_see_each_other_across_tiles() -> None:
+    """Eight heads of a group fill a tile of 16 with two rows; the block has seven."""
+    shape = Shape(1, 16, torch.float32)
+    built = widened(blocks([9, 30], 7, 8), Case([], 8, 8, 1, 3), shape)
+    output, plan = attended(built)
+    assert plan.height // 8 < 7
     assert_attends(output, built)
 
 

@@ -33,7 +33,7 @@ def outcome(output: RequestOutput) -> object:
 @given(
     cases=arrivals,
     shape=shapes,
-    drafter=st.sampled_from(["none", "eagle", "eagle3", "llama", "random", "random"]),
+    drafter=st.sampled_from(["none", "eagle", "eagle3", "dflash", "dspark", "llama", "random", "random"]),
     dtype=st.sampled_from(["bfloat16", "float16", "float32"]),
     quantization=st.sampled_from(get_args(Quantization)),
     seats=st.integers(1, 5),

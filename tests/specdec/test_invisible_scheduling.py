@@ -116,7 +116,7 @@ def run(llm: LLM, cases: list[Arrival], groups: list[RequestGroup]) -> None:
 @given(
     cases=arrivals,
     shape=st.builds(DraftShape, depth=st.integers(1, 4), branching=st.integers(1, 4), nodes=st.integers(1, 20)),
-    drafter=st.sampled_from(["none", "eagle", "eagle3", "llama", "random", "knowing"]),
+    drafter=st.sampled_from(["none", "eagle", "eagle3", "dflash", "dspark", "llama", "random", "knowing"]),
     seats=st.integers(1, 6),
     budget=st.integers(6, 64),
     threshold=st.sampled_from([0, 0, 1, 5, 16]),

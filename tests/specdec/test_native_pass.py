@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(library_file() is None, reason="the native kerne
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("draft", ["none", "eagle", "eagle3", "llama"])
+@pytest.mark.parametrize("draft", ["none", "eagle", "eagle3", "dspark", "llama"])
 @pytest.mark.parametrize("shape", [DraftShape(5, 4, 30), DraftShape(30, 3, 80)])
 def test_a_pass_is_the_same(
     world: World, draft: str, dtype: str, shape: DraftShape, monkeypatch: pytest.MonkeyPatch

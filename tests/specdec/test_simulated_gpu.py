@@ -11,11 +11,11 @@ import torch
 from specdec import LLM, SamplingParams
 from specdec.draft_heads.drafting.draft_graphs import DraftGraphs
 from specdec.draft_heads.drafting.draft_shape import DraftShape
-from specdec.draft_heads.drafting.model_drafter import ModelDrafter
+from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
 from specdec.execution import cost_measurement
 from specdec.execution.cuda_graphs import CudaGraphs
 from specdec.scheduling.step_cost import PreemptionCost
-from tests.fakes import save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
+from tests.fakes import save_random_block, save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
 from tests.simulated_gpu import GPU, SimulatedGPU, SimulatedTensor, simulated_gpu
 
 SHAPE = DraftShape(3, 2, 6)
@@ -51,6 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_shallow_llama(folder / "small", target)
     save_random_head(folder / "head", head_dim=16)
     save_random_eagle3(folder / "head3", head_dim=16)
+    save_random_block(folder / "dspark", "dspark", head_dim=16, num_hidden_layers=1)
     return folder
 
 
@@ -74,7 +75,7 @@ def load(folder: Path, head: str, **settings: Any) -> LLM:
 
 def graphs_of_drafting(llm: LLM) -> DraftGraphs | None:
     drafter = llm.engine.drafter
-    assert isinstance(drafter, ModelDrafter)
+    assert isinstance(drafter, TreeDrafter)
     return drafter.graphs
 
 
@@ -97,12 +98,13 @@ def run(llm: LLM, params: list[SamplingParams]) -> list[list[list[int]]]:
         ),
         ("head3", {}, [{"temperature": 0.7, "top_k": 9, "min_p": 0.1}, {"temperature": 1.0, "n": 2}]),
         ("small", {"draft_rank": 8, "draft_vocab": 60}, [{}, {"temperature": 0.7}]),
+        ("dspark", {"verify": "rejection"}, [{}, {"temperature": 0.8, "top_p": 0.8}]),
         ("head", {"shape": DraftShape(2, 2, 4)}, [PENALISED, LIMITED]),
         ("head3", {"verify": "rejection"}, [{}, {"temperature": 0.8, "top_p": 0.8}]),
         ("head", {"verify": "block"}, [{"temperature": 1.0}, {"temperature": 0.8}]),
         ("head", SWAPPING, [{"max_tokens": 12}, {"temperature": 1.0, "n": 2, "max_tokens": 12}]),
     ],
-    ids=["eagle", "eagle3", "small model", "edited", "rejection", "block", "eager, swapping"],
+    ids=["eagle", "eagle3", "small model", "dspark, rejection", "edited", "rejection", "block", "swapping"],
 )
 def test_tokens_are_those_of_a_cpu_and_the_host_waits_once_a_step(
     folder: Path, monkeypatch: pytest.MonkeyPatch, head: str, settings: dict[str, Any], asked: list[dict[str, Any]]

@@ -19,7 +19,15 @@ from specdec.core.request import Request, RequestGroup
 from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.kernels.tree import DraftTree
 from specdec.scheduling.integrity import check_scheduler
-from tests.fakes import TINY, RandomDrafter, save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
+from tests.fakes import (
+    TINY,
+    RandomDrafter,
+    save_random_block,
+    save_random_eagle3,
+    save_random_head,
+    save_random_llama,
+    save_shallow_llama,
+)
 from tests.specdec import oracle
 from tests.specdec.oracle import Expected
 from tests.strategies import speculations
@@ -30,7 +38,16 @@ EOS = 2
 
 
 # What drafts, and its folder in a world.
-DRAFTS = {"eagle": "head", "eagle3": "head3", "llama": "small", "random": "head", "knowing": "head", "none": None}
+DRAFTS = {
+    "eagle": "head",
+    "eagle3": "head3",
+    "dflash": "dflash",
+    "dspark": "dspark",
+    "llama": "small",
+    "random": "head",
+    "knowing": "head",
+    "none": None,
+}
 
 
 class World(NamedTuple):
@@ -53,6 +70,8 @@ def make_world(folder: Path) -> World:
     target = save_random_llama(folder / "target")
     save_random_head(folder / "head")
     save_random_eagle3(folder / "head3")
+    for kind in ("dflash", "dspark"):
+        save_random_block(folder / kind, kind)
     save_shallow_llama(folder / "small", target)
     letters = [*"abcdefgh", "Ġ"]
     pieces = [*letters, *(a + b for a in letters for b in letters), "Ã", "©", "â", "Ĥ"]

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from specdec import LLM
 from specdec.cli.app import main
 from specdec.config import DEMO
+from tests.block_formats import BLOCK_FORMATS
 from tests.checkpoints import TARGET_HIDDEN, TARGET_LAYERS, VOCAB
 from tests.fakes import edit_json, save_random_llama
 from tests.head_formats import FORMATS
@@ -110,6 +111,14 @@ def test_a_guess_is_among_what_is_assumed(run: Run, heads: Path, target: Path) -
     assert "assumed: config.json names no layers to read: the official ones\n" in run(heads / "official_eagle3").out
 
 
+def test_facts_of_a_block_head(run: Run, tmp_path: Path, target: Path) -> None:
+    facts = lines(run(BLOCK_FORMATS["speculators_dflash"]().write(tmp_path), "--model", target))
+    assert facts["recognised"] == "DFlash in the layout of speculators"
+    assert facts["reads"] == "inputs of layers [2, 5] (inputs of layers, as speculators counts them)"
+    assert facts["tokens"] == "53, of which it proposes 12"
+    assert facts["besides"] == "block of 5, 4 drafted, causal inside a block in layers 1"
+
+
 def test_json_is_one_object(run: Run, heads: Path, target: Path) -> None:
     result = run(heads / "speculators_eagle3", "--model", target, "--json")
     assert (result.code, result.err, result.out.count("\n")) == (0, "", 1)
@@ -165,7 +174,8 @@ def test_a_terminal_gets_tables(run: Run, heads: Path, monkeypatch: pytest.Monke
         (
             "{heads}/nothing",
             "{heads}/nothing: not a draft head of a known kind: no tensor 'hidden_norm.weight' of EAGLE-3, "
-            "'fc.weight' of EAGLE-1/2, but 14 others (block.hidden_norm",
+            "'markov_head.markov_w1.weight' of DSpark, 'hidden_norm.weight' of DFlash, 'fc.weight' of EAGLE-1/2, "
+            "but 14 others (block.hidden_norm",
         ),
     ],
 )

@@ -1,0 +1,240 @@
+"""Drafter with a block head: one pass gives the candidates of all levels, and an edge scorer which follows which."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from specdec.draft_heads.drafting.draft_levels import DraftLevels
+from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.draft_heads.drafting.drafter import DraftRow, Proposal
+from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
+from specdec.draft_heads.drafting.tree_search import Frontier
+from specdec.draft_heads.heads.block_head import BlockHead
+from specdec.draft_heads.heads.readout import Readout
+from specdec.draft_heads.llama.llama_layer import PagedAttention
+from specdec.draft_heads.llama.rope import rotary_at
+from specdec.kernels.integers import ceil_div
+from specdec.kernels.kernel_set import KernelSet
+from specdec.kernels.ragged_rows import WORD_BITS
+from specdec.kernels.tree import split_words
+from specdec.kernels.types import Candidates, NoiseKey, Stream, TopK
+from specdec.kernels.upload import upload
+from specdec.verify.transforms import NodeRows, processed_logits
+
+# Tokens of a slot that an edge scorer may put first; the target's is among them in 99 of 100 cases.
+CANDIDATES = 64
+
+
+class Lattice(NamedTuple):
+    """Candidates of all slots of a batch of blocks.
+
+    Attributes:
+        hidden: `[rows, slots, hidden_size]`, the slots' normed states.
+        tokens: int64 `[rows, slots, candidates]`.
+        scores: of the same shape, processed logits without edges; with the noise of the slot's position in a search.
+        rest: `[rows, slots]`, the log-sum-exp of the other tokens' scores.
+        successors: `[rows, slots, candidates, rank]` of the edge scorer; None without one.
+        temperatures: `[rows, 1]`, which edges are divided by; None where all are 1.
+    """
+
+    hidden: Tensor
+    tokens: Tensor
+    scores: Tensor
+    rest: Tensor
+    successors: Tensor | None
+    temperatures: Tensor | None
+
+
+class Paths(NamedTuple):
+    """The paths to the frontier's nodes, and what may follow them.
+
+    Attributes:
+        scores: `[rows, width, candidates]`, the next slot's candidates with the edges from each path.
+        states: `[rows, width, state_size]`, what the edge scorer hands on.
+    """
+
+    lattice: Lattice
+    scores: Tensor
+    states: Tensor
+
+
+class BlockDrafter(TreeDrafter[Paths]):
+    """Trees over the candidates of one pass of a block head.
+
+    The head's cache holds the context rows of known tokens, entry i that of token i - 1. The rows of a block lie
+    behind the known tokens while it is drafted, at the rotary positions from the last known token's on.
+
+    Levels are free after the pass, so all that a row may have are searched, and the best nodes of all are kept.
+
+    Args:
+        head: the block head; for the other arguments see `TreeDrafter`.
+    """
+
+    def __init__(
+        self,
+        head: BlockHead,
+        readout: Readout,
+        kv: Tensor,
+        features: Tensor | None,
+        block_size: int,
+        dtype: torch.dtype,
+        shape: DraftShape,
+        proposal: Proposal,
+        kernels: KernelSet,
+    ) -> None:
+        self.head = head
+        super().__init__(head, readout, kv, features, block_size, dtype, shape, proposal, kernels)
+        rows, device = head.config.block_size, kv.device
+        self.num_candidates = max(self.branching, min(CANDIDATES, readout.size))
+        words = ceil_div(rows, WORD_BITS)
+        both, causal = [(1 << rows) - 1] * rows, [(2 << row) - 1 for row in range(rows)]
+        # By whether a layer is causal.
+        self._bits = [upload([split_words(bits, words) for bits in way], device) for way in (both, causal)]
+        self._offsets = torch.arange(rows, device=device)
+        scorer = head.markov_head
+        # The scorer's row of each of the target's tokens, where it has some only.
+        self._scorer_rows: Tensor | None = None
+        if scorer is not None and len(scorer.successors) < self.llama.vocab_size:
+            self._scorer_rows = torch.zeros(self.llama.vocab_size, dtype=torch.int64, device=device)
+            self._scorer_rows[head.draft_tokens] = torch.arange(len(head.draft_tokens), device=device)
+
+    @property
+    def _stops_early(self) -> bool:
+        return False
+
+    def _read(self, rows: Sequence[DraftRow]) -> Tensor:
+        """Write the context rows of the tokens to be read; return the embedding of each row's last token."""
+        _, slots, positions, features, _ = self._unread(rows)
+        rotary = rotary_at(self.rope, positions)
+        for kv, stored in zip(self.kv, self.head.context(features).unbind(1), strict=True):
+            self.kernels.rotary_store(stored.contiguous(), *rotary, kv, slots, 0)
+        anchors = upload([row.token_ids[-1] for row in rows], self.kv.device)
+        return anchors[:, None]
+
+    def _levels(
+        self,
+        rows: Sequence[DraftRow],
+        depth: int,
+        width: int,
+        keys: Sequence[NoiseKey | None],
+    ) -> DraftLevels:
+        dtype = torch.promote_types(self.dtype, torch.float32)
+        bits = self._bits[0][None]
+        levels = DraftLevels.start(rows, self.block_size, bits, keys, self.first, self.kv.device, dtype)
+        return replace(levels, depth=min(depth, self.head.config.num_slots), frontier=width, is_block=True)
+
+    def _begin(self, levels: DraftLevels, roots: Tensor, rows: Sequence[DraftRow], *, drawn: bool) -> Paths:
+        """Run the pass, and choose the candidates of all slots."""
+        config, num_rows = self.head.config, levels.num_rows
+        masks = torch.full_like(roots, config.mask_token).expand(-1, config.block_size - 1)
+        tokens = torch.cat([roots, masks], 1).flatten()
+        seen = [levels.block_rows(bits) for bits in self._bits]
+        attentions = [
+            PagedAttention(kv, levels.slots[0], seen[causal], self.kernels)
+            for kv, causal in zip(self.kv, config.causal, strict=True)
+        ]
+        rotary = rotary_at(self.rope, levels.positions + self._offsets.repeat(num_rows))
+        found: Tensor = self.head(tokens, rotary, attentions)
+        first = config.block_size - config.num_slots
+        hidden = found.view(num_rows, config.block_size, -1)[:, first : first + levels.depth]
+        lattice = self._lattice(levels, hidden, rows, drawn=drawn)
+        scorer = self.head.markov_head
+        states = hidden.new_zeros(num_rows, 1, scorer.state_size if scorer else 0)
+        return self._scored(lattice, roots, states, 0)
+
+    def _lattice(self, levels: DraftLevels, hidden: Tensor, rows: Sequence[DraftRow], *, drawn: bool) -> Lattice:
+        num_rows, slots, size = hidden.shape
+        found = self.readout(hidden.reshape(-1, size))
+        if levels.sampling is not None:
+            temperatures = levels.sampling.temperatures
+            found = found._replace(scores=levels.sampling.repeated(slots).process(found.scores, self.kernels))
+        else:
+            given = [row.context.sampling for row in rows]
+            divisors = [[1.0 if one.is_greedy else one.temperature] for one in given]
+            temperatures = upload(divisors, hidden.device, torch.promote_types(hidden.dtype, torch.float32))
+            parts = [part for row in rows for part in _slot_rows(row, slots)]
+            found = Candidates(processed_logits(found.full(), parts, self.kernels), found.vocab_size)
+        if drawn:
+            scores, places = found.scores.topk(self.num_candidates)
+            tokens = places if found.tokens is None else found.tokens.expand(found.scores.shape).gather(1, places)
+            # A drawn token is one of these: q has no others.
+            rest = scores.new_full((len(scores),), float("-inf"))
+        else:
+            noise = levels.noise.onwards(slots)
+            tokens, scores, total = self.kernels.perturbed_top_k(found, noise, self.num_candidates, Stream.TARGET, 0)
+            share = (scores.logsumexp(1) - total).clamp_max(0.0).exp()
+            rest = total + torch.log1p(-share)
+        scorer, successors = self.head.markov_head, None
+        if scorer is not None:
+            own = tokens if self._scorer_rows is None else self._scorer_rows[tokens]
+            successors = F.embedding(own, scorer.successors).view(num_rows, slots, self.num_candidates, -1)
+        shape = num_rows, slots, self.num_candidates
+        own_rest = rest.view(num_rows, slots)
+        return Lattice(hidden, tokens.view(shape), scores.view(shape), own_rest, successors, temperatures)
+
+    def _scored(self, lattice: Lattice, tokens: Tensor, states: Tensor, slot: int) -> Paths:
+        """Return the scores of a slot's candidates after paths that end with `tokens`, int64 `[rows, width]`."""
+        rows, width = tokens.shape
+        scores = lattice.scores[:, slot, None].expand(-1, width, -1)
+        scorer = self.head.markov_head
+        if scorer is None or lattice.successors is None:
+            return Paths(lattice, scores, states)
+        hidden = lattice.hidden[:, slot, None].expand(-1, width, -1).reshape(rows * width, -1)
+        vectors, after = scorer(tokens.flatten(), hidden, states.flatten(0, 1))
+        edges = (vectors.view(rows, width, -1) @ lattice.successors[:, slot].transpose(1, 2)).to(scores.dtype)
+        if lattice.temperatures is not None:
+            edges = edges / lattice.temperatures[:, :, None]
+        return Paths(lattice, scores + edges, after.view(rows, width, -1))
+
+    def _children(
+        self,
+        state: Paths,
+        levels: DraftLevels,  # noqa: ARG002
+        level: int,
+        rows: Sequence[DraftRow],  # noqa: ARG002
+        paths: Callable[[], Tensor],  # noqa: ARG002
+    ) -> TopK:
+        lattice, scores = state.lattice, state.scores
+        total = torch.logaddexp(lattice.rest[:, level - 1, None], scores.logsumexp(2))
+        values, places = scores.topk(self.branching)
+        tokens = _spread(lattice.tokens[:, level - 1], scores).gather(2, places)
+        return TopK(tokens.flatten(0, 1), values.flatten(0, 1), total.flatten())
+
+    def _log_q(
+        self,
+        state: Paths,
+        levels: DraftLevels,  # noqa: ARG002
+        level: int,
+        rows: Sequence[DraftRow],  # noqa: ARG002
+        paths: Callable[[], Tensor],  # noqa: ARG002
+    ) -> Tensor:
+        tokens = _spread(state.lattice.tokens[:, level - 1], state.scores).flatten(0, 1)
+        scores = torch.log_softmax(state.scores, -1).flatten(0, 1)
+        return Candidates(scores, self.llama.vocab_size, tokens).full()
+
+    def _expand(self, levels: DraftLevels, frontier: Frontier, state: Paths, level: int) -> Paths:  # noqa: ARG002
+        size = state.states.shape[-1]
+        states = state.states.gather(1, frontier.parents[:, :, None].expand(-1, -1, size))
+        return self._scored(state.lattice, frontier.tokens, states, level)
+
+
+def _spread(tokens: Tensor, scores: Tensor) -> Tensor:
+    """Return a slot's candidates (int64 `[rows, candidates]`) for each path, of the shape of `scores`."""
+    return tokens[:, None].expand(scores.shape)
+
+
+def _slot_rows(row: DraftRow, slots: int) -> list[NodeRows]:
+    """Return a row's slots as rows of logits. The path to a slot is not known yet: none is taken for it.
+
+    A grammar is followed to the first slot alone; without a path it would forbid what the later ones need.
+    """
+    sampling, nothing = row.context.sampling, torch.empty(slots, 0, dtype=torch.int64)
+    first = NodeRows(row.context, 1, lambda: nothing[:1])
+    if slots == 1:
+        return [first]
+    later = row.context._replace(sampling=replace(sampling, grammar=None))
+    return [first, NodeRows(later, slots - 1, lambda: nothing[1:])]

@@ -1,0 +1,338 @@
+"""The base of drafters with a model: from a batch of rows to their trees, searched or drawn, level by level."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from specdec.draft_heads.drafting.draft_levels import DraftLevels
+from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.draft_heads.drafting.drafter import DraftRow, Proposal
+from specdec.draft_heads.drafting.tree_draw import DrawSizes, TreeDraw
+from specdec.draft_heads.drafting.tree_search import Frontier, TreeSearch
+from specdec.draft_heads.heads.draft_head import CachedHead
+from specdec.draft_heads.heads.readout import Readout
+from specdec.kernels.draft_trees import DraftTrees, HostTrees
+from specdec.kernels.fused import DraftingRow, FusedDrafting
+from specdec.kernels.integers import ceil_div
+from specdec.kernels.kernel_set import KernelSet
+from specdec.kernels.types import Candidates, NoiseKey, Stream, TopK
+from specdec.kernels.upload import upload
+from specdec.verify.noise import noise_key
+from specdec.verify.sampling import Context, Sampling
+from specdec.verify.tree_batch import slots_of
+from specdec.verify.verifier import noise_keys
+
+if TYPE_CHECKING:
+    # Importing it imports Triton, which an engine on plain torch does not need.
+    from specdec.draft_heads.drafting.draft_graphs import DraftGraphs
+
+# What the loop over levels carries from one level to the next.
+State = TypeVar("State")
+
+
+class Unread(NamedTuple):
+    """Entries that a head is to write, those of all rows in turn.
+
+    Attributes:
+        tokens, slots, positions: int64 `[entries]`: token, slot and rotary position of each.
+        features: `[entries, feature_size]`, the target's features of the token before.
+        counts: entries of each row.
+    """
+
+    tokens: Tensor
+    slots: Tensor
+    positions: Tensor
+    features: Tensor
+    counts: list[int]
+
+
+class TreeDrafter(ABC, Generic[State]):
+    """EAGLE-2's trees for a batch of rows, by whatever scores the children of a frontier.
+
+    Entry i of a head's cache depends on the tokens up to i and the target's features of those before i. Rows written
+    while drafting lie behind the known tokens and are scratch: entries of accepted tokens are written again, from true
+    features.
+
+    A row that drafts nothing costs nothing: when the head drafts, it first reads the features that the target's
+    passes have left in the cache meanwhile. Requests that share a block may both write the head's entries in it;
+    they write the same values.
+
+    Args:
+        head: the draft head.
+        readout: maps the head's states to scores of next tokens.
+        kv: `[layers, slots, 2 * kv_heads, head_dim]`, the head's cache.
+        features: `[slots, feature_size]`, the target's features of each cached token; None for a head that reads
+            none.
+        block_size: slots of a block.
+        dtype: of the head's arithmetic, whatever the cache's.
+        shape: bounds of a tree.
+        proposal: how tokens are chosen at temperature > 0.
+        kernels: the verifier's own, so that coupled drafts at temperature > 0 follow the same draw.
+
+    Attributes:
+        graphs: CUDA graphs of the loops over levels, or None.
+        one_call: the drafter in one call; None where the kernel set or the head does not have it.
+    """
+
+    def __init__(
+        self,
+        head: CachedHead,
+        readout: Readout,
+        kv: Tensor,
+        features: Tensor | None,
+        block_size: int,
+        dtype: torch.dtype,
+        shape: DraftShape,
+        proposal: Proposal,
+        kernels: KernelSet,
+    ) -> None:
+        self.kernels, self.readout, self.shape = kernels, readout, shape
+        self.llama = llama = head.llama
+        self.first, self.kv, self.block_size, self.dtype = head.first_entry, kv, block_size, dtype
+        self.features = kv.new_empty(kv.shape[1], 0, dtype=dtype) if features is None else features
+        self.rope = llama.rope.table(llama.head_dim, llama.max_position, dtype).to(kv.device)
+        self.proposal = proposal
+        self.branching = min(shape.branching, readout.size)
+        self.draw_sizes = DrawSizes.of(self.branching, shape)
+        self.graphs: DraftGraphs | None = None
+        self.one_call = self._one_call(head)
+
+    def _one_call(self, head: CachedHead) -> FusedDrafting | None:  # noqa: ARG002
+        """Return the drafter in one call, if there is one."""
+        return None
+
+    @abstractmethod
+    def _read(self, rows: Sequence[DraftRow]) -> Tensor:
+        """Write the head's entries of the tokens to be read; return what drafting begins with, `[rows, size]`."""
+
+    @abstractmethod
+    def _levels(self, rows: Sequence[DraftRow], depth: int, width: int, keys: Sequence[NoiseKey | None]) -> DraftLevels:
+        """Return the inputs of the loop over levels.
+
+        Args:
+            keys: noise of the output positions that the roots' children would take.
+        """
+
+    @abstractmethod
+    def _begin(self, levels: DraftLevels, roots: Tensor, rows: Sequence[DraftRow], *, drawn: bool) -> State:
+        """Return the state of the roots.
+
+        Args:
+            roots: of `_read`.
+            rows: empty where none needs logit edits.
+        """
+
+    @abstractmethod
+    def _children(
+        self, state: State, levels: DraftLevels, level: int, rows: Sequence[DraftRow], paths: Callable[[], Tensor]
+    ) -> TopK:
+        """Return the best children of each frontier node, `[rows * width, branching]`, with noise or without.
+
+        Args:
+            paths: returns the tokens down to each node, int64 `[rows, width, level - 1]`.
+        """
+
+    @abstractmethod
+    def _log_q(
+        self, state: State, levels: DraftLevels, level: int, rows: Sequence[DraftRow], paths: Callable[[], Tensor]
+    ) -> Tensor:
+        """Return the logarithm of the distribution after each frontier node, `[rows * width, vocab_size]`."""
+
+    @abstractmethod
+    def _expand(self, levels: DraftLevels, frontier: Frontier, state: State, level: int) -> State:
+        """Return the state of the frontier that follows `level`."""
+
+    @property
+    def _stops_early(self) -> bool:
+        """Whether levels that are reached too seldom are not drafted."""
+        return self.shape.min_reach > 0
+
+    def propose(self, rows: Sequence[DraftRow]) -> DraftTrees:
+        """Draft one tree per row; none after a single token where a head needs the feature before it."""
+        reading = [i for i, row in enumerate(rows) if row.draft_prefill_end > max(row.num_draft_cached, self.first)]
+        if self.one_call is not None and reading:
+            given = self._drafting_rows([rows[i] for i in reading])
+            if given is not None and self.one_call.takes(given):
+                return self._draft_in_one_call(self.one_call, given, rows, reading)
+        roots = self._read([rows[i] for i in reading]) if reading else None
+        # Their places among the reading ones.
+        drafting = [k for k, i in enumerate(reading) if rows[i].num_nodes > 0 and rows[i].max_depth > 0]
+        if roots is None or not drafting:
+            return HostTrees.empty(len(rows))
+        drawn = [
+            k for k in drafting if self.proposal == Proposal.DRAWN and not rows[reading[k]].context.sampling.is_greedy
+        ]
+        # All of one form, `HostTrees` or `DeviceTrees`.
+        found: Any = None
+        order: list[int] = []
+        for chosen, draft in ((drawn, self._draw), ([k for k in drafting if k not in drawn], self._search)):
+            if chosen:
+                own = roots if len(chosen) == len(roots) else roots.index_select(0, upload(chosen, roots.device))
+                places = [reading[k] for k in chosen]
+                new = draft([rows[i] for i in places], own)
+                found = new if found is None else found.concat(new)
+                order += places
+        if order != list(range(len(rows))):
+            place = {row: k for k, row in enumerate(order)}
+            found = found.select([place.get(row) for row in range(len(rows))])
+        trees: DraftTrees = found
+        return trees
+
+    def _drafting_rows(self, rows: Sequence[DraftRow]) -> list[DraftingRow] | None:
+        """Return rows for a drafter in one call, None where a row needs logit edits or drawn tokens."""
+        given = list[DraftingRow]()
+        for row in rows:
+            sampling, drafts = row.context.sampling, row.num_nodes > 0
+            is_drawn = self.proposal == Proposal.DRAWN and not sampling.is_greedy
+            if drafts and (sampling.edits or is_drawn):
+                return None
+            start, end = max(row.num_draft_cached, self.first), row.draft_prefill_end
+            depth = min(self.shape.depth, row.max_depth) if drafts else 0
+            noise = None if sampling.is_greedy or not depth else noise_key(row.context)
+            temperature = 1.0 if sampling.is_greedy else sampling.temperature
+            tokens = row.token_ids[start:end]
+            limits = sampling.limits if sampling.filters else None
+            given.append(
+                DraftingRow(row.block_table, tokens, start, end, row.num_nodes, depth, temperature, limits, noise)
+            )
+        return given
+
+    def _draft_in_one_call(
+        self, one_call: FusedDrafting, given: list[DraftingRow], rows: Sequence[DraftRow], reading: list[int]
+    ) -> DraftTrees:
+        goes_on = all(rows[i].full_depth for i in reading if rows[i].num_nodes)
+        found = one_call(given, 0.0 if goes_on else self.shape.min_reach)
+        if len(reading) == len(rows):
+            return found
+        place = {row: k for k, row in enumerate(reading)}
+        return found.select([place.get(row) for row in range(len(rows))])
+
+    def _search(self, rows: Sequence[DraftRow], roots: Tensor) -> DraftTrees:
+        """Draft trees of the most probable tokens, with the position's noise or without."""
+        depths = [min(self.shape.depth, row.max_depth) for row in rows]
+        stops_early = self._stops_early and not all(row.full_depth for row in rows)
+        graphs = None if stops_early or _needs_edits(rows) else self.graphs
+        levels = self._padded_levels(rows, depths, self.branching, noise_keys, graphs)
+        if graphs is not None:
+            return self._trees(graphs.search(levels, roots), rows, depths)
+        return self._trees(self.search(levels, roots, rows, depths if stops_early else None), rows, depths)
+
+    def _draw(self, rows: Sequence[DraftRow], roots: Tensor) -> DraftTrees:
+        """Draft trees of tokens drawn from q; how many is fixed beforehand, or q would not be their distribution."""
+        depths = [min(self.shape.depth, row.max_depth) for row in rows]
+        graphs = None if _needs_edits(rows) else self.graphs
+        if graphs is not None and len(rows) > graphs.most_drawn_rows:
+            graphs = None
+        levels = self._padded_levels(rows, depths, self.draw_sizes.width, _step_keys, graphs)
+        draw = self.draw(levels, roots, rows) if graphs is None else graphs.draw(levels, roots)
+        return self._trees(draw, rows, depths)
+
+    @property
+    def num_draft_probs(self) -> int:
+        """Number of distributions that the children of a drawn tree come from."""
+        return 1 + (self.shape.depth - 1) * self.draw_sizes.width
+
+    def _trees(self, candidates: TreeSearch | TreeDraw, rows: Sequence[DraftRow], depths: Sequence[int]) -> DraftTrees:
+        """Return the trees of all rows but padding, on the device where the host need not know them yet."""
+        padding = candidates.num_rows - len(rows)
+        bounds = [*(row.num_nodes for row in rows), *[0] * padding], [*depths, *[1] * padding]
+        trees = candidates.device_trees(*bounds) if self.kernels.on_device else candidates.host_trees(*bounds)
+        return trees.select(range(len(rows))) if padding else trees
+
+    def _padded_levels(
+        self,
+        rows: Sequence[DraftRow],
+        depths: Sequence[int],
+        width: int,
+        keys_of: Callable[[Sequence[Context]], list[NoiseKey | None]],
+        graphs: "DraftGraphs | None",
+    ) -> DraftLevels:
+        """Return the inputs of the loop over levels: of all levels and with padding rows where a graph runs it."""
+        depth = max(depths)
+        if graphs is not None:
+            depth = self.shape.depth
+            rows = [*rows, *[self._padding_row()] * graphs.padding(len(rows))]
+        return self._levels(rows, depth, width, keys_of([row.context for row in rows]))
+
+    def _padding_row(self) -> DraftRow:
+        """Return a row whose nodes lie in the null block."""
+        block = self.kv.shape[1] // self.block_size - 1
+        table = [block] * ceil_div(2 + self.shape.slots, self.block_size)
+        return DraftRow(table, 1, 2, 0, 0, Context(Sampling(), [0, 0], 1))
+
+    def search(
+        self, levels: DraftLevels, roots: Tensor, rows: Sequence[DraftRow] = (), depths: list[int] | None = None
+    ) -> TreeSearch:
+        """Run the loop over levels; without logit edits and with `min_reach` 0 the host does not wait for the device.
+
+        Args:
+            levels: inputs of all levels.
+            roots: `[rows, size]` of `_read`.
+            rows: not needed in that case.
+            depths: levels of each row, lowered where a deeper level is less probable than `min_reach`; None to draft
+                all levels.
+        """
+        levels.restart()
+        search = TreeSearch(levels.num_rows, self.branching)
+        state = self._begin(levels, roots, rows, drawn=False)
+        for level in range(1, levels.depth + 1):
+            best = self._children(state, levels, level, rows, search.frontier_paths)
+            frontier = search.expand(best.tokens, best.log_chances)
+            if depths and level < levels.depth:
+                for i, reach in enumerate(frontier.values.exp().sum(1).tolist()):
+                    if reach < self.shape.min_reach:
+                        depths[i] = min(depths[i], level)
+            if level >= max(depths or [levels.depth]):
+                break
+            state = self._expand(levels, frontier, state, level)
+        return search
+
+    def draw(self, levels: DraftLevels, roots: Tensor, rows: Sequence[DraftRow] = ()) -> TreeDraw:
+        """Run the loop over levels of drawn trees."""
+        levels.restart()
+        draw = TreeDraw(levels.num_rows, self.draw_sizes)
+        state = self._begin(levels, roots, rows, drawn=True)
+        for level in range(1, levels.depth + 1):
+            log_q = self._log_q(state, levels, level, rows, draw.frontier_paths)
+            candidates = Candidates(log_q.clone(), log_q.shape[1])
+            count = min(draw.count, log_q.shape[1])
+            noise = levels.noise_at(level - 1)
+            children = self.kernels.perturbed_top_k(candidates, noise, count, Stream.DRAFT, level)
+            by_row = (part.view(levels.num_rows, -1, part.shape[1]) for part in (log_q, children.tokens))
+            frontier = draw.expand(*by_row)
+            if level < levels.depth:
+                state = self._expand(levels, frontier, state, level)
+        return draw
+
+    def _unread(self, rows: Sequence[DraftRow]) -> Unread:
+        """Return the entries that the head is to write, on the device."""
+        tokens, slots, sources, positions, counts = (list[int]() for _ in range(5))
+        first, device = self.first, self.kv.device
+        for row in rows:
+            start, end = max(row.num_draft_cached, first), row.draft_prefill_end
+            entries = slots_of(row.block_table, start - first, end, self.block_size)
+            tokens += row.token_ids[start:end]
+            sources += entries[: end - start]
+            slots += entries[first:]
+            positions += range(start - first, end - first)
+            counts.append(end - start)
+        features = self.features.index_select(0, upload(sources, device))
+        own, places, turns = (upload(part, device) for part in (tokens, slots, positions))
+        return Unread(own, places, turns, features, counts)
+
+
+def _step_keys(contexts: Sequence[Context]) -> list[NoiseKey | None]:
+    """Return noise keyed by the current step.
+
+    Block verification conditions on tokens drawn past the cut, so reusing their noise in the next step would bias the
+    output.
+    """
+    return [noise_key(context) for context in contexts]
+
+
+def _needs_edits(rows: Sequence[DraftRow]) -> bool:
+    """Return whether any row needs logit edits beyond temperature and filtering."""
+    return any(row.context.sampling.edits for row in rows)

@@ -1,0 +1,205 @@
+"""Block heads in files: DFlash and DSpark as z-lab, DeepSpec, SpecForge, JetSpec and speculators write them."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from specdec.draft_heads.formats.block_settings import BlockSettings
+from specdec.draft_heads.formats.draft_vocab import draft_tokens, vocabulary_maps
+from specdec.draft_heads.formats.head_kind import HeadDescription, HeadKind, LoadedHead, Source, expected_shapes, filled
+from specdec.draft_heads.formats.head_settings import HeadSettings, layer_settings
+from specdec.draft_heads.formats.head_tensors import HeadTensors
+from specdec.draft_heads.heads.block_head import BlockConfig, BlockHead
+from specdec.draft_heads.heads.draft_head import DraftModel, TargetParts
+from specdec.draft_heads.heads.edge_scorers import MARKOV_KINDS, MarkovConfig
+from specdec.draft_heads.heads.readout import MatrixReadout
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+from specdec.draft_heads.llama.llama_config import positive
+from specdec.kernels.kernel_set import KernelSet
+
+EMBEDDING, OUTPUT = "embed_tokens.weight", "lm_head.weight"
+MARKOV, CONFIDENCE = "markov_head.", "confidence_head."
+
+
+class BlockKind(HeadKind[BlockConfig, BlockHead]):
+    """Heads with the DFlash backbone; the tensors of an edge scorer tell them apart."""
+
+    sign = "hidden_norm.weight"
+    id_maps = ("d2t", "t2d")
+
+    def describe(self, settings: HeadSettings, tensors: HeadTensors) -> HeadDescription[BlockConfig]:
+        llama, assumptions = settings.llama(tensors)
+        own = BlockSettings(settings, llama.num_layers)
+        output = Source.FILE if OUTPUT in tensors else Source.TARGET
+        embedding = Source.FILE if EMBEDDING in tensors else Source.TARGET
+        draft_vocab = positive(settings.own, "draft_vocab_size", llama.vocab_size)
+        if output == Source.TARGET and draft_vocab != llama.vocab_size:
+            raise CheckpointError(f"missing tensor '{OUTPUT}', which a draft vocabulary of {draft_vocab} tokens needs")
+        markov = _markov(own, tensors)
+        anchor_first, said = own.anchor_first(has_edges=markov is not None)
+        confidence = tensors.by_name.get("confidence_head.proj.weight")
+        taps = own.taps()
+        config = BlockConfig(
+            llama=llama,
+            taps=(-1,) * len(taps.ids or ()),
+            block_size=own.block_size,
+            mask_token=own.mask_token(llama.vocab_size),
+            anchor_first=anchor_first,
+            causal=own.causal(),
+            draft_vocab_size=draft_vocab if output == Source.FILE else None,
+            markov=markov,
+            confidence=confidence is not None,
+            confidence_reads_token=confidence is None or confidence.shape[-1] > llama.hidden_size,
+        )
+        if config.num_slots < 1:
+            raise CheckpointError(f"config.json: block_size = {config.block_size} leaves no position to draft")
+        expected = expected_shapes(lambda: BlockHead(config).split_parameters())
+        if embedding == Source.TARGET:
+            del expected[EMBEDDING]
+        d2t, t2d = tensors.by_name.get("d2t"), tensors.by_name.get("t2d")
+        return HeadDescription(
+            kind=self,
+            label=self.label,
+            settings=settings,
+            config=config,
+            tensors=tensors,
+            expected=expected,
+            embedding=embedding,
+            output=output,
+            reads=llama.hidden_size,
+            tokens=draft_tokens(d2t, t2d, draft_vocab, llama.vocab_size),
+            id_maps=self.id_maps,
+            taps=taps,
+            variants=_variants(config),
+            assumptions=(*assumptions, *said),
+        )
+
+    def build(self, description: HeadDescription[BlockConfig], target: TargetParts, kernels: KernelSet) -> LoadedHead:
+        assert description.taps is not None
+        taps = description.taps.of(target.config.num_layers)
+        config, tokens = replace(description.config, taps=taps.layers), description.tokens
+        lent = {EMBEDDING: target.embedding} if description.embedding == Source.TARGET else {}
+        head = filled(partial(BlockHead, config), description.tensors.by_name, lent, target, kernels)
+        output = target.output if head.lm_head is None else target.output.like(head.lm_head.weight)
+        if head.lm_head is not None and tokens is not None:
+            head.draft_tokens.copy_(tokens)
+        readout = MatrixReadout(output, config.llama.vocab_size, None if tokens is None else head.draft_tokens)
+        return LoadedHead(DraftModel(head, readout), description)
+
+    def check_official(self, description: HeadDescription[BlockConfig]) -> None:
+        """Do nothing: the layouts have places for embedding and output matrix, and do without."""
+
+    def official(self, head: BlockHead) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Return config.json and tensors: z-lab's layout of DFlash, and DeepSpec's of DSpark.
+
+        Raises:
+            ValueError: as `layer_settings`, or layers of which some are causal.
+        """
+        own, tensors = head.config, head.split_parameters()
+        # The target's, as it is frozen.
+        del tensors[EMBEDDING]
+        if len(set(own.causal)) > 1:
+            raise ValueError(
+                "a head with causal and other layers cannot be saved: the layouts name sliding layers alone"
+            )
+        inner = {
+            "target_layer_ids": [tap - 1 for tap in own.taps],
+            "mask_token_id": own.mask_token,
+            "sample_from_anchor": own.anchor_first,
+            **({"causal": True} if all(own.causal) else {}),
+        }
+        config = {
+            **layer_settings(head.llama),
+            "model_type": "qwen3" if head.llama.qk_norm else "llama",
+            "attention_bias": head.llama.attention_bias,
+            "block_size": own.block_size,
+        }
+        if own.draft_vocab_size not in (None, head.llama.vocab_size):
+            config["draft_vocab_size"] = own.draft_vocab_size
+            tensors |= vocabulary_maps(head.draft_tokens.cpu(), head.llama.vocab_size)
+        return {**config, **self.own_settings(own, inner)}, tensors
+
+    def own_settings(self, config: BlockConfig, inner: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the official config.json says besides the layers.
+
+        Args:
+            inner: the keys that both layouts have.
+        """
+        raise NotImplementedError
+
+
+class DFlashKind(BlockKind):
+    """DFlash and JetSpec: the slots of a block are independent."""
+
+    name = "dflash"
+    label = "DFlash"
+
+    def recognises(self, settings: HeadSettings, tensors: HeadTensors) -> bool:  # noqa: ARG002
+        """Return whether it is a backbone without an edge scorer."""
+        return _is_backbone(tensors) and not _has_edges(tensors)
+
+    def own_settings(self, config: BlockConfig, inner: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002
+        return {"architectures": ["DFlashDraftModel"], "dflash_config": dict(inner)}
+
+
+class DSparkKind(BlockKind):
+    """DSpark: a Markov head says which token follows which, a confidence head how far to go."""
+
+    name = "dspark"
+    label = "DSpark"
+    sign = "markov_head.markov_w1.weight"
+
+    def recognises(self, settings: HeadSettings, tensors: HeadTensors) -> bool:  # noqa: ARG002
+        """Return whether it is a backbone with DSpark's heads."""
+        return _is_backbone(tensors) and _has_edges(tensors)
+
+    def own_settings(self, config: BlockConfig, inner: Mapping[str, Any]) -> dict[str, Any]:
+        markov = config.markov
+        return {
+            "architectures": ["Qwen3DSparkModel"],
+            **inner,
+            "markov_rank": markov.rank if markov else 0,
+            "markov_head_type": markov.kind if markov else MARKOV_KINDS[0],
+            "enable_confidence_head": config.confidence,
+            "confidence_head_with_markov": config.confidence_reads_token,
+        }
+
+
+def _is_backbone(tensors: HeadTensors) -> bool:
+    return BlockKind.sign in tensors
+
+
+def _has_edges(tensors: HeadTensors) -> bool:
+    return any(name.startswith((MARKOV, CONFIDENCE)) for name in tensors.by_name)
+
+
+def _markov(own: BlockSettings, tensors: HeadTensors) -> MarkovConfig | None:
+    """Return the Markov head that the tensors show.
+
+    Raises:
+        CheckpointError: config.json names another rank or kind.
+    """
+    weight = tensors.by_name.get("markov_head.markov_w1.weight")
+    rank = 0 if weight is None or weight.ndim != 2 else weight.shape[1]
+    signs = {"markov_head.gate_proj.weight": "gated", "markov_head.joint_proj.weight": "rnn"}
+    kind = next((kind for name, kind in signs.items() if name in tensors), MARKOV_KINDS[0])
+    for key, found in (("markov_rank", rank), ("markov_head_type", kind)):
+        named = own.value(key)
+        if named is not None and named != found and (rank or key == "markov_rank"):
+            raise CheckpointError(f"config.json: {key} = {named!r}, but the tensors are those of {found!r}")
+    return MarkovConfig(rank, kind) if rank else None
+
+
+def _variants(config: BlockConfig) -> tuple[str, ...]:
+    """Return what tells the head from others of its kind, for people."""
+    causal = [str(layer) for layer, one in enumerate(config.causal) if one]
+    cases = {
+        f"block of {config.block_size}, {config.num_slots} drafted": True,
+        f"causal inside a block in layers {', '.join(causal)}": causal,
+        f"{config.markov.kind} Markov head of rank {config.markov.rank}" if config.markov else "": config.markov,
+        "confidence head": config.confidence,
+    }
+    return tuple(sentence for sentence, holds in cases.items() if holds)

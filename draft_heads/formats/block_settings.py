@@ -1,0 +1,100 @@
+"""What a config.json says of a block head, in the keys of z-lab and SpecForge, DeepSpec, and speculators."""
+
+from typing import Any
+
+from specdec.draft_heads.formats.head_settings import HeadSettings, Layout, section
+from specdec.draft_heads.formats.tap_ids import Counting, TapIds, layer_list
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+from specdec.draft_heads.llama.llama_config import positive
+
+# Programs that count outputs of layers, and the one that counts their inputs.
+OUTPUTS, INPUTS = "target_layer_ids", "aux_hidden_state_layer_ids"
+NESTED = "dflash_config"
+
+
+class BlockSettings:
+    """Settings of a block head. What config.json does not say follows from the tensors, or is refused.
+
+    Args:
+        num_layers: layers of the head.
+    """
+
+    def __init__(self, settings: HeadSettings, num_layers: int) -> None:
+        self.settings, self.num_layers = settings, num_layers
+        self._nested = section(settings.own, NESTED)
+        scale = self.value("logit_scale")
+        if scale not in (None, 1):
+            raise CheckpointError(f"config.json: logit_scale = {scale!r} is not supported; only 1 is")
+
+    def value(self, key: str) -> Any:
+        """Return a setting, from `dflash_config` or beside it; None where it is absent."""
+        found = self._nested.get(key)
+        return self.settings.own.get(key) if found is None else found
+
+    @property
+    def block_size(self) -> int:
+        """Rows of a block."""
+        return positive({"block_size": self.value("block_size")}, "block_size")
+
+    def mask_token(self, vocab_size: int) -> int:
+        """Return the id of the mask token: a row of the embedding, which may be none of the tokenizer's tokens.
+
+        Raises:
+            CheckpointError: it is missing, or no row of the embedding.
+        """
+        token = self.value("mask_token_id")
+        if type(token) is not int or not 0 <= token < vocab_size:
+            raise CheckpointError(f"config.json: mask_token_id = {token!r} must be an id below vocab_size {vocab_size}")
+        return token
+
+    def anchor_first(self, has_edges: bool) -> tuple[bool, list[str]]:
+        """Return whether row 0 predicts, and what was assumed about it.
+
+        Args:
+            has_edges: whether the file has a Markov head, as DSpark does.
+
+        Raises:
+            CheckpointError: it is neither true nor false.
+        """
+        said = self.value("sample_from_anchor")
+        if said is None:
+            way = "row 0 predicts, as in DSpark" if has_edges else "row 0 predicts nothing, as in DFlash"
+            return has_edges, [f"config.json is silent about sample_from_anchor: {way}"]
+        return self._flag("sample_from_anchor"), []
+
+    def causal(self) -> tuple[bool, ...]:
+        """Return which layers are causal inside a block.
+
+        In speculators sliding layers are, unless `sliding_window_non_causal`. Elsewhere `is_causal`, `causal` or
+        `causal_head` (JetSpec) speak for all layers; without them sliding layers are causal.
+
+        Raises:
+            CheckpointError: a flag that is neither true nor false.
+        """
+        kinds = self.settings.layer.get("layer_types") or []
+        sliding = [layer < len(kinds) and kinds[layer] == "sliding_attention" for layer in range(self.num_layers)]
+        if self.settings.layout == Layout.SPECULATORS:
+            return tuple(one and not self._flag("sliding_window_non_causal") for one in sliding)
+        for key in ("is_causal", "causal", "causal_head"):
+            if self.value(key) is not None:
+                return (self._flag(key),) * self.num_layers
+        return tuple(sliding)
+
+    def taps(self) -> TapIds:
+        """Return the target layers that the head reads.
+
+        Raises:
+            CheckpointError: config.json names none, or they are no list of layers.
+        """
+        inputs, outputs = self.value(INPUTS), self.value(OUTPUTS)
+        if inputs is None and outputs is None:
+            raise CheckpointError(f"config.json names no layers of the target to read, by {OUTPUTS} or {INPUTS}")
+        if outputs is None:
+            return TapIds(layer_list(inputs, INPUTS), Counting.INPUTS, "speculators", INPUTS)
+        return TapIds(layer_list(outputs, OUTPUTS), Counting.OUTPUTS, str(self.settings.layout), OUTPUTS)
+
+    def _flag(self, key: str) -> bool:
+        value = self.value(key)
+        if value is not None and not isinstance(value, bool):
+            raise CheckpointError(f"config.json: {key} = {value!r} must be true or false")
+        return bool(value)
