@@ -143,6 +143,41 @@ class HeadWeights(NamedTuple):
     states_are_normed: bool = False
 
 
+class BlockWeights(NamedTuple):
+    """Parts of a block head, for a kernel set that drafts in one call.
+
+    Attributes:
+        embedding: `[vocab, hidden]`.
+        eps: of all norms.
+        layers: as the kernel set prepared them.
+        causal: per layer, whether a row of a block sees only the rows before it, besides itself.
+        rows: of a block.
+        slots: how many of them predict, the last ones.
+        mask_token: of all rows but the first.
+        hidden_norm: of features.
+        context: from a normed feature to keys and values of all layers, keys of a layer first.
+        key_norms: `[layers, head_dim]`, or None.
+        norm: before the output matrix.
+        predecessors: `[vocab, rank]`, whose product with a candidate's row of `successors` is added to its score; None
+            for no such score.
+        successors: `[draft_vocab, rank]`.
+    """
+
+    embedding: Tensor
+    eps: float
+    layers: Sequence[FusedLayer]
+    causal: Sequence[bool]
+    rows: int
+    slots: int
+    mask_token: int
+    hidden_norm: Tensor
+    context: Product
+    key_norms: Tensor | None
+    norm: Tensor
+    predecessors: Tensor | None
+    successors: Tensor | None
+
+
 class DraftingRow(NamedTuple):
     """A request as the drafter in one call reads it.
 

@@ -21,6 +21,7 @@ from specdec.kernels.block_walk_reference import walk_block
 from specdec.kernels.device_walks import DeviceWalks
 from specdec.kernels.draft_trees import DraftTrees
 from specdec.kernels.fused import (
+    BlockWeights,
     DraftingCache,
     FusedDrafting,
     FusedLayer,
@@ -32,7 +33,7 @@ from specdec.kernels.fused import (
 )
 from specdec.kernels.host_sampling import HostSampling
 from specdec.kernels.host_walks import host_walk, tree_walk
-from specdec.kernels.native_drafting import NativeDrafting
+from specdec.kernels.native_drafting import NativeBlockDrafting, NativeDrafting
 from specdec.kernels.native_library import NOT_BUILT, Library, library_file
 from specdec.kernels.native_operations import NativeLayer, NativeOperations, NativeProjection
 from specdec.kernels.native_target import NativeTarget
@@ -74,6 +75,7 @@ class KernelSet:
             milliseconds after an operation, and keep threads of our own from their processors.
         fused_drafting: prepares a drafter in one call with a head, its output matrix, the vocabulary size, the tokens
             scored, and its memory; None where the levels are called one by one.
+        fused_block: the same with a block head, whose edge scorer may have rows for some tokens only.
         head_dims: the only ones that attention takes; None for any.
         max_nodes: nodes of a tree, or levels times branching while drafting; None for any number.
         max_group: query heads per KV head; None for any number.
@@ -98,6 +100,9 @@ class KernelSet:
     block_walk: Callable[[Tensor, DraftTrees, NoiseRows], list[Acceptance]]
     fused_layer: Callable[[LayerWeights], FusedLayer] | None = None
     fused_drafting: Callable[[HeadWeights, Product, int, Tensor | None, DraftingCache], FusedDrafting] | None = None
+    fused_block: (
+        Callable[[BlockWeights, Product, int, Tensor | None, Tensor | None, DraftingCache], FusedDrafting] | None
+    ) = None
     fused_target: Callable[[TargetWeights, TargetCache], FusedTarget] | None = None
     torch_threads: int | None = None
     head_dims: tuple[int, ...] | None = None
@@ -193,6 +198,7 @@ def native_kernels(noise: NoiseSource, library: Library, quantization: Quantizat
         fused_target=partial(NativeTarget, library),
         torch_threads=1,
         fused_drafting=partial(NativeDrafting, library, noise),
+        fused_block=partial(NativeBlockDrafting, library, noise),
         rms_norm=operations.rms_norm,
         tree_attention=operations.tree_attention,
         filter_logits=operations.filter_logits,

@@ -1,5 +1,6 @@
-"""A drafter by the compiled library: the head reads tokens and searches trees, all levels in one call."""
+"""Drafters by the compiled library: a head reads tokens, and its trees are searched, all in one call."""
 
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Sequence
 
@@ -7,8 +8,9 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.draft_trees import HostTrees
-from specdec.kernels.fused import DraftingCache, DraftingRow, HeadWeights
+from specdec.kernels.fused import BlockWeights, DraftingCache, DraftingRow, HeadWeights
 from specdec.kernels.native_library import (
+    BlockFields,
     DraftingFields,
     HeadFields,
     Library,
@@ -28,57 +30,19 @@ LARGEST_WIDTH = 64
 KEEP_ALL = (0.0, 0, 1.0)
 
 
-class NativeDrafting:
-    """The drafter of one head and output matrix.
+class NativeTrees(ABC):
+    """Rows for the library's drafters, and the trees that they write.
 
     Args:
         noise: of sampled rows.
-        output: from states to scores.
-        tokens: int64 `[size]`, the tokens scored; None for all in order.
     """
 
-    def __init__(
-        self,
-        library: Library,
-        noise: NoiseSource,
-        head: HeadWeights,
-        output: Product,
-        vocab_size: int,
-        tokens: Tensor | None,
-        cache: DraftingCache,
-    ) -> None:
+    def __init__(self, library: Library, noise: NoiseSource, vocab_size: int, cache: DraftingCache) -> None:
         self.library, self.noise, self.vocab_size, self.cache = library, noise, vocab_size, cache
-        layers = [layer for layer in head.layers if isinstance(layer, NativeLayer)]
-        assert len(layers) == len(head.layers)
-        kind = WITHOUT_FEATURES
-        if head.input is not None:
-            kind = WITH_INPUT_PRODUCT
-        elif head.state_norm is not None:
-            kind = WITH_NORMS
-        norms = [
-            None if norm is None else norm.detach().float().contiguous()
-            for norm in (head.embed_norm, head.state_norm, head.norm)
-        ]
-        pointers = numbers([layer.address for layer in layers])
-        given = head.input
-        assert given is None or isinstance(given, NativeProjection)
-        assert isinstance(output, NativeProjection)
-        embedding = head.embedding.contiguous()
-        self._kept = (layers, norms, pointers, given, output, embedding, tokens)
-        self._head = HeadFields(
-            kind,
-            embedding.shape[1],
-            len(layers),
-            head.residual_is_normed,
-            head.states_are_normed,
-            head.eps,
-            embedding.data_ptr(),
-            *(None if norm is None else norm.data_ptr() for norm in norms),
-            address_of(pointers),
-            None if tokens is None else tokens.data_ptr(),
-            MatrixFields() if given is None else given.fields,
-            output.fields,
-        )
+
+    @abstractmethod
+    def _draft(self, drafting: DraftingFields) -> None:
+        """Make the call."""
 
     def takes(self, rows: Sequence[DraftingRow]) -> bool:
         """Return whether trees are not too wide for the library, and need no more noise than is kept."""
@@ -109,8 +73,7 @@ class NativeDrafting:
         if any(row.limits is not None for row in with_trees):
             limits = torch.tensor([row.limits or KEEP_ALL for row in with_trees], dtype=torch.float32)
         noise = self._noise(with_trees)
-        self.library.draft(
-            self._head,
+        self._draft(
             DraftingFields(
                 len(rows),
                 trees,
@@ -146,3 +109,113 @@ class NativeDrafting:
         depth = max(row.depth for row in rows)
         keys = [key and key._replace(position=key.position + level) for *_, key in rows for level in range(depth)]
         return numbers(self.noise.addresses(keys, self.vocab_size))
+
+
+class NativeDrafting(NativeTrees):
+    """The drafter of one head and output matrix, level by level.
+
+    Args:
+        noise: of sampled rows.
+        output: from states to scores.
+        tokens: int64 `[size]`, the tokens scored; None for all in order.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        noise: NoiseSource,
+        head: HeadWeights,
+        output: Product,
+        vocab_size: int,
+        tokens: Tensor | None,
+        cache: DraftingCache,
+    ) -> None:
+        super().__init__(library, noise, vocab_size, cache)
+        layers = [layer for layer in head.layers if isinstance(layer, NativeLayer)]
+        assert len(layers) == len(head.layers)
+        kind = WITHOUT_FEATURES
+        if head.input is not None:
+            kind = WITH_INPUT_PRODUCT
+        elif head.state_norm is not None:
+            kind = WITH_NORMS
+        norms = [
+            None if norm is None else norm.detach().float().contiguous()
+            for norm in (head.embed_norm, head.state_norm, head.norm)
+        ]
+        pointers = numbers([layer.address for layer in layers])
+        given = head.input
+        assert given is None or isinstance(given, NativeProjection)
+        assert isinstance(output, NativeProjection)
+        embedding = head.embedding.contiguous()
+        self._kept = (layers, norms, pointers, given, output, embedding, tokens)
+        self._head = HeadFields(
+            kind,
+            embedding.shape[1],
+            len(layers),
+            head.residual_is_normed,
+            head.states_are_normed,
+            head.eps,
+            embedding.data_ptr(),
+            *(None if norm is None else norm.data_ptr() for norm in norms),
+            address_of(pointers),
+            None if tokens is None else tokens.data_ptr(),
+            MatrixFields() if given is None else given.fields,
+            output.fields,
+        )
+
+    def _draft(self, drafting: DraftingFields) -> None:
+        self.library.draft(self._head, drafting)
+
+
+class NativeBlockDrafting(NativeTrees):
+    """The drafter of one block head and output matrix: one pass, and trees of its candidates.
+
+    Args:
+        noise: of sampled rows.
+        output: from states to scores.
+        tokens: int64 `[size]`, the tokens scored; None for all in order.
+        scorer_rows: int64 `[vocab_size]`, the row of `BlockWeights.successors` of each token; None for all in order.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        noise: NoiseSource,
+        head: BlockWeights,
+        output: Product,
+        vocab_size: int,
+        tokens: Tensor | None,
+        scorer_rows: Tensor | None,
+        cache: DraftingCache,
+    ) -> None:
+        super().__init__(library, noise, vocab_size, cache)
+        layers = [layer for layer in head.layers if isinstance(layer, NativeLayer)]
+        assert len(layers) == len(head.layers)
+        given = head.hidden_norm, head.norm, head.key_norms
+        norms = [None if norm is None else norm.detach().float().contiguous() for norm in given]
+        pointers, causal = numbers([layer.address for layer in layers]), numbers(map(int, head.causal))
+        assert isinstance(head.context, NativeProjection)
+        assert isinstance(output, NativeProjection)
+        parts = [None if part is None else part.detach().contiguous() for part in (head.predecessors, head.successors)]
+        rank = 0 if parts[0] is None else parts[0].shape[1]
+        embedding = head.embedding.contiguous()
+        self._kept = (layers, norms, pointers, causal, head.context, output, parts, embedding, tokens, scorer_rows)
+        self._head = BlockFields(
+            embedding.shape[1],
+            len(layers),
+            head.rows,
+            head.slots,
+            head.mask_token,
+            rank,
+            head.eps,
+            embedding.data_ptr(),
+            *(None if norm is None else norm.data_ptr() for norm in norms),
+            address_of(causal),
+            address_of(pointers),
+            *(None if part is None else part.data_ptr() for part in (tokens, scorer_rows, *parts)),
+            head.context.fields,
+            output.fields,
+        )
+
+    def _draft(self, drafting: DraftingFields) -> None:
+        self.library.draft_block(self._head, drafting)

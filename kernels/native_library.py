@@ -60,6 +60,18 @@ class HeadFields(Structure):
     ]
 
 
+class BlockFields(Structure):
+    """`block_head` of native.h."""
+
+    _fields_ = [
+        *_fields(c_int64, "hidden layers rows slots mask rank"),
+        ("eps", c_double),
+        *_fields(c_void_p, "embedding hidden_norm norm key_norms causal layer tokens scorer_rows"),
+        *_fields(c_void_p, "predecessors successors"),
+        *_fields(MatrixFields, "context output"),
+    ]
+
+
 class TargetFields(Structure):
     """`target` of native.h."""
 
@@ -117,6 +129,7 @@ _CALLS: dict[str, tuple[Any, list[Any]]] = {
         [c_void_p, c_int64, c_int64, c_int64, c_double, POINTER(StepFields), c_void_p, c_void_p],
     ),
     "draft": (c_int, [c_void_p, POINTER(HeadFields), POINTER(DraftingFields)]),
+    "draft_block": (c_int, [c_void_p, POINTER(BlockFields), POINTER(DraftingFields)]),
     "norm": (c_int, [c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_double, c_void_p]),
 }
 
@@ -186,7 +199,7 @@ class Library:
         self._product, self._layer, self._pass = (self._calls[name] for name in ("product", "layer", "pass"))
         self._attend, self._norm, self._draft = (self._calls[name] for name in ("attend", "norm", "draft"))
         self._argmax, self._filter, self._move = (self._calls[name] for name in ("argmax", "filter", "move"))
-        self._noise, self._walk = self._calls["noise"], self._calls["walk"]
+        self._noise, self._walk, self._draft_block = (self._calls[name] for name in ("noise", "walk", "draft_block"))
 
     def __del__(self) -> None:
         if getattr(self, "_context", None):
@@ -214,6 +227,10 @@ class Library:
     def draft(self, head: HeadFields, drafting: DraftingFields) -> None:
         """Read tokens and search draft trees; the arrays that `drafting` names last are written."""
         _check(self._draft(self._context, head, drafting))
+
+    def draft_block(self, head: BlockFields, drafting: DraftingFields) -> None:
+        """Write context rows, run blocks and search their trees; the arrays that `drafting` names last are written."""
+        _check(self._draft_block(self._context, head, drafting))
 
     def argmax(self, scores: Tensor, noise: Sequence[int]) -> "array[int]":
         """Return the argmax of each row of `scores` `[rows, size]`, contiguous, plus its noise; see `KernelSet`.

@@ -14,9 +14,11 @@ from specdec.draft_heads.drafting.drafter import DraftRow, Proposal
 from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
 from specdec.draft_heads.drafting.tree_search import Frontier
 from specdec.draft_heads.heads.block_head import BlockHead
-from specdec.draft_heads.heads.readout import Readout
+from specdec.draft_heads.heads.draft_head import CachedHead
+from specdec.draft_heads.heads.readout import MatrixReadout, Readout
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
+from specdec.kernels.fused import DraftingCache, FusedDrafting
 from specdec.kernels.integers import ceil_div
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.ragged_rows import WORD_BITS
@@ -87,6 +89,12 @@ class BlockDrafter(TreeDrafter[Paths]):
         kernels: KernelSet,
     ) -> None:
         self.head = head
+        scorer = head.markov_head
+        # The scorer's row of each of the target's tokens, where it has some only.
+        self._scorer_rows: Tensor | None = None
+        if scorer is not None and len(scorer.successors) < head.llama.vocab_size:
+            self._scorer_rows = torch.zeros(head.llama.vocab_size, dtype=torch.int64, device=kv.device)
+            self._scorer_rows[head.draft_tokens] = torch.arange(len(head.draft_tokens), device=kv.device)
         super().__init__(head, readout, kv, features, block_size, dtype, shape, proposal, kernels)
         rows, device = head.config.block_size, kv.device
         self.num_candidates = max(self.branching, min(CANDIDATES, readout.size))
@@ -95,12 +103,16 @@ class BlockDrafter(TreeDrafter[Paths]):
         # By whether a layer is causal.
         self._bits = [upload([split_words(bits, words) for bits in way], device) for way in (both, causal)]
         self._offsets = torch.arange(rows, device=device)
-        scorer = head.markov_head
-        # The scorer's row of each of the target's tokens, where it has some only.
-        self._scorer_rows: Tensor | None = None
-        if scorer is not None and len(scorer.successors) < self.llama.vocab_size:
-            self._scorer_rows = torch.zeros(self.llama.vocab_size, dtype=torch.int64, device=device)
-            self._scorer_rows[head.draft_tokens] = torch.arange(len(head.draft_tokens), device=device)
+
+    def _one_call(self, head: CachedHead) -> FusedDrafting | None:
+        if self.kernels.fused_block is None or not isinstance(self.readout, MatrixReadout):
+            return None
+        weights = self.head.block_weights()
+        if weights is None:
+            return None
+        output, tokens = self.readout.projection, self.readout.tokens
+        cache = DraftingCache(self.kv, self.features, self.rope, self.block_size, head.first_entry, self.branching)
+        return self.kernels.fused_block(weights, output, self.llama.vocab_size, tokens, self._scorer_rows, cache)
 
     @property
     def _stops_early(self) -> bool:
@@ -167,7 +179,9 @@ class BlockDrafter(TreeDrafter[Paths]):
             noise = levels.noise.onwards(slots)
             tokens, scores, total = self.kernels.perturbed_top_k(found, noise, self.num_candidates, Stream.TARGET, 0)
             share = (scores.logsumexp(1) - total).clamp_max(0.0).exp()
-            rest = total + torch.log1p(-share)
+            # Rounding must not make others where there are none.
+            is_whole = scores[:, -1].isneginf() | (self.num_candidates == found.scores.shape[1])
+            rest = (total + torch.log1p(-share)).masked_fill(is_whole, float("-inf"))
         scorer, successors = self.head.markov_head, None
         if scorer is not None:
             own = tokens if self._scorer_rows is None else self._scorer_rows[tokens]

@@ -12,7 +12,7 @@ from specdec.draft_heads.heads.edge_scorers import ConfidenceHead, MarkovConfig,
 from specdec.draft_heads.llama.llama_layer import Attention, LlamaLayer, RMSNorm
 from specdec.draft_heads.llama.rope import Rotary
 from specdec.kernels.elementwise_reference import rms_norm
-from specdec.kernels.fused import FeatureWeights
+from specdec.kernels.fused import BlockWeights, FeatureWeights
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.linear import Linear
 from specdec.kernels.projection import Product
@@ -147,6 +147,31 @@ class BlockHead(FeatureHead):
             before = F.embedding(tokens, self.markov_head.markov_w1.weight)
         logits: Tensor = self.confidence_head(hidden, before)
         return logits
+
+    def block_weights(self) -> BlockWeights | None:
+        """Return the head's parts for drafting in one call, None where its edge scorer is none that such a call knows.
+
+        Never called before the head is prepared for a kernel set with fused layers.
+        """
+        config, scorer = self.config, self.markov_head
+        if scorer is not None and scorer.kind != "vanilla":
+            return None
+        context: Product = self.__dict__["_project"]
+        return BlockWeights(
+            embedding=self.embed_tokens.weight,
+            eps=self.llama.rms_norm_eps,
+            layers=[layer.fused for layer in self.decoder_layers],
+            causal=config.causal,
+            rows=config.block_size,
+            slots=config.num_slots,
+            mask_token=config.mask_token,
+            hidden_norm=self.hidden_norm.weight,
+            context=context,
+            key_norms=self._key_norms(),
+            norm=self.norm.weight,
+            predecessors=None if scorer is None else scorer.markov_w1.weight,
+            successors=None if scorer is None else scorer.successors,
+        )
 
     def prepare(self, kernels: KernelSet) -> bool:
         """Have `context` run by a device's kernels; the layers give up the weights that it reads."""

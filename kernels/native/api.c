@@ -115,3 +115,7 @@ int specdec_move(context *c, char *kv, int64_t layers, int64_t layer_bytes, int6
 }
 
 int specdec_draft(context *c, const draft_head *h, const drafting *d) { return c->form->run_drafting(c, h, d); }
+
+int specdec_draft_block(context *c, const block_head *h, const drafting *d) {
+    return c->form->run_block_drafting(c, h, d);
+}

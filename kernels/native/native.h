@@ -101,6 +101,21 @@ typedef struct {
     float *values; /* [trees][most]: log-probabilities of the nodes' paths */
 } drafting;
 
+/* A block head: its layers run over `rows` rows under each root, the last token and mask tokens, of which the last
+   `slots` predict. `context` makes keys and values of all layers from a feature. With a `rank`, `predecessors` of the
+   token before times `successors` of a candidate is added to its score. */
+typedef struct {
+    int64_t hidden, layers, rows, slots, mask, rank;
+    double eps;
+    const void *embedding;
+    const float *hidden_norm, *norm, *key_norms; /* key_norms: [layers][head_dim], or NULL */
+    const int64_t *causal; /* [layers]: whether a row sees only the rows before it, besides itself */
+    const layer *const *layer;
+    const int64_t *tokens, *scorer_rows; /* the output's; the row of `successors` of each token; or NULL for all in order */
+    const void *predecessors, *successors; /* [tokens][rank] */
+    matrix context, output;
+} block_head;
+
 /* Key of random numbers, as `NoiseKey`, and their streams. */
 typedef struct {
     int64_t seed, sample_index, position;
@@ -162,6 +177,7 @@ struct form {
     int (*filter)(context *, int64_t rows, int64_t size, float *scores, const float *limits);
     int (*run_walks)(context *, const walks *);
     int (*run_drafting)(context *, const draft_head *, const drafting *);
+    int (*run_block_drafting)(context *, const block_head *, const drafting *);
 };
 
 extern const form portable_form, avx2_form, avx512_form;

@@ -44,9 +44,8 @@ INLINE int64_t insert(float value, int64_t place, int64_t k, int64_t found, floa
     return found < k ? found + 1 : k;
 }
 
-/* Find the `k` largest of a row of scores, the lower index first where they are equal; the row ends with LANES numbers
-   of -infinity. Returns the logarithm of the sum of exponentials. */
-static float best_of(const float *scores, int64_t size, int64_t k, float *values, int64_t *places) {
+/* The logarithm of the sum of exponentials of a row of scores, which ends with LANES numbers of -infinity. */
+static float log_sum_of(const float *scores, int64_t size) {
     vf most = splat(-INFINITY);
     for (int64_t i = 0; i < size; i += LANES)
         most = largest_of(load(scores + i), most);
@@ -54,6 +53,12 @@ static float best_of(const float *scores, int64_t size, int64_t k, float *values
     vf total = splat(0);
     for (int64_t i = 0; i < size; i += LANES)
         total += exp_(load(scores + i) - splat(highest));
+    return highest + logf(sum_lanes(total));
+}
+
+/* Find the `k` largest of such a row, the lower index first where they are equal. Returns the logarithm of the sum of
+   exponentials. */
+static float best_of(const float *scores, int64_t size, int64_t k, float *values, int64_t *places) {
     int64_t found = 0;
     for (int64_t i = 0; i < size; i += LANES) {
         const float least = found < k ? -INFINITY : values[k - 1];
@@ -73,7 +78,23 @@ static float best_of(const float *scores, int64_t size, int64_t k, float *values
             places[found++] = other;
         }
     }
-    return highest + logf(sum_lanes(total));
+    return log_sum_of(scores, size);
+}
+
+/* Divide a row of scores by its temperature, filter it, add its noise, and end it with LANES numbers of -infinity. Each
+   part is left out where its pointer is NULL. `tokens`: of the scores, NULL for all in order. */
+static void process_scores(float *scores, int64_t size, const float *temperature, const float *limits,
+                           const float *noise, const int64_t *tokens, uint64_t *own) {
+    if (temperature && *temperature != 1)
+        for (int64_t i = 0; i < size; i++)
+            scores[i] /= *temperature;
+    if (limits)
+        filter_row(scores, size, limits, own);
+    if (noise)
+        for (int64_t i = 0; i < size; i++)
+            scores[i] += noise[tokens ? tokens[i] : i];
+    for (int i = 0; i < LANES; i++)
+        scores[size + i] = -INFINITY;
 }
 
 static void score_work(void *argument, int thread, int64_t begin, int64_t end) {
@@ -84,16 +105,8 @@ static void score_work(void *argument, int thread, int64_t begin, int64_t end) {
         float *scores = j->scores + node * j->stride, *values = j->values + node * k;
         int64_t *tokens = j->tokens + node * k, row = node / j->nodes;
         const float *noise = d->noise ? d->noise[row * j->q->depth + j->level] : NULL;
-        if (d->temperatures && d->temperatures[row] != 1)
-            for (int64_t i = 0; i < size; i++)
-                scores[i] /= d->temperatures[row];
-        if (d->limits)
-            filter_row(scores, size, d->limits + 3 * row, j->c->own[thread].memory);
-        if (noise)
-            for (int64_t i = 0; i < size; i++)
-                scores[i] += noise[j->head->tokens ? j->head->tokens[i] : i];
-        for (int i = 0; i < LANES; i++)
-            scores[size + i] = -INFINITY;
+        process_scores(scores, size, d->temperatures ? d->temperatures + row : NULL,
+                       d->limits ? d->limits + 3 * row : NULL, noise, j->head->tokens, j->c->own[thread].memory);
         float all = best_of(scores, size, k, values, tokens);
         for (int64_t i = 0; i < k; i++) {
             values[i] -= all;

@@ -8,7 +8,7 @@ import torch
 
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.draft_heads.drafting.drafter import DraftRow
-from specdec.draft_heads.drafting.model_drafter import ModelDrafter
+from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
 from specdec.kernels.native_library import library_file
 from specdec.kernels.settings import Quantization
 from specdec.kernels.tree import DraftTree
@@ -32,7 +32,7 @@ def _values(tree: DraftTree) -> list[float]:
 
 
 @pytest.mark.parametrize("params", PARAMS)
-@pytest.mark.parametrize("draft", ["eagle", "eagle3", "llama"])
+@pytest.mark.parametrize("draft", ["eagle", "eagle3", "dflash", "dspark", "llama"])
 @pytest.mark.parametrize(
     ("shape", "draft_vocab", "quantization"),
     [
@@ -62,7 +62,7 @@ def test_trees_are_the_same(
         adaptive_drafts=False,
     )
     drafter = llm.engine.drafter
-    assert isinstance(drafter, ModelDrafter)
+    assert isinstance(drafter, TreeDrafter)
     one_call, propose = drafter.one_call, drafter.propose
     assert one_call is not None
     searches = 0
@@ -96,8 +96,8 @@ def test_what_the_call_does_not_know_is_searched_in_python(world: World) -> None
         SamplingParams(temperature=0.8, seed=2, bad_words=["ab"], max_tokens=16, ignore_eos=True),
     ]
     outputs = []
-    for draft in (None, "eagle3"):
+    for draft in (None, "eagle3", "dspark"):
         folder = world.draft(draft) if draft else None
         llm = LLM(world.folder / "target", folder, dtype="float32", kernels="native", adaptive_drafts=False)
         outputs.append([output.token_ids for output in llm.generate(prompts, params, use_tqdm=False)])
-    assert outputs[0] == outputs[1]
+    assert outputs[0] == outputs[1] == outputs[2]
