@@ -54,6 +54,11 @@ class BlockKind(HeadKind[BlockConfig, BlockHead]):
             confidence=confidence is not None,
             confidence_reads_token=confidence is None or confidence.shape[-1] > llama.hidden_size,
         )
+        if markov is not None and markov.kind == "rnn" and not anchor_first:
+            raise CheckpointError(
+                "a Markov head of kind 'rnn' with sample_from_anchor false is not supported: programs differ in the "
+                "state that it begins with; train it with sample_from_anchor true"
+            )
         if config.num_slots < 1:
             raise CheckpointError(f"config.json: block_size = {config.block_size} leaves no position to draft")
         expected = expected_shapes(lambda: BlockHead(config).split_parameters())

@@ -17,11 +17,13 @@ def speculators_files(head: BlockHead, verifier: str | None = None) -> tuple[dic
 
     Raises:
         ValueError: the head has a setting that the layout cannot express: causal layers, which it has only within
-            sliding windows, or an output matrix of all tokens.
+            sliding windows, layers without norms of queries and keys, or an output matrix of all tokens.
     """
     own, llama, tensors = head.config, head.llama, head.split_parameters()
     if any(own.causal):
         raise ValueError("a head with causal layers cannot be saved in speculators' layout, whose full layers are not")
+    if not llama.qk_norm:
+        raise ValueError("a head without norms of queries and keys cannot be saved in speculators' layout")
     if own.draft_vocab_size == llama.vocab_size:
         raise ValueError("a head with an output matrix of all tokens cannot be saved in speculators' layout")
     del tensors["embed_tokens.weight"]

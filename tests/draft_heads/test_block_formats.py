@@ -129,6 +129,7 @@ REFUSED: list[tuple[str, Callable[[Fixture], object], str]] = [
     ("deepspec_dspark", say(markov_rank=4), "config.json: markov_rank = 4, but the tensors are those of 8"),
     ("deepspec_dspark", say(markov_head_type="rnn"), "config.json: markov_head_type = 'rnn', but the tensors"),
     ("deepspec_dspark", say(logit_scale=0.5), "config.json: logit_scale = 0.5 is not supported"),
+    ("speculators_dspark", say(sample_from_anchor=False), "a Markov head of kind 'rnn' with sample_from_anchor false"),
     ("speculators_dspark", say(speculators_model_type="dflash"), "speculators_model_type is 'dflash', the tensors are"),
 ]
 
