@@ -1,15 +1,26 @@
 """What a config.json says of a block head, in the keys of z-lab and SpecForge, DeepSpec, and speculators."""
 
+from pathlib import Path
 from typing import Any
 
 from specdec.draft_heads.formats.head_settings import HeadSettings, Layout, section
 from specdec.draft_heads.formats.tap_ids import Counting, TapIds, layer_list
-from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, read_config
 from specdec.draft_heads.llama.llama_config import positive
 
 # Programs that count outputs of layers, and the one that counts their inputs.
 OUTPUTS, INPUTS = "target_layer_ids", "aux_hidden_state_layer_ids"
 NESTED = "dflash_config"
+
+
+def block_rows(folder: Path) -> int | None:
+    """Return the rows of a block of the head in a folder; None if its config.json is not of a block head."""
+    try:
+        own = BlockSettings(HeadSettings.from_json(read_config(folder)), 0)
+        return own.block_size if own.value("mask_token_id") is not None else None
+    except CheckpointError:
+        # Loading the head says what is wrong.
+        return None
 
 
 class BlockSettings:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from specdec.config import AUTO, DEMO, DEMO_HEAD, NGRAM, EngineConfig, default_shape, draft_names, engine_config
 from specdec.core.device import name_of, resolve_device, resolve_dtype
 from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.draft_heads.formats.block_settings import block_rows
 from specdec.engine.named_checkpoints import named_head, named_target
 from specdec.models.hub import checkpoint_path, shown_path
 
@@ -48,7 +49,11 @@ def resolved_config(model: str | Path | None, draft: str | Path | None, settings
         sources = _sources_of(DEMO / "target" if model is None else checkpoint_path(model, config.revision))
     else:
         sources = _given_sources(model, draft, config)
-    shape = shape or default_shape(device.type)
+    if shape is None:
+        shape = default_shape(device.type)
+        rows = None if sources.draft is None else block_rows(sources.draft)
+        # Its levels are all drafted by one pass, so that none costs more.
+        shape = shape if rows is None else replace(shape, depth=rows)
     if config.verify == "block":
         # The rule takes chains alone.
         shape = replace(shape, branching=1, nodes=shape.depth)

@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from specdec import LLM
+from specdec import LLM, DraftShape, SamplingParams
+from specdec.config import CPU_SHAPE
+from specdec.draft_heads.drafting.block_drafter import BlockDrafter
+from specdec.draft_heads.drafting.draft_shape import BlockShape
 from specdec.draft_heads.drafting.model_drafter import ModelDrafter
 from specdec.draft_heads.heads.readout import CandidateReadout, MatrixReadout, Readout
 from tests.fakes import edit_json
@@ -107,3 +110,29 @@ def test_fewer_positions_than_the_target_has_are_told(
     caplog.clear()
     LLM(target, tmp_path / "short", max_model_len=64)
     assert not caplog.records
+
+
+def test_the_default_depth_of_a_block_head_is_that_of_its_block(world: World) -> None:
+    """Rows of 5 draft 4 or 5 tokens; a depth that is asked for holds."""
+    depths = {"dflash": 4, "dspark": 5}
+    for draft, depth in depths.items():
+        for shape, wanted in ((None, depth), (DraftShape(2, 3, 8), 2), (DraftShape(9, 3, 8), depth)):
+            llm = LLM(world.folder / "target", world.draft(draft), shape=shape, adaptive_drafts=False)
+            assert isinstance(llm.engine.drafter, BlockDrafter)
+            assert llm.engine.drafter.shape == BlockShape(wanted, 3, 8, (shape or CPU_SHAPE).min_reach, rows=5)
+
+
+def test_drafts_of_a_prefix_that_another_request_has_read_are_the_same(world: World) -> None:
+    """Alone, after a prefix hit, as a fork and in a batch: the head's entries come along."""
+    llm = LLM(world.folder / "target", world.draft("dspark"), dtype="float64", block_size=8, adaptive_drafts=False)
+    prompt = list(range(3, 40))
+    one = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    first, again = (llm.generate([prompt], one, use_tqdm=False)[0] for _ in range(2))
+    assert llm.stats().prefix_hits > 0
+    others = [list(range(50, 50 + count)) for count in (3, 17, 30)]
+    together = llm.generate([*others, prompt], one, use_tqdm=False)[-1]
+    assert first.stats.accepted_per_depth
+    for other in (again, together):
+        assert other.token_ids == first.token_ids
+        assert other.stats.accepted_per_depth == first.stats.accepted_per_depth
+        assert (other.stats.steps, other.stats.drafted) == (first.stats.steps, first.stats.drafted)
