@@ -153,8 +153,8 @@ def test_output_is_that_of_the_request_alone(
 ) -> None:
     # Enough for one request at its longest, and not much more.
     num_blocks = -(-CONTEXT // block_size) + blocks // (block_size // 8)
-    # A Llama reads no features.
-    lacking = {"none": 2 * 16 + 32, "llama": 32}.get(drafter, 0)
+    # A Llama reads no features; a block head here has two layers.
+    lacking = {"none": 2 * 16 + 32, "llama": 32, "dflash": -2 * 16, "dspark": -2 * 16}.get(drafter, 0)
     per_block = BLOCK_BYTES[block_size] - block_size * lacking * 8
     llm = LLM(
         world.folder / "target",
