@@ -12,7 +12,7 @@ from specdec.core.draftable_row import AcceptanceHistory
 FILE = "rank_values.json"
 # Upper and lower bound of the number of trees that a new one is averaged with, and its decay per step: after a pause, a
 # tree counts for more.
-MEMORY, PRIOR, FADING = 200.0, 4.0, 0.99
+MEMORY, PRIOR, FADING = 200.0, 6.0, 0.995
 # Trees that values learnt before stand for.
 LEARNT = 16.0
 

@@ -45,9 +45,10 @@ class Curve:
         return xs[i - 1] + (y - ys[i - 1]) / rise
 
 
-# Measurements of which the second smallest is used: what disturbs a step only makes it longer, and often several steps
-# in a row. What a prompt adds changes with each of its chunks.
-KEPT, KEPT_OF_PREFILL = 5, 3
+# Measurements of which the second smallest is used: what disturbs a step only makes it longer, and often all steps for
+# a while. So steps that together take less than this many seconds are one measurement.
+# What a prompt adds changes with each of its chunks.
+KEPT, KEPT_OF_PREFILL, LEAST_SECONDS = 5, 3, 0.02
 # Measurements whose mean is used.
 KEPT_OF_SHARE = 16
 # Plain steps after one with trees that are not measured. They read other copies of the weights than steps with trees
@@ -73,12 +74,20 @@ class Ratio:
 
     def __init__(self, kept: int = KEPT, value: float = 1.0, counted: int = 0) -> None:
         self.value = value
-        self._last: deque[float] = deque([value] * counted, maxlen=kept)
+        self._last: deque[float] = deque([value] * counted, maxlen=kept - 1)
+        # Sums of the measurement that is still too short.
+        self._seconds, self._predicted = 0.0, 0.0
 
     def correct(self, seconds: float, predicted: float) -> None:
         if predicted > 0:
-            self._last.append(max(seconds / predicted, LEAST))
-            self.value = sorted(self._last)[min(1, len(self._last) - 1)]
+            self._seconds += seconds
+            self._predicted += predicted
+            newest = max(self._seconds / self._predicted, LEAST)
+            known = sorted([newest, *self._last])
+            self.value = known[min(1, len(known) - 1)]
+            if self._seconds >= LEAST_SECONDS:
+                self._last.append(newest)
+                self._seconds, self._predicted = 0.0, 0.0
 
 
 class Ratios:
@@ -221,7 +230,11 @@ class StepCost:
         elif not 0 < self._plain_run <= WARM:
             ratio.correct(rows, seconds, alone)
         if trees:
-            draft_seconds -= max(0.0, self.reading(read) - self.reading(trees))
+            # Reading has its share of the time, so that what disturbs the reading of a long text is not taken for slow
+            # drafting.
+            most = self.first_level(trees) + self._deeper(trees, levels)
+            reading = max(0.0, self.reading(read) - self.reading(trees))
+            draft_seconds *= most / (most + reading) if reading else 1.0
             if levels == 1:
                 self.first.correct(draft_seconds, self.first_level(trees))
             else:

@@ -23,13 +23,13 @@ LATEST_TRIAL = 4096
 # little to learn from.
 FIRST_TREES = 8
 # Steps after which, if there are trees, a single row gets the largest one, so that the nodes of all ranks are observed.
-LARGEST_EVERY = 64
+LARGEST_EVERY = 128
 # Seconds of plain steps after which the size is computed anew for the same load, and most steps in that time: with a
 # small model, computing it takes a tenth of a step.
 FIT_SECONDS, FIT_STEPS = 0.008, 16
 # Factor by which steps with trees must be predicted faster before they begin. What is chosen for being the best of
 # several predictions is worth less than predicted, and changes take time.
-MARGIN = 1.04
+MARGIN = 1.03
 
 
 class TreeSize(NamedTuple):
