@@ -18,7 +18,7 @@ from tests.fakes import RandomDrafter
 from tests.specdec.world import VOCAB, Arrival, World, arrivals, run, shapes
 
 pytestmark = pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
-CASES = 1000 if settings.default and settings.default.max_examples >= 2000 else 60
+CASES = 1000 if settings.default and settings.default.max_examples >= 2000 else 40
 
 
 def outcome(output: RequestOutput) -> object:

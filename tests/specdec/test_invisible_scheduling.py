@@ -23,7 +23,7 @@ from tests.fakes import RandomDrafter
 from tests.specdec.oracle import Expected
 from tests.specdec.world import EOS, VOCAB, KnowingDrafter, World, check, check_prompt, expect, parameters
 
-CASES = 1000 if settings.default and settings.default.max_examples >= 2000 else 60
+CASES = 1000 if settings.default and settings.default.max_examples >= 2000 else 40
 CONTEXT = 64
 RECOMPUTE, SWAP = PreemptionCost(), PreemptionCost(recompute_token=1.0, swap_block=0.0)
 # One block of eight entries: two layers of the target, one of the draft head, and a feature of 32, in float64.
