@@ -1,6 +1,7 @@
 """Settings of an engine. Pure Python, so that the command line shows them without waiting for torch."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypedDict
@@ -16,6 +17,8 @@ from specdec.kernels.settings import (
     unknown_name,
     whole_number,
 )
+from specdec.kv_transfer.kv_transfer_config import KVTransferConfig, parse_kv_transfer_config
+from specdec.kv_transfer.tier_settings import tiers_of
 from specdec.scheduling.scheduler_config import Policy, SchedulerConfig
 
 DEMO = Path(__file__).parent / "demo"
@@ -104,6 +107,13 @@ class EngineConfig:
     )
     block_size: int = setting(16, "Tokens per cache block, a multiple of 8.", least=8, wanted="a multiple of 8")
     enable_prefix_caching: bool = setting(True, "Use cached prefixes of other requests.", shown_default="on")
+    kv_transfer_config: KVTransferConfig | None = setting(
+        None,
+        "Where cached blocks go beyond the device, as vLLM's JSON: kv_connector, kv_role, kv_load_failure_policy, "
+        "kv_connector_extra_config, kv_connector_module_path.",
+        metavar="JSON",
+        shown_default="nowhere",
+    )
     kernels: KernelChoice = setting(
         "auto", "auto, torch, triton or native; auto: triton on a GPU, native on a CPU where it was built, else torch."
     )
@@ -140,6 +150,11 @@ class EngineConfig:
             raise ValueError(f"block_size is {self.block_size}; it must be a multiple of 8")
         if self.swap_space and self.swap_space > (most := _host_memory()):
             raise ValueError(f"swap_space is {self.swap_space:g} GiB; this machine has {most:.0f} GiB of memory")
+        if self.kv_transfer_config is not None:
+            if not self.enable_prefix_caching:
+                raise ValueError("kv_transfer_config needs the prefix cache; leave enable_prefix_caching on")
+            if self.kv_transfer_config.kv_connector_module_path is None:
+                tiers_of(self.kv_transfer_config)
         if self.ngrams and self.draft is None and (self.draft_vocab is not None or self.draft_rank is not None):
             raise ValueError(
                 "draft_vocab and draft_rank are for a head's logits; draft 'ngram' has none; leave them out"
@@ -202,6 +217,7 @@ class LLMSettings(TypedDict, total=False):
     swap_space: float
     block_size: int | None
     enable_prefix_caching: bool | None
+    kv_transfer_config: KVTransferConfig | str | Mapping[str, Any] | None
     kernels: KernelChoice
     threads: int | None
     quantization: Quantization | None
@@ -240,6 +256,8 @@ def engine_config(model: Path, draft: Path | None, settings: dict[str, Any]) -> 
         others["tokenizer"] = Path(others["tokenizer"])
     if others.get("draft_vocab") is not None:
         others["draft_vocab"] = _draft_vocab(others["draft_vocab"])
+    if others.get("kv_transfer_config") is not None:
+        others["kv_transfer_config"] = parse_kv_transfer_config(others["kv_transfer_config"])
     return EngineConfig(model, draft, scheduler=scheduler, **others)
 
 

@@ -110,7 +110,9 @@ class LLM:
         Calls that run in other threads, and all later ones, raise a ValueError.
         """
         self._shared.close()
-        self.__dict__.pop("engine", None)
+        engine = self.__dict__.pop("engine", None)
+        if engine is not None and engine.connector is not None:
+            engine.connector.shutdown()
         self.__dict__.pop("model", None)
 
     @check_call(FOREIGN_CALL)

@@ -60,7 +60,8 @@ class _PoisonedTorch:
 
 @pytest.fixture(autouse=True, scope="session")
 def nan_cache() -> Iterator[None]:
-    """Every `KVCache` starts as NaN, so that a slot read before it was written spoils the result."""
+    """Every cache starts as NaN, so that a slot read before it was written spoils the result."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("specdec.cache.kv_cache.torch", _PoisonedTorch())
+        for module in ("cache.kv_cache", "kv_transfer.host_blocks"):
+            patch.setattr(f"specdec.{module}.torch", _PoisonedTorch())
         yield

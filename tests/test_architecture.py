@@ -22,6 +22,7 @@ FLOORS = {
     "specdec": [
         {"core"},
         {"cache"},
+        {"kv_transfer"},
         {"scheduling"},
         {"config"},
         {"models"},

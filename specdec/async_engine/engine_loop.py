@@ -189,6 +189,7 @@ class EngineLoop:
     def _step(self) -> None:
         plan = self._engine.scheduler.schedule()
         if not plan.rows:
+            self._engine.wait_for_kv()
             return
         try:
             updated = self._engine.run(plan)

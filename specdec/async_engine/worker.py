@@ -64,6 +64,7 @@ def serve(setup: Setup, socket: zmq.Socket[bytes]) -> int:
         is_loaded = True
         _send_now(socket, Ready())
         EngineLoop(llm, socket).run()
+        llm.close()
     except Exception as error:
         logging.getLogger(__name__).debug("the engine process fails", exc_info=True)
         # ValueError and OSError are mistakes in settings and files, as on the command line.

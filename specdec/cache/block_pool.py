@@ -72,11 +72,13 @@ class BlockPool:
             if self._refs[block] == 0:
                 self._link(block)
 
-    def register(self, block: int, block_hash: bytes) -> None:
-        """Publish a held block that is full and written. If the hash is taken, the older block keeps it."""
-        if self._hashes[block] is None and block_hash not in self._by_hash:
-            self._hashes[block] = block_hash
-            self._by_hash[block_hash] = block
+    def register(self, block: int, block_hash: bytes) -> bool:
+        """Publish a held block that is full and written; False if it is published, or an older block has the hash."""
+        if self._hashes[block] is not None or block_hash in self._by_hash:
+            return False
+        self._hashes[block] = block_hash
+        self._by_hash[block_hash] = block
+        return True
 
     def find(self, block_hash: bytes) -> int | None:
         """Return the block registered with the hash."""

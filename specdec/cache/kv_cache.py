@@ -1,6 +1,7 @@
 """Tensors of the paged cache: keys and values of all layers, and features, allocated once."""
 
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,6 +12,14 @@ from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.kernels.integers import ceil_div
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.upload import upload
+
+
+class BlockLoader(Protocol):
+    """What fills blocks of the cache from elsewhere."""
+
+    def start_load_kv(self, sources: Sequence[int], block_ids: Sequence[int]) -> None:
+        """Copy blocks to the device, in the order of its work."""
+        ...
 
 
 class KVCache:
@@ -25,6 +34,8 @@ class KVCache:
         features: `[slots, feature_size]`, what the head reads of each cached token; None if it reads nothing.
         target_layers: `target`, layer by layer.
         null_block: index of the null block.
+        parts: the three by name ("target", "head", "features"), each as `[blocks, ...]`.
+        loader: what fills the blocks of moves of the kind `LOAD`.
 
     Args:
         dtype: of what is stored.
@@ -57,9 +68,13 @@ class KVCache:
         width = head.feature_size if head else 0
         self.features = torch.empty(slots, width, dtype=dtype, device=device) if width else None
         self.target_layers = self.target.unbind(0)
-        self._blocks = [_by_block(t, 1, block_size) for t in (self.target, self.draft) if t is not None]
+        self.parts = {"target": _by_block(self.target, 1, block_size)}
+        if self.draft is not None:
+            self.parts["head"] = _by_block(self.draft, 1, block_size)
         if self.features is not None:
-            self._blocks.append(_by_block(self.features, 0, block_size))
+            self.parts["features"] = _by_block(self.features, 0, block_size)
+        self._blocks = list(self.parts.values())
+        self.loader: BlockLoader | None = None
         pinned = device.type == "cuda"
         self._host = [
             torch.empty(num_host_blocks, *part.shape[1:], dtype=dtype, pin_memory=pinned) for part in self._blocks
@@ -90,6 +105,10 @@ class KVCache:
     def apply_moves(self, moves: Sequence[BlockMove]) -> None:
         """Copy whole blocks of target, head and features in the order given."""
         for run in _runs(moves):
+            if run[0].kind == MoveKind.LOAD:
+                assert self.loader is not None
+                self.loader.start_load_kv([move.source for move in run], [move.target for move in run])
+                continue
             device = self.target.device
             sources = upload([move.source for move in run], device)
             targets = upload([move.target for move in run], device)

@@ -1,6 +1,6 @@
 """Block tables of requests: allocation, sharing, copy on write, prefix search, swapping. Pure Python."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -14,19 +14,46 @@ class MoveKind(Enum):
     COPY = "copy"
     SWAP_OUT = "swap_out"
     SWAP_IN = "swap_in"
+    LOAD = "load"
 
 
 class BlockMove(NamedTuple):
     """Copy of one block's content: keys and values of target and head, and features.
 
     Attributes:
-        source: a block of host memory for `SWAP_IN`, else of the device's.
+        source: a block of host memory for `SWAP_IN`, a connector's own number for `LOAD`, else a block of the device's.
         target: a block of host memory for `SWAP_OUT`, else of the device's.
     """
 
     kind: MoveKind
     source: int
     target: int
+
+
+class BlockSource(NamedTuple):
+    """A block that a connector can load.
+
+    Attributes:
+        source: the connector's own number of it.
+        is_read: whether the draft head's keys and values come with it.
+    """
+
+    source: int
+    is_read: bool
+
+
+class PublishedBlock(NamedTuple):
+    """A block that a step has published, or that the draft head has read since.
+
+    Attributes:
+        is_new: whether the step has published it.
+        is_read: whether the draft head's keys and values of all its entries are written.
+    """
+
+    block: int
+    block_hash: bytes
+    is_new: bool
+    is_read: bool
 
 
 class Prefix(NamedTuple):
@@ -54,6 +81,9 @@ class KVCacheManager:
         block_size: entries of a block.
         num_host_blocks: blocks of host memory to swap to.
         enable_prefix_caching: whether requests share the blocks of equal prefixes.
+
+    Attributes:
+        reports_published: whether `take_published` is called after each step.
     """
 
     def __init__(
@@ -64,6 +94,9 @@ class KVCacheManager:
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.moves: list[BlockMove] = []
+        self.reports_published = False
+        # By block: its hash, and whether it was published rather than read.
+        self._published: dict[int, tuple[bytes, bool]] = {}
 
     def blocks_for(self, num_entries: int) -> int:
         """Return how many blocks hold this many entries."""
@@ -74,6 +107,13 @@ class KVCacheManager:
         """Hand over the queued moves, which the caller applies before the next forward pass."""
         moves, self.moves = self.moves, []
         return moves
+
+    def take_published(self) -> list[PublishedBlock]:
+        """Hand over the blocks that were published or read since the last call. They keep their content until the next
+        allocation.
+        """
+        published, self._published = self._published, {}
+        return [PublishedBlock(block, *rest, self.pool.is_read(block)) for block, rest in published.items()]
 
     def find_prefix(self, request: Request) -> Prefix:
         """Return the cached beginning of the request's known tokens, at most all but the last.
@@ -133,6 +173,27 @@ class KVCacheManager:
         request.cached_samples[request] = None
         request.num_cached, request.num_draft_cached = prefix.num_tokens, prefix.num_draft_cached
 
+    def load(self, request: Request, blocks: Sequence[int], sources: Sequence[BlockSource], num_tokens: int) -> None:
+        """Append blocks that a connector fills to those of an admitted prefix, which ends with a whole block.
+
+        Args:
+            blocks: allocated for the request.
+            num_tokens: tokens in these blocks that count as cached; the last block may be used in part.
+        """
+        end = request.num_cached + num_tokens
+        assert len(blocks) == len(sources) == self.blocks_for(end) - len(request.block_table), "one source per block"
+        for block, (source, is_read) in zip(blocks, sources, strict=True):
+            self.moves.append(BlockMove(MoveKind.LOAD, source, block))
+            if is_read:
+                self.pool.mark_read(block)
+        request.block_table += blocks
+        request.num_cached = end
+        self.catch_up(request)
+        # A block that is used in part has its entries too.
+        is_last = request.num_draft_cached == (len(request.block_table) - 1) * self.block_size
+        if is_last and self.pool.is_read(blocks[-1]):
+            request.num_draft_cached = end
+
     def fork(self, parent: Request, child: Request) -> None:
         """Share the parent's blocks with a child that has none.
 
@@ -186,10 +247,15 @@ class KVCacheManager:
         if self.enable_prefix_caching and request.num_registered < full:
             self.hash_blocks(request)
             for place in range(request.num_registered, full):
-                self.pool.register(request.block_table[place], request.block_hashes[place])
+                block, block_hash = request.block_table[place], request.block_hashes[place]
+                if self.pool.register(block, block_hash) and self.reports_published:
+                    self._published[block] = block_hash, True
             request.num_registered = full
         while (request.num_marked + 1) * size <= request.num_draft_cached:
-            self.pool.mark_read(request.block_table[request.num_marked])
+            block = request.block_table[request.num_marked]
+            if self.reports_published and not self.pool.is_read(block):
+                self._published.setdefault(block, (request.block_hashes[request.num_marked], False))
+            self.pool.mark_read(block)
             request.num_marked += 1
 
     def catch_up(self, request: Request) -> None:

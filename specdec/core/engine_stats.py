@@ -24,7 +24,8 @@ class EngineStats:
     """Counts since the start, and the present state.
 
     Attributes:
-        running, waiting, swapped: numbers of requests; swapped ones are waiting ones too.
+        running, waiting, swapped, waiting_for_kv: numbers of requests; those swapped out and those whose blocks a
+            connector fetches are waiting ones too.
         kv_usage: share of the cache's blocks that are held.
         steps: forward passes of the target.
         known_tokens: tokens of prompts and outputs that the target has computed.
@@ -33,6 +34,8 @@ class EngineStats:
         preemptions: how often a request lost its memory; `swaps` of them moved to host memory.
         prefix_queries: tokens of admitted requests.
         prefix_hits: number of them found in the cache.
+        external_prefix_queries: tokens of admitted requests that the cache lacked, with a connector.
+        external_prefix_hits: number of them that the connector loaded.
         drafts_asked, drafts_granted: draft nodes of the largest trees in steps with drafts, and nodes that the
             scheduler granted.
         tree_tokens: tokens of outputs that steps with a draft tree yielded, each row's step by itself.
@@ -47,6 +50,7 @@ class EngineStats:
     running: int = 0
     waiting: int = 0
     swapped: int = 0
+    waiting_for_kv: int = 0
     kv_usage: float = 0.0
     steps: int = 0
     known_tokens: int = 0
@@ -56,6 +60,8 @@ class EngineStats:
     swaps: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    external_prefix_queries: int = 0
+    external_prefix_hits: int = 0
     drafts_asked: int = 0
     drafts_granted: int = 0
     tree_tokens: int = 0

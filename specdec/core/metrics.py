@@ -11,11 +11,20 @@ GAUGES = {
     "vllm:num_requests_waiting": ("waiting", "Requests waiting for a seat."),
     "vllm:kv_cache_usage_perc": ("kv_usage", "Share of the cache's blocks that are held, from 0 to 1."),
     "specdec:num_requests_swapped": ("swapped", "Waiting requests whose cache lies in host memory."),
+    "specdec:num_requests_waiting_for_kv": (
+        "waiting_for_kv",
+        "Waiting requests whose blocks a connector fetches.",
+    ),
     "specdec:step_tokens": ("step_tokens", "Tokens of the last step, known ones and draft nodes."),
 }
 COUNTERS = {
     "vllm:prefix_cache_queries": ("prefix_queries", "Tokens looked up in the prefix cache."),
     "vllm:prefix_cache_hits": ("prefix_hits", "Tokens found in the prefix cache."),
+    "vllm:external_prefix_cache_queries": (
+        "external_prefix_queries",
+        "Tokens that the prefix cache lacked and the connector was asked for.",
+    ),
+    "vllm:external_prefix_cache_hits": ("external_prefix_hits", "Tokens whose blocks the connector loaded."),
     "vllm:num_preemptions": ("preemptions", "Preemptions of running requests."),
     "vllm:spec_decode_num_drafts": ("trees_verified", "Draft trees verified."),
     "vllm:spec_decode_num_draft_tokens": ("drafts_verified", "Draft nodes verified."),

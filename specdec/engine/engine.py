@@ -20,10 +20,14 @@ from specdec.execution.model_runner import ModelRunner
 from specdec.kernels.draft_trees import DraftTrees
 from specdec.kernels.tree import DraftTree, TreeRow
 from specdec.kernels.types import NO_TOKEN, Acceptance
+from specdec.kv_transfer.kv_connector import KVConnector
 from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.step_plan import PlannedRow, RowResult, StepPlan
 from specdec.verify.tree_batch import slots_of
 from specdec.verify.verifier import Verifier
+
+# Seconds that an engine waits for blocks when it has nothing else to do.
+KV_WAIT = 0.002
 
 
 class LLMEngine:
@@ -46,13 +50,18 @@ class LLMEngine:
         self.drafter, self.verifier, self.logprobs_mode = drafter, verifier, logprobs_mode
         self._observer = StepObserver(scheduler, cache.target.device)
 
+    @property
+    def connector(self) -> KVConnector | None:
+        """What loads and stores blocks beyond the cache."""
+        return self.scheduler.connector
+
     def add_request(self, request: Request) -> None:
         """Queue a request; see `Scheduler.add`."""
         self.scheduler.add(request)
 
     @property
     def has_unfinished(self) -> bool:
-        return bool(self.scheduler.running or self.scheduler.waiting)
+        return next(iter(self.scheduler.queues), None) is not None
 
     def abort(self, request: Request) -> None:
         """End a request at any moment. It keeps its output, without what the running step yields for it."""
@@ -61,7 +70,15 @@ class LLMEngine:
     def step(self) -> list[Request]:
         """Run one forward pass of the target; return the requests that got tokens."""
         plan = self.scheduler.schedule()
-        return self.run(plan) if plan.rows else []
+        if plan.rows:
+            return self.run(plan)
+        self.wait_for_kv()
+        return []
+
+    def wait_for_kv(self) -> None:
+        """Wait a moment for blocks that a connector fetches, if requests wait for them. Called where none can run."""
+        if self.connector is not None and self.scheduler.queues.waiting_for_kv:
+            self.connector.wait(KV_WAIT)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> list[Request]:
@@ -94,6 +111,8 @@ class LLMEngine:
         self._commit(rows, results)
         updated = self._append(rows, trees, results)
         self.scheduler.update(plan, results)
+        if self.connector is not None:
+            self.connector.wait_for_save(self.connector.build_connector_meta(self.scheduler.manager.take_published()))
         observer.end(rows, draft_rows, results)
         return updated
 

@@ -4,6 +4,7 @@ import logging
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -15,12 +16,15 @@ from specdec.draft_heads.drafting.drafter import Drafter, NoDrafter, Proposal
 from specdec.draft_heads.drafting.drafters import drafter_of, shape_for
 from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
 from specdec.draft_heads.heads.draft_head import DraftModel
+from specdec.engine.block_identity import block_keys
 from specdec.engine.engine import LLMEngine
 from specdec.engine.memory_profile import Rehearsal, cache_bytes
 from specdec.execution.cost_measurement import measure_preemption_cost, measure_step_cost
 from specdec.execution.model_runner import ModelRunner
 from specdec.kernels.integers import ceil_div
 from specdec.kernels.kernel_set import KernelSet
+from specdec.kv_transfer.connector_factory import ConnectorContext, make_connector
+from specdec.kv_transfer.kv_connector import KVCaches, KVConnector
 from specdec.models.llama import LlamaModel
 from specdec.scheduling.rank_values import read_values
 from specdec.scheduling.scheduler import Scheduler
@@ -70,7 +74,8 @@ class EngineBuilder:
         sizes = (tokens, num_blocks, self.config.block_size, mebibytes, num_host_blocks)
         logger.info("cache: %d tokens in %d blocks of %d, %.1f MiB; %d blocks in host memory", *sizes)
         with self.kernels.limited_threads():
-            return self._assemble(num_blocks, num_host_blocks, measures=self.config.scheduler.is_fitted)
+            measures = self.config.scheduler.is_fitted
+            return self._assemble(num_blocks, num_host_blocks, measures=measures, connects=True)
 
     def _check_kernels(self) -> None:
         for sizes in [self.model.config, *([self.head.llama] if self.head else [])]:
@@ -92,7 +97,9 @@ class EngineBuilder:
         rehearsal.run(self._assemble(rehearsal.num_blocks))
         return rehearsal.num_blocks * self.block_bytes
 
-    def _assemble(self, num_blocks: int, num_host_blocks: int = 0, *, measures: bool = False) -> LLMEngine:
+    def _assemble(
+        self, num_blocks: int, num_host_blocks: int = 0, *, measures: bool = False, connects: bool = False
+    ) -> LLMEngine:
         config = self.config
         cache = KVCache(
             num_blocks,
@@ -109,7 +116,8 @@ class EngineBuilder:
         runner = ModelRunner(self.model, cache, self.dtype, self.head, self.longest)
         drafter = self._drafter(cache)
         self._capture_graphs(runner, drafter)
-        scheduler = self._scheduler(runner, drafter, measures=measures)
+        connector = self._connector(cache) if connects else None
+        scheduler = self._scheduler(runner, drafter, connector, measures=measures)
         verifier = verifier_of(config.verify, self.kernels)
         return LLMEngine(scheduler, runner, cache, drafter, verifier, config.logprobs_mode)
 
@@ -144,7 +152,18 @@ class EngineBuilder:
         capture_graphs(runner, drafter, seats, self.longest, shape, self.draft_context, temperatures)
         logger.info("CUDA graphs captured in %.1f s", time.perf_counter() - began)
 
-    def _scheduler(self, runner: ModelRunner, drafter: Drafter, *, measures: bool) -> Scheduler:
+    def _connector(self, cache: KVCache) -> KVConnector | None:
+        config = self.config
+        if config.kv_transfer_config is None:
+            return None
+        keys = partial(block_keys, config, cache, self.head)
+        context = ConnectorContext(KVCaches(cache.parts, self.kernels), cache.block_size, keys)
+        cache.loader = connector = make_connector(config.kv_transfer_config, context)
+        return connector
+
+    def _scheduler(
+        self, runner: ModelRunner, drafter: Drafter, connector: KVConnector | None, *, measures: bool
+    ) -> Scheduler:
         config, cache = self.config, runner.cache
         manager = KVCacheManager(
             cache.num_blocks, cache.block_size, cache.num_host_blocks, config.enable_prefix_caching
@@ -167,4 +186,5 @@ class EngineBuilder:
             step_cost,
             read_values(config.draft) if config.draft is not None else (),
             draws=self.proposal == Proposal.DRAWN,
+            connector=connector,
         )

@@ -67,8 +67,11 @@ def check_queues(queues: RequestQueues) -> None:
     """Assert order and exclusiveness."""
     for queue in (queues.running, queues.waiting):
         assert queue == sorted(queue, key=attrgetter("rank")), "a queue is out of order"
-    assert len({id(request) for request in queues}) == len(queues.running) + len(queues.waiting), "queued twice"
-    assert not any(request.block_table for request in queues.waiting), "a waiting request holds blocks"
+    queued = list(queues)
+    assert len({id(request) for request in queued}) == len(queued), "queued twice"
+    for request in (*queues.waiting, *queues.waiting_for_kv):
+        assert not request.block_table, "a waiting request holds blocks"
+    assert not any(request.host_blocks for request in queues.waiting_for_kv), "a swapped request waits for other blocks"
     assert not any(request.host_blocks for request in queues.running), "a running request is swapped out"
 
 

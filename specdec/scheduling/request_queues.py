@@ -20,11 +20,14 @@ class RequestQueues:
     Attributes:
         running: requests that hold a seat and blocks.
         waiting: requests that hold neither.
+        waiting_for_kv: waiting requests whose blocks a connector is fetching (the state WAITING_FOR_KV). They delay no
+            other request.
     """
 
     def __init__(self) -> None:
         self.running: list[Request] = []
         self.waiting: list[Request] = []
+        self.waiting_for_kv: list[Request] = []
         self._arrivals = itertools.count()
 
     def add(self, request: Request, step: int) -> None:
@@ -45,13 +48,18 @@ class RequestQueues:
         """Insert a request that has its rank among the waiting ones."""
         insort(self.waiting, request, key=attrgetter("rank"))
 
+    def resume(self) -> None:
+        """Let the requests that wait for their blocks be asked for again."""
+        while self.waiting_for_kv:
+            self.wait(self.waiting_for_kv.pop())
+
     def remove(self, request: Request) -> bool:
         """Remove a request; False if it is not queued."""
-        for queue in (self.running, self.waiting):
+        for queue in (self.running, self.waiting, self.waiting_for_kv):
             if request in queue:
                 queue.remove(request)
                 return True
         return False
 
     def __iter__(self) -> Iterator[Request]:
-        return itertools.chain(self.running, self.waiting)
+        return itertools.chain(self.running, self.waiting, self.waiting_for_kv)

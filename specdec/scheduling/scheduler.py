@@ -10,6 +10,7 @@ from specdec.cache.kv_cache_manager import KVCacheManager
 from specdec.core.engine_stats import EngineStats
 from specdec.core.request import Request
 from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.kv_transfer.kv_connector import KVConnector
 from specdec.scheduling.draft_budget import DraftBudget
 from specdec.scheduling.rank_values import TreeOutcome
 from specdec.scheduling.request_queues import RequestQueues
@@ -48,6 +49,7 @@ class Scheduler:
         step_cost: of a step's parts; without it, trees and prompts are bounded by tokens alone.
         rank_values: values of draft nodes by rank, as measured before.
         draws: see `DraftBudget.draws`.
+        connector: loads and stores blocks beyond the cache; None for none.
 
     Attributes:
         running, waiting: requests with and without a seat, in order of rank; only the queues change them.
@@ -64,8 +66,10 @@ class Scheduler:
         rank_values: Sequence[float] = (),
         *,
         draws: bool = False,
+        connector: KVConnector | None = None,
     ) -> None:
-        self.manager, self.config, self.step_cost = manager, config, step_cost
+        self.manager, self.config, self.step_cost, self.connector = manager, config, step_cost, connector
+        manager.reports_published = connector is not None
         self.tree_sizer = None
         self.draft_budget = None
         if shape is not None:
@@ -76,7 +80,7 @@ class Scheduler:
             self.draft_budget = DraftBudget(shape, draft_context, most_read, self.tree_sizer, draws)
         self.queues = RequestQueues()
         self.running, self.waiting = self.queues.running, self.queues.waiting
-        self.planner = StepPlanner(self.queues, manager, config, preemption_cost or PreemptionCost())
+        self.planner = StepPlanner(self.queues, manager, config, preemption_cost or PreemptionCost(), connector)
         self._stats = EngineStats()
         self._in_flight: list[PlannedRow] = []
 
@@ -88,8 +92,8 @@ class Scheduler:
         """Return whether the request can be queued now, later or never."""
         if self.manager.blocks_for(request.max_length - 1) > self.manager.pool.num_blocks:
             return Admission.NEVER
-        limit = self.config.max_queued_requests
-        return Admission.OK if limit is None or len(self.waiting) < limit else Admission.LATER
+        limit, waiting = self.config.max_queued_requests, len(self.waiting) + len(self.queues.waiting_for_kv)
+        return Admission.OK if limit is None or waiting < limit else Admission.LATER
 
     def add(self, request: Request) -> None:
         """Queue a request.
@@ -134,6 +138,9 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """Plan the coming step, without rows if nothing can run. `update` or `cancel` must follow."""
         assert not self._in_flight, "the last step has not ended"
+        if self.connector is not None:
+            self.connector.update_connector_output(self.connector.get_finished())
+            self.queues.resume()
         decoding = [request for request in self.running if len(request.token_ids) - request.num_cached == 1]
         size = TreeSize(0, 0) if self.draft_budget is None else self.draft_budget.size(decoding)
         # One token is kept for each decoding request, so that no prompt delays an output.
@@ -238,6 +245,8 @@ class Scheduler:
         if not self.queues.remove(request):
             return
         self.manager.release(request)
+        if self.connector is not None:
+            self.connector.request_finished(request)
         if request.finish_reason == "abort":
             self._stats.aborted += 1
         else:
@@ -250,7 +259,8 @@ class Scheduler:
             self._stats,
             trees_by_accepted=dict(self._stats.trees_by_accepted),
             running=len(self.running),
-            waiting=len(self.waiting),
+            waiting=len(self.waiting) + len(self.queues.waiting_for_kv),
+            waiting_for_kv=len(self.queues.waiting_for_kv),
             swapped=sum(bool(request.host_blocks) for request in self.waiting),
             kv_usage=1 - pool.num_free / pool.num_blocks,
             outlook=self.tree_sizer.outlook if self.tree_sizer is not None else None,

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from specdec.cache.kv_cache_manager import KVCacheManager, Prefix
 from specdec.core.request import Request
+from specdec.kv_transfer.kv_connector import KVConnector
 from specdec.scheduling.request_queues import RequestQueues
 from specdec.scheduling.scheduler_config import SchedulerConfig
 from specdec.scheduling.step_cost import PreemptionCost
@@ -26,10 +27,15 @@ class StepPlanner:
     """
 
     def __init__(
-        self, queues: RequestQueues, manager: KVCacheManager, config: SchedulerConfig, preemption_cost: PreemptionCost
+        self,
+        queues: RequestQueues,
+        manager: KVCacheManager,
+        config: SchedulerConfig,
+        preemption_cost: PreemptionCost,
+        connector: KVConnector | None = None,
     ) -> None:
         self.queues, self.manager, self.config = queues, manager, config
-        self.preemption_cost = preemption_cost
+        self.preemption_cost, self.connector = preemption_cost, connector
         # Blocks that an admission leaves free.
         self._watermark = int(config.watermark * manager.pool.num_blocks)
 
@@ -90,12 +96,16 @@ class StepPlanner:
         if prefix is not None and manager.is_being_prefilled(request, prefix, ahead):
             step.admitting = False
             return
+        external = self._external_tokens(request, prefix)
+        if external is None:
+            self.queues.waiting_for_kv.append(self.queues.waiting.pop(step.next_waiting))
+            return
         room = self._room(running) - step.blocks_kept
         lacking = self._blocks_lacking(request, prefix)
         if prefix is not None and lacking > room and prefix.num_tokens % manager.block_size:
             prefix = _whole_blocks(prefix, manager.block_size)
             lacking = self._blocks_lacking(request, prefix)
-        uncached = len(request.token_ids) - (request.num_cached if prefix is None else prefix.num_tokens)
+        uncached = len(request.token_ids) - (request.num_cached if prefix is None else prefix.num_tokens + external)
         known = self._share(uncached, step)
         if uncached > 1 and step.prompt_tokens <= 0:
             step.admitting = False
@@ -116,7 +126,7 @@ class StepPlanner:
             del self.queues.waiting[step.next_waiting]
             if lacking > manager.pool.num_free:
                 self._reclaim()
-            self._admit(request, prefix, known, step)
+            self._admit(request, prefix, external, known, step)
             running.insert(step.next_running, request)
             step.next_running += 1
             step.take(request, known, uncached)
@@ -147,19 +157,41 @@ class StepPlanner:
         copied = 1 if prefix.num_tokens % self.manager.block_size else 0
         return total - len(prefix.blocks) + copied + unheld
 
-    def _admit(self, request: Request, prefix: Prefix | None, known: int, step: StepBudget) -> None:
-        """Give a waiting request its memory, of which there is enough."""
+    def _external_tokens(self, request: Request, prefix: Prefix | None) -> int | None:
+        """Return how many tokens behind the prefix a connector can load, None while it fetches them."""
+        if self.connector is None or prefix is None or request.params.prompt_logprobs is not None:
+            return 0
+        return self.connector.get_num_new_matched_tokens(request, prefix.num_tokens)[0]
+
+    def _admit(self, request: Request, prefix: Prefix | None, external: int, known: int, step: StepBudget) -> None:
+        """Give a waiting request its memory, of which there is enough.
+
+        Args:
+            external: tokens behind the prefix that a connector loads.
+        """
         if prefix is None:
             self.manager.swap_in(request)
         else:
             self.manager.take_prefix(request, prefix)
             step.stats.prefix_queries += len(request.token_ids)
             step.stats.prefix_hits += prefix.num_tokens
+            self._load(request, external, step)
             if request.num_cached_prompt is None:
-                request.num_cached_prompt = prefix.num_tokens
+                request.num_cached_prompt = prefix.num_tokens + external
                 request.times.scheduled = time.monotonic()
         reserved = self.manager.reserve(request, request.num_cached + known)
         assert reserved, "an admitted request has its blocks"
+
+    def _load(self, request: Request, external: int, step: StepBudget) -> None:
+        """Give a request with its prefix the blocks that a connector fills."""
+        if self.connector is None:
+            return
+        step.stats.external_prefix_queries += len(request.token_ids) - request.num_cached
+        step.stats.external_prefix_hits += external
+        blocks = self.manager.pool.allocate(self.manager.blocks_for(external))
+        sources = self.connector.update_state_after_alloc(request, blocks, external)
+        if external:
+            self.manager.load(request, blocks, sources, external)
 
     def _reclaim(self) -> bool:
         """Take back the blocks that only drafts have used; False if there were none."""

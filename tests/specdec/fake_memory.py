@@ -3,6 +3,7 @@
 from copy import deepcopy
 from typing import Any
 
+from specdec.cache.kv_cache import BlockLoader
 from specdec.cache.kv_cache_manager import BlockMove, KVCacheManager, MoveKind
 from specdec.core.detokenizer import Detokenizer
 from specdec.core.request import Request
@@ -21,8 +22,12 @@ class FakeMemory:
             [[[None] * self.size, [None] * self.size] for _ in range(pool.num_blocks)] for pool in pools
         )
 
-    def apply_moves(self, moves: list[BlockMove]) -> None:
+    def apply_moves(self, moves: list[BlockMove], loader: BlockLoader | None = None) -> None:
         for move in moves:
+            if move.kind == MoveKind.LOAD:
+                assert loader is not None
+                loader.start_load_kv([move.source], [move.target])
+                continue
             sources = self.host if move.kind == MoveKind.SWAP_IN else self.device
             targets = self.host if move.kind == MoveKind.SWAP_OUT else self.device
             targets[move.target] = deepcopy(sources[move.source])

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -112,6 +113,11 @@ def run(llm: LLM, cases: list[Arrival], groups: list[RequestGroup]) -> None:
         assert step < 3000, "the requests do not come to an end"
 
 
+@pytest.fixture(scope="module")
+def kv_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kv")
+
+
 @settings(max_examples=CASES)
 @given(
     cases=arrivals,
@@ -127,6 +133,7 @@ def run(llm: LLM, cases: list[Arrival], groups: list[RequestGroup]) -> None:
     host_blocks=st.integers(1, 12),
     watermark=st.sampled_from([0.0, 0.2]),
     caching=st.sampled_from([True, True, True, False]),
+    connector=st.sampled_from([None, None, "host", "disk"]),
     # Fitted to measured costs, a case is never quite the same again; its output is.
     stretch=st.sampled_from([0.0, 0.0, 1.01, 2.0]),
     adaptive=st.sampled_from([False, False, True]),
@@ -134,6 +141,7 @@ def run(llm: LLM, cases: list[Arrival], groups: list[RequestGroup]) -> None:
 )
 def test_output_is_that_of_the_request_alone(
     world: World,
+    kv_folder: Path,
     cases: list[Arrival],
     shape: DraftShape,
     drafter: str,
@@ -147,6 +155,7 @@ def test_output_is_that_of_the_request_alone(
     host_blocks: int,
     watermark: float,
     caching: bool,
+    connector: str | None,
     stretch: float,
     adaptive: bool,
     seed: int,
@@ -156,6 +165,12 @@ def test_output_is_that_of_the_request_alone(
     # A Llama reads no features; a block head here has two layers.
     lacking = {"none": 2 * 16 + 32, "llama": 32, "dflash": -2 * 16, "dspark": -2 * 16}.get(drafter, 0)
     per_block = BLOCK_BYTES[block_size] - block_size * lacking * 8
+    kv_transfer_config = None
+    if connector is not None and caching:
+        # The disk outlives the engines of all cases.
+        disks = [{"type": "fs", "root_dir": str(kv_folder), "max_bytes": 200_000}] if connector == "disk" else []
+        extra = {"cpu_bytes_to_use": (host_blocks + 2) * per_block, "secondary_tiers": disks}
+        kv_transfer_config = {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": extra}
     llm = LLM(
         world.folder / "target",
         world.draft(drafter),
@@ -174,6 +189,7 @@ def test_output_is_that_of_the_request_alone(
         swap_space=(host_blocks + 0.5) * per_block / (1 << 30),
         block_size=block_size,
         enable_prefix_caching=caching,
+        kv_transfer_config=kv_transfer_config,
     )
     manager = llm.engine.scheduler.manager
     assert manager.host.num_blocks == host_blocks
@@ -207,6 +223,7 @@ def test_output_is_that_of_the_request_alone(
     stats = llm.engine.scheduler.stats()
     assert (stats.running, stats.waiting, stats.swapped) == (0, 0, 0)
     assert stats.queued == stats.finished + stats.aborted == sum(len(group.requests) for group in groups)
+    llm.close()
 
 
 def futures(groups: list[RequestGroup], expected: list[list[Expected]]) -> dict[tuple[int, int], list[int]]:

@@ -18,12 +18,14 @@ from specdec.core.request import Request
 from specdec.core.sampling_params import SamplingParams
 from specdec.core.speculation import Speculation
 from specdec.draft_heads.drafting.draft_shape import DraftShape
-from specdec.scheduling.integrity import check_scheduler
+from specdec.kv_transfer.host_tier import HEAD
+from specdec.scheduling.integrity import check_pool, check_scheduler
 from specdec.scheduling.rank_values import TreeOutcome
 from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.scheduler_config import SchedulerConfig
 from specdec.scheduling.step_cost import Curve, MeasuredStep, PreemptionCost, StepCost
 from specdec.scheduling.step_plan import PlannedRow, RowResult, StepPlan
+from tests.specdec.fake_connector import FakeConnector
 from tests.specdec.fake_memory import FakeMemory, make_request
 from tests.strategies import prompts, seeds, speculations
 
@@ -46,6 +48,8 @@ class Case(NamedTuple):
     config: SchedulerConfig
     # Of a pass per token, and of a level per tree, where a pass by itself takes 1; None for no costs at all.
     prices: tuple[float, float] | None
+    # Blocks of host memory, seed and timeout of a connector; None for none.
+    connector: tuple[int, int, float] | None
 
     def step_cost(self) -> StepCost | None:
         if self.prices is None:
@@ -56,14 +60,17 @@ class Case(NamedTuple):
 
 
 @st.composite
-def cases(draw: st.DrawFn, max_seats: int = 4, max_blocks: int = 10) -> Case:
+def cases(draw: st.DrawFn, max_seats: int = 4, max_blocks: int = 10, connectors: bool = False) -> Case:
     seats = draw(st.integers(1, max_seats))
     shapes = st.builds(DraftShape, depth=st.integers(1, 3), branching=st.integers(1, 3), nodes=st.integers(1, 6))
+    caching = draw(st.sampled_from([True, True, True, False]))
+    connector = st.tuples(st.sampled_from([2, 4, 6, 20]), seeds, st.sampled_from([1e9, 1e9, 0.0]))
     return Case(
         blocks=draw(st.integers(3, max_blocks)),
         size=draw(st.integers(1, 4)),
         host=draw(st.sampled_from([0, 3, 8])),
-        caching=draw(st.sampled_from([True, True, True, False])),
+        caching=caching,
+        connector=draw(st.none() | connector) if connectors and caching else None,
         cost=draw(st.sampled_from([ALWAYS_SWAP, NEVER_SWAP])),
         shape=draw(st.none() | shapes),
         draft_context=draw(st.sampled_from([sys.maxsize, 9])),
@@ -93,10 +100,12 @@ class World:
     def __init__(self, case: Case, spoilt: float = 0.1) -> None:
         self.case, self.spoilt = case, spoilt
         self.manager = KVCacheManager(case.blocks, case.size, case.host, case.caching)
-        self.scheduler = Scheduler(
-            self.manager, case.config, case.shape, case.cost, case.draft_context, case.step_cost()
-        )
+        self.connector = None if case.connector is None else FakeConnector(self.manager, *case.connector)
+        args = (case.config, case.shape, case.cost, case.draft_context, case.step_cost())
+        self.scheduler = Scheduler(self.manager, *args, connector=self.connector)
         self.memory = FakeMemory(self.manager)
+        if self.connector is not None:
+            self.connector.memory = self.memory
         self.requests: list[Request] = []
         self.beams: set[Request] = set()
 
@@ -152,14 +161,17 @@ class World:
 
     def begin(self) -> StepPlan:
         """A step as far as its forward pass."""
-        first = min(self.scheduler.queues, key=lambda request: request.rank, default=None)
+        queued = list(self.scheduler.queues)
         scored = {request for request in self.scheduler.running if request.num_uncached_tokens == 0}
         with mock.patch("specdec.scheduling.step_cost.LEAST_PROMPT_TOKENS", 1):
             plan = self.scheduler.schedule()
-        self.check_plan(plan, first)
+        # Those that wait for their blocks are passed over.
+        late = self.scheduler.queues.waiting_for_kv
+        asked = [request for request in queued if request not in late]
+        self.check_plan(plan, min(asked, key=lambda request: request.rank, default=None))
         # Not even one that was preempted: a beam would be scored again.
         assert scored.isdisjoint(row.request for row in plan.rows)
-        self.memory.apply_moves(plan.moves)
+        self.memory.apply_moves(plan.moves, self.connector)
         if plan.rows:
             self.check_memory()
         for row in plan.rows:
@@ -222,6 +234,8 @@ class World:
     def end(self, plan: StepPlan, chance: random.Random) -> None:
         """The rest of the step: accepted drafts move behind their chain, tokens are appended, beams fork."""
         self.scheduler.update(plan, [self.verify(row, chance) for row in plan.rows])
+        if self.connector is not None:
+            self.connector.wait_for_save(self.connector.build_connector_meta(self.manager.take_published()))
         for beam in self.beams:
             beam.drafts_enabled = False
         self.learn(plan, chance)
@@ -276,6 +290,22 @@ class World:
                 target, head = self.memory.device[block]
                 self.check_named(target, name)
                 assert not pool.is_read(block) or head == target
+        if self.connector is not None:
+            self.check_connector(self.connector)
+
+    def check_connector(self, connector: FakeConnector) -> None:
+        """Check that host memory holds what its hashes say, and that no block is held by nothing."""
+        tier = connector.tier
+        check_pool(tier.pool, tier.holders())
+        for block, name in enumerate(tier.pool._hashes):
+            # A block that is being copied gets its content at the end of the step.
+            if name is not None:
+                target, head = connector.host[block]
+                self.check_named(target, name)
+                assert HEAD not in tier._parts[block] or head == target
+        for name, parts in connector.store.items():
+            for entries in parts.values():
+                self.check_named(entries, name)
 
     def check_memory(self) -> None:
         """After what is still to be moved: a step without rows leaves that to the next."""
@@ -299,10 +329,15 @@ class World:
         steps = 0
         while self.alive:
             assert steps <= (1 + len(self.requests)) * sum(request.max_length for request in self.requests)
-            self.end(self.begin(), chance)
+            plan = self.begin()
+            self.end(plan, chance)
             self.check()
-            steps += 1
+            steps += bool(plan.rows) or not self.scheduler.queues.waiting_for_kv
         assert self.scheduler.schedule() == StepPlan()
+        while self.connector is not None and self.connector.pending:
+            self.connector.update_connector_output(self.connector.get_finished())
+        if self.connector is not None:
+            assert self.connector.tier.pool.num_free == self.connector.tier.pool.num_blocks
         assert self.manager.pool.num_free == self.manager.pool.num_blocks
         assert self.manager.host.num_free == self.manager.host.num_blocks
         stats = self.scheduler.stats()
@@ -316,7 +351,7 @@ class World:
 class SchedulerMachine(RuleBasedStateMachine):
     """Any order of arrivals, steps, forks and aborts."""
 
-    @initialize(case=cases())
+    @initialize(case=cases(connectors=True))
     def start(self, case: Case) -> None:
         self.world = World(case)
         self.is_within = False

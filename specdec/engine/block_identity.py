@@ -1,0 +1,29 @@
+"""Identity of an engine's blocks: what must be equal for another engine, or a later one, to use them."""
+
+from specdec.cache.kv_cache import KVCache
+from specdec.config import EngineConfig
+from specdec.draft_heads.heads.draft_head import CachedHead
+from specdec.kv_transfer.cache_identity import BlockKeys, checkpoint_identity, identity, shape_of
+
+
+def block_keys(config: EngineConfig, cache: KVCache, head: CachedHead | None, prefix: str = "") -> BlockKeys:
+    """Return the keys of the engine's blocks.
+
+    Kernel sets and devices count, since their results may differ in the last bit.
+
+    Args:
+        prefix: separates deployments that share a store.
+    """
+    common = {
+        "dtype": config.dtype,
+        "device": cache.target.device.type,
+        "kernels": cache.kernels.name,
+        "quantization": config.quantization,
+        "block_size": cache.block_size,
+    }
+    target = {**common, "model": checkpoint_identity(config.model), "shape": shape_of(cache.parts, ["target"])}
+    if head is None or config.draft is None:
+        return BlockKeys(identity(target), None, prefix)
+    shape = shape_of(cache.parts, ["features", "head"])
+    own = {**common, "head": checkpoint_identity(config.draft), "taps": head.taps, "shape": shape}
+    return BlockKeys(identity(target), identity(own), prefix)

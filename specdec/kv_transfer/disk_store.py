@@ -1,0 +1,189 @@
+"""Blocks as files of a folder: at most so many bytes, least recently used first out, safe against crashes."""
+
+import logging
+import os
+import re
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+
+from specdec.kv_transfer.block_store import HEADER_SIZE, StoreError, flaw_of, header_of
+from specdec.kv_transfer.notes import Notes
+
+logger = logging.getLogger(__name__)
+_NAME = re.compile(r"[0-9a-f]{64}\.kv")
+_PARTIAL = ".part"
+# Seconds after which an unfinished file belongs to no living process.
+_STALE = 600.0
+
+
+class DiskStore:
+    """One file per record, named after its key's hash.
+
+    A file is written under another name, synchronised and renamed, so that a crash leaves whole files. Several engines
+    may use one folder: each sees the files that are there when it starts, and its own. A file that another one has
+    removed counts as absent.
+
+    Args:
+        root: the folder, made if it is not there.
+        max_bytes: limit of all files together.
+        notes: for lines about files that are ignored.
+
+    Raises:
+        ValueError: a folder that cannot be made or written to.
+    """
+
+    def __init__(self, root: Path, max_bytes: int, notes: Notes) -> None:
+        self.name, self.root, self.max_bytes, self._notes = f"disk {root}", root, max_bytes, notes
+        self._sizes: OrderedDict[str, int] = OrderedDict()
+        self._total = 0
+        self._lock = threading.Lock()
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            if not os.access(root, os.W_OK | os.X_OK):
+                raise PermissionError(13, "no permission to write")
+            self._scan()
+        except OSError as error:
+            raise ValueError(f"root_dir {root}: {error.strerror or error}; give a folder that can be written") from None
+
+    def may_hold(self, key: str) -> bool:
+        return _name_of(key) in self._sizes
+
+    def count_held(self, keys: Sequence[str]) -> int:
+        return next((place for place, key in enumerate(keys) if not self.may_hold(key)), len(keys))
+
+    def read(self, keys: Sequence[str], payloads: Sequence[memoryview]) -> list[bool]:
+        return [self._read(key, payload) for key, payload in zip(keys, payloads, strict=True)]
+
+    def write(self, keys: Sequence[str], payloads: Sequence[memoryview]) -> None:
+        """Keep the payloads.
+
+        Raises:
+            StoreError: the disk is full or fails.
+        """
+        for key, payload in zip(keys, payloads, strict=True):
+            if not self.may_hold(key):
+                self._write(key, payload)
+
+    def remove(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self._unlink(_name_of(key))
+
+    def close(self) -> None:
+        """Do nothing: files are closed."""
+
+    def _scan(self) -> None:
+        """Find the files that are there, the least recently used first."""
+        found, foreign = [], 0
+        for folder, _, names in os.walk(self.root):
+            for name in names:
+                file = Path(folder, name)
+                with suppress(FileNotFoundError):
+                    facts = file.stat()
+                    if _NAME.fullmatch(name) and Path(folder).name == name[:2]:
+                        found.append((facts.st_mtime, name, facts.st_size))
+                    elif not name.endswith(_PARTIAL):
+                        foreign += 1
+                    elif time.time() - facts.st_mtime > _STALE:
+                        file.unlink()
+        if foreign:
+            logger.warning("%s: %d files that are no blocks are ignored", self.name, foreign)
+        for _, name, size in sorted(found):
+            self._sizes[name] = size
+            self._total += size
+        self._make_room(0)
+        if found:
+            logger.info("%s: %d files, %.1f MiB", self.name, len(self._sizes), self._total / (1 << 20))
+
+    def _path(self, name: str) -> Path:
+        return self.root / name[:2] / name
+
+    def _read(self, key: str, payload: memoryview) -> bool:
+        name = _name_of(key)
+        path = self._path(name)
+        try:
+            with path.open("rb", buffering=0) as file:
+                size = os.fstat(file.fileno()).st_size
+                header = file.read(HEADER_SIZE)
+                flaw = None
+                if size != HEADER_SIZE + len(payload):
+                    flaw = f"{size} bytes where {HEADER_SIZE + len(payload)} are expected"
+                elif _fill(file.fileno(), payload) == len(payload):
+                    flaw = flaw_of(key, header, payload)
+                else:
+                    flaw = "it ends early"
+            if flaw is None:
+                with self._lock:
+                    if name in self._sizes:
+                        self._sizes.move_to_end(name)
+                os.utime(path)
+                return True
+            self._notes.warn(f"{path} is ignored: {flaw}")
+        except FileNotFoundError:
+            logger.debug("%s has been removed", path)
+        except OSError as error:
+            self._notes.warn(f"{path} is ignored: {error}")
+        with self._lock:
+            self._forget(name)
+        return False
+
+    def _write(self, key: str, payload: memoryview) -> None:
+        name, size = _name_of(key), HEADER_SIZE + len(payload)
+        if size > self.max_bytes:
+            raise StoreError(f"max_bytes {self.max_bytes} is less than one block of {size} bytes")
+        with self._lock:
+            self._make_room(size)
+        path = self._path(name)
+        partial = path.with_name(f"{name}.{os.getpid()}.{threading.get_ident()}{_PARTIAL}")
+        try:
+            path.parent.mkdir(exist_ok=True)
+            with partial.open("wb", buffering=0) as file:
+                for part in (header_of(key, payload), payload):
+                    _drain(file.fileno(), memoryview(part))
+                os.fsync(file.fileno())
+            partial.replace(path)
+        except OSError as error:
+            with suppress(OSError):
+                partial.unlink()
+            raise StoreError(f"writing {path} failed: {error.strerror or error}") from None
+        with self._lock:
+            self._forget(name)
+            self._sizes[name] = size
+            self._total += size
+
+    def _make_room(self, size: int) -> None:
+        while self._sizes and self._total + size > self.max_bytes:
+            oldest = next(iter(self._sizes))
+            self._forget(oldest)
+            with suppress(OSError):
+                self._path(oldest).unlink()
+
+    def _unlink(self, name: str) -> None:
+        with self._lock:
+            self._forget(name)
+        with suppress(OSError):
+            self._path(name).unlink()
+
+    def _forget(self, name: str) -> None:
+        self._total -= self._sizes.pop(name, 0)
+
+
+def _name_of(key: str) -> str:
+    return f"{sha256(key.encode()).hexdigest()}.kv"
+
+
+def _fill(descriptor: int, payload: memoryview) -> int:
+    """Read into the payload; return how many bytes came."""
+    done = 0
+    while done < len(payload) and (count := os.readv(descriptor, [payload[done:]])):
+        done += count
+    return done
+
+
+def _drain(descriptor: int, data: memoryview) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]

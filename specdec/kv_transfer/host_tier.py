@@ -1,0 +1,300 @@
+"""Which blocks are in host memory, and the searches of requests for blocks that the device lacks. Pure Python."""
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import NamedTuple, Protocol
+
+from specdec.cache.block_pool import BlockPool
+from specdec.cache.kv_cache_manager import BlockSource, PublishedBlock
+from specdec.core.request import Request
+from specdec.kv_transfer.notes import Notes
+from specdec.kv_transfer.transfers import TARGET, Fetched, Found, Result
+
+FEATURES, HEAD = "features", "head"
+# Blocks that are remembered as loaded without features.
+MOST_MARKS = 1 << 16
+
+
+class Searches(Protocol):
+    """What reads blocks from stores into host memory; see `Transfers`."""
+
+    @property
+    def has_stores(self) -> bool:
+        """Return whether there are stores."""
+        ...
+
+    def may_hold(self, block_hash: bytes) -> bool:
+        """Return at once whether a store may have the block."""
+        ...
+
+    def is_stalled(self, seconds: float) -> bool:
+        """Return whether a read has taken longer than this."""
+        ...
+
+    def look_up(self, job: int, hashes: Sequence[bytes]) -> None:
+        """Count how many of the blocks the stores have."""
+        ...
+
+    def fetch(self, job: int, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
+        """Fill blocks of host memory."""
+        ...
+
+
+class Save(NamedTuple):
+    """Parts of a block that are copied from the device to host memory.
+
+    Attributes:
+        block: of the device.
+        host_block: of host memory.
+        is_written: whether the parts go on to the stores. The host block is then held until it is `Written`.
+    """
+
+    block: int
+    host_block: int
+    block_hash: bytes
+    parts: frozenset[str]
+    is_written: bool
+
+
+@dataclass(eq=False)
+class _Job:
+    """Blocks that are looked up in stores, and then read from them.
+
+    Attributes:
+        hashes: of the wanted blocks, in order.
+        blocks: host blocks that are being filled; none while the job looks up.
+        searches: those that wait for it.
+    """
+
+    number: int
+    hashes: list[bytes]
+    blocks: list[int] = field(default_factory=list)
+    searches: "list[_Search]" = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class _Search:
+    """One request's search.
+
+    Attributes:
+        start: place of the first wanted block among the request's.
+        hashes: of the wanted blocks, in order.
+        blocks: host blocks with their content, held for the request.
+        job: what it waits for, None once the search has ended.
+        deadline: when it ends at the latest, in seconds of the monotonic clock.
+    """
+
+    start: int
+    hashes: list[bytes]
+    deadline: float
+    blocks: list[int] = field(default_factory=list)
+    job: _Job | None = None
+
+
+class HostTier:
+    """Blocks in host memory by their hash, the least recently used reused first.
+
+    A block is held while a request waits to load it, while it is loaded, filled from a store, or written to one.
+
+    Args:
+        num_blocks: blocks of host memory.
+        block_size: tokens of a block.
+        parts: names of the cache's parts.
+        searches: the stores behind.
+        timeout: seconds after which a search ends with what it has.
+        notes: for searches that take too long.
+    """
+
+    def __init__(
+        self, num_blocks: int, block_size: int, parts: Sequence[str], searches: Searches, timeout: float, notes: Notes
+    ) -> None:
+        self.pool = BlockPool(num_blocks)
+        self.block_size, self._names, self._timeout, self._notes = block_size, frozenset(parts), timeout, notes
+        self._transfers = searches
+        self._parts: list[frozenset[str]] = [frozenset()] * num_blocks
+        self._numbers = count()
+        self._searches: dict[Request, _Search] = {}
+        self._jobs: dict[int, _Job] = {}
+        # By the first wanted block, so that requests of one prefix share a job.
+        self._by_first: dict[bytes, _Job] = {}
+        self._loading: list[int] = []
+        self._writing: list[int] = []
+        # Blocks on the device whose features are zeros, and blocks that will be published as they were loaded.
+        self._featureless: set[bytes] = set()
+        self._loaded: set[bytes] = set()
+
+    def match(self, request: Request, num_computed_tokens: int) -> int | None:
+        """Return how many tokens can be loaded behind the first ones, None while a search runs."""
+        size = self.block_size
+        if num_computed_tokens % size:
+            return 0
+        place, search = num_computed_tokens // size, self._searches.get(request)
+        if search is not None and search.start > place:
+            # The device has lost blocks in front of those that were found.
+            self.forget(request)
+            search = None
+        if search is None:
+            self._touch(request.block_hashes[:place])
+            search = self._begin(request, place)
+        if search.job is not None:
+            if time.monotonic() < search.deadline:
+                return None
+            self._notes.warn(f"a search for cached blocks took longer than {self._timeout:g} s", "search")
+            self._leave(search)
+        found = (len(search.blocks) - (place - search.start)) * size
+        return max(0, min(found, len(request.token_ids) - 1 - num_computed_tokens))
+
+    def take(self, request: Request, place: int, num_blocks: int) -> list[BlockSource]:
+        """Return the sources of a request's blocks from `place` on; they are held until `loaded`."""
+        search = self._searches.pop(request, None)
+        if search is None:
+            return []
+        # It may still run, where the device has found more than whole blocks meanwhile.
+        self._leave(search)
+        if len(self._featureless) + len(self._loaded) > MOST_MARKS:
+            # The marks keep zeros from being stored as features, which would cost acceptance and no more.
+            self._featureless.clear()
+            self._loaded.clear()
+        first = place - search.start
+        blocks = search.blocks[first : first + num_blocks]
+        for block, block_hash in zip(blocks, search.hashes[first:], strict=False):
+            self._loaded.add(block_hash)
+            if not self._parts[block] >= self._names - {HEAD}:
+                self._featureless.add(block_hash)
+        self._loading += blocks
+        # In reverse, so that a prefix's end is reused before its beginning.
+        self.pool.free(reversed(search.blocks[:first] + search.blocks[first + num_blocks :]))
+        return [BlockSource(block, HEAD in self._parts[block]) for block in blocks]
+
+    def loaded(self) -> None:
+        """Release the blocks that have been copied to the device."""
+        self.pool.free(reversed(self._loading))
+        self._loading = []
+
+    def forget(self, request: Request) -> None:
+        """End a request's search and release its blocks."""
+        search = self._searches.pop(request, None)
+        if search is not None:
+            self._leave(search)
+            self.pool.free(reversed(search.blocks))
+
+    def save(self, published: Iterable[PublishedBlock]) -> list[Save]:
+        """Return what is copied to host memory of blocks that a step has published, as far as there is room."""
+        saves = []
+        for block, block_hash, is_new, is_read in published:
+            if is_new and block_hash not in self._loaded:
+                self._featureless.discard(block_hash)
+            if is_new:
+                self._loaded.discard(block_hash)
+            wanted = self._names if is_read else self._names - {HEAD}
+            if block_hash in self._featureless:
+                wanted &= {TARGET}
+            save = self._save(block, block_hash, wanted)
+            if save is not None:
+                saves.append(save)
+        # Not before the last is chosen, so that no two are copied to one block.
+        self.pool.free(save.host_block for save in saves if not save.is_written)
+        return saves
+
+    def update(self, results: Iterable[Result]) -> None:
+        """Take the results of transfers."""
+        for result in results:
+            if isinstance(result, Found):
+                self._found(self._jobs[result.job], result.num_blocks)
+            elif isinstance(result, Fetched):
+                self._fetched(self._jobs[result.job], result.parts)
+            else:
+                self._writing.remove(result.block)
+                self.pool.free([result.block])
+
+    def holders(self) -> Iterator[list[int]]:
+        """Yield all that hold blocks, for checks of integrity."""
+        yield from (search.blocks for search in self._searches.values())
+        yield from (job.blocks for job in self._jobs.values())
+        yield self._loading
+        yield self._writing
+
+    def _touch(self, hashes: Sequence[bytes]) -> None:
+        """Count blocks that the device has as used, so that host memory keeps what is in use."""
+        blocks = [block for each in reversed(hashes) if (block := self.pool.find(each)) is not None]
+        self.pool.share(blocks)
+        self.pool.free(blocks)
+
+    def _begin(self, request: Request, place: int) -> _Search:
+        last = -(-(len(request.token_ids) - 1) // self.block_size)
+        search = _Search(place, request.block_hashes[place:last], time.monotonic() + self._timeout)
+        self._searches[request] = search
+        self._hold(search)
+        rest = search.hashes[len(search.blocks) :]
+        if rest and self._transfers.may_hold(rest[0]) and not self._transfers.is_stalled(self._timeout):
+            job = self._by_first.get(rest[0])
+            if job is None:
+                job = _Job(next(self._numbers), rest)
+                self._jobs[job.number] = self._by_first[rest[0]] = job
+                self._transfers.look_up(job.number, rest)
+            job.searches.append(search)
+            search.job = job
+        return search
+
+    def _hold(self, search: _Search) -> None:
+        """Add the blocks that host memory has by now."""
+        for block_hash in search.hashes[len(search.blocks) :]:
+            block = self.pool.find(block_hash)
+            if block is None:
+                break
+            self.pool.share([block])
+            search.blocks.append(block)
+
+    def _leave(self, search: _Search) -> None:
+        if search.job is not None:
+            search.job.searches.remove(search)
+            search.job = None
+
+    def _found(self, job: _Job, num_held: int) -> None:
+        held = min(num_held, self.pool.num_free)
+        if not job.searches or not held:
+            self._end(job)
+            return
+        job.hashes, job.blocks = job.hashes[:held], self.pool.allocate(held)
+        self._transfers.fetch(job.number, job.hashes, job.blocks)
+
+    def _fetched(self, job: _Job, parts: Sequence[frozenset[str]]) -> None:
+        for block, block_hash, came in zip(job.blocks, job.hashes, parts, strict=True):
+            if TARGET in came:
+                self._parts[block] = came
+                self.pool.register(block, block_hash)
+        self.pool.free(reversed(job.blocks))
+        job.blocks = []
+        self._end(job)
+
+    def _end(self, job: _Job) -> None:
+        del self._jobs[job.number]
+        if self._by_first.get(job.hashes[0]) is job:
+            del self._by_first[job.hashes[0]]
+        for search in job.searches:
+            search.job = None
+            self._hold(search)
+
+    def _save(self, block: int, block_hash: bytes, wanted: frozenset[str]) -> Save | None:
+        pool = self.pool
+        host_block = pool.find(block_hash)
+        if host_block is None:
+            if not pool.num_free:
+                self._notes.warn("host memory has no room for further blocks: all of them are being read or written")
+                return None
+            (host_block,) = pool.allocate(1)
+            pool.register(host_block, block_hash)
+            parts, self._parts[host_block] = wanted, wanted
+        else:
+            parts = wanted - self._parts[host_block]
+            if not parts:
+                return None
+            pool.share([host_block])
+            self._parts[host_block] |= parts
+        # What waits to be written must leave room for what is to be loaded.
+        is_written = self._transfers.has_stores and len(self._writing) < pool.num_blocks // 2
+        if is_written:
+            self._writing.append(host_block)
+        return Save(block, host_block, block_hash, parts, is_written)

@@ -1,0 +1,119 @@
+"""The interface of connectors, by vLLM's names (`KVConnectorBase_V1`) where they mean the same. Pure Python."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from specdec.cache.kv_cache_manager import BlockSource, PublishedBlock
+from specdec.core.request import Request
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specdec.kernels.kernel_set import KernelSet
+
+
+class KVCaches(NamedTuple):
+    """The device's cache, as the worker side of a connector gets it.
+
+    Attributes:
+        parts: by name ("target", "features", "head") the cache as `[blocks, …]`. One block id means the same tokens in
+            all parts. The head's parts are absent where nothing reads features or no head drafts.
+        kernels: the operations that copy blocks.
+    """
+
+    parts: "Mapping[str, Tensor]"
+    kernels: "KernelSet"
+
+
+@dataclass
+class TransferStats:
+    """Counts of a connector since the start.
+
+    Attributes:
+        loaded_blocks, loaded_bytes: copied to the device.
+        stored_blocks, stored_bytes: copied from the device.
+        failures: operations of stores that failed; their tokens were computed, or their blocks not stored.
+    """
+
+    loaded_blocks: int = 0
+    loaded_bytes: int = 0
+    stored_blocks: int = 0
+    stored_bytes: int = 0
+    failures: int = 0
+
+
+class KVConnector(ABC):
+    """Loads blocks of known tokens from elsewhere, and stores blocks that were computed.
+
+    One object serves both sides in a single process. Only the data below passes between them, so that they may live in
+    several. What a connector loads must be what the target would compute; whatever it cannot load is computed.
+
+    Scheduler side: `get_num_new_matched_tokens`, `update_state_after_alloc`, `build_connector_meta`,
+    `update_connector_output`, `request_finished`. Worker side: `register_kv_caches`, `start_load_kv`, `wait_for_save`,
+    `get_finished`, `wait`, `shutdown`.
+    """
+
+    @abstractmethod
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """Return how many tokens behind the first `num_computed_tokens` can be loaded, and False.
+
+        The request is about to be admitted, and its full blocks are hashed (`Request.block_hashes`). None and True: the
+        connector is still fetching. The request then waits in the state WAITING_FOR_KV, without a seat or blocks of the
+        device, and is asked for again in the next step.
+
+        Args:
+            num_computed_tokens: whole blocks that the device's cache has; may be others in the next call.
+        """
+
+    @abstractmethod
+    def update_state_after_alloc(
+        self, request: Request, block_ids: Sequence[int], num_external_tokens: int
+    ) -> Sequence[BlockSource]:
+        """Return where the request's blocks are loaded from, one source per block; the request is admitted.
+
+        The last block may be used in part. With no external tokens, forget what was found for the request.
+        """
+
+    @abstractmethod
+    def build_connector_meta(self, published: Sequence[PublishedBlock]) -> Any:
+        """Return what the worker side shall store of the blocks that the step has published.
+
+        Called at the end of each step. The blocks keep their content until `wait_for_save` returns. A block is
+        published again when the draft head has read it.
+        """
+
+    @abstractmethod
+    def update_connector_output(self, output: Any) -> None:
+        """Take what `get_finished` returned. Called before each step is planned."""
+
+    def request_finished(self, request: Request) -> None:  # noqa: B027
+        """Forget a request that has left the queues, at whatever stage."""
+
+    @abstractmethod
+    def register_kv_caches(self, caches: KVCaches) -> None:
+        """Take the device's cache, once, before any other call of the worker side."""
+
+    @abstractmethod
+    def start_load_kv(self, sources: Sequence[int], block_ids: Sequence[int]) -> None:
+        """Copy blocks to the device, as sources of `update_state_after_alloc`, before the step's forward pass."""
+
+    @abstractmethod
+    def wait_for_save(self, metadata: Any) -> None:
+        """Copy the blocks of `build_connector_meta` from the device, so that they may be reused afterwards."""
+
+    @abstractmethod
+    def get_finished(self) -> Any:
+        """Return, without waiting, what the worker side has done since the last call."""
+
+    @abstractmethod
+    def wait(self, seconds: float) -> None:
+        """Wait until `get_finished` has news. Called where no request can run before."""
+
+    @abstractmethod
+    def get_kv_connector_stats(self) -> TransferStats:
+        """Return the counts since the start."""
+
+    def shutdown(self) -> None:  # noqa: B027
+        """Store what is still to be stored, within a few seconds, and give up threads and connections."""

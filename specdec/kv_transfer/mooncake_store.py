@@ -1,0 +1,151 @@
+"""Blocks in a Mooncake store: a pool of several machines' memory, shared by engines."""
+
+import importlib.util
+import socket
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from specdec.kv_transfer.block_store import HEADER_SIZE, StoreError, flaw_of, header_of
+from specdec.kv_transfer.notes import Notes
+from specdec.kv_transfer.tier_settings import MooncakeSettings
+
+PACKAGE = "mooncake"
+# Results of Mooncake's calls.
+_NO_SPACE, _NOT_FOUND = -200, -704
+
+
+class MooncakeStore:
+    """Records in a Mooncake store. It connects with the first call, and again after a failure to connect.
+
+    Args:
+        record_size: bytes of the largest record, header included.
+        most_at_once: records read or written in one call.
+
+    Raises:
+        ValueError: Mooncake is not installed.
+    """
+
+    def __init__(self, settings: MooncakeSettings, record_size: int, most_at_once: int, notes: Notes) -> None:
+        if importlib.util.find_spec(PACKAGE) is None:
+            raise ValueError(
+                "the Mooncake store needs the package mooncake-transfer-engine-non-cuda (with CUDA: "
+                "mooncake-transfer-engine); install specdec[mooncake]"
+            )
+        self.name = f"Mooncake store at {settings.master_server_address}"
+        self._settings, self._notes = settings, notes
+        self._store: Any = None
+        self._connecting = threading.Lock()
+        # One buffer for the thread that reads, and one for the thread that writes.
+        self._buffers = [np.zeros((most_at_once, record_size), np.uint8) for _ in range(2)]
+
+    def may_hold(self, key: str) -> bool:  # noqa: ARG002
+        """Return True: only the server knows."""
+        return True
+
+    def count_held(self, keys: Sequence[str]) -> int:
+        """Return how many of the keys are there before the first that is not.
+
+        Raises:
+            StoreError: the server does not answer.
+        """
+        codes = self._connected().batch_is_exist(list(keys))
+        if any(code < 0 for code in codes):
+            raise StoreError(f"query failed with code {min(codes)}")
+        return next((place for place, code in enumerate(codes) if not code), len(keys))
+
+    def read(self, keys: Sequence[str], payloads: Sequence[memoryview]) -> list[bool]:
+        """Fill the payloads; return which of them are whole.
+
+        Raises:
+            StoreError: the server does not answer.
+        """
+        store, buffer = self._connected(), self._buffers[0]
+        sizes = [HEADER_SIZE + len(payload) for payload in payloads]
+        codes = store.batch_get_into(list(keys), self._places(buffer, len(keys)), sizes)
+        came = []
+        for key, payload, row, size, code in zip(keys, payloads, buffer, sizes, codes, strict=False):
+            flaw = None
+            if code >= 0:
+                record = row.data
+                payload[:] = record[HEADER_SIZE:size]
+                flaw = flaw_of(key, record[:HEADER_SIZE], payload) if code == size else f"{code} bytes, not {size}"
+            if flaw is not None:
+                self._notes.warn(f"{self.name}: {key} is ignored: {flaw}")
+                store.batch_remove([key], True)
+            came.append(code >= 0 and flaw is None)
+        if codes and all(code < 0 and code != _NOT_FOUND for code in codes):
+            raise StoreError(f"reading failed with code {min(codes)}")
+        return came
+
+    def write(self, keys: Sequence[str], payloads: Sequence[memoryview]) -> None:
+        """Keep the payloads, as far as there is room.
+
+        Raises:
+            StoreError: the pool is full, or the server does not answer.
+        """
+        store, buffer = self._connected(), self._buffers[1]
+        there = store.batch_is_exist(list(keys))
+        lacking = [pair for pair, code in zip(zip(keys, payloads, strict=True), there, strict=True) if code != 1]
+        for row, (key, payload) in zip(buffer, lacking, strict=False):
+            record = row.data
+            record[:HEADER_SIZE], record[HEADER_SIZE : HEADER_SIZE + len(payload)] = header_of(key, payload), payload
+        if not lacking:
+            return
+        sizes = [HEADER_SIZE + len(payload) for _, payload in lacking]
+        codes = store.batch_put_from([key for key, _ in lacking], self._places(buffer, len(lacking)), sizes)
+        if worst := min(codes, default=0):
+            raise StoreError("the pool is full" if worst == _NO_SPACE else f"writing failed with code {worst}")
+
+    def remove(self, keys: Sequence[str]) -> None:
+        """Forget records.
+
+        Raises:
+            StoreError: the server does not answer.
+        """
+        codes = self._connected().batch_remove(list(keys), True)
+        if any(code < 0 and code != _NOT_FOUND for code in codes):
+            raise StoreError(f"removing failed with code {min(codes)}")
+
+    def close(self) -> None:
+        """Leave the pool; what this process has kept of it is lost."""
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()
+
+    def _places(self, buffer: "np.ndarray[Any, Any]", count: int) -> list[int]:
+        return [buffer.ctypes.data + row * buffer.shape[1] for row in range(count)]
+
+    def _connected(self) -> Any:
+        with self._connecting:
+            if self._store is None:
+                # Late: it brings its own libraries.
+                from mooncake.store import MooncakeDistributedStore
+
+                store, given = MooncakeDistributedStore(), self._settings
+                host = given.local_hostname
+                if ":" not in host:
+                    host = f"{host}:{_free_port()}"
+                code = store.setup(
+                    host,
+                    given.metadata_server,
+                    given.global_segment_size,
+                    given.local_buffer_size,
+                    given.protocol,
+                    given.device_name,
+                    given.master_server_address,
+                )
+                for buffer in self._buffers if code == 0 else ():
+                    code = code or store.register_buffer(buffer.ctypes.data, buffer.nbytes)
+                if code:
+                    raise StoreError(f"connecting failed with code {code}")
+                self._store = store
+        return self._store
+
+
+def _free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        return int(taken.getsockname()[1])

@@ -1,0 +1,134 @@
+"""The connector over host memory and the stores behind it: disk, shared pools."""
+
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from specdec.cache.kv_cache_manager import BlockSource, PublishedBlock
+from specdec.core.request import Request
+from specdec.kv_transfer.block_store import BlockStore
+from specdec.kv_transfer.host_blocks import Copied, HostBlocks
+from specdec.kv_transfer.host_tier import FEATURES, HostTier, Save
+from specdec.kv_transfer.kv_connector import KVCaches, KVConnector, TransferStats
+from specdec.kv_transfer.notes import Notes
+from specdec.kv_transfer.transfers import TARGET, Result, Transfers
+
+logger = logging.getLogger(__name__)
+# Seconds that `shutdown` waits for blocks that are still to be written.
+FLUSH = 10.0
+
+
+class Finished(NamedTuple):
+    """What the worker side has done.
+
+    Attributes:
+        results: of reads and writes.
+        has_loaded: whether all copies to the device are done.
+    """
+
+    results: list[Result]
+    has_loaded: bool
+
+
+class OffloadingConnector(KVConnector):
+    """Stacked tiers: the device, host memory, and stores such as a disk.
+
+    Published blocks are copied to host memory at the end of the step, and written to every store in the background. A
+    request whose prefix is in host memory loads it when it is admitted. What only a store has is fetched to host memory
+    first, by a thread, while the request waits without a seat.
+
+    Args:
+        num_blocks: blocks of host memory.
+        block_size: tokens of a block.
+        stores: behind host memory, asked in this order.
+        key: returns the key of a part of a block by its hash.
+        notes: for failures.
+        loads, stores_blocks: whether blocks are loaded, and stored.
+        timeout: seconds after which a request no longer waits for its blocks.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        stores: Sequence[BlockStore],
+        key: Callable[[str, bytes], str],
+        notes: Notes | None = None,
+        *,
+        loads: bool = True,
+        stores_blocks: bool = True,
+        timeout: float = 5.0,
+    ) -> None:
+        self._num_blocks, self._block_size, self._stores, self._key = num_blocks, block_size, stores, key
+        self._loads, self._stores_blocks, self._timeout = loads, stores_blocks, timeout
+        self._notes = notes or Notes(logger)
+        self._last_load: Copied | None = None
+        self._end: Callable[[], object] = lambda: None
+        self._stats = TransferStats()
+
+    def register_kv_caches(self, caches: KVCaches) -> None:
+        self.memory = HostBlocks(self._num_blocks, caches)
+        self._sizes = {name: len(self.memory.payload(name, 0)) for name in self.memory.names}
+        self.transfers = Transfers(self._stores, self.memory, self._key, self._notes)
+        args = (self._num_blocks, self._block_size, self.memory.names, self.transfers, self._timeout, self._notes)
+        self.tier = HostTier(*args)
+        # Also where the engine is given up without `shutdown`, or the program ends.
+        self._end = weakref.finalize(self, self.transfers.shutdown, FLUSH)
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        if not self._loads:
+            return 0, False
+        found = self.tier.match(request, num_computed_tokens)
+        return found, found is None
+
+    def update_state_after_alloc(
+        self, request: Request, block_ids: Sequence[int], num_external_tokens: int
+    ) -> Sequence[BlockSource]:
+        count = -(-num_external_tokens // self._block_size)
+        assert count == len(block_ids), "one block per block of tokens"
+        return self.tier.take(request, request.num_cached // self._block_size, count)
+
+    def build_connector_meta(self, published: Sequence[PublishedBlock]) -> list[Save]:
+        return self.tier.save(published) if self._stores_blocks else []
+
+    def update_connector_output(self, output: Finished) -> None:
+        self.tier.update(output.results)
+        if output.has_loaded:
+            self.tier.loaded()
+
+    def request_finished(self, request: Request) -> None:
+        self.tier.forget(request)
+
+    def start_load_kv(self, sources: Sequence[int], block_ids: Sequence[int]) -> None:
+        self._last_load = self.memory.load(sources, block_ids)
+        self._stats.loaded_blocks += len(sources)
+        self._stats.loaded_bytes += len(sources) * sum(self._sizes.values())
+
+    def wait_for_save(self, metadata: list[Save]) -> None:
+        for parts in {save.parts for save in metadata}:
+            saves = [save for save in metadata if save.parts == parts]
+            copied = self.memory.store([save.block for save in saves], [save.host_block for save in saves], list(parts))
+            self._stats.stored_blocks += len(saves)
+            self._stats.stored_bytes += len(saves) * sum(self._sizes[name] for name in parts)
+            for save in saves:
+                if TARGET in parts and FEATURES in self._sizes.keys() - parts:
+                    # Those of an earlier block would be taken for this one's.
+                    self.memory.clear(FEATURES, save.host_block)
+                if save.is_written:
+                    self.transfers.write(save.host_block, save.block_hash, parts, copied.wait)
+
+    def get_finished(self) -> Finished:
+        self._notes.flush()
+        return Finished(self.transfers.take_results(), self._last_load is None or self._last_load.is_done)
+
+    def wait(self, seconds: float) -> None:
+        self.transfers.wait(seconds)
+
+    def get_kv_connector_stats(self) -> TransferStats:
+        return replace(self._stats, failures=self._notes.num_failures)
+
+    def shutdown(self) -> None:
+        self._end()
+        self._notes.flush()

@@ -1,0 +1,144 @@
+"""The tiers that `kv_connector_extra_config` asks for, by vLLM's and Mooncake's names. Pure Python."""
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from specdec.kv_transfer.kv_transfer_config import KVTransferConfig, check_keys, parse_kv_transfer_config
+
+OFFLOADING, MOONCAKE, MULTI = "OffloadingConnector", "MooncakeStoreConnector", "MultiConnector"
+# Host memory where none is given, which blocks pass on the way to and from stores; a folder's limit.
+_HOST_BYTES, _DISK_BYTES = 1 << 30, 10 << 30
+_OPTION = "kv_transfer_config"
+_LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class MooncakeSettings:
+    """Settings by the names of Mooncake's own configuration.
+
+    Attributes:
+        master_server_address: host:port of `mooncake_master`.
+        metadata_server: URL of its metadata server, or "P2PHANDSHAKE".
+        local_hostname: this machine's name for the others, with a port or without.
+        protocol: "tcp" or "rdma".
+        device_name: devices of RDMA, "" for none.
+        global_segment_size: bytes of this process's memory for the pool.
+        local_buffer_size: bytes of Mooncake's own transfer buffer.
+    """
+
+    master_server_address: str
+    metadata_server: str
+    local_hostname: str = _LOOPBACK
+    protocol: str = "tcp"
+    device_name: str = ""
+    global_segment_size: int = 1 << 30
+    local_buffer_size: int = 64 << 20
+
+
+@dataclass
+class Tiers:
+    """Tiers that a configuration asks for.
+
+    Attributes:
+        cpu_bytes_to_use: bytes of host memory.
+        load_timeout: seconds after which a request no longer waits for its blocks.
+        cache_prefix: separates deployments that share a store.
+        disks: folders and their limits in bytes.
+        pools: Mooncake stores.
+    """
+
+    cpu_bytes_to_use: int = _HOST_BYTES
+    load_timeout: float = 5.0
+    cache_prefix: str = ""
+    disks: list[tuple[Path, int]] = field(default_factory=list)
+    pools: list[MooncakeSettings] = field(default_factory=list)
+
+
+def tiers_of(config: KVTransferConfig) -> Tiers:
+    """Return the tiers of a connector that is built in.
+
+    Raises:
+        ValueError: an unknown connector, or a setting that it does not have or that is outside its range.
+    """
+    tiers = Tiers()
+    _add(config, tiers)
+    return tiers
+
+
+def _add(config: KVTransferConfig, tiers: Tiers) -> None:
+    """Add the tiers of a configuration."""
+    name, extra = config.kv_connector, dict(config.kv_connector_extra_config)
+    what = f"kv_connector_extra_config of {name}"
+    if name not in (OFFLOADING, MOONCAKE, MULTI):
+        raise ValueError(f"{_OPTION} has kv_connector {name!r}; it must be one of {OFFLOADING}, {MOONCAKE}, {MULTI}")
+    if name == MULTI:
+        check_keys(extra, ("connectors",), what)
+        parts = extra.get("connectors")
+        if not isinstance(parts, list) or not parts:
+            raise ValueError(f"{what} has connectors {parts!r}; it must be a list of configurations")
+        for part in parts:
+            own = parse_kv_transfer_config(part, "connectors")
+            if own.kv_connector_module_path is not None or own.kv_connector == MULTI:
+                raise ValueError(f"{what} has {own.kv_connector!r}; it must be {OFFLOADING} or {MOONCAKE}")
+            _add(own, tiers)
+        return
+    for key, least in (("cpu_bytes_to_use", 1), ("load_timeout", 0)):
+        if key in extra:
+            setattr(tiers, key, _number(what, key, extra.pop(key), least))
+    if "cache_prefix" in extra:
+        tiers.cache_prefix = _text(what, "cache_prefix", extra.pop("cache_prefix"))
+    common = ("cpu_bytes_to_use", "load_timeout", "cache_prefix")
+    if name == MOONCAKE:
+        tiers.pools.append(_pool(extra, what, common))
+        return
+    check_keys(extra, ("secondary_tiers", *common), what)
+    seconds = extra.get("secondary_tiers", [])
+    if not isinstance(seconds, list) or not all(isinstance(each, Mapping) for each in seconds):
+        raise ValueError(f"{what} has secondary_tiers {seconds!r}; it must be a list of objects")
+    for second in seconds:
+        _add_secondary(second, tiers)
+
+
+def _add_secondary(second: Mapping[str, Any], tiers: Tiers) -> None:
+    what, kind = "secondary_tiers", second.get("type")
+    rest = {key: value for key, value in second.items() if key != "type"}
+    if kind == "fs":
+        check_keys(rest, ("root_dir", "max_bytes"), what)
+        if "root_dir" not in rest:
+            raise ValueError(f"{what} has a tier 'fs' without root_dir; give a folder")
+        most = _number(what, "max_bytes", rest.get("max_bytes", _DISK_BYTES), 1)
+        tiers.disks.append((Path(_text(what, "root_dir", rest["root_dir"])), int(most)))
+    elif kind == "mooncake":
+        tiers.pools.append(_pool(rest, what, ()))
+    else:
+        raise ValueError(f"{what} has type {kind!r}; it must be 'fs' or 'mooncake'")
+
+
+def _pool(extra: Mapping[str, Any], what: str, others: tuple[str, ...]) -> MooncakeSettings:
+    known = fields(MooncakeSettings)
+    check_keys(extra, (*(each.name for each in known), *others), what)
+    for each in known:
+        if each.name not in extra:
+            if each.default is MISSING:
+                raise ValueError(f"{what} lacks {each.name}; see docs/kv-connectors.md")
+        elif each.type is int or each.type == "int":
+            _number(what, each.name, extra[each.name], 1)
+        else:
+            _text(what, each.name, extra[each.name])
+    return MooncakeSettings(**extra)
+
+
+def _number(what: str, key: str, value: Any, least: int) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
+        raise ValueError(f"{what} has {key} {value!r}; it must be a number of at least {least}")
+    if key != "load_timeout" and value != int(value):
+        raise ValueError(f"{what} has {key} {value!r}; it must be a whole number")
+    return value if key == "load_timeout" else int(value)
+
+
+def _text(what: str, key: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{what} has {key} {value!r}; it must be text")
+    return value

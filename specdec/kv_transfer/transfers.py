@@ -1,0 +1,262 @@
+"""Threads that move blocks between host memory and stores, so that the engine never waits for a store."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+from typing import NamedTuple, Protocol, TypeVar
+
+from specdec.kv_transfer.block_store import BlockStore
+from specdec.kv_transfer.notes import Notes
+
+T = TypeVar("T")
+TARGET = "target"
+# Seconds for which a store that failed is left alone.
+RETRY_AFTER = 5.0
+# Blocks that are read, or written, in one call of a store.
+MOST_AT_ONCE = 16
+
+
+class Found(NamedTuple):
+    """Result of `look_up`: how many of the blocks are there before the first that is not."""
+
+    job: int
+    num_blocks: int
+
+
+class Fetched(NamedTuple):
+    """Result of `fetch`: the parts that came, per block. A block without the target's part did not come."""
+
+    job: int
+    parts: list[frozenset[str]]
+
+
+class Written(NamedTuple):
+    """Result of `write`: the block may be reused, whether or not a store has it."""
+
+    block: int
+
+
+Result = Found | Fetched | Written
+
+
+class HostMemory(Protocol):
+    """Blocks of host memory by parts; see `HostBlocks`."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the parts."""
+        ...
+
+    def payload(self, part: str, block: int) -> memoryview:
+        """Return the bytes of a part of a block."""
+        ...
+
+    def clear(self, part: str, block: int) -> None:
+        """Fill a part of a block with zeros."""
+        ...
+
+
+class _Job(NamedTuple):
+    job: int
+    hashes: Sequence[bytes]
+    blocks: Sequence[int]
+
+
+class _Write(NamedTuple):
+    block: int
+    block_hash: bytes
+    parts: frozenset[str]
+    wait: Callable[[], None]
+
+
+class Transfers:
+    """One thread that reads from the stores and one that writes to them.
+
+    Args:
+        stores: asked in this order.
+        memory: the blocks that are filled and written.
+        key: returns the key of a part of a block by its hash.
+        notes: for failures.
+    """
+
+    def __init__(
+        self, stores: Sequence[BlockStore], memory: HostMemory, key: Callable[[str, bytes], str], notes: Notes
+    ) -> None:
+        self._stores, self._memory, self._key = [_Guard(store, notes) for store in stores], memory, key
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._writes: SimpleQueue[_Write | None] = SimpleQueue()
+        self._results: deque[Result] = deque()
+        self._news, self._has_ended = threading.Event(), False
+        self._reading_since: float | None = None
+        loops = ((self._read, "kv-read"), (self._write, "kv-write")) if stores else ()
+        self._threads = [threading.Thread(target=loop, name=name, daemon=True) for loop, name in loops]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def has_stores(self) -> bool:
+        return bool(self._stores)
+
+    def may_hold(self, block_hash: bytes) -> bool:
+        """Return at once whether a store may have the block."""
+        if not self._stores:
+            return False
+        key = self._key(TARGET, block_hash)
+        return any(store.is_up and store.store.may_hold(key) for store in self._stores)
+
+    def is_stalled(self, seconds: float) -> bool:
+        """Return whether a read has taken longer than this, so that further ones would wait behind it."""
+        since = self._reading_since
+        return since is not None and time.monotonic() - since > seconds
+
+    def look_up(self, job: int, hashes: Sequence[bytes]) -> None:
+        """Count how many of the blocks the stores have; the result is `Found`."""
+        self._jobs.put(_Job(job, hashes, ()))
+
+    def fetch(self, job: int, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
+        """Fill blocks of host memory; the result is `Fetched`."""
+        self._jobs.put(_Job(job, hashes, blocks))
+
+    def write(self, block: int, block_hash: bytes, parts: frozenset[str], wait: Callable[[], None]) -> None:
+        """Write parts of a block to all stores; the result is `Written`.
+
+        Args:
+            wait: returns once the block has its content.
+        """
+        self._writes.put(_Write(block, block_hash, parts, wait))
+
+    def take_results(self) -> list[Result]:
+        """Return what has been done since the last call."""
+        self._news.clear()
+        return [self._results.popleft() for _ in range(len(self._results))]
+
+    def wait(self, seconds: float) -> None:
+        """Wait for a result, at most so long."""
+        self._news.wait(seconds)
+
+    def shutdown(self, seconds: float) -> None:
+        """Write what is queued, at most so long, and end the threads."""
+        self._has_ended = True
+        self._jobs.put(None)
+        self._writes.put(None)
+        deadline = time.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        # A store whose server is gone may take long to close.
+        closing = [threading.Thread(target=guard.store.close, daemon=True) for guard in self._stores]
+        for thread in closing:
+            thread.start()
+        for thread in closing:
+            thread.join(max(0.1, deadline - time.monotonic()))
+
+    def _post(self, result: Result) -> None:
+        self._results.append(result)
+        self._news.set()
+
+    def _read(self) -> None:
+        while (job := self._jobs.get()) is not None and not self._has_ended:
+            self._reading_since = time.monotonic()
+            if job.blocks:
+                self._post(Fetched(job.job, self._fetched(job)))
+            else:
+                self._post(Found(job.job, self._count(job.hashes)))
+            self._reading_since = None
+
+    def _count(self, hashes: Sequence[bytes]) -> int:
+        keys = [self._key(TARGET, block_hash) for block_hash in hashes]
+        count = 0
+        while count < len(keys):
+            rest = keys[count:]
+            more = max((store.call(0, store.store.count_held, rest) for store in self._stores), default=0)
+            if not more:
+                break
+            count += more
+        return count
+
+    def _fetched(self, job: _Job) -> list[frozenset[str]]:
+        parts: list[set[str]] = [set() for _ in job.blocks]
+        count = 0
+        while count < len(job.blocks) and (more := self._fetch_some(job, count, count + MOST_AT_ONCE)):
+            for place in range(count, count + more):
+                parts[place].add(TARGET)
+            count += more
+        for name in self._memory.names:
+            if name != TARGET:
+                for place in self._fetch_part(job, name, range(count)):
+                    parts[place].add(name)
+        return [frozenset(each) for each in parts]
+
+    def _fetch_some(self, job: _Job, start: int, end: int) -> int:
+        """Fetch the target's parts of blocks from `start` on; return how many came, one after another."""
+        for store in self._stores:
+            keys = [self._key(TARGET, block_hash) for block_hash in job.hashes[start:end]]
+            count = store.call(0, store.store.count_held, keys)
+            payloads = [self._memory.payload(TARGET, block) for block in job.blocks[start : start + count]]
+            none: list[bool] = []
+            came = store.call(none, store.store.read, keys[:count], payloads) if count else none
+            if whole := next((place for place, each in enumerate(came) if not each), len(came)):
+                return whole
+        return 0
+
+    def _fetch_part(self, job: _Job, name: str, places: Sequence[int]) -> set[int]:
+        """Fetch a part that a block may lack; return the places where it came. Others are filled with zeros."""
+        missing = list(places)
+        for store in self._stores:
+            tried, missing = missing, []
+            for start in range(0, len(tried), MOST_AT_ONCE):
+                some = tried[start : start + MOST_AT_ONCE]
+                keys = [self._key(name, job.hashes[place]) for place in some]
+                payloads = [self._memory.payload(name, job.blocks[place]) for place in some]
+                came = store.call([False] * len(some), store.store.read, keys, payloads)
+                missing += [place for place, each in zip(some, came, strict=True) if not each]
+        for place in missing:
+            self._memory.clear(name, job.blocks[place])
+        return set(places).difference(missing)
+
+    def _write(self) -> None:
+        is_last = False
+        while not is_last:
+            batch = [self._writes.get()]
+            try:
+                while batch[-1] is not None and len(batch) < MOST_AT_ONCE:
+                    batch.append(self._writes.get_nowait())
+            except Empty:
+                pass
+            is_last = batch[-1] is None
+            writes = [write for write in batch if write is not None]
+            for write in writes:
+                write.wait()
+            for store in self._stores:
+                for name in self._memory.names:
+                    some = [write for write in writes if name in write.parts]
+                    if some:
+                        keys = [self._key(name, write.block_hash) for write in some]
+                        store.call(None, store.store.write, keys, [self._memory.payload(name, w.block) for w in some])
+            for write in writes:
+                self._post(Written(write.block))
+
+
+class _Guard:
+    """A store that is left alone for a while after a failure."""
+
+    def __init__(self, store: BlockStore, notes: Notes) -> None:
+        self.store, self._notes = store, notes
+        self._retry_at = 0.0
+
+    @property
+    def is_up(self) -> bool:
+        return time.monotonic() >= self._retry_at
+
+    def call(self, default: T, operation: Callable[..., T], *arguments: object) -> T:
+        """Return what a store's method returns, or `default` if it fails or has just failed."""
+        if not self.is_up:
+            return default
+        try:
+            return operation(*arguments)
+        except Exception as error:
+            self._retry_at = time.monotonic() + RETRY_AFTER
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            self._notes.warn(f"{self.store.name}: {reason}; tokens are computed instead", self.store.name)
+            return default

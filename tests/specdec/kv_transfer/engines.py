@@ -1,0 +1,77 @@
+"""Engines with a connector over the world's models, and what they compute."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from specdec import LLM, DraftShape, SamplingParams
+from specdec.core.outputs import CompletionOutput
+from tests.specdec.world import World
+
+SIZE = 8
+# Five whole blocks and three tokens.
+PROMPT = [3 + (7 * i + i * i // 3) % 90 for i in range(43)]
+GREEDY = SamplingParams(temperature=0, max_tokens=14, ignore_eos=True)
+DRAWN = SamplingParams(temperature=1, seed=5, max_tokens=14, ignore_eos=True)
+
+
+class Computed(NamedTuple):
+    """Outputs of requests, and what they cost.
+
+    Attributes:
+        known: tokens that the target computed.
+        read: tokens that the draft head read.
+        loaded: tokens that the connector loaded.
+    """
+
+    outputs: list[CompletionOutput]
+    known: int
+    read: int
+    loaded: int
+
+    @property
+    def tokens(self) -> list[list[int]]:
+        return [output.token_ids for output in self.outputs]
+
+    @property
+    def tau(self) -> list[float]:
+        return [output.stats.tokens / max(1, output.stats.steps) for output in self.outputs]
+
+
+def disk(folder: Path, host_bytes: int = 1 << 20, **extra: Any) -> dict[str, Any]:
+    """A host tier with a disk behind it."""
+    tier = {"type": "fs", "root_dir": str(folder)}
+    own = {"cpu_bytes_to_use": host_bytes, "secondary_tiers": [tier], **extra}
+    return {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": own}
+
+
+@contextmanager
+def engine(world: World, drafter: str, config: dict[str, Any] | None, **settings: Any) -> Iterator[LLM]:
+    """An engine of the world's model, closed at the end, so that all is written."""
+    own: dict[str, Any] = {"dtype": "float64", "block_size": SIZE, "max_model_len": 128, "kv_cache_memory": 1 << 20}
+    fixed: dict[str, Any] = {"adaptive_drafts": False, "prefill_stretch": 0, "shape": DraftShape(3, 2, 6)}
+    draft = world.draft(drafter)
+    with LLM(world.folder / "target", draft, kv_transfer_config=config, **{**own, **fixed, **settings}) as llm:
+        yield llm
+
+
+def run(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> Computed:
+    """Run the prompts together."""
+    before, reads = llm.engine.scheduler.stats(), [0]
+    learn = llm.engine._observer.end
+
+    def end(rows: Any, draft_rows: Any, results: Any) -> None:
+        reads[0] += sum(max(0, row.draft_prefill_end - row.num_draft_cached) for row in draft_rows)
+        learn(rows, draft_rows, results)
+
+    llm.engine._observer.end = end  # type: ignore[method-assign]
+    outputs = [each.outputs[0] for each in llm.generate(prompts, params, use_tqdm=False)]
+    llm.engine._observer.end = learn  # type: ignore[method-assign]
+    stats = llm.engine.scheduler.stats()
+    return Computed(
+        outputs,
+        stats.known_tokens - before.known_tokens,
+        reads[0],
+        stats.external_prefix_hits - before.external_prefix_hits,
+    )
