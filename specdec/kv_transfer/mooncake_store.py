@@ -1,9 +1,11 @@
 """Blocks in a Mooncake store: a pool of several machines' memory, shared by engines."""
 
+import ctypes
 import importlib.util
 import socket
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,8 @@ from specdec.kv_transfer.tier_settings import MooncakeSettings
 PACKAGE = "mooncake"
 # Results of Mooncake's calls.
 _NO_SPACE, _NOT_FOUND = -200, -704
+# A key that no block has, to see whether the master answers.
+_NO_KEY = "specdec"
 
 
 class MooncakeStore:
@@ -37,7 +41,7 @@ class MooncakeStore:
         self.name = f"Mooncake store at {settings.master_server_address}"
         self._settings, self._notes = settings, notes
         self._store: Any = None
-        self._connecting = threading.Lock()
+        self._connecting, self._is_lost = threading.Lock(), False
         # One buffer for the thread that reads, and one for the thread that writes.
         self._buffers = [np.zeros((most_at_once, record_size), np.uint8) for _ in range(2)]
 
@@ -53,7 +57,8 @@ class MooncakeStore:
         """
         codes = self._connected().batch_is_exist(list(keys))
         if any(code < 0 for code in codes):
-            raise StoreError(f"query failed with code {min(codes)}")
+            raise self._failure("querying", codes)
+        self._is_lost = False
         return next((place for place, code in enumerate(codes) if not code), len(keys))
 
     def read(self, keys: Sequence[str], payloads: Sequence[memoryview]) -> list[bool]:
@@ -77,7 +82,7 @@ class MooncakeStore:
                 store.batch_remove([key], True)
             came.append(code >= 0 and flaw is None)
         if codes and all(code < 0 and code != _NOT_FOUND for code in codes):
-            raise StoreError(f"reading failed with code {min(codes)}")
+            raise self._failure("reading", codes)
         return came
 
     def write(self, keys: Sequence[str], payloads: Sequence[memoryview]) -> None:
@@ -96,8 +101,10 @@ class MooncakeStore:
             return
         sizes = [HEADER_SIZE + len(payload) for _, payload in lacking]
         codes = store.batch_put_from([key for key, _ in lacking], self._places(buffer, len(lacking)), sizes)
-        if worst := min(codes, default=0):
-            raise StoreError("the pool is full" if worst == _NO_SPACE else f"writing failed with code {worst}")
+        if _NO_SPACE in codes:
+            raise StoreError("the pool is full")
+        if any(codes):
+            raise self._failure("writing", codes)
 
     def remove(self, keys: Sequence[str]) -> None:
         """Forget records.
@@ -107,13 +114,26 @@ class MooncakeStore:
         """
         codes = self._connected().batch_remove(list(keys), True)
         if any(code < 0 and code != _NOT_FOUND for code in codes):
-            raise StoreError(f"removing failed with code {min(codes)}")
+            raise self._failure("removing", codes)
 
     def close(self) -> None:
         """Leave the pool; what this process has kept of it is lost."""
-        store, self._store = self._store, None
-        if store is not None:
+        store = self._store
+        if store is None:
+            return
+        with suppress(StoreError):
+            self.count_held([_NO_KEY])
+        self._store = None
+        if self._is_lost:
+            # Closing and freeing a client wait some ten seconds for a master that is gone, and stop every thread
+            # meanwhile. So it stays until the process ends.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(store))
+        else:
             store.close()
+
+    def _failure(self, doing: str, codes: Sequence[int]) -> StoreError:
+        self._is_lost = True
+        return StoreError(f"{doing} failed with code {min(codes)}")
 
     def _places(self, buffer: "np.ndarray[Any, Any]", count: int) -> list[int]:
         return [buffer.ctypes.data + row * buffer.shape[1] for row in range(count)]

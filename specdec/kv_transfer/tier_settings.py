@@ -122,7 +122,7 @@ def _pool(extra: Mapping[str, Any], what: str, others: tuple[str, ...]) -> Moonc
     for each in known:
         if each.name not in extra:
             if each.default is MISSING:
-                raise ValueError(f"{what} lacks {each.name}; see docs/kv-connectors.md")
+                raise ValueError(f"{what} lacks {each.name}; give it")
         elif each.type is int or each.type == "int":
             _number(what, each.name, extra[each.name], 1)
         else:

@@ -12,8 +12,8 @@ from specdec.kv_transfer.notes import Notes
 
 T = TypeVar("T")
 TARGET = "target"
-# Seconds for which a store that failed is left alone.
-RETRY_AFTER = 5.0
+# Seconds for which a store that failed is left alone; doubled while it fails, up to the second.
+RETRY_AFTER, LONGEST_PAUSE = 5.0, 60.0
 # Blocks that are read, or written, in one call of a store.
 MOST_AT_ONCE = 16
 
@@ -243,7 +243,7 @@ class _Guard:
 
     def __init__(self, store: BlockStore, notes: Notes) -> None:
         self.store, self._notes = store, notes
-        self._retry_at = 0.0
+        self._retry_at, self._pause = 0.0, RETRY_AFTER
 
     @property
     def is_up(self) -> bool:
@@ -254,9 +254,11 @@ class _Guard:
         if not self.is_up:
             return default
         try:
-            return operation(*arguments)
+            result = operation(*arguments)
+            self._pause = RETRY_AFTER
+            return result
         except Exception as error:
-            self._retry_at = time.monotonic() + RETRY_AFTER
+            self._retry_at, self._pause = time.monotonic() + self._pause, min(2 * self._pause, LONGEST_PAUSE)
             reason = next(iter(str(error).splitlines()), type(error).__name__)
             self._notes.warn(f"{self.store.name}: {reason}; tokens are computed instead", self.store.name)
             return default

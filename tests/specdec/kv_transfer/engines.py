@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.core.outputs import CompletionOutput
+from specdec.kv_transfer.offloading_connector import OffloadingConnector
 from tests.specdec.world import World
 
 SIZE = 8
@@ -54,6 +55,15 @@ def engine(world: World, drafter: str, config: dict[str, Any] | None, **settings
     draft = world.draft(drafter)
     with LLM(world.folder / "target", draft, kv_transfer_config=config, **{**own, **fixed, **settings}) as llm:
         yield llm
+
+
+def flush(llm: LLM) -> None:
+    """Wait until everything is written."""
+    connector = llm.engine.connector
+    assert isinstance(connector, OffloadingConnector)
+    while connector.tier._writing:
+        connector.wait(0.1)
+        connector.update_connector_output(connector.get_finished())
 
 
 def run(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> Computed:

@@ -1,0 +1,139 @@
+"""One Mooncake pool under two engines, and the faults of a pool. Skipped where Mooncake is not installed."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from specdec import LLM, SamplingParams
+from specdec.kv_transfer.mooncake_store import MooncakeStore
+from specdec.kv_transfer.notes import Notes
+from specdec.kv_transfer.offloading_connector import OffloadingConnector
+from specdec.kv_transfer.tier_settings import MooncakeSettings
+from tests.fakes import save_random_head, save_random_llama
+from tests.specdec.kv_transfer.engines import DRAWN, GREEDY, engine, flush, run
+from tests.specdec.kv_transfer.mooncake import Master, mooncake_master, needs_mooncake
+from tests.specdec.world import World
+
+pytestmark = needs_mooncake
+SHARED = 1024
+PREFIX = [3 + (11 * i + i * i // 7) % 90 for i in range(SHARED)]
+LONG = {"max_model_len": 1200, "kv_cache_memory": 4 << 20}
+
+
+@pytest.fixture(scope="module")
+def long_world(world: World, tmp_path_factory: pytest.TempPathFactory) -> World:
+    """A model with room for 1,200 tokens."""
+    folder = tmp_path_factory.mktemp("long")
+    target = save_random_llama(folder / "target", max_position_embeddings=1280)
+    save_random_head(folder / "head", max_position_embeddings=1280)
+    return World(folder, target, world.tokenizer)
+
+
+@pytest.fixture(scope="module")
+def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Master]:
+    with mooncake_master(tmp_path_factory.mktemp("mooncake")) as running:
+        yield running
+
+
+def expected(world: World, prompts: list[list[int]], params: SamplingParams) -> list[list[int]]:
+    with engine(world, "eagle", None, **LONG) as llm:
+        return run(llm, prompts, params).tokens
+
+
+def store_of(llm: LLM) -> MooncakeStore:
+    connector = llm.engine.connector
+    assert isinstance(connector, OffloadingConnector)
+    (store,) = connector._stores
+    assert isinstance(store, MooncakeStore)
+    return store
+
+
+def test_a_prefix_is_computed_once_for_two_engines(long_world: World, master: Master) -> None:
+    prompt = [*PREFIX, 5, 6, 7]
+    config = master.config(cache_prefix="share")
+    with engine(long_world, "eagle", config, **LONG) as one, engine(long_world, "eagle", config, **LONG) as other:
+        first = run(one, [prompt], DRAWN)
+        flush(one)
+        second = run(other, [prompt], DRAWN)
+        # A byte of a stored block flips.
+        with engine(long_world, "eagle", config, **LONG) as third:
+            store = store_of(third)._connected()
+            connector = third.engine.connector
+            hashes = [each for each in one.engine.scheduler.manager.pool._hashes if each is not None]
+            key = connector._key("target", hashes[10])
+            record = bytearray(store.get(key))
+            record[777] ^= 1
+            assert store.remove(key, True) == 0
+            assert store.put(key, bytes(record)) == 0
+            last = run(third, [prompt], DRAWN)
+            stats = connector.get_kv_connector_stats()
+    assert first.tokens == second.tokens == last.tokens == expected(long_world, [prompt], DRAWN)
+    assert first.tau == second.tau == last.tau
+    assert second.loaded == SHARED
+    assert second.known == first.known - SHARED
+    assert second.read == first.read - SHARED
+    # Blocks in front of the damaged one are loaded, the others computed.
+    assert last.loaded < SHARED
+    assert last.known == first.known - last.loaded
+    assert stats.failures == 1
+
+
+def test_publish_query_invalidate(master: Master) -> None:
+    config = master.config()["kv_connector_extra_config"]
+    own = {name: value for name, value in config.items() if name not in ("cpu_bytes_to_use", "load_timeout")}
+    notes = Notes(logging.getLogger("specdec.tests"))
+    store = MooncakeStore(MooncakeSettings(**own), 4096, 4, notes)
+    assert store.may_hold("a")
+    store.write(["a", "b"], [memoryview(b"x" * 100), memoryview(b"y" * 200)])
+    assert store.count_held(["a", "b", "c"]) == 2
+    payloads = [memoryview(bytearray(size)) for size in (100, 50, 200)]
+    assert store.read(["a", "c", "b"], payloads) == [True, False, True]
+    assert (bytes(payloads[0]), bytes(payloads[2])) == (b"x" * 100, b"y" * 200)
+    store.remove(["a"])
+    assert store.count_held(["a", "b"]) == 0
+    assert notes.num_failures == 0
+    store.close()
+
+
+def test_requests_survive_a_full_pool(long_world: World, master: Master, caplog: pytest.LogCaptureFixture) -> None:
+    from mooncake.store import ReplicateConfig
+
+    prompts = [[token % 90 + 3 for token in PREFIX[i : 300 + i]] for i in range(2)]
+    kept = ReplicateConfig()
+    kept.with_hard_pin = True
+    config = master.config(cache_prefix="full", global_segment_size=16 << 20)
+    with engine(long_world, "eagle", config, **LONG) as llm:
+        pool, number = store_of(llm)._connected(), 0
+        for size in (1 << 20, 1 << 12):
+            while pool.put(f"full {number} {size}", bytes(size), kept) == 0:
+                number += 1
+        results = [run(llm, [prompt], GREEDY) for prompt in (*prompts, *prompts)]
+        flush(llm)
+    wanted = expected(long_world, prompts, GREEDY)
+    assert [result.tokens[0] for result in results] == [*wanted, *wanted]
+    assert "the pool is full" in caplog.text
+
+
+def test_requests_survive_the_end_of_the_master(
+    long_world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is killed while requests wait for blocks, run, and are to come."""
+    prompts = [[token % 90 + 3 for token in PREFIX[i : 600 + i]] for i in range(4)]
+    with mooncake_master(tmp_path) as master:
+        config = master.config(load_timeout=1)
+        with engine(long_world, "eagle", config, **LONG) as one, engine(long_world, "eagle", config, **LONG) as other:
+            run(one, prompts[:2], GREEDY)
+            flush(one)
+            groups = [other.new_group(prompt, GREEDY).requests[0] for prompt in prompts]
+            for request in groups[:3]:
+                other.engine.add_request(request)
+            other.engine.step()
+            master.kill()
+            other.engine.add_request(groups[3])
+            while other.engine.has_unfinished:
+                other.engine.step()
+            outputs = [request.completion().token_ids for request in groups]
+    assert outputs == expected(long_world, prompts, GREEDY)
+    assert "tokens are computed instead" in caplog.text or "took longer than" in caplog.text
