@@ -66,11 +66,11 @@ def main() -> None:
                 max_num_seqs=SEATS,
                 max_num_batched_tokens=SEATS * (1 + nodes) + PROMPT_TOKENS,
             )
-            assert isinstance(llm.engine.drafter, ModelDrafter)
+            assert isinstance(llm.engine.worker.drafter, ModelDrafter)
             if rule == "one-hot top-k":
                 # The most probable tokens by q, as in EAGLE-2 and SGLang: searched without noise, not drawn.
-                llm.engine.drafter.proposal = Proposal.COUPLED
-                setattr(llm.engine.drafter, "_own_noise", lambda rows: [None] * len(rows))  # noqa: B010
+                llm.engine.worker.drafter.proposal = Proposal.COUPLED
+                setattr(llm.engine.worker.drafter, "_own_noise", lambda rows: [None] * len(rows))  # noqa: B010
             for name in ("sgd-eval", "gsm8k-eval"):
                 for temperature in args.temperatures:
                     # At temperature 0 all rules are one.

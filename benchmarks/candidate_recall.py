@@ -53,13 +53,13 @@ class Recorder:
 
 
 def readout_of(llm: LLM) -> Readout:
-    assert isinstance(llm.engine.drafter, ModelDrafter)
-    return llm.engine.drafter.readout
+    assert isinstance(llm.engine.worker.drafter, ModelDrafter)
+    return llm.engine.worker.drafter.readout
 
 
 def states_of(llm: LLM, names: list[str], max_tokens: int) -> Tensor:
     """`[states, hidden_size]`, of all roots and expanded nodes of some answers."""
-    drafter = llm.engine.drafter
+    drafter = llm.engine.worker.drafter
     assert isinstance(drafter, ModelDrafter)
     drafter.readout = recorder = Recorder(drafter.readout)
     prompts = [llm.chat_prompt(messages) for name in names for messages in read_prompts(name)[:20]]

@@ -38,7 +38,7 @@ def main() -> None:
     args = parser.parse_args()
     llm = LLM(draft=None, dtype="float32")
     weight = llm.model.lm_head_weight
-    head = load_head(DEMO / "eagle", llm.model.parts, llm.engine.cache.kernels).draft.head
+    head = load_head(DEMO / "eagle", llm.model.parts, llm.engine.worker.cache.kernels).draft.head
     assert isinstance(head, EagleHead)
     llama = head.llama
     rope = llama.rope.table(llama.head_dim, llama.max_position, torch.float32)

@@ -173,8 +173,8 @@ class Engines:
             readout = MatrixReadout(Projection(eagle3.lm_head.weight), vocab, eagle3.draft_tokens)
         drafts = DraftModel(head, readout)
         self.eagle = EngineBuilder(self.config, self.target, drafts, self.kernels).build()
-        self.forced = Forced(self.eagle.verifier)
-        self.eagle.verifier = self.forced
+        self.forced = Forced(self.eagle.worker.verifier)
+        self.eagle.worker.verifier = self.forced
 
     @property
     def weight_bytes(self) -> int:
@@ -199,7 +199,7 @@ class Engines:
             engine.step()
         for _ in range(STEPS_BEFORE):
             engine.step()
-        forward, passes = engine.runner.forward, list[float]()
+        forward, passes = engine.worker.runner.forward, list[float]()
 
         def timed(*arguments: Any) -> Any:
             logits, seconds = self._timed(lambda: forward(*arguments))
@@ -207,10 +207,10 @@ class Engines:
             return logits
 
         whole = [self._timed(engine.step)[1] for _ in range(sizes.steps)]
-        engine.runner.forward = timed
+        engine.worker.runner.forward = timed
         for _ in range(sizes.steps):
             engine.step()
-        del engine.runner.forward
+        del engine.worker.runner.forward
         assert not any(request.finished for request in requests), "a request has ended that is timed"
         for request in requests:
             engine.abort(request)

@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=32)
     args = parser.parse_args()
     llm = LLM(draft="eagle", adaptive_drafts=False)
-    caches = [llm.engine.cache.target, llm.engine.cache.draft]
+    caches = [llm.engine.worker.cache.target, llm.engine.worker.cache.draft]
     places = [tensor.data_ptr() for tensor in caches if tensor is not None]
     # Pages of the cache become resident when first written, so all of it is written before the count begins.
     for tensor in caches:

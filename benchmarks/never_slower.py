@@ -150,7 +150,7 @@ def main() -> None:
         {
             "model": shown_path(args.model),
             "dtype": engines.plain.config.dtype,
-            "kernels": engines.plain.engine.cache.kernels.name,
+            "kernels": engines.plain.engine.worker.cache.kernels.name,
             "shape": vars(engines.adaptive.config.shape),
             "max_tokens": args.max_tokens,
             "rounds": rounds,

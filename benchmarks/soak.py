@@ -60,7 +60,7 @@ class AbortingDrafter:
     """A drafter that now and then aborts a request, usually a running one, in the middle of a step."""
 
     def __init__(self, llm: LLM, chance: random.Random) -> None:
-        self.llm, self.drafter, self.chance, self.aborted = llm, llm.engine.drafter, chance, 0
+        self.llm, self.drafter, self.chance, self.aborted = llm, llm.engine.worker.drafter, chance, 0
 
     def propose(self, rows: Sequence[DraftRow]) -> DraftTrees:
         if self.chance.random() < ABORT_WITHIN_STEP:
@@ -78,8 +78,8 @@ def soak(llm: LLM, texts: Sequence[Sequence[int]], num_requests: int, seed: int,
     """
     chance, engine, report = random.Random(seed), llm.engine, Report()
     before = replace(engine.scheduler.stats())
-    drafter: Drafter = engine.drafter
-    aborting = engine.drafter = AbortingDrafter(llm, chance)
+    drafter: Drafter = engine.worker.drafter
+    aborting = engine.worker.drafter = AbortingDrafter(llm, chance)
     alive: dict[Request, None] = {}
     queued, sampled = 0, 0
     start = time.perf_counter()
@@ -110,7 +110,7 @@ def soak(llm: LLM, texts: Sequence[Sequence[int]], num_requests: int, seed: int,
             report.in_use_mib[sampled] = round(in_use_mib(), 1)
             print(f"{sampled} requests, {report.resident_mib[sampled]} MiB", flush=True)
     report.seconds = time.perf_counter() - start
-    engine.drafter, report.aborted_within = drafter, aborting.aborted
+    engine.worker.drafter, report.aborted_within = drafter, aborting.aborted
     check_scheduler(engine.scheduler)
     stats = report.stats = replace(engine.scheduler.stats())
     manager = engine.scheduler.manager
@@ -191,8 +191,8 @@ def main() -> None:
             "dtype": llm.config.dtype,
             "requests": args.requests,
             "seed": args.seed,
-            "blocks": llm.engine.cache.num_blocks,
-            "host_blocks": llm.engine.cache.num_host_blocks,
+            "blocks": llm.engine.worker.cache.num_blocks,
+            "host_blocks": llm.engine.worker.cache.num_host_blocks,
             "seconds": round(report.seconds, 1),
             "requests_per_s": round(stats["queued"] / report.seconds, 1),
             "finish_reasons": dict(report.reasons),

@@ -63,8 +63,8 @@ def main() -> None:
             shape=parse_shape(args.shape) if args.shape else None,
             adaptive_drafts=False,
         )
-        timed = TimedVerifier(llm.engine.verifier)
-        llm.engine.verifier = timed  # type: ignore[assignment]
+        timed = TimedVerifier(llm.engine.worker.verifier)
+        llm.engine.worker.verifier = timed
         prompts = [llm.chat_prompt(messages) for messages in read_prompts("gsm8k-eval")]
         for batch in args.batches:
             for what, parameters in ASKED.items():

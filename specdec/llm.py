@@ -111,8 +111,8 @@ class LLM:
         """
         self._shared.close()
         engine = self.__dict__.pop("engine", None)
-        if engine is not None and engine.connector is not None:
-            engine.connector.shutdown()
+        if engine is not None:
+            engine.shutdown()
         self.__dict__.pop("model", None)
 
     @check_call(FOREIGN_CALL)

@@ -27,7 +27,7 @@ def head_of(llm: LLM) -> tuple[FeatureHead, Readout]:
     Raises:
         ValueError: what drafts is no head that reads the target's states.
     """
-    drafter = llm.engine.drafter
+    drafter = llm.engine.worker.drafter
     if isinstance(drafter, ModelDrafter) and isinstance(drafter.head, FeatureHead):
         return drafter.head, drafter.readout
     raise ValueError(f"{llm.config.draft}: not a draft head, and only those can be evaluated; give the folder of one")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -68,7 +68,12 @@ class WeighingVerifier:
         return self.walk(scores, trees, NoiseRows(noise_keys(contexts)))
 
 
-Verifier = CoupledVerifier | WeighingVerifier
+class Verifier(Protocol):
+    """An acceptance rule."""
+
+    def verify(self, trees: DraftTrees, contexts: Sequence[Context], logits: Tensor) -> list[Acceptance]:
+        """Return the outcome of each row; see `CoupledVerifier.verify`."""
+        ...
 
 
 def verifier_of(rule: Literal["coupled", "rejection", "block"], kernels: KernelSet) -> Verifier:

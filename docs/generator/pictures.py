@@ -87,14 +87,14 @@ def _find_tree() -> Drawn:
     found: list[Drawn] = []
     prompt = llm.chat_prompt([{"role": "user", "content": TREE_PROMPT}])
     request = llm.new_group(prompt, SamplingParams(temperature=0, max_tokens=96)).requests[0]
-    propose, trees = llm.engine.drafter.propose, []
+    propose, trees = llm.engine.worker.drafter.propose, []
 
     def watch(rows: Any) -> Any:
         trees.append(propose(rows))
         return trees[-1]
 
     # A method may not be assigned to, says mypy; here that is what is wanted.
-    setattr(llm.engine.drafter, "propose", watch)  # noqa: B010
+    setattr(llm.engine.worker.drafter, "propose", watch)  # noqa: B010
     llm.engine.add_request(request)
     while llm.engine.has_unfinished:
         before = len(request.token_ids)

@@ -201,7 +201,7 @@ def _configuration(llm: LLM) -> dict[str, Any]:
     return {
         "draft": ",".join(_shown_sources(config)) or None,
         "dtype": config.dtype,
-        "kernels": llm.engine.cache.kernels.name,
+        "kernels": llm.engine.worker.cache.kernels.name,
         "verify": config.verify,
         "adaptive_drafts": config.scheduler.adaptive_drafts,
         "shape": vars(config.shape) if config.sources else None,

@@ -92,7 +92,7 @@ def _measure(llm: "LLM", prompts: list[GivenPrompt], params: SamplingParams) -> 
         raise ValueError(f"{len(trees)} draft trees were verified; give longer answers by --max-tokens")
     values = DraftProfile.of(trees)
     return {
-        "kernels": llm.engine.cache.kernels.name,
+        "kernels": llm.engine.worker.cache.kernels.name,
         "dtype": llm.config.dtype,
         "trees": len(trees),
         **_costs(cost),

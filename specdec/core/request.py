@@ -163,6 +163,11 @@ class Request:
         return self._chains[1] or None
 
     @property
+    def needs_logits(self) -> bool:
+        """True if it needs logits on the host: for log-probabilities or a trace."""
+        return self.is_traced or self.params.logprobs is not None or self.params.prompt_logprobs is not None
+
+    @property
     def finished(self) -> bool:
         return self.finish_reason is not None
 

@@ -1,30 +1,26 @@
 """The step: schedule, draft, one forward pass, verify, commit."""
 
-import itertools
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from specdec.cache.kv_cache import KVCache
 from specdec.core.device import on_device
 from specdec.core.logprobs import score_output, score_prompt
 from specdec.core.outputs import LogprobsMode
 from specdec.core.request import Request
-from specdec.draft_heads.drafting.chained_trees import add_chains
-from specdec.draft_heads.drafting.drafter import Drafter, DraftRow
-from specdec.draft_heads.drafting.structured_drafts import without_forbidden
+from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.engine.step_observer import StepObserver
 from specdec.engine.tree_trace import node_probs, trace_of
-from specdec.execution.model_runner import ModelRunner
-from specdec.kernels.draft_trees import DraftTrees
+from specdec.execution.executor import Executor
+from specdec.execution.step_order import StepOrder, StepOutcome
+from specdec.execution.worker import Worker, score_spans
+from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.tree import DraftTree, TreeRow
 from specdec.kernels.types import NO_TOKEN, Acceptance
 from specdec.kv_transfer.kv_connector import KVConnector
 from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.step_plan import PlannedRow, RowResult, StepPlan
-from specdec.verify.tree_batch import slots_of
-from specdec.verify.verifier import Verifier
 
 # Seconds that an engine waits for blocks when it has nothing else to do.
 KV_WAIT = 0.002
@@ -40,15 +36,18 @@ class LLMEngine:
     def __init__(
         self,
         scheduler: Scheduler,
-        runner: ModelRunner,
-        cache: KVCache,
-        drafter: Drafter,
-        verifier: Verifier,
+        executor: Executor,
+        kernels: KernelSet,
         logprobs_mode: LogprobsMode = "raw_logprobs",
     ) -> None:
-        self.scheduler, self.runner, self.cache = scheduler, runner, cache
-        self.drafter, self.verifier, self.logprobs_mode = drafter, verifier, logprobs_mode
-        self._observer = StepObserver(scheduler, cache.target.device)
+        self.scheduler, self.executor, self.kernels, self.logprobs_mode = scheduler, executor, kernels, logprobs_mode
+        self._null_block = scheduler.manager.pool.num_blocks
+        self._observer = StepObserver(scheduler, executor.worker.device)
+
+    @property
+    def worker(self) -> Worker:
+        """The worker of this process, with its model, cache and drafter."""
+        return self.executor.worker
 
     @property
     def connector(self) -> KVConnector | None:
@@ -80,6 +79,12 @@ class LLMEngine:
         if self.connector is not None and self.scheduler.queues.waiting_for_kv:
             self.connector.wait(KV_WAIT)
 
+    def shutdown(self) -> None:
+        """Store what a connector has still to store, and end workers in other processes. Nothing is run afterwards."""
+        if self.connector is not None:
+            self.connector.shutdown()
+        self.executor.shutdown()
+
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> list[Request]:
         """Run a step that the scheduler planned; return the requests that got tokens.
@@ -88,7 +93,7 @@ class LLMEngine:
         blocks have been moved; otherwise blocks of requests outside the plan may lack their content.
         """
         try:
-            with on_device(self.cache.target.device), self.cache.kernels.limited_threads():
+            with on_device(self.worker.device), self.kernels.limited_threads():
                 return self._run(plan)
         except BaseException:
             self.scheduler.cancel(plan)
@@ -97,83 +102,77 @@ class LLMEngine:
     def _run(self, plan: StepPlan) -> list[Request]:
         observer, rows = self._observer, plan.rows
         observer.begin()
-        self.cache.apply_moves(plan.moves)
-        plan.moves = []
-        draft_rows = [self._draft_row(row) for row in rows]
-        with observer.drafting():
-            drafted = self.drafter.propose(draft_rows)
-            chained = add_chains(drafted, [row.chain_nodes for row in rows], self.cache.target.device)
-            trees = without_forbidden(chained, [row.context for row in draft_rows])
-        parts = [_tree_row(row) for row in rows]
-        logits = self.runner.forward(parts, trees)
+        order = self._order(plan)
+        self.executor.step(order)
         observer.use_wait()
-        results = self._verify(rows, trees, parts, logits)
-        self._commit(rows, results)
-        updated = self._append(rows, trees, results)
+        outcome = self.executor.collect()
+        results = self._results(rows, order, outcome)
+        updated = self._append(rows, outcome.trees, results)
         self.scheduler.update(plan, results)
         if self.connector is not None:
             self.connector.wait_for_save(self.connector.build_connector_meta(self.scheduler.manager.take_published()))
-        observer.end(rows, draft_rows, results)
+        observer.end(rows, order.drafts, results, outcome.drafting)
         return updated
+
+    def _order(self, plan: StepPlan) -> StepOrder:
+        rows = plan.rows
+        return StepOrder(
+            parts=[_tree_row(row) for row in rows],
+            drafts=[self._draft_row(row) for row in rows],
+            chains=[row.chain_nodes for row in rows],
+            sampled=[place for place, row in enumerate(rows) if row.sampled],
+            moves=plan.moves,
+            needs_logits=any(row.request.needs_logits for row in rows),
+        )
 
     def _draft_row(self, row: PlannedRow) -> DraftRow:
         request, table = row.request, row.request.block_table
         if row.num_nodes:
             # All trees of a batch have as many levels as its deepest; nodes beyond this row's bounds need slots too.
             lacking = self.scheduler.blocks_with_drafts(request) - len(table)
-            table = [*table, *[self.cache.null_block] * lacking]
+            table = [*table, *[self._null_block] * lacking]
         return DraftRow(
             table, request.num_draft_cached, row.draft_prefill_end, row.num_nodes, row.max_depth, request.context
         )
 
-    def _verify(
-        self, plan: list[PlannedRow], trees: DraftTrees, parts: list[TreeRow], logits: Tensor
-    ) -> list[RowResult]:
+    def _results(self, plan: list[PlannedRow], order: StepOrder, outcome: StepOutcome) -> list[RowResult]:
         """Return the rows' results, and store the log-probabilities that requests ask for."""
-        sampled = [i for i, row in enumerate(plan) if row.sampled]
-        ends = list(itertools.accumulate(part.num_scored + size for part, size in zip(parts, trees.sizes, strict=True)))
-        spans = [slice(ends[i] - 1 - trees.sizes[i], ends[i]) for i in sampled]
-        wanted = logits
-        if sum(span.stop - span.start for span in spans) < len(logits):
-            wanted = torch.cat([logits[span] for span in spans] or [logits[:0]])
-        verified: list[Acceptance] = []
-        if sampled:
-            own = trees if len(sampled) == len(plan) else trees.select(sampled)
-            verified = self.verifier.verify(own, [plan[i].request.context for i in sampled], wanted)
-        found = iter(zip(verified, spans, strict=True))
-        results: list[RowResult] = []
-        for row, tree, part, end in zip(plan, trees.read(), parts, ends, strict=True):
-            request = row.request
-            if part.num_scored > 1 or (part.num_scored and not row.sampled):
-                start = end - len(tree) - part.num_scored
-                score_prompt(request, logits[start : start + part.num_scored])
-            if not row.sampled:
-                results.append(RowResult())
-                continue
-            acceptance, span = next(found)
-            result = _result(tree, acceptance)
-            results.append(result)
-            if request.is_traced:
-                result.node_probs = node_probs(request, tree, logits[span], self.cache.kernels)
-            if request.params.logprobs is not None:
-                score_output(request, acceptance, tree, logits[span], self.logprobs_mode, self.cache.kernels)
+        trees, acceptances = outcome.trees, iter(outcome.acceptances)
+        results = [
+            _result(tree, next(acceptances)) if row.sampled else RowResult()
+            for row, tree in zip(plan, trees, strict=True)
+        ]
+        if outcome.logits is not None:
+            found = iter(outcome.acceptances)
+            spans = score_spans(order, [len(tree) for tree in trees])
+            for row, part, tree, span, result in zip(plan, order.parts, trees, spans, results, strict=True):
+                acceptance = next(found) if row.sampled else None
+                self._score(row.request, part, tree, outcome.logits[span], acceptance, result)
         return results
 
-    def _commit(self, rows: Sequence[PlannedRow], results: Sequence[RowResult]) -> None:
-        """Move the cache entries of accepted nodes behind their chain."""
-        source: list[int] = []
-        target: list[int] = []
-        for row, result in zip(rows, results, strict=True):
-            path = result.path
-            if path != tuple(range(len(path))) and not row.request.finished:
-                request, end = row.request, row.request.num_cached + row.num_known
-                slots = slots_of(request.block_table, end, end + path[-1] + 1, self.cache.block_size)
-                source += [slots[node] for node in path]
-                target += slots[: len(path)]
-        if source:
-            self.cache.move(source, target)
+    def _score(
+        self,
+        request: Request,
+        part: TreeRow,
+        tree: DraftTree,
+        logits: Tensor,
+        acceptance: Acceptance | None,
+        result: RowResult,
+    ) -> None:
+        """Store the log-probabilities and node probabilities that a request asks for."""
+        if part.num_scored > 1 or (part.num_scored and acceptance is None):
+            score_prompt(request, logits[: part.num_scored])
+        if acceptance is None:
+            return
+        own = logits[len(logits) - 1 - len(tree) :]
+        if request.is_traced:
+            result.node_probs = node_probs(request, tree, own, self.kernels)
+        if request.params.logprobs is not None:
+            score_output(request, acceptance, tree, own, self.logprobs_mode, self.kernels)
 
-    def _append(self, rows: Sequence[PlannedRow], trees: DraftTrees, results: Sequence[RowResult]) -> list[Request]:
+    def _append(
+        self, rows: Sequence[PlannedRow], trees: Sequence[DraftTree], results: Sequence[RowResult]
+    ) -> list[Request]:
         """Give requests their tokens, one by one up to where the output ends; return the requests that were sampled."""
         updated = []
         for place, (row, result) in enumerate(zip(rows, results, strict=True)):
@@ -186,7 +185,7 @@ class LLMEngine:
             if row.chains is not None:
                 row.chains.learn(result.tokens[: result.num_new])
             if request.is_traced:
-                trace = trace_of(request, trees.read()[place], result, self._observer.seconds)
+                trace = trace_of(request, trees[place], result, self._observer.seconds)
                 request.steps[-1] = request.steps[-1]._replace(trace=trace)
             if result.is_dead_end and not request.finished:
                 _end_without_token(request)

@@ -2,13 +2,13 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 
 from specdec.draft_heads.drafting.drafter import DraftRow
+from specdec.execution.device_clock import Mark, seconds_between
 from specdec.scheduling.rank_values import TreeOutcome
 from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.step_cost import MeasuredStep
@@ -19,8 +19,6 @@ from specdec.scheduling.step_plan import PlannedRow, RowResult
 LONG_RUN, MEASURED_EVERY = 16, 4
 # Limit of the seconds between two steps that count; the caller may do other things than steps.
 MOST_BETWEEN = 0.001
-# A moment of the host, or of a GPU, which runs behind the host.
-Mark = float | torch.cuda.Event
 
 
 class StepObserver:
@@ -37,7 +35,6 @@ class StepObserver:
         self._plain_run = 0
         self._record: Callable[[], None] | None = None
         self._start, self._end = 0.0, math.inf
-        self._drafting: tuple[Mark, Mark] = (0.0, 0.0)
 
     def begin(self) -> None:
         """Start the clock of a step, at the end of the last one where that left requests running.
@@ -52,13 +49,6 @@ class StepObserver:
         """Seconds since the step's begin."""
         return time.perf_counter() - self._start
 
-    @contextmanager
-    def drafting(self) -> Iterator[None]:
-        """Time the drafting of the step where it runs, without waiting for it."""
-        start = self._mark()
-        yield
-        self._drafting = (start, self._mark())
-
     def use_wait(self) -> None:
         """Do host work while the device is busy: record the previous step, detokenize, hash waiting prompts."""
         if self._record is not None:
@@ -68,8 +58,18 @@ class StepObserver:
         for request in self.scheduler.running:
             request.detokenizer.settle()
 
-    def end(self, rows: Sequence[PlannedRow], draft_rows: Sequence[DraftRow], results: Sequence[RowResult]) -> None:
-        """Stop the clock of a step, and keep its measurements until the next one."""
+    def end(
+        self,
+        rows: Sequence[PlannedRow],
+        draft_rows: Sequence[DraftRow],
+        results: Sequence[RowResult],
+        drafting: tuple[Mark, Mark],
+    ) -> None:
+        """Stop the clock of a step, and keep its measurements until the next one.
+
+        Args:
+            drafting: when drafting began and ended.
+        """
         was_unfinished = self._is_unfinished
         # Only sampling makes the host wait.
         self._is_unfinished = self._is_async and not any(row.sampled for row in rows)
@@ -78,7 +78,7 @@ class StepObserver:
         )
         is_one_of_many = self._plain_run > LONG_RUN and self._plain_run % MEASURED_EVERY
         if self.scheduler.step_cost is not None and not (was_unfinished or self._is_unfinished or is_one_of_many):
-            seconds, draft_seconds = self.seconds, _seconds(*self._drafting)
+            seconds, draft_seconds = self.seconds, seconds_between(*drafting)
             self._record = partial(self._learn, rows, draft_rows, results, seconds - draft_seconds, draft_seconds)
         self._end = time.perf_counter() if self.scheduler.running else math.inf
 
@@ -109,20 +109,3 @@ class StepObserver:
                 if (size := result.num_nodes - result.num_chained)
             ],
         )
-
-    def _mark(self) -> Mark:
-        """Return the moment when the device has done all that it was asked before."""
-        if not self._is_async:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
-
-
-def _seconds(start: Mark, end: Mark) -> float:
-    """Return the time between two moments, which must have passed."""
-    if isinstance(start, float):
-        assert isinstance(end, float)
-        return end - start
-    assert not isinstance(end, float)
-    return float(start.elapsed_time(end)) / 1e3

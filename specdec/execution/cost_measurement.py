@@ -9,9 +9,10 @@ import torch
 
 from specdec.cache.kv_cache_manager import BlockMove, MoveKind
 from specdec.draft_heads.drafting.draft_shape import DraftShape
-from specdec.draft_heads.drafting.drafter import Drafter, DraftRow
+from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.execution.dummy_rows import dummy_chain, dummy_draft_rows, dummy_reading_row, dummy_rows
-from specdec.execution.model_runner import ModelRunner
+from specdec.execution.executor import Executor
+from specdec.execution.worker import Worker
 from specdec.scheduling.step_cost import Curve, PreemptionCost, StepCost
 
 # Least and most rounds of measurements, and the time that ends them between: steps of a small model are short beside
@@ -26,7 +27,7 @@ ROWS = (1, 8, 32)
 LONGEST = 0.5
 
 
-def measure_step_cost(runner: ModelRunner, longest: int, drafter: Drafter, shape: DraftShape | None) -> StepCost:
+def measure_step_cost(executor: Executor, longest: int, shape: DraftShape | None) -> StepCost:
     """Time the parts of steps of this target and drafter.
 
     Args:
@@ -36,18 +37,18 @@ def measure_step_cost(runner: ModelRunner, longest: int, drafter: Drafter, shape
     depth = shape.depth if shape else 1
     # Tokens that are cached before the one that rows are measured with.
     context = max(1, min(CONTEXT, longest - 1 - depth))
-    cache = runner.cache
+    cache = executor.worker.cache
     chains = [n for n in TOKENS if n <= longest]
-    passes = _curve(lambda tokens: runner.run_dummy(*dummy_chain(cache, tokens)), chains)
-    rows = _curve(lambda rows: runner.run_dummy(*dummy_rows(cache, rows, context)), ROWS)
+    passes = _curve(lambda tokens: executor.run_dummy(*dummy_chain(cache, tokens)), chains)
+    rows = _curve(lambda rows: executor.run_dummy(*dummy_rows(cache, rows, context)), ROWS)
     cost = StepCost(passes, Curve([(x, max(0.0, y - passes(x))) for x, y in zip(rows.xs, rows.ys, strict=True)]))
     if shape is not None:
         cost.depth = depth
         trees = partial(dummy_draft_rows, cache, context=context, shape=shape)
-        cost.first_level = _draft_curve(runner, drafter, partial(trees, depth=1), ROWS)
-        cost.all_levels = _draft_curve(runner, drafter, partial(trees, depth=depth), ROWS)
+        cost.first_level = _draft_curve(executor.worker, partial(trees, depth=1), ROWS)
+        cost.all_levels = _draft_curve(executor.worker, partial(trees, depth=depth), ROWS)
         sizes = [n for n in TOKENS if n < longest]
-        cost.reading = _draft_curve(runner, drafter, lambda tokens: [dummy_reading_row(cache, tokens)], sizes)
+        cost.reading = _draft_curve(executor.worker, lambda tokens: [dummy_reading_row(cache, tokens)], sizes)
     return cost
 
 
@@ -70,19 +71,18 @@ def _curve(work: Callable[[int], None], sizes: Sequence[int]) -> Curve:
     return Curve((seconds | {size: min(own) for size, own in times.items()}).items())
 
 
-def _draft_curve(
-    runner: ModelRunner, drafter: Drafter, rows_of: Callable[[int], list[DraftRow]], sizes: Sequence[int]
-) -> Curve:
+def _draft_curve(worker: Worker, rows_of: Callable[[int], list[DraftRow]], sizes: Sequence[int]) -> Curve:
     @torch.inference_mode()
     def work(size: int) -> None:
-        drafter.propose(rows_of(size))
-        runner.wait()
+        worker.drafter.propose(rows_of(size))
+        worker.runner.wait()
 
     return _curve(work, sizes)
 
 
-def measure_preemption_cost(runner: ModelRunner) -> PreemptionCost:
+def measure_preemption_cost(executor: Executor) -> PreemptionCost:
     """Time a pass over a chunk of a prompt, and copies of blocks to host memory, on the still empty cache."""
+    runner = executor.worker.runner
     cache, tokens = runner.cache, min(CHUNK, runner.max_position)
     out = [BlockMove(MoveKind.SWAP_OUT, i, i) for i in range(min(cache.num_blocks, cache.num_host_blocks, 16))]
 
@@ -93,7 +93,7 @@ def measure_preemption_cost(runner: ModelRunner) -> PreemptionCost:
 
     passes, swaps = [], []
     for _ in range(1 + ROUNDS):
-        passes.append(_timed(lambda: runner.run_dummy(*dummy_chain(cache, tokens))))
+        passes.append(_timed(lambda: executor.run_dummy(*dummy_chain(cache, tokens))))
         swaps.append(_timed(swap))
     # The first round warms up.
     return PreemptionCost(median(passes[1:]) / tokens, median(swaps[1:]) / len(out))

@@ -64,7 +64,7 @@ def test_tokens_and_draft_trees_are_the_demos(wide: Path, head: str, monkeypatch
 def recorded_trees(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], list[int]]]:
     """Return a list to which every tree's tokens and parents are added when it is drafted."""
     recorded: list[tuple[list[int], list[int]]] = []
-    drafter = llm.engine.drafter
+    drafter = llm.engine.worker.drafter
     propose = drafter.propose
 
     def record(rows: Sequence[DraftRow]) -> DraftTrees:

@@ -62,7 +62,7 @@ def test_head_none_and_random_drafts_agree(
         SamplingParams(temperature=temperature, seed=11 + i, max_tokens=32, ignore_eos=True) for i in range(len(chosen))
     ]
     random = LLM(draft="eagle", dtype="float64", shape=DraftShape(4, 4, 24), adaptive_drafts=False)
-    random.engine.drafter = RandomDrafter(random.model.config.vocab_size, seed=1)
+    random.engine.worker.drafter = RandomDrafter(random.model.config.vocab_size, seed=1)
     want = [output.token_ids for output in plain.generate(chosen, params)]
     for llm in (eagle, random):
         assert [output.token_ids for output in llm.generate(chosen, params)] == want

@@ -83,7 +83,7 @@ def test_logits_are_those_of_plain_decoding(
         block_size=8,
     )
     if drafter == "random":
-        llm.engine.drafter = RandomDrafter(VOCAB, seed)
+        llm.engine.worker.drafter = RandomDrafter(VOCAB, seed)
     assert [outcome(group.output()) for group in run(llm, cases)] == expected
 
 

@@ -93,8 +93,8 @@ class Interrupting:
 def run(llm: LLM, cases: list[Arrival], groups: list[RequestGroup]) -> None:
     """All to their end, with integrity checked after every step."""
     engine = llm.engine
-    assert isinstance(engine.drafter, Interrupting)
-    engine.drafter.llm = llm
+    assert isinstance(engine.worker.drafter, Interrupting)
+    engine.worker.drafter.llm = llm
     step = 0
     while step <= max(case.step for case in cases) or engine.has_unfinished:
         for case, group in zip(cases, groups, strict=True):
@@ -103,7 +103,7 @@ def run(llm: LLM, cases: list[Arrival], groups: list[RequestGroup]) -> None:
                     engine.add_request(request)
             if case.aborted is not None and case.step + case.aborted == step:
                 if case.within:
-                    engine.drafter.within += group.requests
+                    engine.worker.drafter.within += group.requests
                 else:
                     for request in group.requests:
                         engine.abort(request)
@@ -200,12 +200,12 @@ def test_output_is_that_of_the_request_alone(
         [expect(world, llm, request, case.params, beyond) for request in group.requests]
         for group, case in zip(groups, cases, strict=True)
     ]
-    inner: Drafter = llm.engine.drafter
+    inner: Drafter = llm.engine.worker.drafter
     if drafter == "random":
         inner = RandomDrafter(VOCAB, seed)
     if drafter == "knowing":
         inner = KnowingDrafter(seed, futures(groups, expected))
-    llm.engine.drafter = Interrupting(inner, [])
+    llm.engine.worker.drafter = Interrupting(inner, [])
     run(llm, cases, groups)
     for group, case, all_of in zip(groups, cases, expected, strict=True):
         aborted = False
@@ -274,14 +274,14 @@ def test_a_step_that_comes_to_nothing_leaves_no_trace(world: World, monkeypatch:
         adaptive_drafts=False,
     )
     (expected,) = llm.generate([[3, 4, 5, 6]], params)
-    commit, calls = llm.engine._commit, itertools.count()
+    append, calls = llm.engine._append, itertools.count()
 
-    def interrupted(*args: Any) -> None:
+    def interrupted(*args: Any) -> Any:
         if next(calls) % 3 == 1:
             raise KeyboardInterrupt
-        commit(*args)
+        return append(*args)
 
-    monkeypatch.setattr(llm.engine, "_commit", interrupted)
+    monkeypatch.setattr(llm.engine, "_append", interrupted)
     (request,) = llm.new_group([3, 4, 5, 6], params).requests
     llm.engine.add_request(request)
     while not request.finished:

@@ -93,14 +93,14 @@ def test_output_is_that_of_the_plain_loop(
         ]
         cases = [case._replace(params=own) for case, own in zip(cases, params, strict=True)]
     if drafter == "random":
-        llm.engine.drafter = RandomDrafter(VOCAB, seed)
+        llm.engine.worker.drafter = RandomDrafter(VOCAB, seed)
     if drafter == "knowing":
         futures = {
             (request.sampling.seed, request.sampling.sample_index): one.tokens + one.beyond
             for group, all_of in zip(planned, expected, strict=True)
             for request, one in zip(group.requests, all_of, strict=True)
         }
-        llm.engine.drafter = KnowingDrafter(seed, futures)
+        llm.engine.worker.drafter = KnowingDrafter(seed, futures)
     for group, case, all_of in zip(run(llm, cases), cases, expected, strict=True):
         output = group.output()
         for completion, one in zip(output.outputs, all_of, strict=True):
@@ -124,7 +124,7 @@ def test_alone_and_in_a_batch_of_eight(world: World, temperature: float) -> None
             adaptive_drafts=False,
         )
         if drafter == "random":
-            llm.engine.drafter = RandomDrafter(97, 0)
+            llm.engine.worker.drafter = RandomDrafter(97, 0)
         together = [output.token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
         alone = [llm.generate([p], q)[0].token_ids for p, q in zip(prompts, params, strict=True)]
         assert together == alone
@@ -154,7 +154,7 @@ def test_speculation_of_each_request_changes_its_speed_alone(world: World, draft
     shape = DraftShape(4, 3, 8)
     llm = LLM(world.folder / "target", world.draft(drafter), dtype="float64", shape=shape, adaptive_drafts=adaptive)
     if drafter == "knowing":
-        llm.engine.drafter = KnowingDrafter(0, {(11, 0): known})
+        llm.engine.worker.drafter = KnowingDrafter(0, {(11, 0): known})
     groups = run(llm, [Arrival(0, prompt, one) for one in params])
     assert [group.output().token_ids for group in groups] == [known] * len(MIXED)
     stats = [group.output().stats for group in groups]
@@ -184,7 +184,7 @@ def test_a_perfect_drafter_is_accepted_to_the_end(world: World) -> None:
         shape=DraftShape(4, 1, 4),
         adaptive_drafts=False,
     )
-    llm.engine.drafter = Oracle(97, 0)
+    llm.engine.worker.drafter = Oracle(97, 0)
     output = llm.generate([prompt], params)[0]
     assert output.token_ids == known
     assert output.stats.steps == 8

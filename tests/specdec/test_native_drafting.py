@@ -61,7 +61,7 @@ def test_trees_are_the_same(
         draft_vocab=draft_vocab,
         adaptive_drafts=False,
     )
-    drafter = llm.engine.drafter
+    drafter = llm.engine.worker.drafter
     assert isinstance(drafter, TreeDrafter)
     one_call, propose = drafter.one_call, drafter.propose
     assert one_call is not None

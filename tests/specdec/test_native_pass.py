@@ -26,7 +26,7 @@ def test_a_pass_is_the_same(
     folder = world.draft(draft)
     shapes = {"shape": shape, "adaptive_drafts": False} if folder else {}
     llm = LLM(world.folder / "target", folder, dtype=dtype, kernels="native", max_num_batched_tokens=128, **shapes)
-    runner = llm.engine.runner
+    runner = llm.engine.worker.runner
     one_call, forward, cache = runner.one_call, runner.forward, runner.cache
     assert one_call is not None
     passes = 0
@@ -69,7 +69,7 @@ def test_a_feature_that_the_call_does_not_know_is_made_in_python(world: World, m
         llm = LLM(
             world.folder / "target", world.draft("eagle3"), dtype="float32", kernels="native", adaptive_drafts=False
         )
-        assert (llm.engine.runner.one_call is not None) == is_known
+        assert (llm.engine.worker.runner.one_call is not None) == is_known
         (output,) = llm.generate(prompts, params, use_tqdm=False)
         outputs.append(output.outputs[0].token_ids)
         accepted.append(sum(output.stats.accepted_per_depth))

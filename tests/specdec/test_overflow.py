@@ -30,7 +30,7 @@ def test_a_draft_of_nan_is_not_seen_in_the_output(tmp_path: Path) -> None:
         llm = LLM(tmp_path / "target", draft, dtype="float64", shape=DraftShape(2, 2, 4), adaptive_drafts=False)
         llm.model.embed_tokens.weight[BROKEN] = torch.nan
         if draft:
-            llm.engine.drafter = BreakingDrafter(97, 0)
+            llm.engine.worker.drafter = BreakingDrafter(97, 0)
         outputs = llm.generate(prompts, params, use_tqdm=False)
         results.append([(output.token_ids, output.finish_reason) for output in outputs])
     assert results[0] == results[1]

@@ -74,7 +74,7 @@ def load(folder: Path, head: str, **settings: Any) -> LLM:
 
 
 def graphs_of_drafting(llm: LLM) -> DraftGraphs | None:
-    drafter = llm.engine.drafter
+    drafter = llm.engine.worker.drafter
     assert isinstance(drafter, TreeDrafter)
     return drafter.graphs
 
@@ -141,7 +141,7 @@ def test_tokens_are_those_of_a_cpu_and_the_host_waits_once_a_step(
         # Captured at the start, of one row and of two; drawn trees where the rule weighs them.
         assert captured == (None if settings is SWAPPING else [2, 2 if "verify" in settings else 0])
         assert captured == (graphs and [len(graphs.search.captured), len(graphs.draw.captured)])
-        assert (llm.engine.runner.graphs is None) == (settings is SWAPPING)
+        assert (llm.engine.worker.runner.graphs is None) == (settings is SWAPPING)
         assert llm.stats().preemptions > 0 or settings is not SWAPPING
 
 

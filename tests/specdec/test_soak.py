@@ -27,7 +27,7 @@ def test_nothing_is_lost_in_500_requests(tiny: Tiny) -> None:
         kv_cache_memory=24 * BLOCK_SIZE * ENTRY_BYTES,
         swap_space=4 * BLOCK_SIZE * ENTRY_BYTES / 2**30,
     )
-    assert (llm.engine.cache.num_blocks, llm.engine.cache.num_host_blocks) == (24, 4)
+    assert (llm.engine.worker.cache.num_blocks, llm.engine.worker.cache.num_host_blocks) == (24, 4)
     # Swapping is preferred wherever there is room, whatever this machine is like.
     llm.engine.scheduler.planner.preemption_cost = PreemptionCost(recompute_token=1.0, swap_block=0.0)
     chance = random.Random(0)

@@ -65,14 +65,14 @@ def test_trees_of_a_small_model_are_those_of_plain_torch(folder: Path, scored: d
     found = []
     for kernels in ("torch", "triton"):
         llm = load(folder, kernels, draft=folder / "small", **scored)
-        drafter, trees = llm.engine.drafter, []
+        drafter, trees = llm.engine.worker.drafter, []
 
         def propose(rows: Sequence[DraftRow], drafter: Drafter = drafter, trees: list[DraftTree] = trees) -> DraftTrees:
             proposed = drafter.propose(rows)
             trees += proposed.read()
             return proposed
 
-        llm.engine.drafter = SimpleNamespace(propose=propose)
+        llm.engine.worker.drafter = SimpleNamespace(propose=propose)
         outputs = llm.generate(prompts, params, use_tqdm=False)
         found.append(([output.token_ids for output in outputs], trees))
         assert sum(map(len, trees)) > 10

@@ -87,10 +87,10 @@ def answered(llm: LLM, prompt: list[int], length: int) -> tuple[Sample, Any]:
 
 
 def ranks_of(llm: LLM, sample: Sample, depth: int) -> torch.Tensor:
-    assert isinstance(llm.engine.drafter, ModelDrafter)
-    head: Any = llm.engine.drafter.head
+    assert isinstance(llm.engine.worker.drafter, ModelDrafter)
+    head: Any = llm.engine.worker.drafter.head
     batch = OnlineFeatures(llm.model, [sample], head.taps).batch([0])
-    return token_ranks(head, llm.engine.drafter.readout, batch, depth)
+    return token_ranks(head, llm.engine.worker.drafter.readout, batch, depth)
 
 
 prompts = st.lists(st.integers(5, VOCAB - 1), min_size=1, max_size=9)
@@ -126,8 +126,8 @@ def test_ranks_are_those_of_training(llm: LLM, prompt: list[int], length: int) -
     sample, _ = answered(llm, prompt, length)
     depth = llm.config.shape.depth
     ranks = ranks_of(llm, sample, depth)
-    assert isinstance(llm.engine.drafter, ModelDrafter)
-    head: Any = llm.engine.drafter.head
+    assert isinstance(llm.engine.worker.drafter, ModelDrafter)
+    head: Any = llm.engine.worker.drafter.head
     options = LossSettings("ce", depth, 1.0, 1.0, 0.0, 0.0)
     kind = TRAINING_KINDS["eagle3" if head.taps else "eagle"]
     trainer = kind.trainer(head, llm.model.lm_head_weight, options).double()

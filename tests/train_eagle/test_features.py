@@ -54,15 +54,15 @@ def test_packed_conversations_have_the_states_of_serving(
     folder: Path, source: OnlineFeatures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     llm, watcher = LLM(folder, draft=None, dtype="float64"), Watcher()
-    monkeypatch.setattr(llm.engine.runner, "head", watcher)
-    monkeypatch.setattr(llm.engine.cache, "store_features", lambda *_: None)
+    monkeypatch.setattr(llm.engine.worker.runner, "head", watcher)
+    monkeypatch.setattr(llm.engine.worker.cache, "store_features", lambda *_: None)
     batch = source.batch([4, 1, 6])
     start = 0
     for length in batch.lengths:
         rows = slice(start, start + length)
         with torch.inference_mode():
             chain = TreeRow(batch.tokens[rows].tolist(), 0, [3, 1, 0, 2, 4], 0)
-            llm.engine.runner.forward([chain], HostTrees.empty(1))
+            llm.engine.worker.runner.forward([chain], HostTrees.empty(1))
         output = watcher.seen.pop()
         torch.testing.assert_close(batch.features[rows], output.features, rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(batch.taps[rows], torch.cat(output.taps, -1), rtol=1e-9, atol=1e-12)

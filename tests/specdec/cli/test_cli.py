@@ -300,13 +300,13 @@ def test_acceptance_rule_and_tree_reach_the_engine(
     result = run("Hello", "--json", "--temperature", 1, "--seed", 1, *args)
     assert (result.code, len(result.objects[0]["token_ids"])) == (0, 24)  # type: ignore[arg-type]
     engine = engines[-1]
-    drafter = engine.drafter
+    drafter = engine.worker.drafter
     assert isinstance(drafter, ModelDrafter)
     assert (drafter.proposal, drafter.shape) == (proposal, shape)
-    if isinstance(engine.verifier, WeighingVerifier):
-        assert engine.verifier.walk is getattr(engine.cache.kernels, str(verifier))
+    if isinstance(engine.worker.verifier, WeighingVerifier):
+        assert engine.worker.verifier.walk is getattr(engine.worker.cache.kernels, str(verifier))
     else:
-        assert type(engine.verifier) is verifier
+        assert type(engine.worker.verifier) is verifier
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])

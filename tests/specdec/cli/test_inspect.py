@@ -225,8 +225,8 @@ def test_the_target_is_the_one_that_the_head_names(run: Run, named: Path, target
     name_target(named, name)
     llm = LLM(draft=named, dtype="float64")
     assert llm.config.model.samefile(named / name)
-    assert llm.engine.runner.head is not None
-    assert llm.engine.runner.head.taps == (3, 4, 8)
+    assert llm.engine.worker.runner.head is not None
+    assert llm.engine.worker.runner.head.taps == (3, 4, 8)
     assert lines(run(named))["target"].endswith(f"{name}: fits")
 
 

@@ -104,7 +104,7 @@ def test_the_rehearsal_fills_a_step_with_tokens_and_one_with_drafts(
 def test_blocks_are_as_many_as_the_memory_holds_and_seats_can_use(world: World) -> None:
     def blocks(memory: int | None, head: Path | None, **settings: int) -> int:
         llm = LLM(world.folder / "target", head, dtype="float64", kv_cache_memory=memory, block_size=8, **settings)
-        return llm.engine.cache.num_blocks
+        return llm.engine.worker.cache.num_blocks
 
     target = LLM(world.folder / "target", draft=None, dtype="float64").model.config
     plain = 8 * entry_bytes(target, None, torch.float64)

@@ -18,8 +18,8 @@ from tests.specdec.world import World
 
 
 def readout(llm: LLM) -> Readout:
-    assert isinstance(llm.engine.drafter, ModelDrafter)
-    return llm.engine.drafter.readout
+    assert isinstance(llm.engine.worker.drafter, ModelDrafter)
+    return llm.engine.worker.drafter.readout
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_a_rank_picks_among_the_trimmed(world: World) -> None:
 
 def test_without_a_draft_they_are_of_no_meaning(world: World) -> None:
     assert not isinstance(
-        LLM(world.folder / "target", draft=None, draft_vocab=3, draft_rank=2).engine.drafter, ModelDrafter
+        LLM(world.folder / "target", draft=None, draft_vocab=3, draft_rank=2).engine.worker.drafter, ModelDrafter
     )
 
 
@@ -118,8 +118,8 @@ def test_the_default_depth_of_a_block_head_is_that_of_its_block(world: World) ->
     for draft, depth in depths.items():
         for shape, wanted in ((None, depth), (DraftShape(2, 3, 8), 2), (DraftShape(9, 3, 8), depth)):
             llm = LLM(world.folder / "target", world.draft(draft), shape=shape, adaptive_drafts=False)
-            assert isinstance(llm.engine.drafter, BlockDrafter)
-            assert llm.engine.drafter.shape == BlockShape(wanted, 3, 8, (shape or CPU_SHAPE).min_reach, rows=5)
+            assert isinstance(llm.engine.worker.drafter, BlockDrafter)
+            assert llm.engine.worker.drafter.shape == BlockShape(wanted, 3, 8, (shape or CPU_SHAPE).min_reach, rows=5)
 
 
 def test_drafts_of_a_prefix_that_another_request_has_read_are_the_same(world: World) -> None:

@@ -221,7 +221,7 @@ def test_no_draw_shares_its_noise_with_another(
     for the tests above.
     """
     llm = engine(world, verify, True, shape)
-    assert isinstance(llm.engine.drafter, ModelDrafter)
+    assert isinstance(llm.engine.worker.drafter, ModelDrafter)
     asked: list[tuple[int, Stream, int]] = []
 
     def drafting(key: NoiseKey, size: int, stream: Stream = Stream.TARGET, lane: int = 0) -> Tensor:
@@ -235,7 +235,7 @@ def test_no_draw_shares_its_noise_with_another(
             asked.append((position, stream, 0))
         return uniforms(seed, index, position, count, stream)
 
-    sampling = llm.engine.drafter.kernels.perturbed_top_k.__self__  # type: ignore[attr-defined]
+    sampling = llm.engine.worker.drafter.kernels.perturbed_top_k.__self__  # type: ignore[attr-defined]
     assert isinstance(sampling, HostSampling)
     monkeypatch.setattr(sampling.noise, "at", drafting)
     # The walk has taken the function itself.

@@ -100,8 +100,8 @@ def test_the_engine_drafts_with_what_was_settled(make: Make, caplog: pytest.LogC
     made = make(INPUTS)
     with caplog.at_level(logging.WARNING, "specdec"):
         llm = LLM(made.target, made.head, dtype="float64", adaptive_drafts=False)
-    assert llm.engine.runner.head is not None
-    assert llm.engine.runner.head.taps == INPUTS
+    assert llm.engine.worker.runner.head is not None
+    assert llm.engine.worker.runner.head.taps == INPUTS
     assert len(caplog.records) == 1
 
 
@@ -110,8 +110,8 @@ def test_what_is_certain_is_not_probed(make: Make, caplog: pytest.LogCaptureFixt
     edit_json(made.head / "config.json", **{KEY: list(OUTPUTS)}, eagle_config={KEY: list(INPUTS)})
     with caplog.at_level(logging.WARNING, "specdec"):
         llm = LLM(made.target, made.head, dtype="float64", adaptive_drafts=False)
-    assert llm.engine.runner.head is not None
-    assert llm.engine.runner.head.taps == OUTPUTS
+    assert llm.engine.worker.runner.head is not None
+    assert llm.engine.worker.runner.head.taps == OUTPUTS
     assert not caplog.records
 
 

@@ -148,14 +148,14 @@ def test_probabilities_are_the_targets(llm: LLM, params: SamplingParams) -> None
 
 def test_values_rank_the_nodes(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = []
-    propose = llm.engine.drafter.propose
+    propose = llm.engine.worker.drafter.propose
 
     def spy(rows: Any) -> Any:
         trees = propose(rows)
         ranks.extend(tree.ranks for tree in trees.read() if len(tree))
         return trees
 
-    monkeypatch.setattr(llm.engine.drafter, "propose", spy)
+    monkeypatch.setattr(llm.engine.worker.drafter, "propose", spy)
     _, steps = traced(llm, FREE)
     drafted = [step for step in steps if step.tokens]
     assert len(drafted) == len(ranks) > 0
@@ -180,14 +180,14 @@ def test_drawn_trees_have_values(folder: Path) -> None:
         max_model_len=64,
     )
     trees: list[DraftTree] = []
-    propose = llm.engine.drafter.propose
+    propose = llm.engine.worker.drafter.propose
 
     def spy(rows: Any) -> Any:
         found = propose(rows)
         trees.extend(tree for tree in found.read() if len(tree))
         return found
 
-    llm.engine.drafter.propose = spy  # type: ignore[method-assign]
+    llm.engine.worker.drafter.propose = spy  # type: ignore[method-assign]
     _, steps = traced(llm, FREE)
     drafted = [step for step in steps if step.tokens]
     assert len(drafted) == len(trees) > 0

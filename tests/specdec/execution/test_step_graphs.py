@@ -59,9 +59,9 @@ def load(folder: Path, recorder: Recorder | None, head: str = "head", **settings
         **settings,
     )
     if recorder is not None:
-        drafter = llm.engine.drafter
+        drafter = llm.engine.worker.drafter
         assert isinstance(drafter, ModelDrafter)
-        attach_graphs(llm.engine.runner, drafter, recorder.capture, SEATS, 8 * BLOCK)
+        attach_graphs(llm.engine.worker.runner, drafter, recorder.capture, SEATS, 8 * BLOCK)
     return llm
 
 
@@ -99,12 +99,12 @@ def test_logits_and_cache_are_those_of_a_pass_of_its_own(
     found = []
     before = recorder.replays
     for llm in (plain, graphed):
-        cache = llm.engine.cache
+        cache = llm.engine.worker.cache
         generator.manual_seed(7)
         cache.target.copy_(torch.randn(cache.target.shape, generator=generator))
         assert cache.features is not None
         with torch.inference_mode():
-            logits = llm.engine.runner.forward(parts, HostTrees([tree for _, _, tree in cases]))
+            logits = llm.engine.worker.runner.forward(parts, HostTrees([tree for _, _, tree in cases]))
         kept = slice(0, cache.num_blocks * BLOCK)
         found.append((logits, cache.target[:, kept].clone()))
     assert recorder.replays == before + 1
@@ -120,7 +120,7 @@ def test_tokens_are_those_of_an_engine_without_graphs(folder: Path, head: str) -
     prompts = [[5, 6, 7, 8, 9, 10, 11], [12, 13, 14]]
     expected, found = ([o.token_ids for o in llm.generate(prompts, params, use_tqdm=False)] for llm in (plain, graphed))
     assert expected == found
-    graphs = graphed.engine.runner.graphs
+    graphs = graphed.engine.worker.runner.graphs
     assert graphs is not None
     assert recorder.replays > len(graphs.captured) > 0
 
@@ -130,7 +130,7 @@ def test_a_step_beyond_the_buckets_is_run_as_it_is(engines: tuple[LLM, LLM, Reco
     before = recorder.replays
     table = list(range(9))
     with torch.inference_mode():
-        assert graphed.engine.runner.forward([TreeRow([1], 3, table, 1)], HostTrees.empty(1)).shape == (1, 97)
+        assert graphed.engine.worker.runner.forward([TreeRow([1], 3, table, 1)], HostTrees.empty(1)).shape == (1, 97)
     # More blocks than any request has.
     assert recorder.replays == before
 
@@ -146,7 +146,7 @@ def test_padding_is_small_and_leads_to_few_counts() -> None:
 
 def test_usual_steps_are_captured_before_the_first_request(engines: tuple[LLM, LLM, Recorder]) -> None:
     _, graphed, recorder = engines
-    runner, drafter = graphed.engine.runner, graphed.engine.drafter
+    runner, drafter = graphed.engine.worker.runner, graphed.engine.worker.drafter
     assert isinstance(drafter, ModelDrafter)
     assert runner.graphs is not None
     assert drafter.graphs is not None
@@ -164,12 +164,12 @@ def test_drafts_are_captured_up_to_where_the_head_has_positions(folder: Path, tm
     llm = load(folder, None, str(tmp_path))
     calls = []
     drafter = SimpleNamespace(propose=calls.append)
-    capture_graphs(llm.engine.runner, drafter, 1, CONTEXT, llm.config.shape, 16 - 2)
+    capture_graphs(llm.engine.worker.runner, drafter, 1, CONTEXT, llm.config.shape, 16 - 2)
     assert calls == []
-    capture_graphs(llm.engine.runner, drafter, 1, CONTEXT, llm.config.shape)
+    capture_graphs(llm.engine.worker.runner, drafter, 1, CONTEXT, llm.config.shape)
     assert len(calls) == 1
     with torch.inference_mode(), pytest.raises(IndexError):
-        llm.engine.drafter.propose(calls[0])
+        llm.engine.worker.drafter.propose(calls[0])
 
 
 @settings(max_examples=4)
@@ -215,11 +215,11 @@ def drafted(llm: LLM, cases: list[tuple[int, Sampling, int, int]], proposal: Pro
         context = Context(replace(sampling, seed=index), list(range(3, 4 + known)), known)
         table = list(range(index * 5, index * 5 + 5))
         rows.append(DraftRow(table, known, known + 1, nodes, depth, context))
-    cache, generator = llm.engine.cache, torch.Generator().manual_seed(1)
+    cache, generator = llm.engine.worker.cache, torch.Generator().manual_seed(1)
     for part in (cache.draft, cache.features):
         if part is not None:
             part.copy_(torch.randn(part.shape, generator=generator))
-    drafter = llm.engine.drafter
+    drafter = llm.engine.worker.drafter
     assert isinstance(drafter, ModelDrafter)
     drafter.proposal = proposal
     try:

@@ -71,9 +71,9 @@ def run(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> Computed:
     before, reads = llm.engine.scheduler.stats(), [0]
     learn = llm.engine._observer.end
 
-    def end(rows: Any, draft_rows: Any, results: Any) -> None:
+    def end(rows: Any, draft_rows: Any, results: Any, drafting: Any) -> None:
         reads[0] += sum(max(0, row.draft_prefill_end - row.num_draft_cached) for row in draft_rows)
-        learn(rows, draft_rows, results)
+        learn(rows, draft_rows, results, drafting)
 
     llm.engine._observer.end = end  # type: ignore[method-assign]
     outputs = [each.outputs[0] for each in llm.generate(prompts, params, use_tqdm=False)]

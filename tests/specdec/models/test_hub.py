@@ -127,7 +127,7 @@ def test_the_target_that_a_head_names_is_downloaded(hub: HubStandIn, tiny: Tiny,
     hub.add(HEAD, head)
     llm = LLM(draft=HEAD, dtype="float64", device="cpu")
     assert shown_name(llm.config.model) == TARGET
-    assert llm.engine.runner.head is not None
+    assert llm.engine.worker.runner.head is not None
 
 
 def test_inspect_needs_the_config_of_the_target_alone(

@@ -262,7 +262,7 @@ def test_positions_beyond_the_longest_request_have_no_rotary_embeddings(tmp_path
     expected = LLM(tmp_path / "target", head, max_model_len=64, **settings).generate(prompts, params)
     edit_json(tmp_path / "target" / "config.json", max_position_embeddings=10**9)
     llm = LLM(tmp_path / "target", head, max_model_len=64, **settings)
-    assert len(llm.engine.runner.rope) == LONGEST_MEASURED
+    assert len(llm.engine.worker.runner.rope) == LONGEST_MEASURED
     assert [output.token_ids for output in llm.generate(prompts, params)] == [output.token_ids for output in expected]
     with pytest.raises(ValueError, match=r"max_position_embeddings is 1000000000; set max_model_len to \d+ or less"):
         LLM(tmp_path / "target", head, **settings)
@@ -273,7 +273,7 @@ def test_positions_beyond_the_longest_request_have_no_rotary_embeddings(tmp_path
 def test_requests_longer_than_what_is_measured_have_their_positions(tmp_path: Path) -> None:
     save_llama(tmp_path, max_position_embeddings=20000, num_hidden_layers=1)
     llm = LLM(tmp_path, draft=None, dtype="float32", device="cpu", max_model_len=9000, prefill_stretch=0)
-    assert len(llm.engine.runner.rope) == 9000
+    assert len(llm.engine.worker.runner.rope) == 9000
     (output,) = llm.generate([random_tokens(8990)], SamplingParams(temperature=0, max_tokens=64, ignore_eos=True))
     assert len(output.token_ids) == 10
 

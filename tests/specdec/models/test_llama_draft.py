@@ -114,7 +114,7 @@ def test_a_drafter_that_is_the_target_is_accepted_to_the_end(world: World, tempe
         adaptive_drafts=False,
     )
     params = SamplingParams(temperature=temperature, seed=3, max_tokens=41, ignore_eos=True)
-    assert llm.engine.cache.features is None
+    assert llm.engine.worker.cache.features is None
     for output in llm.generate([[5], [6, 7, 8], list(range(3, 40))], params, use_tqdm=False):
         assert output.stats.tau == 5.0
         assert output.stats.accepted_per_depth == [8, 8, 8, 8]

@@ -1,0 +1,102 @@
+"""Assembly of a worker from settings and loaded models."""
+
+import logging
+import time
+from collections.abc import Sequence
+
+import torch
+
+from specdec.cache.kv_cache import KVCache, entry_bytes
+from specdec.config import EngineConfig
+from specdec.core.device import DTYPES
+from specdec.draft_heads.drafting.drafter import Drafter, NoDrafter, Proposal
+from specdec.draft_heads.drafting.drafters import drafter_of, shape_for
+from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
+from specdec.draft_heads.heads.draft_head import DraftModel
+from specdec.execution.model_runner import ModelRunner
+from specdec.execution.worker import Worker
+from specdec.kernels.kernel_set import KernelSet
+from specdec.models.llama import LlamaModel
+from specdec.verify.verifier import verifier_of
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerBuilder:
+    """Builder of workers around a loaded target.
+
+    Args:
+        draft: the draft head or small model; None for plain decoding, or chains alone.
+
+    Attributes:
+        proposal: how drafts are chosen for the acceptance rule.
+        head: the draft head, if any.
+        shape: bounds of draft trees, as far as the draft model can fill them.
+        slots: cache entries of a request's drafts.
+        longest: limit of a request's tokens.
+        draft_context: number of tokens from which on the draft model drafts nothing for a request; 0 without a model.
+        block_bytes: memory of one cache block.
+    """
+
+    def __init__(self, config: EngineConfig, model: LlamaModel, draft: DraftModel | None, kernels: KernelSet) -> None:
+        self.config, self.model, self.draft, self.kernels = config, model, draft, kernels
+        self.proposal = Proposal.COUPLED if config.verify == "coupled" else Proposal.DRAWN
+        self.device, self.dtype = torch.device(config.device), DTYPES[config.dtype]
+        self.head = draft.head if draft else None
+        self.shape = shape_for(draft, config.shape)
+        self.slots = self.shape.slots if draft else self.shape.nodes if config.ngrams else 0
+        self.longest = config.context(model.config.max_position)
+        # Beyond its positions a head would guess.
+        self.draft_context = self.head.llama.max_position - self.shape.positions if self.head else 0
+        self.block_bytes = config.block_size * entry_bytes(model.config, self.head, self.dtype)
+
+    def build(self, num_blocks: int, num_host_blocks: int = 0) -> Worker:
+        """Allocate a cache, and capture CUDA graphs of common steps where they are used."""
+        config = self.config
+        cache = KVCache(
+            num_blocks,
+            config.block_size,
+            self.model.config,
+            self.head,
+            self.dtype,
+            self.device,
+            num_host_blocks,
+            kernels=self.kernels,
+        )
+        # Captures and measurements read it.
+        cache.clear_null_block()
+        runner = ModelRunner(self.model, cache, self.dtype, self.head, self.longest)
+        drafter = self._drafter(cache)
+        self._capture_graphs(runner, drafter)
+        return Worker(runner, drafter, verifier_of(config.verify, self.kernels))
+
+    def _drafter(self, cache: KVCache) -> Drafter:
+        config = self.config
+        if self.draft is None:
+            return NoDrafter()
+        assert cache.draft is not None
+        return drafter_of(
+            self.draft,
+            cache.draft,
+            cache.features,
+            config.block_size,
+            self.dtype,
+            self.shape,
+            self.proposal,
+            self.kernels,
+        )
+
+    def _capture_graphs(self, runner: ModelRunner, drafter: Drafter) -> None:
+        if self.device.type != "cuda" or not self.kernels.on_device or self.config.enforce_eager:
+            return
+        # Imported late: they bring Triton.
+        from specdec.execution.cuda_graphs import CudaGraphs, attach_graphs
+        from specdec.execution.warm_up import capture_graphs
+
+        began, seats = time.perf_counter(), self.config.scheduler.max_num_seqs
+        model_drafter = drafter if isinstance(drafter, TreeDrafter) else None
+        attach_graphs(runner, model_drafter, CudaGraphs().capture, seats, self.longest + self.slots)
+        temperatures: Sequence[float] = (0.0, 1.0) if self.proposal == Proposal.DRAWN else (0.0,)
+        shape = self.shape if self.draft or self.config.ngrams else None
+        capture_graphs(runner, drafter, seats, self.longest, shape, self.draft_context, temperatures)
+        logger.info("CUDA graphs captured in %.1f s", time.perf_counter() - began)

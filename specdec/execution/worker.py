@@ -1,0 +1,104 @@
+"""The part of a step that runs on the model's device: draft, one forward pass, verify, commit."""
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specdec.cache.kv_cache import KVCache
+from specdec.draft_heads.drafting.chained_trees import add_chains
+from specdec.draft_heads.drafting.drafter import Drafter
+from specdec.draft_heads.drafting.structured_drafts import without_forbidden
+from specdec.execution.device_clock import Mark, mark
+from specdec.execution.model_runner import ModelRunner
+from specdec.execution.step_order import StepOrder, StepOutcome
+from specdec.kernels.draft_trees import DraftTrees
+from specdec.kernels.types import Acceptance
+from specdec.verify.tree_batch import slots_of
+from specdec.verify.verifier import Verifier
+
+
+class _LaunchedStep(NamedTuple):
+    """A step whose forward pass was launched.
+
+    Attributes:
+        drafting: when drafting began and ended.
+    """
+
+    order: StepOrder
+    trees: DraftTrees
+    logits: Tensor
+    drafting: tuple[Mark, Mark]
+
+
+class Worker:
+    """Model, cache, drafter and verifier of one process. It is given rows and knows no requests.
+
+    Attributes:
+        device: device of the cache.
+    """
+
+    def __init__(self, runner: ModelRunner, drafter: Drafter, verifier: Verifier) -> None:
+        self.runner, self.drafter, self.verifier = runner, drafter, verifier
+        self.device = runner.cache.target.device
+        self._launched: _LaunchedStep | None = None
+
+    @property
+    def cache(self) -> KVCache:
+        return self.runner.cache
+
+    def begin(self, order: StepOrder) -> None:
+        """Move blocks, draft, and launch the forward pass. The caller is in inference mode."""
+        cache = self.cache
+        cache.apply_moves(order.moves)
+        order.moves.clear()
+        start = mark(self.device)
+        drafted = self.drafter.propose(order.drafts)
+        chained = add_chains(drafted, order.chains, self.device)
+        trees = without_forbidden(chained, [row.context for row in order.drafts])
+        drafting = start, mark(self.device)
+        self._launched = _LaunchedStep(order, trees, self.runner.forward(order.parts, trees), drafting)
+
+    def finish(self) -> StepOutcome:
+        """Verify the drafts of the launched step, and move accepted cache entries into place."""
+        assert self._launched is not None, "no step was launched"
+        (order, trees, logits, drafting), self._launched = self._launched, None
+        acceptances = self._verify(order, trees, logits)
+        self._commit(order, acceptances)
+        return StepOutcome(trees.read(), acceptances, logits if order.needs_logits else None, drafting)
+
+    def _verify(self, order: StepOrder, trees: DraftTrees, logits: Tensor) -> list[Acceptance]:
+        sampled = order.sampled
+        if not sampled:
+            return []
+        if sum(1 + trees.sizes[row] for row in sampled) < len(logits):
+            spans = score_spans(order, trees.sizes)
+            logits = torch.cat([logits[spans[row].stop - 1 - trees.sizes[row] : spans[row].stop] for row in sampled])
+        own = trees if len(sampled) == len(order.parts) else trees.select(sampled)
+        return self.verifier.verify(own, [order.drafts[row].context for row in sampled], logits)
+
+    def _commit(self, order: StepOrder, acceptances: Sequence[Acceptance]) -> None:
+        """Move the cache entries of accepted nodes behind their chain."""
+        source: list[int] = []
+        target: list[int] = []
+        for row, (path, _) in zip(order.sampled, acceptances, strict=True):
+            if path != tuple(range(len(path))):
+                part = order.parts[row]
+                end = part.num_cached + len(part.tokens)
+                slots = slots_of(part.block_table, end, end + path[-1] + 1, self.cache.block_size)
+                source += [slots[node] for node in path]
+                target += slots[: len(path)]
+        if source:
+            self.cache.move(source, target)
+
+
+def score_spans(order: StepOrder, sizes: Sequence[int]) -> list[slice]:
+    """Return the slice of logits of each row: its scored tokens first, then the nodes of its tree.
+
+    Args:
+        sizes: nodes of each row's tree.
+    """
+    counts = [part.num_scored + size for part, size in zip(order.parts, sizes, strict=True)]
+    return [slice(end - count, end) for end, count in zip(itertools.accumulate(counts), counts, strict=True)]
