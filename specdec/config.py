@@ -199,7 +199,7 @@ class LLMSettings(TypedDict, total=False):
     draft_revision: str | None
     dtype: str | Any
     device: str
-    shape: DraftShape | None
+    shape: DraftShape | Mapping[str, Any] | None
     verify: str
     logprobs_mode: LogprobsMode
     max_num_seqs: int | None

@@ -54,8 +54,8 @@ class LLM:
             the hub; "ngram" for prompt lookup; None for plain decoding. One model and "ngram" draft together:
             "eagle,ngram". A speculators head given as `model` drafts for the target that it names.
         settings: keywords of `LLMSettings`; `EngineConfig` and `SchedulerConfig` describe them and have the defaults.
-            `shape` is the device's default where it is None, and `draft_vocab` may be a number or a file. Those of
-            vLLM's `LLM` are in `VLLMKeywords`.
+            `shape` may give some fields of a `DraftShape`; the others have the device's defaults. `draft_vocab` may be
+            a number or a file. Those of vLLM's `LLM` are in `VLLMKeywords`.
 
     Attributes:
         config: the settings, with nothing left open.

@@ -137,13 +137,14 @@ def compare(comparison: Comparison, advance: Callable[[], None] = lambda: None) 
 def _engine(comparison: Comparison, mode: Mode) -> LLM:
     # Rounds must not profit from each other.
     settings = {"enable_prefix_caching": False, **comparison.settings, **mode.settings}
-    device = resolve_device(settings.get("device", "auto"))
-    shape = replace(default_shape(device.type), **{**comparison.shape, **mode.shape})
+    shape = {**comparison.shape, **mode.shape}
     if comparison.kind == "acceptance":
         # Every row's whole tree in every step, also beside prompts.
         settings.setdefault("adaptive_drafts", False)
         seats = settings.setdefault("max_num_seqs", 32)
-        settings.setdefault("max_num_batched_tokens", seats * (1 + shape.nodes) + PROMPT_TOKENS)
+        device = resolve_device(settings.get("device", "auto"))
+        nodes = replace(default_shape(device.type), **shape).nodes
+        settings.setdefault("max_num_batched_tokens", seats * (1 + nodes) + PROMPT_TOKENS)
     return LLM(comparison.model or _named_target(comparison), mode.draft, shape=shape, **settings)
 
 

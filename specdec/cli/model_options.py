@@ -106,12 +106,10 @@ class ModelOptions:
         from specdec.cli.startup import spinner
 
         with spinner("importing torch"):
-            from specdec.core.device import resolve_device
             from specdec.engine.resolved_config import resolved_config
             from specdec.llm import LLM
 
-        device = resolve_device(self.settings.get("device", "auto"))
-        settings = {**self.settings, "shape": replace(default_shape(device.type), **self.shape)}
+        settings = {**self.settings, "shape": self.shape}
         # Apart, since downloads have progress bars of their own.
         config = resolved_config(self.model, self.draft, settings)
         with spinner("loading the model"):

@@ -66,11 +66,9 @@ def profile(
     given = read_prompt_file(prompts or DEMO_PROMPTS, False, "--prompts")
 
     # Late, because torch takes seconds to import.
-    from specdec.core.device import resolve_device
     from specdec.llm import LLM
 
-    settings["shape"] = replace(default_shape(resolve_device(settings.get("device", "auto")).type), **shape)
-    with LLM(model, draft, adaptive_drafts=False, max_num_seqs=1, **settings) as llm:
+    with LLM(model, draft, adaptive_drafts=False, max_num_seqs=1, shape=shape, **settings) as llm:
         found = _measure(llm, given, SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=0))
         if save:
             if not isinstance(llm.config.draft, Path):

@@ -41,19 +41,19 @@ def resolved_config(model: str | Path | None, draft: str | Path | None, settings
     """
     given = dict(settings)
     shape = given.pop("shape", None)
-    if not isinstance(shape, DraftShape | None):
-        raise ValueError(f"shape is {shape!r}; it must be a DraftShape, or None for the device's default")
+    if not isinstance(shape, DraftShape | Mapping | None):
+        raise ValueError(f"shape is {shape!r}; it must be a DraftShape, some of its fields, or None")
     config = engine_config(DEMO / "target", None, given)
     device = resolve_device(config.device)
     if draft == AUTO:
         sources = _sources_of(DEMO / "target" if model is None else checkpoint_path(model, config.revision))
     else:
         sources = _given_sources(model, draft, config)
-    if shape is None:
-        shape = default_shape(device.type)
+    if not isinstance(shape, DraftShape):
         rows = None if sources.draft is None else block_rows(sources.draft)
-        # Its levels are all drafted by one pass, so that none costs more.
-        shape = shape if rows is None else replace(shape, depth=rows)
+        # A block's levels are all drafted by one pass, so that none costs more.
+        deepest = {} if rows is None else {"depth": rows}
+        shape = replace(default_shape(device.type), **{**deepest, **(shape or {})})
     if config.verify == "block":
         # The rule takes chains alone.
         shape = replace(shape, branching=1, nodes=shape.depth)

@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict
 
-from specdec.config import AUTO, LLMSettings, default_shape
-from specdec.core.device import resolve_device
+from specdec.config import AUTO, LLMSettings
+from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.engine.speculative_config import parse_speculative_config
 from specdec.kernels.settings import Foreign
 
@@ -124,6 +124,7 @@ def own_settings(
             raise ValueError(f"draft is {str(draft)!r} and speculative_config is given; leave one out")
         draft, depth = parse_speculative_config(given.pop("speculative_config"), "speculative_config")
         if depth is not None:
-            device = resolve_device(given.get("device", "auto")).type
-            given["shape"] = replace(given.get("shape") or default_shape(device), depth=depth)
+            shape = given.get("shape")
+            bounds = {"depth": depth}
+            given["shape"] = replace(shape, **bounds) if isinstance(shape, DraftShape) else {**(shape or {}), **bounds}
     return draft, given  # type: ignore[return-value]

@@ -5,7 +5,6 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from importlib.util import find_spec
 from types import FrameType
 from typing import Any
@@ -47,18 +46,14 @@ def run(
     # Late, because of the packages above, and because torch takes seconds to import.
     from specdec.async_engine.async_llm import AsyncLLM
     from specdec.async_engine.errors import EngineDeadError
-    from specdec.config import default_shape
-    from specdec.core.device import resolve_device
     from specdec.server.http_server import listen, serve
     from specdec.server.json_log import log_as_json
 
     if server.log_format == "json":
         log_as_json()
-    device = resolve_device(settings.get("device", "auto")).type
     # A mistake in the address shows before the model is loaded.
     bound = listen(server)
-    shaped = {**settings, "shape": replace(default_shape(device), **shape)}
-    llm = AsyncLLM(model, draft, engine_timeout=server.engine_timeout, **shaped)
+    llm = AsyncLLM(model, draft, engine_timeout=server.engine_timeout, shape=shape, **settings)
 
     def announce(address: str) -> None:
         names = ", ".join(server.served_model_name) or name

@@ -116,10 +116,18 @@ def test_the_default_depth_of_a_block_head_is_that_of_its_block(world: World) ->
     """Rows of 5 draft 4 or 5 tokens; a depth that is asked for holds."""
     depths = {"dflash": 4, "dspark": 5}
     for draft, depth in depths.items():
-        for shape, wanted in ((None, depth), (DraftShape(2, 3, 8), 2), (DraftShape(9, 3, 8), depth)):
+        shapes = (
+            (None, depth),
+            ({"nodes": 8}, depth),
+            ({"depth": 2}, 2),
+            (DraftShape(2, 3, 8), 2),
+            (DraftShape(9, 3, 8), depth),
+        )
+        for shape, wanted in shapes:
             llm = LLM(world.folder / "target", world.draft(draft), shape=shape, adaptive_drafts=False)
             assert isinstance(llm.engine.worker.drafter, BlockDrafter)
-            assert llm.engine.worker.drafter.shape == BlockShape(wanted, 3, 8, (shape or CPU_SHAPE).min_reach, rows=5)
+            reach = shape.min_reach if isinstance(shape, DraftShape) else CPU_SHAPE.min_reach
+            assert llm.engine.worker.drafter.shape == BlockShape(wanted, 3, 8, reach, rows=5)
 
 
 def test_drafts_of_a_prefix_that_another_request_has_read_are_the_same(world: World) -> None:
