@@ -165,6 +165,11 @@ class DraftBudget:
         scratch = self.shape.scratch(depth) if drafted else 0
         nodes, end = drafted + chained, request.num_cached + 1
         free = manager.extend(request, end + (nodes if nodes > scratch else scratch)) - end
+        if drafted and not self.shape.depth_within(free, depth):
+            # There is no room for the rows of a block.
+            bound = bound._replace(nodes=0)
+            drafted, chained = self._split(request, size, bound, room)
+            nodes = drafted + chained
         if free < nodes:
             drafted, chained = self._split(request, size, bound, max(free, 0))
         row.num_nodes, row.num_chained = drafted, chained

@@ -17,7 +17,7 @@ from specdec.cache.kv_cache_manager import KVCacheManager
 from specdec.core.request import Request
 from specdec.core.sampling_params import SamplingParams
 from specdec.core.speculation import Speculation
-from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.draft_heads.drafting.draft_shape import BlockShape, DraftShape
 from specdec.kv_transfer.host_tier import HEAD
 from specdec.scheduling.integrity import check_pool, check_scheduler
 from specdec.scheduling.rank_values import TreeOutcome
@@ -62,7 +62,8 @@ class Case(NamedTuple):
 @st.composite
 def cases(draw: st.DrawFn, max_seats: int = 4, max_blocks: int = 10, connectors: bool = False) -> Case:
     seats = draw(st.integers(1, max_seats))
-    shapes = st.builds(DraftShape, depth=st.integers(1, 3), branching=st.integers(1, 3), nodes=st.integers(1, 6))
+    bounds = {"depth": st.integers(1, 3), "branching": st.integers(1, 3), "nodes": st.integers(1, 6)}
+    shapes = st.builds(DraftShape, **bounds) | st.builds(BlockShape, **bounds, rows=st.integers(3, 5))
     caching = draw(st.sampled_from([True, True, True, False]))
     connector = st.tuples(st.sampled_from([2, 4, 6, 20]), seeds, st.sampled_from([1e9, 1e9, 0.0]))
     return Case(
@@ -229,7 +230,7 @@ class World:
         assert 1 <= row.num_nodes <= min(shape.nodes, asked.max_nodes or sys.maxsize)
         assert 1 <= row.max_depth <= min(shape.depth, asked.max_depth or sys.maxsize, request.num_remaining - 1)
         room = len(request.block_table) * self.case.size - len(request.token_ids)
-        assert max(row.num_nodes, (row.max_depth - 1) * shape.branching) <= room
+        assert max(row.num_nodes, shape.scratch(row.max_depth)) <= room
 
     def end(self, plan: StepPlan, chance: random.Random) -> None:
         """The rest of the step: accepted drafts move behind their chain, tokens are appended, beams fork."""
