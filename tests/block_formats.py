@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tests.block_heads import DIM, EPS, HEADS, KV_HEADS, Block, block
+from tests.block_heads import DIM, EPS, GROUP, HEADS, KV_HEADS, STATE, TAPS, Block, block
 from tests.checkpoints import FEW, INTERMEDIATE, TARGET_HIDDEN, TARGET_LAYERS, VOCAB, Fixture, maps
 
 
@@ -86,7 +86,9 @@ def specforge_dspark() -> Fixture:
 def speculators(head: Block, kind: str, **settings: Any) -> dict[str, Any]:
     layer = settings.pop("layer", {})
     return {
-        "architectures": [{"dflash": "DFlashSpeculator", "dspark": "DSparkSpeculator"}[kind]],
+        "architectures": [
+            {"dflash": "DFlashSpeculator", "dspark": "DSparkSpeculator", "dflash2": "DFlash2DraftModel"}[kind]
+        ],
         "speculators_model_type": kind,
         "speculators_config": {"algorithm": kind, "verifier": {"name_or_path": "org/target", "architectures": []}},
         "transformer_layer_config": layers(head, **layer),
@@ -121,6 +123,35 @@ def speculators_dspark_whole() -> Fixture:
     return fixture(config, without(head, "embed", "lm_head"), head, verifier="org/target")
 
 
+def specforge_domino() -> Fixture:
+    """Domino calls itself DFlash; its last row is not used."""
+    head = block(39, rank=6, kind="domino")
+    inner = {"mask_token_id": head.mask_token, "target_layer_ids": [1, 4], "projector_type": "domino"}
+    inner |= {"emb_dim": 6, "gru_hidden_dim": STATE, "pure_draft_prefix_len": 1, "shift_label": True}
+    config = layers(head, architectures=["DFlashDraftModel"], block_size=head.size, dflash_config=inner)
+    return fixture(config, without(head, "embed_tokens", "lm_head"), head)
+
+
+def dflash2_sizes(head: Block) -> dict[str, int]:
+    return {"conv_kernel_size": TAPS, "conv_group_size": GROUP, "selector_rank": 4, "selector_top_k": head.top_k}
+
+
+def zlab_dflash2() -> Fixture:
+    """DFlash2 with a selector among seven candidates."""
+    head = block(40, rank=4, kind="dflash2", anchor_first=False, top_k=7)
+    inner = {"mask_token_id": head.mask_token, "target_layer_ids": [1, 4], **dflash2_sizes(head)}
+    config = layers(head, architectures=["DFlash2DraftModel"], block_size=head.size, dflash_config=inner)
+    return fixture(config, without(head, "embed", "lm_head"), head)
+
+
+def speculators_dflash2() -> Fixture:
+    """A layer within a window, which is not causal by default."""
+    head = block(41, layers=1, rank=4, kind="dflash2", anchor_first=False)
+    layer = {"layer_types": ["sliding_attention"], "sliding_window": 40, "use_sliding_window": True}
+    config = speculators(head, "dflash2", layer=layer, sample_from_anchor=False, **dflash2_sizes(head))
+    return fixture(config, without(head, "embed", "lm_head"), head, positions=40, verifier="org/target")
+
+
 BLOCK_FORMATS: dict[str, Callable[[], Fixture]] = {
     make.__name__: make
     for make in (
@@ -132,5 +163,8 @@ BLOCK_FORMATS: dict[str, Callable[[], Fixture]] = {
         speculators_dflash,
         speculators_dspark,
         speculators_dspark_whole,
+        specforge_domino,
+        zlab_dflash2,
+        speculators_dflash2,
     )
 }

@@ -4,7 +4,7 @@ Nothing here uses the package.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -13,6 +13,8 @@ from torch import Tensor
 from tests.checkpoints import INTERMEDIATE, TARGET_EMBED, TARGET_HIDDEN, TARGET_OUT, VOCAB, random_weight
 
 HEADS, KV_HEADS, DIM, EPS = 4, 2, 6, 1e-5
+# Numbers of Domino's state; taps of DFlash2's convolutions, and channels that share a row's own kernel.
+STATE, TAPS, GROUP = 5, 3, 4
 
 
 @dataclass
@@ -36,6 +38,9 @@ class Block:
     theta: float = 10000.0
     tokens: list[int] | None = None
     qk_norm: bool = True
+    # Domino: slots without a correction. DFlash2: candidates that the selector scores.
+    prefix: int = 1
+    top_k: int = VOCAB
     facts: dict[str, object] = field(default_factory=dict)
 
     @property
@@ -54,7 +59,11 @@ def block(
     causal: bool | Sequence[bool] = False,
     **settings: object,
 ) -> Block:
-    """Return a head of the target of `tests.checkpoints`: DSpark with a `rank`, else DFlash."""
+    """Return a head of the target of `tests.checkpoints`: DSpark, Domino or DFlash2 with a `rank`, else DFlash.
+
+    Args:
+        kind: of DSpark's Markov head, or "domino" or "dflash2".
+    """
     generator, hidden = torch.Generator().manual_seed(seed), TARGET_HIDDEN
     ids = settings.get("layer_ids", Block.layer_ids)
     assert isinstance(ids, tuple)
@@ -74,8 +83,18 @@ def block(
             "mlp.down_proj": (hidden, INTERMEDIATE),
         }
         shapes |= {f"layers.{layer}.{name}.weight": shape for name, shape in own.items()}
+        if kind == "dflash2":
+            for name in ("attention_conv", "mlp_conv"):
+                shapes[f"layers.{layer}.{name}.base_kernel"] = (2, TAPS, hidden)
+                shapes[f"layers.{layer}.{name}.kernel_projection.weight"] = (2 * TAPS * hidden // GROUP, hidden)
     shapes["norm.weight"] = (hidden,)
-    if rank:
+    if kind == "domino":
+        shapes |= {"prefix_gru.weight_ih_l0": (3 * STATE, hidden), "prefix_gru.weight_hh_l0": (3 * STATE, STATE)}
+        shapes |= {"embed_proj.0.weight": (rank, hidden + STATE), "embed_proj.2.weight": (VOCAB, rank)}
+    elif kind == "dflash2":
+        shapes |= {f"candidate_selector.{name}_codebook": (VOCAB, rank) for name in ("predecessor", "successor")}
+        shapes["candidate_selector.hidden_projection.weight"] = (rank, hidden)
+    elif rank:
         shapes["markov_head.markov_w1.weight"] = (VOCAB, rank)
         shapes["markov_head.markov_w2.weight"] = (len(tokens or range(VOCAB)), rank)
         if kind == "gated":
@@ -107,6 +126,25 @@ def rotate(x: Tensor, positions: Sequence[int], theta: float) -> Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
 
+def convolved(x: Tensor, base: Tensor, own: Tensor) -> Tensor:
+    """Return DFlash2's convolution along a block: `own` is `[rows, taps * groups]`, what each row adds to `base`."""
+    found = torch.zeros_like(x)
+    for row in range(len(x)):
+        for tap in range(min(TAPS, row + 1)):
+            kernel = base[tap] + own[row].view(TAPS, -1)[tap].repeat_interleave(GROUP)
+            found[row] += kernel * x[row - tap]
+    return found
+
+
+def around(x: Tensor, own: dict[str, Tensor], name: str) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """Return a sublayer's input, and what finishes its output; both are as they are without convolutions."""
+    if f"{name}.base_kernel" not in own:
+        return x, lambda y: y
+    first, second = (x @ own[f"{name}.kernel_projection.weight"].T).chunk(2, 1)
+    base = own[f"{name}.base_kernel"]
+    return convolved(x, base[0], first), lambda y: convolved(y, base[1], second)
+
+
 def states(head: Block, tokens: Sequence[int], taps: Sequence[Tensor]) -> Tensor:
     """Return the normed states of the block whose anchor is the last token, `[block_size, hidden]`.
 
@@ -120,7 +158,7 @@ def states(head: Block, tokens: Sequence[int], taps: Sequence[Tensor]) -> Tensor
     places, group = [*range(rows), *range(start, start + head.size)], HEADS // KV_HEADS
     for layer in range(head.layers):
         own = {name.removeprefix(f"layers.{layer}."): t for name, t in w.items() if name.startswith(f"layers.{layer}.")}
-        normed = norm(x, own["input_layernorm.weight"])
+        normed, finish = around(norm(x, own["input_layernorm.weight"]), own, "attention_conv")
         inputs = torch.cat([context, normed])
         query, key, value = (
             (given @ own[f"self_attn.{name}_proj.weight"].T).view(len(given), -1, DIM)
@@ -135,16 +173,18 @@ def states(head: Block, tokens: Sequence[int], taps: Sequence[Tensor]) -> Tensor
             for h in range(HEADS):
                 weights = (key[:seen, h // group] @ query[row, h] / math.sqrt(DIM)).softmax(0)
                 mixed[row, h] = weights @ value[:seen, h // group]
-        x = x + mixed.flatten(1) @ own["self_attn.o_proj.weight"].T
-        normed = norm(x, own["post_attention_layernorm.weight"])
+        x = x + finish(mixed.flatten(1) @ own["self_attn.o_proj.weight"].T)
+        normed, finish = around(norm(x, own["post_attention_layernorm.weight"]), own, "mlp_conv")
         gate, up = (normed @ own[f"mlp.{name}_proj.weight"].T for name in ("gate", "up"))
-        x = x + (gate * gate.sigmoid() * up) @ own["mlp.down_proj.weight"].T
+        x = x + finish((gate * gate.sigmoid() * up) @ own["mlp.down_proj.weight"].T)
     return norm(x, w["norm.weight"])
 
 
 def slots(head: Block, found: Tensor) -> Tensor:
     """Return the states that predict, `[slots, hidden]`: of the first token behind the anchor, and so on."""
-    return found if head.anchor_first else found[1:]
+    if not head.anchor_first:
+        return found[1:]
+    return found[:-1] if head.kind == "domino" else found
 
 
 def path_logits(head: Block, found: Tensor, anchor: int, path: Sequence[int]) -> Tensor:
@@ -155,6 +195,19 @@ def path_logits(head: Block, found: Tensor, anchor: int, path: Sequence[int]) ->
     """
     w = {name: tensor.to(found) for name, tensor in head.weights.items()}
     logits = w["lm_head.weight"] @ found[len(path)]
+    if head.kind == "domino":
+        state, inputs, own = torch.zeros(STATE).to(found), w["prefix_gru.weight_ih_l0"], w["prefix_gru.weight_hh_l0"]
+        for token in (anchor, *path):
+            read, kept = (inputs @ w["embed_tokens.weight"][token]).chunk(3), (own @ state).chunk(3)
+            reset, update = (read[0] + kept[0]).sigmoid(), (read[1] + kept[1]).sigmoid()
+            state = (1 - update) * (read[2] + reset * kept[2]).tanh() + update * state
+        inner = w["embed_proj.0.weight"] @ torch.cat([found[len(path)], state])
+        return logits if len(path) < head.prefix else logits + w["embed_proj.2.weight"] @ (inner * inner.sigmoid())
+    if head.kind == "dflash2":
+        before = w["candidate_selector.predecessor_codebook"][[anchor, *path][-1]]
+        given = before * (w["candidate_selector.hidden_projection.weight"] @ found[len(path)])
+        best = logits.topk(head.top_k).indices
+        return logits.index_add(0, best, w["candidate_selector.successor_codebook"][best] @ given)
     if "markov_head.markov_w1.weight" not in w:
         return logits
     first, second = w["markov_head.markov_w1.weight"], w["markov_head.markov_w2.weight"]

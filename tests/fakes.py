@@ -13,9 +13,10 @@ from transformers import LlamaForCausalLM
 from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.draft_heads.formats.head_kinds import KINDS
 from specdec.draft_heads.heads.block_head import BlockConfig, BlockHead
+from specdec.draft_heads.heads.convolved_layer import ConvolutionConfig
 from specdec.draft_heads.heads.eagle import EagleConfig, EagleHead
 from specdec.draft_heads.heads.eagle3 import Eagle3Config, Eagle3Head
-from specdec.draft_heads.heads.edge_scorers import MarkovConfig
+from specdec.draft_heads.heads.edge_scorers import DominoConfig, MarkovConfig, SelectorConfig
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.kernels.draft_trees import HostTrees
 from specdec.kernels.tree import ROOT, DraftTree
@@ -80,26 +81,32 @@ def save_random_eagle3(folder: Path, seed: int = 0, draft_vocab_size: int = 60, 
 
 
 def save_random_block(folder: Path, kind: str, seed: int = 0, **overrides: Any) -> BlockHead:
-    """A random block head for `save_random_llama`'s model: causal DFlash, or DSpark over some tokens.
+    """A random block head for `save_random_llama`'s model: DFlash, causal; DSpark over some tokens; Domino; DFlash2.
 
     Args:
-        kind: "dflash", "dspark", or a kind of DSpark's Markov head.
+        kind: "dflash", "domino", "dflash2", "dspark", or a kind of DSpark's Markov head.
     """
     torch.manual_seed(seed)
     config = LlamaConfig.from_json({**TINY, "num_hidden_layers": 2, **overrides})
-    is_dflash = kind == "dflash"
-    markov = None if is_dflash else MarkovConfig(8, "vanilla" if kind == "dspark" else kind)
+    plain = kind in ("dflash", "dflash2")
+    is_dspark = not plain and kind != "domino"
+    parts: dict[str, Any] = {}
+    if kind == "domino":
+        parts = {"domino": DominoConfig(8, 12)}
+    elif kind == "dflash2":
+        parts = {"selector": SelectorConfig(8, 9), "convolution": ConvolutionConfig(2, 8)}
+    elif is_dspark:
+        parts = {"markov": MarkovConfig(8, "vanilla" if kind == "dspark" else kind), "confidence": True}
     head = BlockHead(
         BlockConfig(
             config,
             taps=(0, 2),
             block_size=5,
             mask_token=TINY["vocab_size"] - 1,
-            anchor_first=not is_dflash,
-            causal=(is_dflash,) * config.num_layers,
+            anchor_first=not plain,
+            causal=(kind == "dflash",) * config.num_layers,
             draft_vocab_size=60 if kind == "dspark" else None,
-            markov=markov,
-            confidence=not is_dflash,
+            **parts,
         )
     )
     for parameter in head.parameters():
@@ -107,7 +114,7 @@ def save_random_block(folder: Path, kind: str, seed: int = 0, **overrides: Any) 
             torch.nn.init.normal_(parameter, std=0.3)
     if kind == "dspark":
         head.draft_tokens.copy_(torch.randperm(config.vocab_size)[:60].sort().values)
-    KINDS["dflash" if is_dflash else "dspark"].save(head, folder, {})
+    KINDS["dspark" if is_dspark else kind].save(head, folder, {})
     return head
 
 

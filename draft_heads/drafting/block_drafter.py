@@ -15,6 +15,7 @@ from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
 from specdec.draft_heads.drafting.tree_search import Frontier
 from specdec.draft_heads.heads.block_head import BlockHead
 from specdec.draft_heads.heads.draft_head import CachedHead
+from specdec.draft_heads.heads.edge_scorers import CANDIDATES
 from specdec.draft_heads.heads.readout import MatrixReadout, Readout
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
@@ -26,9 +27,6 @@ from specdec.kernels.tree import split_words
 from specdec.kernels.types import Candidates, NoiseKey, Stream, TopK
 from specdec.kernels.upload import upload
 from specdec.verify.transforms import NodeRows, processed_logits
-
-# Tokens of a slot that an edge scorer may put first; the target's is among them in 99 of 100 cases.
-CANDIDATES = 64
 
 
 class Lattice(NamedTuple):
@@ -88,8 +86,8 @@ class BlockDrafter(TreeDrafter[Paths]):
         proposal: Proposal,
         kernels: KernelSet,
     ) -> None:
-        self.head = head
-        scorer = head.markov_head
+        self.head, self.scorer = head, head.edge_scorer
+        scorer = self.scorer
         # The scorer's row of each of the target's tokens, where it has some only.
         self._scorer_rows: Tensor | None = None
         if scorer is not None and len(scorer.successors) < head.llama.vocab_size:
@@ -97,7 +95,8 @@ class BlockDrafter(TreeDrafter[Paths]):
             self._scorer_rows[head.draft_tokens] = torch.arange(len(head.draft_tokens), device=kv.device)
         super().__init__(head, readout, kv, features, block_size, dtype, shape, proposal, kernels)
         rows, device = head.config.block_size, kv.device
-        self.num_candidates = max(self.branching, min(CANDIDATES, readout.size))
+        most = CANDIDATES if scorer is None else scorer.candidates
+        self.num_candidates = max(self.branching, min(most, readout.size))
         words = ceil_div(rows, WORD_BITS)
         both, causal = [(1 << rows) - 1] * rows, [(2 << row) - 1 for row in range(rows)]
         # By whether a layer is causal.
@@ -151,11 +150,10 @@ class BlockDrafter(TreeDrafter[Paths]):
         ]
         rotary = rotary_at(self.rope, levels.positions + self._offsets.repeat(num_rows))
         found: Tensor = self.head(tokens, rotary, attentions)
-        first = config.block_size - config.num_slots
-        hidden = found.view(num_rows, config.block_size, -1)[:, first : first + levels.depth]
+        slots = slice(config.first_row, config.first_row + levels.depth)
+        hidden = found.view(num_rows, config.block_size, -1)[:, slots]
         lattice = self._lattice(levels, hidden, rows, drawn=drawn)
-        scorer = self.head.markov_head
-        states = hidden.new_zeros(num_rows, 1, scorer.state_size if scorer else 0)
+        states = hidden.new_zeros(num_rows, 1, self.scorer.state_size if self.scorer else 0)
         return self._scored(lattice, roots, states, 0)
 
     def _lattice(self, levels: DraftLevels, hidden: Tensor, rows: Sequence[DraftRow], *, drawn: bool) -> Lattice:
@@ -182,7 +180,7 @@ class BlockDrafter(TreeDrafter[Paths]):
             # Rounding must not make others where there are none.
             is_whole = scores[:, -1].isneginf() | (self.num_candidates == found.scores.shape[1])
             rest = (total + torch.log1p(-share)).masked_fill(is_whole, float("-inf"))
-        scorer, successors = self.head.markov_head, None
+        scorer, successors = self.scorer, None
         if scorer is not None:
             own = tokens if self._scorer_rows is None else self._scorer_rows[tokens]
             successors = F.embedding(own, scorer.successors).view(num_rows, slots, self.num_candidates, -1)
@@ -194,11 +192,13 @@ class BlockDrafter(TreeDrafter[Paths]):
         """Return the scores of a slot's candidates after paths that end with `tokens`, int64 `[rows, width]`."""
         rows, width = tokens.shape
         scores = lattice.scores[:, slot, None].expand(-1, width, -1)
-        scorer = self.head.markov_head
+        scorer = self.scorer
         if scorer is None or lattice.successors is None:
             return Paths(lattice, scores, states)
         hidden = lattice.hidden[:, slot, None].expand(-1, width, -1).reshape(rows * width, -1)
         vectors, after = scorer(tokens.flatten(), hidden, states.flatten(0, 1))
+        if slot < scorer.first_slot:
+            return Paths(lattice, scores, after.view(rows, width, -1))
         edges = (vectors.view(rows, width, -1) @ lattice.successors[:, slot].transpose(1, 2)).to(scores.dtype)
         if lattice.temperatures is not None:
             edges = edges / lattice.temperatures[:, :, None]

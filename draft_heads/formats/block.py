@@ -1,4 +1,4 @@
-"""Block heads in files: DFlash and DSpark as z-lab, DeepSpec, SpecForge, JetSpec and speculators write them."""
+"""Block heads in files: DFlash, DSpark, Domino and DFlash2, as the programs write them that train such heads."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from specdec.draft_heads.formats.block_parts import CONFIDENCE, DOMINO, MARKOV, SELECTOR, block_parts
 from specdec.draft_heads.formats.block_settings import BlockSettings
 from specdec.draft_heads.formats.draft_vocab import draft_tokens, vocabulary_maps
 from specdec.draft_heads.formats.head_kind import HeadDescription, HeadKind, LoadedHead, Source, expected_shapes, filled
@@ -14,14 +15,13 @@ from specdec.draft_heads.formats.head_settings import HeadSettings, layer_settin
 from specdec.draft_heads.formats.head_tensors import HeadTensors
 from specdec.draft_heads.heads.block_head import BlockConfig, BlockHead
 from specdec.draft_heads.heads.draft_head import DraftModel, TargetParts
-from specdec.draft_heads.heads.edge_scorers import MARKOV_KINDS, MarkovConfig
+from specdec.draft_heads.heads.edge_scorers import MARKOV_KINDS
 from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.draft_heads.llama.llama_config import positive
 from specdec.kernels.kernel_set import KernelSet
 
 EMBEDDING, OUTPUT = "embed_tokens.weight", "lm_head.weight"
-MARKOV, CONFIDENCE = "markov_head.", "confidence_head."
 
 
 class BlockKind(HeadKind[BlockConfig, BlockHead]):
@@ -33,12 +33,14 @@ class BlockKind(HeadKind[BlockConfig, BlockHead]):
     def describe(self, settings: HeadSettings, tensors: HeadTensors) -> HeadDescription[BlockConfig]:
         llama, assumptions = settings.llama(tensors)
         own = BlockSettings(settings, llama.num_layers)
+        own.check_kind(self.name, self.label)
         output = Source.FILE if OUTPUT in tensors else Source.TARGET
         embedding = Source.FILE if EMBEDDING in tensors else Source.TARGET
         draft_vocab = positive(settings.own, "draft_vocab_size", llama.vocab_size)
         if output == Source.TARGET and draft_vocab != llama.vocab_size:
             raise CheckpointError(f"missing tensor '{OUTPUT}', which a draft vocabulary of {draft_vocab} tokens needs")
-        markov = _markov(own, tensors)
+        parts = block_parts(own, tensors, llama.hidden_size)
+        markov = parts.markov
         anchor_first, said = own.anchor_first(has_edges=markov is not None)
         confidence = tensors.by_name.get("confidence_head.proj.weight")
         taps = own.taps()
@@ -50,7 +52,7 @@ class BlockKind(HeadKind[BlockConfig, BlockHead]):
             anchor_first=anchor_first,
             causal=own.causal(),
             draft_vocab_size=draft_vocab if output == Source.FILE else None,
-            markov=markov,
+            **parts._asdict(),
             confidence=confidence is not None,
             confidence_reads_token=confidence is None or confidence.shape[-1] > llama.hidden_size,
         )
@@ -103,7 +105,8 @@ class BlockKind(HeadKind[BlockConfig, BlockHead]):
         Raises:
             ValueError: as `layer_settings`, or layers of which some are causal.
         """
-        own, tensors = head.config, head.split_parameters()
+        own = head.config
+        tensors = {name.removeprefix(DOMINO): tensor for name, tensor in head.split_parameters().items()}
         # The target's, as it is frozen.
         del tensors[EMBEDDING]
         if len(set(own.causal)) > 1:
@@ -143,8 +146,8 @@ class DFlashKind(BlockKind):
     label = "DFlash"
 
     def recognises(self, settings: HeadSettings, tensors: HeadTensors) -> bool:  # noqa: ARG002
-        """Return whether it is a backbone without an edge scorer."""
-        return _is_backbone(tensors) and not _has_edges(tensors)
+        """Return whether it is a backbone; kinds with an edge scorer are asked before."""
+        return _is_backbone(tensors)
 
     def own_settings(self, config: BlockConfig, inner: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002
         return {"architectures": ["DFlashDraftModel"], "dflash_config": dict(inner)}
@@ -159,7 +162,7 @@ class DSparkKind(BlockKind):
 
     def recognises(self, settings: HeadSettings, tensors: HeadTensors) -> bool:  # noqa: ARG002
         """Return whether it is a backbone with DSpark's heads."""
-        return _is_backbone(tensors) and _has_edges(tensors)
+        return _is_backbone(tensors) and _has(tensors, MARKOV, CONFIDENCE)
 
     def own_settings(self, config: BlockConfig, inner: Mapping[str, Any]) -> dict[str, Any]:
         markov = config.markov
@@ -173,38 +176,68 @@ class DSparkKind(BlockKind):
         }
 
 
+class DominoKind(BlockKind):
+    """Domino: a GRU over the path corrects the logits."""
+
+    name = "domino"
+    label = "Domino"
+    sign = "prefix_gru.weight_ih_l0"
+
+    def recognises(self, settings: HeadSettings, tensors: HeadTensors) -> bool:  # noqa: ARG002
+        """Return whether it is a backbone with a GRU."""
+        return _is_backbone(tensors) and _has(tensors, DOMINO)
+
+    def own_settings(self, config: BlockConfig, inner: Mapping[str, Any]) -> dict[str, Any]:
+        assert config.domino is not None
+        correction = {
+            "projector_type": self.name,
+            "emb_dim": config.domino.rank,
+            "gru_hidden_dim": config.domino.state_size,
+            "pure_draft_prefix_len": config.domino.first_slot,
+            "shift_label": config.anchor_first,
+        }
+        return {"architectures": ["DFlashDraftModel"], "dflash_config": {**inner, **correction}}
+
+
+class DFlash2Kind(BlockKind):
+    """DFlash2: convolutions in the layers, and a selector among the candidates of each slot."""
+
+    name = "dflash2"
+    label = "DFlash2"
+    sign = "candidate_selector.predecessor_codebook"
+
+    def recognises(self, settings: HeadSettings, tensors: HeadTensors) -> bool:  # noqa: ARG002
+        """Return whether it is a backbone with a selector or convolutions."""
+        return _is_backbone(tensors) and (_has(tensors, SELECTOR) or tensors.has("mlp_conv.base_kernel"))
+
+    def own_settings(self, config: BlockConfig, inner: Mapping[str, Any]) -> dict[str, Any]:
+        sizes: dict[str, Any] = {}
+        if config.selector is not None:
+            sizes |= {"selector_rank": config.selector.rank, "selector_top_k": config.selector.top_k}
+        if config.convolution is not None:
+            sizes |= {"conv_kernel_size": config.convolution.taps, "conv_group_size": config.convolution.group}
+        return {"architectures": ["DFlash2DraftModel"], "dflash_config": {**inner, **sizes}}
+
+
 def _is_backbone(tensors: HeadTensors) -> bool:
     return BlockKind.sign in tensors
 
 
-def _has_edges(tensors: HeadTensors) -> bool:
-    return any(name.startswith((MARKOV, CONFIDENCE)) for name in tensors.by_name)
-
-
-def _markov(own: BlockSettings, tensors: HeadTensors) -> MarkovConfig | None:
-    """Return the Markov head that the tensors show.
-
-    Raises:
-        CheckpointError: config.json names another rank or kind.
-    """
-    weight = tensors.by_name.get("markov_head.markov_w1.weight")
-    rank = 0 if weight is None or weight.ndim != 2 else weight.shape[1]
-    signs = {"markov_head.gate_proj.weight": "gated", "markov_head.joint_proj.weight": "rnn"}
-    kind = next((kind for name, kind in signs.items() if name in tensors), MARKOV_KINDS[0])
-    for key, found in (("markov_rank", rank), ("markov_head_type", kind)):
-        named = own.value(key)
-        if named is not None and named != found and (rank or key == "markov_rank"):
-            raise CheckpointError(f"config.json: {key} = {named!r}, but the tensors are those of {found!r}")
-    return MarkovConfig(rank, kind) if rank else None
+def _has(tensors: HeadTensors, *prefixes: str) -> bool:
+    return any(name.startswith(prefixes) for name in tensors.by_name)
 
 
 def _variants(config: BlockConfig) -> tuple[str, ...]:
     """Return what tells the head from others of its kind, for people."""
     causal = [str(layer) for layer, one in enumerate(config.causal) if one]
+    domino, selector, conv = config.domino, config.selector, config.convolution
     cases = {
         f"block of {config.block_size}, {config.num_slots} drafted": True,
         f"causal inside a block in layers {', '.join(causal)}": causal,
         f"{config.markov.kind} Markov head of rank {config.markov.rank}" if config.markov else "": config.markov,
+        f"GRU of {domino.state_size}, correction of rank {domino.rank}" if domino else "": domino,
+        f"selector of rank {selector.rank} among {selector.top_k} candidates" if selector else "": selector,
+        f"convolutions of {conv.taps} taps, {conv.group} channels a group" if conv else "": conv,
         "confidence head": config.confidence,
     }
     return tuple(sentence for sentence, holds in cases.items() if holds)

@@ -11,6 +11,8 @@ from specdec.draft_heads.llama.llama_config import positive
 # Programs that count outputs of layers, and the one that counts their inputs.
 OUTPUTS, INPUTS = "target_layer_ids", "aux_hidden_state_layer_ids"
 NESTED = "dflash_config"
+# Settings that may only have the value with which they change nothing.
+NEUTRAL = {"logit_scale": 1, "input_embedding_scale": 1, "output_multiplier": 1, "final_logit_softcapping": 0}
 
 
 def block_rows(folder: Path) -> int | None:
@@ -33,9 +35,10 @@ class BlockSettings:
     def __init__(self, settings: HeadSettings, num_layers: int) -> None:
         self.settings, self.num_layers = settings, num_layers
         self._nested = section(settings.own, NESTED)
-        scale = self.value("logit_scale")
-        if scale not in (None, 1):
-            raise CheckpointError(f"config.json: logit_scale = {scale!r} is not supported; only 1 is")
+        for key, only in NEUTRAL.items():
+            value = self.value(key)
+            if value not in (None, only):
+                raise CheckpointError(f"config.json: {key} = {value!r} is not supported; only {only} is")
 
     def value(self, key: str) -> Any:
         """Return a setting, from `dflash_config` or beside it; None where it is absent."""
@@ -46,6 +49,20 @@ class BlockSettings:
     def block_size(self) -> int:
         """Rows of a block."""
         return positive({"block_size": self.value("block_size")}, "block_size")
+
+    def check_kind(self, name: str, label: str) -> None:
+        """Check that config.json does not name another kind than the tensors show.
+
+        Plain DFlash is the name that others give themselves too.
+
+        Raises:
+            CheckpointError: it does: without the tensors of that kind, drafts would be wrong.
+        """
+        keys = ("architectures", "projector_type", "speculators_model_type")
+        said = " ".join(str(self.value(key)) for key in keys).lower()
+        for other in ("domino", "dflash2"):
+            if other in said and name != other:
+                raise CheckpointError(f"config.json names a {other} head, but the tensors are those of a {label} head")
 
     def mask_token(self, vocab_size: int) -> int:
         """Return the id of the mask token: a row of the embedding, which may be none of the tokenizer's tokens.
@@ -68,6 +85,8 @@ class BlockSettings:
             CheckpointError: it is neither true nor false.
         """
         said = self.value("sample_from_anchor")
+        if said is None and self.value("shift_label") is not None:
+            return self._flag("shift_label"), []
         if said is None:
             way = "row 0 predicts, as in DSpark" if has_edges else "row 0 predicts nothing, as in DFlash"
             return has_edges, [f"config.json is silent about sample_from_anchor: {way}"]
@@ -76,8 +95,8 @@ class BlockSettings:
     def causal(self) -> tuple[bool, ...]:
         """Return which layers are causal inside a block.
 
-        In speculators sliding layers are, unless `sliding_window_non_causal`. Elsewhere `is_causal`, `causal` or
-        `causal_head` (JetSpec) speak for all layers; without them sliding layers are causal.
+        In speculators sliding layers are, unless `sliding_window_non_causal`, by default true for DFlash2. Elsewhere
+        `is_causal`, `causal` or `causal_head` (JetSpec) speak for all layers; without them sliding layers are causal.
 
         Raises:
             CheckpointError: a flag that is neither true nor false.
@@ -85,7 +104,10 @@ class BlockSettings:
         kinds = self.settings.layer.get("layer_types") or []
         sliding = [layer < len(kinds) and kinds[layer] == "sliding_attention" for layer in range(self.num_layers)]
         if self.settings.layout == Layout.SPECULATORS:
-            return tuple(one and not self._flag("sliding_window_non_causal") for one in sliding)
+            key = "sliding_window_non_causal"
+            is_dflash2 = self.value("speculators_model_type") == "dflash2"
+            both = is_dflash2 if self.value(key) is None else self._flag(key)
+            return tuple(one and not both for one in sliding)
         for key in ("is_causal", "causal", "causal_head"):
             if self.value(key) is not None:
                 return (self._flag(key),) * self.num_layers

@@ -26,7 +26,7 @@ class ForeignHead(NamedTuple):
 
 
 # What can be said of heads that outdo a DFlash head by parts that are not built.
-TAKE_PLAIN = "take a DFlash or DSpark head of the same target"
+TAKE_PLAIN = "take a DFlash, DSpark or Domino head of the same target"
 
 FOREIGN = (
     ForeignHead(
@@ -34,18 +34,6 @@ FOREIGN = (
         words="peagle",
         tensors=r"\bmask_hidden\b",
         reason=f"its rows of masks see each other by depth and not by block; {TAKE_PLAIN}",
-    ),
-    ForeignHead(
-        "a Domino head",
-        words="domino",
-        tensors=r"\bprefix_gru\.|\bembed_proj\.",
-        reason=f"its GRU over the path is not built, and without that its drafts are wrong; {TAKE_PLAIN}",
-    ),
-    ForeignHead(
-        "a DFlash2 head",
-        words="dflash2",
-        tensors=r"\bcandidate_selector\.|\b(attention|mlp)_conv\.",
-        reason=f"its convolutions and its selector are not built; {TAKE_PLAIN}",
     ),
     ForeignHead(
         "a LiLiCorr head",

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from specdec.draft_heads.formats.block import BlockKind, DFlashKind, DSparkKind
+from specdec.draft_heads.formats.block import BlockKind, DFlash2Kind, DFlashKind, DominoKind, DSparkKind
 from specdec.draft_heads.formats.eagle import EagleKind
 from specdec.draft_heads.formats.eagle3 import Eagle3Kind
 from specdec.draft_heads.formats.foreign_heads import foreign_kind
@@ -26,7 +26,7 @@ from specdec.kernels.kernel_set import KernelSet
 
 # By name. The first that recognises a folder describes it.
 KINDS: dict[str, HeadKind[Any, Any]] = {
-    kind.name: kind for kind in (Eagle3Kind(), DSparkKind(), DFlashKind(), EagleKind())
+    kind.name: kind for kind in (Eagle3Kind(), DSparkKind(), DominoKind(), DFlash2Kind(), DFlashKind(), EagleKind())
 }
 
 

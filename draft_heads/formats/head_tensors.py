@@ -6,7 +6,7 @@ from torch import Tensor
 
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, listed
 
-# Prefixes in other layouts, and here: official EAGLE-3, speculators' EAGLE-1, SGLang's first EAGLE-3.1, DFlash.
+# Prefixes in other layouts, and here: official EAGLE-3, speculators' EAGLE-1, SGLang's first EAGLE-3.1, DFlash, Domino.
 ALIASES = (
     ("midlayer.", "layers.0."),
     ("transformer.", "layers.0."),
@@ -16,6 +16,8 @@ ALIASES = (
     ("aux_norm_high.", "fc_norm.2."),
     ("encoder.fc.", "fc."),
     ("encoder.output_norm_enc.", "hidden_norm."),
+    ("prefix_gru.", "domino_head.prefix_gru."),
+    ("embed_proj.", "domino_head.embed_proj."),
 )
 
 
@@ -61,7 +63,9 @@ class HeadTensors:
             return self.spellings[name]
         for alias, plain in ALIASES:
             family = alias.partition("_")[0]
-            if name.startswith(plain) and any(family in used for used in self.spellings.values()):
+            # A name that is only longer here is in no file.
+            is_used = alias in plain or any(family in used for used in self.spellings.values())
+            if name.startswith(plain) and is_used:
                 return alias + name.removeprefix(plain)
         return name
 

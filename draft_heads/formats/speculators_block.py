@@ -17,9 +17,12 @@ def speculators_files(head: BlockHead, verifier: str | None = None) -> tuple[dic
 
     Raises:
         ValueError: the head has a setting that the layout cannot express: causal layers, which it has only within
-            sliding windows, layers without norms of queries and keys, or an output matrix of all tokens.
+            sliding windows, layers without norms of queries and keys, or an output matrix of all tokens; or it is a
+            Domino or DFlash2 head.
     """
     own, llama, tensors = head.config, head.llama, head.split_parameters()
+    if own.domino or own.selector or own.convolution:
+        raise ValueError("only DFlash and DSpark heads can be saved in speculators' layout")
     if any(own.causal):
         raise ValueError("a head with causal layers cannot be saved in speculators' layout, whose full layers are not")
     if not llama.qk_norm:

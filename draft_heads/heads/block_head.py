@@ -1,4 +1,4 @@
-"""The block draft head (DFlash 2602.06036, DSpark 2607.05147): one pass drafts all positions of a block at once."""
+"""Block draft heads (DFlash 2602.06036, DSpark 2607.05147, Domino 2605.29707): one pass drafts a block of positions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,8 +7,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from specdec.draft_heads.heads.convolved_layer import ConvolutionConfig, ConvolvedLayer
 from specdec.draft_heads.heads.draft_head import FeatureHead, HeadConfig, TargetOutput
-from specdec.draft_heads.heads.edge_scorers import ConfidenceHead, MarkovConfig, MarkovScorer
+from specdec.draft_heads.heads.edge_scorers import (
+    ConfidenceHead,
+    DominoConfig,
+    DominoScorer,
+    EdgeScorer,
+    MarkovConfig,
+    MarkovScorer,
+    SelectorConfig,
+    SelectorScorer,
+)
 from specdec.draft_heads.llama.llama_layer import Attention, LlamaLayer, RMSNorm
 from specdec.draft_heads.llama.rope import Rotary
 from specdec.kernels.elementwise_reference import rms_norm
@@ -30,9 +40,12 @@ class BlockConfig(HeadConfig):
             else row 0 predicts nothing, and row k the token k places behind it (DFlash).
         causal: per layer, whether a row of a block sees only earlier rows of it, besides itself.
         draft_vocab_size: tokens of an output matrix of its own; None if the head uses the target's.
-        markov: its Markov head (DSpark); None without one.
+        markov: its Markov head (DSpark); None without one. A head has at most one of `markov`, `domino` and `selector`.
         confidence: whether it has a confidence head.
         confidence_reads_token: whether that reads the token before a slot.
+        domino: its correction by a GRU (Domino); where row 0 predicts, the last row of such a head is not used.
+        selector: its candidate selector (DFlash2).
+        convolution: the convolutions in its layers (DFlash2).
     """
 
     taps: tuple[int, ...]
@@ -44,11 +57,19 @@ class BlockConfig(HeadConfig):
     markov: MarkovConfig | None = None
     confidence: bool = False
     confidence_reads_token: bool = True
+    domino: DominoConfig | None = None
+    selector: SelectorConfig | None = None
+    convolution: ConvolutionConfig | None = None
 
     @property
     def num_slots(self) -> int:
         """Positions that a pass drafts, the depth of the deepest tree."""
-        return self.block_size if self.anchor_first else self.block_size - 1
+        return self.block_size if self.anchor_first and self.domino is None else self.block_size - 1
+
+    @property
+    def first_row(self) -> int:
+        """The row of a block that predicts the token behind the anchor."""
+        return 0 if self.anchor_first else 1
 
 
 class BlockHead(FeatureHead):
@@ -74,7 +95,10 @@ class BlockHead(FeatureHead):
         hidden, eps = llama.hidden_size, llama.rms_norm_eps
         self.fc = Linear(len(config.taps) * hidden, hidden, bias=False)
         self.hidden_norm = RMSNorm(hidden, eps)
-        self.layers = nn.ModuleList(LlamaLayer(llama) for _ in range(llama.num_layers))
+        conv, rows = config.convolution, config.block_size
+        self.layers = nn.ModuleList(
+            LlamaLayer(llama) if conv is None else ConvolvedLayer(llama, conv, rows) for _ in range(llama.num_layers)
+        )
         self.norm = RMSNorm(hidden, eps)
         size = config.draft_vocab_size
         self.lm_head = None if size is None else nn.Linear(hidden, size, bias=False)
@@ -83,6 +107,9 @@ class BlockHead(FeatureHead):
             self.register_buffer("draft_tokens", tokens if tokens.is_meta else torch.arange(size))
         markov, vocab_size = config.markov, llama.vocab_size
         self.markov_head = None if markov is None else MarkovScorer(markov, vocab_size, size or vocab_size, hidden)
+        domino, selector = config.domino, config.selector
+        self.domino_head = None if domino is None else DominoScorer(domino, vocab_size, hidden, self._embed)
+        self.candidate_selector = None if selector is None else SelectorScorer(selector, vocab_size, hidden)
         rank = markov.rank if markov and config.confidence_reads_token else 0
         self.confidence_head = ConfidenceHead(hidden, rank) if config.confidence else None
 
@@ -90,6 +117,14 @@ class BlockHead(FeatureHead):
     def decoder_layers(self) -> list[LlamaLayer]:
         """The layers, typed."""
         return [layer for layer in self.layers if isinstance(layer, LlamaLayer)]
+
+    @property
+    def edge_scorer(self) -> EdgeScorer | None:
+        """What scores which token follows which; None where slots are independent."""
+        return self.markov_head or self.domino_head or self.candidate_selector
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        return F.embedding(tokens, self.embed_tokens.weight)
 
     def feature_of(self, output: TargetOutput) -> Tensor:
         """Return `fc` of the taps, `[rows, hidden_size]`, which the cache keeps of each token."""
@@ -127,7 +162,7 @@ class BlockHead(FeatureHead):
             attentions: one per layer, how the rows see the context and their own block: `PagedAttention` in the
                 engine, `BlockAttention` over whole conversations in training.
         """
-        hidden = F.embedding(tokens, self.embed_tokens.weight)
+        hidden = self._embed(tokens)
         for layer, attention in zip(self.layers, attentions, strict=True):
             hidden = layer(hidden, rotary, attention)
         normed: Tensor = self.norm(hidden)
@@ -149,12 +184,12 @@ class BlockHead(FeatureHead):
         return logits
 
     def block_weights(self) -> BlockWeights | None:
-        """Return the head's parts for drafting in one call, None where its edge scorer is none that such a call knows.
+        """Return the head's parts for drafting in one call, None where it has parts that such a call does not know.
 
         Never called before the head is prepared for a kernel set with fused layers.
         """
         config, scorer = self.config, self.markov_head
-        if scorer is not None and scorer.kind != "vanilla":
+        if config.domino or config.selector or config.convolution or (scorer is not None and scorer.kind != "vanilla"):
             return None
         context: Product = self.__dict__["_project"]
         return BlockWeights(

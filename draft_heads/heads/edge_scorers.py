@@ -1,5 +1,6 @@
 """Edge scorers of block heads: which token follows which inside a block, at the cost of a vector per path."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -7,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+# Tokens of a slot that a scorer may put first; the target's is among them in 99 of 100 cases.
+CANDIDATES = 64
 # Kinds of DSpark's Markov head, by its `markov_head_type`.
 MARKOV_KINDS = ("vanilla", "gated", "rnn")
 
@@ -28,9 +31,13 @@ class EdgeScorer(Protocol):
 
     Attributes:
         state_size: numbers that a path carries from slot to slot; 0 where its last token is enough.
+        first_slot: slots before it have no edges.
+        candidates: tokens of a slot that have edges, those with the highest logits.
     """
 
     state_size: int
+    first_slot: int
+    candidates: int
 
     @property
     def successors(self) -> Tensor:
@@ -69,6 +76,8 @@ class MarkovScorer(nn.Module):
         draft_vocab_size: tokens that the head can propose.
     """
 
+    first_slot, candidates = 0, CANDIDATES
+
     def __init__(self, config: MarkovConfig, vocab_size: int, draft_vocab_size: int, hidden_size: int) -> None:
         super().__init__()
         rank, self.kind = config.rank, config.kind
@@ -96,6 +105,100 @@ class MarkovScorer(nn.Module):
         gate, candidate, output = self.joint_proj(torch.cat([states, before, hidden], -1)).chunk(3, -1)
         gate = torch.sigmoid(gate)
         return Edges(torch.tanh(output), gate * states + (1 - gate) * torch.tanh(candidate))
+
+
+@dataclass(frozen=True)
+class DominoConfig:
+    """Shape of Domino's correction.
+
+    Attributes:
+        rank: size of its vectors (`emb_dim`).
+        state_size: of the GRU (`gru_hidden_dim`).
+        first_slot: slots before it are not corrected (`pure_draft_prefix_len`).
+    """
+
+    rank: int
+    state_size: int
+    first_slot: int = 1
+
+
+class PathGRU(nn.Module):
+    """One step of a GRU without biases (Cho et al. 2014), with torch's names and order of gates."""
+
+    def __init__(self, inputs: int, size: int) -> None:
+        super().__init__()
+        self.weight_ih_l0 = nn.Parameter(torch.zeros(3 * size, inputs))
+        self.weight_hh_l0 = nn.Parameter(torch.zeros(3 * size, size))
+
+    def forward(self, x: Tensor, states: Tensor) -> Tensor:
+        """Return the states after inputs: `[paths, inputs]` and `[paths, size]` to `[paths, size]`."""
+        read, kept = F.linear(x, self.weight_ih_l0).chunk(3, -1), F.linear(states, self.weight_hh_l0).chunk(3, -1)
+        reset, update = torch.sigmoid(read[0] + kept[0]), torch.sigmoid(read[1] + kept[1])
+        return (1 - update) * torch.tanh(read[2] + reset * kept[2]) + update * states
+
+
+class DominoScorer(nn.Module):
+    """Domino's correction (2605.29707): a bias of low rank from the slot's state and a GRU over the path's tokens.
+
+    Args:
+        embed: returns the target's embedding of tokens, which the GRU reads.
+    """
+
+    candidates = CANDIDATES
+
+    def __init__(
+        self, config: DominoConfig, vocab_size: int, hidden_size: int, embed: Callable[[Tensor], Tensor]
+    ) -> None:
+        super().__init__()
+        self.state_size, self.first_slot, self._embed = config.state_size, config.first_slot, embed
+        self.prefix_gru = PathGRU(hidden_size, config.state_size)
+        first = nn.Linear(hidden_size + config.state_size, config.rank, bias=False)
+        self.embed_proj = nn.Sequential(first, nn.SiLU(), nn.Linear(config.rank, vocab_size, bias=False))
+
+    @property
+    def successors(self) -> Tensor:
+        weight = self.embed_proj[2].weight
+        assert isinstance(weight, Tensor)
+        return weight
+
+    def forward(self, tokens: Tensor, hidden: Tensor, states: Tensor) -> Edges:
+        """See `EdgeScorer`."""
+        states = self.prefix_gru(self._embed(tokens), states)
+        return Edges(self.embed_proj[:2](torch.cat([hidden, states], -1)), states)
+
+
+@dataclass(frozen=True)
+class SelectorConfig:
+    """Shape of DFlash2's candidate selector.
+
+    Attributes:
+        rank: size of its vectors.
+        top_k: candidates of a slot that it scores.
+    """
+
+    rank: int
+    top_k: int = 16
+
+
+class SelectorScorer(nn.Module):
+    """DFlash2's selector: products of the last token's row, the slot's projected state, and the candidate's row."""
+
+    state_size = first_slot = 0
+
+    def __init__(self, config: SelectorConfig, vocab_size: int, hidden_size: int) -> None:
+        super().__init__()
+        self.candidates = config.top_k
+        self.predecessor_codebook = nn.Parameter(torch.zeros(vocab_size, config.rank))
+        self.successor_codebook = nn.Parameter(torch.zeros(vocab_size, config.rank))
+        self.hidden_projection = nn.Linear(hidden_size, config.rank, bias=False)
+
+    @property
+    def successors(self) -> Tensor:
+        return self.successor_codebook
+
+    def forward(self, tokens: Tensor, hidden: Tensor, states: Tensor) -> Edges:
+        """See `EdgeScorer`."""
+        return Edges(F.embedding(tokens, self.predecessor_codebook) * self.hidden_projection(hidden), states)
 
 
 class ConfidenceHead(nn.Module):
@@ -133,5 +236,5 @@ def block_edges(scorer: EdgeScorer, tokens: Tensor, hidden: Tensor) -> Tensor:
     states, found = hidden.new_zeros(blocks, scorer.state_size), []
     for slot in range(slots):
         vectors, states = scorer(tokens[:, slot], hidden[:, slot], states)
-        found.append(vectors)
+        found.append(vectors if slot >= scorer.first_slot else torch.zeros_like(vectors))
     return torch.stack(found, 1)

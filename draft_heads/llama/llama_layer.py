@@ -122,14 +122,22 @@ class DecoderLayer(nn.Module):
 
     def mix(self, x: Tensor, residual: Tensor, rotary: Rotary, attention: Attention) -> Tensor:
         """Run attention and MLP: `x` `[rows, input_size]`, `residual` and output `[rows, hidden_size]`."""
+        x, residual = self.post_attention_layernorm.add(self.attend(x, rotary, attention), residual)
+        return self.feed_forward(x).add_(residual)
+
+    def attend(self, x: Tensor, rotary: Rotary, attention: Attention) -> Tensor:
+        """Run attention: `[rows, input_size]` to `[rows, hidden_size]`."""
         heads, kv_heads = self.config.num_heads, self.config.num_kv_heads
         qkv = self.qkv_proj(x).view(x.shape[0], heads + 2 * kv_heads, self.config.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
             for norm, part in ((self.q_norm, qkv[:, :heads]), (self.k_norm, qkv[:, heads : heads + kv_heads])):
                 part.copy_(norm(part.reshape(-1, part.shape[-1])).view_as(part))
-        mixed = attention(qkv, rotary, heads)
-        x, residual = self.post_attention_layernorm.add(self.o_proj(mixed.flatten(1)), residual)
-        output: Tensor = self.down_proj(self.act(self.gate_up_proj(x))).add_(residual)
+        output: Tensor = self.o_proj(attention(qkv, rotary, heads).flatten(1))
+        return output
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """Run the MLP: `[rows, hidden_size]` to `[rows, hidden_size]`."""
+        output: Tensor = self.down_proj(self.act(self.gate_up_proj(x)))
         return output
 
     def prepare(self, kernels: KernelSet) -> bool:

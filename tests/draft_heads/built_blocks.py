@@ -3,12 +3,13 @@
 import torch
 
 from specdec.draft_heads.heads.block_head import BlockConfig, BlockHead
-from specdec.draft_heads.heads.edge_scorers import MarkovConfig
+from specdec.draft_heads.heads.convolved_layer import ConvolutionConfig
+from specdec.draft_heads.heads.edge_scorers import DominoConfig, MarkovConfig, SelectorConfig
 from specdec.draft_heads.llama.checkpoint_files import fill
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import fuse_layer
 from specdec.draft_heads.llama.rope import RopeConfig
-from tests.block_heads import DIM, EPS, HEADS, KV_HEADS, Block
+from tests.block_heads import DIM, EPS, GROUP, HEADS, KV_HEADS, STATE, TAPS, Block
 from tests.checkpoints import INTERMEDIATE, TARGET_HIDDEN, VOCAB
 
 
@@ -28,6 +29,10 @@ def built(head: Block, max_position: int = 64, dtype: torch.dtype = torch.float6
         qk_norm=head.qk_norm,
     )
     weights, first = dict(head.weights), head.weights.get("markov_head.markov_w1.weight")
+    domino, selector = weights.get("embed_proj.0.weight"), weights.get("candidate_selector.hidden_projection.weight")
+    for name in head.weights:
+        if name.startswith(("prefix_gru", "embed_proj")):
+            weights[f"domino_head.{name}"] = weights.pop(name)
     config = BlockConfig(
         llama,
         taps=tuple(layer + 1 for layer in head.layer_ids),
@@ -37,6 +42,9 @@ def built(head: Block, max_position: int = 64, dtype: torch.dtype = torch.float6
         causal=head.causal,
         draft_vocab_size=None if head.tokens is None else len(head.tokens),
         markov=None if first is None else MarkovConfig(first.shape[1], head.kind),
+        domino=None if domino is None else DominoConfig(len(domino), STATE, head.prefix),
+        selector=None if selector is None else SelectorConfig(len(selector), head.top_k),
+        convolution=None if selector is None else ConvolutionConfig(TAPS, GROUP),
         confidence="confidence_head.proj.weight" in weights,
     )
     module = BlockHead(config).to(dtype)

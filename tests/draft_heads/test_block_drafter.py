@@ -36,6 +36,9 @@ BLOCKS = {
     "vanilla": lambda: block(43, rank=6),
     "gated, few tokens": lambda: block(44, layers=1, rank=6, kind="gated", tokens=FEW),
     "rnn": lambda: block(45, causal=(True, False), rank=6, kind="rnn"),
+    "domino": lambda: block(46, layers=1, rank=6, kind="domino"),
+    "domino, first row unused": lambda: block(47, layers=1, rank=6, kind="domino", prefix=0, anchor_first=False),
+    "dflash2": lambda: block(48, rank=6, kind="dflash2", anchor_first=False),
 }
 
 
@@ -170,6 +173,27 @@ def test_rows_without_budget_or_context_get_empty_trees() -> None:
     found = served.drafter.propose([row([3], 3, 2), row([3, 4], 0, 2), row([3, 4], 3, 0)])
     assert found.read() == [DraftTree()] * 3
     assert len(served.drafter.propose([row([3, 4], 3, 2)]).read()[0]) == 3
+
+
+@torch.no_grad()
+def test_a_selector_chooses_among_its_candidates_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BLOCKS, "few", lambda: block(48, rank=6, kind="dflash2", anchor_first=False, top_k=7))
+    served = Served("few", 8, DraftShape(4, 3, 30))
+    request = Request(5, list(range(8)), 0.0, 11, 2)
+    request.store(served)
+    (tree,) = served.drafter.propose([request.row(30, 9)]).read()
+    found = slots(served.block, states(served.block, request.tokens, [tap[:11] for tap in request.taps]))
+    chosen = 0
+    for node, token in enumerate(tree.tokens):
+        path = tuple(tree.tokens[above] for above in path_to(tree, node))[:-1]
+        base = served.block.weights["lm_head.weight"].double() @ found[len(path)]
+        candidates = base.topk(7).indices
+        assert token in candidates
+        logits = path_logits(served.block, found, request.tokens[-1], path)
+        rank = int((logits[candidates] > logits[token]).sum())
+        assert rank < 3
+        chosen += rank == 0 and token != base.argmax()
+    assert chosen > 0
 
 
 @pytest.mark.parametrize("edit", [{"bad_words": ((3,), (4,))}, {"logit_bias": ((7, 50.0),)}])

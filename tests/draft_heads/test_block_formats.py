@@ -30,6 +30,9 @@ KINDS_FOUND = {
     "speculators_dflash": ("DFlash", "speculators"),
     "speculators_dspark": ("DSpark", "speculators"),
     "speculators_dspark_whole": ("DSpark", "speculators"),
+    "specforge_domino": ("Domino", "z-lab and SpecForge"),
+    "zlab_dflash2": ("DFlash2", "z-lab and SpecForge"),
+    "speculators_dflash2": ("DFlash2", "speculators"),
 }
 
 
@@ -58,12 +61,15 @@ def same_logits(head: BlockHead, block: Block, readout: torch.Tensor) -> None:
     wanted = slots(block, states(block, tokens, [layers[layer + 1] for layer in block.layer_ids]))
     assert len(found) == head.config.num_slots
     path = [generator.randrange(VOCAB) for _ in range(len(found) - 1)]
-    state = torch.zeros(1, head.markov_head.state_size if head.markov_head else 0, dtype=torch.float64)
+    scorer = head.edge_scorer
+    state = torch.zeros(1, scorer.state_size if scorer else 0, dtype=torch.float64)
     for slot, token in enumerate([tokens[-1], *path]):
         logits = readout @ found[slot]
-        if head.markov_head is not None:
-            vectors, state = head.markov_head(torch.tensor([token]), found[slot : slot + 1], state)
-            logits = logits + head.markov_head.successors @ vectors[0]
+        if scorer is not None:
+            vectors, state = scorer(torch.tensor([token]), found[slot : slot + 1], state)
+            if slot >= scorer.first_slot:
+                best = logits.topk(min(scorer.candidates, len(logits))).indices
+                logits = logits.index_add(0, best, scorer.successors[best] @ vectors[0])
         torch.testing.assert_close(logits, path_logits(block, wanted, tokens[-1], path[:slot]), rtol=1e-5, atol=1e-5)
 
 
@@ -131,10 +137,27 @@ def lose(name: str) -> Callable[[Fixture], None]:
 
 
 REFUSED: list[tuple[str, Callable[[Fixture], object], str]] = [
-    ("zlab_dflash", gain("prefix_gru.weight_ih_l0", 3, 24), "a Domino head (tensor 'prefix_gru.weight_ih_l0')"),
-    ("zlab_dflash", say(projector_type="domino"), "a Domino head ('domino' in config.json)"),
-    ("zlab_dflash", gain("candidate_selector.hidden_projection.weight", 2, 2), "a DFlash2 head (tensor 'candidate"),
-    ("zlab_dflash", gain("layers.0.mlp_conv.base_kernel", 2, 2, 24), "a DFlash2 head (tensor 'layers.0.mlp_conv"),
+    (
+        "zlab_dflash",
+        gain("prefix_gru.weight_ih_l0", 3, 24),
+        "missing tensors: embed_proj.0.weight, embed_proj.2",
+    ),
+    (
+        "zlab_dflash",
+        say(projector_type="domino"),
+        "config.json names a domino head, but the tensors are those of",
+    ),
+    ("zlab_dflash", gain("candidate_selector.hidden_projection.weight", 1, 24), "missing tensors: candidate_selector."),
+    (
+        "zlab_dflash",
+        gain("layers.0.mlp_conv.base_kernel", 2, 2, 24),
+        "config.json: conv_group_size = 16 does not",
+    ),
+    ("zlab_dflash2", say(conv_kernel_size=2), "layers.0.attention_conv.base_kernel has shape [2, 3, 24], config.json"),
+    ("zlab_dflash2", say(output_multiplier=0.5), "config.json: output_multiplier = 0.5 is not supported; only 1 is"),
+    ("zlab_dflash2", lose("layers.0.mlp_conv.base_kernel"), "missing tensors: layers.0.mlp_conv.base_kernel"),
+    ("specforge_domino", say(gru_hidden_dim=8), "config.json: gru_hidden_dim = 8, but the tensors are those of 5"),
+    ("specforge_domino", say(pure_draft_prefix_len=-1), "config.json: pure_draft_prefix_len = -1 must be a whole"),
     ("zlab_dflash", gain("lilicorr.out.weight", 2, 2), "a LiLiCorr head (tensor 'lilicorr"),
     ("zlab_dflash", gain("mix_l.weight", 2, 2), "an XPress head (tensor 'mix_l.weight')"),
     ("zlab_dflash", gain("mask_hidden", 1, 1, 72), "a P-EAGLE head (tensor 'mask_hidden')"),

@@ -200,8 +200,6 @@ FOREIGN: list[tuple[str, Damage, str]] = [
     ("speculators_eagle3", say(speculators_model_type="peagle"), "a P-EAGLE head ('peagle' in config.json)"),
     ("specforge_eagle3", say(architectures=["PEagleDraftModel"]), "a P-EAGLE head ('PEagle' in config.json)"),
     ("official_eagle3", say(architectures=["LiLiCorrModel"]), "a LiLiCorr head ('LiLiCorr' in config.json)"),
-    ("official_eagle3", say(architectures=["DFlash2DraftModel"]), "a DFlash2 head ('DFlash2' in config.json)"),
-    ("official_eagle3", say(projector_type="domino"), "a Domino head ('domino' in config.json)"),
     ("official_eagle3", say(medusa_num_heads=4), "a Medusa head (medusa_num_heads in config.json)"),
     ("official_eagle3", gain("0.0.linear.weight", 2, 2), "a Medusa head (tensor '0.0.linear.weight')"),
     ("official_eagle3", gain("model.layers.61.eh_proj.weight", 2), "an MTP head (tensor 'model.layers.61.eh_proj"),
@@ -225,7 +223,7 @@ def test_head_of_another_kind_is_refused_by_its_name(
     said = refusal(read, fixture, tmp_path)
     assert said.startswith(message)
     assert " is not supported" in said
-    assert said.endswith("; the kinds of heads that are supported: EAGLE-3, DSpark, DFlash, EAGLE-1/2")
+    assert said.endswith("; the kinds of heads that are supported: EAGLE-3, DSpark, Domino, DFlash2, DFlash, EAGLE-1/2")
 
 
 HOSTILE: list[tuple[str, Damage]] = [

@@ -1,6 +1,7 @@
 """Block heads written by speculators load here, ours load there, and both give the same logits per slot."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from tests.kernel_sets import TORCH
 reason = "speculators and hs-connectors are not installed"
 dflash = pytest.importorskip("speculators.models.dflash.core", reason=reason)
 dspark = pytest.importorskip("speculators.models.dspark.core", reason=reason)
+dflash2 = pytest.importorskip("speculators.models.dflash2.core", reason=reason)
 
 PARTS_32 = TargetParts(TARGET_EMBED.float(), Projection(TARGET_OUT.float()), PARTS.config)
 LENGTH, ANCHORS, TAPS = 20, [3, 9, 14], [2, 5]
@@ -36,7 +38,13 @@ CASES: dict[str, dict[str, Any]] = {
     "dspark vanilla": {"markov_rank": 6},
     "dspark gated": {"markov_rank": 6, "markov_head_type": "gated", "sample_from_anchor": False},
     "dspark rnn, few tokens": {"markov_rank": 6, "markov_head_type": "rnn", "draft_vocab_size": len(FEW)},
+    "dflash2": {"conv_kernel_size": 3, "conv_group_size": 4, "selector_rank": 6, "selector_top_k": 7},
 }
+MODULES = {"dflash": ("DFlash", dflash), "dspark": ("DSpark", dspark), "dflash2": ("DFlash2", dflash2)}
+
+
+def kind_of(name: str) -> str:
+    return re.split("[ ,]", name)[0]
 
 
 def library_head(name: str) -> Any:
@@ -53,7 +61,7 @@ def library_head(name: str) -> Any:
         max_position_embeddings=64,
     )
     layer._attn_implementation = "eager"
-    kind, module = ("DSpark", dspark) if name.startswith("dspark") else ("DFlash", dflash)
+    kind, module = MODULES[kind_of(name)]
     make = getattr(module, f"{kind}DraftModel")
     few = {"draft_vocab_size": VOCAB, **CASES[name]}
     config = make.config_class(
@@ -100,6 +108,10 @@ def library_logits(model: Any, tokens: Tensor, taps: Tensor, monkeypatch: pytest
             # In training its recurrence also passes the unused first row; drafting begins behind it.
             assert model.markov_head.head_type != "rnn"
         logits = logits + model.markov_head.block_bias(prev_token_ids=before, hidden_states=states)
+    if isinstance(model, dflash2.DFlash2DraftModel):
+        before = model._predecessor_ids(tokens[None], places)
+        candidates, scores = model.candidate_selector.select(logits, states, before)
+        logits = logits.scatter(2, candidates, scores)
     return logits[:, 1:] if first else logits
 
 
@@ -108,15 +120,17 @@ def our_logits(draft: DraftModel, tokens: Tensor, taps: Tensor) -> Tensor:
     """The same by our head over a paged cache."""
     head, found = draft.head, []
     assert isinstance(head, BlockHead)
+    scorer = head.edge_scorer
     for anchor in ANCHORS:
         features = head.feature_of(TargetOutput(taps[0, :anchor], list(taps[:, :anchor])))
         states = served_states(head, tokens[: anchor + 1].tolist(), features)[-head.config.num_slots :]
         logits = draft.readout(states).scores
-        if head.markov_head is not None:
-            before = tokens[anchor : anchor + len(states)]
-            logits = (
-                logits + (block_edges(head.markov_head, before[None], states[None]) @ head.markov_head.successors.T)[0]
-            )
+        if scorer is not None:
+            edges = (
+                block_edges(scorer, tokens[None, anchor : anchor + len(states)], states[None]) @ scorer.successors.T
+            )[0]
+            best = logits.topk(min(scorer.candidates, logits.shape[1])).indices
+            logits = logits.scatter_add(1, best, edges.gather(1, best))
         found.append(logits)
     return torch.stack(found)
 
@@ -134,7 +148,7 @@ def test_heads_of_speculators_load_and_give_its_logits(
     model = library_head(name)
     model.save_pretrained(tmp_path)
     loaded = load_head(tmp_path, PARTS_32, TORCH)
-    assert loaded.description.label == ("DSpark" if name.startswith("dspark") else "DFlash")
+    assert loaded.description.label == MODULES[kind_of(name)][0]
     assert loaded.draft.head.taps == tuple(TAPS)
     expected = library_logits(model, *texts(), monkeypatch)
     assert expected.abs().max() > 0.5

@@ -15,7 +15,7 @@ from specdec.core.outputs import RequestOutput
 from specdec.kernels.native_library import library_file
 from specdec.kernels.settings import Quantization
 from tests.fakes import RandomDrafter
-from tests.specdec.world import VOCAB, Arrival, World, arrivals, run, shapes
+from tests.specdec.world import BLOCKS, VOCAB, Arrival, World, arrivals, run, shapes
 
 pytestmark = pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
 CASES = 1000 if settings.default and settings.default.max_examples >= 2000 else 40
@@ -33,7 +33,7 @@ def outcome(output: RequestOutput) -> object:
 @given(
     cases=arrivals,
     shape=shapes,
-    drafter=st.sampled_from(["none", "eagle", "eagle3", "dflash", "dspark", "llama", "random", "random"]),
+    drafter=st.sampled_from(["none", "eagle", "eagle3", *BLOCKS, "llama", "random", "random"]),
     dtype=st.sampled_from(["bfloat16", "float16", "float32"]),
     quantization=st.sampled_from(get_args(Quantization)),
     seats=st.integers(1, 5),

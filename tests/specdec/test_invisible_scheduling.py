@@ -22,7 +22,7 @@ from specdec.scheduling.integrity import check_scheduler
 from specdec.scheduling.step_cost import PreemptionCost
 from tests.fakes import RandomDrafter
 from tests.specdec.oracle import Expected
-from tests.specdec.world import EOS, VOCAB, KnowingDrafter, World, check, check_prompt, expect, parameters
+from tests.specdec.world import BLOCKS, EOS, VOCAB, KnowingDrafter, World, check, check_prompt, expect, parameters
 
 CASES = 1000 if settings.default and settings.default.max_examples >= 2000 else 40
 CONTEXT = 64
@@ -122,7 +122,7 @@ def kv_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @given(
     cases=arrivals,
     shape=st.builds(DraftShape, depth=st.integers(1, 4), branching=st.integers(1, 4), nodes=st.integers(1, 20)),
-    drafter=st.sampled_from(["none", "eagle", "eagle3", "dflash", "dspark", "llama", "random", "knowing"]),
+    drafter=st.sampled_from(["none", "eagle", "eagle3", *BLOCKS, "llama", "random", "knowing"]),
     seats=st.integers(1, 6),
     budget=st.integers(6, 64),
     threshold=st.sampled_from([0, 0, 1, 5, 16]),
@@ -163,7 +163,7 @@ def test_output_is_that_of_the_request_alone(
     # Enough for one request at its longest, and not much more.
     num_blocks = -(-CONTEXT // block_size) + blocks // (block_size // 8)
     # A Llama reads no features; a block head here has two layers.
-    lacking = {"none": 2 * 16 + 32, "llama": 32, "dflash": -2 * 16, "dspark": -2 * 16}.get(drafter, 0)
+    lacking = {"none": 2 * 16 + 32, "llama": 32, **dict.fromkeys(BLOCKS, -2 * 16)}.get(drafter, 0)
     per_block = BLOCK_BYTES[block_size] - block_size * lacking * 8
     kv_transfer_config = None
     if connector is not None and caching:

@@ -14,6 +14,7 @@ from specdec.verify.sampling import Sampling
 from tests.fakes import RandomDrafter
 from tests.specdec import oracle
 from tests.specdec.world import (
+    BLOCKS,
     VOCAB,
     Arrival,
     KnowingDrafter,
@@ -35,7 +36,7 @@ CASES = 2000 if settings.default and settings.default.max_examples >= 2000 else 
 @given(
     cases=arrivals,
     shape=shapes,
-    drafter=st.sampled_from(["none", "eagle", "eagle3", "dflash", "dspark", "llama", "random", "knowing", "knowing"]),
+    drafter=st.sampled_from(["none", "eagle", "eagle3", *BLOCKS, "llama", "random", "knowing", "knowing"]),
     vocab=st.sampled_from([None, None, 1, 7, 60]),
     rank=st.sampled_from([None, None, 1, 5, 32]),
     seats=st.integers(1, 5),
@@ -115,7 +116,7 @@ def test_alone_and_in_a_batch_of_eight(world: World, temperature: float) -> None
     prompts = [torch.randint(0, 97, (3 + 7 * i,), generator=generator).tolist() for i in range(8)]
     params = [SamplingParams(temperature=temperature, seed=i, max_tokens=48, ignore_eos=True) for i in range(8)]
     results = []
-    for drafter in ("none", "eagle", "eagle3", "dflash", "dspark", "llama", "random"):
+    for drafter in ("none", "eagle", "eagle3", *BLOCKS, "llama", "random"):
         llm = LLM(
             world.folder / "target",
             world.draft(drafter),

@@ -12,7 +12,7 @@ from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
 from specdec.kernels.native_library import library_file
 from specdec.kernels.settings import Quantization
 from specdec.kernels.tree import DraftTree
-from tests.specdec.world import VOCAB, World
+from tests.specdec.world import BLOCKS, VOCAB, World
 
 pytestmark = pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
 
@@ -89,15 +89,15 @@ def test_trees_are_the_same(
 
 
 def test_what_the_call_does_not_know_is_searched_in_python(world: World) -> None:
-    """Logit edits are no part of the call; the output is that of plain decoding all the same."""
+    """Logit edits and some edge scorers are no part of the call; the output is that of plain decoding all the same."""
     prompts = [list(range(5, 15)), list(range(3, 40))]
     params = [
         SamplingParams(temperature=1.0, seed=1, top_p=0.8, logit_bias={7: 1.0}, max_tokens=16, ignore_eos=True),
         SamplingParams(temperature=0.8, seed=2, bad_words=["ab"], max_tokens=16, ignore_eos=True),
     ]
     outputs = []
-    for draft in (None, "eagle3", "dspark"):
+    for draft in (None, "eagle3", *BLOCKS):
         folder = world.draft(draft) if draft else None
         llm = LLM(world.folder / "target", folder, dtype="float32", kernels="native", adaptive_drafts=False)
         outputs.append([output.token_ids for output in llm.generate(prompts, params, use_tqdm=False)])
-    assert outputs[0] == outputs[1] == outputs[2]
+    assert all(output == outputs[0] for output in outputs)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from specdec import LLM, DraftShape, SamplingParams, Speculation
-from tests.specdec.world import World, edited
+from tests.specdec.world import BLOCKS, World, edited
 
 PROMPT = list(range(5, 15))
 SHAPE = DraftShape(3, 2, 6)
@@ -16,13 +16,23 @@ LETTERS = [5, 6, 7]
 
 
 def load(world: World, draft: str | None, **settings: Any) -> LLM:
-    sources = ",".join(str(world.folder / name) if name == "head" else name for name in (draft or "none").split(","))
+    folders = {"head", *BLOCKS}
+    sources = ",".join(str(world.folder / name) if name in folders else name for name in (draft or "none").split(","))
     return LLM(world.folder / "target", sources, **{"dtype": "float64", "shape": SHAPE, **settings})
 
 
 @pytest.mark.parametrize(
     ("draft", "adaptive"),
-    [(None, False), ("ngram", False), ("head", False), ("head,ngram", False), (None, True), ("head,ngram", True)],
+    [
+        (None, False),
+        ("ngram", False),
+        ("head", False),
+        ("head,ngram", False),
+        ("dspark,ngram", False),
+        (None, True),
+        ("head,ngram", True),
+        ("dspark,ngram", True),
+    ],
 )
 def test_a_prediction_saves_steps_with_any_draft(world: World, draft: str | None, adaptive: bool) -> None:
     llm = load(world, draft, adaptive_drafts=adaptive)
@@ -79,11 +89,14 @@ def test_the_values_of_ranks_are_learnt_from_the_models_nodes_alone(
     assert sum(len(outcome.ranks) for outcome in outcomes) < sum(output.stats.accepted_per_depth)
 
 
-@pytest.mark.parametrize("verify", ["rejection", "block"])
-def test_the_law_of_weighing_rules_is_the_targets(world: World, verify: str) -> None:
+@pytest.mark.parametrize(
+    ("draft", "verify"),
+    [("head", "rejection"), ("head", "block"), ("dspark", "rejection"), ("domino", "block"), ("dflash2", "rejection")],
+)
+def test_the_law_of_weighing_rules_is_the_targets(world: World, draft: str, verify: str) -> None:
     """Steps with drawn trees and steps with chains, in the same requests; every sequence is counted."""
     count, size = 400, 3
-    llm = load(world, "head,ngram", verify=verify, adaptive_drafts=False, max_num_seqs=32, dtype="float32")
+    llm = load(world, f"{draft},ngram", verify=verify, adaptive_drafts=False, max_num_seqs=32, dtype="float32")
     params = SamplingParams(
         n=count, seed=7, max_tokens=size, ignore_eos=True, allowed_token_ids=LETTERS, prediction=[5, 6, 6, 7]
     )

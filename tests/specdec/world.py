@@ -37,12 +37,13 @@ VOCAB = 97
 EOS = 2
 
 
+# Block heads of every kind.
+BLOCKS = ("dflash", "dspark", "domino", "dflash2")
 # What drafts, and its folder in a world.
 DRAFTS = {
     "eagle": "head",
     "eagle3": "head3",
-    "dflash": "dflash",
-    "dspark": "dspark",
+    **{kind: kind for kind in BLOCKS},
     "llama": "small",
     "random": "head",
     "knowing": "head",
@@ -70,7 +71,7 @@ def make_world(folder: Path) -> World:
     target = save_random_llama(folder / "target")
     save_random_head(folder / "head")
     save_random_eagle3(folder / "head3")
-    for kind in ("dflash", "dspark"):
+    for kind in BLOCKS:
         save_random_block(folder / kind, kind)
     save_shallow_llama(folder / "small", target)
     letters = [*"abcdefgh", "Ġ"]

@@ -119,6 +119,25 @@ def test_facts_of_a_block_head(run: Run, tmp_path: Path, target: Path) -> None:
     assert facts["besides"] == "block of 5, 4 drafted, causal inside a block in layers 1"
 
 
+@pytest.mark.parametrize(
+    ("name", "kind", "parts"),
+    [
+        ("specforge_domino", "Domino", "GRU of 5, correction of rank 6"),
+        (
+            "zlab_dflash2",
+            "DFlash2",
+            "selector of rank 4 among 7 candidates, convolutions of 3 taps, 4 channels a group",
+        ),
+    ],
+)
+def test_scorers_of_a_block_head_are_named(
+    run: Run, tmp_path: Path, target: Path, name: str, kind: str, parts: str
+) -> None:
+    facts = lines(run(BLOCK_FORMATS[name]().write(tmp_path), "--model", target))
+    assert facts["recognised"] == f"{kind} in the layout of z-lab and SpecForge"
+    assert facts["besides"] == f"block of 5, 4 drafted, {parts}"
+
+
 def test_json_is_one_object(run: Run, heads: Path, target: Path) -> None:
     result = run(heads / "speculators_eagle3", "--model", target, "--json")
     assert (result.code, result.err, result.out.count("\n")) == (0, "", 1)
@@ -174,8 +193,9 @@ def test_a_terminal_gets_tables(run: Run, heads: Path, monkeypatch: pytest.Monke
         (
             "{heads}/nothing",
             "{heads}/nothing: not a draft head of a known kind: no tensor 'hidden_norm.weight' of EAGLE-3, "
-            "'markov_head.markov_w1.weight' of DSpark, 'hidden_norm.weight' of DFlash, 'fc.weight' of EAGLE-1/2, "
-            "but 14 others (block.hidden_norm",
+            "'markov_head.markov_w1.weight' of DSpark, 'prefix_gru.weight_ih_l0' of Domino, "
+            "'candidate_selector.predecessor_codebook' of DFlash2, 'hidden_norm.weight' of DFlash, "
+            "'fc.weight' of EAGLE-1/2, but 14 others (block.hidden_norm",
         ),
     ],
 )
