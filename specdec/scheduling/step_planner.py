@@ -97,6 +97,9 @@ class StepPlanner:
             step.admitting = False
             return
         external = self._external_tokens(request, prefix)
+        if external is None and step.preempted:
+            # Others have lost their memory for it: it runs without waiting.
+            external = 0
         if external is None:
             self.queues.waiting_for_kv.append(self.queues.waiting.pop(step.next_waiting))
             return

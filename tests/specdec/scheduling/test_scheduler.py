@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -13,6 +14,7 @@ from specdec.core.request import Request, RequestGroup
 from specdec.core.sampling_params import SamplingParams
 from specdec.core.speculation import Speculation
 from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.kv_transfer.kv_connector import KVConnector
 from specdec.scheduling.integrity import check_scheduler
 from specdec.scheduling.request_queues import PRIORITY_STEPS
 from specdec.scheduling.scheduler import Admission, QueueFullError, Scheduler
@@ -173,6 +175,19 @@ def test_who_has_waited_long_enough_is_not_overtaken_any_more(later: int, order:
         assert step(scheduler) == [("r", 1)]
     ask(scheduler, "b", 1)
     assert names(scheduler.waiting) == order
+
+
+def test_what_others_were_preempted_for_runs_at_once() -> None:
+    """Without the blocks in front of it, a connector may begin a search that it did not begin before."""
+    connector = Mock(KVConnector, instance=True)
+    connector.get_num_new_matched_tokens.side_effect = [(0, False), (0, False), (None, True)]
+    connector.update_state_after_alloc.return_value = []
+    scheduler = make(max_num_seqs=1, scheduling_policy="priority")
+    scheduler.connector = scheduler.planner.connector = connector
+    ask(scheduler, "a", 4)
+    assert step(scheduler) == [("a", 4)]
+    ask(scheduler, "p", 4, priority=-1)
+    assert step(scheduler) == [("p", 4)]
 
 
 def test_a_priority_needs_the_policy() -> None:
