@@ -8,6 +8,8 @@ from typing import Protocol
 _HEADER = struct.Struct("<8sQ16s")
 _MAGIC = b"specdkv1"
 HEADER_SIZE = _HEADER.size
+# A key that no block has, to see whether a store answers.
+NO_KEY = "specdec"
 
 
 class StoreError(Exception):

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
+from stat import S_ISREG
 
 from specdec.kv_transfer.block_store import HEADER_SIZE, StoreError, flaw_of, header_of
 from specdec.kv_transfer.notes import Notes
@@ -84,7 +85,9 @@ class DiskStore:
                 file = Path(folder, name)
                 with suppress(FileNotFoundError):
                     facts = file.stat()
-                    if _NAME.fullmatch(name) and Path(folder).name == name[:2]:
+                    if not S_ISREG(facts.st_mode):
+                        foreign += 1
+                    elif _NAME.fullmatch(name) and Path(folder).name == name[:2]:
                         found.append((facts.st_mtime, name, facts.st_size))
                     elif not name.endswith(_PARTIAL):
                         foreign += 1

@@ -43,12 +43,12 @@ class Searches(Protocol):
 
 
 class Save(NamedTuple):
-    """Parts of a block that are copied from the device to host memory.
+    """Parts of a block that are copied from the device to host memory, which holds the block until it is `Saved`.
 
     Attributes:
         block: of the device.
         host_block: of host memory.
-        is_written: whether the parts go on to the stores. The host block is then held until it is `Written`.
+        is_written: whether the parts go on to the stores.
     """
 
     block: int
@@ -96,7 +96,7 @@ class _Search:
 class HostTier:
     """Blocks in host memory by their hash, the least recently used reused first.
 
-    A block is held while a request waits to load it, while it is loaded, filled from a store, or written to one.
+    A block is held while a request waits to load it, while it is loaded, filled from the device or a store, or written.
 
     Args:
         num_blocks: blocks of host memory.
@@ -120,6 +120,8 @@ class HostTier:
         # By the first wanted block, so that requests of one prefix share a job.
         self._by_first: dict[bytes, _Job] = {}
         self._loading: list[int] = []
+        # Being copied from the device, to stay in host memory and to go on to the stores.
+        self._saving: list[int] = []
         self._writing: list[int] = []
         # Blocks on the device whose features are zeros, and blocks that will be published as they were loaded.
         self._featureless: set[bytes] = set()
@@ -151,7 +153,7 @@ class HostTier:
         search = self._searches.pop(request, None)
         if search is None:
             return []
-        # It may still run, where the device has found more than whole blocks meanwhile.
+        # It runs on where the device has found more than whole blocks meanwhile.
         self._leave(search)
         if len(self._featureless) + len(self._loaded) > MOST_MARKS:
             # The marks keep zeros from being stored as features, which would cost acceptance and no more.
@@ -194,8 +196,6 @@ class HostTier:
             save = self._save(block, block_hash, wanted)
             if save is not None:
                 saves.append(save)
-        # Not before the last is chosen, so that no two are copied to one block.
-        self.pool.free(save.host_block for save in saves if not save.is_written)
         return saves
 
     def update(self, results: Iterable[Result]) -> None:
@@ -206,7 +206,7 @@ class HostTier:
             elif isinstance(result, Fetched):
                 self._fetched(self._jobs[result.job], result.parts)
             else:
-                self._writing.remove(result.block)
+                (self._writing if result.is_written else self._saving).remove(result.block)
                 self.pool.free([result.block])
 
     def holders(self) -> Iterator[list[int]]:
@@ -214,6 +214,7 @@ class HostTier:
         yield from (search.blocks for search in self._searches.values())
         yield from (job.blocks for job in self._jobs.values())
         yield self._loading
+        yield self._saving
         yield self._writing
 
     def _touch(self, hashes: Sequence[bytes]) -> None:
@@ -250,7 +251,7 @@ class HostTier:
     def _leave(self, search: _Search) -> None:
         if search.job is not None:
             search.job.searches.remove(search)
-            search.job = None
+        search.job = None
 
     def _found(self, job: _Job, num_held: int) -> None:
         held = min(num_held, self.pool.num_free)
@@ -295,6 +296,5 @@ class HostTier:
             self._parts[host_block] |= parts
         # What waits to be written must leave room for what is to be loaded.
         is_written = self._transfers.has_stores and len(self._writing) < pool.num_blocks // 2
-        if is_written:
-            self._writing.append(host_block)
+        (self._writing if is_written else self._saving).append(host_block)
         return Save(block, host_block, block_hash, parts, is_written)

@@ -2,6 +2,7 @@
 
 import logging
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from specdec.kv_transfer.host_blocks import Copied, HostBlocks
 from specdec.kv_transfer.host_tier import FEATURES, HostTier, Save
 from specdec.kv_transfer.kv_connector import KVCaches, KVConnector, TransferStats
 from specdec.kv_transfer.notes import Notes
-from specdec.kv_transfer.transfers import TARGET, Result, Transfers
+from specdec.kv_transfer.transfers import TARGET, Result, Saved, Transfers
 
 logger = logging.getLogger(__name__)
 # Seconds that `shutdown` waits for blocks that are still to be written.
@@ -24,7 +25,7 @@ class Finished(NamedTuple):
     """What the worker side has done.
 
     Attributes:
-        results: of reads and writes.
+        results: of reads, writes and copies to host memory.
         has_loaded: whether all copies to the device are done.
     """
 
@@ -65,6 +66,8 @@ class OffloadingConnector(KVConnector):
         self._loads, self._stores_blocks, self._timeout = loads, stores_blocks, timeout
         self._notes = notes or Notes(logger)
         self._last_load: Copied | None = None
+        # Blocks that go to host memory and no further.
+        self._saves: deque[tuple[Copied, list[int]]] = deque()
         self._end: Callable[[], object] = lambda: None
         self._stats = TransferStats()
 
@@ -112,6 +115,7 @@ class OffloadingConnector(KVConnector):
             copied = self.memory.store([save.block for save in saves], [save.host_block for save in saves], list(parts))
             self._stats.stored_blocks += len(saves)
             self._stats.stored_bytes += len(saves) * sum(self._sizes[name] for name in parts)
+            self._saves.append((copied, [save.host_block for save in saves if not save.is_written]))
             for save in saves:
                 if TARGET in parts and FEATURES in self._sizes.keys() - parts:
                     # Those of an earlier block would be taken for this one's.
@@ -121,7 +125,10 @@ class OffloadingConnector(KVConnector):
 
     def get_finished(self) -> Finished:
         self._notes.flush()
-        return Finished(self.transfers.take_results(), self._last_load is None or self._last_load.is_done)
+        results = self.transfers.take_results()
+        while self._saves and self._saves[0][0].is_done:
+            results += [Saved(block, False) for block in self._saves.popleft()[1]]
+        return Finished(results, self._last_load is None or self._last_load.is_done)
 
     def wait(self, seconds: float) -> None:
         self.transfers.wait(seconds)

@@ -4,16 +4,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import NamedTuple, Protocol, TypeVar
 
-from specdec.kv_transfer.block_store import BlockStore
+from specdec.kv_transfer.block_store import NO_KEY, BlockStore
 from specdec.kv_transfer.notes import Notes
 
 T = TypeVar("T")
 TARGET = "target"
-# Seconds for which a store that failed is left alone; doubled while it fails, up to the second.
-RETRY_AFTER, LONGEST_PAUSE = 5.0, 60.0
+# Seconds between questions whether a store that failed answers again.
+RETRY_AFTER = 5.0
 # Blocks that are read, or written, in one call of a store.
 MOST_AT_ONCE = 16
 
@@ -32,13 +33,14 @@ class Fetched(NamedTuple):
     parts: list[frozenset[str]]
 
 
-class Written(NamedTuple):
-    """Result of `write`: the block may be reused, whether or not a store has it."""
+class Saved(NamedTuple):
+    """A host block that may be reused: it has its content, and if it was to be written, the stores have been asked."""
 
     block: int
+    is_written: bool
 
 
-Result = Found | Fetched | Written
+Result = Found | Fetched | Saved
 
 
 class HostMemory(Protocol):
@@ -84,7 +86,9 @@ class Transfers:
     def __init__(
         self, stores: Sequence[BlockStore], memory: HostMemory, key: Callable[[str, bytes], str], notes: Notes
     ) -> None:
-        self._stores, self._memory, self._key = [_Guard(store, notes) for store in stores], memory, key
+        # Apart, since a store that is full can be read.
+        self._readable, self._writable = ([_Guard(store, notes) for store in stores] for _ in range(2))
+        self._memory, self._key = memory, key
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._writes: SimpleQueue[_Write | None] = SimpleQueue()
         self._results: deque[Result] = deque()
@@ -97,14 +101,14 @@ class Transfers:
 
     @property
     def has_stores(self) -> bool:
-        return bool(self._stores)
+        return bool(self._readable)
 
     def may_hold(self, block_hash: bytes) -> bool:
         """Return at once whether a store may have the block."""
-        if not self._stores:
+        if not self._readable:
             return False
         key = self._key(TARGET, block_hash)
-        return any(store.is_up and store.store.may_hold(key) for store in self._stores)
+        return any(guard.is_up and guard.store.may_hold(key) for guard in self._readable)
 
     def is_stalled(self, seconds: float) -> bool:
         """Return whether a read has taken longer than this, so that further ones would wait behind it."""
@@ -120,7 +124,7 @@ class Transfers:
         self._jobs.put(_Job(job, hashes, blocks))
 
     def write(self, block: int, block_hash: bytes, parts: frozenset[str], wait: Callable[[], None]) -> None:
-        """Write parts of a block to all stores; the result is `Written`.
+        """Write parts of a block to all stores; the result is `Saved`.
 
         Args:
             wait: returns once the block has its content.
@@ -142,10 +146,13 @@ class Transfers:
         self._jobs.put(None)
         self._writes.put(None)
         deadline = time.monotonic() + seconds
+        for guard in (*self._readable, *self._writable):
+            guard.end()
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        # A store whose server is gone may take long to close.
-        closing = [threading.Thread(target=guard.store.close, daemon=True) for guard in self._stores]
+        # By threads, since a store whose server is gone may take long to close.
+        pairs = zip(self._readable, self._writable, strict=True)
+        closing = [threading.Thread(target=_close, args=(pair, deadline), daemon=True) for pair in pairs]
         for thread in closing:
             thread.start()
         for thread in closing:
@@ -166,13 +173,13 @@ class Transfers:
 
     def _count(self, hashes: Sequence[bytes]) -> int:
         keys = [self._key(TARGET, block_hash) for block_hash in hashes]
-        count = 0
-        while count < len(keys):
-            rest = keys[count:]
-            more = max((store.call(0, store.store.count_held, rest) for store in self._stores), default=0)
-            if not more:
-                break
-            count += more
+        count, before = 0, -1
+        while before < count < len(keys):
+            before = count
+            for guard in self._readable:
+                # A later store is asked only for what the earlier ones lack.
+                if count == before:
+                    count += guard.call(0, guard.store.count_held, keys[count:])
         return count
 
     def _fetched(self, job: _Job) -> list[frozenset[str]]:
@@ -190,12 +197,12 @@ class Transfers:
 
     def _fetch_some(self, job: _Job, start: int, end: int) -> int:
         """Fetch the target's parts of blocks from `start` on; return how many came, one after another."""
-        for store in self._stores:
+        for guard in self._readable:
             keys = [self._key(TARGET, block_hash) for block_hash in job.hashes[start:end]]
-            count = store.call(0, store.store.count_held, keys)
+            count = guard.call(0, guard.store.count_held, keys)
             payloads = [self._memory.payload(TARGET, block) for block in job.blocks[start : start + count]]
             none: list[bool] = []
-            came = store.call(none, store.store.read, keys[:count], payloads) if count else none
+            came = guard.call(none, guard.store.read, keys[:count], payloads) if count else none
             if whole := next((place for place, each in enumerate(came) if not each), len(came)):
                 return whole
         return 0
@@ -203,13 +210,13 @@ class Transfers:
     def _fetch_part(self, job: _Job, name: str, places: Sequence[int]) -> set[int]:
         """Fetch a part that a block may lack; return the places where it came. Others are filled with zeros."""
         missing = list(places)
-        for store in self._stores:
+        for guard in self._readable:
             tried, missing = missing, []
             for start in range(0, len(tried), MOST_AT_ONCE):
                 some = tried[start : start + MOST_AT_ONCE]
                 keys = [self._key(name, job.hashes[place]) for place in some]
                 payloads = [self._memory.payload(name, job.blocks[place]) for place in some]
-                came = store.call([False] * len(some), store.store.read, keys, payloads)
+                came = guard.call([False] * len(some), guard.store.read, keys, payloads)
                 missing += [place for place, each in zip(some, came, strict=True) if not each]
         for place in missing:
             self._memory.clear(name, job.blocks[place])
@@ -228,37 +235,56 @@ class Transfers:
             writes = [write for write in batch if write is not None]
             for write in writes:
                 write.wait()
-            for store in self._stores:
+            for guard in self._writable:
                 for name in self._memory.names:
                     some = [write for write in writes if name in write.parts]
                     if some:
                         keys = [self._key(name, write.block_hash) for write in some]
-                        store.call(None, store.store.write, keys, [self._memory.payload(name, w.block) for w in some])
+                        guard.call(None, guard.store.write, keys, [self._memory.payload(name, w.block) for w in some])
             for write in writes:
-                self._post(Written(write.block))
+                self._post(Saved(write.block, True))
+
+
+def _close(directions: "tuple[_Guard, _Guard]", deadline: float) -> None:
+    """Close a store, unless it is in use until the deadline, when it is left to the end of the process."""
+    taken = [guard.busy.acquire(timeout=max(0.1, deadline - time.monotonic())) for guard in directions]
+    if all(taken):
+        directions[0].store.close()
 
 
 class _Guard:
-    """A store that is left alone for a while after a failure."""
+    """One direction of a store, reading or writing, that is left alone after a failure until the store answers again.
+
+    Attributes:
+        busy: held during calls of the store.
+    """
 
     def __init__(self, store: BlockStore, notes: Notes) -> None:
-        self.store, self._notes = store, notes
-        self._retry_at, self._pause = 0.0, RETRY_AFTER
-
-    @property
-    def is_up(self) -> bool:
-        return time.monotonic() >= self._retry_at
+        self.store, self._notes, self.is_up = store, notes, True
+        self.busy, self._has_ended = threading.Lock(), threading.Event()
 
     def call(self, default: T, operation: Callable[..., T], *arguments: object) -> T:
-        """Return what a store's method returns, or `default` if it fails or has just failed."""
+        """Return what a store's method returns, or `default` if it fails or has failed."""
         if not self.is_up:
             return default
         try:
-            result = operation(*arguments)
-            self._pause = RETRY_AFTER
-            return result
+            with self.busy:
+                return operation(*arguments)
         except Exception as error:
-            self._retry_at, self._pause = time.monotonic() + self._pause, min(2 * self._pause, LONGEST_PAUSE)
+            self.is_up = False
             reason = next(iter(str(error).splitlines()), type(error).__name__)
             self._notes.warn(f"{self.store.name}: {reason}; tokens are computed instead", self.store.name)
+            # By a thread of its own, so that no request ever waits for a store that is known to be gone.
+            threading.Thread(target=self._wait_for_answer, name="kv-retry", daemon=True).start()
             return default
+
+    def end(self) -> None:
+        """Ask a store that failed no more."""
+        self._has_ended.set()
+
+    def _wait_for_answer(self) -> None:
+        while not self._has_ended.wait(RETRY_AFTER):
+            with suppress(Exception), self.busy:
+                self.store.count_held([NO_KEY])
+                self.is_up = True
+                return

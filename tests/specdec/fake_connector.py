@@ -11,7 +11,7 @@ from specdec.core.request import Request
 from specdec.kv_transfer.host_tier import HEAD, HostTier, Save
 from specdec.kv_transfer.kv_connector import KVCaches, KVConnector, TransferStats
 from specdec.kv_transfer.notes import Notes
-from specdec.kv_transfer.transfers import TARGET, Fetched, Found, Result, Written
+from specdec.kv_transfer.transfers import TARGET, Fetched, Found, Result, Saved
 from tests.specdec.fake_memory import FakeMemory
 
 PARTS = (TARGET, HEAD)
@@ -85,8 +85,7 @@ class FakeConnector(KVConnector):
             for place, part in enumerate(PARTS):
                 if part in save.parts:
                     self.host[save.host_block][place] = deepcopy(self.memory.device[save.block][place])
-            if save.is_written:
-                self.pending.append(("write", save))
+            self.pending.append(("write", save))
 
     def get_finished(self) -> list[Result]:
         """End some of the transfers, in any order but for reads of one job."""
@@ -100,9 +99,9 @@ class FakeConnector(KVConnector):
             kept = self.store.setdefault(save.block_hash, {})
             for place, part in enumerate(PARTS):
                 # A store keeps what the host block has now, so this fails if it was reused.
-                if part in save.parts and self.chance.random() < 0.9:
+                if save.is_written and part in save.parts and self.chance.random() < 0.9:
                     kept[part] = deepcopy(self.host[save.host_block][place])
-            return Written(save.host_block)
+            return Saved(save.host_block, save.is_written)
         job, wanted = rest
         if kind == "look_up":
             if self.chance.random() < 0.03:

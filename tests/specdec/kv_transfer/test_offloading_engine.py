@@ -31,7 +31,7 @@ def plain(world: World, drafter: str, params: SamplingParams) -> Computed:
 
 
 @pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
-@pytest.mark.parametrize("drafter", ["eagle", "eagle3", "llama", "none"])
+@pytest.mark.parametrize("drafter", ["eagle", "eagle3", "dspark", "llama", "none"])
 def test_a_restart_finds_the_prefix_on_the_disk(
     world: World, tmp_path: Path, drafter: str, params: SamplingParams
 ) -> None:
@@ -71,7 +71,7 @@ def test_a_store_without_the_heads_part_gives_the_targets_alone(world: World, tm
     expected = plain(world, "eagle", DRAWN)
     with engine(world, "none", disk(tmp_path)) as llm:
         run(llm, [PROMPT], DRAWN)
-    for drafter in ("eagle", "eagle3", "llama"):
+    for drafter in ("eagle", "eagle3", "dflash", "llama"):
         with engine(world, drafter, disk(tmp_path)) as llm:
             result = run(llm, [PROMPT], DRAWN)
         assert result.tokens == expected.tokens
