@@ -1,7 +1,6 @@
 """Blocks in a Mooncake store: a pool of several machines' memory, shared by engines."""
 
 import ctypes
-import importlib.util
 import socket
 import threading
 from collections.abc import Sequence
@@ -10,40 +9,49 @@ from typing import Any
 
 import numpy as np
 
-from specdec.kv_transfer.block_store import HEADER_SIZE, StoreError, flaw_of, header_of
+from specdec.kv_transfer.block_store import HEADER_SIZE, NO_KEY, StoreError, flaw_of, header_of
 from specdec.kv_transfer.notes import Notes
 from specdec.kv_transfer.tier_settings import MooncakeSettings
 
-PACKAGE = "mooncake"
-# Results of Mooncake's calls.
-_NO_SPACE, _NOT_FOUND = -200, -704
-# A key that no block has, to see whether the master answers.
-_NO_KEY = "specdec"
+# Seconds in which a master takes a connection.
+CONNECT_TIMEOUT = 2.0
+# Results of Mooncake's calls. A record is absent while another engine writes it, and where its place has been reused
+# during the transfer.
+_NO_SPACE, _WRITES, _NOT_FOUND, _THERE, _LEASE_OVER, _GONE = -200, -703, -704, -705, -707, -712
+_ABSENT = (_WRITES, _NOT_FOUND, _LEASE_OVER, _GONE)
 
 
 class MooncakeStore:
-    """Records in a Mooncake store. It connects with the first call, and again after a failure to connect.
+    """Records in a Mooncake store. It connects at once, and where that fails, with a later call.
 
     Args:
         record_size: bytes of the largest record, header included.
         most_at_once: records read or written in one call.
 
     Raises:
-        ValueError: Mooncake is not installed.
+        ValueError: Mooncake, or a library that it needs, is not installed.
     """
 
     def __init__(self, settings: MooncakeSettings, record_size: int, most_at_once: int, notes: Notes) -> None:
-        if importlib.util.find_spec(PACKAGE) is None:
+        try:
+            # Late: it brings its own libraries.
+            from mooncake.store import MooncakeDistributedStore
+        except ImportError as error:
             raise ValueError(
-                "the Mooncake store needs the package mooncake-transfer-engine-non-cuda (with CUDA: "
-                "mooncake-transfer-engine); install specdec[mooncake]"
-            )
+                "the Mooncake store needs specdec[mooncake] (with CUDA: the package mooncake-transfer-engine) and "
+                f"Debian's libibverbs1, librdmacm1 and libnuma1; install them: {error}"
+            ) from None
         self.name = f"Mooncake store at {settings.master_server_address}"
-        self._settings, self._notes = settings, notes
+        self._settings, self._notes, self._new = settings, notes, MooncakeDistributedStore
         self._store: Any = None
         self._connecting, self._is_lost = threading.Lock(), False
         # One buffer for the thread that reads, and one for the thread that writes.
         self._buffers = [np.zeros((most_at_once, record_size), np.uint8) for _ in range(2)]
+        # Now, since connecting stops every thread of the process for a moment.
+        try:
+            self._connected()
+        except StoreError as error:
+            notes.warn(f"{self.name}: {error}; tokens are computed until it answers")
 
     def may_hold(self, key: str) -> bool:  # noqa: ARG002
         """Return True: only the server knows."""
@@ -81,7 +89,7 @@ class MooncakeStore:
                 self._notes.warn(f"{self.name}: {key} is ignored: {flaw}")
                 store.batch_remove([key], True)
             came.append(code >= 0 and flaw is None)
-        if codes and all(code < 0 and code != _NOT_FOUND for code in codes):
+        if not any(came) and any(code < 0 and code not in _ABSENT for code in codes):
             raise self._failure("reading", codes)
         return came
 
@@ -103,7 +111,7 @@ class MooncakeStore:
         codes = store.batch_put_from([key for key, _ in lacking], self._places(buffer, len(lacking)), sizes)
         if _NO_SPACE in codes:
             raise StoreError("the pool is full")
-        if any(codes):
+        if any(code not in (0, _WRITES, _THERE) for code in codes):
             raise self._failure("writing", codes)
 
     def remove(self, keys: Sequence[str]) -> None:
@@ -122,14 +130,12 @@ class MooncakeStore:
         if store is None:
             return
         with suppress(StoreError):
-            self.count_held([_NO_KEY])
+            self.count_held([NO_KEY])
         self._store = None
-        if self._is_lost:
-            # Closing and freeing a client wait some ten seconds for a master that is gone, and stop every thread
-            # meanwhile. So it stays until the process ends.
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(store))
-        else:
+        if not self._is_lost:
             store.close()
+            for kept in (store, self._buffers):
+                ctypes.pythonapi.Py_DecRef(ctypes.py_object(kept))
 
     def _failure(self, doing: str, codes: Sequence[int]) -> StoreError:
         self._is_lost = True
@@ -141,10 +147,8 @@ class MooncakeStore:
     def _connected(self) -> Any:
         with self._connecting:
             if self._store is None:
-                # Late: it brings its own libraries.
-                from mooncake.store import MooncakeDistributedStore
-
-                store, given = MooncakeDistributedStore(), self._settings
+                store, given = self._new(), self._settings
+                _check_answers(given.master_server_address)
                 host = given.local_hostname
                 if ":" not in host:
                     host = f"{host}:{_free_port()}"
@@ -161,8 +165,22 @@ class MooncakeStore:
                     code = code or store.register_buffer(buffer.ctypes.data, buffer.nbytes)
                 if code:
                     raise StoreError(f"connecting failed with code {code}")
+                # Closing and freeing a client wait some ten seconds for a master that is gone, and stop every thread
+                # meanwhile; and a transfer that failed may still use its buffer. So but for `close`, both stay until
+                # the process ends.
+                for kept in (store, self._buffers):
+                    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
                 self._store = store
         return self._store
+
+
+def _check_answers(address: str) -> None:
+    """Raise a `StoreError` if nothing listens there: `setup` would wait for it, and stop every thread meanwhile."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), CONNECT_TIMEOUT).close()
+    except (OSError, ValueError) as error:
+        raise StoreError(f"no master answers: {error}") from None
 
 
 def _free_port() -> int:

@@ -2,11 +2,14 @@
 
 import logging
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from specdec import LLM, SamplingParams
+from specdec.kv_transfer import offloading_connector
+from specdec.kv_transfer.block_store import StoreError
 from specdec.kv_transfer.mooncake_store import MooncakeStore
 from specdec.kv_transfer.notes import Notes
 from specdec.kv_transfer.offloading_connector import OffloadingConnector
@@ -80,21 +83,83 @@ def test_a_prefix_is_computed_once_for_two_engines(long_world: World, master: Ma
     assert stats.failures == 1
 
 
-def test_publish_query_invalidate(master: Master) -> None:
+def small_store(master: Master, notes: Notes) -> MooncakeStore:
     config = master.config()["kv_connector_extra_config"]
     own = {name: value for name, value in config.items() if name not in ("cpu_bytes_to_use", "load_timeout")}
+    return MooncakeStore(MooncakeSettings(**own), 4096, 4, notes)
+
+
+@pytest.fixture(scope="module")
+def pool(master: Master) -> Iterator[MooncakeStore]:
+    """A client of small records."""
+    store = small_store(master, Notes(logging.getLogger("specdec.tests")))
+    yield store
+    store.close()
+
+
+def test_publish_query_invalidate(master: Master, pool: MooncakeStore) -> None:
     notes = Notes(logging.getLogger("specdec.tests"))
-    store = MooncakeStore(MooncakeSettings(**own), 4096, 4, notes)
+    store, other = pool, small_store(master, notes)
     assert store.may_hold("a")
     store.write(["a", "b"], [memoryview(b"x" * 100), memoryview(b"y" * 200)])
-    assert store.count_held(["a", "b", "c"]) == 2
+    assert other.count_held(["a", "b", "c"]) == 2
     payloads = [memoryview(bytearray(size)) for size in (100, 50, 200)]
-    assert store.read(["a", "c", "b"], payloads) == [True, False, True]
+    assert other.read(["a", "c", "b"], payloads) == [True, False, True]
     assert (bytes(payloads[0]), bytes(payloads[2])) == (b"x" * 100, b"y" * 200)
-    store.remove(["a"])
+    other.remove(["a"])
     assert store.count_held(["a", "b"]) == 0
     assert notes.num_failures == 0
-    store.close()
+    # Two engines that write the same blocks at the same time do not disturb each other.
+    keys = [str(number) for number in range(40)]
+    with ThreadPoolExecutor(2) as threads:
+        for place in range(0, 40, 4):
+            some = keys[place : place + 4]
+            writes = [threads.submit(each.write, some, [memoryview(bytes(4000))] * 4) for each in (store, other)]
+            assert [write.result() for write in writes] == [None, None]
+    assert store.count_held(keys) == 40
+    other.close()
+
+
+class Refusing:
+    """A client whose transfers end with given codes."""
+
+    def __init__(self, codes: list[int]) -> None:
+        self.codes = codes
+
+    def batch_is_exist(self, keys: list[str]) -> list[int]:
+        return [0] * len(keys)
+
+    def batch_get_into(self, *_: object) -> list[int]:
+        return self.codes
+
+    batch_put_from = batch_get_into
+
+
+@pytest.mark.parametrize(
+    ("operation", "codes", "fails"),
+    [
+        ("read", [-703, -704], False),
+        ("read", [-707, -712], False),
+        ("read", [-800, -704], True),
+        ("read", [-900, -900], True),
+        ("write", [0, -705], False),
+        ("write", [-703, 0], False),
+        ("write", [-200, 0], True),
+        ("write", [-800, 0], True),
+    ],
+)
+def test_codes_of_transfers(
+    pool: MooncakeStore, monkeypatch: pytest.MonkeyPatch, operation: str, codes: list[int], fails: bool
+) -> None:
+    """A record that another engine is writing, or that went during a read, is absent; other codes are failures."""
+    monkeypatch.setattr(pool, "_store", Refusing(codes))
+    call = getattr(pool, operation)
+    payloads = [memoryview(bytearray(100))] * 2
+    if fails:
+        with pytest.raises(StoreError):
+            call(["a", "b"], payloads)
+    else:
+        assert call(["a", "b"], payloads) == {"read": [False, False], "write": None}[operation]
 
 
 def test_requests_survive_a_full_pool(long_world: World, master: Master, caplog: pytest.LogCaptureFixture) -> None:
@@ -117,9 +182,10 @@ def test_requests_survive_a_full_pool(long_world: World, master: Master, caplog:
 
 
 def test_requests_survive_the_end_of_the_master(
-    long_world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    long_world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is killed while requests wait for blocks, run, and are to come."""
+    monkeypatch.setattr(offloading_connector, "FLUSH", 1)
     prompts = [[token % 90 + 3 for token in PREFIX[i : 600 + i]] for i in range(4)]
     with mooncake_master(tmp_path) as master:
         config = master.config(load_timeout=1)
