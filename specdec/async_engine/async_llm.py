@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Self, Unpack
 
 import msgspec
 
+from specdec.async_engine.connection import EngineConnection
 from specdec.async_engine.errors import CLOSED, EngineDeadError
 from specdec.async_engine.messages import (
     Abort,
@@ -26,7 +27,7 @@ from specdec.async_engine.messages import (
 )
 from specdec.async_engine.request_stream import RequestStream
 from specdec.async_engine.supervisor import Supervisor
-from specdec.config import AUTO, EngineConfig, LLMSettings
+from specdec.config import AUTO, EngineConfig
 from specdec.core.engine_stats import EngineStats
 from specdec.core.output_kind import RequestOutputKind, ShownStates
 from specdec.core.outputs import RequestOutput
@@ -57,9 +58,20 @@ class Holdings(NamedTuple):
     blocks: int
 
 
-def _setup(config: EngineConfig, settings: LLMSettings) -> Setup:
-    """Return the engine process's settings, with the paths that were found for names on the hub."""
-    return Setup.of(config.model, config.sources, {**settings, "revision": None, "draft_revision": None})
+def engine_setup(
+    model: str | Path | None, draft: str | Path | None, settings: LLMKeywords
+) -> tuple[EngineConfig, Setup]:
+    """Resolve settings as `LLM` takes them: with nothing left open, and as an engine process takes them.
+
+    The process gets the paths that were found for names on the hub.
+
+    Raises:
+        CheckpointError: a folder whose configuration cannot be read.
+        ValueError: an unknown setting, or one outside its range.
+    """
+    draft, own = own_settings(model, draft, settings)
+    config = resolved_config(model, draft, own)
+    return config, Setup.of(config.model, config.sources, {**own, "revision": None, "draft_revision": None})
 
 
 class AsyncLLM:
@@ -100,14 +112,11 @@ class AsyncLLM:
     ) -> None:
         if engine_timeout != 0 and not engine_timeout >= LEAST_TIMEOUT:
             raise ValueError(f"engine_timeout is {engine_timeout}; it must be 0 or at least {LEAST_TIMEOUT:g} second")
-        draft, own = own_settings(model, draft, settings)
-        self.config = resolved_config(model, draft, own)
+        self.config, setup = engine_setup(model, draft, settings)
         self._requests = RequestMaker.read(self.config, read_llama_config(self.config.model))
         self.tokenizer, self.max_model_len = self._requests.tokenizer, self._requests.max_model_len
         self.generation_config = self._requests.generation_config
-        self._supervisor = Supervisor(
-            _setup(self.config, own), self._receive, self._fail_all, self._is_waiting, engine_timeout
-        )
+        self._connection = self._connect(setup, engine_timeout)
         # Requests that the engine process works on, and their numbers by their names.
         self._streams: dict[int, RequestStream] = {}
         self._numbers: dict[str, int] = {}
@@ -117,6 +126,10 @@ class AsyncLLM:
         self._new_number = itertools.count()
         self._closing = False
 
+    def _connect(self, setup: Setup, timeout: float) -> EngineConnection:
+        """Return what runs the requests, which is not started yet."""
+        return Supervisor(setup, self._receive, self._fail_all, self._is_waiting, timeout)
+
     async def start(self) -> None:
         """Start the engine process and wait until the model is loaded.
 
@@ -124,7 +137,7 @@ class AsyncLLM:
             ValueError: a setting or a file that the engine refuses, in one line.
             EngineDeadError: the process could not start for another reason.
         """
-        await self._supervisor.start()
+        await self._connection.start()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -192,7 +205,7 @@ class AsyncLLM:
         if self._closing:
             raise EngineDeadError(CLOSED)
         add = Add(number, tokens, msgspec.Raw(encode(params)), int(priority), cache_salt, interval, trace)
-        self._supervisor.send(add)
+        self._connection.send(add)
         stream = RequestStream(name, text, tokens, params.n)
         self._streams[number], self._numbers[name] = stream, number
         self._none_running.clear()
@@ -260,12 +273,12 @@ class AsyncLLM:
     @property
     def healthy(self) -> bool:
         """True while the engine process takes requests."""
-        return self._supervisor.healthy and not self._closing
+        return self._connection.healthy and not self._closing
 
     @property
     def engine_pid(self) -> int | None:
         """Process id of the engine process, None if there is none."""
-        return self._supervisor.pid
+        return self._connection.pid
 
     async def close(self, grace: float = 0.0) -> None:
         """End the engine process, and refuse new requests.
@@ -280,19 +293,19 @@ class AsyncLLM:
                 await self._none_running.wait()
         except TimeoutError:
             pass
-        await self._supervisor.close()
+        await self._connection.close()
         self._fail_all(EngineDeadError("the engine was closed before the request had finished"))
 
     def _abort(self, number: int) -> None:
         # A process that is ending aborts all requests.
-        if self._supervisor.healthy:
-            self._supervisor.send(Abort(number))
+        if self._connection.healthy:
+            self._connection.send(Abort(number))
 
     async def _ask(self, message: GetStats | CheckIntegrity) -> Stats | Integrity:
         answer: asyncio.Future[Stats | Integrity] = asyncio.get_running_loop().create_future()
         self._calls[message.call_id] = answer
         try:
-            self._supervisor.send(message)
+            self._connection.send(message)
             return await answer
         finally:
             del self._calls[message.call_id]
@@ -323,11 +336,16 @@ class AsyncLLM:
     def _is_waiting(self) -> bool:
         return bool(self._streams or self._calls)
 
+    def _fail(self, number: int, error: EngineDeadError) -> None:
+        """Have a request get an error, if it still runs."""
+        if stream := self._streams.get(number):
+            stream.fail(error)
+            self._forget(number)
+
     def _fail_all(self, error: EngineDeadError) -> None:
         """Have all that waits for the engine process get an error."""
-        for number, stream in list(self._streams.items()):
-            stream.fail(error.fresh())
-            self._forget(number)
+        for number in list(self._streams):
+            self._fail(number, error.fresh())
         for answer in self._calls.values():
             if not answer.done():
                 answer.set_exception(error.fresh())

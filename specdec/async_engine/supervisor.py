@@ -78,6 +78,15 @@ class Supervisor:
         """Process id of the engine process, None if there is none."""
         return None if self._process is None else self._process.pid
 
+    def check(self) -> None:
+        """Check that requests are taken, or will be soon, once started.
+
+        Raises:
+            EngineDeadError: the process failed too often, or is closed.
+        """
+        if self._closing or self._task is None or self._task.done():
+            raise self._error.fresh()
+
     def send(self, message: ToEngine) -> None:
         """Send a message without waiting.
 

@@ -1,6 +1,8 @@
 """`specdec serve`."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Annotated, Any, get_args
 
 import typer
@@ -82,6 +84,16 @@ def serve(
             help="Order of requests: fcfs, or priority (lowest first); default: fcfs.",
         ),
     ] = None,
+    replicas: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            metavar="N",
+            rich_help_panel="Server",
+            help="Engines that share the requests, on Ray Serve; a prompt goes where its beginning is cached; "
+            "one engine needs no Ray.",
+        ),
+    ] = 1,
     verbose: Verbose = False,  # noqa: ARG001
     **options: Any,
 ) -> None:
@@ -93,6 +105,7 @@ def serve(
       specdec serve path/to/llama --draft path/to/head --port 8000
       specdec serve path/to/llama --draft ngram --api-key secret --max-queued-requests 100
       specdec serve path/to/llama --speculative-config '{"method": "eagle3", "model": "path/to/head"}'
+      specdec serve path/to/llama --replicas 4
     """
     if model_name is not None and model is not None and model_name != model:
         raise ValueError(f"MODEL is {model_name} and --model is {model}; give one of them")
@@ -115,4 +128,24 @@ def serve(
     # Late, because torch takes seconds to import, and the packages of the server may be missing.
     from specdec.server.command import run
 
-    run(target, draft or AUTO, settings, shape, server, target or DEMO_NAME)
+    run(target, draft or AUTO, settings, shape, server, target or DEMO_NAME, _replicated(replicas))
+
+
+def _replicated(num_replicas: int) -> Callable[..., Any] | None:
+    """Return what makes the front end of several replicas; None for one engine.
+
+    Raises:
+        ValueError: Ray is missing.
+    """
+    if num_replicas == 1:
+        return None
+    if not find_spec("ray"):
+        raise ValueError(f"--replicas {num_replicas} needs ray; run: pip install 'specdec[ray]'")
+
+    def make(*arguments: Any, **settings: Any) -> Any:
+        # Late: the package takes a second to import, and needs those of the server.
+        from specdec.ray_serve.replicated_llm import replicated_here
+
+        return replicated_here(num_replicas, *arguments, **settings)
+
+    return make

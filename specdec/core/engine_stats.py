@@ -1,6 +1,7 @@
 """Statistics of a running engine."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -73,6 +74,21 @@ class EngineStats:
     finished: int = 0
     aborted: int = 0
     outlook: DraftOutlook | None = None
+
+    @staticmethod
+    def total(parts: "Sequence[EngineStats]") -> "EngineStats":
+        """Return the figures of several engines as those of one: counts are added, `kv_usage` is averaged.
+
+        The outlook is that of the first engine that has one.
+        """
+        names = [each.name for each in fields(EngineStats) if each.name not in ("trees_by_accepted", "outlook")]
+        total = EngineStats(**{name: sum(getattr(part, name) for part in parts) for name in names})
+        total.kv_usage /= max(1, len(parts))
+        for part in parts:
+            for accepted, trees in part.trees_by_accepted.items():
+                total.trees_by_accepted[accepted] = total.trees_by_accepted.get(accepted, 0) + trees
+        total.outlook = next((part.outlook for part in parts if part.outlook is not None), None)
+        return total
 
     def count_tree(self, num_nodes: int, num_accepted: int, num_new: int) -> None:
         """Count a verified draft tree, of which `num_accepted` tokens became output, `num_new` with the bonus token."""

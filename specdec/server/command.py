@@ -3,13 +3,16 @@
 import asyncio
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specdec.server.server_settings import ServerSettings
+
+if TYPE_CHECKING:
+    from specdec.async_engine.async_llm import AsyncLLM
 
 # Packages of the extra `serve` by their modules.
 _PACKAGES = {
@@ -29,6 +32,7 @@ def run(
     shape: Mapping[str, int],
     server: ServerSettings,
     name: str,
+    replicas: "Callable[..., AsyncLLM] | None" = None,
 ) -> None:
     """Serve until a signal ends this process.
 
@@ -36,6 +40,7 @@ def run(
         model, draft, settings: as `LLM` takes them.
         shape: bounds of draft trees that differ from the device's default.
         name: the model's name where the settings give none.
+        replicas: makes the front end of several engines, by `AsyncLLM`'s arguments; None for one engine.
 
     Raises:
         ValueError: a package is missing, a setting or file is refused, or the address cannot be had.
@@ -53,7 +58,7 @@ def run(
         log_as_json()
     # A mistake in the address shows before the model is loaded.
     bound = listen(server)
-    llm = AsyncLLM(model, draft, engine_timeout=server.engine_timeout, shape=shape, **settings)
+    llm = (replicas or AsyncLLM)(model, draft, engine_timeout=server.engine_timeout, shape=shape, **settings)
 
     def announce(address: str) -> None:
         names = ", ".join(server.served_model_name) or name

@@ -35,9 +35,9 @@ class Served:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def call(self, work: Coroutine[Any, Any, T]) -> T:
+    def call(self, work: Coroutine[Any, Any, T], patience: float = PATIENCE) -> T:
         """Run a coroutine on the server's event loop."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(PATIENCE)
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(patience)
 
     def send(
         self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None
@@ -81,17 +81,17 @@ class Served:
 
 
 @contextmanager
-def engine_in_thread(llm: AsyncLLM, offline: LLM) -> Iterator[Served]:
-    """Start an engine on an event loop in a thread; `Served.again` serves it."""
+def engine_in_thread(llm: AsyncLLM, offline: LLM, patience: float = PATIENCE) -> Iterator[Served]:
+    """Start an engine on an event loop in a thread, within some seconds; `Served.again` serves it."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     served = Served(0, llm, loop, offline)
     try:
-        served.call(llm.start())
+        served.call(llm.start(), patience)
         yield served
     finally:
-        served.call(llm.close())
+        served.call(llm.close(), patience)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()

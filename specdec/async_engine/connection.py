@@ -1,0 +1,35 @@
+"""What an `AsyncLLM` sends its messages to."""
+
+from typing import Protocol
+
+from specdec.async_engine.messages import ToEngine
+
+
+class EngineConnection(Protocol):
+    """An engine process, or several behind one connection."""
+
+    @property
+    def healthy(self) -> bool:
+        """Whether requests are taken."""
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the only engine process; None if there is none, or several."""
+
+    async def start(self) -> None:
+        """Wait until requests are taken.
+
+        Raises:
+            ValueError: a setting or a file that the engine refuses.
+            EngineDeadError: it cannot be started for another reason.
+        """
+
+    def send(self, message: ToEngine) -> None:
+        """Send a message without waiting.
+
+        Raises:
+            EngineDeadError: nothing takes it.
+        """
+
+    async def close(self) -> None:
+        """End what was started."""

@@ -1,0 +1,231 @@
+"""The front end's connection to all replicas, through a deployment handle of Ray Serve."""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from specdec.async_engine.errors import CLOSED, EngineDeadError
+from specdec.async_engine.messages import (
+    Abort,
+    Add,
+    CheckIntegrity,
+    Delta,
+    FromEngine,
+    GetStats,
+    Integrity,
+    News,
+    Refused,
+    Stats,
+    ToEngine,
+    decode_from_engine,
+    decode_params,
+    encode,
+    one_line,
+)
+from specdec.cache.block_pool import extend_hashes
+from specdec.core.engine_stats import EngineStats
+from specdec.core.outputs import SpeculationStats
+from specdec.ray_serve.route import Route
+
+# Replicas that a request tries, as long as none of them has sent a token.
+MOST_ATTEMPTS = 3
+
+logger = logging.getLogger(__name__)
+
+
+class Replicas(Protocol):
+    """Calls of the replicas, by the methods of `EngineReplica`."""
+
+    async def start(self) -> None:
+        """Wait until a replica takes calls.
+
+        Raises:
+            ValueError: a setting or file that the replicas refuse.
+            EngineDeadError: they do not start for another reason.
+        """
+
+    def generate(self, name: str, request: bytes, route: Route) -> AsyncIterator[bytes]:
+        """Call one replica. Closing the iterator cancels the call."""
+
+    async def abort(self, name: str, route: Route) -> None:
+        """Call one replica."""
+
+    async def ask(self, question: bytes) -> Sequence[bytes]:
+        """Call all replicas."""
+
+    async def close(self) -> None:
+        """End what `start` started."""
+
+
+@dataclass
+class _Run:
+    """A request under way."""
+
+    name: str
+    add: Add
+    route: Route
+    aborted: bool = False
+    has_news: bool = False
+
+
+class ReplicaConnection:
+    """All replicas as one engine.
+
+    A request whose replica fails before the first token is sent to another one. After it, the request gets an error:
+    its client has seen tokens, of which another replica knows nothing.
+
+    Args:
+        handle: takes messages of the replicas.
+        fail: takes the number of a request and its error.
+        block_size: tokens of a block, by which prefixes are known.
+
+    Attributes:
+        healthy: True from the end of `start` until `close`.
+    """
+
+    def __init__(
+        self,
+        replicas: Replicas,
+        handle: Callable[[FromEngine], None],
+        fail: Callable[[int, EngineDeadError], None],
+        block_size: int,
+    ) -> None:
+        self._replicas, self._handle, self._fail, self._block_size = replicas, handle, fail, block_size
+        # Several front ends call the same replicas.
+        self._prefix = secrets.token_hex(8)
+        self._runs: dict[int, _Run] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._others: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self.healthy = False
+
+    @property
+    def pid(self) -> None:
+        """None: each replica has its own engine process."""
+
+    async def start(self) -> None:
+        """Wait until a replica takes requests.
+
+        Raises:
+            ValueError: a setting or file that the replicas refuse.
+            EngineDeadError: they do not start for another reason.
+        """
+        if self._closed:
+            raise EngineDeadError(CLOSED)
+        await self._replicas.start()
+        self.healthy = True
+
+    def send(self, message: ToEngine) -> None:
+        """Send a message without waiting.
+
+        Raises:
+            EngineDeadError: not started, or closed.
+        """
+        if not self.healthy:
+            raise EngineDeadError(CLOSED if self._closed else "the replicas are not started; await start()")
+        match message:
+            case Add(number):
+                name = f"{self._prefix}-{number}"
+                run = self._runs[number] = _Run(name, message, Route(self._hashes(message)))
+                self._tasks[number] = asyncio.create_task(self._run(run))
+            case Abort(number):
+                if under_way := self._runs.get(number):
+                    self._beside(self._abort(under_way))
+            case GetStats() | CheckIntegrity():
+                self._beside(self._ask(message))
+
+    async def close(self) -> None:
+        """Cancel all calls, and end what `start` started."""
+        self._closed, self.healthy = True, False
+        tasks = [*self._tasks.values(), *self._others]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._replicas.close()
+
+    def _hashes(self, add: Add) -> list[bytes]:
+        hashes = list[bytes]()
+        # The last token is always computed.
+        extend_hashes(hashes, add.prompt[:-1], self._block_size, add.cache_salt)
+        return hashes
+
+    def _beside(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._others.add(task)
+        task.add_done_callback(self._others.discard)
+
+    async def _run(self, run: _Run) -> None:
+        number = run.add.number
+        try:
+            for attempt in range(1, MOST_ATTEMPTS + 1):
+                try:
+                    await self._call(run)
+                    return
+                except Exception as error:
+                    # Whatever Ray raises: the replica or its engine process died, or could not be reached.
+                    reason = f"replica {run.route.replica} failed: {_reason(error)}"
+                    if run.has_news or run.aborted or attempt == MOST_ATTEMPTS:
+                        self._fail(number, EngineDeadError(f"{reason}; try again", restarting=True))
+                        return
+                    logger.warning("%s; request %s is sent to another one", reason, run.name)
+                    if run.route.replica is not None:
+                        run.route.avoid.add(run.route.replica)
+                    run.route.replica = None
+        finally:
+            run.route.done = True
+            del self._runs[number], self._tasks[number]
+
+    async def _call(self, run: _Run) -> None:
+        async for data in self._replicas.generate(run.name, encode(run.add), run.route):
+            message = decode_from_engine(data)
+            match message:
+                case News(deltas):
+                    run.has_news = True
+                    for delta in deltas:
+                        delta.number = run.add.number
+                case Refused():
+                    message.number = run.add.number
+            self._handle(message)
+
+    async def _abort(self, run: _Run) -> None:
+        run.aborted = True
+        if run.route.replica is not None:
+            try:
+                await self._replicas.abort(run.name, Route(only=run.route.replica))
+            except Exception as error:
+                # It has failed, so its request ends as well.
+                logger.warning("request %s could not be aborted: %s", run.name, _reason(error))
+            return
+        # It waits for a replica that has room.
+        if task := self._tasks.get(run.add.number):
+            task.cancel()
+        samples = range(decode_params(run.add.params).n)
+        empty = [Delta(run.add.number, index, [], [], [], "", SpeculationStats(), [], "abort") for index in samples]
+        self._handle(News(empty))
+
+    async def _ask(self, message: GetStats | CheckIntegrity) -> None:
+        try:
+            answers = [decode_from_engine(data) for data in await self._replicas.ask(encode(message))]
+        except Exception as error:
+            logger.warning("the replicas did not answer: %s", _reason(error))
+            answers = []
+        if isinstance(message, GetStats):
+            each = [answer.stats for answer in answers if isinstance(answer, Stats)]
+            self._handle(Stats(message.call_id, EngineStats.total(each)))
+        else:
+            self._handle(_joint(message.call_id, [answer for answer in answers if isinstance(answer, Integrity)]))
+
+
+def _reason(error: Exception) -> str:
+    """Return an error in one line; Ray's errors name the one that was raised in the replica as their cause."""
+    cause = getattr(error, "cause", None)
+    return one_line(cause if isinstance(cause, Exception) else error).rstrip(".")
+
+
+def _joint(call_id: int, answers: Sequence[Integrity]) -> Integrity:
+    problem = next((answer.problem for answer in answers if answer.problem is not None), None)
+    requests, blocks = sum(answer.requests for answer in answers), sum(answer.blocks for answer in answers)
+    return Integrity(call_id, problem, requests, blocks)

@@ -1,0 +1,180 @@
+"""Replicas as a deployment of Ray Serve. Needs Ray."""
+
+import asyncio
+import logging
+import os
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+from ray.serve.handle import DeploymentHandle
+
+from specdec.async_engine.errors import EngineDeadError
+from specdec.ray_serve.engine_replica import EngineReplica
+from specdec.ray_serve.request_router import PrefixRequestRouter
+from specdec.ray_serve.route import Route
+
+# Name of the deployment, by which a configuration file sets its options.
+ENGINE = "engine"
+APPLICATION = "specdec"
+# Requests that a replica takes; the engine queues what does not fit its batch. Ray Serve's own default is 5.
+MAX_ONGOING = 1024
+# A replica that cannot start will not start the second time either.
+MOST_STARTS = 1
+
+
+class RayReplica(EngineReplica):
+    """A replica that Ray Serve ends."""
+
+    async def __del__(self) -> None:
+        """End the engine process; Ray Serve waits for this after the last request."""
+        await self.close()
+
+
+def engine_deployment(
+    model: str | Path | None,
+    draft: str | Path | None,
+    settings: Mapping[str, Any],
+    engine_timeout: float,
+    **options: Any,
+) -> serve.Application:
+    """Return the deployment of the replicas, bound to its arguments.
+
+    Args:
+        model, draft, settings: as `LLM` takes them.
+        engine_timeout: as `AsyncLLM` takes it.
+        options: options of Ray Serve's deployments, such as `num_replicas`.
+    """
+    deployment = serve.deployment(
+        RayReplica,
+        name=ENGINE,
+        max_ongoing_requests=MAX_ONGOING,
+        request_router_config=RequestRouterConfig(request_router_class=PrefixRequestRouter),
+        **options,
+    )
+    return deployment.bind(model, draft, dict(settings), engine_timeout)
+
+
+class HandleReplicas:
+    """Calls of the replicas through a handle."""
+
+    def __init__(self, handle: DeploymentHandle) -> None:
+        self._handle = handle
+
+    async def start(self) -> None:
+        """Do nothing: calls wait for the first replica."""
+
+    async def generate(self, name: str, request: bytes, route: Route) -> AsyncIterator[bytes]:
+        """Call one replica. Closing the iterator cancels the call."""
+        parts = self._handle.options(method_name="generate", stream=True).remote(name, request, route)
+        try:
+            async for part in parts:
+                yield part
+        except BaseException:
+            parts.cancel()
+            raise
+
+    async def abort(self, name: str, route: Route) -> None:
+        """Call one replica."""
+        await self._handle.options(method_name="abort").remote(name, route)
+
+    async def ask(self, question: bytes) -> Sequence[bytes]:
+        """Call all replicas."""
+        answers: list[bytes] = await self._handle.broadcast("ask", question).results_async()
+        return answers
+
+    async def close(self) -> None:
+        """Do nothing: the replicas belong to the application that this front end is a part of."""
+
+
+class OwnReplicas:
+    """Replicas that this process deploys, on the cluster that RAY_ADDRESS names, or else on this machine.
+
+    Args:
+        num_replicas: how many.
+        uses_gpu: whether each gets a GPU of its own; otherwise they share the machine's cores.
+        model, draft, settings, engine_timeout: as `EngineReplica` takes them.
+    """
+
+    def __init__(
+        self,
+        num_replicas: int,
+        uses_gpu: bool,
+        model: str | Path | None,
+        draft: str | Path | None,
+        settings: Mapping[str, Any],
+        engine_timeout: float,
+    ) -> None:
+        cores = max(1, (os.cpu_count() or 1) // num_replicas)
+        self._application = engine_deployment(
+            model,
+            draft,
+            settings,
+            engine_timeout,
+            num_replicas=num_replicas,
+            max_constructor_retry_count=MOST_STARTS,
+            # Ray sets OMP_NUM_THREADS to the cores of a replica.
+            ray_actor_options={"num_gpus": 1} if uses_gpu else {"num_cpus": cores},
+        )
+        self._num_cores = cores * num_replicas
+        self._handle: HandleReplicas | None = None
+
+    async def start(self) -> None:
+        """Start or join the cluster, and wait until all replicas take calls.
+
+        Raises:
+            EngineDeadError: they do not start.
+        """
+        self._handle = HandleReplicas(await asyncio.to_thread(self._deploy))
+
+    def _deploy(self) -> DeploymentHandle:
+        # Not the machine's latest cluster, which may be someone else's.
+        address = os.environ.get("RAY_ADDRESS", "local")
+        mine: dict[str, Any] = {"num_cpus": self._num_cores, "include_dashboard": False} if address == "local" else {}
+        ray.init(address, log_to_driver=False, logging_level=logging.WARNING, **mine)
+        serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
+        try:
+            return serve.run(self._application, name=APPLICATION, route_prefix=None)
+        except RuntimeError as error:
+            raise EngineDeadError(f"the replicas do not start: {_cause(error)}") from None
+
+    async def close(self) -> None:
+        """End the replicas, and the cluster if `start` started it."""
+        await asyncio.to_thread(self._end)
+
+    def _end(self) -> None:
+        if not ray.is_initialized():
+            return
+        if "RAY_ADDRESS" in os.environ:
+            serve.delete(APPLICATION)
+        else:
+            serve.shutdown()
+        ray.shutdown()
+
+    def generate(self, name: str, request: bytes, route: Route) -> AsyncIterator[bytes]:
+        """Call one replica. Closing the iterator cancels the call."""
+        return self._calls.generate(name, request, route)
+
+    async def abort(self, name: str, route: Route) -> None:
+        """Call one replica."""
+        await self._calls.abort(name, route)
+
+    async def ask(self, question: bytes) -> Sequence[bytes]:
+        """Call all replicas."""
+        return await self._calls.ask(question)
+
+    @property
+    def _calls(self) -> HandleReplicas:
+        assert self._handle is not None, "not started"
+        return self._handle
+
+
+def _cause(error: RuntimeError) -> str:
+    """Return the line that names the error in a replica's traceback, or else the last line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    named = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b.*: ", line)]
+    return (named or lines or [type(error).__name__])[-1]

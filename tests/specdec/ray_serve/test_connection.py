@@ -1,0 +1,270 @@
+"""The front end of replicas, with calls in this process instead of Ray's."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from specdec import LLM, EngineDeadError, QueueFullError, RequestOutput, SamplingParams
+from specdec.async_engine.async_llm import AsyncLLM
+from specdec.async_engine.messages import (
+    Add,
+    Delta,
+    Integrity,
+    News,
+    Refused,
+    Stats,
+    decode_to_engine,
+    encode,
+)
+from specdec.core.engine_stats import DraftOutlook, EngineStats
+from specdec.core.outputs import SpeculationStats
+from specdec.ray_serve.connection import MOST_ATTEMPTS
+from specdec.ray_serve.engine_replica import EngineReplica
+from specdec.ray_serve.replicated_llm import ReplicatedLLM
+from specdec.ray_serve.route import Route
+from tests.specdec.async_engine.served import ENDLESS, SETTINGS, SHORT, assert_idle, states_of
+from tests.specdec.tiny_checkpoints import Tiny
+
+LIMIT = 60.0
+
+
+class OneReplica:
+    """Calls of one replica in this process."""
+
+    def __init__(self, replica: EngineReplica) -> None:
+        self.replica = replica
+
+    async def start(self) -> None:
+        await self.replica.check_health()
+
+    async def generate(self, name: str, request: bytes, route: Route) -> AsyncIterator[bytes]:
+        route.replica = "A"
+        async with aclosing(self.replica.generate(name, request)) as parts:
+            async for part in parts:
+                yield part
+
+    async def abort(self, name: str, route: Route) -> None:
+        assert route.only == "A"
+        await self.replica.abort(name)
+
+    async def ask(self, question: bytes) -> Sequence[bytes]:
+        return [await self.replica.ask(question)]
+
+    async def close(self) -> None:
+        await self.replica.close()
+
+
+def test_one_replica_with_an_engine_process(tiny: Tiny) -> None:
+    """All in one test, which starts one process."""
+    arguments: Any = (tiny.target, tiny.head)
+    offline = LLM(*arguments, **SETTINGS)
+    prompts = [[3 + index, 4, 5] * 12 for index in range(6)]
+
+    async def run() -> None:
+        async with ReplicatedLLM(OneReplica(EngineReplica(*arguments, SETTINGS, 60.0)), *arguments, **SETTINGS) as llm:
+            assert llm.healthy
+            assert llm.engine_pid is None
+            found = await asyncio.gather(*(states_of(llm, prompt, SHORT) for prompt in prompts))
+            expected = offline.generate(prompts, SHORT)
+            assert [states[-1].token_ids for states in found] == [output.token_ids for output in expected]
+            assert (await llm.stats()).generated_tokens == 6 * 12
+
+            with pytest.raises(ValueError, match="prompt"):
+                await states_of(llm, [], SHORT)
+
+            # Ended by its name: the last state has what came before.
+            async with aclosing(llm.generate(prompts[0], ENDLESS, request_id="x")) as states:
+                first = await anext(states)
+                assert await llm.abort("x")
+                *_, last = [state async for state in states]
+            assert (last.finish_reason, last.token_ids[:1]) == ("abort", first.token_ids[:1])
+            # Ended by leaving.
+            async with aclosing(llm.generate(prompts[0], ENDLESS)) as states:
+                await anext(states)
+            await assert_idle(llm)
+        assert not llm.healthy
+        with pytest.raises(EngineDeadError, match="closed"):
+            await states_of(llm, prompts[0], SHORT)
+
+    _run(run)
+
+
+class Script:
+    """Replicas that do what a test wants.
+
+    Args:
+        calls: what each call of `generate` yields and raises, in order; it waits at None.
+
+    Attributes:
+        tried: the replicas to avoid in each call.
+    """
+
+    def __init__(self, *calls: Sequence[Callable[[Add], Any] | Exception | None], answers: Sequence[Any] = ()) -> None:
+        self._calls, self._answers = iter(calls), answers
+        self.tried: list[set[str]] = []
+        self.aborted: list[str | None] = []
+
+    async def start(self) -> None:
+        pass
+
+    async def generate(self, name: str, request: bytes, route: Route) -> AsyncIterator[bytes]:  # noqa: ARG002
+        self.tried.append(set(route.avoid))
+        add = decode_to_engine(request)
+        assert isinstance(add, Add)
+        for act in next(self._calls):
+            if act is None:
+                await asyncio.Event().wait()
+            elif isinstance(act, Exception):
+                route.replica = f"r{len(self.tried)}"
+                raise act
+            else:
+                route.replica = f"r{len(self.tried)}"
+                yield encode(act(add))
+
+    async def abort(self, name: str, route: Route) -> None:  # noqa: ARG002
+        self.aborted.append(route.only)
+
+    async def ask(self, question: bytes) -> Sequence[bytes]:  # noqa: ARG002
+        return [encode(answer) for answer in self._answers]
+
+    async def close(self) -> None:
+        pass
+
+
+def token(reason: str | None) -> Callable[[Add], News]:
+    # The number is the replica's own.
+    return lambda _: News([Delta(99, 0, [7], [False], [], "", SpeculationStats(), [], reason)])
+
+
+GONE = RuntimeError("The actor died.")
+ONE = SamplingParams(max_tokens=2, detokenize=False)
+
+
+@pytest.fixture
+def scripted(tiny: Tiny) -> Callable[..., Any]:
+    def run(script: Script, use: Callable[[AsyncLLM], Any]) -> Any:
+        async def inside() -> Any:
+            async with ReplicatedLLM(script, tiny.target, None, **SETTINGS) as llm:
+                return await use(llm)
+
+        return _run(inside)
+
+    return run
+
+
+def _run(work: Callable[[], Any]) -> Any:
+    async def limited() -> Any:
+        async with asyncio.timeout(LIMIT):
+            return await work()
+
+    return asyncio.run(limited())
+
+
+def one_request(llm: AsyncLLM) -> Any:
+    return states_of(llm, [3, 4], ONE)
+
+
+def test_a_replica_that_fails_before_the_first_token_is_replaced(scripted: Callable[..., Any]) -> None:
+    script = Script([GONE], [token(None), token("length")])
+    states: list[RequestOutput] = scripted(script, one_request)
+    assert states[-1].token_ids == [7, 7]
+    assert script.tried == [set(), {"r1"}]
+
+
+def test_a_replica_that_fails_after_it_ends_the_request(scripted: Callable[..., Any]) -> None:
+    script = Script([token(None), GONE], [token("length")])
+    with pytest.raises(EngineDeadError, match=r"^replica r1 failed: The actor died; try again$") as error:
+        scripted(script, one_request)
+    assert error.value.restarting
+    assert len(script.tried) == 1
+
+
+def test_a_request_does_not_try_for_ever(scripted: Callable[..., Any]) -> None:
+    script = Script(*[[GONE]] * 9)
+    with pytest.raises(EngineDeadError, match=f"replica r{MOST_ATTEMPTS} failed"):
+        scripted(script, one_request)
+
+
+def test_the_failure_of_one_request_is_its_own(scripted: Callable[..., Any]) -> None:
+    async def two(llm: AsyncLLM) -> Any:
+        return await asyncio.gather(one_request(llm), one_request(llm), return_exceptions=True)
+
+    failed, fine = scripted(Script([token(None), GONE], [token(None), token("length")]), two)
+    assert isinstance(failed, EngineDeadError)
+    assert fine[-1].token_ids == [7, 7]
+
+
+def test_the_cause_of_a_remote_error_is_shown(scripted: Callable[..., Any]) -> None:
+    remote = RuntimeError("ray::ServeReplica.generate()\nTraceback")
+    remote.cause = EngineDeadError("the engine process died (exit code -9)")  # type: ignore[attr-defined]
+    with pytest.raises(EngineDeadError, match="exit code -9"):
+        scripted(Script([token(None), remote]), one_request)
+
+
+def test_a_full_queue(scripted: Callable[..., Any]) -> None:
+    script = Script([lambda _: Refused(99, "100 requests wait", True)])
+    with pytest.raises(QueueFullError, match="100 requests wait"):
+        scripted(script, one_request)
+
+
+@pytest.mark.parametrize("calls", [[None], [token(None), None]])
+def test_abort(scripted: Callable[..., Any], calls: list[Any]) -> None:
+    """Of a request that waits for a replica, and of one that a replica has."""
+    script = Script(calls)
+
+    async def use(llm: AsyncLLM) -> Any:
+        reading = asyncio.ensure_future(states_of(llm, [3, 4], ONE, request_id="x"))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert await llm.abort("x")
+        await asyncio.sleep(0.01)
+        if not script.aborted:
+            return (await reading)[-1].finish_reason
+        reading.cancel()
+        return "asked"
+
+    assert scripted(script, use) == ("asked" if len(calls) > 1 else "abort")
+    assert script.aborted == (["r1"] if len(calls) > 1 else [])
+
+
+def test_figures_of_all_replicas(scripted: Callable[..., Any]) -> None:
+    outlook = DraftOutlook(True, 1.5, 2.5)
+    parts = [
+        EngineStats(running=1, kv_usage=0.5, trees_by_accepted={0: 1, 2: 3}),
+        EngineStats(running=2, kv_usage=0.0, trees_by_accepted={2: 1}, outlook=outlook),
+    ]
+    total = scripted(Script(answers=[Stats(0, part) for part in parts]), lambda llm: llm.stats())
+    expected = EngineStats(running=3, kv_usage=0.25, trees_by_accepted={0: 1, 2: 4}, outlook=outlook)
+    assert total == expected
+    assert scripted(Script(), lambda llm: llm.stats()) == EngineStats()
+
+
+def test_integrity_of_all_replicas(scripted: Callable[..., Any]) -> None:
+    fine, wrong = Integrity(0, None, 1, 2), Integrity(0, "a block is lost", 0, 1)
+    assert scripted(Script(answers=[fine, fine]), lambda llm: llm.check_integrity()) == (2, 4)
+    with pytest.raises(AssertionError, match="a block is lost"):
+        scripted(Script(answers=[fine, wrong]), lambda llm: llm.check_integrity())
+
+
+def test_hashes_are_those_of_the_engine(tiny: Tiny) -> None:
+    """So that a prefix is one replica's exactly where its cache can hold it."""
+    seen: list[Sequence[bytes]] = []
+
+    class Spy(Script):
+        async def generate(self, name: str, request: bytes, route: Route) -> AsyncIterator[bytes]:
+            seen.append(route.blocks)
+            async for part in super().generate(name, request, route):
+                yield part
+
+    async def run() -> None:
+        spy = Spy(*[[token(None), token("length")]] * 3)
+        async with ReplicatedLLM(spy, tiny.target, None, **SETTINGS) as llm:
+            for prompt, salt in (([5] * 32, None), ([5] * 33, None), ([5] * 33, "s")):
+                await states_of(llm, prompt, ONE, cache_salt=salt)
+
+    _run(run)
+    assert [len(each) for each in seen] == [1, 2, 2]
+    assert seen[1][0] == seen[0][0] != seen[2][0]
