@@ -1,0 +1,83 @@
+"""An application of Ray Serve for a cluster: the HTTP front ends and the replicas. Needs Ray.
+
+A configuration file names it as `import_path: specdec.ray_serve.application:build`; see `docker/replicas.yaml`.
+"""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+from starlette.types import ASGIApp
+
+from specdec.config import AUTO
+from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.engine.vllm_keywords import LLMKeywords
+from specdec.kernels.settings import unknown_name
+from specdec.ray_serve.deployment import HandleReplicas, engine_deployment
+from specdec.ray_serve.replicated_llm import ReplicatedLLM
+from specdec.server.app import build_app
+from specdec.server.server_settings import ServerSettings
+from specdec.server.service import Service
+
+# Name of the deployment of the front ends, by which a configuration file sets its options.
+FRONT = "front"
+# Requests that a front end has under way; the replicas' own limits are lower.
+MAX_ONGOING = 100_000
+ARGUMENTS = ("model", "draft", "settings", "server")
+# Settings of the replicas' device, which a front end may not have.
+OF_THE_DEVICE = ("device", "dtype", "kernels", "quantization", "threads", "swap_space")
+
+
+@serve.deployment(name=FRONT, max_ongoing_requests=MAX_ONGOING)
+@serve.ingress()
+class Front:
+    """The HTTP application of one server, behind Ray Serve's proxy. It reads the configuration and the tokenizer.
+
+    Args:
+        replicas: the deployment of the replicas.
+        model, draft, settings: as `LLM` takes them.
+        server: fields of `ServerSettings`; those of the connection are the proxy's matter.
+    """
+
+    def __init__(
+        self,
+        replicas: DeploymentHandle,
+        model: str | None,
+        draft: str | None,
+        settings: Mapping[str, Any],
+        server: Mapping[str, Any],
+    ) -> None:
+        own = {name: value for name, value in settings.items() if name not in OF_THE_DEVICE}
+        self._llm = ReplicatedLLM(HandleReplicas(replicas), model, draft, **cast(LLMKeywords, {**own, "device": "cpu"}))
+        self._service = Service(self._llm, ServerSettings(**server), model or "demo")
+
+    async def __serve_build_asgi_app__(self) -> ASGIApp:
+        """Return the application; Ray Serve asks for it once."""
+        await self._llm.start()
+        return build_app(self._service)
+
+
+def build(arguments: dict[str, Any]) -> serve.Application:
+    """Return the application that `args` of a configuration file describe; Ray Serve calls this.
+
+    Args:
+        arguments: model, draft and settings, as `LLM` takes them, with the shape as an object of numbers; server, an
+            object of `ServerSettings`. All may be left out. Paths must exist on all machines of the cluster.
+
+    Raises:
+        ValueError: an unknown argument or server setting, or one outside its range.
+    """
+    for name in arguments:
+        if name not in ARGUMENTS:
+            raise unknown_name("args", name, ARGUMENTS)
+    model, draft = arguments.get("model"), arguments.get("draft", AUTO)
+    settings, server = dict(arguments.get("settings", {})), dict(arguments.get("server", {}))
+    if "shape" in settings:
+        settings["shape"] = DraftShape(**settings["shape"])
+    for name in server:
+        if name not in ServerSettings.__dataclass_fields__:
+            raise unknown_name("server", name, ServerSettings.__dataclass_fields__)
+    timeout = ServerSettings(**server).engine_timeout
+    front: Any = Front
+    return front.bind(engine_deployment(model, draft, settings, timeout), model, draft, settings, server)
