@@ -80,7 +80,9 @@ def save_random_eagle3(folder: Path, seed: int = 0, draft_vocab_size: int = 60, 
     return head
 
 
-def save_random_block(folder: Path, kind: str, seed: int = 0, **overrides: Any) -> BlockHead:
+def save_random_block(
+    folder: Path, kind: str, seed: int = 0, taps: tuple[int, ...] = (0, 2), **overrides: Any
+) -> BlockHead:
     """A random block head for `save_random_llama`'s model: DFlash, causal; DSpark over some tokens; Domino; DFlash2.
 
     Args:
@@ -100,9 +102,9 @@ def save_random_block(folder: Path, kind: str, seed: int = 0, **overrides: Any) 
     head = BlockHead(
         BlockConfig(
             config,
-            taps=(0, 2),
+            taps=taps,
             block_size=5,
-            mask_token=TINY["vocab_size"] - 1,
+            mask_token=config.vocab_size - 1,
             anchor_first=not plain,
             causal=(kind == "dflash",) * config.num_layers,
             draft_vocab_size=60 if kind == "dspark" else None,

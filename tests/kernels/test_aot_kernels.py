@@ -82,6 +82,26 @@ def layer(shape: Shape) -> Iterator[Specialisation]:
     )
 
 
+def block_head(shape: Shape) -> Iterator[Specialisation]:
+    """Yield the launches that block heads add: context rows have no queries, and keys are normed apart from a layer."""
+    label, dtype = f"{shape.name} {shape.dtype}", shape.dtype
+    block = min(triton.next_power_of_2(2 * shape.kv_heads), rotary_store.BLOCK_SIZE // shape.dim)
+    tensors = "p_qkv p_cos p_sin p_kv p_slots:*i64 p_query qkv_stride:i32 cos_stride:i32 sin_stride:i32"
+    yield Specialisation(
+        f"rotary_store of context rows {label}",
+        rotary_store.rotary_store_kernel,
+        typed(tensors, dtype),
+        {"HEADS": 0, "KV_HEADS": shape.kv_heads, "DIM": shape.dim, "BLOCK": block, "BLOCK_DIM": shape.dim},
+    )
+    yield Specialisation(
+        f"rms_norm of keys {label}",
+        elementwise.rms_norm_kernel,
+        typed("p_x p_residual p_weight p_normed p_sum x_stride:i32 residual_stride:i32 eps:fp32", dtype),
+        {"HIDDEN": shape.dim, "BLOCK": shape.dim, "ADD": False},
+        elementwise.num_warps(shape.dim),
+    )
+
+
 def moves(dtype: str, stride: str) -> Specialisation:
     """The same for all models, but for the cache's size."""
     signature = typed(f"p_kv p_source:*i64 p_target:*i64 layer_stride:{stride} size:i32", dtype)
@@ -150,6 +170,7 @@ def walks() -> Iterator[Specialisation]:
 def specialisations() -> list[Specialisation]:
     """Return all specialisations, the first of equal ones."""
     specs = [spec for shape in shapes() for spec in layer(shape)]
+    specs += [spec for shape in shapes() if shape.name in ("8B", "demo") for spec in block_head(shape)]
     specs += [moves("bf16", "i64"), moves("bf16", "i32"), moves("fp32", "i32")]
     specs += [spec for vocab, dtype in ((128256, "fp32"), (128256, "bf16")) for spec in sampling(vocab, dtype)]
     return [

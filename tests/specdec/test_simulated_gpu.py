@@ -51,7 +51,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_shallow_llama(folder / "small", target)
     save_random_head(folder / "head", head_dim=16)
     save_random_eagle3(folder / "head3", head_dim=16)
-    save_random_block(folder / "dspark", "dspark", head_dim=16, num_hidden_layers=1)
+    for kind in ("dspark", "domino", "dflash2"):
+        save_random_block(folder / kind, kind, head_dim=16, num_hidden_layers=1)
     return folder
 
 
@@ -101,10 +102,19 @@ def run(llm: LLM, params: list[SamplingParams]) -> list[list[list[int]]]:
         ("dspark", {"verify": "rejection"}, [{}, {"temperature": 0.8, "top_p": 0.8}]),
         ("head", {"shape": DraftShape(2, 2, 4)}, [PENALISED, LIMITED]),
         ("head3", {"verify": "rejection"}, [{}, {"temperature": 0.8, "top_p": 0.8}]),
-        ("head", {"verify": "block"}, [{"temperature": 1.0}, {"temperature": 0.8}]),
-        ("head", SWAPPING, [{"max_tokens": 12}, {"temperature": 1.0, "n": 2, "max_tokens": 12}]),
+        ("dflash2", {"verify": "block"}, [{"temperature": 1.0}, {"temperature": 0.8}]),
+        ("domino", SWAPPING, [{"max_tokens": 12}, {"temperature": 1.0, "n": 2, "max_tokens": 12}]),
     ],
-    ids=["eagle", "eagle3", "small model", "dspark, rejection", "edited", "rejection", "block", "swapping"],
+    ids=[
+        "eagle",
+        "eagle3",
+        "small model",
+        "dspark, rejection",
+        "edited",
+        "rejection",
+        "dflash2, block",
+        "domino, swapping",
+    ],
 )
 def test_tokens_are_those_of_a_cpu_and_the_host_waits_once_a_step(
     folder: Path, monkeypatch: pytest.MonkeyPatch, head: str, settings: dict[str, Any], asked: list[dict[str, Any]]

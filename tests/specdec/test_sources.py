@@ -90,15 +90,28 @@ def test_the_values_of_ranks_are_learnt_from_the_models_nodes_alone(
 
 
 @pytest.mark.parametrize(
-    ("draft", "verify"),
-    [("head", "rejection"), ("head", "block"), ("dspark", "rejection"), ("domino", "block"), ("dflash2", "rejection")],
+    ("draft", "verify", "temperature"),
+    [
+        ("head", "rejection", 1.0),
+        ("head", "block", 1.0),
+        ("dflash", "block", 0.7),
+        ("dspark", "rejection", 0.7),
+        ("domino", "block", 1.4),
+        ("dflash2", "rejection", 1.4),
+    ],
 )
-def test_the_law_of_weighing_rules_is_the_targets(world: World, draft: str, verify: str) -> None:
+def test_the_law_of_weighing_rules_is_the_targets(world: World, draft: str, verify: str, temperature: float) -> None:
     """Steps with drawn trees and steps with chains, in the same requests; every sequence is counted."""
     count, size = 400, 3
     llm = load(world, f"{draft},ngram", verify=verify, adaptive_drafts=False, max_num_seqs=32, dtype="float32")
     params = SamplingParams(
-        n=count, seed=7, max_tokens=size, ignore_eos=True, allowed_token_ids=LETTERS, prediction=[5, 6, 6, 7]
+        n=count,
+        seed=7,
+        temperature=temperature,
+        max_tokens=size,
+        ignore_eos=True,
+        allowed_token_ids=LETTERS,
+        prediction=[5, 6, 6, 7],
     )
     (output,) = llm.generate([PROMPT], params)
     found = [tuple(one.token_ids) for one in output.outputs]
@@ -107,12 +120,12 @@ def test_the_law_of_weighing_rules_is_the_targets(world: World, draft: str, veri
         chance = 1.0
         for end in range(size):
             logits = world.logits([*PROMPT, *sequence[:end]])[LETTERS]
-            chance *= float(torch.softmax(logits, -1)[LETTERS.index(sequence[end])])
+            chance *= float(torch.softmax(logits / temperature, -1)[LETTERS.index(sequence[end])])
         statistic += (found.count(sequence) - count * chance) ** 2 / (count * chance)
     freedom = len(LETTERS) ** size - 1
     # Five standard deviations.
     assert statistic < freedom + 5 * (2 * freedom) ** 0.5
-    assert llm.stats().drafts_accepted > count / 4
+    assert llm.stats().drafts_accepted > count / 5
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from specdec import LLM, DraftShape, SamplingParams
-from specdec.draft_heads.drafting.model_drafter import ModelDrafter
+from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
 from specdec.kernels.host_sampling import HostSampling
 from specdec.kernels.types import NoiseKey, Stream
 from specdec.verify.noise import gumbel, uniforms
-from tests.fakes import save_random_head, save_random_llama
+from tests.fakes import save_random_block, save_random_head, save_random_llama
 from tests.shared_results import shared
 from tests.verify.chi_square import chi_square_tail
 
@@ -36,20 +36,19 @@ DRAWS = 10_000
 WINDOWS = {"first": slice(0, 3), "drafted": slice(1, 4), "2nd": slice(1, 2), "3rd": slice(2, 3), "4th": slice(3, 4)}
 windows = pytest.mark.parametrize("window", WINDOWS.values(), ids=list(WINDOWS))
 RUNS = {
-    "plain": ("rejection", False, TREE),
-    "rejection": ("rejection", True, TREE),
-    "block": ("block", True, CHAIN),
-    "coupled": ("coupled", True, TREE),
+    "plain": ("rejection", None, TREE),
+    "rejection": ("rejection", "head", TREE),
+    "block": ("block", "head", CHAIN),
+    "coupled": ("coupled", "gated,ngram", TREE),
 }
 # The 0.1 % point for all cases together (Bonferroni): each run against the law, and two against plain decoding.
 LEAST = 0.001 / (len(WINDOWS) * (len(RUNS) + 2))
 
 
 class World(NamedTuple):
-    """Checkpoint folders, and the law of the first four tokens after `PROMPT`, `[vocab] * 4`."""
+    """Folder of checkpoints, and the law of the first four tokens after `PROMPT`, `[vocab] * 4`."""
 
-    target: Path
-    head: Path
+    folder: Path
     law: Tensor
 
 
@@ -63,29 +62,32 @@ class Sample(NamedTuple):
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """A target whose distributions are neither flat nor peaked, and a head that knows nothing of them."""
+    """A target whose distributions are neither flat nor peaked, and two heads that know nothing of them."""
     folder = tmp_path_factory.mktemp("rejection")
     target = save_random_llama(folder / "target", **{**SMALL, "initializer_range": 0.25})
     save_random_head(folder / "head", **SMALL)
+    save_random_block(folder / "gated", "gated", taps=(0, 1), **SMALL)
     law = torch.ones((), dtype=torch.float64)
     with torch.inference_mode():
         for length in range(4):
             prompts = [[*PROMPT, *path] for path in product(range(VOCAB), repeat=length)]
             p = target(torch.tensor(prompts)).logits[:, -1].softmax(-1)
             law = law[..., None] * p.view([VOCAB] * (length + 1))
-    return World(folder / "target", folder / "head", law)
+    return World(folder, law)
 
 
-def engine(world: World, verify: str, speculates: bool, shape: DraftShape) -> LLM:
+def engine(world: World, verify: str, draft: str | None, shape: DraftShape) -> LLM:
+    sources = [name if name == "ngram" else str(world.folder / name) for name in (draft or "none").split(",")]
     return LLM(
-        world.target,
-        world.head if speculates else None,
+        world.folder / "target",
+        ",".join(sources) if draft else None,
         dtype="float64",
         shape=shape,
         verify=verify,
         adaptive_drafts=False,
         max_num_seqs=128,
         max_model_len=48,
+        enable_prefix_caching=False,
     )
 
 
@@ -189,39 +191,41 @@ def requests(temperatures: Sequence[float]) -> tuple[list[list[int]], list[Sampl
     return prompts, params
 
 
-@pytest.mark.parametrize(("verify", "shape"), [("rejection", TREE), ("block", CHAIN)], ids=["rejection", "block"])
-def test_at_temperature_zero_it_is_plain_decoding(world: World, verify: str, shape: DraftShape) -> None:
+RULES = [("rejection", "head", TREE), ("block", "head", CHAIN), ("rejection", "gated", TREE), ("block", "gated", CHAIN)]
+rules = pytest.mark.parametrize(("verify", "draft", "shape"), RULES)
+
+
+@pytest.mark.parametrize(("verify", "draft", "shape"), [*RULES, ("rejection", "gated,ngram", TREE)])
+def test_at_temperature_zero_it_is_plain_decoding(world: World, verify: str, draft: str, shape: DraftShape) -> None:
     prompts, params = requests([0.0])
-    plain = engine(world, "coupled", False, TREE).generate(prompts, params, use_tqdm=False)
-    found = engine(world, verify, True, shape).generate(prompts, params, use_tqdm=False)
+    plain = engine(world, "coupled", None, TREE).generate(prompts, params, use_tqdm=False)
+    found = engine(world, verify, draft, shape).generate(prompts, params, use_tqdm=False)
     assert [output.token_ids for output in found] == [output.token_ids for output in plain]
     assert sum(output.stats.drafted for output in found) > 0
 
 
-@pytest.mark.parametrize(("verify", "shape"), [("rejection", TREE), ("block", CHAIN)], ids=["rejection", "block"])
-def test_alone_and_in_a_batch_of_eight(world: World, verify: str, shape: DraftShape) -> None:
+@rules
+def test_alone_and_in_a_batch_of_eight(world: World, verify: str, draft: str, shape: DraftShape) -> None:
     """Trees, coins and draws are keyed by request, so the same tokens and the same drafts are accepted."""
     prompts, params = requests([1.0, 0.7, 0.0, 1.5])
-    together = engine(world, verify, True, shape).generate(prompts, params, use_tqdm=False)
-    alone = [
-        engine(world, verify, True, shape).generate([prompt], own)[0]
-        for prompt, own in zip(prompts, params, strict=True)
-    ]
+    llm = engine(world, verify, draft, shape)
+    together = llm.generate(prompts, params, use_tqdm=False)
+    alone = [llm.generate([prompt], own)[0] for prompt, own in zip(prompts, params, strict=True)]
     for one, other in zip(together, alone, strict=True):
         assert one.token_ids == other.token_ids
         assert one.stats == other.stats
     assert sum(output.stats.accepted_per_step for output in together) > 0
 
 
-@pytest.mark.parametrize(("verify", "shape"), [("rejection", TREE), ("block", CHAIN)], ids=["rejection", "block"])
+@rules
 def test_no_draw_shares_its_noise_with_another(
-    world: World, monkeypatch: pytest.MonkeyPatch, verify: str, shape: DraftShape
+    world: World, monkeypatch: pytest.MonkeyPatch, verify: str, draft: str, shape: DraftShape
 ) -> None:
     """Neither drafts of two steps for one position nor a draft and the draw after its rejection: too small a bias
     for the tests above.
     """
-    llm = engine(world, verify, True, shape)
-    assert isinstance(llm.engine.worker.drafter, ModelDrafter)
+    llm = engine(world, verify, draft, shape)
+    assert isinstance(llm.engine.worker.drafter, TreeDrafter)
     asked: list[tuple[int, Stream, int]] = []
 
     def drafting(key: NoiseKey, size: int, stream: Stream = Stream.TARGET, lane: int = 0) -> Tensor:
