@@ -23,8 +23,9 @@ SEATS = 32
 PROMPT_TOKENS = 1 << 14
 
 
-def measure(llm: LLM, name: str, temperature: float, max_tokens: int) -> dict[str, Any]:
-    prompts = [llm.chat_prompt(messages) for messages in read_prompts(name)]
+def measure(llm: LLM, name: str, temperature: float, max_tokens: int, count: int | None = None) -> dict[str, Any]:
+    """Return tau and acceptance over the first `count` prompts of a kind of text; None for all."""
+    prompts = [llm.chat_prompt(messages) for messages in read_prompts(name)[:count]]
     params = [SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens) for seed in range(len(prompts))]
     total = SpeculationStats()
     outputs = llm.generate(prompts, params)
