@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import re
+import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,6 @@ from specdec.ray_serve.route import Route
 
 # Name of the deployment, by which a configuration file sets its options.
 ENGINE = "engine"
-APPLICATION = "specdec"
 # Requests that a replica takes; the engine queues what does not fit its batch. Ray Serve's own default is 5.
 MAX_ONGOING = 1024
 # A replica that cannot start will not start the second time either.
@@ -121,6 +121,8 @@ class OwnReplicas:
             ray_actor_options={"num_gpus": 1} if uses_gpu else {"num_cpus": cores},
         )
         self._num_cores = cores * num_replicas
+        # Several servers may run on one cluster.
+        self._name = f"specdec-{secrets.token_hex(4)}"
         self._handle: HandleReplicas | None = None
 
     async def start(self) -> None:
@@ -135,10 +137,12 @@ class OwnReplicas:
         # Not the machine's latest cluster, which may be someone else's.
         address = os.environ.get("RAY_ADDRESS", "local")
         mine: dict[str, Any] = {"num_cpus": self._num_cores, "include_dashboard": False} if address == "local" else {}
-        ray.init(address, log_to_driver=False, logging_level=logging.WARNING, **mine)
+        # What they tell about their start is no news of the server.
+        ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **mine)
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
         serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
         try:
-            return serve.run(self._application, name=APPLICATION, route_prefix=None)
+            return serve.run(self._application, name=self._name, route_prefix=None)
         except RuntimeError as error:
             raise EngineDeadError(f"the replicas do not start: {_cause(error)}") from None
 
@@ -150,7 +154,7 @@ class OwnReplicas:
         if not ray.is_initialized():
             return
         if "RAY_ADDRESS" in os.environ:
-            serve.delete(APPLICATION)
+            serve.delete(self._name)
         else:
             serve.shutdown()
         ray.shutdown()
