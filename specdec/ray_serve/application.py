@@ -11,7 +11,6 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
 from specdec.config import AUTO
-from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.engine.vllm_keywords import LLMKeywords
 from specdec.kernels.settings import unknown_name
 from specdec.ray_serve.deployment import HandleReplicas, engine_deployment
@@ -62,8 +61,8 @@ def build(arguments: dict[str, Any]) -> serve.Application:
     """Return the application that `args` of a configuration file describe; Ray Serve calls this.
 
     Args:
-        arguments: model, draft and settings, as `LLM` takes them, with the shape as an object of numbers; server, an
-            object of `ServerSettings`. All may be left out. Paths must exist on all machines of the cluster.
+        arguments: model, draft and settings, as `LLM` takes them; server, an object of `ServerSettings`. All may be
+            left out. Paths must exist on all machines of the cluster.
 
     Raises:
         ValueError: an unknown argument or server setting, or one outside its range.
@@ -73,8 +72,6 @@ def build(arguments: dict[str, Any]) -> serve.Application:
             raise unknown_name("args", name, ARGUMENTS)
     model, draft = arguments.get("model"), arguments.get("draft", AUTO)
     settings, server = dict(arguments.get("settings", {})), dict(arguments.get("server", {}))
-    if "shape" in settings:
-        settings["shape"] = DraftShape(**settings["shape"])
     for name in server:
         if name not in ServerSettings.__dataclass_fields__:
             raise unknown_name("server", name, ServerSettings.__dataclass_fields__)
