@@ -18,7 +18,7 @@ python -m specdec.train_eagle.regenerate --model "$target" --limit 8000 --temper
 python -m specdec.train_eagle.prepare --model "$target" --max-length 1024 \
   --data "$out/answers-sgd.jsonl" "$out/answers-gsm8k.jsonl" --out "$out/prepared"
 
-for kind in eagle eagle3; do
+for kind in eagle eagle3 dspark; do
   head=$out/$kind
   python -m specdec.train_eagle.train --config "runs/demo-$kind.yaml" \
     --model "$target" --data "$out/prepared" --out "$head"

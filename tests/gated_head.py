@@ -19,7 +19,7 @@ from specdec.draft_heads.llama.rope import Rotary
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.linear import Linear
 from specdec.models.llama import LlamaModel
-from specdec.train_eagle.training_kind import TrainingKind, initialise, layer_config
+from specdec.train_eagle.training_kind import UNROLLED, TrainingKind, initialise, layer_config
 
 LAYER = "layers.0."
 
@@ -83,7 +83,7 @@ def _file_names(head: GatedHead) -> dict[str, Tensor]:
 
 class GatedTraining(TrainingKind[GatedHead]):
     files = GatedKind()
-    settings = frozenset({"feature_weight"})
+    settings = UNROLLED | {"feature_weight"}
     architecture = "GatedHeadModel"
 
     def new(self, model: LlamaModel, draft_tokens: Tensor | None) -> GatedHead:

@@ -15,7 +15,7 @@ def export(
     verbose: Verbose = False,  # noqa: ARG001
     **options: Any,
 ) -> None:
-    """Export a trained head to a folder that can be published: official layout of its kind, and a model card.
+    """Export a trained head to a folder that can be published: a layout that other engines read, and a model card.
 
     What train wrote as HEAD is the best head of its run, in bfloat16; HEAD/run holds the last one, in float32.
 
@@ -23,6 +23,7 @@ def export(
     Examples:
       specdec export --draft head --out published --evaluation evaluation/evaluation.json
       specdec export --run head/run --out published --dtype float32
+      specdec export --draft dspark --out published --layout speculators
     """
     given = ExportSettings(**options_for(ExportSettings, options))
     need_extra("export")
@@ -40,7 +41,7 @@ def export(
         assert given.draft is not None
         trained = from_folder(checkpoint_path(given.draft), given.model)
     base = given.base_model or trained.target
-    export_folder(trained, given.out, given.dtype, base, given.licence, evaluation, notes)
+    export_folder(trained, given.out, given.dtype, base, given.licence, evaluation, notes, given.layout)
     typer.echo(f"config.json, model.safetensors and README.md in {given.out}")
 
 

@@ -1,4 +1,4 @@
-"""Export of a trained head to a folder that can be published: official layout of its kind, and a model card."""
+"""Export of a trained head to a folder that can be published: in a layout that others read, with a model card."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from specdec.core.device import DTYPES
-from specdec.draft_heads.formats.head_kind import HeadDescription
+from specdec.draft_heads.formats.head_kind import HeadDescription, write_head
 from specdec.draft_heads.formats.head_kinds import describe_folder
 from specdec.draft_heads.heads.draft_head import FeatureHead, TargetParts
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context, first_line, read_config
@@ -19,6 +19,7 @@ from specdec.models.hub import checkpoint_path
 from specdec.models.llama import LlamaModel
 from specdec.train_eagle.evaluation import Evaluation
 from specdec.train_eagle.model_card import model_card
+from specdec.train_eagle.stage_settings import HeadLayout
 from specdec.train_eagle.target_name import target_name
 from specdec.train_eagle.train_plan import source_names
 from specdec.train_eagle.training_kind import TrainingKind
@@ -68,7 +69,7 @@ def from_run(folder: Path, target: Path | None = None) -> Trained:
         sizes = LlamaConfig.from_json(read_settings(target))
     try:
         with torch.device("meta"):
-            head = kind.new(LlamaModel(sizes), tensors.get("draft_tokens"))
+            head = kind.sized(settings).new(LlamaModel(sizes), tensors.get("draft_tokens"))
         head.load_state_dict(tensors, assign=True)
     except (RuntimeError, IndexError):
         raise ValueError(f"{folder}: not of a head for {target}; give the run's own target by --model") from None
@@ -91,6 +92,8 @@ def from_folder(folder: Path, target: Path | None = None) -> Trained:
     target = None if target is None else checkpoint_path(target, weights=False)
     found = describe_folder(folder)
     with error_context(folder):
+        if found.kind.name not in TRAINING_KINDS:
+            raise CheckpointError(f"{found.label} heads are not exported, only {', '.join(TRAINING_KINDS)}")
         found.kind.check_official(found)
         llama = replace(found.config.llama, num_layers=_num_layers(found, target))
         # Nothing of the target is written, so placeholders for its matrices do.
@@ -115,21 +118,31 @@ def _num_layers(found: HeadDescription[Any], target: Path | None) -> int:
     if found.taps is None:
         return 0
     if found.taps.ids is not None and found.taps.settled_by:
-        return max(found.taps.ids)
+        # An id may count the outputs of layers.
+        return max(found.taps.ids) + 1
     raise CheckpointError("config.json leaves open which layers it reads; give the folder of its target by --model")
 
 
-def export(trained: Trained, folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Write config.json and model.safetensors in the official layout of the head's kind.
+def export(
+    trained: Trained,
+    folder: Path,
+    dtype: torch.dtype = torch.bfloat16,
+    layout: HeadLayout = "official",
+) -> None:
+    """Write config.json and model.safetensors in the official layout of the head's kind, or in speculators'.
 
     Raises:
         ValueError: the head has a setting that the layout cannot express.
     """
-    names = [trained.kind.architecture]
-    settings: dict[str, Any] = {"architectures": names, "torch_dtype": str(dtype).removeprefix("torch.")}
+    kind, head = trained.kind, trained.head
+    settings: dict[str, Any] = {"torch_dtype": str(dtype).removeprefix("torch.")}
     if trained.recipe:
         settings["training"] = trained.recipe
-    trained.kind.files.save(trained.head, folder, settings, dtype)
+    if layout == "speculators":
+        config, tensors = kind.files.speculators(head, trained.target)
+        write_head(folder, {**config, **settings}, tensors, dtype)
+    else:
+        kind.files.save(head, folder, {"architectures": [kind.architecture], **settings}, dtype)
 
 
 def export_folder(
@@ -140,11 +153,13 @@ def export_folder(
     licence: str | None,
     evaluation: Evaluation | None,
     notes: str | None,
+    layout: HeadLayout = "official",
 ) -> None:
     """Write a head with its model card; see `export` and `model_card`."""
-    if base_model is not None and trained.recipe:
-        trained = trained._replace(recipe={**trained.recipe, "target": base_model})
-    export(trained, folder, DTYPES[dtype])
+    if base_model is not None:
+        recipe = {**trained.recipe, "target": base_model} if trained.recipe else trained.recipe
+        trained = trained._replace(recipe=recipe, target=base_model)
+    export(trained, folder, DTYPES[dtype], layout)
     name = folder.resolve().name
-    card = model_card(name, trained.kind, trained.head, trained.recipe, base_model, licence, evaluation, notes)
+    card = model_card(name, trained.kind, trained.head, trained.recipe, base_model, licence, evaluation, notes, layout)
     (folder / "README.md").write_text(card, encoding="utf-8")

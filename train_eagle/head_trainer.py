@@ -1,4 +1,4 @@
-"""The loss of a head on a batch, unrolled over its own states as in drafting."""
+"""The loss of a head on a batch: of all kinds, and of those that are unrolled over their own states as in drafting."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -17,23 +17,26 @@ from specdec.train_eagle.unrolled_loss import UnrolledLoss, unrolled_loss
 
 
 class LossSettings(NamedTuple):
-    """Settings of the loss, see `TrainConfig`."""
+    """Settings of the loss, see `TrainConfig`; a kind of head reads some of them."""
 
     loss: LossKind
-    unroll: int
-    step_decay: float
-    token_weight: float
-    feature_weight: float
-    noise: float
+    unroll: int = 1
+    step_decay: float = 0.8
+    token_weight: float = 1.0
+    feature_weight: float = 0.0
+    noise: float = 0.0
     gradient_checkpointing: bool = False
+    anchors: int = 512
+    confidence_weight: float = 0.0
 
 
 class HeadTrainer(nn.Module):
-    """Training-time test (Li et al. 2025, section 3.2).
+    """Base of modules that turn a `FeatureBatch` into an `UnrolledLoss`.
 
-    The head's row r of a conversation takes (x_{r+1}, feature r) and predicts x_{r+2}. In pass j row r takes its own
-    state of the previous pass and x_{r+1+j}, and sees the rows that it would see if it had drafted those j tokens.
-    After the first pass only rows go on whose next token is the assistant's.
+    Attributes:
+        teacher: `[tokens, hidden_size]`, rows of the target's output matrix for the tokens that the head can propose.
+        proposable: bool `[vocab_size]`, which these are.
+        rope: the head's rotary table.
 
     Args:
         lm_head: `[vocab_size, hidden_size]`, the target's output matrix.
@@ -61,6 +64,15 @@ class HeadTrainer(nn.Module):
         self.register_buffer("teacher", lm_head[known].detach(), persistent=False)
         self.register_buffer("proposable", proposable, persistent=False)
         self.register_buffer("rope", llama.rope.table(llama.head_dim, llama.max_position, torch.float32), False)
+
+
+class UnrolledTrainer(HeadTrainer):
+    """Training-time test (Li et al. 2025, section 3.2).
+
+    The head's row r of a conversation takes (x_{r+1}, feature r) and predicts x_{r+2}. In pass j row r takes its own
+    state of the previous pass and x_{r+1+j}, and sees the rows that it would see if it had drafted those j tokens.
+    After the first pass only rows go on whose next token is the assistant's.
+    """
 
     def forward(self, batch: FeatureBatch) -> UnrolledLoss:
         """Return the losses of all passes."""

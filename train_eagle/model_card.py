@@ -7,6 +7,7 @@ import yaml
 
 from specdec.draft_heads.heads.draft_head import FeatureHead
 from specdec.train_eagle.evaluation import Evaluation, format_shares
+from specdec.train_eagle.stage_settings import HeadLayout
 from specdec.train_eagle.training_kind import TrainingKind
 
 UNKNOWN = "TARGET"
@@ -23,6 +24,7 @@ def model_card(
     licence: str | None,
     evaluation: Evaluation | None,
     notes: str | None,
+    layout: HeadLayout = "official",
 ) -> str:
     """Return a README.md with YAML front matter, as the Hugging Face hub reads it.
 
@@ -42,7 +44,11 @@ def model_card(
     }
     given = {key: value for key, value in front.items() if value is not None}
     title = f"# {kind.files.label} head" + (f" for {base_model}" if base_model else "")
-    sections = [f"---\n{yaml.safe_dump(given, sort_keys=False, allow_unicode=True)}---", title, _summary(kind, head)]
+    sections = [
+        f"---\n{yaml.safe_dump(given, sort_keys=False, allow_unicode=True)}---",
+        title,
+        _summary(kind, head, layout),
+    ]
     sections += [notes] if notes else []
     if recipe:
         rows = [(f"`{setting}`", _shown(value)) for setting, value in recipe.items() if setting not in UNTOLD]
@@ -51,13 +57,13 @@ def model_card(
     return "\n\n".join([*sections, _use(name, kind, head, base_model or UNKNOWN)]) + "\n"
 
 
-def _summary(kind: TrainingKind[Any], head: FeatureHead) -> str:
+def _summary(kind: TrainingKind[Any], head: FeatureHead, layout: HeadLayout) -> str:
     _, tensors = kind.files.official(head)
     weights = sum(tensor.numel() for tensor in tensors.values() if tensor.is_floating_point())
     layers = "one layer" if head.llama.num_layers == 1 else f"{head.llama.num_layers} layers"
-    layout = f"in the official {kind.files.label} layout"
+    written = f"in the official {kind.files.label} layout" if layout == "official" else "in speculators' layout"
     sentences = [
-        f"A draft head for speculative decoding, {layout}: {layers}, {weights / 1e6:,.1f} million parameters.",
+        f"A draft head for speculative decoding, {written}: {layers}, {weights / 1e6:,.1f} million parameters.",
         kind.facts(head),
         "The output is the target's own: the head only makes it faster.",
     ]
@@ -84,7 +90,7 @@ def _use(name: str, kind: TrainingKind[Any], head: FeatureHead, base: str) -> st
     method, engines = kind.files.name, kind.engines(head)
     commands = {"specdec": f'specdec generate --model {base} --draft {name} "Hello"'}
     if "vLLM" in engines:
-        config = f'{{"method": "{method}", "model": "{name}", "num_speculative_tokens": 3}}'
+        config = f'{{"method": "{method}", "model": "{name}", "num_speculative_tokens": {kind.drafted(head)}}}'
         commands["vLLM"] = f"vllm serve {base} --speculative-config '{config}'"
     if "SGLang" in engines:
         commands["SGLang"] = (

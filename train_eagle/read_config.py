@@ -29,8 +29,9 @@ def read_config(given: Mapping[str, Any], file: Path | None = None) -> TrainConf
         raise ValueError(f"head is {config.head!r}; it must be one of {', '.join(TRAINING_KINDS)}")
     for name in sorted(set().union(*(kind.settings for kind in TRAINING_KINDS.values()))):
         if getattr(config, name) and name not in TRAINING_KINDS[config.head].settings:
-            kinds = " and ".join(other for other, kind in TRAINING_KINDS.items() if name in kind.settings)
-            raise ValueError(f"{name} is for {kinds} heads; leave it out of a run for {config.head}")
+            kinds = [other for other, kind in TRAINING_KINDS.items() if name in kind.settings]
+            listed = " and ".join(filter(None, (", ".join(kinds[:-1]), kinds[-1])))
+            raise ValueError(f"{name} is for {listed} heads; leave it out of a run for {config.head}")
     return config
 
 

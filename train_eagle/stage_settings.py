@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from specdec.kernels.settings import check_settings, setting
 
 Long = Literal["truncate", "skip"]
+HeadLayout = Literal["official", "speculators"]
 DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
 
 
@@ -116,6 +117,9 @@ class ExportSettings:
     licence: str | None = setting(None, "Licence of the head, for the model card.")
     notes: Path | None = setting(None, "Markdown for the model card, such as about the data.", metavar="FILE")
     dtype: Literal["bfloat16", "float32"] = setting("bfloat16", "Type of the weights.")
+    layout: HeadLayout = setting(
+        "official", "Layout of the folder; speculators', which vLLM reads too, is for DFlash and DSpark heads."
+    )
 
     def __post_init__(self) -> None:
         check_settings(self)

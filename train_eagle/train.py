@@ -18,7 +18,7 @@ def train(
     verbose: Verbose = False,  # noqa: ARG001
     **options: Any,
 ) -> None:
-    """Train an EAGLE or EAGLE-3 head for a target.
+    """Train a draft head for a target: EAGLE, EAGLE-3, DFlash or DSpark.
 
     A plan is printed first. The same command resumes a killed run. OUT gets the head with the best tau on held-out
     conversations. OUT/run gets the state of the run, its settings as YAML, log.jsonl, and curves.png, drawn as it runs.

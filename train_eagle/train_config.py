@@ -3,26 +3,71 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from specdec.config import DEMO
 from specdec.kernels.settings import check_settings, setting
 
-LossKind = Literal["ce", "kl", "lk-hybrid"]
+LossKind = Literal["ce", "kl", "lk-hybrid", "ce-l1"]
 Tracker = Literal["tensorboard", "wandb", "all", "none"]
 # Hidden size of the targets that the published learning rates are for; narrower ones take more.
 PUBLISHED_SIZE = 4096
 MOST_LR = 2e-3
 # By kind of head, where neither the file nor an option says otherwise. EAGLE-1: the paper (Li et al. 2024). EAGLE-3:
-# unrolled passes of the official code (Li et al. 2025), learning rate of SpecForge.
+# unrolled passes of the official code (Li et al. 2025), learning rate of SpecForge. DFlash (2602.06036) and DSpark
+# (2607.05147): the papers, but two layers instead of five, of which the second brings most.
 RECIPES: dict[str, dict[str, Any]] = {
-    "eagle": {"lr": 3e-5, "clip_norm": 0.5, "unroll": 1, "token_weight": 0.1, "feature_weight": 1.0, "noise": 0.1},
-    "eagle3": {"lr": 1e-4, "clip_norm": 1.0, "unroll": 7, "token_weight": 1.0, "feature_weight": 0.0, "noise": 0.0},
+    "eagle": {
+        "lr": 3e-5,
+        "clip_norm": 0.5,
+        "loss": "ce",
+        "step_decay": 0.8,
+        "unroll": 1,
+        "token_weight": 0.1,
+        "feature_weight": 1.0,
+        "noise": 0.1,
+    },
+    "eagle3": {
+        "lr": 1e-4,
+        "clip_norm": 1.0,
+        "loss": "ce",
+        "step_decay": 0.8,
+        "unroll": 7,
+        "token_weight": 1.0,
+        "feature_weight": 0.0,
+        "noise": 0.0,
+    },
+    "dflash": {
+        "lr": 6e-4,
+        "clip_norm": 1.0,
+        "loss": "ce",
+        "step_decay": 0.78,
+        "layers": 2,
+        "block_size": 8,
+        "anchors": 512,
+    },
+    "dspark": {
+        "lr": 6e-4,
+        "clip_norm": 1.0,
+        "loss": "ce-l1",
+        "step_decay": 0.78,
+        "layers": 2,
+        "block_size": 7,
+        "anchors": 512,
+        "markov_rank": 256,
+        "confidence_weight": 1.0,
+    },
 }
 
 
 def _by_head(name: str) -> str:
-    return ", ".join(f"{recipe[name]:g} for {head}" for head, recipe in RECIPES.items())
+    """Return a setting of all kinds that have it, in words."""
+    kinds: dict[Any, list[str]] = {}
+    for head, recipe in RECIPES.items():
+        if name in recipe:
+            kinds.setdefault(recipe[name], []).append(head)
+    values = {value if isinstance(value, str) else f"{value:g}": heads for value, heads in kinds.items()}
+    return ", ".join(f"{value} for {' and '.join(heads)}" for value, heads in values.items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +98,37 @@ class TrainConfig:
     start: Path | None = setting(
         None, "Folder of a run (OUT/run) whose head is the starting point of this one.", metavar="FOLDER"
     )
-    draft_vocab_size: int = setting(0, "Tokens that an EAGLE-3 head can propose; 0: all.", least=0)
+    draft_vocab_size: int = setting(
+        0,
+        "Tokens that an EAGLE-3, DFlash or DSpark head can propose, by an output matrix of its own; 0: all, and DFlash "
+        "and DSpark heads use the target's matrix.",
+        least=0,
+    )
+    layers: int | None = setting(
+        None, "Layers of a DFlash or DSpark head.", least=1, shown_default=_by_head("layers"), panel="Model"
+    )
+    block_size: int | None = setting(
+        None,
+        "Rows of its block. A DSpark head drafts as many tokens in a pass, a DFlash head one fewer.",
+        least=2,
+        most=64,
+        shown_default=_by_head("block_size"),
+        panel="Model",
+    )
+    markov_rank: int | None = setting(
+        None,
+        "Rank of a DSpark head's bias by the token before.",
+        least=1,
+        shown_default=f"{_by_head('markov_rank')}, at most a quarter of the target's hidden size",
+        panel="Model",
+    )
+    mask_token: int | None = setting(
+        None,
+        "Token whose embedding stands for the tokens to draft; one that texts never have is best.",
+        least=0,
+        shown_default="the last row of the target's embedding",
+        panel="Model",
+    )
     held_out: int | None = setting(
         None, "Conversations for validation.", least=1, shown_default="one in twenty, at most 100"
     )
@@ -86,7 +161,18 @@ class TrainConfig:
     )
     seed: int = setting(0, "Seed of initial weights, noise and order of the data.", least=0, short="-s")
 
-    loss: LossKind = setting("ce", "Loss between the target's and the head's next-token distribution.")
+    loss: LossKind | None = setting(
+        None,
+        "Loss between the target's and the head's next-token distribution.",
+        choices=get_args(LossKind),
+        shown_default=_by_head("loss"),
+    )
+    anchors: int | None = setting(
+        None,
+        "Most blocks of a conversation in a batch, drawn anew each time.",
+        least=1,
+        shown_default=_by_head("anchors"),
+    )
     unroll: int | None = setting(
         None,
         "Passes over a batch; all but the first read the head's own states.",
@@ -94,7 +180,13 @@ class TrainConfig:
         most=16,
         shown_default=_by_head("unroll"),
     )
-    step_decay: float = setting(0.8, "Weight of each pass relative to the one before.", above=0, most=1)
+    step_decay: float | None = setting(
+        None,
+        "Weight of each pass, or slot of a block, relative to the one before.",
+        above=0,
+        most=1,
+        shown_default=_by_head("step_decay"),
+    )
     token_weight: float | None = setting(
         None, "Weight of the loss between distributions.", least=0, shown_default=_by_head("token_weight")
     )
@@ -103,6 +195,12 @@ class TrainConfig:
         "Weight of the smooth L1 distance of features, of EAGLE-1 heads.",
         least=0,
         shown_default=_by_head("feature_weight"),
+    )
+    confidence_weight: float | None = setting(
+        None,
+        "Weight of the loss of a DSpark head's estimate of its acceptance.",
+        least=0,
+        shown_default=_by_head("confidence_weight"),
     )
     noise: float | None = setting(
         None, "Amplitude of uniform noise added to features.", least=0, shown_default=_by_head("noise")

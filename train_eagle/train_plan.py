@@ -99,9 +99,13 @@ class TrainPlan:
             "evaluate_every": max(1.0, epochs / EVALUATIONS),
             **{name: value for name, value in own.items() if name != "lr"},
         }
+        if "markov_rank" in own:
+            settled["markov_rank"] = max(1, min(own["markov_rank"], hidden_size // 4))
         settings = {each.name: getattr(config, each.name) for each in fields(config) if each.name not in NOT_SAVED}
         settings |= {name: value for name, value in settled.items() if settings[name] is None}
-        loss = LossSettings(*(settings[name] for name in LossSettings._fields))
+        # A kind of head has no value for settings of others.
+        used = {name: settings[name] for name in LossSettings._fields if settings[name] is not None}
+        loss = LossSettings(**used)
         return cls(training, [samples[i] for i in sorted(apart)], settings, batches, per_step, loss)
 
     @property

@@ -3,9 +3,10 @@
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 import yaml
@@ -49,8 +50,13 @@ SETTINGS = "settings.yaml"
 UNTOLD = ("model", "data", "out", "features", "start", "tracker")
 
 
-def new_head(config: TrainConfig, model: LlamaModel, samples: Sequence[Sample]) -> FeatureHead:
+def new_head(
+    config: TrainConfig, model: LlamaModel, samples: Sequence[Sample], settings: Mapping[str, Any]
+) -> FeatureHead:
     """Make the head that the settings ask for, as a function of the seed.
+
+    Args:
+        settings: all settings by name, none of the kind's left open.
 
     Raises:
         ValueError: the head to start from is missing or does not fit, or there are too few tokens to propose.
@@ -58,7 +64,7 @@ def new_head(config: TrainConfig, model: LlamaModel, samples: Sequence[Sample]) 
     torch.manual_seed(config.seed)
     count = config.draft_vocab_size
     tokens = frequent_tokens(samples, count, model.config.vocab_size) if count else None
-    head: FeatureHead = TRAINING_KINDS[config.head].new(model, tokens)
+    head: FeatureHead = TRAINING_KINDS[config.head].sized(settings).new(model, tokens)
     if config.start is not None:
         begin_with(head, config.start)
     return head
@@ -111,7 +117,7 @@ class Run:
         self.model = load_llama(target, weights, self.device, torch_kernels(GumbelNoise(self.device)))
         self.plan = TrainPlan.of(config, samples, self.model.config.hidden_size, self.accelerator.num_processes)
         self.kind = TRAINING_KINDS[config.head]
-        self.head = new_head(config, self.model, self.plan.samples)
+        self.head = new_head(config, self.model, self.plan.samples, self.plan.settings)
         self.trainer = self.kind.trainer(self.head, self.model.lm_head_weight, self.plan.loss)
         self.trained = [parameter for parameter in self.head.parameters() if parameter.requires_grad]
         kept = {name: value for name, value in self.plan.plain_settings.items() if name not in FREE}

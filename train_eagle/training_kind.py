@@ -1,8 +1,9 @@
 """A kind of draft head as training sees it: fresh heads, their loss, and what is said about a published one."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from torch import Tensor, nn
 
@@ -11,9 +12,11 @@ from specdec.draft_heads.heads.draft_head import FeatureHead
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.rope import RopeConfig
 from specdec.models.llama import LlamaModel
-from specdec.train_eagle.head_trainer import HeadTrainer, LossSettings
+from specdec.train_eagle.head_trainer import HeadTrainer, LossSettings, UnrolledTrainer
 
 H = TypeVar("H", bound=FeatureHead)
+# Settings of heads that are unrolled over their own states.
+UNROLLED = frozenset({"unroll", "noise", "token_weight"})
 
 
 class TrainingKind(ABC, Generic[H]):
@@ -37,17 +40,25 @@ class TrainingKind(ABC, Generic[H]):
             draft_tokens: int64, ascending, the tokens that it shall propose; None for all.
         """
 
+    def sized(self, settings: Mapping[str, Any]) -> Self:  # noqa: ARG002
+        """Return the kind with the sizes that a run's settings (by name) give its heads; by default as it is."""
+        return self
+
     def trainer(self, head: H, lm_head: Tensor, settings: LossSettings) -> HeadTrainer:
         """Return the module that turns a `FeatureBatch` into an `UnrolledLoss`.
 
         Args:
             lm_head: `[vocab_size, hidden_size]`, the target's output matrix.
         """
-        return HeadTrainer(head, lm_head, settings)
+        return UnrolledTrainer(head, lm_head, settings)
 
     def facts(self, head: H) -> str:  # noqa: ARG002
         """Return sentences about a head for its model card."""
         return ""
+
+    def drafted(self, head: H) -> int:  # noqa: ARG002
+        """Return how many tokens the card has other engines draft."""
+        return 3
 
     def engines(self, head: H) -> tuple[str, ...]:  # noqa: ARG002
         """Return which of "vLLM" and "SGLang" can serve an exported head."""

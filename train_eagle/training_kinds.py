@@ -9,15 +9,16 @@ from specdec.draft_heads.formats.head_kinds import KINDS
 from specdec.draft_heads.heads.eagle import EagleConfig, EagleHead
 from specdec.draft_heads.heads.eagle3 import Eagle3Config, Eagle3Head, default_taps
 from specdec.models.llama import LlamaModel
-from specdec.train_eagle.head_trainer import HeadTrainer, LossSettings
-from specdec.train_eagle.training_kind import TrainingKind, initialise, layer_config
+from specdec.train_eagle.block_training import DFlashTraining, DSparkTraining
+from specdec.train_eagle.head_trainer import HeadTrainer, LossSettings, UnrolledTrainer
+from specdec.train_eagle.training_kind import UNROLLED, TrainingKind, initialise, layer_config
 
 
 class EagleTraining(TrainingKind[EagleHead]):
     """EAGLE-1/2: the head predicts the target's features, and its states are scored by the target's output matrix."""
 
     files = KINDS["eagle"]
-    settings = frozenset({"feature_weight"})
+    settings = UNROLLED | {"feature_weight"}
     # vLLM knows the official name alone. SGLang has a name of its own, and a class with an fc.bias that no file fills.
     architecture = "LlamaForCausalLM"
 
@@ -36,7 +37,7 @@ class Eagle3Training(TrainingKind[Eagle3Head]):
     """EAGLE-3: the head has an output matrix of its own, which may score some tokens only."""
 
     files = KINDS["eagle3"]
-    settings = frozenset({"draft_vocab_size"})
+    settings = UNROLLED | {"draft_vocab_size"}
     # Both vLLM and SGLang know it.
     architecture = "LlamaForCausalLMEagle3"
 
@@ -52,7 +53,7 @@ class Eagle3Training(TrainingKind[Eagle3Head]):
         return head
 
     def trainer(self, head: Eagle3Head, lm_head: Tensor, settings: LossSettings) -> HeadTrainer:
-        return HeadTrainer(head, lm_head, settings, head.lm_head, head.draft_tokens)
+        return UnrolledTrainer(head, lm_head, settings, head.lm_head, head.draft_tokens)
 
     def facts(self, head: Eagle3Head) -> str:
         taps = ", ".join(map(str, head.taps))
@@ -63,4 +64,6 @@ class Eagle3Training(TrainingKind[Eagle3Head]):
         return "vLLM", "SGLang"
 
 
-TRAINING_KINDS: dict[str, TrainingKind[Any]] = {kind.files.name: kind for kind in (EagleTraining(), Eagle3Training())}
+TRAINING_KINDS: dict[str, TrainingKind[Any]] = {
+    kind.files.name: kind for kind in (EagleTraining(), Eagle3Training(), DFlashTraining(), DSparkTraining())
+}

@@ -13,6 +13,7 @@ from specdec.draft_heads.formats.draft_vocab import draft_tokens, vocabulary_map
 from specdec.draft_heads.formats.head_kind import HeadDescription, HeadKind, LoadedHead, Source, expected_shapes, filled
 from specdec.draft_heads.formats.head_settings import HeadSettings, layer_settings
 from specdec.draft_heads.formats.head_tensors import HeadTensors
+from specdec.draft_heads.formats.speculators_block import speculators_files
 from specdec.draft_heads.heads.block_head import BlockConfig, BlockHead
 from specdec.draft_heads.heads.draft_head import DraftModel, TargetParts
 from specdec.draft_heads.heads.edge_scorers import MARKOV_KINDS
@@ -129,6 +130,9 @@ class BlockKind(HeadKind[BlockConfig, BlockHead]):
             config["draft_vocab_size"] = own.draft_vocab_size
             tensors |= vocabulary_maps(head.draft_tokens.cpu(), head.llama.vocab_size)
         return {**config, **self.own_settings(own, inner)}, tensors
+
+    def speculators(self, head: BlockHead, verifier: str | None) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        return speculators_files(head, verifier)
 
     def own_settings(self, config: BlockConfig, inner: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the official config.json says besides the layers.

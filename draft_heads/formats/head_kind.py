@@ -160,6 +160,17 @@ class HeadKind(ABC, Generic[C, H]):
             ValueError: the head has a setting that the layout cannot express.
         """
 
+    def speculators(self, head: H, verifier: str | None) -> tuple[dict[str, Any], dict[str, Tensor]]:  # noqa: ARG002
+        """Return config.json and tensors of a head in speculators' layout; by default it is not written.
+
+        Args:
+            verifier: name of the target.
+
+        Raises:
+            ValueError: the layout cannot express the head, or is not written for its kind.
+        """
+        raise ValueError(f"{self.label} heads are not written in speculators' layout; take --layout official")
+
     def save(self, head: H, folder: Path, settings: Mapping[str, Any], dtype: torch.dtype = torch.bfloat16) -> None:
         """Write `config.json` and `model.safetensors` in the official layout.
 
@@ -171,11 +182,16 @@ class HeadKind(ABC, Generic[C, H]):
             ValueError: as `official`.
         """
         config, tensors = self.official(head)
-        saved = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
-        saved = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in saved.items()}
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps({**config, **settings}, indent=2) + "\n", encoding="utf-8")
-        save_file({name: t.contiguous() for name, t in saved.items()}, folder / "model.safetensors", {"format": "pt"})
+        write_head(folder, {**config, **settings}, tensors, dtype)
+
+
+def write_head(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+    """Write `config.json` and `model.safetensors`, weights in `dtype`; token ids keep theirs."""
+    saved = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+    saved = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in saved.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    save_file({name: t.contiguous() for name, t in saved.items()}, folder / "model.safetensors", {"format": "pt"})
 
 
 def expected_shapes(make: Callable[[], dict[str, Tensor]]) -> dict[str, list[int]]:

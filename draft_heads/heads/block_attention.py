@@ -32,9 +32,9 @@ class BlockAttention:
 
 
 def rotated(x: Tensor, rotary: Rotary) -> Tensor:
-    """Apply rotary position embedding to `[rows, heads, head_dim]`, halves convention."""
+    """Apply rotary position embedding to `[rows, heads, head_dim]`, halves convention, in the type of `x`."""
     cos, sin = rotary
-    return x * cos + x.roll(x.shape[-1] // 2, -1) * sin
+    return (x * cos + x.roll(x.shape[-1] // 2, -1) * sin).to(x.dtype)
 
 
 def block_positions(anchors: Tensor, block_size: int) -> Tensor:

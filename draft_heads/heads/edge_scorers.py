@@ -232,7 +232,8 @@ def block_edges(scorer: EdgeScorer, tokens: Tensor, hidden: Tensor) -> Tensor:
     blocks, slots = tokens.shape
     if not scorer.state_size:
         nothing = hidden.new_zeros(blocks * slots, 0)
-        return scorer(tokens.flatten(), hidden.flatten(0, 1), nothing).vectors.view(blocks, slots, -1)
+        vectors = scorer(tokens.flatten(), hidden.flatten(0, 1), nothing).vectors
+        return vectors.view(blocks, slots, scorer.successors.shape[1])
     states, found = hidden.new_zeros(blocks, scorer.state_size), []
     for slot in range(slots):
         vectors, states = scorer(tokens[:, slot], hidden[:, slot], states)

@@ -106,7 +106,9 @@ def test_it_is_trained_saved_and_exported(target: Path, tmp_path: Path) -> None:
 
 def test_settings_of_other_kinds_are_refused(tmp_path: Path) -> None:
     settings = {"data": [tmp_path], "out": tmp_path, "head": "gated", "draft_vocab_size": 5}
-    with pytest.raises(ValueError, match="draft_vocab_size is for eagle3 heads; leave it out of a run for gated"):
+    with pytest.raises(
+        ValueError, match="draft_vocab_size is for eagle3, dflash and dspark heads; leave it out of a run for gated"
+    ):
         read_config(settings)
-    with pytest.raises(ValueError, match="head is 'gate'; it must be one of eagle, eagle3, gated"):
+    with pytest.raises(ValueError, match="head is 'gate'; it must be one of eagle, eagle3, dflash, dspark, gated"):
         read_config({**settings, "head": "gate"})

@@ -18,7 +18,8 @@ STAGES = ("regenerate", "prepare", "train", "evaluate", "export")
 
 def test_the_recipes_are_found() -> None:
     assert {file.name for file in SCRIPTS} >= {"demo.sh", "llama-3.1-8b.sh"}
-    assert {file.name for file in SETTINGS} >= {"demo-eagle.yaml", "demo-eagle3.yaml", "llama-3.1-8b-eagle3.yaml"}
+    kinds = ("demo-eagle", "demo-eagle3", "demo-dspark", "llama-3.1-8b-eagle3")
+    assert {file.name for file in SETTINGS} >= {f"{kind}.yaml" for kind in kinds}
 
 
 @pytest.mark.parametrize("file", SETTINGS, ids=lambda file: file.name)

@@ -191,7 +191,7 @@ def test_two_processes_are_one_that_accumulates_twice(target: Path, data: Path, 
         ({"unroll": 0}, "unroll is 0"),
         ({"loss": "mse"}, "loss is 'mse'"),
         ({"lr": "fast"}, "lr is 'fast'"),
-        ({"head": "eagle", "draft_vocab_size": 9}, "draft_vocab_size is for eagle3 heads"),
+        ({"head": "eagle", "draft_vocab_size": 9}, "draft_vocab_size is for eagle3, dflash and dspark heads"),
         ({"feature_weight": 1}, "feature_weight is for eagle heads"),
     ],
 )

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from specdec.train_eagle import unrolled_loss as module
 from specdec.train_eagle.unrolled_loss import LossKind, UnrolledLoss, unrolled_loss
 
-KINDS: tuple[LossKind, ...] = ("ce", "kl", "lk-hybrid")
+KINDS: tuple[LossKind, ...] = ("ce", "kl", "lk-hybrid", "ce-l1")
 
 
 class Case(NamedTuple):
@@ -96,7 +96,8 @@ def naive(case: Case) -> UnrolledLoss:
             cross, kl = -(p * q.log()).sum(), (p * (p / q).log()).sum()
             share = torch.exp(-case.eta * overlap.detach())
             hybrid = share * kl + (1 - share) * (1 - overlap)
-            losses.append({"ce": cross, "kl": kl, "lk-hybrid": hybrid}[case.kind])
+            both = 0.1 * cross + 0.9 * (p - q).abs().sum()
+            losses.append({"ce": cross, "kl": kl, "lk-hybrid": hybrid, "ce-l1": both}[case.kind])
             agreements.append((p.argmax() == q.argmax()).double())
             overlaps.append(overlap.detach())
         for into, values in ((means, losses), (rates, agreements), (acceptances, overlaps)):

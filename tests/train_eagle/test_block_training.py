@@ -1,0 +1,187 @@
+"""Runs that train block heads: exact resume, heads that draft, their accuracy, and their export in both layouts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from specdec import LLM, DraftShape, SamplingParams
+from specdec.cli.inspection import Inspection
+from specdec.draft_heads.drafting.block_drafter import BlockDrafter
+from specdec.train_eagle.accuracy import NO_TOKEN, accuracy, token_ranks
+from specdec.train_eagle.chat_mask import Sample
+from specdec.train_eagle.features import OnlineFeatures
+from specdec.train_eagle.head_trainer import LossSettings
+from specdec.train_eagle.prepared_data import PreparedData
+from specdec.train_eagle.read_config import read_config
+from specdec.train_eagle.train_plan import TrainPlan
+from specdec.train_eagle.train_run import Run
+from specdec.train_eagle.training_kinds import TRAINING_KINDS
+from specdec.train_eagle.training_state import saved_run
+from tests import stages
+from tests.fakes import save_random_llama
+
+KINDS = ("dflash", "dspark")
+SIZES = {"layers": 1, "block_size": 4, "mixed_precision": "no"}
+SHAPE = DraftShape(4, 3, 8)
+PROMPTS = [[5 + i, 20 + i, 41] for i in range(12)]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target whose next token depends mostly on the last one, so that few texts teach it."""
+    folder = tmp_path_factory.mktemp("target")
+    save_random_llama(folder, num_hidden_layers=4, initializer_range=0.12)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The target's own answers."""
+    prepared = PreparedData.begin(tmp_path_factory.mktemp("data"), {"format": 1}, ["answers.jsonl"])
+    llm = LLM(target, draft=None, dtype="float32")
+    prompts = torch.randint(5, 85, (48, 4), generator=torch.Generator().manual_seed(1)).tolist()
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    texts = [output.prompt_token_ids + output.token_ids for output in outputs]
+    prepared.complete = True
+    prepared.add([Sample(text, [place >= 4 for place in range(len(text))]) for text in texts])
+    return prepared.folder
+
+
+def run(target: Path, data: Path, out: Path, head: str, **changes: Any) -> Run:
+    own = {"markov_rank": 8} if head == "dspark" else {}
+    settings = {"model": target, "data": [data], "out": out, "head": head, **SIZES, **own, "held_out": 4, "epochs": 2}
+    settings |= {"batch_tokens": 300, "warmup_steps": 2, "lr": 3e-3, "evaluate_prompts": 0, "tracker": "none"}
+    return Run(read_config({**settings, **changes}))
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def trained(request: pytest.FixtureRequest, target: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A head of some epochs, and its run."""
+    out = tmp_path_factory.mktemp(request.param)
+    run(target, data, out, request.param, epochs=8, evaluate_prompts=4, evaluate_every=8).train()
+    return out
+
+
+def tau(target: Path, head: Path) -> float:
+    llm = LLM(target, head, dtype="float32", shape=SHAPE, adaptive_drafts=False)
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    stats = [output.stats for output in llm.generate(PROMPTS, params, use_tqdm=False)]
+    return sum(one.tokens for one in stats) / sum(one.steps for one in stats)
+
+
+def test_a_trained_head_drafts_and_a_new_one_does_not(trained: Path, target: Path, data: Path, tmp_path: Path) -> None:
+    run(target, data, tmp_path, trained.name[:6], epochs=1, lr=1e-9).train()
+    assert tau(target, trained) > tau(target, tmp_path) + 0.3
+    records = [json.loads(line) for line in (trained / "run" / "log.jsonl").read_text().splitlines()]
+    assert [record["tau"] > 1 for record in records if "tau" in record] == [True]
+    slots = 4 if "dspark" in trained.name else 3
+    assert all(len(record["accuracy"]) == slots for record in records if "accuracy" in record)
+
+
+def test_an_interrupted_run_goes_on_to_the_same_weights(
+    target: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With blocks drawn anew in every batch, two batches a step."""
+    settings: dict[str, Any] = {"anchors": 5, "draft_vocab_size": 70, "accumulate": 2, "checkpoint_minutes": 1e-6}
+    run(target, data, tmp_path / "whole", "dspark", **settings).train()
+    cut = run(target, data, tmp_path / "cut", "dspark", **settings)
+    step, steps = cut.step, 2
+
+    def interrupted(number: int) -> Any:
+        if number == steps:
+            raise KeyboardInterrupt
+        return step(number)
+
+    monkeypatch.setattr(cut, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        cut.train()
+    again = run(target, data, tmp_path / "cut", "dspark", **settings, resume=True)
+    assert again.state.step == steps < again.total
+    again.train()
+    saved = [saved_run(tmp_path / name / "run") for name in ("whole", "cut")]
+    whole, resumed = (one.head() for one in saved if one is not None)
+    assert all(torch.equal(tensor, resumed[name]) for name, tensor in whole.items())
+    files = [load_file(tmp_path / name / "model.safetensors") for name in ("whole", "cut")]
+    assert all(torch.equal(tensor, files[1][name]) for name, tensor in files[0].items())
+
+
+def test_ranks_are_those_of_training(trained: Path, target: Path) -> None:
+    llm = LLM(target, trained, dtype="float64", shape=SHAPE, adaptive_drafts=False, kernels="torch")
+    drafter = llm.engine.worker.drafter
+    assert isinstance(drafter, BlockDrafter)
+    head, params = drafter.head, SamplingParams(temperature=0, max_tokens=18, ignore_eos=True)
+    (output,) = llm.generate([[7, 9, 11, 40]], params, use_tqdm=False)
+    text = output.prompt_token_ids + output.token_ids
+    sample = Sample(text, [place >= 4 for place in range(len(text))])
+    batch = OnlineFeatures(llm.model, [sample], head.taps).batch([0])
+    ranks = token_ranks(head, drafter.readout, batch, 5)
+    slots = head.config.num_slots
+    assert (ranks[slots:] == NO_TOKEN).all()
+    kind = TRAINING_KINDS["dspark" if head.markov_head is not None else "dflash"]
+    trainer = kind.trainer(head, llm.model.lm_head_weight, LossSettings("ce")).double()
+    with torch.no_grad():
+        found = trainer(batch)
+    # Training begins with the assistant's first token, ranks with the one before it.
+    own = ranks[:slots, 1:]
+    assert found.count.tolist() == (own != NO_TOKEN).sum(1).tolist()
+    torch.testing.assert_close(found.accuracy * found.count, (own == 0).sum(1).double())
+
+
+def test_accuracy_is_of_the_drafts_of_the_engine(trained: Path, target: Path) -> None:
+    """In chains of likeliest tokens, a draft is accepted exactly where all up to it are the likeliest."""
+    llm = LLM(target, trained, dtype="float64", shape=DraftShape(1, 1, 1), adaptive_drafts=False, kernels="torch")
+    params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+    outputs = llm.generate([[7, 9, 11]], params, use_tqdm=False)
+    (output,) = outputs
+    # A step drafts one token and emits one or two; where none is accepted, every token was drafted for.
+    accepted = output.stats.accepted_per_depth[0]
+    first = accuracy(llm, outputs, 1)[0][0] * (len(output.token_ids) - 1)
+    assert accepted <= round(first)
+    assert (accepted == 0) == (round(first) == 0)
+
+
+@pytest.mark.parametrize("layout", ["official", "speculators"])
+def test_an_exported_head_drafts_the_same(layout: str, trained: Path, target: Path, tmp_path: Path) -> None:
+    words = ["--run", trained / "run", "--out", tmp_path / "out", "--dtype", "float32", "--layout", layout]
+    stages.run("export", words)
+    stages.run("export", ["--draft", tmp_path / "out", "--out", tmp_path / "again", "--layout", layout])
+    bfloat16, last = (tau(target, tmp_path / name) for name in ("again", "out"))
+    assert last > 1.2
+    assert bfloat16 == pytest.approx(last, rel=0.1)
+    kind = "dspark" if "dspark" in trained.name else "dflash"
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    if layout == "speculators":
+        assert config["speculators_model_type"] == kind
+        assert config["speculators_config"]["verifier"]["name_or_path"] == target.name
+    else:
+        assert config["architectures"] == ["Qwen3DSparkModel" if kind == "dspark" else "DFlashDraftModel"]
+    _, front, text = (tmp_path / "out" / "README.md").read_text().split("---\n", 2)
+    assert kind in yaml.safe_load(front)["tags"]
+    assert f'"method": "{kind}"' in text
+    assert f"One pass drafts {4 if kind == 'dspark' else 3} tokens" in text
+    assert str(tmp_path) not in text
+    seen = Inspection.of(tmp_path / "again", target)
+    assert (seen.facts["trained for"], seen.facts["trained on"]) == (target.name, "answers.jsonl")
+
+
+def test_sizes_follow_from_the_recipe_and_the_target() -> None:
+    samples = [Sample([5] * 200, [place > 99 for place in range(200)])] * 300
+    plans = {
+        (kind, size): TrainPlan.of(read_config({"data": ["a"], "out": "b", "head": kind}), samples, size).settings
+        for kind in KINDS
+        for size in (256, 4096)
+    }
+    assert [plans["dspark", size]["markov_rank"] for size in (256, 4096)] == [64, 256]
+    assert plans["dflash", 256]["markov_rank"] is None
+    assert [plans[kind, 256]["block_size"] for kind in KINDS] == [8, 7]
+    assert [plans[kind, 256]["loss"] for kind in KINDS] == ["ce", "ce-l1"]
+    for name, value, kinds in (("unroll", 2, "eagle and eagle3"), ("layers", 2, "dflash and dspark")):
+        head = "dspark" if name == "unroll" else "eagle3"
+        with pytest.raises(ValueError, match=f"{name} is for {kinds} heads; leave it out of a run for {head}"):
+            read_config({"data": ["a"], "out": "b", "head": head, name: value})
