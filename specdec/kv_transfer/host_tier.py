@@ -23,23 +23,18 @@ class Searches(Protocol):
     @property
     def has_stores(self) -> bool:
         """Return whether there are stores."""
-        ...
 
     def may_hold(self, block_hash: bytes) -> bool:
         """Return at once whether a store may have the block."""
-        ...
 
     def is_stalled(self, seconds: float) -> bool:
         """Return whether a read has taken longer than this."""
-        ...
 
     def look_up(self, job: int, hashes: Sequence[bytes]) -> None:
         """Count how many of the blocks the stores have."""
-        ...
 
     def fetch(self, job: int, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
         """Fill blocks of host memory."""
-        ...
 
 
 class Save(NamedTuple):
@@ -184,7 +179,7 @@ class HostTier:
 
     def save(self, published: Iterable[PublishedBlock]) -> list[Save]:
         """Return what is copied to host memory of blocks that a step has published, as far as there is room."""
-        saves = []
+        saves: list[Save] = []
         for block, block_hash, is_new, is_read in published:
             if is_new and block_hash not in self._loaded:
                 self._featureless.discard(block_hash)
@@ -193,9 +188,7 @@ class HostTier:
             wanted = self._names if is_read else self._names - {HEAD}
             if block_hash in self._featureless:
                 wanted &= {TARGET}
-            save = self._save(block, block_hash, wanted)
-            if save is not None:
-                saves.append(save)
+            saves += self._save(block, block_hash, wanted)
         return saves
 
     def update(self, results: Iterable[Result]) -> None:
@@ -208,6 +201,11 @@ class HostTier:
             else:
                 (self._writing if result.is_written else self._saving).remove(result.block)
                 self.pool.free([result.block])
+
+    @property
+    def is_writing(self) -> bool:
+        """Return whether blocks wait for stores."""
+        return bool(self._writing)
 
     def holders(self) -> Iterator[list[int]]:
         """Yield all that hold blocks, for checks of integrity."""
@@ -255,11 +253,11 @@ class HostTier:
 
     def _found(self, job: _Job, num_held: int) -> None:
         held = min(num_held, self.pool.num_free)
-        if not job.searches or not held:
+        if job.searches and held:
+            job.hashes, job.blocks = job.hashes[:held], self.pool.allocate(held)
+            self._transfers.fetch(job.number, job.hashes, job.blocks)
+        else:
             self._end(job)
-            return
-        job.hashes, job.blocks = job.hashes[:held], self.pool.allocate(held)
-        self._transfers.fetch(job.number, job.hashes, job.blocks)
 
     def _fetched(self, job: _Job, parts: Sequence[frozenset[str]]) -> None:
         for block, block_hash, came in zip(job.blocks, job.hashes, parts, strict=True):
@@ -278,23 +276,25 @@ class HostTier:
             search.job = None
             self._hold(search)
 
-    def _save(self, block: int, block_hash: bytes, wanted: frozenset[str]) -> Save | None:
+    def _save(self, block: int, block_hash: bytes, wanted: frozenset[str]) -> list[Save]:
         pool = self.pool
         host_block = pool.find(block_hash)
         if host_block is None:
             if not pool.num_free:
                 self._notes.warn("host memory has no room for further blocks: all of them are being read or written")
-                return None
+                return []
             (host_block,) = pool.allocate(1)
             pool.register(host_block, block_hash)
-            parts, self._parts[host_block] = wanted, wanted
+            parts = self._parts[host_block] = wanted
         else:
             parts = wanted - self._parts[host_block]
             if not parts:
-                return None
+                return []
             pool.share([host_block])
             self._parts[host_block] |= parts
         # What waits to be written must leave room for what is to be loaded.
         is_written = self._transfers.has_stores and len(self._writing) < pool.num_blocks // 2
+        if self._transfers.has_stores and not is_written:
+            self._notes.warn("stores write more slowly than blocks are computed: some stay in host memory alone")
         (self._writing if is_written else self._saving).append(host_block)
-        return Save(block, host_block, block_hash, parts, is_written)
+        return [Save(block, host_block, block_hash, parts, is_written)]

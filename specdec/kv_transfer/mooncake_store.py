@@ -6,6 +6,8 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import ProxyHandler, build_opener
 
 import numpy as np
 
@@ -13,7 +15,7 @@ from specdec.kv_transfer.block_store import HEADER_SIZE, NO_KEY, StoreError, fla
 from specdec.kv_transfer.notes import Notes
 from specdec.kv_transfer.tier_settings import MooncakeSettings
 
-# Seconds in which a master takes a connection.
+# Seconds in which a master answers before it is connected to.
 CONNECT_TIMEOUT = 2.0
 # Results of Mooncake's calls. A record is absent while another engine writes it, and where its place has been reused
 # during the transfer.
@@ -148,7 +150,7 @@ class MooncakeStore:
         with self._connecting:
             if self._store is None:
                 store, given = self._new(), self._settings
-                _check_answers(given.master_server_address)
+                _check_answers(given)
                 host = given.local_hostname
                 if ":" not in host:
                     host = f"{host}:{_free_port()}"
@@ -174,11 +176,19 @@ class MooncakeStore:
         return self._store
 
 
-def _check_answers(address: str) -> None:
-    """Raise a `StoreError` if nothing listens there: `setup` would wait for it, and stop every thread meanwhile."""
-    host, _, port = address.rpartition(":")
+def _check_answers(settings: MooncakeSettings) -> None:
+    """Raise a `StoreError` unless master and metadata server answer.
+
+    `setup` would wait for them for half a minute, and stop every thread meanwhile.
+    """
+    host, _, port = settings.master_server_address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), CONNECT_TIMEOUT).close()
+        if settings.metadata_server.startswith("http"):
+            # A master that hangs takes connections all the same; its metadata server is in the same process.
+            url = f"{settings.metadata_server}?key={NO_KEY}"
+            with suppress(HTTPError):
+                build_opener(ProxyHandler({})).open(url, timeout=CONNECT_TIMEOUT).close()
     except (OSError, ValueError) as error:
         raise StoreError(f"no master answers: {error}") from None
 

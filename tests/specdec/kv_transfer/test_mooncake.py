@@ -1,6 +1,8 @@
 """One Mooncake pool under two engines, and the faults of a pool. Skipped where Mooncake is not installed."""
 
 import logging
+import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -8,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from specdec import LLM, SamplingParams
-from specdec.kv_transfer import offloading_connector
+from specdec.kv_transfer import mooncake_store, offloading_connector
 from specdec.kv_transfer.block_store import StoreError
 from specdec.kv_transfer.mooncake_store import MooncakeStore
 from specdec.kv_transfer.notes import Notes
@@ -160,6 +162,20 @@ def test_codes_of_transfers(
             call(["a", "b"], payloads)
     else:
         assert call(["a", "b"], payloads) == {"read": [False, False], "write": None}[operation]
+
+
+def test_a_master_that_hangs_delays_the_start_by_no_more_than_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes, start = Notes(logging.getLogger("specdec.tests")), time.monotonic()
+    monkeypatch.setattr(mooncake_store, "CONNECT_TIMEOUT", 0.2)
+    with mooncake_master(tmp_path) as master:
+        master.process.send_signal(signal.SIGSTOP)
+        store = small_store(master, notes)
+        with pytest.raises(StoreError, match="no master answers"):
+            store.count_held(["a"])
+    assert time.monotonic() - start < 20
+    assert notes.num_failures == 1
 
 
 def test_requests_survive_a_full_pool(long_world: World, master: Master, caplog: pytest.LogCaptureFixture) -> None:
