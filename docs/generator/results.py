@@ -193,6 +193,22 @@ def _prefix_cache() -> str:
     return _with_source("prefix_cache", header, rows)
 
 
+def _kv_transfer() -> str:
+    rows = [
+        [
+            row["blocks"],
+            f"{row['first_token_ms']:,.0f}",
+            f"{row['recomputed_over_this']:.1f}",
+            str(row["computed"]),
+            f"{row['loaded']:,}",
+            f"{row['tau']:.2f}",
+        ]
+        for row in read("kv_transfer")["rows"]
+    ]
+    header = ["blocks", "ms to the first token", "times as fast", "prompt tokens computed", "loaded", "tau"]
+    return _with_source("kv_transfer", header, rows)
+
+
 def _training() -> str:
     rows = [
         [row["recipe"], str(row["unroll"]), f"{row['tokens_per_s']:,.0f}", f"{row['peak_mib']:,.0f}"]
@@ -350,6 +366,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "results-scheduling": _scheduling_cost,
     "results-chunks": _chunked_prefill,
     "results-prefix": _prefix_cache,
+    "results-kv-transfer": _kv_transfer,
     "results-training": _training,
     "results-soak": _soak,
     "results-peers": _peers,
