@@ -198,7 +198,7 @@ def _plain(value: Any) -> Any:
     raise ValueError(f"a sampling parameter holds {value!r}, which cannot be sent to the engine process")
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """Return the first line of an error's message, as text that can be sent."""
     line = next(iter(str(error).splitlines()), "") or type(error).__name__
     return line.encode(errors="backslashreplace").decode()

@@ -163,9 +163,13 @@ class ReplicaConnection:
             for attempt in range(1, MOST_ATTEMPTS + 1):
                 try:
                     await self._call(run)
+                    # Nothing where the answer is complete.
+                    self._fail(number, EngineDeadError(f"replica {run.route.replica} ended the answer too early"))
                     return
-                except Exception as error:
-                    # Whatever Ray raises: the replica or its engine process died, or could not be reached.
+                except (Exception, asyncio.CancelledError) as error:
+                    if (task := asyncio.current_task()) and task.cancelling():
+                        raise
+                    # Whatever Ray raises: the replica or its engine process died, could not be reached, or gave up.
                     reason = f"replica {run.route.replica} failed: {_reason(error)}"
                     if run.has_news or run.aborted or attempt == MOST_ATTEMPTS:
                         self._fail(number, EngineDeadError(f"{reason}; try again", restarting=True))
@@ -219,10 +223,10 @@ class ReplicaConnection:
             self._handle(_joint(message.call_id, [answer for answer in answers if isinstance(answer, Integrity)]))
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     """Return an error in one line; Ray's errors name the one that was raised in the replica as their cause."""
     cause = getattr(error, "cause", None)
-    return one_line(cause if isinstance(cause, Exception) else error).rstrip(".")
+    return one_line(cause if isinstance(cause, BaseException) else error).rstrip(".")
 
 
 def _joint(call_id: int, answers: Sequence[Integrity]) -> Integrity:

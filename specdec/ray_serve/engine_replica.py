@@ -154,6 +154,7 @@ class EngineReplica:
     async def close(self) -> None:
         """End the engine process."""
         await self._supervisor.close()
+        self._fail_all(EngineDeadError("the replica was stopped before the request had finished", restarting=True))
 
     def _receive(self, message: FromEngine) -> None:
         match message:

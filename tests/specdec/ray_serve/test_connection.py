@@ -29,6 +29,7 @@ from tests.specdec.async_engine.served import ENDLESS, SETTINGS, SHORT, assert_i
 from tests.specdec.tiny_checkpoints import Tiny
 
 LIMIT = 60.0
+Act = Callable[[Add], Any] | BaseException | None
 
 
 class OneReplica:
@@ -102,7 +103,9 @@ class Script:
         tried: the replicas to avoid in each call.
     """
 
-    def __init__(self, *calls: Sequence[Callable[[Add], Any] | Exception | None], answers: Sequence[Any] = ()) -> None:
+    def __init__(
+        self, *calls: Sequence[Callable[[Add], Any] | BaseException | None], answers: Sequence[Any] = ()
+    ) -> None:
         self._calls, self._answers = iter(calls), answers
         self.tried: list[set[str]] = []
         self.aborted: list[str | None] = []
@@ -117,7 +120,7 @@ class Script:
         for act in next(self._calls):
             if act is None:
                 await asyncio.Event().wait()
-            elif isinstance(act, Exception):
+            elif isinstance(act, BaseException):
                 route.replica = f"r{len(self.tried)}"
                 raise act
             else:
@@ -186,6 +189,17 @@ def test_a_request_does_not_try_for_ever(scripted: Callable[..., Any]) -> None:
     script = Script(*[[GONE]] * 9)
     with pytest.raises(EngineDeadError, match=f"replica r{MOST_ATTEMPTS} failed"):
         scripted(script, one_request)
+
+
+def test_an_answer_without_an_end(scripted: Callable[..., Any]) -> None:
+    with pytest.raises(EngineDeadError, match="replica r1 ended the answer too early"):
+        scripted(Script([token(None)]), one_request)
+
+
+def test_a_call_that_ray_cancels(scripted: Callable[..., Any]) -> None:
+    script = Script([asyncio.CancelledError()], [token(None), token("length")])
+    states: list[RequestOutput] = scripted(script, one_request)
+    assert states[-1].token_ids == [7, 7]
 
 
 def test_the_failure_of_one_request_is_its_own(scripted: Callable[..., Any]) -> None:
