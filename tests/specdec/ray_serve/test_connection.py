@@ -103,9 +103,7 @@ class Script:
         tried: the replicas to avoid in each call.
     """
 
-    def __init__(
-        self, *calls: Sequence[Callable[[Add], Any] | BaseException | None], answers: Sequence[Any] = ()
-    ) -> None:
+    def __init__(self, *calls: Sequence[Act], answers: Sequence[Any] = ()) -> None:
         self._calls, self._answers = iter(calls), answers
         self.tried: list[set[str]] = []
         self.aborted: list[str | None] = []
