@@ -21,6 +21,8 @@ from specdec.ray_serve.route import Route
 
 # Name of the deployment, by which a configuration file sets its options.
 ENGINE = "engine"
+# Ray's word for a new cluster on this machine.
+LOCAL = "local"
 # Requests that a replica takes; the engine queues what does not fit its batch. Ray Serve's own default is 5.
 MAX_ONGOING = 1024
 # A replica that cannot start will not start the second time either.
@@ -109,7 +111,11 @@ class OwnReplicas:
         settings: Mapping[str, Any],
         engine_timeout: float,
     ) -> None:
+        # Not the machine's latest cluster, which may be someone else's.
+        self._address = os.environ.get("RAY_ADDRESS", LOCAL)
+        self._num_replicas, self._uses_gpu = num_replicas, uses_gpu
         cores = max(1, (os.cpu_count() or 1) // num_replicas)
+        resources = {"num_gpus": 1} if uses_gpu else {"num_cpus": cores} if self._address == LOCAL else {}
         self._application = engine_deployment(
             model,
             draft,
@@ -118,7 +124,7 @@ class OwnReplicas:
             num_replicas=num_replicas,
             max_constructor_retry_count=MOST_STARTS,
             # Ray sets OMP_NUM_THREADS to the cores of a replica.
-            ray_actor_options={"num_gpus": 1} if uses_gpu else {"num_cpus": cores},
+            ray_actor_options=resources,
         )
         self._num_cores = cores * num_replicas
         # Several servers may run on one cluster.
@@ -129,16 +135,19 @@ class OwnReplicas:
         """Start or join the cluster, and wait until all replicas take calls.
 
         Raises:
+            ValueError: this machine has too few GPUs.
             EngineDeadError: they do not start.
         """
         self._handle = HandleReplicas(await asyncio.to_thread(self._deploy))
 
     def _deploy(self) -> DeploymentHandle:
-        # Not the machine's latest cluster, which may be someone else's.
-        address = os.environ.get("RAY_ADDRESS", "local")
-        mine: dict[str, Any] = {"num_cpus": self._num_cores, "include_dashboard": False} if address == "local" else {}
+        is_mine = self._address == LOCAL
+        options: dict[str, Any] = {"num_cpus": self._num_cores, "include_dashboard": False} if is_mine else {}
         # What they tell about their start is no news of the server.
-        ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **mine)
+        ray.init(self._address, log_to_driver=False, logging_level=logging.ERROR, **options)
+        gpus = int(ray.cluster_resources().get("GPU", 0))
+        if is_mine and self._uses_gpu and gpus < self._num_replicas:
+            raise ValueError(f"--replicas {self._num_replicas} needs as many GPUs; this machine has {gpus}; give fewer")
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
         try:
@@ -153,10 +162,10 @@ class OwnReplicas:
     def _end(self) -> None:
         if not ray.is_initialized():
             return
-        if "RAY_ADDRESS" in os.environ:
-            serve.delete(self._name)
-        else:
+        if self._address == LOCAL:
             serve.shutdown()
+        else:
+            serve.delete(self._name)
         ray.shutdown()
 
     def generate(self, name: str, request: bytes, route: Route) -> AsyncIterator[bytes]:

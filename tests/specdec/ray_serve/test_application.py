@@ -1,5 +1,6 @@
 """What needs no cluster: the configuration file, and `--replicas` without the package."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -54,3 +55,32 @@ def test_the_configuration_file(build: Any) -> None:
 def test_arguments_that_are_refused(build: Any, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build(arguments)
+
+
+@pytest.mark.usefixtures("build")
+def test_more_replicas_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    from specdec.ray_serve import deployment
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(deployment.ray, "init", lambda *_, **__: None)
+    monkeypatch.setattr(deployment.ray, "cluster_resources", lambda: {"CPU": 8.0, "GPU": 1.0})
+    replicas = deployment.OwnReplicas(2, True, None, "none", {}, 300.0)
+    with pytest.raises(ValueError, match=r"^--replicas 2 needs as many GPUs; this machine has 1; give fewer$"):
+        asyncio.run(replicas.start())
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (
+            "Deploying failed:\nTraceback\n  x\nValueError: kv_cache_memory is 1; give more\n\nmore",
+            "ValueError: kv_cache_memory is 1; give more",
+        ),
+        ("no traceback", "no traceback"),
+    ],
+)
+@pytest.mark.usefixtures("build")
+def test_the_cause_is_one_line(text: str, cause: str) -> None:
+    from specdec.ray_serve.deployment import _cause
+
+    assert _cause(RuntimeError(text)) == cause
