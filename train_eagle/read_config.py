@@ -8,7 +8,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from specdec.draft_heads.llama.checkpoint_files import first_line
-from specdec.train_eagle.train_config import RECIPES, TrainConfig
+from specdec.train_eagle.train_config import RECIPES, TrainConfig, listed
 from specdec.train_eagle.training_kinds import TRAINING_KINDS
 
 _CONFIG = TypeAdapter(TrainConfig)
@@ -30,8 +30,7 @@ def read_config(given: Mapping[str, Any], file: Path | None = None) -> TrainConf
     for name in sorted(set().union(*(kind.settings for kind in TRAINING_KINDS.values()))):
         if getattr(config, name) and name not in TRAINING_KINDS[config.head].settings:
             kinds = [other for other, kind in TRAINING_KINDS.items() if name in kind.settings]
-            listed = " and ".join(filter(None, (", ".join(kinds[:-1]), kinds[-1])))
-            raise ValueError(f"{name} is for {listed} heads; leave it out of a run for {config.head}")
+            raise ValueError(f"{name} is for {listed(kinds)} heads; leave it out of a run for {config.head}")
     return config
 
 

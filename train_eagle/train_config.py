@@ -60,6 +60,11 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
+def listed(words: Sequence[str]) -> str:
+    """Return words as people list them: "a, b and c"."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
 def _by_head(name: str) -> str:
     """Return a setting of all kinds that have it, in words."""
     kinds: dict[Any, list[str]] = {}
@@ -67,7 +72,7 @@ def _by_head(name: str) -> str:
         if name in recipe:
             kinds.setdefault(recipe[name], []).append(head)
     values = {value if isinstance(value, str) else f"{value:g}": heads for value, heads in kinds.items()}
-    return ", ".join(f"{value} for {' and '.join(heads)}" for value, heads in values.items())
+    return "; ".join(f"{value} for {listed(heads)}" for value, heads in values.items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +152,7 @@ class TrainConfig:
         None,
         "Highest learning rate.",
         above=0,
-        shown_default=f"{_by_head('lr')}, times {PUBLISHED_SIZE} / the target's hidden size, at most {MOST_LR:g}",
+        shown_default=f"{_by_head('lr')}, each times {PUBLISHED_SIZE} / the target's hidden size, at most {MOST_LR:g}",
     )
     warmup_steps: int | None = setting(
         None, "Steps up to the highest learning rate.", least=0, shown_default="one in twenty, at most 50"
