@@ -79,6 +79,7 @@ class KernelSet:
         head_dims: the only ones that attention takes; None for any.
         max_nodes: nodes of a tree, or levels times branching while drafting; None for any number.
         max_group: query heads per KV head; None for any number.
+        noise: source of sampled rows' noise; None where the operations make it themselves.
     """
 
     name: str
@@ -108,6 +109,7 @@ class KernelSet:
     head_dims: tuple[int, ...] | None = None
     max_nodes: int | None = None
     max_group: int | None = None
+    noise: NoiseSource | None = None
 
     @contextmanager
     def limited_threads(self) -> Iterator[None]:
@@ -178,6 +180,7 @@ def torch_kernels(noise: NoiseSource) -> KernelSet:
         tree_walk=tree_walk,
         rejection_walk=host_walk(walk_rejection, noise.uniforms),
         block_walk=host_walk(walk_block, noise.uniforms),
+        noise=noise,
     )
 
 

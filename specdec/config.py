@@ -120,6 +120,16 @@ class EngineConfig:
     threads: int | None = setting(
         None, "Threads of the native kernels.", least=1, most=1024, shown_default="as many as torch has"
     )
+    tensor_parallel_size: int = setting(
+        1,
+        "Number of processes that each hold a part of every weight of the target, and compute each step together.",
+        least=1,
+        most=64,
+        panel="Model",
+    )
+    draft_tensor_parallel_size: int = setting(
+        1, "Number of processes that share the draft model; 1: each has all of it.", least=1, panel="Drafts"
+    )
     quantization: Quantization = setting(
         "none",
         "Weights of target and drafts: none, as loaded, or q8, in 8 bits by the native kernels: faster and smaller, "
@@ -155,9 +165,28 @@ class EngineConfig:
                 raise ValueError("kv_transfer_config needs the prefix cache; leave enable_prefix_caching on")
             if self.kv_transfer_config.kv_connector_module_path is None:
                 tiers_of(self.kv_transfer_config)
+        self._check_ranks()
         if self.ngrams and self.draft is None and (self.draft_vocab is not None or self.draft_rank is not None):
             raise ValueError(
                 "draft_vocab and draft_rank are for a head's logits; draft 'ngram' has none; leave them out"
+            )
+
+    def _check_ranks(self) -> None:
+        size = self.tensor_parallel_size
+        if self.draft_tensor_parallel_size != 1:
+            raise ValueError(
+                f"draft_tensor_parallel_size is {self.draft_tensor_parallel_size}; only 1 is supported: each rank has "
+                "the whole draft model"
+            )
+        if size > 1 and self.quantization != "none":
+            raise ValueError(
+                f"quantization is {self.quantization!r} and tensor_parallel_size {size}; 8-bit weights are not split; "
+                "use quantization 'none', or tensor_parallel_size 1"
+            )
+        if size > 1 and self.kv_transfer_config is not None:
+            raise ValueError(
+                f"kv_transfer_config is given and tensor_parallel_size is {size}; connectors store the cache of one "
+                "rank; leave it out, or use tensor_parallel_size 1"
             )
 
     @property
@@ -220,6 +249,8 @@ class LLMSettings(TypedDict, total=False):
     kv_transfer_config: KVTransferConfig | str | Mapping[str, Any] | None
     kernels: KernelChoice
     threads: int | None
+    tensor_parallel_size: int | None
+    draft_tensor_parallel_size: int | None
     quantization: Quantization | None
     draft_vocab: int | str | Path | None
     draft_rank: int | None

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from specdec.config import AUTO, NGRAM
-from specdec.core.device import DTYPES, on_device
+from specdec.core.device import on_device
 from specdec.core.engine_stats import EngineStats
 from specdec.core.metrics import Metric, engine_metrics
 from specdec.core.output_kind import ShownStates
@@ -23,15 +23,14 @@ from specdec.engine.beam_search import BeamRequest, BeamSearch, run_searches
 from specdec.engine.draft_loader import load_drafts, release_output_weights
 from specdec.engine.engine_builder import EngineBuilder
 from specdec.engine.prompts import Prompt, prompt_batch
+from specdec.engine.rank_loader import kernels_of, load_target, rank_config
+from specdec.engine.ranks import ranks_of
 from specdec.engine.request_maker import RequestMaker
 from specdec.engine.resolved_config import resolved_config
 from specdec.engine.shared_engine import SharedEngine
 from specdec.engine.vllm_keywords import FOREIGN_CALL, FOREIGN_SEARCH, LLMKeywords, own_settings
-from specdec.kernels.kernel_set import choose_kernels
 from specdec.kernels.settings import check_call
 from specdec.models.hub import shown_path
-from specdec.models.llama import load_llama
-from specdec.verify.noise import GumbelNoise
 
 logger = logging.getLogger(__name__)
 
@@ -71,28 +70,28 @@ class LLM:
     ) -> None:
         draft, own = own_settings(model, draft, settings)
         self.config = config = resolved_config(model, draft, own)
-        folder, device, dtype = config.model, torch.device(config.device), DTYPES[config.dtype]
+        folder, own_config = config.model, rank_config(config, 0)
         began = time.perf_counter()
-        with on_device(device):
-            kernels = choose_kernels(
-                config.kernels, device, dtype, GumbelNoise(device), config.threads, config.quantization
-            )
+        with on_device(torch.device(own_config.device)), ranks_of(config) as ranks:
+            kernels = kernels_of(own_config)
             if config.quantization == "q8":
                 logger.warning("quantization q8: 8-bit weights: the model's outputs change")
-            name, how = shown_path(folder), f"{config.dtype} on {device}, {kernels.name} kernels"
+            name, how = shown_path(folder), f"{config.dtype} on {config.device}, {kernels.name} kernels"
             logger.info("loading target %s: %s", name, how)
-            self.model = load_llama(folder, dtype, device, kernels)
-            size = f"{self.model.num_parameters:,} parameters"
+            self.model = load_target(own_config, kernels, ranks.group(torch.device(own_config.device)))
+            size = f"{self.model.num_parameters:,} parameters{ranks.share}"
             logger.info("target %s: %s, %s, loaded in %.1f s", name, size, how, time.perf_counter() - began)
             self._requests = RequestMaker.read(config, self.model.config)
             self.tokenizer, self.max_model_len = self._requests.tokenizer, self._requests.max_model_len
             self.generation_config = self._requests.generation_config
             special = self.tokenizer.special_tokens if self.tokenizer else frozenset()
-            drafts = load_drafts(config, self.model, kernels, self.generation_config.end_tokens | special)
+            kept = self.generation_config.end_tokens | special
+            ranks.load_drafts(kept)
+            drafts = load_drafts(own_config, self.model, kernels, kept)
             if config.quantization != "none":
                 release_output_weights(self.model, drafts)
             logger.info("drafts: %s", self._drafts_in_words())
-            self.engine = EngineBuilder(config, self.model, drafts, kernels).build()
+            self.engine = EngineBuilder(own_config, self.model, drafts, kernels, ranks.executor).build()
         logger.info("ready after %.1f s", time.perf_counter() - began)
         self._shared = SharedEngine(self.engine)
         if config.draft is not None and self.engine.scheduler.draft_budget is not None:

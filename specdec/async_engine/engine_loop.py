@@ -29,6 +29,7 @@ from specdec.async_engine.messages import (
 from specdec.async_engine.outbox import Outbox
 from specdec.core.request import Request
 from specdec.core.sampling_params import SamplingParams
+from specdec.execution.executor import ExecutorDeadError
 from specdec.llm import LLM
 from specdec.scheduling.integrity import check_scheduler
 from specdec.scheduling.scheduler import QueueFullError
@@ -205,10 +206,10 @@ class EngineLoop:
         The step published none of its blocks, and those of its requests are released with them.
 
         Raises:
-            Exception: `error`, where other requests' blocks may be lost, or where steps fail again and again.
+            Exception: `error`, where a rank is gone, other requests' blocks may be lost, or steps fail again and again.
         """
         self._num_failures += 1
-        if plan.moves or self._num_failures >= MOST_FAILURES:
+        if isinstance(error, ExecutorDeadError) or plan.moves or self._num_failures >= MOST_FAILURES:
             raise error
         logger.error("a step of %d requests failed", len(plan.rows), exc_info=error)
         for row in plan.rows:

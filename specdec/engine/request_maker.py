@@ -127,6 +127,11 @@ class RequestMaker:
                 f"the prompt has {len(tokens)} tokens, and the context is {self.max_model_len}; shorten it"
             )
         params.check_tokens(vocab)
+        if params.structured_outputs is not None and self.config.tensor_parallel_size > 1:
+            raise ValueError(
+                f"structured_outputs is not supported with tensor_parallel_size {self.config.tensor_parallel_size}; "
+                "leave it out, or start an engine with tensor_parallel_size 1"
+            )
         # The first output token comes without a draft.
         is_long = params.speculation.enabled and len(tokens) + 1 >= self.draft_context
         if is_long and not self._has_warned:

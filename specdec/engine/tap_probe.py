@@ -104,7 +104,7 @@ class TapProbe:
         self.runner = ModelRunner(model, cache, self.dtype)
         cached = [0] * len(self.texts)
         for _ in range(new_tokens):
-            logits = self.runner.forward(self._rows(self.texts, cached), HostTrees.empty(len(cached)))
+            logits = model.whole(self.runner.forward(self._rows(self.texts, cached), HostTrees.empty(len(cached))))
             cached = [len(text) for text in self.texts]
             for text, token in zip(self.texts, logits.argmax(-1).tolist(), strict=True):
                 text.append(token)

@@ -10,16 +10,14 @@ from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.engine.speculative_config import parse_speculative_config
 from specdec.kernels.settings import Foreign
 
-_ONE_DEVICE = Foreign("one engine uses one device; start an engine per device", (1,))
 _NO_EFFECT = Foreign("", None)
 # vLLM's other names of dtypes.
 _DTYPES = {"half": "float16", "float": "float32"}
 FOREIGN_ENGINE = {
     "trust_remote_code": Foreign("code of a checkpoint is never run", (False,)),
-    "tensor_parallel_size": _ONE_DEVICE,
-    "pipeline_parallel_size": _ONE_DEVICE,
-    "data_parallel_size": _ONE_DEVICE,
-    "distributed_executor_backend": Foreign("one engine uses one device; leave it out", ("uni",)),
+    "pipeline_parallel_size": Foreign("layers are not split over devices; use tensor_parallel_size", (1,)),
+    "data_parallel_size": Foreign("an engine is one replica; start several", (1,)),
+    "distributed_executor_backend": Foreign("ranks are processes of this machine; leave it out", ("uni", "mp")),
     "enable_chunked_prefill": Foreign("long prompts are always split; see long_prefill_token_threshold", (True,)),
     "tokenizer_mode": Foreign("tokenizers are those of tokenizer.json", ("auto", "hf")),
     "skip_tokenizer_init": Foreign("give prompts as token ids and detokenize=False", (False,)),
@@ -67,7 +65,6 @@ class VLLMKeywords(TypedDict, total=False):
     speculative_config: Mapping[str, Any] | None
     kv_cache_memory_bytes: int | None
     trust_remote_code: bool
-    tensor_parallel_size: int
     pipeline_parallel_size: int
     data_parallel_size: int
     distributed_executor_backend: str | None

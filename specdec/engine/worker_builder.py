@@ -14,10 +14,12 @@ from specdec.draft_heads.drafting.drafters import drafter_of, shape_for
 from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
 from specdec.draft_heads.heads.draft_head import DraftModel
 from specdec.execution.model_runner import ModelRunner
+from specdec.execution.split_verifier import SplitVerifier
 from specdec.execution.worker import Worker
 from specdec.kernels.kernel_set import KernelSet
 from specdec.models.llama import LlamaModel
-from specdec.verify.verifier import verifier_of
+from specdec.models.sharded_llama import ShardedLlama, without_one_call
+from specdec.verify.verifier import Verifier, verifier_of
 
 logger = logging.getLogger(__name__)
 
@@ -61,14 +63,20 @@ class WorkerBuilder:
             self.dtype,
             self.device,
             num_host_blocks,
-            kernels=self.kernels,
+            kernels=without_one_call(self.kernels) if isinstance(self.model, ShardedLlama) else self.kernels,
         )
         # Captures and measurements read it.
         cache.clear_null_block()
         runner = ModelRunner(self.model, cache, self.dtype, self.head, self.longest)
         drafter = self._drafter(cache)
         self._capture_graphs(runner, drafter)
-        return Worker(runner, drafter, verifier_of(config.verify, self.kernels))
+        return Worker(runner, drafter, self._verifier())
+
+    def _verifier(self) -> Verifier:
+        verifier = verifier_of(self.config.verify, self.kernels)
+        if isinstance(self.model, ShardedLlama):
+            return SplitVerifier(verifier, self.model, self.kernels)
+        return verifier
 
     def _drafter(self, cache: KVCache) -> Drafter:
         config = self.config

@@ -67,7 +67,8 @@ class Worker:
         (order, trees, logits, drafting), self._launched = self._launched, None
         acceptances = self._verify(order, trees, logits)
         self._commit(order, acceptances)
-        return StepOutcome(trees.read(), acceptances, logits if order.needs_logits else None, drafting)
+        whole = self.runner.model.whole(logits) if order.needs_logits else None
+        return StepOutcome(trees.read(), acceptances, whole, drafting)
 
     def _verify(self, order: StepOrder, trees: DraftTrees, logits: Tensor) -> list[Acceptance]:
         sampled = order.sampled

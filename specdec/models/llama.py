@@ -1,7 +1,8 @@
 """The target: Llama over the packed rows of a step."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,8 @@ from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.linear import prepare_for_inference
 from specdec.kernels.projection import Product
 from specdec.models.checkpoint import read_settings, read_weights
+
+Model = TypeVar("Model", bound="LlamaModel")
 
 
 class LlamaModel(nn.Module):
@@ -71,7 +74,7 @@ class LlamaModel(nn.Module):
             tap_layers: layers whose input is wanted as well (k is transformers' `hidden_states[k]`; as many as there
                 are layers for the stream behind the last).
         """
-        hidden = F.embedding(tokens, self.embed_tokens.weight)
+        hidden = self.embed(tokens)
         taps: dict[int, Tensor] = {}
         for index, (layer, attention) in enumerate(zip(self.layers, attentions, strict=True)):
             if index in tap_layers:
@@ -79,6 +82,14 @@ class LlamaModel(nn.Module):
             hidden = layer(hidden, rotary, attention)
         taps[len(self.layers)] = hidden
         return TargetOutput(self.norm(hidden), [taps[index] for index in tap_layers])
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Return the embeddings of tokens, `[rows, hidden_size]`."""
+        return F.embedding(tokens, self.embed_tokens.weight)
+
+    def whole(self, logits: Tensor) -> Tensor:
+        """Return logits of the whole vocabulary, `[rows, vocab_size]`: here those of `output`."""
+        return logits
 
     @property
     def parts(self) -> TargetParts:
@@ -121,19 +132,48 @@ def load_llama(folder: Path, dtype: torch.dtype, device: torch.device, kernels: 
             config.json says.
     """
     config = read_llama_config(folder)
-    tensors = read_weights(folder, dtype)
+    tensors = untied(folder, config, read_weights(folder, dtype))
+    return built_llama(folder, config, lambda: LlamaModel(config), tensors, dtype, device, kernels)
+
+
+def untied(folder: Path, config: LlamaConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return a checkpoint's tensors without an output matrix that is the embedding once more.
+
+    Raises:
+        CheckpointError: another matrix where config.json says that it is the embedding.
+    """
     if config.tie_word_embeddings:
         # Some checkpoints store the tied matrix twice.
         head = tensors.pop("lm_head.weight", None)
         if head is not None and not torch.equal(head, tensors.get("embed_tokens.weight", head)):
             raise CheckpointError(f"{folder}: tie_word_embeddings is true, but lm_head.weight is another matrix")
+    return tensors
+
+
+def built_llama(
+    folder: Path,
+    config: LlamaConfig,
+    make: Callable[[], Model],
+    tensors: dict[str, Tensor],
+    dtype: torch.dtype,
+    device: torch.device,
+    kernels: KernelSet,
+) -> Model:
+    """Make a model from its tensors, by their names in a checkpoint, and prepare it for inference.
+
+    Args:
+        folder: where they come from, for messages.
+
+    Raises:
+        CheckpointError: tensors that are missing, unexpected or of another shape.
+    """
     with error_context(folder):
         check_weight_dtypes(tensors)
         check_layers(tensors, config.num_layers)
         for layer in range(config.num_layers):
             fuse_layer(tensors, f"layers.{layer}.")
         with torch.device("meta"):
-            model = LlamaModel(config)
+            model = make()
         check_fit(model, tensors)
     allocate(model, dtype, device)
     fill(model, tensors)

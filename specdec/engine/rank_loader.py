@@ -1,0 +1,51 @@
+"""What every rank loads: kernels, and its part of the target."""
+
+from dataclasses import replace
+
+import torch
+
+from specdec.config import EngineConfig
+from specdec.core.device import DTYPES
+from specdec.kernels.kernel_set import KernelSet, choose_kernels
+from specdec.models.llama import LlamaModel, load_llama
+from specdec.models.rank_group import RankGroup
+from specdec.models.sharded_llama import load_shard, without_one_call
+from specdec.verify.noise import GumbelNoise
+
+
+def rank_config(config: EngineConfig, rank: int) -> EngineConfig:
+    """Return one rank's settings: its own device, and its share of the machine's threads.
+
+    Raises:
+        ValueError: fewer GPUs than ranks.
+    """
+    size = config.tensor_parallel_size
+    if size == 1:
+        return config
+    if config.device.startswith("cuda") and torch.cuda.device_count() < size:
+        raise ValueError(f"tensor_parallel_size is {size}; this machine has {torch.cuda.device_count()} GPUs")
+    device = f"cuda:{rank}" if config.device.startswith("cuda") else config.device
+    return replace(config, device=device, threads=config.threads or max(1, torch.get_num_threads() // size))
+
+
+def kernels_of(config: EngineConfig) -> KernelSet:
+    """Return the kernels that the settings ask for.
+
+    Raises:
+        ValueError: see `choose_kernels`.
+    """
+    device, dtype = torch.device(config.device), DTYPES[config.dtype]
+    return choose_kernels(config.kernels, device, dtype, GumbelNoise(device), config.threads, config.quantization)
+
+
+def load_target(config: EngineConfig, kernels: KernelSet, group: RankGroup | None) -> LlamaModel:
+    """Load the target, or this rank's part of it.
+
+    Raises:
+        CheckpointError: see `load_llama`.
+        ValueError: the model cannot be split over the ranks.
+    """
+    where = DTYPES[config.dtype], torch.device(config.device)
+    if group is None:
+        return load_llama(config.model, *where, kernels)
+    return load_shard(config.model, *where, without_one_call(kernels), group)

@@ -1,0 +1,113 @@
+"""Orders of steps on their way to other processes: of a request's tokens only the new ones are sent."""
+
+from array import array
+from typing import NamedTuple
+
+from specdec.cache.kv_cache_manager import BlockMove
+from specdec.draft_heads.drafting.chains import ChainNodes
+from specdec.draft_heads.drafting.drafter import DraftRow
+from specdec.execution.step_order import StepOrder
+from specdec.kernels.tree import TreeRow
+from specdec.verify.sampling import Context, Sampling
+
+
+class SentContext(NamedTuple):
+    """A request that the reader does not know.
+
+    Attributes:
+        num_prompt: tokens of its prompt.
+    """
+
+    sampling: Sampling
+    num_prompt: int
+
+
+class SentRow(NamedTuple):
+    """A row of a `StepOrder`.
+
+    Attributes:
+        number: the request's, among those of this writer.
+        context: the request; None if the order before had it.
+        tokens: known tokens that the order before did not have.
+        part: num_cached, number of known tokens of the row, and num_scored.
+        table: block table.
+        draft: num_draft_cached, draft_prefill_end, num_nodes and max_depth.
+        padding: blocks that the draft's table has beyond the other.
+        chain: draft nodes that need no model.
+    """
+
+    number: int
+    context: SentContext | None
+    tokens: list[int]
+    part: tuple[int, int, int]
+    table: "array[int]"
+    draft: tuple[int, int, int, int]
+    padding: "array[int]"
+    chain: ChainNodes | None
+
+
+class SentOrder(NamedTuple):
+    """A `StepOrder`; see there."""
+
+    rows: list[SentRow]
+    sampled: list[int]
+    moves: list[BlockMove]
+    needs_logits: bool
+
+
+class OrderWriter:
+    """Writes orders for readers that get all of them. Tokens of a request only ever grow."""
+
+    def __init__(self) -> None:
+        # The requests of the order before: number, context, and tokens sent. Held contexts keep their ids.
+        self._sent: dict[int, tuple[int, Context, int]] = {}
+        self._next = 0
+
+    def write(self, order: StepOrder) -> SentOrder:
+        """Return the order as it is sent."""
+        before, self._sent = self._sent, {}
+        rows = []
+        for part, draft, chain in zip(order.parts, order.drafts, order.chains, strict=True):
+            context = draft.context
+            known = before.get(id(context))
+            if known is None:
+                number, sent, new = self._next, 0, SentContext(context.sampling, context.num_prompt)
+                self._next += 1
+            else:
+                (number, _, sent), new = known, None
+            self._sent[id(context)] = number, context, len(context.token_ids)
+            rows.append(
+                SentRow(
+                    number,
+                    new,
+                    list(context.token_ids[sent:]),
+                    (part.num_cached, len(part.tokens), part.num_scored),
+                    array("q", part.block_table),
+                    (draft.num_draft_cached, draft.draft_prefill_end, draft.num_nodes, draft.max_depth),
+                    array("q", draft.block_table[len(part.block_table) :]),
+                    chain,
+                )
+            )
+        return SentOrder(rows, order.sampled, list(order.moves), order.needs_logits)
+
+
+class OrderReader:
+    """Reads the orders of one writer, all of them in their order."""
+
+    def __init__(self) -> None:
+        self._contexts: dict[int, Context] = {}
+
+    def read(self, sent: SentOrder) -> StepOrder:
+        """Return the order that was written."""
+        before, self._contexts = self._contexts, {}
+        parts, drafts = [], []
+        for number, new, tokens, (cached, count, scored), table, numbers, padding, _ in sent.rows:
+            context = before[number] if new is None else Context(new.sampling, [], new.num_prompt)
+            self._contexts[number] = context
+            known = context.token_ids
+            assert isinstance(known, list)
+            known += tokens
+            blocks = table.tolist()
+            parts.append(TreeRow(known[cached : cached + count], cached, blocks, scored))
+            drafts.append(DraftRow([*blocks, *padding], *numbers, context))
+        return StepOrder(parts, drafts, [row.chain for row in sent.rows], sent.sampled, sent.moves, sent.needs_logits)

@@ -1,0 +1,228 @@
+"""Tensor-parallel plans: how each weight is split over ranks, in transformers' words."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.kernels.integers import ceil_div
+
+# transformers' `base_model_tp_plan` of the families that this engine serves, with the lm_head's. Theirs has no entry
+# for the embedding; the word here is theirs for a vocabulary that is split.
+TP_PLAN = {
+    "embed_tokens": "embedding_rowwise",
+    "layers.*.self_attn.q_proj": "colwise",
+    "layers.*.self_attn.k_proj": "colwise",
+    "layers.*.self_attn.v_proj": "colwise",
+    "layers.*.self_attn.q_norm": "replicated_with_grad_allreduce",
+    "layers.*.self_attn.k_norm": "replicated_with_grad_allreduce",
+    "layers.*.self_attn.o_proj": "rowwise",
+    "layers.*.mlp.gate_proj": "colwise",
+    "layers.*.mlp.up_proj": "colwise",
+    "layers.*.mlp.down_proj": "rowwise",
+    "lm_head": "colwise_gather_output",
+}
+# The dimension of a weight `[outputs, inputs]` that each word splits; None for a weight that every rank holds whole.
+# Where inputs are split, the ranks' outputs are summed.
+BY_OUTPUTS, BY_INPUTS = 0, 1
+WORDS = {
+    "colwise": BY_OUTPUTS,
+    "colwise_rep": BY_OUTPUTS,
+    "colwise_gather_output": BY_OUTPUTS,
+    "embedding_rowwise": BY_OUTPUTS,
+    "rowwise": BY_INPUTS,
+    "replicate": None,
+    "replicated_with_grad_allreduce": None,
+}
+# Weights that are split together or not at all, and how.
+ATTENTION = {**dict.fromkeys(("q_proj", "k_proj", "v_proj"), BY_OUTPUTS), "o_proj": BY_INPUTS}
+MLP = {"gate_proj": BY_OUTPUTS, "up_proj": BY_OUTPUTS, "down_proj": BY_INPUTS}
+VOCABULARY = {"embed_tokens": BY_OUTPUTS, "lm_head": BY_OUTPUTS}
+_PREFIXES = {**dict.fromkeys(ATTENTION, "layers.0.self_attn."), **dict.fromkeys(MLP, "layers.0.mlp.")}
+
+
+class Span(NamedTuple):
+    """Part of a dimension: `start .. stop - 1` of `total`."""
+
+    start: int
+    stop: int
+    total: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+
+class TPPlan:
+    """A plan, checked.
+
+    Args:
+        words: by patterns of module names; of a module's patterns the first counts, and a module without one is
+            replicated.
+
+    Attributes:
+        attention, mlp, vocabulary: whether these weights are split.
+
+    Raises:
+        ValueError: an unknown word, or one that does not fit the words beside it.
+    """
+
+    def __init__(self, words: Mapping[str, str] = TP_PLAN) -> None:
+        self.words = words
+        for pattern, word in words.items():
+            if word not in WORDS:
+                raise ValueError(f"the model's tp plan has {pattern!r}: {word!r}; known words are {', '.join(WORDS)}")
+        self.attention, self.mlp, self.vocabulary = map(self._splits, (ATTENTION, MLP, VOCABULARY))
+
+    def word(self, module: str) -> str:
+        """Return the word of a module."""
+        return next((word for pattern, word in self.words.items() if fnmatchcase(module, pattern)), "replicate")
+
+    def _splits(self, ways: Mapping[str, int]) -> bool:
+        found = {name: WORDS[self.word(_PREFIXES.get(name, "") + name)] for name in ways}
+        if all(way is None for way in found.values()):
+            return False
+        for name, way in ways.items():
+            if found[name] != way:
+                words = ", ".join(f"{name} {self.word(_PREFIXES.get(name, '') + name)!r}" for name in ways)
+                raise ValueError(
+                    f"the model's tp plan has {words}; these weights are split together, or all replicated"
+                )
+        return True
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One rank's part of a model.
+
+    Attributes:
+        rank, size: number of the rank, and of ranks.
+        whole: sizes of the model.
+    """
+
+    rank: int
+    size: int
+    whole: LlamaConfig
+    plan: TPPlan
+
+    @classmethod
+    def of(cls, whole: LlamaConfig, rank: int, size: int, plan: TPPlan) -> "Shard":
+        """Return a rank's part.
+
+        Raises:
+            ValueError: heads or neurons cannot be shared among so many ranks.
+        """
+        heads, kv_heads = whole.num_heads, whole.num_kv_heads
+        if plan.attention and heads % size:
+            raise ValueError(f"tensor_parallel_size is {size}; it must divide the model's {heads} attention heads")
+        if plan.attention and kv_heads % size and size % kv_heads:
+            raise ValueError(
+                f"tensor_parallel_size is {size}; it must divide the model's {kv_heads} key-value heads, or be a "
+                "multiple of them"
+            )
+        if plan.mlp and whole.intermediate_size % size:
+            neurons = whole.intermediate_size
+            raise ValueError(f"tensor_parallel_size is {size}; it must divide the model's {neurons} MLP neurons")
+        return cls(rank, size, whole, plan)
+
+    @property
+    def heads(self) -> Span:
+        """Attention heads of the rank."""
+        return self._part(self.whole.num_heads, is_split=self.plan.attention)
+
+    @property
+    def kv_heads(self) -> Span:
+        """Key-value heads of the rank. Where there are fewer heads than ranks, several ranks hold copies of one."""
+        count = self.whole.num_kv_heads
+        if count >= self.size or not self.plan.attention:
+            return self._part(count, is_split=self.plan.attention)
+        own = self.rank * count // self.size
+        return Span(own, own + 1, count)
+
+    @property
+    def neurons(self) -> Span:
+        """Neurons of the rank's MLPs."""
+        return self._part(self.whole.intermediate_size, is_split=self.plan.mlp)
+
+    @property
+    def vocab(self) -> Span:
+        """Tokens of the rank."""
+        return self._part(self.whole.vocab_size, is_split=self.plan.vocabulary)
+
+    @property
+    def vocab_chunk(self) -> int:
+        """Size of every rank's part of the vocabulary but the last, which may be smaller."""
+        return ceil_div(self.whole.vocab_size, self.size)
+
+    @property
+    def config(self) -> LlamaConfig:
+        """Sizes of the part: its own heads and neurons, and the whole vocabulary."""
+        return replace(
+            self.whole,
+            num_heads=self.heads.size,
+            num_kv_heads=self.kv_heads.size,
+            intermediate_size=self.neurons.size,
+        )
+
+    def cut(self, name: str, tensor: Tensor) -> Tensor:
+        """Return the rank's part of a tensor, without a copy.
+
+        Where the ranks' outputs are summed, rank 0 has the bias and the others have zeros.
+
+        Args:
+            name: in a checkpoint, without its `model.`.
+
+        Raises:
+            CheckpointError: a tensor of another size than config.json says.
+        """
+        module, _, kind = name.rpartition(".")
+        dim = WORDS[self.plan.word(module)]
+        if dim is None:
+            return tensor
+        if kind == "bias" and dim == BY_INPUTS:
+            return tensor if self.rank == 0 else torch.zeros_like(tensor)
+        span = self._span(module)
+        if dim >= tensor.ndim or tensor.shape[dim] != span.total:
+            shape = list(tensor.shape)
+            raise CheckpointError(f"{name} has shape {shape}, config.json says {span.total} in dimension {dim}")
+        return tensor.narrow(dim, span.start, span.size)
+
+    def _span(self, module: str) -> Span:
+        """Return the part of a module's split dimension."""
+        last = module.rpartition(".")[2]
+        if last in ATTENTION:
+            heads, dim = self.heads if last in ("q_proj", "o_proj") else self.kv_heads, self.whole.head_dim
+            return Span(dim * heads.start, dim * heads.stop, dim * heads.total)
+        if last in MLP:
+            return self.neurons
+        if last in VOCABULARY:
+            return self.vocab
+        raise CheckpointError(f"the model's tp plan splits {module}, which this engine cannot split")
+
+    def _part(self, count: int, *, is_split: bool) -> Span:
+        """Return one of `size` contiguous parts, of which the last may be smaller; all if it is not split."""
+        chunk = ceil_div(count, self.size) if is_split else count
+        start = self.rank * chunk if is_split else 0
+        return Span(min(start, count), min(start + chunk, count), count)
+
+
+def plan_of(settings: Mapping[str, object]) -> TPPlan:
+    """Return the model's plan: that of its config.json's `base_model_tp_plan`, and `TP_PLAN` for what it leaves out.
+
+    Args:
+        settings: the config.json.
+
+    Raises:
+        CheckpointError: a plan that is no object.
+        ValueError: see `TPPlan`.
+    """
+    given = settings.get("base_model_tp_plan") or {}
+    if not isinstance(given, Mapping):
+        raise CheckpointError(f"config.json: base_model_tp_plan is {given!r:.100}; it must be an object")
+    own = {str(name).removeprefix("model."): str(word) for name, word in given.items()}
+    return TPPlan({**own, **{name: word for name, word in TP_PLAN.items() if name not in own}})

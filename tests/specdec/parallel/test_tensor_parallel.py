@@ -1,0 +1,183 @@
+"""An engine over several ranks says what one of a single rank says."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specdec import LLM, DraftShape, SamplingParams
+from specdec.core.sampling_params import StructuredOutputsParams
+from specdec.engine.engine_builder import EngineBuilder
+from specdec.execution.executor import ExecutorDeadError
+from specdec.execution.split_verifier import best_of
+from specdec.execution.step_order import StepOutcome
+from specdec.execution.worker import Worker
+from specdec.kernels.types import NO_TOKEN
+from specdec.models.sharded_llama import ShardedLlama
+from tests.fakes import save_random_llama
+from tests.specdec.parallel.thread_ranks import thread_ranks
+from tests.specdec.world import World
+
+# Requests that share a prefix, greedy and sampled; the last ones need all logits.
+PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14 + i] for i in range(6)]
+PARAMS = [
+    SamplingParams(temperature=float(i % 2), seed=i, max_tokens=24, ignore_eos=True, **more)
+    for i, more in enumerate(
+        [{}, {}, {}, {"top_k": 5, "top_p": 0.9}, {"repetition_penalty": 1.5, "bad_words": ["a"]}, {"logprobs": 2}]
+    )
+]
+
+
+@contextmanager
+def engine(world: World, drafter: str, ranks: int, **settings: Any) -> Iterator[LLM]:
+    with thread_ranks():
+        llm = LLM(
+            world.folder / "target",
+            world.draft(drafter),
+            dtype="float64",
+            shape=DraftShape(3, 3, 8),
+            adaptive_drafts=False,
+            prefill_stretch=0,
+            max_model_len=64,
+            block_size=8,
+            tensor_parallel_size=ranks,
+            **settings,
+        )
+    with llm:
+        yield llm
+
+
+def texts(llm: LLM) -> list[list[int]]:
+    return [list(out.outputs[0].token_ids) for out in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
+
+
+@pytest.fixture(scope="module")
+def expected(world: World) -> list[list[int]]:
+    """Plain decoding by one rank, each request alone."""
+    with engine(world, "none", 1, max_num_seqs=1) as llm:
+        return texts(llm)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "ranks"),
+    [("none", 2), ("eagle", 2), ("eagle3", 2), ("dflash", 2), ("dspark", 2), ("llama", 2), ("eagle3", 4)],
+)
+def test_tokens_are_those_of_one_rank(
+    world: World, expected: list[list[int]], drafter: str, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With little memory: requests are preempted, computed again or swapped, and meet each other's prefixes."""
+    monkeypatch.setattr(EngineBuilder, "_num_blocks", lambda _: 16)
+    with engine(world, drafter, ranks, swap_space=60_000 / (1 << 30)) as llm:
+        assert isinstance(llm.model, ShardedLlama)
+        assert llm.engine.worker.cache.num_host_blocks > 0
+        assert texts(llm) == expected
+        stats = llm.stats()
+    assert stats.preemptions > 0
+    assert stats.prefix_hits > 0
+    assert (stats.drafts_verified > 0) == (drafter != "none")
+
+
+def test_a_rule_that_weighs_all_probabilities(world: World) -> None:
+    found = []
+    for ranks in (1, 2):
+        with engine(world, "eagle", ranks, verify="rejection") as llm:
+            found.append(texts(llm))
+    assert found[0] == found[1]
+
+
+def prompt_logits(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Tensor:
+    """Return the logits after each token of a prompt."""
+    outcomes: list[StepOutcome] = []
+    collect = llm.engine.executor.collect
+
+    def kept() -> StepOutcome:
+        outcomes.append(collect())
+        return outcomes[-1]
+
+    monkeypatch.setattr(llm.engine.executor, "collect", kept)
+    llm.generate([list(range(3, 40))], SamplingParams(max_tokens=1, prompt_logprobs=0), use_tqdm=False)
+    assert outcomes[0].logits is not None
+    return outcomes[0].logits.clone()
+
+
+@pytest.mark.parametrize(
+    ("more", "ranks"), [({"tie_word_embeddings": True}, 2), ({"attention_bias": True, "mlp_bias": True}, 4)]
+)
+def test_logits_are_those_of_one_rank(
+    more: dict[str, Any], ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_random_llama(tmp_path, **more)
+    found = []
+    for size in (1, ranks):
+        with thread_ranks(), LLM(tmp_path, None, dtype="float64", prefill_stretch=0, tensor_parallel_size=size) as llm:
+            found.append(prompt_logits(llm, monkeypatch))
+    assert found[0].shape == (37, 97)
+    assert (found[1] - found[0]).abs().max() < 1e-9
+
+
+def test_a_rank_holds_its_part(world: World) -> None:
+    with engine(world, "none", 2) as llm:
+        model = llm.model
+        layer = model.layers[0]
+        assert model.embed_tokens.weight.shape == (49, 32)
+        assert layer.o_proj.weight.shape == (32, 16)  # type: ignore[union-attr]
+        # One of two key-value heads, with keys and values.
+        assert llm.engine.worker.cache.target.shape[2] == 2
+
+
+def test_the_lowest_of_equal_tokens_is_taken() -> None:
+    values = torch.tensor([[2.0, 5.0, -torch.inf, 1.0], [2.0, 7.0, -torch.inf, torch.nan]])
+    tokens = torch.tensor([[4.0, 1.0, 0.0, 0.0], [60.0, 50.0, 50.0, 51.0]])
+    parts = torch.stack([values, tokens], 1).double()
+    assert best_of(parts).tolist() == [4, 50, NO_TOKEN, NO_TOKEN]
+
+
+def test_a_rank_that_fails_ends_the_engine(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its reason is the error's, and later calls say it again."""
+    with engine(world, "eagle", 2) as llm:
+        begin = Worker.begin
+
+        def failing(self: Worker, order: Any) -> None:
+            if self is not llm.engine.worker:
+                raise MemoryError("no memory is left")
+            begin(self, order)
+
+        monkeypatch.setattr(Worker, "begin", failing)
+        reason = "rank 1 of 2 failed: MemoryError: no memory is left; the engine must be started anew"
+        for _ in range(2):
+            with pytest.raises(ExecutorDeadError, match=reason):
+                llm.generate([[5, 6]], use_tqdm=False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"quantization": "q8"}, "quantization is 'q8' and tensor_parallel_size 2; 8-bit weights are not split"),
+        ({"draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size is 2; only 1 is supported"),
+        (
+            {"kv_transfer_config": {"kv_connector": "OffloadingConnector"}},
+            "kv_transfer_config is given and tensor_parallel_size is 2; connectors store the cache of one rank",
+        ),
+    ],
+)
+def test_settings_that_several_ranks_do_not_support(world: World, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LLM(world.folder / "target", None, tensor_parallel_size=2, **settings)
+
+
+def test_requests_that_several_ranks_do_not_support(world: World) -> None:
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a+"))
+    with (
+        engine(world, "none", 2) as llm,
+        pytest.raises(ValueError, match="structured_outputs is not supported with tensor_parallel_size 2; leave it"),
+    ):
+        llm.generate([[5, 6]], params, use_tqdm=False)
+
+
+def test_a_model_that_cannot_be_split_ends_all_ranks(world: World) -> None:
+    with thread_ranks(), pytest.raises(ValueError, match="tensor_parallel_size is 3; it must divide the model's 4"):
+        LLM(world.folder / "target", None, dtype="float64", tensor_parallel_size=3)

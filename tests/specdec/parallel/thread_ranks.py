@@ -1,0 +1,38 @@
+"""Ranks in threads of the test process: starting a process for each takes seconds, and the code is the same."""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+
+import pytest
+
+from specdec.engine.follower import Follower
+
+
+class ThreadRank:
+    """A follower in a thread; see `specdec.engine.followers.Process`. It ends when its connection is closed."""
+
+    def __init__(self, descriptor: int) -> None:
+        follower = Follower(Connection(os.dup(descriptor)))
+        self._thread = threading.Thread(target=follower.run, daemon=True)
+        self._thread.start()
+
+    def poll(self) -> int | None:
+        return None if self._thread.is_alive() else 0
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._thread.join(timeout)
+        return 0
+
+    def kill(self) -> None:
+        """Do nothing: the end of its connection ends it."""
+
+
+@contextmanager
+def thread_ranks() -> Iterator[None]:
+    """Start followers as threads meanwhile."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("specdec.engine.followers.launched", ThreadRank)
+        yield
