@@ -87,7 +87,8 @@ class Transfers:
         self, stores: Sequence[BlockStore], memory: HostMemory, key: Callable[[str, bytes], str], notes: Notes
     ) -> None:
         # Apart, since a store that is full can be read.
-        self._readable, self._writable = ([_Guard(store, notes) for store in stores] for _ in range(2))
+        self._readable = [_Guard(store, notes, "tokens are computed instead") for store in stores]
+        self._writable = [_Guard(store, notes, "blocks are not written there") for store in stores]
         self._memory, self._key = memory, key
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._writes: SimpleQueue[_Write | None] = SimpleQueue()
@@ -255,12 +256,16 @@ def _close(directions: "tuple[_Guard, _Guard]", deadline: float) -> None:
 class _Guard:
     """One direction of a store, reading or writing, that is left alone after a failure until the store answers again.
 
+    Args:
+        notes: for failures.
+        consequence: of a failure, for its log line.
+
     Attributes:
         busy: held during calls of the store.
     """
 
-    def __init__(self, store: BlockStore, notes: Notes) -> None:
-        self.store, self._notes, self.is_up = store, notes, True
+    def __init__(self, store: BlockStore, notes: Notes, consequence: str) -> None:
+        self.store, self._notes, self._consequence, self.is_up = store, notes, consequence, True
         self.busy, self._has_ended = threading.Lock(), threading.Event()
 
     def call(self, default: T, operation: Callable[..., T], *arguments: object) -> T:
@@ -273,7 +278,9 @@ class _Guard:
         except Exception as error:
             self.is_up = False
             reason = next(iter(str(error).splitlines()), type(error).__name__)
-            self._notes.warn(f"{self.store.name}: {reason}; tokens are computed instead", self.store.name)
+            self._notes.warn(
+                f"{self.store.name}: {reason}; {self._consequence}", f"{self.store.name} {self._consequence}"
+            )
             # By a thread of its own, so that no request ever waits for a store that is known to be gone.
             threading.Thread(target=self._wait_for_answer, name="kv-retry", daemon=True).start()
             return default

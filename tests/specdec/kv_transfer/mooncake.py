@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from ctypes.util import find_library
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,10 @@ from typing import Any
 import pytest
 
 IS_INSTALLED = find_spec("mooncake") is not None and shutil.which("mooncake_master") is not None
-needs_mooncake = pytest.mark.skipif(not IS_INSTALLED, reason="Mooncake is not installed")
+HAS_LIBRARIES = all(map(find_library, ("ibverbs", "rdmacm", "numa")))
+needs_mooncake = pytest.mark.skipif(
+    not (IS_INSTALLED and HAS_LIBRARIES), reason="Mooncake, libibverbs1, librdmacm1 or libnuma1 is not installed"
+)
 
 
 class Master:

@@ -155,6 +155,7 @@ def test_a_full_store_is_still_read() -> None:
     assert world.result() == Saved(4, True)
     assert world.look_up() == 2
     assert world.fetch(2) == [True, True]
+    assert list(world.notes._lines) == ["pool: the store is full; blocks are not written there"]
 
 
 def test_a_read_that_fails_gives_what_other_stores_have() -> None:
