@@ -5,7 +5,13 @@ from typing import NamedTuple
 from specdec.draft_heads.formats.block_settings import BlockSettings
 from specdec.draft_heads.formats.head_tensors import HeadTensors
 from specdec.draft_heads.heads.convolved_layer import ConvolutionConfig
-from specdec.draft_heads.heads.edge_scorers import MARKOV_KINDS, DominoConfig, MarkovConfig, SelectorConfig
+from specdec.draft_heads.heads.edge_scorers import (
+    CANDIDATES,
+    MARKOV_KINDS,
+    DominoConfig,
+    MarkovConfig,
+    SelectorConfig,
+)
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.draft_heads.llama.llama_config import positive
 
@@ -58,7 +64,12 @@ def _selector(
     selector = convolution = None
     if any(name.startswith(SELECTOR) for name in tensors.by_name):
         rank = _columns(tensors, own, f"{SELECTOR}predecessor_codebook", "selector_rank")
-        selector = SelectorConfig(rank, _number(own, "selector_top_k", 16))
+        top_k = _number(own, "selector_top_k", 16)
+        if top_k > CANDIDATES:
+            raise CheckpointError(
+                f"config.json: selector_top_k = {top_k} is not supported; it may be at most {CANDIDATES}"
+            )
+        selector = SelectorConfig(rank, top_k)
     if tensors.has("attention_conv.base_kernel") or tensors.has("mlp_conv.base_kernel"):
         taps, group = _number(own, "conv_kernel_size", 2), _number(own, "conv_group_size", 16)
         if hidden_size % group:

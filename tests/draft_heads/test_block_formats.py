@@ -154,6 +154,7 @@ REFUSED: list[tuple[str, Callable[[Fixture], object], str]] = [
         "config.json: conv_group_size = 16 does not",
     ),
     ("zlab_dflash2", say(conv_kernel_size=2), "layers.0.attention_conv.base_kernel has shape [2, 3, 24], config.json"),
+    ("zlab_dflash2", say(selector_top_k=65), "config.json: selector_top_k = 65 is not supported; it may be at most 64"),
     ("zlab_dflash2", say(output_multiplier=0.5), "config.json: output_multiplier = 0.5 is not supported; only 1 is"),
     ("zlab_dflash2", lose("layers.0.mlp_conv.base_kernel"), "missing tensors: layers.0.mlp_conv.base_kernel"),
     ("specforge_domino", say(gru_hidden_dim=8), "config.json: gru_hidden_dim = 8, but the tensors are those of 5"),
