@@ -17,7 +17,7 @@ ray = pytest.importorskip("ray", reason="the package ray is not installed: pip i
 
 BEGINNINGS = ["I would like to find", "Can you tell me about a", "I need a train to", "What is the address of the"]
 # Seconds in which Ray Serve starts two replicas, or a new one in place of a dead one.
-RECOVERY = 120
+RECOVERY = 300
 T = TypeVar("T")
 
 
