@@ -27,7 +27,7 @@ def test_every_batch_is_measured(tiny_run: TinyRun) -> None:
 def test_as_many_drafts_are_accepted_as_asked(head: str) -> None:
     engines = Engines(TINY, DEVICE)
     engines.use(head)
-    assert engines.eagle.cache.kernels.name == "triton"
+    assert engines.eagle.kernels.name == "triton"
     for accepted in TINY.accepted:
         engines.forced.accepted = accepted
         request = _request(random.Random(0), 0, TINY)

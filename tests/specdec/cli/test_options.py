@@ -93,7 +93,7 @@ def test_choices_are_completed(capsys: pytest.CaptureFixture[str], monkeypatch: 
     for line, expected in (
         ("specdec generate --verify ", set(get_args(Verify))),
         ("specdec reg", {"regenerate"}),
-        ("specdec train --head ", {"eagle", "eagle3"}),
+        ("specdec train --head ", {"eagle", "eagle3", "dflash", "dspark"}),
         ("specdec generate --draft-n", {"--draft-nodes"}),
     ):
         monkeypatch.setenv("_SPECDEC_COMPLETE", "complete_bash")
