@@ -9,6 +9,7 @@ import typer
 
 from specdec.cli.model_options import DRAFT_HELP
 from specdec.cli.options import Verbose, options_for, with_options
+from specdec.cli.startup import spinner
 from specdec.config import AUTO, DEMO, EngineConfig, default_shape, engine_config
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.engine.speculative_config import parse_speculative_config
@@ -128,7 +129,8 @@ def serve(
     # Late, because torch takes seconds to import, and the packages of the server may be missing.
     from specdec.server.command import run
 
-    run(target, draft or AUTO, settings, shape, server, target or DEMO_NAME, _replicated(replicas))
+    starting = spinner("starting the engine")
+    run(target, draft or AUTO, settings, shape, server, target or DEMO_NAME, starting, _replicated(replicas))
 
 
 def _replicated(num_replicas: int) -> Callable[..., Any] | None:

@@ -4,7 +4,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ def run(
     shape: Mapping[str, int],
     server: ServerSettings,
     name: str,
+    starting: AbstractContextManager[None],
     replicas: "Callable[..., AsyncLLM] | None" = None,
 ) -> None:
     """Serve until a signal ends this process.
@@ -40,6 +41,7 @@ def run(
         model, draft, settings: as `LLM` takes them.
         shape: bounds of draft trees that differ from the device's default.
         name: the model's name where the settings give none.
+        starting: shows that the engine starts, while it does.
         replicas: makes the front end of several engines, by `AsyncLLM`'s arguments; None for one engine.
 
     Raises:
@@ -66,7 +68,7 @@ def run(
 
     with _terminable():
         try:
-            asyncio.run(serve(llm, server, name, bound, announce))
+            asyncio.run(serve(llm, server, name, bound, starting, announce))
         except EngineDeadError as error:
             raise ValueError(str(error)) from None
 

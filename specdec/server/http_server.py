@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import cast
 
@@ -72,13 +73,19 @@ def listen(settings: ServerSettings) -> socket.socket:
 
 
 async def serve(
-    llm: AsyncLLM, settings: ServerSettings, name: str, bound: socket.socket, announce: Callable[[str], None]
+    llm: AsyncLLM,
+    settings: ServerSettings,
+    name: str,
+    bound: socket.socket,
+    starting: AbstractContextManager[None],
+    announce: Callable[[str], None],
 ) -> None:
     """Start the engine and serve it until a signal ends this process.
 
     Args:
         name: name of the model where the settings give none.
         bound: a bound socket.
+        starting: shows that the engine starts, while it does.
         announce: gets the address once requests are answered.
 
     Raises:
@@ -90,7 +97,8 @@ async def serve(
     try:
         # A mistake in the certificate shows before the model is loaded.
         server.config.load()
-        await llm.start()
+        with starting:
+            await llm.start()
         host, port = bound.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         bound.listen()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from specdec.async_engine.async_llm import AsyncLLM
 from specdec.cli.app import main
 from specdec.engine.speculative_config import parse_speculative_config
 from specdec.server.server_settings import ServerSettings
@@ -107,6 +108,20 @@ def test_mistakes_are_one_line(fails: Fails, arguments: list[object], complaint:
 def test_a_port_that_is_taken_is_one_line(fails: Fails) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert "choose another --host or --port" in fails("--port", taken.getsockname()[1])
+
+
+def test_a_spinner_shows_that_the_engine_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def start(_: AsyncLLM) -> None:
+        raise ValueError("the engine does not start")
+
+    monkeypatch.setattr(AsyncLLM, "start", start)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with pytest.raises(SystemExit):
+        main(["serve", "--port", "0"])
+    shown = capsys.readouterr().err
+    assert shown.index("starting the engine") < shown.index("the engine does not start")
 
 
 def test_missing_packages_are_named_with_the_remedy(fails: Fails, monkeypatch: pytest.MonkeyPatch) -> None:
