@@ -190,7 +190,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--prompts", type=int, default=32, help="of each kind of text")
-    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args(words)
     torch.set_num_threads(args.threads)

@@ -354,12 +354,26 @@ def _mode_name(mode: str) -> str:
     return names.get(source, "specdec, EAGLE-3") + how
 
 
+def _never_slower() -> str:
+    cells = read("never_slower")["cells"]
+    sizes = [name for name in cells[0]["tokens_per_second"] if name.isdigit()]
+    rows = []
+    for cell in cells:
+        rates = cell["tokens_per_second"]
+        shown = [f"{rates[name]:,.0f}" for name in ("plain", *sizes, "adaptive")]
+        rows.append([cell["text"], str(cell["batch"]), *shown, f"{cell['ratio']:.2f}"])
+    fixed = [f"{size} node{'s' if size != '1' else ''}" for size in sizes]
+    header = ["prompts", "requests at once", "plain", *fixed, "adaptive", "adaptive over best"]
+    return _with_source("never_slower", header, rows)
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "results-tau": _tau,
     "results-depths": _accepted_depths,
     "results-speed": _speed,
     "results-throughput": _throughput,
     "results-trees": _tree_shapes,
+    "results-never-slower": _never_slower,
     "results-candidates": _candidates,
     "results-coupling": _coupling,
     "results-verification": _verification_cost,
