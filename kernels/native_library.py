@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdec.kernels.huge_pages import HugePages
 from specdec.kernels.types import NoiseKey, Stream
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -176,6 +177,7 @@ class Library:
 
     Attributes:
         form: the form in use.
+        weights: memory for packed weights.
 
     Raises:
         ValueError: the library is not built, or the processor does not have the form.
@@ -191,7 +193,7 @@ class Library:
             call = getattr(library, f"specdec_{name}")
             call.restype, call.argtypes = result, arguments
             self._calls[name] = call
-        self.dtype, self.threads = dtype, threads
+        self.dtype, self.threads, self.weights = dtype, threads, HugePages()
         self._context = self._calls["open"](form.encode(), threads, KINDS[dtype])
         if not self._context:
             raise ValueError(f"the native kernels' form {form!r} does not run on this processor, or memory is short")

@@ -32,7 +32,7 @@ class NativeProjection:
     ) -> None:
         self.library, self.weight, self.bias, self.quantization = library, weight, bias, quantization
         self.size = weight.shape[0]
-        self.packed = PackedMatrix(weight, bias, library.dtype, quantization)
+        self.packed = PackedMatrix(weight, bias, library.dtype, library.weights, quantization)
 
     @property
     def fields(self) -> MatrixFields:
@@ -63,7 +63,7 @@ class NativeLayer:
         gate = torch.where(columns < intermediate, columns, -1).view(-1, 1, BLOCK)
         up = torch.where(gate >= 0, gate + intermediate, -1)
         order = torch.cat([gate, up], 1).flatten()
-        made = partial(PackedMatrix, dtype=library.dtype, quantization=quantization)
+        made = partial(PackedMatrix, dtype=library.dtype, memory=library.weights, quantization=quantization)
         qkv, output = made(*weights.qkv), made(*weights.output)
         gate_up, down = made(*weights.gate_up, order=order), made(*weights.down, depth=width)
         norms = [

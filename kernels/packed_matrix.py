@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from specdec.kernels.huge_pages import HugePages
 from specdec.kernels.integers import ceil_div
 from specdec.kernels.native_library import KINDS, Q8, MatrixFields
 from specdec.kernels.settings import Quantization
@@ -29,6 +30,7 @@ class PackedMatrix:
         weight: `[columns, inputs]`.
         bias: `[columns]` or None.
         dtype: of activations.
+        memory: where it is kept.
         quantization: "q8" to keep the weight in 8 bits, which rounds it; see `pack_q8`.
         order: int64, the weight's row that each packed column holds, -1 for none; None for all in order.
         depth: packed inputs, of which those behind the weight's count nothing; None for as many as needed.
@@ -39,6 +41,7 @@ class PackedMatrix:
         weight: Tensor,
         bias: Tensor | None,
         dtype: torch.dtype,
+        memory: HugePages,
         quantization: Quantization = "none",
         order: Tensor | None = None,
         depth: int | None = None,
@@ -49,10 +52,10 @@ class PackedMatrix:
             order = torch.arange(columns)
         order = torch.cat([order, order.new_full((-len(order) % BLOCK,), -1)])
         if quantization == "q8":
-            kind, self._numbers = Q8, pack_q8(weight.detach(), order, depth)
+            kind, self._numbers = Q8, pack_q8(weight.detach(), order, depth, memory)
         else:
             exact = exact_kind(weight, dtype)
-            kind, self._numbers = KINDS[exact], pack(weight.detach(), order, depth, exact)
+            kind, self._numbers = KINDS[exact], pack(weight.detach(), order, depth, exact, memory)
         self._bias = None
         if bias is not None:
             self._bias = torch.where(order >= 0, bias.detach().float()[order.clamp_min(0)], 0.0).contiguous()
@@ -77,20 +80,21 @@ def exact_kind(weight: Tensor, dtype: torch.dtype) -> torch.dtype:
     return dtype
 
 
-def pack(weight: Tensor, order: Tensor, depth: int, kind: torch.dtype) -> Tensor:
+def pack(weight: Tensor, order: Tensor, depth: int, kind: torch.dtype, memory: HugePages) -> Tensor:
     """Pack a weight in a floating-point type.
 
     Args:
         weight: `[columns, inputs]`.
         order: int64, the weight's row that each packed column holds, -1 for none; whole blocks.
         depth: packed inputs, even.
+        memory: where it is kept.
 
     Returns:
         `[blocks, depth, 16]`, or in bfloat16 `[blocks, depth / 2, 16]` of pairs in 32 bits.
     """
     blocks = len(order) // BLOCK
     pairs = 2 if kind == torch.bfloat16 else 1
-    packed = torch.zeros(blocks, depth // pairs, BLOCK, dtype=torch.int32 if pairs == 2 else kind)
+    packed = memory.empty((blocks, depth // pairs, BLOCK), torch.int32 if pairs == 2 else kind)
     step = _blocks_at_a_time(depth)
     for start in range(0, blocks, step):
         columns = _columns(weight, order[start * BLOCK : (start + step) * BLOCK], depth, kind)
@@ -100,20 +104,20 @@ def pack(weight: Tensor, order: Tensor, depth: int, kind: torch.dtype) -> Tensor
     return packed
 
 
-def pack_q8(weight: Tensor, order: Tensor, depth: int) -> Tensor:
+def pack_q8(weight: Tensor, order: Tensor, depth: int, memory: HugePages) -> Tensor:
     """Pack a weight in 8 bits, with one scale for 32 inputs of a column, as in llama.cpp's Q8_0.
 
     A scale is the largest magnitude of its group / 127, rounded to bfloat16, which has the range of float32 in half the
     bytes. The numbers are rounded by the rounded scale, so each is within half a scale of its weight.
 
     Args:
-        weight, order, depth: as `pack` takes them.
+        weight, order, depth, memory: as `pack` takes them.
 
     Returns:
         uint8 `[blocks, groups, 544]`: 16 scales, then signed bytes `[32, 16]`.
     """
     blocks, groups = len(order) // BLOCK, ceil_div(depth, GROUP)
-    packed = torch.empty(blocks, groups, GROUP_BYTES, dtype=torch.uint8)
+    packed = memory.empty((blocks, groups, GROUP_BYTES), torch.uint8)
     step = _blocks_at_a_time(groups * GROUP)
     for start in range(0, blocks, step):
         rows = order[start * BLOCK : (start + step) * BLOCK]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdec.draft_heads.llama.llama_layer import LlamaLayer
+from specdec.kernels.huge_pages import HugePages
 from specdec.kernels.integers import ceil_div
 from specdec.kernels.linear import Linear, prepare_for_inference
 from specdec.kernels.native_library import Q8, Library, library_file
@@ -37,7 +38,7 @@ def test_numbers_are_within_half_a_scale(columns: int, inputs: int, size: float,
         torch.randperm(len(order), generator=torch.Generator().manual_seed(2))
     ]
     depth = ceil_div(inputs, 2) * 2 + data.draw(st.sampled_from([0, 2, 16, 34]))
-    packed = pack_q8(weight, order, depth)
+    packed = pack_q8(weight, order, depth, HugePages())
     assert packed.shape == (len(order) // BLOCK, ceil_div(depth, GROUP), GROUP_BYTES)
     numbers, scales = unpacked(packed)
     wanted = torch.zeros_like(numbers)
@@ -52,7 +53,7 @@ def test_numbers_are_within_half_a_scale(columns: int, inputs: int, size: float,
 
 def test_numbers_are_those_of_the_twin() -> None:
     weight = normal(3, 48, 100)
-    numbers, scales = unpacked(pack_q8(weight, torch.arange(48), 100))
+    numbers, scales = unpacked(pack_q8(weight, torch.arange(48), 100, HugePages()))
     assert (numbers * scales)[:, :100].equal(dequantized(weight))
 
 
@@ -60,7 +61,7 @@ def test_a_group_of_zeros_is_zero_and_one_huge_number_costs_its_own_group_alone(
     weight = normal(1, 16, 96)
     weight[:, 32:64] = 0
     weight[3, 70] = 1e6
-    numbers, scales = unpacked(pack_q8(weight, torch.arange(16), 96))
+    numbers, scales = unpacked(pack_q8(weight, torch.arange(16), 96, HugePages()))
     kept = numbers * scales
     assert (kept[:, 32:64] == 0).all()
     assert kept[3, 70] == pytest.approx(1e6, rel=1 / 127)
@@ -85,7 +86,7 @@ def test_products_of_special_weights(form: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize(("quantization", "bits"), [("none", 16), ("q8", 8.5)])
 def test_a_packed_weight_takes_its_bits(quantization: Quantization, bits: float) -> None:
-    packed = PackedMatrix(torch.ones(64, 128, dtype=torch.bfloat16), None, torch.bfloat16, quantization)
+    packed = PackedMatrix(torch.ones(64, 128, dtype=torch.bfloat16), None, torch.bfloat16, HugePages(), quantization)
     assert packed._numbers.nbytes == 64 * 128 * bits / 8
     assert (packed.fields.kind == Q8) == (quantization == "q8")
 
