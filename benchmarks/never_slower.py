@@ -3,8 +3,9 @@
     python -m benchmarks.never_slower --minutes 20
     python -m benchmarks.never_slower --model WIDENED --draft WIDENED_HEAD --name never_slower_wide --minutes 40
 
-A cell is a text and a batch size. As many requests run at any time, each for the same number of tokens. A run ends
-after 85 % of all tokens: then every mode has read all prompts, and none gains by ending its requests together. The
+A cell is a text and a batch size. As many requests run at any time, of a half to one and a half times `--max-tokens`,
+the same in every mode: with equal lengths, plain decoding would end its requests together and read the next prompts in
+one step, which no load of a server does. A run ends after 85 % of all tokens: then every mode has read all prompts. The
 others are plain decoding by an engine without a head, and trees of each fixed size. Adaptive trees begin every run as
 in a new engine, with the costs measured at start and the values that the head ships, so their time includes learning.
 Rounds go through all cells and runs until the time is over. Figures are medians over rounds; the ratio's is of the
@@ -12,6 +13,7 @@ rounds' own ratios. Goal: adaptive trees reach 0.97 of the best of the others in
 """
 
 import argparse
+import random
 import statistics
 import time
 from collections import defaultdict
@@ -72,9 +74,12 @@ class Engines:
     def seconds(self, name: str, prompts: Sequence[list[int]], params: SamplingParams, batch: int) -> float:
         """Return the seconds per token of the requests, `batch` at a time, up to `SHARE` of their tokens."""
         llm, params = self.mode(name, params)
-        engine, requests = llm.engine, [llm.new_group(prompt, params).requests[0] for prompt in prompts]
+        draw, most = random.Random(0), params.max_tokens or 1
+        own = [replace(params, max_tokens=draw.randint(most // 2, most * 3 // 2)) for _ in prompts]
+        engine = llm.engine
+        requests = [llm.new_group(prompt, each).requests[0] for prompt, each in zip(prompts, own, strict=True)]
         left, running, before = list(requests), 0, engine.scheduler.stats().generated_tokens
-        wanted = SHARE * len(requests) * (params.max_tokens or 1)
+        wanted = SHARE * sum(each.max_tokens or 1 for each in own)
         tokens, start = 0, time.perf_counter()
         while tokens < wanted:
             while left and running < batch:
@@ -113,7 +118,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 2, 4, 8], help="nodes of fixed trees")
     parser.add_argument("--max-tokens", type=int, default=96)
-    parser.add_argument("--requests", type=int, default=4, help="least requests of a run; a run has 3 for each row")
+    parser.add_argument("--requests", type=int, default=32, help="least requests of a run; a run has 3 for each row")
     parser.add_argument("--minutes", type=float, default=20.0, help="no round begins after this time")
     parser.add_argument("--name", default="never_slower", help="name of the result")
     args = parser.parse_args()
@@ -134,7 +139,7 @@ def main() -> None:
     while rounds == 0 or time.perf_counter() < end:
         for text in FILES:
             for batch in args.batches:
-                own = (prompts[text] * 2)[: max(args.requests, 3 * batch)]
+                own = (prompts[text] * 3)[: max(args.requests, 3 * batch)]
                 # Each round begins with another mode.
                 for place in range(len(names)):
                     name = names[(place + rounds) % len(names)]
