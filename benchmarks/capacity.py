@@ -1,4 +1,4 @@
-"""How many requests a replica can serve: a model of memory, steps, drafts and network."""
+"""Capacity of a replica: a model of memory, steps, drafts and network."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

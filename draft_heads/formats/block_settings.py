@@ -1,4 +1,4 @@
-"""What a config.json says of a block head, in the keys of z-lab and SpecForge, DeepSpec, and speculators."""
+"""Settings of a block head in its config.json, in the keys of z-lab and SpecForge, DeepSpec, and speculators."""
 
 from pathlib import Path
 from typing import Any

@@ -120,7 +120,7 @@ class BlockHead(FeatureHead):
 
     @property
     def edge_scorer(self) -> EdgeScorer | None:
-        """What scores which token follows which; None where slots are independent."""
+        """Scorer of which token follows which; None where slots are independent."""
         return self.markov_head or self.domino_head or self.candidate_selector
 
     def _embed(self, tokens: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ MARKOV_KINDS = ("vanilla", "gated", "rnn")
 
 
 class Edges(NamedTuple):
-    """What a scorer says about the tokens after some paths.
+    """Scores of the tokens after some paths, in factored form.
 
     Attributes:
         vectors: `[paths, rank]`; their product with a candidate's row of `successors` is added to its logit.

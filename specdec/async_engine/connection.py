@@ -1,4 +1,4 @@
-"""What an `AsyncLLM` sends its messages to."""
+"""The interface through which an `AsyncLLM` reaches its engines."""
 
 from typing import Protocol
 

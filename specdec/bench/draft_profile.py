@@ -1,4 +1,4 @@
-"""How well a draft model knows its target: values of its nodes by rank and by confidence, and their calibration."""
+"""Profile of a draft model on its target: values of its nodes by rank and by confidence, and their calibration."""
 
 import math
 from bisect import bisect_right

@@ -15,7 +15,7 @@ from specdec.kernels.upload import upload
 
 
 class BlockLoader(Protocol):
-    """What fills blocks of the cache from elsewhere."""
+    """Source that fills blocks of the cache from outside the device."""
 
     def start_load_kv(self, sources: Sequence[int], block_ids: Sequence[int]) -> None:
         """Copy blocks to the device, in the order of its work."""

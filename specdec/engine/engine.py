@@ -51,7 +51,7 @@ class LLMEngine:
 
     @property
     def connector(self) -> KVConnector | None:
-        """What loads and stores blocks beyond the cache."""
+        """Connector that loads and stores blocks beyond the cache; None without one."""
         return self.scheduler.connector
 
     def add_request(self, request: Request) -> None:

@@ -1,4 +1,4 @@
-"""What every rank loads: kernels, and its part of the target."""
+"""Loading of what every rank has: kernels, and its part of the target."""
 
 from dataclasses import replace
 

@@ -16,7 +16,7 @@ from specdec.models.rank_group import RankGroup
 
 
 class Ranks(Protocol):
-    """What loading and building ask of the other ranks.
+    """The other ranks, as loading and building need them.
 
     Attributes:
         share: words that follow the number of parameters, where this process holds a part of them.

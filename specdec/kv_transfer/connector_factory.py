@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ConnectorContext:
-    """What a connector needs to know of its engine.
+    """Facts of an engine that its connector needs.
 
     Attributes:
         caches: the device's cache.

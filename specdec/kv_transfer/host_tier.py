@@ -18,7 +18,7 @@ MOST_MARKS = 1 << 16
 
 
 class Searches(Protocol):
-    """What reads blocks from stores into host memory; see `Transfers`."""
+    """Reader of blocks from stores into host memory; see `Transfers`."""
 
     @property
     def has_stores(self) -> bool:

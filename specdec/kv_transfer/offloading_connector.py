@@ -22,7 +22,7 @@ FLUSH = 10.0
 
 
 class Finished(NamedTuple):
-    """What the worker side has done.
+    """Work that the worker side has finished.
 
     Attributes:
         results: of reads, writes and copies to host memory.

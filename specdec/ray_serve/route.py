@@ -1,4 +1,4 @@
-"""What a call tells the request router of its own process, and learns from it."""
+"""Routing facts of one call: read and filled in by the request router of its process."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""How often draft nodes of each rank are accepted. Pure Python."""
+"""Acceptance rates of draft nodes by rank. Pure Python."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What is around the download of SmolLM2; nothing here downloads anything."""
+"""Unpacking and conversion of SmolLM2. Nothing here downloads anything."""
 
 import sys
 import zipfile

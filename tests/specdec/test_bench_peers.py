@@ -68,7 +68,7 @@ def test_transformers_with_an_assistant(tiny: Tiny, own: TimedRun, tmp_path: Pat
 
 
 class FakeVllm:
-    """What `specdec.bench.vllm_peer` uses of vLLM, by its documentation."""
+    """The part of vLLM that `specdec.bench.vllm_peer` uses, by its documentation."""
 
     def __init__(self, **settings: Any) -> None:
         self.settings, self.runs, self.calls = settings, 0, []  # type: ignore[var-annotated]

@@ -159,7 +159,7 @@ def test_a_file_of_unknown_origin_is_kept(run: Run, tmp_path: Path) -> None:
 
 
 def test_a_run_goes_on_behind_any_byte_of_its_journal(run: Run, tmp_path: Path) -> None:
-    """What kill -9 leaves: a part of the journal, its last row torn, and any part of the conversations."""
+    """A kill leaves a part of the journal, its last row torn, and any part of the conversations."""
     run()
     whole, out = (tmp_path / "answers.jsonl.journal").read_bytes(), (tmp_path / "answers.jsonl").read_bytes()
     for end in (40, whole.index(b"\n") + 1, len(whole) // 2, len(whole) - 1):

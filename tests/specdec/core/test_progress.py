@@ -11,7 +11,7 @@ from specdec.core.outputs import SpeculationStats
 
 
 def shown(monkeypatch: pytest.MonkeyPatch, stats: SpeculationStats | None, total: int = 4) -> str:
-    """What a terminal gets of a bar with half of its work done."""
+    """Return the output to a terminal of a bar with half of its work done."""
     screen = io.StringIO()
 
     def console(**_: object) -> Console:

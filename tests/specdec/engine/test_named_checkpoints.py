@@ -1,4 +1,4 @@
-"""What drafts where the user names no draft, and what is said about it."""
+"""Choice of the draft where the user names none, and the line that tells it."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""What needs no cluster: the configuration file, and `--replicas` without the package."""
+"""Parts that need no cluster: the configuration file, and `--replicas` without the package."""
 
 import asyncio
 from pathlib import Path

@@ -353,7 +353,6 @@ def chained(values: list[float], nodes: int = SHAPE.nodes) -> DraftableRow:
 
 @given(st.floats(0.001, 0.5), st.lists(st.lists(st.floats(0.01, 1), min_size=1, max_size=8), min_size=1, max_size=4))
 def test_no_other_number_of_chain_nodes_brings_more(token: float, values: list[list[float]]) -> None:
-    """Where no model drafts."""
     sizer, rows = make(token, 0.1), [chained(sorted(own, reverse=True), nodes=0) for own in values]
     size = sizer.size(len(rows), len(rows), rows)
     assert size.nodes == size.trees == 0

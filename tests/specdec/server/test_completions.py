@@ -132,7 +132,7 @@ def test_prompts_of_every_form(server: Served, client: OpenAI, prompt: Any, stre
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("max_tokens", [0, 1, 6])
 def test_echo_with_logprobs_scores_the_prompt(server: Served, client: OpenAI, stream: bool, max_tokens: int) -> None:
-    """What lm-eval asks for."""
+    """Requests of lm-eval."""
     # The first token has no log-probability, which the type does not know.
     client._strict_response_validation = False
     reply: Any = client.completions.create(
