@@ -59,12 +59,14 @@ class AttentionGeometry(NamedTuple):
         number_bytes: bytes of an element of queries, keys and values.
         padded_dim: head_dim, up to the next power of two.
         group: query heads per KV head.
+        window: tokens that a row sees, itself included; 0 for all.
     """
 
     number_bytes: int
     padded_dim: int
     group: int
     kv_heads: int
+    window: int = 0
 
 
 class Chip(NamedTuple):
@@ -103,21 +105,21 @@ class Plan(NamedTuple):
     num_parts: int
 
     @staticmethod
-    def make(rows: RaggedRows, group: int, kv_heads: int, configs: dict[int, Config], processors: int) -> "Plan":
+    def make(rows: RaggedRows, heads: AttentionGeometry, configs: dict[int, Config], processors: int) -> "Plan":
         """Return the plan, from what the host knows and without waiting for the device."""
-        height = best_height(rows, group, configs)
+        height = best_height(rows, heads.group, configs)
         config = configs[height]
-        tiles = rows.tiles(height // group)
+        tiles = rows.tiles(height // heads.group, heads.window)
         # What each processor would do if all work could be dealt out evenly, in entries.
-        share = sum(tile.end - rows.first for tile in tiles) * kv_heads / processors
+        share = sum(tile.end - tile.begin for tile in tiles) * heads.kv_heads / processors
         items: list[tuple[int, ...]] = []
         joins: list[tuple[int, ...]] = []
         num_parts = 0
         for tile in tiles:
-            context = tile.end - rows.first
+            context = tile.end - tile.begin
             wanted = max(1, math.floor(context / max(share, MIN_PART) + 0.5))
             size = ceil_div(context, wanted * config.keys) * config.keys
-            begins = range(rows.first, tile.end, size)
+            begins = range(tile.begin, tile.end, size)
             is_cut = len(begins) > 1
             for part, begin in enumerate(begins, start=num_parts):
                 entries = (begin, min(begin + size, tile.end), rows.tree_starts[tile.request])

@@ -17,6 +17,7 @@ class LayerWeights(NamedTuple):
 
     Attributes:
         heads: query heads.
+        window: tokens that a row sees, itself included; 0 for all.
         eps: of all norms.
         input_norm: of what queries, keys and values are made from; None where the caller makes it, or none is wanted.
         query_norm: of each query head, `[head_dim]`, or None.
@@ -27,6 +28,7 @@ class LayerWeights(NamedTuple):
     heads: int
     kv_heads: int
     head_dim: int
+    window: int
     eps: float
     input_norm: Tensor | None
     query_norm: Tensor | None

@@ -76,6 +76,7 @@ class NativeLayer:
             weights.kv_heads,
             weights.head_dim,
             hidden,
+            weights.window,
             weights.eps,
             *(None if norm is None else norm.data_ptr() for norm in norms),
             qkv.fields,
@@ -147,12 +148,12 @@ class NativeOperations:
     def __init__(self, library: Library, noise: NoiseSource) -> None:
         self.library, self.noise = library, noise
 
-    def tree_attention(self, query: Tensor, kv: Tensor, rows: RaggedRows, scale: float) -> Tensor:
+    def tree_attention(self, query: Tensor, kv: Tensor, rows: RaggedRows, scale: float, window: int = 0) -> Tensor:
         """See `specdec.kernels.tree_attention`."""
         query, step = query.contiguous(), step_of(rows)
         step.fields.kv = kv.data_ptr()
         out = torch.empty_like(query)
-        self.library.attend(step.fields, kv.shape[1] // 2, scale, query, out)
+        self.library.attend(step.fields, kv.shape[1] // 2, window, scale, query, out)
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

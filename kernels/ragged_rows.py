@@ -26,6 +26,8 @@ class RaggedRows:
     `block_table[s // block_size] * block_size + s % block_size`. Query row `i` of request `b` sees
     entries `[first, visible[i])` and, of the draft tree whose node 0 is entry `tree_starts[b]`, the
     nodes whose bit is set in `ancestors[i]` (bit j % 64 of word j // 64, its own bit included).
+    In a layer with a sliding window of W tokens it sees only the last W of them, itself included: entries from
+    `visible[i] + (number of its ancestor bits) - W` on. No tree is deeper than W, so all ancestors are among them.
 
     A request's rows are its last cache entries, in order: a chain, then tree nodes after their parents. So
     none sees an entry beyond its own, but for the rows of a block (`sees_later`).
@@ -53,25 +55,39 @@ class RaggedRows:
     first: int = 0
     sees_later: bool = False
 
-    @cached_property
-    def row_groups(self) -> "list[RowGroup]":
-        """Tiles of similar shape, batched, for the plain-torch attention; made once a step."""
-        buckets: dict[tuple[int, int], list[Tile]] = {}
-        for tile in self.tiles(TILE_ROWS):
-            size = tile.rows.bit_length(), (max(tile.end, MASKED_KEYS) - 1).bit_length()
-            buckets.setdefault(size, []).append(tile)
-        return [RowGroup.build(self, tiles) for tiles in buckets.values()]
+    def row_groups(self, window: int = 0) -> "list[RowGroup]":
+        """Return tiles of similar shape, batched, for the plain-torch attention; made once a step.
 
-    def tiles(self, most: int) -> "list[Tile]":
+        Args:
+            window: tokens that a row sees, itself included; 0 for all.
+        """
+        key = "row groups", window
+        if key not in self.plans:
+            buckets: dict[tuple[int, int], list[Tile]] = {}
+            for tile in self.tiles(TILE_ROWS, window):
+                size = tile.rows.bit_length(), (max(tile.end - tile.begin, MASKED_KEYS) - 1).bit_length()
+                buckets.setdefault(size, []).append(tile)
+            self.plans[key] = [RowGroup.build(self, tiles, window) for tiles in buckets.values()]
+        groups: list[RowGroup] = self.plans[key]
+        return groups
+
+    def tiles(self, most: int, window: int = 0) -> "list[Tile]":
         """Return all query rows in tiles of at most `most`."""
         tiles, start = [], 0
         for request, (count, length) in enumerate(zip(self.query_lens, self.lengths, strict=True)):
             for at in range(0, count, most):
                 rows = min(most, count - at)
-                end = length if self.sees_later else length - count + at + rows
-                tiles.append(Tile(request, start + at, rows, end))
+                entry = length - count + at
+                begin = self.first
+                if window:
+                    begin = max(begin, min(entry, self.tree_starts[request]) + 1 - window)
+                tiles.append(Tile(request, start + at, rows, begin, length if self.sees_later else entry + rows))
             start += count
         return tiles
+
+    def begins(self, window: int) -> Tensor:
+        """Return the first entry that each row sees of the last `window` tokens, int64 `[rows]`; it may be negative."""
+        return self.visible + num_bits(self.ancestors).sum(1) - window
 
     @cached_property
     def plans(self) -> dict[Hashable, Any]:
@@ -81,11 +97,12 @@ class RaggedRows:
 
 @dataclass(frozen=True)
 class Tile:
-    """Consecutive query rows of one request, which see no entry from `end` on."""
+    """Consecutive query rows of one request, which see no entry before `begin` and none from `end` on."""
 
     request: int
     start: int
     rows: int
+    begin: int
     end: int
 
 
@@ -149,23 +166,23 @@ class RowGroup:
         return Masks(prefix, tail.view(tiles, 1, group * rows, self.tail))
 
     @staticmethod
-    def build(rows: RaggedRows, tiles: "list[Tile]") -> "RowGroup":
+    def build(rows: RaggedRows, tiles: "list[Tile]", window: int = 0) -> "RowGroup":
         device = rows.visible.device
         num_rows = max(tile.rows for tile in tiles)
-        longest, shortest = (which(tile.end for tile in tiles) - rows.first for which in (max, min))
+        longest, shortest = (which(tile.end - tile.begin for tile in tiles) for which in (max, min))
         in_order = all(tile.rows == num_rows for tile in tiles) and len(tiles) * num_rows == rows.visible.numel()
         requests = [tile.request for tile in tiles]
-        # Per tile its end and its tree's start.
-        bounds = [[tile.end, rows.tree_starts[tile.request]] for tile in tiles]
-        ends, starts = torch.tensor(bounds, device=device).view(-1, 2, 1, 1).unbind(1)
+        # Per tile its end, its tree's start and its begin.
+        bounds = [[tile.end, rows.tree_starts[tile.request], tile.begin] for tile in tiles]
+        ends, starts, begins = torch.tensor(bounds, device=device).view(-1, 3, 1, 1).unbind(1)
 
         padding = None
         slots: Tensor | slice | None = _run_of_slots(rows, tiles[0]) if len(tiles) == 1 else None
         if slots is None:
             entries = ends[:, 0] + torch.arange(-longest, 0, device=device)
             if shortest < longest:
-                padding = entries < rows.first
-            entries = entries.clamp_(min=rows.first)
+                padding = entries < begins[:, 0]
+            entries = entries.maximum(begins[:, 0])
             in_turn = requests == list(range(len(rows.lengths)))
             tables = rows.block_tables if in_turn else rows.block_tables[requests]
             blocks = tables.gather(1, entries // rows.block_size)
@@ -180,7 +197,11 @@ class RowGroup:
             scatter = (padded, queries[padded])
 
         # A tile's first row sees least: up to itself in a chain, up to the tree's start in a tree.
-        width = max(end - min(end - tile.rows + 1, start) for tile, (end, start) in zip(tiles, bounds, strict=True))
+        width = max(end - min(end - tile.rows + 1, start) for tile, (end, start, _) in zip(tiles, bounds, strict=True))
+        # No row's window begins behind that of a last row of a chain.
+        slides = window > 0 and any(tile.end - window > rows.first for tile in tiles)
+        if slides:
+            width = longest
         hidden = None
         if width:
             visible, words = rows.visible, rows.ancestors
@@ -195,6 +216,10 @@ class RowGroup:
             # What lies before the tree is visible to its nodes, so that a bit read wrongly there decides nothing.
             unrelated = (words >> node.bitwise_and_(WORD_BITS - 1)).bitwise_and_(1) == 0
             hidden = unrelated.logical_and_(last >= visible.view(len(tiles), num_rows, 1))
+            if slides:
+                own = rows.begins(window)
+                own = own if queries is None else own[queries]
+                hidden = hidden.logical_or_(last < own.view(len(tiles), num_rows, 1))
         tail = max(width, MASKED_KEYS)
         # One part where the other would hold no key of some tile.
         tail = longest if tail >= shortest else tail
@@ -216,7 +241,19 @@ class Masks(NamedTuple):
 def _run_of_slots(rows: RaggedRows, tile: Tile) -> slice | None:
     """Return the slots of the tile's keys, if they are consecutive."""
     size = rows.block_size
-    blocks = rows.block_tables[tile.request, : ceil_div(tile.end, size)].tolist()
+    skipped = tile.begin // size
+    blocks = rows.block_tables[tile.request, skipped : ceil_div(tile.end, size)].tolist()
     if blocks != list(range(blocks[0], blocks[0] + len(blocks))):
         return None
-    return slice(blocks[0] * size + rows.first, blocks[0] * size + tile.end)
+    start = (blocks[0] - skipped) * size
+    return slice(start + tile.begin, start + tile.end)
+
+
+def num_bits(words: Tensor) -> Tensor:
+    """Return the number of bits that are set in each int64 number."""
+    # The sign's shifts bring in ones, which the masks take away.
+    words = words - ((words >> 1) & 0x5555555555555555)
+    words = (words & 0x3333333333333333) + ((words >> 2) & 0x3333333333333333)
+    words = (words + (words >> 4)) & 0x0F0F0F0F0F0F0F0F
+    # All bytes summed in the highest.
+    return (words * 0x0101010101010101) >> 56

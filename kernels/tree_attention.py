@@ -25,7 +25,7 @@ MAX_GROUP = min(max(heights) for heights in CONFIGS.values())
 JOINED_PARTS = 16
 
 
-def tree_attention(query: Tensor, kv: Tensor, rows: RaggedRows, scale: float) -> Tensor:
+def tree_attention(query: Tensor, kv: Tensor, rows: RaggedRows, scale: float, window: int = 0) -> Tensor:
     """Compute attention of ragged query rows over a paged cache, causal along chains and by ancestors in trees.
 
     Scores and sums are float32; float32 input is multiplied as such, never as TF32. The first call of a step lays
@@ -38,6 +38,7 @@ def tree_attention(query: Tensor, kv: Tensor, rows: RaggedRows, scale: float) ->
             stored.
         rows: what each query row sees; trees of at most 128 nodes.
         scale: factor of the scores.
+        window: tokens that a row sees, itself included; 0 for all. No tree is deeper.
 
     Returns:
         `[rows, heads, head_dim]` in the query's dtype, contiguous.
@@ -49,7 +50,7 @@ def tree_attention(query: Tensor, kv: Tensor, rows: RaggedRows, scale: float) ->
     kv_heads = kv.shape[1] // 2
     _check(query, kv, rows)
     group, padded = heads // kv_heads, triton.next_power_of_2(dim)
-    plan = plan_of(rows, AttentionGeometry(query.element_size(), padded, group, kv_heads))
+    plan = plan_of(rows, AttentionGeometry(query.element_size(), padded, group, kv_heads, window))
 
     output = torch.empty((num_rows, heads, dim), dtype=query.dtype, device=query.device)
     parts = torch.empty((plan.num_parts, kv_heads, plan.height, dim), dtype=torch.float32, device=query.device)
@@ -58,9 +59,9 @@ def tree_attention(query: Tensor, kv: Tensor, rows: RaggedRows, scale: float) ->
     inputs = (plan.items, rows.block_tables, rows.visible, rows.ancestors)
     strides = (*query.stride()[:2], *kv.stride()[:2], rows.block_tables.stride(0))
     tree_attention_kernel[(len(plan.items) * kv_heads,)](
-        query, kv, output, parts, log_sums, *inputs, scale * math.log2(math.e), kv_heads, *strides,
-        WORDS=rows.ancestors.shape[1], BLOCK_SIZE=rows.block_size, BLOCK_N=plan.config.keys, **shape,
-        num_warps=plan.config.warps, num_stages=STAGES,
+        query, kv, output, parts, log_sums, *inputs, scale * math.log2(math.e), window, kv_heads, *strides,
+        WINDOWED=window > 0, WORDS=rows.ancestors.shape[1], BLOCK_SIZE=rows.block_size, BLOCK_N=plan.config.keys,
+        **shape, num_warps=plan.config.warps, num_stages=STAGES,
     )  # fmt: skip
     if plan.num_parts:
         grid = (len(plan.joins), plan.height // group, heads)
@@ -80,7 +81,7 @@ def plan_of(rows: RaggedRows, heads: AttentionGeometry) -> Plan:
         configs = (HOPPER_CONFIGS if chip.is_hopper else CONFIGS)[heads.number_bytes, heads.padded_dim]
         if heads.group > max(configs):
             raise ValueError(f"{heads.group} query heads per KV head: at most {max(configs)} are supported")
-        plan = rows.plans[heads] = Plan.make(rows, heads.group, heads.kv_heads, configs, chip.processors)
+        plan = rows.plans[heads] = Plan.make(rows, heads, configs, chip.processors)
     return plan
 
 
@@ -121,6 +122,19 @@ def _shift(bits, by):
 
 
 @triton.jit
+def _num_bits(bits):
+    """Return the number of bits that are set in each uint64 number, as int32."""
+    bits -= (bits >> 1) & 0x5555555555555555
+    bits = (bits & 0x3333333333333333) + ((bits >> 2) & 0x3333333333333333)
+    bits = (bits + (bits >> 4)) & 0x0F0F0F0F0F0F0F0F
+    # By shifts rather than a product: the sum of all bytes in the lowest.
+    bits += bits >> 8
+    bits += bits >> 16
+    bits += bits >> 32
+    return (bits & 0x7F).to(tl.int32)
+
+
+@triton.jit
 def _attend(
     b_acc,  # float32 [BLOCK_M, BLOCK_D], weighted sum of values so far
     b_top,  # float32 [BLOCK_M], highest score so far
@@ -132,12 +146,14 @@ def _attend(
     begin,
     end,
     tree_start,
+    b_first,  # [BLOCK_M], first entry that a row sees; not looked at without a window
     b_visible,  # [BLOCK_M]
     b_low,  # uint64 [BLOCK_M], bits of nodes 0 to 63
     b_high,  # uint64 [BLOCK_M], bits of nodes 64 to 127; not looked at where there is one word
     scale,
     kv_slot,
     MASKED: tl.constexpr,  # whether some row does not see some entry
+    WINDOWED: tl.constexpr,
     WORDS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -168,8 +184,11 @@ def _attend(
             if BLOCK_N > 32:
                 b_half = tl.where((o_n < 32)[None, :], b_half, (b_bits >> 32).to(tl.uint32)[:, None])
             m_node = (b_half >> (o_n % 32).to(tl.uint32)[None, :]) & 1 != 0
+            m_seen = entry[None, :] < b_visible[:, None]
+            if WINDOWED:
+                m_seen = m_seen & (entry[None, :] >= b_first[:, None])
             # Neither holds from the end on: that is a whole block's, or the last entry's that a row sees.
-            b_score = tl.where((entry[None, :] < b_visible[:, None]) | m_node, b_score, float("-inf"))
+            b_score = tl.where(m_seen | m_node, b_score, float("-inf"))
         b_new_top = tl.maximum(b_top, tl.max(b_score, 1))
         # A row that has seen no key so far: weights are exp2(-inf - 0), not exp2(-inf + inf).
         b_base = tl.where(b_new_top == float("-inf"), 0.0, b_new_top) if MASKED else b_new_top
@@ -194,12 +213,14 @@ def tree_attention_kernel(
     p_visible,  # int64 [rows]
     p_ancestors,  # int64 [rows, WORDS]
     scale,  # run-time: costs nothing; times log2(e), for exp2
+    window,  # run-time: a bound of the loops
     kv_heads,  # run-time: needed outside the loop only
     q_row,  # run-time strides, in elements; a query may be columns of a fused QKV
     q_head,
     kv_slot,  # run-time strides; Triton sees for itself that they are multiples of 16, which makes loads wide
     kv_head,
     table_row,  # run-time, and its factors not compiled in: it grows with the context, and no step waits for a compiler
+    WINDOWED: tl.constexpr,  # constexpr: layers without a window do without its mask
     WORDS: tl.constexpr,  # constexpr: trees of 64 nodes, the usual ones, do without the second word
     GROUP: tl.constexpr,  # constexpr: fixed in a model, and a divisor
     HEAD_DIM: tl.constexpr,  # constexpr: fixed in a model; where it is a power of two, no mask is needed
@@ -235,16 +256,31 @@ def tree_attention_kernel(
     b_acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     b_top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     b_sum = tl.zeros([BLOCK_M], tl.float32)
-    # Up to here every row sees every entry.
+    # Up to here every row sees every entry, but for those before its window.
     seen_by_all = tl.minimum(tl.min(b_visible, 0), end)
     middle = begin + tl.maximum(seen_by_all - begin, 0) // BLOCK_N * BLOCK_N
+    b_first = b_visible
+    if WINDOWED:
+        b_depth = _num_bits(b_low)
+        if WORDS == 2:
+            b_depth += _num_bits(b_high)
+        b_first = tl.where(m_m, b_visible + b_depth - window, begin)
+        # From here on no row begins.
+        begun = begin + tl.cdiv(tl.maximum(tl.max(b_first, 0) - begin, 0), BLOCK_N) * BLOCK_N
+        begun = tl.minimum(begun, end)
+        middle = tl.maximum(middle, begun)
+        b_acc, b_top, b_sum = _attend(
+            b_acc, b_top, b_sum, b_q, p_k, p_v, p_table, begin, begun, tree_start, b_first, b_visible, b_low, b_high,
+            scale, kv_slot, True, WINDOWED, WORDS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D,
+        )  # fmt: skip
+        begin = begun
     b_acc, b_top, b_sum = _attend(
-        b_acc, b_top, b_sum, b_q, p_k, p_v, p_table, begin, middle, tree_start, b_visible, b_low, b_high, scale,
-        kv_slot, False, WORDS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D,
+        b_acc, b_top, b_sum, b_q, p_k, p_v, p_table, begin, middle, tree_start, b_first, b_visible, b_low, b_high,
+        scale, kv_slot, False, WINDOWED, WORDS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D,
     )  # fmt: skip
     b_acc, b_top, b_sum = _attend(
-        b_acc, b_top, b_sum, b_q, p_k, p_v, p_table, middle, end, tree_start, b_visible, b_low, b_high, scale,
-        kv_slot, True, WORDS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D,
+        b_acc, b_top, b_sum, b_q, p_k, p_v, p_table, middle, end, tree_start, b_first, b_visible, b_low, b_high,
+        scale, kv_slot, True, WINDOWED, WORDS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D,
     )  # fmt: skip
 
     # A row may see nothing of a part: output 0, log-sum-exp -inf.

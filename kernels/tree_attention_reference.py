@@ -11,7 +11,7 @@ from specdec.kernels.ragged_rows import RaggedRows
 _FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
-def tree_attention(query: Tensor, kv: Tensor, rows: RaggedRows, scale: float) -> Tensor:
+def tree_attention(query: Tensor, kv: Tensor, rows: RaggedRows, scale: float, window: int = 0) -> Tensor:
     """See `specdec.kernels.tree_attention`; takes any head_dim and tree, and float64, which it also computes in.
 
     Query heads of a group share one copy of their keys. Rows that see all keys, as in plain decoding, are not
@@ -21,7 +21,7 @@ def tree_attention(query: Tensor, kv: Tensor, rows: RaggedRows, scale: float) ->
     kv_heads = kv.shape[1] // 2
     group = heads // kv_heads
     output = None
-    for part in rows.row_groups:
+    for part in rows.row_groups(window):
         tiles, num_rows, num_keys = part.shape
         q = query if part.queries is None else query.index_select(0, part.queries)
         q = q.view(tiles, num_rows, kv_heads, group, dim).permute(0, 2, 3, 1, 4)

@@ -27,6 +27,10 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen3": {"max_position_embeddings": 32768, "sliding_window": 4096, "use_sliding_window": False, "head_dim": 128},
 }
 
+# Families whose attention may have a sliding window, and the first layer of Qwen's that has it by default.
+SLIDING_FAMILIES = ("mistral", "qwen2", "qwen3")
+MAX_WINDOW_LAYERS = 28
+
 # Families that are asked for and not supported, by their `model_type`.
 FOREIGN_FAMILIES = {
     "phi3": "Phi-3",
@@ -63,8 +67,10 @@ class LlamaConfig:
     """Sizes of a model of the Llama family, or of a draft head made of Llama layers.
 
     Qwen2 has biases at queries, keys and values only. Qwen3 normalises the queries and keys of each head (`qk_norm`).
-    Mistral is a Llama. If attention has a sliding window, `max_position` is at most the window, within which attention
-    is the same as without one.
+    Mistral is a Llama.
+
+    Attributes:
+        windows: tokens that each layer's attention sees, the own one included, 0 for all; empty where all see all.
     """
 
     vocab_size: int
@@ -82,6 +88,12 @@ class LlamaConfig:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    windows: tuple[int, ...] = ()
+
+    @property
+    def layer_windows(self) -> tuple[int, ...]:
+        """Window of each layer, 0 for none."""
+        return self.windows or (0,) * self.num_layers
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> "LlamaConfig":
@@ -96,13 +108,6 @@ class LlamaConfig:
         for key, allowed in REQUIRED_VALUES.items():
             if config.get(key) not in allowed:
                 raise CheckpointError(f"config.json: {key} = {config[key]!r} is not supported")
-        known_types = ("full_attention", "sliding_attention") if family == "mistral" else ("full_attention",)
-        layer_types = config.get("layer_types") or []
-        if not isinstance(layer_types, list):
-            raise CheckpointError(f"config.json: layer_types = {layer_types!r:.100} must be a list")
-        unknown = [kind for kind in layer_types if kind not in known_types]
-        if unknown:
-            raise CheckpointError(f"config.json: layer_types {unknown[:1]!r:.100} are not supported")
 
         def count(name: str, default: int | None = None) -> int:
             value, largest = positive(config, name, default), LARGEST_SIZES.get(name, LARGEST_SIZE)
@@ -130,24 +135,25 @@ class LlamaConfig:
         epsilon = config.get("rms_norm_eps", 1e-6)
         if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not 0 < epsilon < 1e18:
             raise CheckpointError(f"config.json: rms_norm_eps = {epsilon!r} must be a positive number")
-        max_position = count("max_position_embeddings", 2048)
-        if config.get("sliding_window") is not None:
-            # For Mistral, use_sliding_window is without effect, as in transformers.
-            if family == "mistral":
-                max_position = min(max_position, count("sliding_window"))
-            elif flag("use_sliding_window", True):
-                raise CheckpointError(f"config.json: sliding_window = {config['sliding_window']!r} is not supported")
+        layers, windows = count("num_hidden_layers"), tuple[int, ...]()
+        sliding = _sliding_layers(config, layers)
+        # For Mistral, use_sliding_window is without effect, as in transformers.
+        if config.get("sliding_window") is not None and (family == "mistral" or flag("use_sliding_window", True)):
+            window = count("sliding_window")
+            if family not in SLIDING_FAMILIES:
+                raise CheckpointError(f"config.json: sliding_window = {window} is not supported")
+            windows = tuple(window if is_sliding else 0 for is_sliding in sliding)
         # Where a family's model in transformers has no biases, their settings are without effect.
         bias = flag("attention_bias") and family not in ("mistral", "qwen2")
         return cls(
             vocab_size=count("vocab_size"),
             hidden_size=hidden,
             intermediate_size=count("intermediate_size"),
-            num_layers=count("num_hidden_layers"),
+            num_layers=layers,
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=head_dim,
-            max_position=max_position,
+            max_position=count("max_position_embeddings", 2048),
             rms_norm_eps=float(epsilon),
             rope=RopeConfig.from_json(config),
             tie_word_embeddings=flag("tie_word_embeddings"),
@@ -155,4 +161,33 @@ class LlamaConfig:
             output_bias=bias,
             mlp_bias=flag("mlp_bias") and family not in ("mistral", "qwen2", "qwen3"),
             qk_norm=family == "qwen3",
+            windows=windows if any(windows) else (),
         )
+
+
+def _sliding_layers(config: Mapping[str, Any], layers: int) -> list[bool]:
+    """Return which layers have the sliding window, if there is one, as transformers reads the settings.
+
+    Those have it that `layer_types` names. Without that list, all layers of Mistral have it, and those of Qwen from
+    `max_window_layers` on.
+
+    Raises:
+        CheckpointError: `layer_types` that are unknown, or not as many as layers.
+    """
+    kinds, family = config.get("layer_types") or [], config.get("model_type")
+    if not isinstance(kinds, list):
+        raise CheckpointError(f"config.json: layer_types = {kinds!r:.100} must be a list")
+    known = ("full_attention", "sliding_attention") if family in SLIDING_FAMILIES else ("full_attention",)
+    unknown = [kind for kind in kinds if kind not in known]
+    if unknown:
+        raise CheckpointError(f"config.json: layer_types {unknown[:1]!r:.100} are not supported")
+    if family == "mistral" and not kinds:
+        return [True] * layers
+    if not kinds:
+        first = config.get("max_window_layers")
+        if first is not None and (type(first) is not int or first < 0):
+            raise CheckpointError(f"config.json: max_window_layers = {first!r:.100} must be a whole number of layers")
+        return [layer >= (MAX_WINDOW_LAYERS if first is None else first) for layer in range(layers)]
+    if "sliding_attention" in kinds and len(kinds) != layers:
+        raise CheckpointError(f"config.json: {len(kinds)} layer_types for {layers} layers")
+    return [kind == "sliding_attention" for kind in kinds]

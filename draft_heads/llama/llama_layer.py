@@ -41,14 +41,15 @@ class PagedAttention:
         kv: `[slots, 2 * kv_heads, head_dim]`, keys first.
         slots: int64 `[rows]`, where the rows' own keys and values go.
         rows: what each row sees.
+        window: tokens that a row sees at most, itself included; 0 for all.
     """
 
-    def __init__(self, kv: Tensor, slots: Tensor, rows: RaggedRows, kernels: KernelSet) -> None:
-        self.kv, self.slots, self.rows, self.kernels = kv, slots, rows, kernels
+    def __init__(self, kv: Tensor, slots: Tensor, rows: RaggedRows, kernels: KernelSet, window: int = 0) -> None:
+        self.kv, self.slots, self.rows, self.kernels, self.window = kv, slots, rows, kernels, window
 
     def __call__(self, qkv: Tensor, rotary: Rotary, num_heads: int) -> Tensor:
         query = self.kernels.rotary_store(qkv, *rotary, self.kv, self.slots, num_heads)
-        return self.kernels.tree_attention(query, self.kv, self.rows, query.shape[-1] ** -0.5)
+        return self.kernels.tree_attention(query, self.kv, self.rows, query.shape[-1] ** -0.5, self.window)
 
 
 class RMSNorm(nn.Module):
@@ -99,6 +100,7 @@ class DecoderLayer(nn.Module):
 
     Args:
         input_size: of what queries, keys and values are made from.
+        window: of a layer that runs in one call; else `PagedAttention` has it.
 
     Attributes:
         fused: the layer in one call, once it is prepared for a kernel set that has that.
@@ -106,9 +108,9 @@ class DecoderLayer(nn.Module):
 
     fused: FusedLayer
 
-    def __init__(self, config: LlamaConfig, input_size: int) -> None:
+    def __init__(self, config: LlamaConfig, input_size: int, window: int = 0) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.window = config, window
         hidden, dim = config.hidden_size, config.head_dim
         qkv_size = (config.num_heads + 2 * config.num_kv_heads) * dim
         self.qkv_proj = Linear(input_size, qkv_size, bias=config.attention_bias)
@@ -159,6 +161,7 @@ class DecoderLayer(nn.Module):
                 heads=config.num_heads,
                 kv_heads=config.num_kv_heads,
                 head_dim=config.head_dim,
+                window=self.window,
                 eps=config.rms_norm_eps,
                 input_norm=input_norm,
                 query_norm=None if self.q_norm is None else self.q_norm.weight,
@@ -183,8 +186,8 @@ class DecoderLayer(nn.Module):
 class LlamaLayer(DecoderLayer):
     """Llama decoder layer; without `input_norm` it is the first layer of an EAGLE-1/2 head."""
 
-    def __init__(self, config: LlamaConfig, input_norm: bool = True) -> None:
-        super().__init__(config, config.hidden_size)
+    def __init__(self, config: LlamaConfig, input_norm: bool = True, window: int = 0) -> None:
+        super().__init__(config, config.hidden_size, window)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps) if input_norm else None
 
     def forward(self, hidden: Tensor, rotary: Rotary, attention: Attention) -> Tensor:

@@ -23,6 +23,7 @@ typedef struct {
     int64_t begin, end, heads, kv_heads, kv_head, dim;
     int kind; /* of keys and values */
     float scale;
+    int64_t window, first; /* tokens that a row sees, 0 for all; first entry that any row sees */
 } tile;
 
 INLINE int64_t rows_together(int64_t group) { return group < TILE_QUERIES ? TILE_QUERIES / group : 1; }
@@ -254,8 +255,8 @@ INLINE void attend_kind(const tile *t, int kind, const float *queries, int64_t q
                     group * dim, query_kind(kind));
         shared = t->s->visible[row] < shared ? t->s->visible[row] : shared;
     }
-    shared = shared < t->s->first ? t->s->first : shared;
-    const int64_t before = list_entries(t, t->s->first, shared, keys);
+    shared = shared < t->first ? t->first : shared;
+    const int64_t before = list_entries(t, t->first, shared, keys);
     for (int i = 0; before && i < KEYS_MORE; i++)
         keys[before + i] = keys[before - 1];
 #define SCORE_SHARED(n)                                                                                                \
@@ -295,13 +296,44 @@ static void attend_float16(const tile *t, const float *queries, int64_t query_st
     attend_kind(t, FLOAT16, queries, query_stride, memory, out);
 }
 
-/* Attend with a tile's queries: rows of `query_stride` floats. `out` is `[rows][heads of the
-   group][dim]`, `memory` holds `tile_floats`. */
-static void attend_tile(const tile *t, const float *queries, int64_t query_stride, float *memory, float *out) {
+static void attend_rows(const tile *t, const float *queries, int64_t query_stride, float *memory, float *out) {
     if (t->kind == FLOAT32)
         attend_float32(t, queries, query_stride, memory, out);
     else if (t->kind == BFLOAT16)
         attend_bfloat16(t, queries, query_stride, memory, out);
     else
         attend_float16(t, queries, query_stride, memory, out);
+}
+
+/* First entry that a row sees: of a node, as many before it as tokens of its path leave of the window. */
+static int64_t first_seen(const tile *t, int64_t row) {
+    const step *s = t->s;
+    if (!t->window)
+        return s->first;
+    int64_t first = s->visible[row] - t->window;
+    for (int64_t word = 0; word < s->words; word++)
+        first += __builtin_popcountll(s->ancestors[row * s->words + word]);
+    return first > s->first ? first : s->first;
+}
+
+/* Attend with a tile's queries: rows of `query_stride` floats. `out` is `[rows][heads of the
+   group][dim]`, `memory` holds `tile_floats`. Rows whose windows begin at entries of their own are attended one by one,
+   so that a row's keys are summed in their order. */
+static void attend_tile(const tile *t, const float *queries, int64_t query_stride, float *memory, float *out) {
+    tile part = *t;
+    part.first = t->s->first;
+    int slides = 0;
+    for (int64_t row = t->begin; row < t->end; row++)
+        slides |= first_seen(t, row) > part.first;
+    if (!slides) {
+        attend_rows(&part, queries, query_stride, memory, out);
+        return;
+    }
+    for (int64_t row = t->begin; row < t->end; row++) {
+        part.begin = row;
+        part.end = row + 1;
+        part.first = first_seen(t, row);
+        attend_rows(&part, queries + (row - t->begin) * query_stride, query_stride, memory,
+                    out + (row - t->begin) * (t->heads / t->kv_heads) * t->dim);
+    }
 }

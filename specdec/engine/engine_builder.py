@@ -70,7 +70,14 @@ class EngineBuilder:
         for sizes in [self.model.config, *([self.workers.head.llama] if self.workers.head else [])]:
             self.kernels.check_model(sizes.head_dim, sizes.num_heads // sizes.num_kv_heads)
         # A request may bring a predicted text, whatever else drafts.
-        self.kernels.check_tree(max(self.workers.slots, self.workers.shape.nodes))
+        nodes = self.workers.shape.nodes
+        self.kernels.check_tree(max(self.workers.slots, nodes))
+        window = min((window for window in self.model.config.layer_windows if window), default=nodes)
+        if nodes > window:
+            raise ValueError(
+                f"draft_nodes {nodes} is more than the target's sliding window of {window} tokens, which no draft path "
+                f"may leave; use at most {window}"
+            )
 
     def _num_blocks(self) -> int:
         """Return how many blocks the memory holds, or the seats can use if that is less."""

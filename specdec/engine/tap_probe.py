@@ -14,6 +14,7 @@ from specdec.cache.kv_cache import KVCache
 from specdec.draft_heads.formats.head_kind import LoadedHead
 from specdec.draft_heads.formats.tap_ids import KEY
 from specdec.draft_heads.heads.draft_head import DraftHead, DraftModel
+from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.execution.model_runner import ModelRunner
@@ -122,14 +123,14 @@ class TapProbe:
     @torch.inference_mode()
     def guessing(self, head: DraftHead) -> tuple[Tensor, Tensor]:
         """Return the head's output matrix input before each answer token, `[tokens, size]`, and the tokens."""
-        batch, attentions = self._pass(self.texts, self.runner.cache.target)
+        batch, attentions = self._pass(self.texts, self.runner.cache.target, self.model.config)
         output = self.model(batch.tokens, rotary_at(self.runner.rope, batch.positions), attentions, head.taps)
         features = torch.split(head.feature_of(output), [len(text) for text in self.texts])
         # The head's row of token i reads the target's feature of token i - 1, at the rotary position i - 1.
         llama = head.llama
         size = (llama.num_layers, self.num_blocks * BLOCK_SIZE, 2 * llama.num_kv_heads, llama.head_dim)
         kv = torch.zeros(size, dtype=self.dtype, device=self.device)
-        batch, attentions = self._pass([text[1:] for text in self.texts], kv)
+        batch, attentions = self._pass([text[1:] for text in self.texts], kv, llama)
         table = llama.rope.table(llama.head_dim, llama.max_position, self.dtype).to(self.device)
         read = torch.cat([part[:-1] for part in features])
         states = head.read(head(batch.tokens, read, rotary_at(table, batch.positions), attentions))
@@ -141,11 +142,14 @@ class TapProbe:
             tokens += text[start:]
         return states[torch.tensor(rows, device=self.device)], torch.tensor(tokens, device=self.device)
 
-    def _pass(self, texts: Sequence[list[int]], kv: Tensor) -> tuple[TreeBatch, list[PagedAttention]]:
+    def _pass(
+        self, texts: Sequence[list[int]], kv: Tensor, config: LlamaConfig
+    ) -> tuple[TreeBatch, list[PagedAttention]]:
         """Return a batch of whole texts and attentions storing to `kv`, `[layers, slots, 2 * kv_heads, head_dim]`."""
         rows, trees = self._rows(texts, [0] * len(texts)), HostTrees.empty(len(texts))
         batch = TreeBatch.pack(rows, trees, BLOCK_SIZE, self.device)
-        return batch, [PagedAttention(layer, batch.slots, batch.rows, self.kernels) for layer in kv]
+        layers = zip(kv, config.layer_windows, strict=True)
+        return batch, [PagedAttention(own, batch.slots, batch.rows, self.kernels, window) for own, window in layers]
 
     def _rows(self, texts: Sequence[list[int]], cached: Sequence[int]) -> list[TreeRow]:
         rows = zip(texts, cached, self.tables, strict=True)

@@ -62,14 +62,15 @@ def attach_graphs(
     max_blocks = ceil_div(entries, runner.cache.block_size)
     nodes = drafter.shape.slots if drafter is not None else 0
     words = max(1, ceil_div(nodes, WORD_BITS))
-    geometry = _geometry(runner.model.config, runner.dtype)
-    runner.graphs = StepGraphs(runner.features, capture, geometry, max_rows, max_blocks, words)
+    target = runner.model.config
+    geometries = [_geometry(target, runner.dtype, window) for window in sorted({*target.layer_windows})]
+    runner.graphs = StepGraphs(runner.features, capture, geometries, max_rows, max_blocks, words)
     if drafter is not None:
         rest = (capture, _geometry(drafter.llama, drafter.dtype), max_blocks)
         most = MAX_DRAFT_PROBS_BYTES // (4 * runner.model.config.vocab_size * drafter.num_draft_probs)
         drafter.graphs = DraftGraphs(LoopGraphs(drafter.search, *rest), LoopGraphs(drafter.draw, *rest), most)
 
 
-def _geometry(config: LlamaConfig, dtype: torch.dtype) -> AttentionGeometry:
+def _geometry(config: LlamaConfig, dtype: torch.dtype, window: int = 0) -> AttentionGeometry:
     group = config.num_heads // config.num_kv_heads
-    return AttentionGeometry(dtype.itemsize, next_power_of_2(config.head_dim), group, config.num_kv_heads)
+    return AttentionGeometry(dtype.itemsize, next_power_of_2(config.head_dim), group, config.num_kv_heads, window)

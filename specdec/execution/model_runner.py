@@ -89,7 +89,8 @@ class ModelRunner:
     def features(self, batch: TreeBatch) -> Tensor:
         """Return the decoder's output `[tokens, hidden_size]`. The pass waits for nothing, so it can be captured."""
         cache = self.cache
-        attentions = [PagedAttention(kv, batch.slots, batch.rows, cache.kernels) for kv in cache.target_layers]
+        layers = zip(cache.target_layers, self.model.config.layer_windows, strict=True)
+        attentions = [PagedAttention(kv, batch.slots, batch.rows, cache.kernels, window) for kv, window in layers]
         taps = self.head.taps if self.head else ()
         output: TargetOutput = self.model(batch.tokens, rotary_at(self.rope, batch.positions), attentions, taps)
         if self.head and self.head.feature_size:

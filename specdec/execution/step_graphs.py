@@ -1,6 +1,6 @@
 """The target's pass in CUDA graphs: the host launches one graph instead of hundreds of kernels."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -26,19 +26,25 @@ class StepGraphs:
     Args:
         run: the pass. It returns features `[tokens, hidden_size]` and stores keys, values and features in the cache.
         capture: `CudaGraphs.capture` on a GPU.
-        geometry: geometry of the target's attention.
+        geometries: geometries of the target's attention, one per window of its layers.
         max_rows: limit of a step's requests, without padding.
         max_blocks: limit of a request's blocks.
         words: number of 64-bit words of ancestor bits.
     """
 
     def __init__(
-        self, run: Pass, capture: Capture, geometry: AttentionGeometry, max_rows: int, max_blocks: int, words: int
+        self,
+        run: Pass,
+        capture: Capture,
+        geometries: Sequence[AttentionGeometry],
+        max_rows: int,
+        max_blocks: int,
+        words: int,
     ) -> None:
-        self.run, self.capture, self.geometry = run, capture, geometry
+        self.run, self.capture, self.geometries = run, capture, geometries
         self.max_rows, self.max_blocks, self.words = max_rows + 1, max_blocks, words
-        # By what is fixed in a graph: the step's tokens, padding included, and the size of its attention plan.
-        self.captured: dict[tuple[int, PlanSize], _Graph] = {}
+        # By what is fixed in a graph: the step's tokens, padding included, and the sizes of its attention plans.
+        self.captured: dict[tuple[int, tuple[PlanSize, ...]], _Graph] = {}
 
     @staticmethod
     def padding(tokens: int) -> int:
@@ -53,24 +59,24 @@ class StepGraphs:
         tokens, (rows, blocks) = len(batch.tokens), batch.rows.block_tables.shape
         if tokens > TOKEN_BUCKETS[-1][0] or rows > self.max_rows or blocks > self.max_blocks:
             return self.run(batch)
-        plan = plan_of(batch.rows, self.geometry)
-        key = (tokens, PlanSize.of(plan))
+        plans = [plan_of(batch.rows, geometry) for geometry in self.geometries]
+        key = (tokens, tuple(PlanSize.of(plan) for plan in plans))
         graph = self.captured.get(key)
         if graph is None:
-            graph = self.captured[key] = _Graph(self, batch, plan)
-        return graph(batch, plan)
+            graph = self.captured[key] = _Graph(self, batch, plans)
+        return graph(batch, plans)
 
 
 class _Graph:
     """A captured pass and its inputs."""
 
-    def __init__(self, owner: StepGraphs, batch: TreeBatch, plan: Plan) -> None:
+    def __init__(self, owner: StepGraphs, batch: TreeBatch, plans: Sequence[Plan]) -> None:
         device, tokens = batch.tokens.device, len(batch.tokens)
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int64, device=device)
 
-        self.plan = PlanBuffer(plan)
+        self.plans = [PlanBuffer(plan) for plan in plans]
         # The kernel reads the plan alone, so the rows' lengths are not needed.
         rows = RaggedRows(
             query_lens=(),
@@ -81,17 +87,17 @@ class _Graph:
             ancestors=zeros(tokens, owner.words),
             block_size=batch.rows.block_size,
         )
-        rows.plans[owner.geometry] = self.plan.plan
+        rows.plans.update((geometry, own.plan) for geometry, own in zip(owner.geometries, self.plans, strict=True))
         slots = zeros(tokens)
         self.batch = TreeBatch(zeros(tokens), zeros(tokens), slots, rows, zeros(0), ())
-        self._fill(batch, plan)
+        self._fill(batch, plans)
         self._replay: Callable[[], Tensor] = owner.capture(lambda: owner.run(self.batch))
 
-    def __call__(self, batch: TreeBatch, plan: Plan) -> Tensor:
-        self._fill(batch, plan)
+    def __call__(self, batch: TreeBatch, plans: Sequence[Plan]) -> Tensor:
+        self._fill(batch, plans)
         return self._replay()
 
-    def _fill(self, batch: TreeBatch, plan: Plan) -> None:
+    def _fill(self, batch: TreeBatch, plans: Sequence[Plan]) -> None:
         own, rows = self.batch, self.batch.rows
         for mine, given in (
             (own.tokens, batch.tokens),
@@ -103,4 +109,5 @@ class _Graph:
         for mine, given in ((rows.block_tables, batch.rows.block_tables), (rows.ancestors, batch.rows.ancestors)):
             mine[: given.shape[0], : given.shape[1]].copy_(given)
         rows.ancestors[:, batch.rows.ancestors.shape[1] :].zero_()
-        self.plan.fill(plan)
+        for kept, plan in zip(self.plans, plans, strict=True):
+            kept.fill(plan)

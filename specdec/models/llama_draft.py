@@ -37,7 +37,9 @@ class LlamaDraftHead:
 
     def __init__(self, model: LlamaModel, max_position: int) -> None:
         self.model = model
-        self.llama = replace(model.config, max_position=min(model.config.max_position, max_position))
+        # Drafting knows no windows: it ends where the first would begin to slide.
+        windows = [window for window in model.config.layer_windows if window]
+        self.llama = replace(model.config, max_position=min(model.config.max_position, max_position, *windows))
 
     def feature_of(self, output: TargetOutput) -> Tensor:
         """Return no features, `[rows, 0]`."""

@@ -1,9 +1,11 @@
 """Cases of tree attention as tensors, with the slots that each row sees."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
+from hypothesis import strategies as st
 from torch import Tensor
 
 from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
@@ -29,6 +31,7 @@ class Case(NamedTuple):
     block_size: int
     first: int
     seed: int
+    window: int = 0
 
 
 class Built(NamedTuple):
@@ -82,7 +85,14 @@ def build(case: Case) -> Built:
         first=case.first,
     )
     query = torch.randn(len(visible), KV_HEADS * case.group, DIM, dtype=torch.float64, generator=generator)
-    return Built(query, kv, rows, slots_seen)
+    # In the order of positions, so the window is the end.
+    return Built(query, kv, rows, [slots[-case.window :] for slots in slots_seen])
+
+
+def windows(parts: Sequence[Part]) -> st.SearchStrategy[int]:
+    """None, or a window that holds every path."""
+    deepest = max((len(climb(part.tree, node)) for part in parts for node in range(len(part.tree))), default=0)
+    return st.just(0) | st.integers(max(1, deepest), deepest + 40)
 
 
 def star(nodes: int) -> DraftTree:

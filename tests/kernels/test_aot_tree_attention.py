@@ -27,15 +27,17 @@ def specialisations(configs: dict[tuple[int, int], dict[int, Config]]) -> list[S
         pointer = f"*{dtype}:16"
         for height, config in configs[size, dim].items():
             shape = {"GROUP": group, "HEAD_DIM": dim, "BLOCK_M": height, "BLOCK_D": dim}
-            attention = Specialisation(
-                f"{model} {dtype}, {height} rows, {words} words",
-                tree_attention_kernel,
-                {"p_query": pointer, "p_kv": pointer, "p_output": pointer, "scale": "fp32"} | PARTS | TABLES | STRIDES,
-                {**shape, "WORDS": words, "BLOCK_SIZE": 16, "BLOCK_N": config.keys},
-                config.warps,
-                STAGES,
-            )
-            found.append(attention)
+            numbers = {"p_query": pointer, "p_kv": pointer, "p_output": pointer, "scale": "fp32", "window": "i32"}
+            for windowed in (False, True):
+                attention = Specialisation(
+                    f"{model} {dtype}, {height} rows, {words} words{', window' if windowed else ''}",
+                    tree_attention_kernel,
+                    numbers | PARTS | TABLES | STRIDES,
+                    {**shape, "WINDOWED": windowed, "WORDS": words, "BLOCK_SIZE": 16, "BLOCK_N": config.keys},
+                    config.warps,
+                    STAGES,
+                )
+                found.append(attention)
         if words == 2:
             join = Specialisation(
                 f"{model} {dtype}, join",

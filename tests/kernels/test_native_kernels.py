@@ -23,7 +23,7 @@ from specdec.kernels.tree import DraftTree
 from specdec.kernels.tree_attention_reference import tree_attention
 from specdec.verify.noise import GumbelNoise
 from tests.kernel_sets import TORCH
-from tests.kernels.attention_cases import Case, Part, blocks, build, star
+from tests.kernels.attention_cases import Case, Part, blocks, build, star, windows
 from tests.kernels.kernel_checks import DTYPES
 from tests.kernels.native_forms import CONFIG, FORMS, NOISE, kernels_of, libraries, library, normal
 from tests.quantized import dequantized
@@ -117,7 +117,8 @@ def parts(draw: st.DrawFn, first: int) -> Part:
 def cases(draw: st.DrawFn) -> Case:
     first = draw(st.integers(0, 1))
     requests = draw(st.lists(parts(first), min_size=1, max_size=3))
-    return Case(requests, draw(st.sampled_from([1, 3, 4])), draw(st.sampled_from([8, 16, 24])), first, draw(seeds))
+    sizes = draw(st.sampled_from([1, 3, 4])), draw(st.sampled_from([8, 16, 24]))
+    return Case(requests, *sizes, first, draw(seeds), draw(windows(requests)))
 
 
 @given(libraries, cases(), st.integers(1, 2), st.sampled_from([2, 6, 16, 64, 80]))
@@ -130,8 +131,8 @@ def test_attention(own: Library, case: Case, kv_heads: int, dim: int) -> None:
     kv[written] = normal(case.seed, int(written.sum()), 2 * kv_heads, dim).to(own.dtype)
     query = normal(case.seed + 1, len(made.slots_seen), kv_heads * case.group, dim).to(own.dtype)
     attend = NativeOperations(own, NOISE).tree_attention
-    actual = attend(query, kv, made.rows, SCALE)
-    exact = tree_attention(query.double(), kv.double(), made.rows, SCALE)
+    actual = attend(query, kv, made.rows, SCALE, case.window)
+    exact = tree_attention(query.double(), kv.double(), made.rows, SCALE, case.window)
     error = (actual.double() - exact).abs()
     assert (error <= ROUNDING[own.dtype] * exact.abs() + 2e-6 * kv[written].abs().max().double()).all()
     for row, slots in enumerate(made.slots_seen):

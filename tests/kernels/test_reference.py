@@ -13,7 +13,7 @@ from specdec.kernels.ragged_rows import MASKED_KEYS, TILE_ROWS
 from specdec.kernels.rotary_store_reference import rotary_store, rotate_
 from specdec.kernels.tree import DraftTree
 from specdec.kernels.tree_attention_reference import attend, attend_generic, merge, tree_attention
-from tests.kernels.attention_cases import DIM, KV_HEADS, Built, Case, Part, build, star
+from tests.kernels.attention_cases import DIM, KV_HEADS, Built, Case, Part, build, star, windows
 from tests.strategies import draft_trees, seeds
 
 
@@ -30,12 +30,14 @@ def parts(draw: st.DrawFn, first: int) -> Part:
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     first = draw(st.integers(0, 1))
+    requests = draw(st.lists(parts(first), min_size=1, max_size=4))
     return Case(
-        draw(st.lists(parts(first), min_size=1, max_size=4)),
+        requests,
         draw(st.sampled_from([1, 2, 4])),
         draw(st.sampled_from([8, 16])),
         first,
         draw(seeds),
+        draw(windows(requests)),
     )
 
 
@@ -56,9 +58,10 @@ def naive_attention(built: Built, scale: float) -> Tensor:
 @example(Case([Part(5, 0, star(4), 1)], 2, 8, 1, 0))
 @example(Case([Part(3, TILE_ROWS, star(1), 1), Part(0, 1, DraftTree(), 0)], 1, 16, 0, 0))
 @example(Case([Part(0, 1, DraftTree(), 0)], 1, 8, 0, 0))
+@example(Case([Part(700, TILE_ROWS + 3, star(4), 4), Part(9, 1, star(2), 2)], 2, 8, 0, 0, window=600))
 def test_tree_attention_equals_loop_over_rows(case: Case) -> None:
     built = build(case)
-    actual = tree_attention(built.query, built.kv, built.rows, 0.7)
+    actual = tree_attention(built.query, built.kv, built.rows, 0.7, case.window)
     torch.testing.assert_close(actual, naive_attention(built, 0.7), rtol=1e-12, atol=1e-13)
 
 
@@ -68,7 +71,7 @@ def test_tree_attention_in_low_precision_rounds_thrice(case: Case, precision: tu
     dtype, eps = precision
     built = build(case)
     built = built._replace(query=built.query.to(dtype), kv=built.kv.to(dtype))
-    actual = tree_attention(built.query, built.kv, built.rows, 0.7)
+    actual = tree_attention(built.query, built.kv, built.rows, 0.7, case.window)
     assert actual.dtype == dtype
     error = (actual.double() - naive_attention(built, 0.7)).abs()
     sizes = built._replace(kv=torch.cat([built.kv[:, :KV_HEADS], built.kv[:, KV_HEADS:].abs()], 1))
@@ -98,8 +101,8 @@ def test_merged_attention_equals_attention_over_all_keys(seed: int, at: int) -> 
 @given(cases())
 def test_tree_attention_twice_over_the_same_rows_is_the_same(case: Case) -> None:
     built = build(case)
-    once = tree_attention(built.query, built.kv, built.rows, 1.0)
-    assert torch.equal(once, tree_attention(built.query, built.kv, built.rows, 1.0))
+    once = tree_attention(built.query, built.kv, built.rows, 1.0, case.window)
+    assert torch.equal(once, tree_attention(built.query, built.kv, built.rows, 1.0, case.window))
 
 
 @given(seeds, st.integers(1, 20))

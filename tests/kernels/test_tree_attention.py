@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdec.kernels import attention_plan, tree_attention_reference
-from specdec.kernels.attention_plan import CONFIGS, HOPPER_CONFIGS, Chip, Plan, chip_of
+from specdec.kernels.attention_plan import CONFIGS, HOPPER_CONFIGS, AttentionGeometry, Chip, Plan, chip_of
 from specdec.kernels.ragged_rows import RaggedRows
 from specdec.kernels.tree import DraftTree
 from specdec.kernels.tree_attention import HEAD_DIMS, JOINED_PARTS, tree_attention
 from tests.kernels import attention_cases
-from tests.kernels.attention_cases import Case, Part, blocks, build, star
+from tests.kernels.attention_cases import Case, Part, blocks, build, star, windows
 from tests.kernels.kernel_checks import DEVICE, DTYPES, ROUNDING, huge, poisoned_outputs
 from tests.strategies import draft_trees, seeds
 
@@ -74,12 +74,14 @@ def parts(draw: st.DrawFn, first: int, longest: int, most_rows: int) -> Part:
 @st.composite
 def cases(draw: st.DrawFn, most: int = 3, longest: int = 60, most_rows: int = 15) -> Case:
     first = draw(st.integers(0, 1))
+    requests = draw(st.lists(parts(first, longest, most_rows), min_size=1, max_size=most))
     return Case(
-        draw(st.lists(parts(first, longest, most_rows), min_size=1, max_size=most)),
+        requests,
         draw(st.sampled_from([1, 4, 7, 8])),
         draw(st.sampled_from([8, 16, 24])),
         first,
         draw(seeds),
+        draw(windows(requests)),
     )
 
 
@@ -93,6 +95,7 @@ class Built(NamedTuple):
     kv: Tensor
     rows: RaggedRows
     slots_seen: list[list[int]]
+    window: int
 
 
 def built_for(case: Case, shape: Shape) -> Built:
@@ -109,7 +112,7 @@ def widened(made: attention_cases.Built, case: Case, shape: Shape) -> Built:
     wide = torch.full((len(made.slots_seen), heads + 2 * shape.kv_heads, shape.head_dim), float("nan"))
     wide[:, :heads] = torch.randn(len(wide), heads, shape.head_dim, generator=generator)
     wide, kv = wide.to(DEVICE, shape.dtype), kv.to(DEVICE, shape.dtype)
-    return Built(wide[:, :heads], kv, on_device(made.rows), made.slots_seen)
+    return Built(wide[:, :heads], kv, on_device(made.rows), made.slots_seen, case.window)
 
 
 def on_device(rows: RaggedRows) -> RaggedRows:
@@ -133,7 +136,7 @@ def attended(built: Built) -> tuple[Tensor, Plan]:
     """By the kernel, whose output and parts are NaN before, and how; planned anew."""
     rows = replace(built.rows)
     with poisoned_outputs("tree_attention"):
-        output = tree_attention(built.query, built.kv, rows, SCALE)
+        output = tree_attention(built.query, built.kv, rows, SCALE, built.window)
     (plan,) = rows.plans.values()
     return output, plan
 
@@ -141,7 +144,7 @@ def attended(built: Built) -> tuple[Tensor, Plan]:
 def assert_attends(actual: Tensor, built: Built) -> None:
     """The largest error is at most twice the twin's, or one rounding where that has none by chance, and a trifle."""
     plain, exact = (
-        tree_attention_reference.tree_attention(built.query, built.kv, built.rows, SCALE),
+        tree_attention_reference.tree_attention(built.query, built.kv, built.rows, SCALE, built.window),
         exact_attention(built),
     )
     assert actual.dtype == plain.dtype
@@ -193,19 +196,20 @@ def test_contexts_in_parts_give_the_same(case: Case, shape: Shape) -> None:
     assert not plan.num_parts
     with planning(processors=10**6, min_part=1):
         cut, plan = attended(built)
-    assert bool(plan.num_parts) == (max(built.rows.lengths) - case.first > plan.config.keys)
+    tiles = built.rows.tiles(plan.height // case.group, case.window)
+    assert bool(plan.num_parts) == (max(tile.end - tile.begin for tile in tiles) > plan.config.keys)
     assert_attends(whole, built)
     assert_attends(cut, built)
 
 
-def plan_of(rows: RaggedRows, group: int, kv_heads: int, processors: int) -> Plan:
-    return Plan.make(rows, group, kv_heads, HOPPER_CONFIGS[2, 128], processors)
+def plan_of(rows: RaggedRows, group: int, kv_heads: int, processors: int, window: int = 0) -> Plan:
+    return Plan.make(rows, AttentionGeometry(2, 128, group, kv_heads, window), HOPPER_CONFIGS[2, 128], processors)
 
 
 @given(cases(most=4, longest=3000), st.integers(1, 8), st.sampled_from([1, 16, 132]))
 def test_every_row_meets_every_entry_once(case: Case, kv_heads: int, processors: int) -> None:
     rows = build(case).rows
-    plan = plan_of(rows, case.group, kv_heads, processors)
+    plan = plan_of(rows, case.group, kv_heads, processors, case.window)
     met: dict[int, list[tuple[int, int]]] = {}
     of_part: dict[int, int] = {}
     for request, start, count, begin, end, tree_start, part in plan.items.tolist():
@@ -218,11 +222,16 @@ def test_every_row_meets_every_entry_once(case: Case, kv_heads: int, processors:
     assert sorted(of_part) == list(range(plan.num_parts))
     assert sorted(part for _, _, at, n in plan.joins.tolist() for part in range(at, at + n)) == sorted(of_part)
     row = 0
+    firsts = rows.begins(case.window).tolist()
     for count, length in zip(rows.query_lens, rows.lengths, strict=True):
         for entry in range(length - count, length):
             ranges = sorted(met.pop(row))
             # From the first, without gaps, to its own entry at least and to the tile's last row's at most.
-            assert ranges[0][0] == case.first
+            if case.window:
+                assert case.first <= ranges[0][0] <= max(case.first, firsts[row])
+                assert ranges[0][0] > entry - case.window - plan.height - 40
+            else:
+                assert ranges[0][0] == case.first
             assert all(before[1] == after[0] for before, after in pairwise(ranges))
             assert entry < ranges[-1][1] <= min(length, entry + plan.height // case.group)
             row += 1

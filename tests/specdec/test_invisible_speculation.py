@@ -16,6 +16,7 @@ from tests.specdec import oracle
 from tests.specdec.world import (
     BLOCKS,
     VOCAB,
+    WINDOW,
     Arrival,
     KnowingDrafter,
     World,
@@ -46,6 +47,7 @@ CASES = 2000 if settings.default and settings.default.max_examples >= 2000 else 
     processed=st.booleans(),
     ngrams=st.booleans(),
     predicted=st.booleans(),
+    sliding=st.booleans(),
 )
 def test_output_is_that_of_the_plain_loop(
     world: World,
@@ -61,7 +63,10 @@ def test_output_is_that_of_the_plain_loop(
     processed: bool,
     ngrams: bool,
     predicted: bool,
+    sliding: bool,
 ) -> None:
+    if sliding:
+        world, shape = world.sliding, replace(shape, nodes=min(shape.nodes, WINDOW))
     own = world.draft(drafter)
     sources = [*([str(own)] if own else []), *(["ngram"] if ngrams else [])]
     llm = LLM(

@@ -1,6 +1,7 @@
 """A tiny model with a text of its own, requests of every kind, and what their outputs must be."""
 
 import random
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from torch import Tensor
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, MistralConfig, MistralForCausalLM, PreTrainedTokenizerFast
 
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.core.outputs import CompletionOutput
@@ -35,6 +36,8 @@ from tests.trees import chain_of
 
 VOCAB = 97
 EOS = 2
+# Tokens that the target with a window sees.
+WINDOW = 12
 
 
 # Block heads of every kind.
@@ -53,13 +56,19 @@ DRAFTS = {
 
 class World(NamedTuple):
     folder: Path
-    target: LlamaForCausalLM
+    target: LlamaForCausalLM | MistralForCausalLM
+    sliding_target: MistralForCausalLM
     tokenizer: Tokenizer
 
     def draft(self, drafter: str) -> Path | None:
         """The folder of one of `DRAFTS`."""
         name = DRAFTS[drafter]
         return self.folder / name if name else None
+
+    @property
+    def sliding(self) -> "World":
+        """The same weights with a sliding window in every layer, and the same drafts."""
+        return World(self.folder / "sliding", self.sliding_target, self.sliding_target, self.tokenizer)
 
     def logits(self, tokens: Sequence[int]) -> Tensor:
         with torch.inference_mode():
@@ -82,7 +91,23 @@ def make_world(folder: Path) -> World:
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
     fast.save_pretrained(folder / "target")
     assert len(vocab) == VOCAB == TINY["vocab_size"]
-    return World(folder, target, fast.backend_tokenizer)
+    return World(folder, target, make_sliding(folder, target), fast.backend_tokenizer)
+
+
+def make_sliding(folder: Path, target: LlamaForCausalLM) -> MistralForCausalLM:
+    """Write the target with a window, beside links to its drafts."""
+    own = folder / "sliding"
+    sliding = MistralForCausalLM(MistralConfig(**{**target.config.to_dict(), "sliding_window": WINDOW})).to(
+        torch.float64
+    )
+    sliding.load_state_dict(target.state_dict())
+    sliding.save_pretrained(own / "target")
+    for other in folder.iterdir():
+        if other.name not in ("target", "sliding"):
+            (own / other.name).symlink_to(other)
+    for file in (folder / "target").glob("*token*"):
+        shutil.copy(file, own / "target")
+    return sliding.eval()
 
 
 tokens = st.integers(0, VOCAB - 1)

@@ -8,8 +8,10 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
-from specdec import LLM, SamplingParams
+from specdec import LLM, DraftShape, SamplingParams
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+from specdec.kernels.native_library import library_file
+from specdec.kernels.settings import KernelChoice
 from specdec.models.llama import load_llama
 from tests.fakes import TINY, edit_json, save_random_head
 from tests.kernel_sets import TORCH
@@ -39,9 +41,16 @@ SETTINGS = [
     ("qwen3", {}),
     ("qwen3", {"head_dim": 16, "attention_bias": True}),
 ]
+KINDS = ["sliding_attention", "full_attention"]
+# Windows shorter than the texts. Attention of `max_window_layers` layers of Qwen sees all.
+SLIDING = [
+    ("mistral", {"sliding_window": 8}),
+    ("qwen2", {"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 1}),
+    ("qwen3", {"sliding_window": 8, "use_sliding_window": True, "layer_types": KINDS}),
+]
 
 
-@pytest.mark.parametrize(("family", "overrides"), SETTINGS, ids=str)
+@pytest.mark.parametrize(("family", "overrides"), SETTINGS + SLIDING, ids=str)
 def test_logits_equal_transformers(tmp_path: Path, family: str, overrides: dict[str, Any]) -> None:
     save_family(tmp_path, family, **overrides)
     assert_logits_equal(tmp_path, {torch.float64: 1e-9, torch.float32: 1e-4})
@@ -66,30 +75,31 @@ def test_settings_without_effect_in_transformers_have_none_here(
     save_family(tmp_path, family)
     config = tmp_path / "config.json"
     edit_json(config, **changes)
-    # Within a Mistral's window; beyond it the engine answers nothing.
-    window = changes["sliding_window"] if family == "mistral" and "sliding_window" in changes else 256
-    assert load_llama(tmp_path, torch.float64, CPU, TORCH).config.max_position == window
-    assert_logits_equal(tmp_path, {torch.float64: 1e-9}, (7, 33))
+    assert_logits_equal(tmp_path, {torch.float64: 1e-9}, (7, 36))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_drafted_tokens_equal_generate(tmp_path: Path, family: str) -> None:
-    save_family(tmp_path / "target", family)
+@pytest.mark.parametrize(("family", "overrides"), [*((family, {}) for family in FAMILIES), *SLIDING], ids=str)
+@pytest.mark.parametrize(("kernels", "dtype"), [("torch", "float64"), ("native", "float32")])
+def test_drafted_tokens_equal_generate(
+    tmp_path: Path, family: str, overrides: dict[str, Any], kernels: KernelChoice, dtype: str
+) -> None:
+    if kernels == "native" and library_file() is None:
+        pytest.skip("the native kernels are not built here")
+    save_family(tmp_path / "target", family, **overrides)
     save_random_head(tmp_path / "head")
     prompt = random_tokens(9)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "target", dtype=torch.float64).eval()
     expected = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=24, eos_token_id=None)
-    llm = LLM(tmp_path / "target", tmp_path / "head", dtype="float64", adaptive_drafts=False)
+    shape = DraftShape(4, 4, 8)
+    llm = LLM(tmp_path / "target", tmp_path / "head", dtype=dtype, kernels=kernels, shape=shape, adaptive_drafts=False)
     (output,) = llm.generate([prompt], SamplingParams(temperature=0, max_tokens=24, ignore_eos=True))
     assert output.token_ids == expected[0, len(prompt) :].tolist()
 
 
-def test_up_to_its_window_a_mistral_sees_all(tmp_path: Path) -> None:
-    save_family(tmp_path, "mistral", sliding_window=40)
-    assert load_llama(tmp_path, torch.float64, CPU, TORCH).config.max_position == 40
-    assert_logits_equal(tmp_path, {torch.float64: 1e-9}, (7, 33))
-    with pytest.raises(ValueError, match="max_position_embeddings 40"):
-        LLM(tmp_path, draft=None, dtype="float64", max_model_len=41)
+def test_trees_deeper_than_a_window_are_refused(tmp_path: Path) -> None:
+    save_family(tmp_path, "mistral", sliding_window=8)
+    with pytest.raises(ValueError, match=r"draft_nodes 9 .* window of 8 tokens"):
+        LLM(tmp_path, draft="ngram", dtype="float64", shape=DraftShape(4, 4, 9))
 
 
 def test_a_window_that_is_not_used_does_not_count(tmp_path: Path) -> None:
@@ -97,8 +107,9 @@ def test_a_window_that_is_not_used_does_not_count(tmp_path: Path) -> None:
     edit_json(tmp_path / "config.json", sliding_window=16, use_sliding_window=False)
     assert load_llama(tmp_path, torch.float64, CPU, TORCH).config.max_position == TINY["max_position_embeddings"]
     edit_json(tmp_path / "config.json", use_sliding_window=True)
-    with pytest.raises(CheckpointError, match="sliding_window = 16 is not supported"):
-        load_llama(tmp_path, torch.float64, CPU, TORCH)
+    assert load_llama(tmp_path, torch.float64, CPU, TORCH).config.windows == ()
+    edit_json(tmp_path / "config.json", max_window_layers=1, layer_types=None)
+    assert load_llama(tmp_path, torch.float64, CPU, TORCH).config.windows == (0, 16)
 
 
 def leave_out(config: Path, *keys: str) -> None:
@@ -116,10 +127,10 @@ def test_what_a_config_leaves_out_is_its_familys(tmp_path: Path) -> None:
 
 def test_a_mistral_without_a_word_of_its_window_has_transformers_default(tmp_path: Path) -> None:
     save_family(tmp_path, "mistral", max_position_embeddings=32768)
-    assert load_llama(tmp_path, torch.float64, CPU, TORCH).config.max_position == 32768
+    assert load_llama(tmp_path, torch.float64, CPU, TORCH).config.windows == ()
     leave_out(tmp_path / "config.json", "sliding_window")
     window = AutoConfig.from_pretrained(tmp_path).sliding_window
-    assert load_llama(tmp_path, torch.float64, CPU, TORCH).config.max_position == window == 4096
+    assert load_llama(tmp_path, torch.float64, CPU, TORCH).config.windows == (window, window) == (4096, 4096)
 
 
 @pytest.mark.parametrize("window", [0, -1, "64", 1.5])

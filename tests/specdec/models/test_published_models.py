@@ -53,7 +53,8 @@ def test_the_context_is_the_published_one(tmp_path: Path) -> None:
     write_config(tmp_path, SUPPORTED["meta-llama/Llama-3.1-8B-Instruct"])
     assert read_llama_config(tmp_path).max_position == 131072
     write_config(tmp_path, SUPPORTED["mistralai/Mistral-7B-Instruct-v0.1"])
-    assert read_llama_config(tmp_path).max_position == 4096
+    assert read_llama_config(tmp_path).max_position == 32768
+    assert set(read_llama_config(tmp_path).layer_windows) == {4096}
 
 
 def test_the_documents_list_these_models_and_no_others() -> None:
