@@ -127,6 +127,13 @@ class EngineConfig:
         most=64,
         panel="Model",
     )
+    pipeline_parallel_size: int = setting(
+        1,
+        "Number of stages that the target's layers are split into, each in processes of its own.",
+        least=1,
+        most=64,
+        panel="Model",
+    )
     draft_tensor_parallel_size: int = setting(
         1, "Number of processes that share the draft model; 1: each has all of it.", least=1, panel="Drafts"
     )
@@ -183,11 +190,12 @@ class EngineConfig:
                 f"quantization is {self.quantization!r} and tensor_parallel_size {size}; 8-bit weights are not split; "
                 "use quantization 'none', or tensor_parallel_size 1"
             )
-        if size > 1 and self.kv_transfer_config is not None:
-            raise ValueError(
-                f"kv_transfer_config is given and tensor_parallel_size is {size}; connectors store the cache of one "
-                "rank; leave it out, or use tensor_parallel_size 1"
-            )
+        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+            if (size := getattr(self, name)) > 1 and self.kv_transfer_config is not None:
+                raise ValueError(
+                    f"kv_transfer_config is given and {name} is {size}; connectors store the cache of one rank; leave "
+                    f"it out, or use {name} 1"
+                )
 
     @property
     def sources(self) -> str | None:
@@ -250,6 +258,7 @@ class LLMSettings(TypedDict, total=False):
     kernels: KernelChoice
     threads: int | None
     tensor_parallel_size: int | None
+    pipeline_parallel_size: int | None
     draft_tensor_parallel_size: int | None
     quantization: Quantization | None
     draft_vocab: int | str | Path | None

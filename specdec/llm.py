@@ -78,7 +78,7 @@ class LLM:
                 logger.warning("quantization q8: 8-bit weights: the model's outputs change")
             name, how = shown_path(folder), f"{config.dtype} on {config.device}, {kernels.name} kernels"
             logger.info("loading target %s: %s", name, how)
-            self.model = load_target(own_config, kernels, ranks.group(torch.device(own_config.device)))
+            self.model = load_target(own_config, kernels, ranks.groups(torch.device(own_config.device)))
             size = f"{self.model.num_parameters:,} parameters{ranks.share}"
             logger.info("target %s: %s, %s, loaded in %.1f s", name, size, how, time.perf_counter() - began)
             self._requests = RequestMaker.read(config, self.model.config)
@@ -91,7 +91,7 @@ class LLM:
             if config.quantization != "none":
                 release_output_weights(self.model, drafts)
             logger.info("drafts: %s", self._drafts_in_words())
-            self.engine = EngineBuilder(own_config, self.model, drafts, kernels, ranks.executor).build()
+            self.engine = EngineBuilder(own_config, self.model, drafts, kernels, ranks).build()
         logger.info("ready after %.1f s", time.perf_counter() - began)
         self._shared = SharedEngine(self.engine)
         if config.draft is not None and self.engine.scheduler.draft_budget is not None:

@@ -3,7 +3,6 @@
 import logging
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 
 from specdec.cache.kv_cache_manager import KVCacheManager
@@ -13,9 +12,10 @@ from specdec.draft_heads.heads.draft_head import DraftModel
 from specdec.engine.block_identity import block_keys
 from specdec.engine.engine import LLMEngine
 from specdec.engine.memory_profile import Rehearsal, cache_bytes
+from specdec.engine.ranks import OneRank, Ranks
 from specdec.engine.worker_builder import WorkerBuilder
 from specdec.execution.cost_measurement import measure_preemption_cost, measure_step_cost
-from specdec.execution.executor import Executor, InProcessExecutor, MakeWorker
+from specdec.execution.executor import Executor
 from specdec.kernels.integers import ceil_div
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kv_transfer.connector_factory import ConnectorContext, make_connector
@@ -33,9 +33,10 @@ class EngineBuilder:
 
     Args:
         draft: the draft head or small model; None for plain decoding, or chains alone.
-        new_executor: makes the executor, given the function that makes the worker of this process.
+        ranks: the processes of the engine.
 
     Attributes:
+        block_bytes: memory of one cache block in the rank where it is largest.
         workers: makes the worker of this process; holds the sizes that follow from model and settings.
     """
 
@@ -45,10 +46,11 @@ class EngineBuilder:
         model: LlamaModel,
         draft: DraftModel | None,
         kernels: KernelSet,
-        new_executor: Callable[[MakeWorker], Executor] = InProcessExecutor,
+        ranks: Ranks | None = None,
     ) -> None:
-        self.config, self.model, self.kernels, self._new_executor = config, model, kernels, new_executor
+        self.config, self.model, self.kernels, self._ranks = config, model, kernels, ranks or OneRank()
         self.workers = WorkerBuilder(config, model, draft, kernels)
+        self.block_bytes = max(self.workers.block_bytes, self._ranks.tap(self.workers.taps))
 
     def build(self) -> LLMEngine:
         """Check, profile, and assemble the engine with its cache at full size.
@@ -57,7 +59,7 @@ class EngineBuilder:
             ValueError: cache memory that is too small, or kernels that do not support the model or its trees.
         """
         self._check_kernels()
-        num_blocks, block_bytes = self._num_blocks(), self.workers.block_bytes
+        num_blocks, block_bytes = self._num_blocks(), self.block_bytes
         num_host_blocks = int(self.config.swap_space * (1 << 30)) // block_bytes
         tokens, mebibytes = num_blocks * self.config.block_size, num_blocks * block_bytes / (1 << 20)
         sizes = (tokens, num_blocks, self.config.block_size, mebibytes, num_host_blocks)
@@ -80,25 +82,26 @@ class EngineBuilder:
             )
 
     def _num_blocks(self) -> int:
-        """Return how many blocks the memory holds, or the seats can use if that is less."""
+        """Return how many blocks the memory of every rank holds, or the seats can use if that is less."""
+        self._ranks.fit()
         memory, workers = cache_bytes(self.config, self._rehearse), self.workers
-        if memory < workers.block_bytes:
-            raise ValueError(
-                f"kv_cache_memory {memory} is less than one block of {workers.block_bytes} bytes; raise it"
-            )
+        held = min(memory // workers.block_bytes, *self._ranks.num_blocks(), sys.maxsize)
+        if held < 1:
+            raise ValueError(f"kv_cache_memory {memory} is less than one block of {self.block_bytes} bytes; raise it")
         most = self.config.scheduler.max_num_seqs * ceil_div(workers.longest + workers.slots, self.config.block_size)
-        return min(memory // workers.block_bytes, most)
+        return min(held, most)
 
     def _rehearse(self) -> int:
         """Run the largest steps on an engine that is thrown away; return the bytes of its cache."""
         rehearsal = Rehearsal(self.config, self.workers.longest, max(self.workers.slots, self.workers.shape.nodes))
         rehearsal.run(self._assemble(rehearsal.num_blocks))
+        self._ranks.rehearsed()
         return rehearsal.num_blocks * self.workers.block_bytes
 
     def _assemble(
         self, num_blocks: int, num_host_blocks: int = 0, *, measures: bool = False, connects: bool = False
     ) -> LLMEngine:
-        executor = self._new_executor(self.workers.build)
+        executor = self._ranks.executor(self.workers.build)
         executor.start(num_blocks, num_host_blocks)
         connector = self._connector(executor) if connects else None
         scheduler = self._scheduler(executor, connector, measures=measures)

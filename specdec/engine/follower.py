@@ -1,9 +1,9 @@
 """A rank beside the first: it loads its part of the model and does what it is told.
 
-    python -m specdec.engine.follower DESCRIPTOR
+    python -m specdec.engine.follower DESCRIPTOR STORE
 
-DESCRIPTOR is the number of an inherited socket to the first rank. The process ends when the socket is closed, however
-that happens.
+DESCRIPTOR is the number of an inherited socket to the first rank, and STORE the file through which the ranks find each
+other. The process ends when the socket is closed, however that happens.
 """
 
 import os
@@ -15,19 +15,30 @@ import torch
 from specdec.core.device import on_device
 from specdec.draft_heads.llama.checkpoint_files import first_line
 from specdec.engine.draft_loader import load_drafts
-from specdec.engine.rank_loader import kernels_of, load_target, rank_config
-from specdec.engine.rank_messages import DONE, Allocate, Failure, LoadDrafts, Message, RunDummy
+from specdec.engine.memory_profile import cache_bytes
+from specdec.engine.rank_loader import kernels_of, layout_of, load_target, rank_config
+from specdec.engine.rank_messages import Allocate, Answer, Failure, Fit, LoadDrafts, Message, Rehearsed, Tap
 from specdec.engine.worker_builder import WorkerBuilder
 from specdec.execution.step_codec import OrderReader, SentOrder
+from specdec.execution.step_order import PassOrder
 from specdec.execution.worker import Worker
-from specdec.models.rank_group import RankGroup, file_store
+from specdec.models.rank_group import LOOPBACK, Store, file_store
+from specdec.models.rank_layout import join_groups
 
 
 class Follower:
-    """One rank. It does every step on its own part of the weights, and comes to the same outcome as all ranks."""
+    """One rank. It does every step on its own part of the weights.
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    In the last pipeline stage it comes to the same outcome as the first rank.
+
+    Args:
+        connection: to the first rank.
+        store: through which the ranks find each other.
+        host: address of this machine that the other ranks reach.
+    """
+
+    def __init__(self, connection: Connection, store: Store, host: str = LOOPBACK) -> None:
+        self._connection, self._store, self._host = connection, store, host
         self._reader = OrderReader()
         self._worker: Worker | None = None
         self._builder: WorkerBuilder
@@ -43,21 +54,24 @@ class Follower:
         except Exception as error:
             # The first rank may be gone.
             try:
-                self._connection.send(Failure(f"{type(error).__name__}: {first_line(error)}"))
+                self._answer(Failure(f"{type(error).__name__}: {first_line(error)}"))
             except OSError:
                 return
 
     def _join(self) -> None:
-        config, rank, store, timeout = self._connection.recv()
-        size = config.tensor_parallel_size
+        config, rank, timeout = self._connection.recv()
+        layout = layout_of(config)
         self._config = config = rank_config(config, rank)
         self._device = torch.device(config.device)
         self._kernels = kernels_of(config)
-        self._connection.send(DONE)
-        group = RankGroup(rank, size, file_store(store, size), self._device, timeout)
+        self._answer(0)
+        groups = join_groups(rank, layout, self._store, self._device, timeout, self._host)
         with on_device(self._device):
-            self._model = load_target(config, self._kernels, group)
-        self._connection.send(DONE)
+            self._model = load_target(config, self._kernels, groups)
+        self._answer(0)
+
+    def _answer(self, answer: Answer) -> None:
+        self._connection.send(answer)
 
     @torch.inference_mode()
     def _follow(self, message: Message) -> None:
@@ -66,15 +80,21 @@ class Follower:
                 case LoadDrafts(kept):
                     drafts = load_drafts(self._config, self._model, self._kernels, kept)
                     self._builder = WorkerBuilder(self._config, self._model, drafts, self._kernels)
-                    self._connection.send(DONE)
+                    self._answer(self._builder.block_bytes)
+                case Tap(layers):
+                    self._builder = WorkerBuilder(self._config, self._model, None, self._kernels)
+                    self._builder.taps = layers
+                    self._answer(self._builder.block_bytes)
+                case Fit():
+                    self._answer(cache_bytes(self._config, self._rehearse) // self._builder.block_bytes)
                 case Allocate(num_blocks, num_host_blocks):
                     # The memory of an earlier one is free for this one.
                     self._worker = None
                     self._worker = self._builder.build(num_blocks, num_host_blocks)
-                    self._connection.send(DONE)
-                case RunDummy(rows, trees):
+                    self._answer(0)
+                case PassOrder() as order:
                     assert self._worker is not None
-                    self._worker.runner.run_dummy(rows, trees)
+                    self._worker.run(order)
                 case SentOrder() as sent:
                     assert self._worker is not None
                     self._worker.begin(self._reader.read(sent))
@@ -82,10 +102,18 @@ class Follower:
                 case _:
                     raise TypeError(f"a rank that has joined is told {message!r:.100}")
 
+    def _rehearse(self) -> int:
+        """Run the largest steps, give up the worker that they were run on, and return the bytes of its cache."""
+        while not isinstance(message := self._connection.recv(), Rehearsed):
+            self._follow(message)
+        assert self._worker is not None
+        own, self._worker = self._worker.cache.num_blocks * self._builder.block_bytes, None
+        return own
+
 
 def main() -> None:
     """Run the process."""
-    Follower(Connection(int(sys.argv[1]))).run()
+    Follower(Connection(int(sys.argv[1])), file_store(sys.argv[2])).run()
     # Nothing is worth taking down in order, and a group whose ranks are gone may wait for them.
     os._exit(0)
 

@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -17,9 +18,11 @@ from typing import Any, Protocol
 import torch
 
 from specdec.config import EngineConfig
-from specdec.engine.rank_messages import DONE, Failure, Join, Message
+from specdec.engine.rank_loader import layout_of
+from specdec.engine.rank_messages import Failure, Join, Message
 from specdec.execution.executor import ExecutorDeadError
-from specdec.models.rank_group import RankGroup, file_store
+from specdec.models.rank_group import file_store
+from specdec.models.rank_layout import RankGroups, join_groups
 
 # Seconds in which a follower's process must have imported, loaded its weights, or made its cache.
 START_TIMEOUT = 600.0
@@ -40,11 +43,15 @@ class Process(Protocol):
     def kill(self) -> None: ...
 
 
-def launched(descriptor: int) -> Process:
-    """Start a follower that inherits a socket. Ctrl-C in a terminal reaches the first rank alone."""
+def launched(descriptor: int, store: str) -> Process:
+    """Start a follower that inherits a socket. Ctrl-C in a terminal reaches the first rank alone.
+
+    Args:
+        store: file through which the ranks find each other.
+    """
     modules = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "specdec.engine.follower", str(descriptor)],
+        [sys.executable, "-P", "-m", "specdec.engine.follower", str(descriptor), store],
         stdin=subprocess.DEVNULL,
         # Standard output is the program's own.
         stdout=2,
@@ -58,57 +65,70 @@ class Followers:
     """All ranks but the first, in processes of this machine.
 
     Their connections end with this process, and they with their connections.
+
+    Attributes:
+        last_stage, earlier_stages: numbers of the ranks of the last pipeline stage, and of those before it.
     """
 
     def __init__(self, config: EngineConfig, timeout: float = COLLECTIVE_TIMEOUT) -> None:
-        self.size, self._timeout = config.tensor_parallel_size, timeout
+        self._layout, self._timeout = layout_of(config), timeout
+        self._ranks = range(1, self.size)
+        self.last_stage = [rank for rank in self._ranks if self._layout.in_last_stage(rank)]
+        self.earlier_stages = [rank for rank in self._ranks if not self._layout.in_last_stage(rank)]
         self._folder = TemporaryDirectory(prefix="specdec-ranks-")
         self._store = str(Path(self._folder.name) / "store")
         self._processes: list[Process] = []
         self._connections: list[Connection] = []
+        self._failures: dict[int, Failure] = {}
         self._error: ExecutorDeadError | None = None
-        for rank in range(1, self.size):
+        for rank in self._ranks:
             own, other = socket.socketpair()
             # A follower that takes no messages, such as a stopped one, must not keep this process waiting.
             own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(timeout), 0))
             with other:
-                self._processes.append(launched(other.fileno()))
+                self._processes.append(launched(other.fileno(), self._store))
             self._connections.append(Connection(own.detach()))
-            self._tell(rank, pickle.dumps(Join(config, rank, self._store, timeout)))
+            self.tell(Join(config, rank, timeout), [rank])
 
-    def group(self, device: torch.device) -> RankGroup:
-        """Wait until all are there, and return the group of all ranks."""
-        self.wait()
+    @property
+    def size(self) -> int:
+        """Number of all ranks."""
+        return self._layout.size
+
+    def groups(self, device: torch.device) -> RankGroups:
+        """Wait until all are there, and return the first rank's groups."""
+        self.answers()
         try:
-            return RankGroup(0, self.size, file_store(self._store, self.size), device, self._timeout)
+            return join_groups(0, self._layout, file_store(self._store), device, self._timeout)
         except RuntimeError as error:
             raise self.failed(error) from None
 
-    def tell(self, message: Message) -> None:
-        """Send a message to all."""
+    def tell(self, message: Message, ranks: Sequence[int] | None = None) -> None:
+        """Send a message to all, or to some of them."""
         data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-        for rank in range(1, self.size):
-            self._tell(rank, data)
+        for rank in self._ranks if ranks is None else ranks:
+            try:
+                self._connections[rank - 1].send_bytes(data)
+            except OSError as error:
+                raise self.failed(error) from None
 
-    def _tell(self, rank: int, data: bytes) -> None:
-        try:
-            self._connections[rank - 1].send_bytes(data)
-        except OSError as error:
-            raise self.failed(error) from None
-
-    def wait(self) -> None:
-        """Wait until all have done what they were told.
+    def answers(self) -> list[int]:
+        """Wait until all have done what they were told; return their answers.
 
         Raises:
             ExecutorDeadError: one has failed, with its reason.
         """
-        for connection in self._connections:
-            try:
-                is_done = connection.poll(START_TIMEOUT) and connection.recv() == DONE
-            except (EOFError, OSError):
-                is_done = False
-            if not is_done:
-                raise self.failed(TimeoutError(f"no answer in {START_TIMEOUT:g} seconds"))
+        return [self._answer(rank) for rank in self._ranks]
+
+    def _answer(self, rank: int) -> int:
+        connection, said = self._connections[rank - 1], None
+        with suppress(EOFError, OSError):
+            said = connection.recv() if connection.poll(START_TIMEOUT) else None
+        if isinstance(said, int):
+            return said
+        if isinstance(said, Failure):
+            self._failures[rank] = said
+        raise self.failed(TimeoutError(f"no answer in {START_TIMEOUT:g} seconds"))
 
     def check(self) -> None:
         """Check that all are there.
@@ -134,24 +154,26 @@ class Followers:
 
     def _reason(self) -> str | None:
         """Return why a follower has ended, if one has."""
-        end, failed = time.monotonic() + _LAST_WORDS, None
-        for rank, (process, connection) in enumerate(zip(self._processes, self._connections, strict=True), 1):
+        end = time.monotonic() + _LAST_WORDS
+        for rank, process, connection in zip(self._ranks, self._processes, self._connections, strict=True):
             said: Any = None
             try:
                 # What precedes it are answers that nobody waited for.
-                while not isinstance(said, Failure) and connection.poll(max(0.0, end - time.monotonic())):
+                while rank not in self._failures and connection.poll(max(0.0, end - time.monotonic())):
                     said = connection.recv()
+                    if isinstance(said, Failure):
+                        self._failures[rank] = said
             except (EOFError, OSError):
                 with suppress(subprocess.TimeoutExpired):
                     # A killed process closes its connection some time before its end.
                     process.wait(max(0.0, end - time.monotonic()))
-            if isinstance(said, Failure):
-                failed = failed or f"rank {rank} of {self.size} failed: {said.reason}"
-        for rank, process in enumerate(self._processes, 1):
+        for rank, process in zip(self._ranks, self._processes, strict=True):
             # A rank whose neighbour is gone fails too; the neighbour's end is the reason.
             if code := process.poll():
                 return f"rank {rank} of {self.size} has ended with exit code {code}"
-        return failed
+        return next(
+            (f"rank {rank} of {self.size} failed: {said.reason}" for rank, said in self._failures.items()), None
+        )
 
     def kill(self) -> None:
         """End all at once."""

@@ -3,20 +3,23 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from specdec.cache.kv_cache_manager import BlockMove
 from specdec.engine.followers import Followers
-from specdec.engine.rank_messages import Allocate, RunDummy
+from specdec.engine.rank_messages import Allocate
 from specdec.execution.executor import MakeWorker
 from specdec.execution.step_codec import OrderWriter
-from specdec.execution.step_order import StepOrder, StepOutcome
+from specdec.execution.step_order import EntryMoves, PassOrder, StepOrder, StepOutcome
 from specdec.execution.worker import Worker
 from specdec.kernels.draft_trees import DraftTrees, HostTrees
-from specdec.kernels.tree import TreeRow
+from specdec.kernels.tree import DraftTree, TreeRow
 
 
 class ParallelExecutor:
-    """Ranks that each compute every step on a part of the weights. The plan is sent to all; they agree on the rest.
+    """Ranks that each compute every step on a part of the weights.
 
-    A rank that fails ends them all: the others may wait for it in a collective operation.
+    The ranks of the last pipeline stage, of which this process is one, get the plan and agree on the rest. Those of
+    earlier stages get the rows with their trees, and with the next step, which nodes were accepted. A rank that fails
+    ends them all: the others may wait for it in an operation between ranks.
 
     Args:
         followers: the other ranks, with their models loaded.
@@ -28,30 +31,44 @@ class ParallelExecutor:
     def __init__(self, followers: Followers, make: MakeWorker) -> None:
         self._followers, self._make = followers, make
         self._writer = OrderWriter()
+        self._accepted = EntryMoves([], [])
 
     def start(self, num_blocks: int, num_host_blocks: int) -> None:
         """See `Executor.start`."""
         self._followers.tell(Allocate(num_blocks, num_host_blocks))
         with self._together():
             self.worker = self._make(num_blocks, num_host_blocks)
-        self._followers.wait()
+        self._followers.answers()
 
     def step(self, order: StepOrder) -> None:
         """See `Executor.step`."""
-        self._followers.check()
-        self._followers.tell(self._writer.write(order))
+        followers = self._followers
+        followers.check()
+        if followers.last_stage:
+            followers.tell(self._writer.write(order), followers.last_stage)
+        # The worker empties its own list.
+        moves = list(order.moves)
         with self._together():
-            self.worker.begin(order)
+            trees = self.worker.draft(order)
+            if followers.earlier_stages:
+                self._send_pass(order.parts, trees, moves)
+            self.worker.launch()
+
+    def _send_pass(self, parts: Sequence[TreeRow], trees: DraftTrees, moves: list[BlockMove]) -> None:
+        drafted = HostTrees([DraftTree(tree.tokens, tree.parents, check=False) for tree in trees.read()])
+        self._followers.tell(PassOrder(parts, drafted, self._accepted, moves), self._followers.earlier_stages)
 
     def collect(self) -> StepOutcome:
         """See `Executor.collect`."""
         with self._together():
-            return self.worker.finish()
+            outcome = self.worker.finish()
+        self._accepted = outcome.accepted
+        return outcome
 
     def run_dummy(self, rows: Sequence[TreeRow], trees: DraftTrees) -> None:
         """See `Executor.run_dummy`."""
         assert isinstance(trees, HostTrees)
-        self._followers.tell(RunDummy(rows, trees))
+        self._followers.tell(PassOrder(rows, trees, EntryMoves([], []), []))
         with self._together():
             self.worker.runner.run_dummy(rows, trees)
 

@@ -8,9 +8,14 @@ from specdec.config import EngineConfig
 from specdec.core.device import DTYPES
 from specdec.kernels.kernel_set import KernelSet, choose_kernels
 from specdec.models.llama import LlamaModel, load_llama
-from specdec.models.rank_group import RankGroup
-from specdec.models.sharded_llama import load_shard, without_one_call
+from specdec.models.rank_layout import RankGroups, RankLayout
+from specdec.models.sharded_llama import load_shard
 from specdec.verify.noise import GumbelNoise
+
+
+def layout_of(config: EngineConfig) -> RankLayout:
+    """Return which part of the model each rank holds."""
+    return RankLayout(config.tensor_parallel_size, config.pipeline_parallel_size)
 
 
 def rank_config(config: EngineConfig, rank: int) -> EngineConfig:
@@ -19,11 +24,14 @@ def rank_config(config: EngineConfig, rank: int) -> EngineConfig:
     Raises:
         ValueError: fewer GPUs than ranks.
     """
-    size = config.tensor_parallel_size
+    size = layout_of(config).size
     if size == 1:
         return config
     if config.device.startswith("cuda") and torch.cuda.device_count() < size:
-        raise ValueError(f"tensor_parallel_size is {size}; this machine has {torch.cuda.device_count()} GPUs")
+        sizes = f"tensor_parallel_size is {config.tensor_parallel_size}"
+        if config.pipeline_parallel_size > 1:
+            sizes += f" and pipeline_parallel_size {config.pipeline_parallel_size}"
+        raise ValueError(f"{sizes}; this machine has {torch.cuda.device_count()} GPUs")
     device = f"cuda:{rank}" if config.device.startswith("cuda") else config.device
     return replace(config, device=device, threads=config.threads or max(1, torch.get_num_threads() // size))
 
@@ -38,7 +46,7 @@ def kernels_of(config: EngineConfig) -> KernelSet:
     return choose_kernels(config.kernels, device, dtype, GumbelNoise(device), config.threads, config.quantization)
 
 
-def load_target(config: EngineConfig, kernels: KernelSet, group: RankGroup | None) -> LlamaModel:
+def load_target(config: EngineConfig, kernels: KernelSet, groups: RankGroups | None) -> LlamaModel:
     """Load the target, or this rank's part of it.
 
     Raises:
@@ -46,6 +54,6 @@ def load_target(config: EngineConfig, kernels: KernelSet, group: RankGroup | Non
         ValueError: the model cannot be split over the ranks.
     """
     where = DTYPES[config.dtype], torch.device(config.device)
-    if group is None:
+    if groups is None:
         return load_llama(config.model, *where, kernels)
-    return load_shard(config.model, *where, without_one_call(kernels), group)
+    return load_shard(config.model, *where, kernels, groups)

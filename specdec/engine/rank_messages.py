@@ -1,36 +1,50 @@
 """Messages of the first rank to the others, and their answers."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from specdec.config import EngineConfig
 from specdec.execution.step_codec import SentOrder
-from specdec.kernels.draft_trees import HostTrees
-from specdec.kernels.tree import TreeRow
+from specdec.execution.step_order import PassOrder
 
 
 class Join(NamedTuple):
     """First message: load the target.
 
     Attributes:
-        store: file through which the ranks find each other.
-        timeout: seconds of a collective operation.
+        timeout: seconds of an operation between ranks.
     """
 
     config: EngineConfig
     rank: int
-    store: str
     timeout: float
 
 
 class LoadDrafts(NamedTuple):
-    """Load the draft model.
+    """Load the draft model; to the ranks of the last stage.
 
     Attributes:
         kept_tokens: tokens that can always be drafted.
     """
 
     kept_tokens: frozenset[int]
+
+
+class Tap(NamedTuple):
+    """Send the inputs of target layers along; to the ranks of earlier stages.
+
+    Attributes:
+        layers: layers that the draft model reads.
+    """
+
+    layers: tuple[int, ...]
+
+
+class Fit(NamedTuple):
+    """Find how many cache blocks the memory holds. On a GPU, the largest steps follow, and `Rehearsed`."""
+
+
+class Rehearsed(NamedTuple):
+    """The largest steps have run."""
 
 
 class Allocate(NamedTuple):
@@ -40,19 +54,13 @@ class Allocate(NamedTuple):
     num_host_blocks: int
 
 
-class RunDummy(NamedTuple):
-    """Run a pass that nothing reads."""
-
-    rows: Sequence[TreeRow]
-    trees: HostTrees
-
-
 class Failure(NamedTuple):
     """Last message of a follower that fails."""
 
     reason: str
 
 
-Message = Join | LoadDrafts | Allocate | RunDummy | SentOrder
-# Answer to `Join`, twice: when the rank is there and when it has loaded; and to `LoadDrafts` and `Allocate`.
-DONE = "done"
+Message = Join | LoadDrafts | Tap | Fit | Rehearsed | Allocate | PassOrder | SentOrder
+# Answers. To `Join`: 0, twice, when the rank is there and when it has loaded. To `LoadDrafts` and `Tap`: bytes of a
+# block. To `Fit`: number of blocks. To `Allocate`: 0.
+Answer = int | Failure

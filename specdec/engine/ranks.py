@@ -10,9 +10,10 @@ import torch
 from specdec.config import EngineConfig
 from specdec.engine.followers import Followers
 from specdec.engine.parallel_executor import ParallelExecutor
-from specdec.engine.rank_messages import LoadDrafts
+from specdec.engine.rank_loader import layout_of
+from specdec.engine.rank_messages import Fit, LoadDrafts, Rehearsed, Tap
 from specdec.execution.executor import Executor, InProcessExecutor, MakeWorker
-from specdec.models.rank_group import RankGroup
+from specdec.models.rank_layout import RankGroups
 
 
 class Ranks(Protocol):
@@ -24,12 +25,28 @@ class Ranks(Protocol):
 
     share: str
 
-    def group(self, device: torch.device) -> RankGroup | None:
-        """Return the group of all ranks, None for a single one."""
+    def groups(self, device: torch.device) -> RankGroups | None:
+        """Return the groups of this rank, None for a single one."""
         ...
 
     def load_drafts(self, kept_tokens: frozenset[int]) -> None:
-        """Have the other ranks load the draft model, once they have loaded the target."""
+        """Have the ranks of the last stage load the draft model, once all have loaded the target."""
+        ...
+
+    def tap(self, layers: tuple[int, ...]) -> int:
+        """Have earlier stages send the inputs of layers along; return the bytes of the other ranks' largest block."""
+        ...
+
+    def fit(self) -> None:
+        """Have the other ranks find how many blocks their memory holds; `rehearsed` follows on a GPU."""
+        ...
+
+    def rehearsed(self) -> None:
+        """Tell the other ranks that the largest steps have run."""
+        ...
+
+    def num_blocks(self) -> list[int]:
+        """Return how many blocks the memory of each other rank holds."""
         ...
 
     def executor(self, make: MakeWorker) -> Executor:
@@ -42,11 +59,23 @@ class OneRank:
 
     share = ""
 
-    def group(self, device: torch.device) -> None:  # noqa: ARG002
+    def groups(self, device: torch.device) -> None:  # noqa: ARG002
         return None
 
     def load_drafts(self, kept_tokens: frozenset[int]) -> None:
         pass
+
+    def tap(self, layers: tuple[int, ...]) -> int:  # noqa: ARG002
+        return 0
+
+    def fit(self) -> None:
+        pass
+
+    def rehearsed(self) -> None:
+        pass
+
+    def num_blocks(self) -> list[int]:
+        return []
 
     def executor(self, make: MakeWorker) -> Executor:
         return InProcessExecutor(make)
@@ -58,18 +87,29 @@ class SeveralRanks:
     def __init__(self, followers: Followers) -> None:
         self._followers = followers
         self.share = f" on rank 0 of {followers.size}"
-        self.group = followers.group
+        self.groups = followers.groups
         self.executor = partial(ParallelExecutor, followers)
+        self.num_blocks = followers.answers
 
     def load_drafts(self, kept_tokens: frozenset[int]) -> None:
-        self._followers.wait()
-        self._followers.tell(LoadDrafts(kept_tokens))
+        self._followers.answers()
+        self._followers.tell(LoadDrafts(kept_tokens), self._followers.last_stage)
+
+    def tap(self, layers: tuple[int, ...]) -> int:
+        self._followers.tell(Tap(layers), self._followers.earlier_stages)
+        return max(self._followers.answers())
+
+    def fit(self) -> None:
+        self._followers.tell(Fit())
+
+    def rehearsed(self) -> None:
+        self._followers.tell(Rehearsed())
 
 
 @contextmanager
 def ranks_of(config: EngineConfig) -> Iterator[Ranks]:
     """Start the ranks beside this one, and end them if the engine is not built."""
-    if config.tensor_parallel_size == 1:
+    if layout_of(config).size == 1:
         yield OneRank()
         return
     followers = Followers(config)

@@ -45,10 +45,18 @@ def settle_taps(loaded: LoadedHead, model: LlamaModel, folder: Path, kernels: Ke
 
     Args:
         folder: the target's folder, for its tokenizer.
+
+    Raises:
+        ValueError: the ids can be counted in two ways, and the model is one of several pipeline stages.
     """
     draft, other = loaded.draft, loaded.other
     if other is None:
         return draft
+    if model.num_stages > 1:
+        raise ValueError(
+            f"the head's {KEY} can be counted in two ways, which is settled by a trial with pipeline_parallel_size 1 "
+            f"alone; give inputs as {KEY} in its config.json, and outputs there in eagle_config"
+        )
     context = min(model.config.max_position, draft.head.llama.max_position)
     probe = TapProbe(model, prompts_for(folder, model.config.vocab_size), context, kernels)
     hits, other_hits = probe.hits(draft), probe.hits(other)

@@ -15,7 +15,6 @@ _NO_EFFECT = Foreign("", None)
 _DTYPES = {"half": "float16", "float": "float32"}
 FOREIGN_ENGINE = {
     "trust_remote_code": Foreign("code of a checkpoint is never run", (False,)),
-    "pipeline_parallel_size": Foreign("layers are not split over devices; use tensor_parallel_size", (1,)),
     "data_parallel_size": Foreign("an engine is one replica; start several", (1,)),
     "distributed_executor_backend": Foreign("ranks are processes of this machine; leave it out", ("uni", "mp")),
     "enable_chunked_prefill": Foreign("long prompts are always split; see long_prefill_token_threshold", (True,)),
@@ -65,7 +64,6 @@ class VLLMKeywords(TypedDict, total=False):
     speculative_config: Mapping[str, Any] | None
     kv_cache_memory_bytes: int | None
     trust_remote_code: bool
-    pipeline_parallel_size: int
     data_parallel_size: int
     distributed_executor_backend: str | None
     enable_chunked_prefill: bool | None

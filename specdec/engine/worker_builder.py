@@ -18,7 +18,7 @@ from specdec.execution.split_verifier import SplitVerifier
 from specdec.execution.worker import Worker
 from specdec.kernels.kernel_set import KernelSet
 from specdec.models.llama import LlamaModel
-from specdec.models.sharded_llama import ShardedLlama, without_one_call
+from specdec.models.sharded_llama import ShardedLlama
 from specdec.verify.verifier import Verifier, verifier_of
 
 logger = logging.getLogger(__name__)
@@ -38,6 +38,7 @@ class WorkerBuilder:
         longest: limit of a request's tokens.
         draft_context: number of tokens from which on the draft model drafts nothing for a request; 0 without a model.
         block_bytes: memory of one cache block.
+        taps: target layers that the head reads, in this process or in that of the last pipeline stage.
     """
 
     def __init__(self, config: EngineConfig, model: LlamaModel, draft: DraftModel | None, kernels: KernelSet) -> None:
@@ -45,6 +46,7 @@ class WorkerBuilder:
         self.proposal = Proposal.COUPLED if config.verify == "coupled" else Proposal.DRAWN
         self.device, self.dtype = torch.device(config.device), DTYPES[config.dtype]
         self.head = draft.head if draft else None
+        self.taps: tuple[int, ...] = self.head.taps if self.head else ()
         self.shape = shape_for(draft, config.shape)
         self.slots = self.shape.slots if draft else self.shape.nodes if config.ngrams else 0
         self.longest = config.context(model.config.max_position)
@@ -63,11 +65,11 @@ class WorkerBuilder:
             self.dtype,
             self.device,
             num_host_blocks,
-            kernels=without_one_call(self.kernels) if isinstance(self.model, ShardedLlama) else self.kernels,
+            kernels=self.model.kernels if isinstance(self.model, ShardedLlama) else self.kernels,
         )
         # Captures and measurements read it.
         cache.clear_null_block()
-        runner = ModelRunner(self.model, cache, self.dtype, self.head, self.longest)
+        runner = ModelRunner(self.model, cache, self.dtype, self.head, self.longest, self.taps)
         drafter = self._drafter(cache)
         self._capture_graphs(runner, drafter)
         return Worker(runner, drafter, self._verifier())
@@ -95,7 +97,9 @@ class WorkerBuilder:
         )
 
     def _capture_graphs(self, runner: ModelRunner, drafter: Drafter) -> None:
-        if self.device.type != "cuda" or not self.kernels.on_device or self.config.enforce_eager:
+        # A stage waits for its neighbours in the middle of a pass.
+        is_stage = self.model.num_stages > 1
+        if self.device.type != "cuda" or not self.kernels.on_device or self.config.enforce_eager or is_stage:
             return
         # Imported late: they bring Triton.
         from specdec.execution.cuda_graphs import CudaGraphs, attach_graphs

@@ -11,6 +11,7 @@ from specdec.draft_heads.heads.draft_head import CachedHead, TargetOutput
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.execution.dummy_rows import padding_row
+from specdec.execution.micro_batches import micro_batches
 from specdec.kernels.draft_trees import DraftTrees
 from specdec.kernels.fused import FusedTarget, TargetCache
 from specdec.kernels.tree import TreeRow
@@ -32,6 +33,7 @@ class ModelRunner:
         dtype: of the target's arithmetic, whatever the cache's.
         head: the draft head whose features the cache keeps of each token.
         longest: limit of a request's tokens.
+        taps: target layers that a head in another process reads.
 
     Attributes:
         graphs: captured passes; None where they are launched kernel by kernel.
@@ -45,9 +47,11 @@ class ModelRunner:
         dtype: torch.dtype,
         head: CachedHead | None = None,
         longest: int = LONGEST_MEASURED,
+        taps: Sequence[int] = (),
     ) -> None:
         config = model.config
         self.model, self.cache, self.dtype, self.head = model, cache, dtype, head
+        self.taps = head.taps if head else taps
         self.max_position = config.max_position
         positions = min(config.max_position, max(longest, LONGEST_MEASURED))
         self.rope = config.rope.table(config.head_dim, positions, dtype).to(cache.target.device)
@@ -68,9 +72,23 @@ class ModelRunner:
         )
 
     def forward(self, parts: Sequence[TreeRow], trees: DraftTrees) -> Tensor:
-        """Return logits `[sum of (num_scored + nodes), vocab_size]`; store keys, values and features in the cache."""
+        """Return logits `[sum of (num_scored + nodes), vocab_size]`; store keys, values and features in the cache.
+
+        A stage before the last sends its output to the next one, and has no logits.
+        """
         if self.one_call is not None:
             return self.one_call(parts, trees.read())
+        groups = micro_batches(parts, trees, self.model.num_stages)
+        states = [self._scored_states(*group) for group in groups]
+        self.model.flush()
+        rows = states[0] if len(states) == 1 else torch.cat(states)
+        if not len(rows):
+            return rows.new_empty(0, self.model.config.vocab_size)
+        logits: Tensor = self.model.output(rows)
+        return logits
+
+    def _scored_states(self, parts: Sequence[TreeRow], trees: DraftTrees) -> Tensor:
+        """Run the decoder on rows; return what logits are made of, `[sum of (num_scored + nodes), hidden_size]`."""
         run: Callable[[TreeBatch], Tensor] = self.features
         padding = 0
         if self.graphs is not None:
@@ -80,19 +98,19 @@ class ModelRunner:
         batch = TreeBatch.pack(parts, trees, self.cache.block_size, self.cache.target.device)
         features = run(batch)
         wanted = batch.logit_rows
-        if wanted.numel() == 0:
-            return features.new_empty(0, self.model.config.vocab_size)
-        rows = features if wanted.numel() == len(batch.tokens) else features.index_select(0, wanted)
-        logits: Tensor = self.model.output(rows)
-        return logits
+        if not self.model.is_last:
+            return features[:0]
+        return features if wanted.numel() == len(batch.tokens) else features.index_select(0, wanted)
 
     def features(self, batch: TreeBatch) -> Tensor:
-        """Return the decoder's output `[tokens, hidden_size]`. The pass waits for nothing, so it can be captured."""
+        """Return the decoder's output `[tokens, hidden_size]`.
+
+        The pass of a whole model waits for nothing, so it can be captured.
+        """
         cache = self.cache
         layers = zip(cache.target_layers, self.model.config.layer_windows, strict=True)
         attentions = [PagedAttention(kv, batch.slots, batch.rows, cache.kernels, window) for kv, window in layers]
-        taps = self.head.taps if self.head else ()
-        output: TargetOutput = self.model(batch.tokens, rotary_at(self.rope, batch.positions), attentions, taps)
+        output: TargetOutput = self.model(batch.tokens, rotary_at(self.rope, batch.positions), attentions, self.taps)
         if self.head and self.head.feature_size:
             cache.store_features(batch.slots, self.head.feature_of(output))
         return output.features

@@ -9,6 +9,7 @@ from specdec.cache.kv_cache_manager import BlockMove
 from specdec.draft_heads.drafting.chains import ChainNodes
 from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.execution.device_clock import Mark
+from specdec.kernels.draft_trees import HostTrees
 from specdec.kernels.tree import DraftTree, TreeRow
 from specdec.kernels.types import Acceptance
 
@@ -33,6 +34,33 @@ class StepOrder(NamedTuple):
     needs_logits: bool
 
 
+class EntryMoves(NamedTuple):
+    """Cache entries of accepted nodes that move behind their chain.
+
+    Attributes:
+        sources, targets: slots.
+    """
+
+    sources: list[int]
+    targets: list[int]
+
+
+class PassOrder(NamedTuple):
+    """A forward pass alone: the part of pipeline stages before the last in a step, or a pass that nothing reads.
+
+    Attributes:
+        parts: known tokens of the rows, and their block tables.
+        trees: the rows' draft trees.
+        accepted: entries of the step before, which move first.
+        moves: block moves that precede the pass.
+    """
+
+    parts: Sequence[TreeRow]
+    trees: HostTrees
+    accepted: EntryMoves
+    moves: list[BlockMove]
+
+
 class StepOutcome(NamedTuple):
     """Outcome of a step.
 
@@ -41,10 +69,12 @@ class StepOutcome(NamedTuple):
         acceptances: one per sampled row.
         logits: `[sum of (num_scored + nodes), vocab_size]` if the order asks for them, else None; valid until the next
             step.
+        accepted: entries that were moved for it.
         drafting: when drafting began and ended.
     """
 
     trees: Sequence[DraftTree]
     acceptances: list[Acceptance]
     logits: Tensor | None
+    accepted: EntryMoves
     drafting: tuple[Mark, Mark]

@@ -13,15 +13,15 @@ from specdec.draft_heads.drafting.drafter import Drafter
 from specdec.draft_heads.drafting.structured_drafts import without_forbidden
 from specdec.execution.device_clock import Mark, mark
 from specdec.execution.model_runner import ModelRunner
-from specdec.execution.step_order import StepOrder, StepOutcome
+from specdec.execution.step_order import EntryMoves, PassOrder, StepOrder, StepOutcome
 from specdec.kernels.draft_trees import DraftTrees
 from specdec.kernels.types import Acceptance
 from specdec.verify.tree_batch import slots_of
 from specdec.verify.verifier import Verifier
 
 
-class _LaunchedStep(NamedTuple):
-    """A step whose forward pass was launched.
+class _DraftedStep(NamedTuple):
+    """A step whose trees are drafted.
 
     Attributes:
         drafting: when drafting began and ended.
@@ -29,7 +29,6 @@ class _LaunchedStep(NamedTuple):
 
     order: StepOrder
     trees: DraftTrees
-    logits: Tensor
     drafting: tuple[Mark, Mark]
 
 
@@ -43,7 +42,8 @@ class Worker:
     def __init__(self, runner: ModelRunner, drafter: Drafter, verifier: Verifier) -> None:
         self.runner, self.drafter, self.verifier = runner, drafter, verifier
         self.device = runner.cache.target.device
-        self._launched: _LaunchedStep | None = None
+        self._drafted: _DraftedStep | None = None
+        self._logits: Tensor | None = None
 
     @property
     def cache(self) -> KVCache:
@@ -51,6 +51,11 @@ class Worker:
 
     def begin(self, order: StepOrder) -> None:
         """Move blocks, draft, and launch the forward pass. The caller is in inference mode."""
+        self.draft(order)
+        self.launch()
+
+    def draft(self, order: StepOrder) -> DraftTrees:
+        """Move blocks and draft; return the trees of the rows."""
         cache = self.cache
         cache.apply_moves(order.moves)
         order.moves.clear()
@@ -58,17 +63,31 @@ class Worker:
         drafted = self.drafter.propose(order.drafts)
         chained = add_chains(drafted, order.chains, self.device)
         trees = without_forbidden(chained, [row.context for row in order.drafts])
-        drafting = start, mark(self.device)
-        self._launched = _LaunchedStep(order, trees, self.runner.forward(order.parts, trees), drafting)
+        self._drafted = _DraftedStep(order, trees, (start, mark(self.device)))
+        return trees
+
+    def launch(self) -> None:
+        """Launch the forward pass of the step that was drafted."""
+        assert self._drafted is not None, "no step was drafted"
+        self._logits = self.runner.forward(self._drafted.order.parts, self._drafted.trees)
 
     def finish(self) -> StepOutcome:
         """Verify the drafts of the launched step, and move accepted cache entries into place."""
-        assert self._launched is not None, "no step was launched"
-        (order, trees, logits, drafting), self._launched = self._launched, None
+        assert self._drafted is not None, "no step was drafted"
+        assert self._logits is not None, "no step was launched"
+        (order, trees, drafting), logits = self._drafted, self._logits
+        self._drafted = self._logits = None
         acceptances = self._verify(order, trees, logits)
-        self._commit(order, acceptances)
+        accepted = self._accepted_entries(order, acceptances)
+        self._move(accepted)
         whole = self.runner.model.whole(logits) if order.needs_logits else None
-        return StepOutcome(trees.read(), acceptances, whole, drafting)
+        return StepOutcome(trees.read(), acceptances, whole, accepted, drafting)
+
+    def run(self, order: PassOrder) -> None:
+        """Run a pass whose output is for other ranks or for nothing, and wait for it."""
+        self._move(order.accepted)
+        self.cache.apply_moves(order.moves)
+        self.runner.run_dummy(order.parts, order.trees)
 
     def _verify(self, order: StepOrder, trees: DraftTrees, logits: Tensor) -> list[Acceptance]:
         sampled = order.sampled
@@ -80,8 +99,8 @@ class Worker:
         own = trees if len(sampled) == len(order.parts) else trees.select(sampled)
         return self.verifier.verify(own, [order.drafts[row].context for row in sampled], logits)
 
-    def _commit(self, order: StepOrder, acceptances: Sequence[Acceptance]) -> None:
-        """Move the cache entries of accepted nodes behind their chain."""
+    def _accepted_entries(self, order: StepOrder, acceptances: Sequence[Acceptance]) -> EntryMoves:
+        """Return the cache entries of accepted nodes that do not lie behind their chain yet."""
         source: list[int] = []
         target: list[int] = []
         for row, (path, _) in zip(order.sampled, acceptances, strict=True):
@@ -91,8 +110,11 @@ class Worker:
                 slots = slots_of(part.block_table, end, end + path[-1] + 1, self.cache.block_size)
                 source += [slots[node] for node in path]
                 target += slots[: len(path)]
-        if source:
-            self.cache.move(source, target)
+        return EntryMoves(source, target)
+
+    def _move(self, entries: EntryMoves) -> None:
+        if entries.sources:
+            self.cache.move(*entries)
 
 
 def score_spans(order: StepOrder, sizes: Sequence[int]) -> list[slice]:

@@ -1,6 +1,6 @@
 """The target: Llama over the packed rows of a step."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -41,10 +41,16 @@ class LlamaModel(nn.Module):
 
     Attributes:
         num_parameters: numbers in all weights.
+        first_layer: number of the first layer, which is not 0 in a pipeline stage behind the first.
+        is_last: whether the last norm and lm_head follow the layers; otherwise another stage does.
+        num_stages: parts that the model's layers are split into.
         output: lm_head prepared for inference: `[rows, hidden_size]` features to `[rows, vocab_size]` logits.
     """
 
     output: Product
+    first_layer = 0
+    is_last = True
+    num_stages = 1
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -65,7 +71,7 @@ class LlamaModel(nn.Module):
     def forward(
         self, tokens: Tensor, rotary: Rotary, attentions: Sequence[Attention], tap_layers: Sequence[int] = ()
     ) -> TargetOutput:
-        """Run the decoder.
+        """Run the decoder; before the last pipeline stage, its own layers.
 
         Args:
             tokens: int64 `[rows]`.
@@ -74,14 +80,29 @@ class LlamaModel(nn.Module):
             tap_layers: layers whose input is wanted as well (k is transformers' `hidden_states[k]`; as many as there
                 are layers for the stream behind the last).
         """
-        hidden = self.embed(tokens)
-        taps: dict[int, Tensor] = {}
-        for index, (layer, attention) in enumerate(zip(self.layers, attentions, strict=True)):
+        hidden, taps = self.enter(tokens, tap_layers)
+        for index, (layer, attention) in enumerate(zip(self.layers, attentions, strict=True), self.first_layer):
             if index in tap_layers:
                 taps[index] = hidden
             hidden = layer(hidden, rotary, attention)
-        taps[len(self.layers)] = hidden
+        return self.leave(hidden, taps, tap_layers)
+
+    def enter(self, tokens: Tensor, tap_layers: Sequence[int]) -> tuple[Tensor, dict[int, Tensor]]:  # noqa: ARG002
+        """Return the input of the first layer, `[rows, hidden_size]`, and the inputs of tapped layers before it."""
+        return self.embed(tokens), {}
+
+    def leave(self, hidden: Tensor, taps: dict[int, Tensor], tap_layers: Sequence[int]) -> TargetOutput:
+        """Return the decoder's output.
+
+        Args:
+            hidden: output of the last layer, `[rows, hidden_size]`.
+            taps: inputs of the tapped layers.
+        """
+        taps[self.first_layer + len(self.layers)] = hidden
         return TargetOutput(self.norm(hidden), [taps[index] for index in tap_layers])
+
+    def flush(self) -> None:
+        """Wait until the next pipeline stage has taken what was sent to it: here there is none."""
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Return the embeddings of tokens, `[rows, hidden_size]`."""
@@ -168,15 +189,32 @@ def built_llama(
         CheckpointError: tensors that are missing, unexpected or of another shape.
     """
     with error_context(folder):
-        check_weight_dtypes(tensors)
-        check_layers(tensors, config.num_layers)
-        for layer in range(config.num_layers):
-            fuse_layer(tensors, f"layers.{layer}.")
-        with torch.device("meta"):
-            model = make()
-        check_fit(model, tensors)
+        model = _fitting(config, make, tensors)
     allocate(model, dtype, device)
     fill(model, tensors)
     model.requires_grad_(False).eval()
     prepare_for_inference(model, kernels)
+    return model
+
+
+def check_whole(folder: Path, config: LlamaConfig, tensors: Mapping[str, Tensor]) -> None:
+    """Check all tensors of a checkpoint, without reading them.
+
+    Raises:
+        CheckpointError: see `load_llama`.
+    """
+    with error_context(folder):
+        shapes = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}
+        _fitting(config, lambda: LlamaModel(config), shapes)
+
+
+def _fitting(config: LlamaConfig, make: Callable[[], Model], tensors: dict[str, Tensor]) -> Model:
+    """Return a model without weights that the tensors fit; those of layers are joined as in the model."""
+    check_weight_dtypes(tensors)
+    check_layers(tensors, config.num_layers)
+    for layer in range(config.num_layers):
+        fuse_layer(tensors, f"layers.{layer}.")
+    with torch.device("meta"):
+        model = make()
+    check_fit(model, tensors)
     return model

@@ -1,4 +1,4 @@
-"""Collective operations of the ranks that share one model, on torch.distributed."""
+"""Operations between the ranks that share one model, on torch.distributed: collectives, and sends to a neighbour."""
 
 from datetime import timedelta
 from typing import Any, cast
@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-# All ranks are on one machine.
+# Address of ranks that are all on one machine.
 LOOPBACK = "127.0.0.1"
 # A `torch.distributed.Store`, which torch's annotations do not name.
 Store = Any
@@ -18,7 +18,7 @@ class RankGroup:
 
     NCCL was not run: no machine with two GPUs was available.
 
-    All ranks must call the same operations in the same order. An operation ends within `timeout`: it raises a
+    All ranks must call the same collectives in the same order. An operation ends within `timeout`: it raises a
     RuntimeError if a rank is gone or calls another one. The group is an object rather than torch's default group, so a
     process may hold several.
 
@@ -27,10 +27,15 @@ class RankGroup:
         size: number of ranks.
         store: key-value store through which the ranks find each other; new for each group.
         timeout: seconds.
+        host: address of this machine that the other ranks reach.
     """
 
-    def __init__(self, rank: int, size: int, store: Store, device: torch.device, timeout: float) -> None:
+    def __init__(
+        self, rank: int, size: int, store: Store, device: torch.device, timeout: float, host: str = LOOPBACK
+    ) -> None:
         self.rank, self.size = rank, size
+        # Sends that may not have ended, with the tensors that they read.
+        self._sends: list[tuple[Any, Tensor]] = []
         self._group: Any
         limit = timedelta(seconds=timeout)
         if device.type == "cuda":
@@ -39,7 +44,7 @@ class RankGroup:
             self._group = dist.ProcessGroupNCCL(store, rank, size, nccl)
         else:
             gloo = cast(Any, dist.ProcessGroupGloo)._Options()
-            gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
+            gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
             gloo._timeout = limit
             self._group = dist.ProcessGroupGloo(store, rank, size, gloo)
 
@@ -56,7 +61,27 @@ class RankGroup:
         self._group.allgather([parts], [x]).wait()
         return parts
 
+    def send(self, x: Tensor, rank: int) -> None:
+        """Send a tensor, which must not be written before `flush`, without waiting for the rank to receive it."""
+        self._sends.append((self._group.send([x], rank, 0), x))
 
-def file_store(file: str, size: int) -> Store:
+    def flush(self) -> None:
+        """Wait until all that was sent has been received."""
+        for work, _ in self._sends:
+            work.wait()
+        self._sends.clear()
+
+    def receive(self, x: Tensor, rank: int) -> Tensor:
+        """Replace `x` by the next tensor that a rank sends, which must have its shape and dtype."""
+        self._group.recv([x], rank, 0).wait()
+        return x
+
+
+def file_store(file: str) -> Store:
     """Return a store in a file, for ranks of one machine."""
-    return cast(Any, dist).FileStore(file, size)
+    return cast(Any, dist).FileStore(file)
+
+
+def part_of(store: Store, name: str) -> Store:
+    """Return a part of a store, for one group of several that share it."""
+    return cast(Any, dist).PrefixStore(name, store)

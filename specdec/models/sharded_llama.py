@@ -1,5 +1,6 @@
-"""One rank's shard of a target: columns and rows of every layer's weights, and a part of the vocabulary."""
+"""One rank's shard of a target: a range of its layers, columns and rows of their weights, a part of the vocabulary."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,20 +8,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from specdec.draft_heads.heads.draft_head import TargetParts
+from specdec.draft_heads.heads.draft_head import TargetOutput, TargetParts
 from specdec.draft_heads.llama.llama_layer import LlamaLayer
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.linear import Linear
 from specdec.kernels.projection import Product
 from specdec.models.checkpoint import read_settings, read_weights
-from specdec.models.llama import LlamaModel, built_llama, read_llama_config, untied
+from specdec.models.llama import LlamaModel, built_llama, check_whole, read_llama_config, untied
 from specdec.models.rank_group import RankGroup
-from specdec.models.tp_plan import Shard, plan_of
-
-
-def without_one_call(kernels: KernelSet) -> KernelSet:
-    """Return kernels without fused layers, which leave no place for collectives."""
-    return replace(kernels, fused_layer=None, fused_target=None)
+from specdec.models.rank_layout import RankGroups
+from specdec.models.tp_plan import Shard, TPPlan, plan_of
 
 
 class RowSplitLinear(Linear):
@@ -58,25 +55,60 @@ class SummedProduct:
 class ShardedLlama(LlamaModel):
     """One rank's shard of a Llama. Its `output` returns the logits of this rank's part of the vocabulary.
 
-    Hidden states are whole and bitwise equal on all ranks, so draft heads read them without a collective.
+    Hidden states are whole and bitwise equal on all ranks of a stage, so draft heads read them without a collective.
+    Between stages they travel with the inputs of tapped layers, which the head reads behind the last stage.
 
     Args:
         folder: the checkpoint, from which a draft head that shares the target's weights reads them whole.
 
     Attributes:
         config: sizes of the shard; the vocabulary's is the whole model's.
+        kernels: of the shard: passes in one call leave no place for what the ranks exchange.
+        dtype: of hidden states.
     """
 
-    def __init__(self, shard: Shard, group: RankGroup, folder: Path) -> None:
+    kernels: KernelSet
+    dtype: torch.dtype
+
+    def __init__(self, shard: Shard, groups: RankGroups, folder: Path) -> None:
         super().__init__(replace(shard.config, vocab_size=shard.vocab.size))
         self.config = shard.config
-        self.shard, self.group, self.folder = shard, group, folder
+        self.shard, self.folder = shard, folder
+        self.group, self.stages = group, _ = groups
+        self.first_layer, self.is_last, self.num_stages = shard.layers.start, shard.is_last, self.stages.size
+        if not shard.holds_embedding:
+            del self.embed_tokens
+        if not shard.is_last:
+            del self.norm
+            self.lm_head = None
+        self.num_parameters = sum(parameter.numel() for parameter in self.parameters())
         for layer in self.layers:
             assert isinstance(layer, LlamaLayer)
             if shard.plan.attention:
                 layer.o_proj = RowSplitLinear(layer.o_proj, group)
             if shard.plan.mlp:
                 layer.down_proj = RowSplitLinear(layer.down_proj, group)
+
+    def enter(self, tokens: Tensor, tap_layers: Sequence[int]) -> tuple[Tensor, dict[int, Tensor]]:
+        """Return the input of the shard's first layer, which the stage before sends if there is one."""
+        if self.shard.is_first:
+            return super().enter(tokens, tap_layers)
+        earlier = sorted(layer for layer in tap_layers if layer < self.first_layer)
+        shape = 1 + len(earlier), len(tokens), self.config.hidden_size
+        sent = torch.empty(shape, dtype=self.dtype, device=tokens.device)
+        hidden, *taps = self.stages.receive(sent, self.stages.rank - 1)
+        return hidden, dict(zip(earlier, taps, strict=True))
+
+    def leave(self, hidden: Tensor, taps: dict[int, Tensor], tap_layers: Sequence[int]) -> TargetOutput:
+        """Return the decoder's output, or send the hidden states to the next stage and return them."""
+        if self.is_last:
+            return super().leave(hidden, taps, tap_layers)
+        self.stages.send(torch.stack([hidden, *(taps[layer] for layer in sorted(taps))]), self.stages.rank + 1)
+        return TargetOutput(hidden, [])
+
+    def flush(self) -> None:
+        """Wait until the next stage has taken what was sent to it."""
+        self.stages.flush()
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Return the embeddings of tokens, `[rows, hidden_size]`.
@@ -103,7 +135,7 @@ class ShardedLlama(LlamaModel):
     @property
     def parts(self) -> TargetParts:
         """Sizes, embedding and output matrix of the whole model, read from the checkpoint at each use."""
-        weight = self.embed_tokens.weight
+        weight = self.norm.weight
         tensors = read_weights(self.folder, weight.dtype)
 
         def whole(name: str) -> Tensor:
@@ -114,13 +146,13 @@ class ShardedLlama(LlamaModel):
         return TargetParts(embedding, self.kernels.projection(matrix, None), self.shard.whole)
 
     def prepare(self, kernels: KernelSet) -> bool:
-        """Prepare the output matrix; the other parts prepare themselves."""
-        self.kernels = kernels
-        return super().prepare(kernels)
+        """Prepare the output matrix, where the shard has it; the other parts prepare themselves."""
+        self.kernels, self.dtype = kernels, next(self.parameters()).dtype
+        return super().prepare(kernels) if self.is_last else False
 
 
 def load_shard(
-    folder: Path, dtype: torch.dtype, device: torch.device, kernels: KernelSet, group: RankGroup
+    folder: Path, dtype: torch.dtype, device: torch.device, kernels: KernelSet, groups: RankGroups
 ) -> ShardedLlama:
     """Load a rank's shard of a checkpoint, strictly. Files are mapped into memory, and only the shard is read.
 
@@ -129,7 +161,11 @@ def load_shard(
         ValueError: the model cannot be split over so many ranks; see `Shard.of`.
     """
     config = read_llama_config(folder)
-    shard = Shard.of(config, group.rank, group.size, plan_of(read_settings(folder)))
+    tensor, stages = groups
+    plan = plan_of(read_settings(folder)) if tensor.size > 1 else TPPlan({})
+    shard = Shard.of(config, tensor.rank, tensor.size, plan, stages.rank, stages.size)
     tensors = untied(folder, config, read_weights(folder, dtype))
-    own = {name: shard.cut(name, tensor) for name, tensor in tensors.items()}
-    return built_llama(folder, config, lambda: ShardedLlama(shard, group, folder), own, dtype, device, kernels)
+    check_whole(folder, config, tensors)
+    own = {held: shard.cut(name, each) for name, each in tensors.items() if (held := shard.own_name(name)) is not None}
+    kernels = replace(kernels, fused_target=None, fused_layer=kernels.fused_layer if tensor.size == 1 else None)
+    return built_llama(folder, shard.config, lambda: ShardedLlama(shard, groups, folder), own, dtype, device, kernels)

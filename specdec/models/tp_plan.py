@@ -101,21 +101,26 @@ class Shard:
     """One rank's part of a model.
 
     Attributes:
-        rank, size: number of the rank, and of ranks.
+        rank, size: number of the rank, and of ranks, among those that split the same weights.
         whole: sizes of the model.
+        layers: layers of the part.
     """
 
     rank: int
     size: int
     whole: LlamaConfig
     plan: TPPlan
+    layers: Span
 
     @classmethod
-    def of(cls, whole: LlamaConfig, rank: int, size: int, plan: TPPlan) -> "Shard":
+    def of(cls, whole: LlamaConfig, rank: int, size: int, plan: TPPlan, stage: int = 0, num_stages: int = 1) -> "Shard":
         """Return a rank's part.
 
+        Args:
+            stage: pipeline stage of the rank; its layers are those of the part.
+
         Raises:
-            ValueError: heads or neurons cannot be shared among so many ranks.
+            ValueError: heads or neurons cannot be shared among so many ranks, or layers among so many stages.
         """
         heads, kv_heads = whole.num_heads, whole.num_kv_heads
         if plan.attention and heads % size:
@@ -128,7 +133,22 @@ class Shard:
         if plan.mlp and whole.intermediate_size % size:
             neurons = whole.intermediate_size
             raise ValueError(f"tensor_parallel_size is {size}; it must divide the model's {neurons} MLP neurons")
-        return cls(rank, size, whole, plan)
+        return cls(rank, size, whole, plan, stage_layers(whole.num_layers, stage, num_stages))
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the part begins with the embedding."""
+        return self.layers.start == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the part ends with the last norm and the output matrix."""
+        return self.layers.stop == self.layers.total
+
+    @property
+    def holds_embedding(self) -> bool:
+        """Whether the part has the embedding, which may be the output matrix as well."""
+        return self.is_first or (self.is_last and self.whole.tie_word_embeddings)
 
     @property
     def heads(self) -> Span:
@@ -161,13 +181,28 @@ class Shard:
 
     @property
     def config(self) -> LlamaConfig:
-        """Sizes of the part: its own heads and neurons, and the whole vocabulary."""
+        """Sizes of the part: its own layers, heads and neurons, and the whole vocabulary."""
         return replace(
             self.whole,
+            num_layers=self.layers.size,
+            windows=self.whole.windows[self.layers.start : self.layers.stop],
             num_heads=self.heads.size,
             num_kv_heads=self.kv_heads.size,
             intermediate_size=self.neurons.size,
         )
+
+    def own_name(self, name: str) -> str | None:
+        """Return the name of a checkpoint's tensor in the part, which counts its own layers from 0; None if not held.
+
+        Args:
+            name: in a checkpoint, without its `model.`.
+        """
+        kind, _, rest = name.partition(".")
+        if kind == "layers":
+            layer, _, rest = rest.partition(".")
+            place = int(layer) - self.layers.start
+            return f"layers.{place}.{rest}" if 0 <= place < self.layers.size else None
+        return name if (self.holds_embedding if kind == "embed_tokens" else self.is_last) else None
 
     def cut(self, name: str, tensor: Tensor) -> Tensor:
         """Return the rank's part of a tensor, without a copy.
@@ -209,6 +244,19 @@ class Shard:
         chunk = ceil_div(count, self.size) if is_split else count
         start = self.rank * chunk if is_split else 0
         return Span(min(start, count), min(start + chunk, count), count)
+
+
+def stage_layers(num_layers: int, stage: int, num_stages: int) -> Span:
+    """Return the layers of a pipeline stage. Where they are not equal, the last stages, with the logits, have fewer.
+
+    Raises:
+        ValueError: fewer layers than stages.
+    """
+    if num_stages > num_layers:
+        raise ValueError(f"pipeline_parallel_size is {num_stages}; the model has {num_layers} layers; lower it")
+    least, more = divmod(num_layers, num_stages)
+    start = stage * least + min(stage, more)
+    return Span(start, start + least + (stage < more), num_layers)
 
 
 def plan_of(settings: Mapping[str, object]) -> TPPlan:

@@ -1,65 +1,23 @@
 """An engine over several ranks says what one of a single rank says."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from specdec import LLM, DraftShape, SamplingParams
+from specdec import LLM, SamplingParams
 from specdec.core.sampling_params import StructuredOutputsParams
 from specdec.engine.engine_builder import EngineBuilder
 from specdec.execution.executor import ExecutorDeadError
 from specdec.execution.split_verifier import best_of
-from specdec.execution.step_order import StepOutcome
 from specdec.execution.worker import Worker
 from specdec.kernels.types import NO_TOKEN
 from specdec.models.sharded_llama import ShardedLlama
 from tests.fakes import save_random_llama
+from tests.specdec.parallel.ranked_engine import engine, prompt_logits, texts
 from tests.specdec.parallel.thread_ranks import thread_ranks
 from tests.specdec.world import World
-
-# Requests that share a prefix, greedy and sampled; the last ones need all logits.
-PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14 + i] for i in range(6)]
-PARAMS = [
-    SamplingParams(temperature=float(i % 2), seed=i, max_tokens=24, ignore_eos=True, **more)
-    for i, more in enumerate(
-        [{}, {}, {}, {"top_k": 5, "top_p": 0.9}, {"repetition_penalty": 1.5, "bad_words": ["a"]}, {"logprobs": 2}]
-    )
-]
-
-
-@contextmanager
-def engine(world: World, drafter: str, ranks: int, **settings: Any) -> Iterator[LLM]:
-    with thread_ranks():
-        llm = LLM(
-            world.folder / "target",
-            world.draft(drafter),
-            dtype="float64",
-            shape=DraftShape(3, 3, 8),
-            adaptive_drafts=False,
-            prefill_stretch=0,
-            max_model_len=64,
-            block_size=8,
-            tensor_parallel_size=ranks,
-            **settings,
-        )
-    with llm:
-        yield llm
-
-
-def texts(llm: LLM) -> list[list[int]]:
-    return [list(out.outputs[0].token_ids) for out in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
-
-
-@pytest.fixture(scope="module")
-def expected(world: World) -> list[list[int]]:
-    """Plain decoding by one rank, each request alone."""
-    with engine(world, "none", 1, max_num_seqs=1) as llm:
-        return texts(llm)
 
 
 @pytest.mark.parametrize(
@@ -87,21 +45,6 @@ def test_a_rule_that_weighs_all_probabilities(world: World) -> None:
         with engine(world, "eagle", ranks, verify="rejection") as llm:
             found.append(texts(llm))
     assert found[0] == found[1]
-
-
-def prompt_logits(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Tensor:
-    """Return the logits after each token of a prompt."""
-    outcomes: list[StepOutcome] = []
-    collect = llm.engine.executor.collect
-
-    def kept() -> StepOutcome:
-        outcomes.append(collect())
-        return outcomes[-1]
-
-    monkeypatch.setattr(llm.engine.executor, "collect", kept)
-    llm.generate([list(range(3, 40))], SamplingParams(max_tokens=1, prompt_logprobs=0), use_tqdm=False)
-    assert outcomes[0].logits is not None
-    return outcomes[0].logits.clone()
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,14 @@ from multiprocessing.connection import Connection
 import pytest
 
 from specdec.engine.follower import Follower
+from specdec.models.rank_group import file_store
 
 
 class ThreadRank:
     """A follower in a thread; see `specdec.engine.followers.Process`. It ends when its connection is closed."""
 
-    def __init__(self, descriptor: int) -> None:
-        follower = Follower(Connection(os.dup(descriptor)))
+    def __init__(self, descriptor: int, store: str) -> None:
+        follower = Follower(Connection(os.dup(descriptor)), file_store(store))
         self._thread = threading.Thread(target=follower.run, daemon=True)
         self._thread.start()
 

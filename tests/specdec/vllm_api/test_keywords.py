@@ -38,7 +38,6 @@ def test_a_call_of_vllms_builds_an_engine(tiny: Tiny) -> None:
         skip_tokenizer_init=False,
         trust_remote_code=False,
         tensor_parallel_size=1,
-        pipeline_parallel_size=1,
         dtype=torch.float32,
         quantization=None,
         seed=0,
