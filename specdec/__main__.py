@@ -1,4 +1,4 @@
-"""Console script; `python -m specdec` is `specdec`."""
+"""Console script; `python -m specdec` is `specdec`. Ranks of torchrun beside the first wait for its engine instead."""
 
 import sys
 from typing import NoReturn
@@ -7,7 +7,17 @@ from typing import NoReturn
 def main() -> NoReturn:
     """Run the command line; Ctrl-C exits with 130 at any moment, also while modules are imported."""
     try:
+        from specdec.core.launch import current_launch
+
+        launch = current_launch()
+        if launch is not None and launch.rank:
+            from specdec.engine.launched_ranks import follow
+
+            follow(launch)
         from specdec.train_eagle.program import main as run
+    except ValueError as error:
+        print(f"specdec: {error}", file=sys.stderr)
+        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
     run()

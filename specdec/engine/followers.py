@@ -1,27 +1,22 @@
 """The processes of the ranks beside the first, as the first one sees them."""
 
-import os
 import pickle
 import re
-import socket
-import struct
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from specdec.config import EngineConfig
+from specdec.core.launch import current_launch
+from specdec.engine.launched_ranks import LaunchedRanks
 from specdec.engine.rank_loader import layout_of
 from specdec.engine.rank_messages import Failure, Join, Message
+from specdec.engine.started_ranks import OtherRanks, StartedRanks
 from specdec.execution.executor import ExecutorDeadError
-from specdec.models.rank_group import file_store
 from specdec.models.rank_layout import RankGroups, join_groups
 
 # Seconds in which a follower's process must have imported, loaded its weights, or made its cache.
@@ -33,38 +28,8 @@ COLLECTIVE_TIMEOUT = 30.0
 _LAST_WORDS, _END = 1.0, 2.0
 
 
-class Process(Protocol):
-    """A started follower; `subprocess.Popen` is one."""
-
-    def poll(self) -> int | None: ...
-
-    def wait(self, timeout: float | None = None) -> int: ...
-
-    def kill(self) -> None: ...
-
-
-def launched(descriptor: int, store: str) -> Process:
-    """Start a follower that inherits a socket. Ctrl-C in a terminal reaches the first rank alone.
-
-    Args:
-        store: file through which the ranks find each other.
-    """
-    modules = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "specdec.engine.follower", str(descriptor), store],
-        stdin=subprocess.DEVNULL,
-        # Standard output is the program's own.
-        stdout=2,
-        env={**os.environ, "PYTHONPATH": modules},
-        pass_fds=(descriptor,),
-        start_new_session=True,
-    )
-
-
 class Followers:
-    """All ranks but the first, in processes of this machine.
-
-    Their connections end with this process, and they with their connections.
+    """All ranks but the first, in processes that this one starts, or that a launcher has started.
 
     Attributes:
         last_stage, earlier_stages: numbers of the ranks of the last pipeline stage, and of those before it.
@@ -75,19 +40,14 @@ class Followers:
         self._ranks = range(1, self.size)
         self.last_stage = [rank for rank in self._ranks if self._layout.in_last_stage(rank)]
         self.earlier_stages = [rank for rank in self._ranks if not self._layout.in_last_stage(rank)]
-        self._folder = TemporaryDirectory(prefix="specdec-ranks-")
-        self._store = str(Path(self._folder.name) / "store")
-        self._processes: list[Process] = []
-        self._connections: list[Connection] = []
         self._failures: dict[int, Failure] = {}
         self._error: ExecutorDeadError | None = None
+        launch = current_launch()
+        self._others: OtherRanks = (
+            StartedRanks(self.size, timeout) if launch is None else LaunchedRanks(launch, timeout)
+        )
+        self._processes, self._connections = self._others.processes, self._others.connections
         for rank in self._ranks:
-            own, other = socket.socketpair()
-            # A follower that takes no messages, such as a stopped one, must not keep this process waiting.
-            own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(timeout), 0))
-            with other:
-                self._processes.append(launched(other.fileno(), self._store))
-            self._connections.append(Connection(own.detach()))
             self.tell(Join(config, rank, timeout), [rank])
 
     @property
@@ -99,7 +59,7 @@ class Followers:
         """Wait until all are there, and return the first rank's groups."""
         self.answers()
         try:
-            return join_groups(0, self._layout, file_store(self._store), device, self._timeout)
+            return join_groups(0, self._layout, self._others.store, device, self._timeout, self._others.host)
         except RuntimeError as error:
             raise self.failed(error) from None
 
@@ -136,9 +96,10 @@ class Followers:
         Raises:
             ExecutorDeadError: one is gone, now or earlier.
         """
-        if self._error is None and all(process.poll() is None for process in self._processes):
+        # Unasked, a follower says only why it fails.
+        if self._error is None and not any(connection.poll() for connection in self._connections):
             return
-        raise self.failed(RuntimeError("its process is gone"))
+        raise self.failed(RuntimeError("another rank is gone"))
 
     def failed(self, error: BaseException) -> ExecutorDeadError:
         """End all followers, and return the error that says why the ranks cannot go on.
@@ -154,7 +115,7 @@ class Followers:
 
     def _reason(self) -> str | None:
         """Return why a follower has ended, if one has."""
-        end = time.monotonic() + _LAST_WORDS
+        end, gone = time.monotonic() + _LAST_WORDS, []
         for rank, process, connection in zip(self._ranks, self._processes, self._connections, strict=True):
             said: Any = None
             try:
@@ -164,38 +125,31 @@ class Followers:
                     if isinstance(said, Failure):
                         self._failures[rank] = said
             except (EOFError, OSError):
+                # A killed process closes its connection some time before its end.
                 with suppress(subprocess.TimeoutExpired):
-                    # A killed process closes its connection some time before its end.
                     process.wait(max(0.0, end - time.monotonic()))
-        for rank, process in zip(self._ranks, self._processes, strict=True):
-            # A rank whose neighbour is gone fails too; the neighbour's end is the reason.
-            if code := process.poll():
-                return f"rank {rank} of {self.size} has ended with exit code {code}"
-        return next(
-            (f"rank {rank} of {self.size} failed: {said.reason}" for rank, said in self._failures.items()), None
-        )
+                code = process.poll()
+                gone.append(f"rank {rank} of {self.size} has ended" + (f" with exit code {code}" if code else ""))
+        # A rank whose neighbour is gone fails too; the neighbour's end is the reason.
+        failed = [f"rank {rank} of {self.size} failed: {said.reason}" for rank, said in self._failures.items()]
+        return next(iter([*gone, *failed]), None)
 
     def kill(self) -> None:
         """End all at once."""
         for process in self._processes:
             process.kill()
-        self._close()
+        self._others.close()
 
     def shutdown(self) -> None:
         """Let all end, and kill those that do not."""
         self._error = self._error or ExecutorDeadError("the ranks were shut down")
-        self._close()
+        self._others.close()
         for process in self._processes:
             try:
                 process.wait(_END)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-
-    def _close(self) -> None:
-        for connection in self._connections:
-            connection.close()
-        self._folder.cleanup()
 
 
 def _line(error: BaseException) -> str:

@@ -6,6 +6,7 @@ import torch
 
 from specdec.config import EngineConfig
 from specdec.core.device import DTYPES
+from specdec.core.launch import current_launch
 from specdec.kernels.kernel_set import KernelSet, choose_kernels
 from specdec.models.llama import LlamaModel, load_llama
 from specdec.models.rank_layout import RankGroups, RankLayout
@@ -27,6 +28,9 @@ def rank_config(config: EngineConfig, rank: int) -> EngineConfig:
     size = layout_of(config).size
     if size == 1:
         return config
+    launch = current_launch()
+    if launch is not None:
+        rank, size = launch.local_rank, launch.local_size
     if config.device.startswith("cuda") and torch.cuda.device_count() < size:
         sizes = f"tensor_parallel_size is {config.tensor_parallel_size}"
         if config.pipeline_parallel_size > 1:

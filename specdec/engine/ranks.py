@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from specdec.config import EngineConfig
+from specdec.core.launch import Launch, current_launch
 from specdec.engine.followers import Followers
 from specdec.engine.parallel_executor import ParallelExecutor
 from specdec.engine.rank_loader import layout_of
@@ -108,8 +109,15 @@ class SeveralRanks:
 
 @contextmanager
 def ranks_of(config: EngineConfig) -> Iterator[Ranks]:
-    """Start the ranks beside this one, and end them if the engine is not built."""
-    if layout_of(config).size == 1:
+    """Start the ranks beside this one, or meet them, and end them if the engine is not built.
+
+    Raises:
+        ValueError: a launcher has started another number of ranks, or this process is not the first.
+    """
+    size, launch = layout_of(config).size, current_launch()
+    if launch is not None:
+        _check_launch(launch, size)
+    if size == 1:
         yield OneRank()
         return
     followers = Followers(config)
@@ -124,3 +132,13 @@ def ranks_of(config: EngineConfig) -> Iterator[Ranks]:
     except BaseException:
         followers.kill()
         raise
+
+
+def _check_launch(launch: Launch, size: int) -> None:
+    if launch.rank:
+        raise ValueError(f"this process is rank {launch.rank} of {launch.size}; only rank 0 makes an engine")
+    if launch.size != size:
+        raise ValueError(
+            f"the launcher has started {launch.size} ranks (WORLD_SIZE), and tensor_parallel_size times "
+            f"pipeline_parallel_size is {size}; make them equal"
+        )

@@ -124,3 +124,12 @@ def test_requests_that_several_ranks_do_not_support(world: World) -> None:
 def test_a_model_that_cannot_be_split_ends_all_ranks(world: World) -> None:
     with thread_ranks(), pytest.raises(ValueError, match="tensor_parallel_size is 3; it must divide the model's 4"):
         LLM(world.folder / "target", None, dtype="float64", tensor_parallel_size=3)
+
+
+def test_a_rank_that_fails_while_it_loads_says_why(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: Any) -> None:
+        raise MemoryError("no memory is left")
+
+    monkeypatch.setattr("specdec.engine.follower.load_drafts", failing)
+    with pytest.raises(ExecutorDeadError, match="rank 1 of 2 failed: MemoryError: no memory is left; the engine"):
+        engine(world, "eagle", 2).__enter__()
