@@ -30,6 +30,9 @@ PARAMS = [
     )
 ]
 
+# A prompt whose logits are compared.
+PROMPT = list(range(3, 40))
+
 
 @contextmanager
 def engine(world: World, drafter: str, ranks: int = 1, **settings: Any) -> Iterator[LLM]:
@@ -56,7 +59,7 @@ def texts(llm: LLM) -> list[list[int]]:
 
 
 def prompt_logits(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Tensor:
-    """Return the logits after each token of a prompt."""
+    """Return the logits after each token of `PROMPT`."""
     outcomes: list[StepOutcome] = []
     collect = llm.engine.executor.collect
 
@@ -65,6 +68,6 @@ def prompt_logits(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Tensor:
         return outcomes[-1]
 
     monkeypatch.setattr(llm.engine.executor, "collect", kept)
-    llm.generate([list(range(3, 40))], SamplingParams(max_tokens=1, prompt_logprobs=0), use_tqdm=False)
+    llm.generate([PROMPT], SamplingParams(max_tokens=1, prompt_logprobs=0), use_tqdm=False)
     assert outcomes[0].logits is not None
     return outcomes[0].logits.clone()
