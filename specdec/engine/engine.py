@@ -1,6 +1,7 @@
 """The step: schedule, draft, one forward pass, verify, commit."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.tree import DraftTree, TreeRow
 from specdec.kernels.types import NO_TOKEN, Acceptance
 from specdec.kv_transfer.kv_connector import KVConnector
+from specdec.scheduling.rank_values import read_values
 from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.step_plan import PlannedRow, RowResult, StepPlan
 
@@ -78,6 +80,23 @@ class LLMEngine:
         """Wait a moment for blocks that a connector fetches, if requests wait for them. Called where none can run."""
         if self.connector is not None and self.scheduler.queues.waiting_for_kv:
             self.connector.wait(KV_WAIT)
+
+    def update_draft(self, folder: Path, kept_tokens: Collection[int]) -> None:
+        """Replace the draft head between two steps.
+
+        Running requests keep their cache. Features and entries of their known tokens stay the old head's, which changes
+        drafts and no output. Later requests do not find them by their prefix; see `RequestMaker.draft_identity`.
+
+        Args:
+            kept_tokens: tokens that can always be drafted.
+
+        Raises:
+            ValueError: the folder holds no head of the present one's shape; the present one goes on.
+        """
+        rank_values = read_values(folder)
+        with on_device(self.worker.device), self.kernels.limited_threads():
+            self.executor.update_draft(folder, kept_tokens)
+        self.scheduler.begin_with_draft(rank_values)
 
     def shutdown(self) -> None:
         """Store what a connector has still to store, and end workers in other processes. Nothing is run afterwards."""

@@ -15,7 +15,7 @@ from specdec.engine.engine import LLMEngine
 from specdec.engine.memory_profile import Rehearsal, cache_bytes
 from specdec.engine.worker_builder import WorkerBuilder
 from specdec.execution.cost_measurement import measure_preemption_cost, measure_step_cost
-from specdec.execution.executor import Executor, InProcessExecutor, MakeWorker
+from specdec.execution.executor import Executor, InProcessExecutor, WorkerMaker
 from specdec.kernels.integers import ceil_div
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kv_transfer.connector_factory import ConnectorContext, make_connector
@@ -33,7 +33,7 @@ class EngineBuilder:
 
     Args:
         draft: the draft head or small model; None for plain decoding, or chains alone.
-        new_executor: makes the executor, given the function that makes the worker of this process.
+        new_executor: makes the executor, given what makes the worker of this process.
 
     Attributes:
         workers: makes the worker of this process; holds the sizes that follow from model and settings.
@@ -45,7 +45,7 @@ class EngineBuilder:
         model: LlamaModel,
         draft: DraftModel | None,
         kernels: KernelSet,
-        new_executor: Callable[[MakeWorker], Executor] = InProcessExecutor,
+        new_executor: Callable[[WorkerMaker], Executor] = InProcessExecutor,
     ) -> None:
         self.config, self.model, self.kernels, self._new_executor = config, model, kernels, new_executor
         self.workers = WorkerBuilder(config, model, draft, kernels)
@@ -91,7 +91,7 @@ class EngineBuilder:
     def _assemble(
         self, num_blocks: int, num_host_blocks: int = 0, *, measures: bool = False, connects: bool = False
     ) -> LLMEngine:
-        executor = self._new_executor(self.workers.build)
+        executor = self._new_executor(self.workers)
         executor.start(num_blocks, num_host_blocks)
         connector = self._connector(executor) if connects else None
         scheduler = self._scheduler(executor, connector, measures=measures)

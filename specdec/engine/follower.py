@@ -9,14 +9,26 @@ that happens.
 import os
 import sys
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import torch
 
 from specdec.core.device import on_device
+from specdec.draft_heads.heads.draft_head import DraftModel
 from specdec.draft_heads.llama.checkpoint_files import first_line
 from specdec.engine.draft_loader import load_drafts
 from specdec.engine.rank_loader import kernels_of, load_target, rank_config
-from specdec.engine.rank_messages import DONE, Allocate, Failure, LoadDrafts, Message, RunDummy
+from specdec.engine.rank_messages import (
+    DONE,
+    Allocate,
+    Failure,
+    LoadDrafts,
+    LoadUpdate,
+    Message,
+    Refusal,
+    RunDummy,
+    UseUpdate,
+)
 from specdec.engine.worker_builder import WorkerBuilder
 from specdec.execution.step_codec import OrderReader, SentOrder
 from specdec.execution.worker import Worker
@@ -31,6 +43,7 @@ class Follower:
         self._reader = OrderReader()
         self._worker: Worker | None = None
         self._builder: WorkerBuilder
+        self._update: DraftModel | None = None
 
     def run(self) -> None:
         """Do what the first rank says until it closes the connection, or until something fails."""
@@ -66,11 +79,17 @@ class Follower:
                 case LoadDrafts(kept):
                     drafts = load_drafts(self._config, self._model, self._kernels, kept)
                     self._builder = WorkerBuilder(self._config, self._model, drafts, self._kernels)
-                    self._connection.send(DONE)
                 case Allocate(num_blocks, num_host_blocks):
                     # The memory of an earlier one is free for this one.
                     self._worker = None
                     self._worker = self._builder.build(num_blocks, num_host_blocks)
+                    self._connection.send(DONE)
+                case LoadUpdate(folder, kept):
+                    self._connection.send(self._load(folder, kept))
+                case UseUpdate():
+                    assert self._worker is not None
+                    assert self._update is not None
+                    self._worker, self._update = self._builder.with_draft(self._worker, self._update), None
                     self._connection.send(DONE)
                 case RunDummy(rows, trees):
                     assert self._worker is not None
@@ -81,6 +100,14 @@ class Follower:
                     self._worker.finish()
                 case _:
                     raise TypeError(f"a rank that has joined is told {message!r:.100}")
+
+    def _load(self, folder: Path, kept: frozenset[int]) -> Refusal | str:
+        try:
+            self._update = self._builder.load_draft(folder, kept)
+        except ValueError as error:
+            self._update = None
+            return Refusal(str(error))
+        return DONE
 
 
 def main() -> None:

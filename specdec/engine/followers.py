@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from specdec.config import EngineConfig
-from specdec.engine.rank_messages import DONE, Failure, Join, Message
+from specdec.engine.rank_messages import DONE, Failure, Join, Message, Refusal
 from specdec.execution.executor import ExecutorDeadError
 from specdec.models.rank_group import RankGroup, file_store
 
@@ -96,19 +96,23 @@ class Followers:
         except OSError as error:
             raise self.failed(error) from None
 
-    def wait(self) -> None:
-        """Wait until all have done what they were told.
+    def wait(self) -> str | None:
+        """Wait until all have done what they were told; return the reason if one has refused it.
 
         Raises:
             ExecutorDeadError: one has failed, with its reason.
         """
+        refusal = None
         for connection in self._connections:
             try:
-                is_done = connection.poll(START_TIMEOUT) and connection.recv() == DONE
+                answer = connection.recv() if connection.poll(START_TIMEOUT) else None
             except (EOFError, OSError):
-                is_done = False
-            if not is_done:
+                answer = None
+            if isinstance(answer, Refusal):
+                refusal = answer.reason
+            elif answer != DONE:
                 raise self.failed(TimeoutError(f"no answer in {START_TIMEOUT:g} seconds"))
+        return refusal
 
     def check(self) -> None:
         """Check that all are there.

@@ -1,11 +1,12 @@
 """An executor over several ranks: the first in this process, the others in processes of their own."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from specdec.engine.followers import Followers
-from specdec.engine.rank_messages import Allocate, RunDummy
-from specdec.execution.executor import MakeWorker
+from specdec.engine.rank_messages import Allocate, LoadUpdate, RunDummy, UseUpdate
+from specdec.execution.executor import WorkerMaker
 from specdec.execution.step_codec import OrderWriter
 from specdec.execution.step_order import StepOrder, StepOutcome
 from specdec.execution.worker import Worker
@@ -20,20 +21,20 @@ class ParallelExecutor:
 
     Args:
         followers: the other ranks, with their models loaded.
-        make: makes the worker of this process.
+        workers: makes the worker of this process.
     """
 
     worker: Worker
 
-    def __init__(self, followers: Followers, make: MakeWorker) -> None:
-        self._followers, self._make = followers, make
+    def __init__(self, followers: Followers, workers: WorkerMaker) -> None:
+        self._followers, self._workers = followers, workers
         self._writer = OrderWriter()
 
     def start(self, num_blocks: int, num_host_blocks: int) -> None:
         """See `Executor.start`."""
         self._followers.tell(Allocate(num_blocks, num_host_blocks))
         with self._together():
-            self.worker = self._make(num_blocks, num_host_blocks)
+            self.worker = self._workers.build(num_blocks, num_host_blocks)
         self._followers.wait()
 
     def step(self, order: StepOrder) -> None:
@@ -54,6 +55,23 @@ class ParallelExecutor:
         self._followers.tell(RunDummy(rows, trees))
         with self._together():
             self.worker.runner.run_dummy(rows, trees)
+
+    def update_draft(self, folder: Path, kept_tokens: Collection[int]) -> None:
+        """See `Executor.update_draft`. A head that one rank refuses is taken by none."""
+        self._followers.tell(LoadUpdate(folder, frozenset(kept_tokens)))
+        draft = refusal = None
+        with self._together():
+            try:
+                draft = self._workers.load_draft(folder, kept_tokens)
+            except ValueError as error:
+                refusal = str(error)
+        refusal = self._followers.wait() or refusal
+        if draft is None or refusal is not None:
+            raise ValueError(refusal)
+        self._followers.tell(UseUpdate())
+        with self._together():
+            self.worker = self._workers.with_draft(self.worker, draft)
+        self._followers.wait()
 
     def check_health(self) -> None:
         """See `Executor.check_health`."""

@@ -1,6 +1,7 @@
 """Messages of the first rank to the others, and their answers."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from specdec.config import EngineConfig
@@ -40,6 +41,23 @@ class Allocate(NamedTuple):
     num_host_blocks: int
 
 
+class LoadUpdate(NamedTuple):
+    """Load another head beside the present one; see `WorkerMaker.load_draft`."""
+
+    folder: Path
+    kept_tokens: frozenset[int]
+
+
+class UseUpdate(NamedTuple):
+    """Draft with the head that was loaded last, from the next step on."""
+
+
+class Refusal(NamedTuple):
+    """Answer to `LoadUpdate`: the head does not fit, and the rank goes on with the present one."""
+
+    reason: str
+
+
 class RunDummy(NamedTuple):
     """Run a pass that nothing reads."""
 
@@ -53,6 +71,6 @@ class Failure(NamedTuple):
     reason: str
 
 
-Message = Join | LoadDrafts | Allocate | RunDummy | SentOrder
-# Answer to `Join`, twice: when the rank is there and when it has loaded; and to `LoadDrafts` and `Allocate`.
+Message = Join | LoadDrafts | Allocate | LoadUpdate | UseUpdate | RunDummy | SentOrder
+# Answer to `Join`, twice: when the rank is there and when it has loaded; and to `Allocate`, `LoadUpdate`, `UseUpdate`.
 DONE = "done"

@@ -11,7 +11,7 @@ from specdec.config import EngineConfig
 from specdec.engine.followers import Followers
 from specdec.engine.parallel_executor import ParallelExecutor
 from specdec.engine.rank_messages import LoadDrafts
-from specdec.execution.executor import Executor, InProcessExecutor, MakeWorker
+from specdec.execution.executor import Executor, InProcessExecutor, WorkerMaker
 from specdec.models.rank_group import RankGroup
 
 
@@ -32,7 +32,7 @@ class Ranks(Protocol):
         """Have the other ranks load the draft model, once they have loaded the target."""
         ...
 
-    def executor(self, make: MakeWorker) -> Executor:
+    def executor(self, workers: WorkerMaker) -> Executor:
         """Return the executor of the engine."""
         ...
 
@@ -48,8 +48,8 @@ class OneRank:
     def load_drafts(self, kept_tokens: frozenset[int]) -> None:
         pass
 
-    def executor(self, make: MakeWorker) -> Executor:
-        return InProcessExecutor(make)
+    def executor(self, workers: WorkerMaker) -> Executor:
+        return InProcessExecutor(workers)
 
 
 class SeveralRanks:

@@ -34,6 +34,14 @@ class ReplicatedLLM(AsyncLLM):
         self._replicas = replicas
         super().__init__(model, draft, **settings)
 
+    async def update_draft(self, draft: str | Path) -> None:
+        """Refuse: replicas that start later would have another head than the others.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(f"draft is {str(draft)!r}; replicas cannot replace their head; deploy the application anew")
+
     def _connect(self, setup: Setup, timeout: float) -> EngineConnection:  # noqa: ARG002
         return ReplicaConnection(self._replicas, self._receive, self._fail, self.config.block_size)
 

@@ -46,6 +46,7 @@ CASES = 2000 if settings.default and settings.default.max_examples >= 2000 else 
     processed=st.booleans(),
     ngrams=st.booleans(),
     predicted=st.booleans(),
+    updated=st.sampled_from([None, None, 1, 3, 6]),
 )
 def test_output_is_that_of_the_plain_loop(
     world: World,
@@ -61,6 +62,7 @@ def test_output_is_that_of_the_plain_loop(
     processed: bool,
     ngrams: bool,
     predicted: bool,
+    updated: int | None,
 ) -> None:
     own = world.draft(drafter)
     sources = [*([str(own)] if own else []), *(["ngram"] if ngrams else [])]
@@ -102,7 +104,9 @@ def test_output_is_that_of_the_plain_loop(
             for request, one in zip(group.requests, all_of, strict=True)
         }
         llm.engine.worker.drafter = KnowingDrafter(seed, futures)
-    for group, case, all_of in zip(run(llm, cases), cases, expected, strict=True):
+    has_head = drafter in ("eagle", "eagle3", *BLOCKS)
+    updates = {updated: world.other(drafter)} if updated is not None and has_head else None
+    for group, case, all_of in zip(run(llm, cases, updates), cases, expected, strict=True):
         output = group.output()
         for completion, one in zip(output.outputs, all_of, strict=True):
             check(completion, one, case.params)

@@ -2,7 +2,7 @@
 
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,6 +61,10 @@ class World(NamedTuple):
         name = DRAFTS[drafter]
         return self.folder / name if name else None
 
+    def other(self, drafter: str) -> Path:
+        """The folder of a head of the same shape with other weights, of EAGLE and block heads."""
+        return self.folder / f"other-{DRAFTS[drafter]}"
+
     def logits(self, tokens: Sequence[int]) -> Tensor:
         with torch.inference_mode():
             return self.target(torch.tensor([list(tokens)])).logits[0, -1]
@@ -69,10 +73,11 @@ class World(NamedTuple):
 def make_world(folder: Path) -> World:
     """A model of 97 tokens: special ones, pairs of letters, and bytes that only together are characters."""
     target = save_random_llama(folder / "target")
-    save_random_head(folder / "head")
-    save_random_eagle3(folder / "head3")
-    for kind in BLOCKS:
-        save_random_block(folder / kind, kind)
+    for seed, prefix in enumerate(("", "other-")):
+        save_random_head(folder / f"{prefix}head", seed)
+        save_random_eagle3(folder / f"{prefix}head3", seed)
+        for kind in BLOCKS:
+            save_random_block(folder / f"{prefix}{kind}", kind, seed)
     save_shallow_llama(folder / "small", target)
     letters = [*"abcdefgh", "Ġ"]
     pieces = [*letters, *(a + b for a in letters for b in letters), "Ã", "©", "â", "Ĥ"]
@@ -145,8 +150,12 @@ shapes = st.builds(
 )
 
 
-def run(llm: LLM, cases: list[Arrival]) -> list[RequestGroup]:
-    """Requests run to their end, each added when its step has come."""
+def run(llm: LLM, cases: list[Arrival], updates: Mapping[int, Path] | None = None) -> list[RequestGroup]:
+    """Requests run to their end, each added when its step has come.
+
+    Args:
+        updates: heads by the step before which they replace the one before.
+    """
     groups: list[RequestGroup | None] = [None] * len(cases)
     step = 0
     while any(group is None or not group.finished for group in groups):
@@ -155,6 +164,8 @@ def run(llm: LLM, cases: list[Arrival]) -> list[RequestGroup]:
                 group = groups[i] = llm.new_group(case.prompt, case.params)
                 for request in group.requests:
                     llm.engine.add_request(request)
+        if updates and step in updates:
+            llm.update_draft(updates[step])
         before = {request: request.stats.drafted for group in groups if group for request in group.requests}
         for request in llm.engine.step():
             assert request.num_cached <= len(request.token_ids)
