@@ -27,6 +27,7 @@ from specdec.engine.prompts import Prompt, prompt_batch
 from specdec.engine.rank_loader import kernels_of, load_target, rank_config
 from specdec.engine.ranks import ranks_of
 from specdec.engine.request_maker import RequestMaker
+from specdec.engine.request_ring import RequestRing
 from specdec.engine.resolved_config import resolved_config
 from specdec.engine.shared_engine import SharedEngine
 from specdec.engine.vllm_keywords import FOREIGN_CALL, FOREIGN_SEARCH, LLMKeywords, own_settings
@@ -73,6 +74,7 @@ class LLM:
         draft, own = own_settings(model, draft, settings)
         self.config = config = resolved_config(model, draft, own)
         folder, own_config = config.model, rank_config(config, 0)
+        ring = RequestRing.of(config)
         began = time.perf_counter()
         with on_device(torch.device(own_config.device)), ranks_of(config) as ranks:
             kernels = kernels_of(own_config)
@@ -94,6 +96,7 @@ class LLM:
                 release_output_weights(self.model, drafts)
             logger.info("drafts: %s", self._drafts_in_words())
             self.engine = EngineBuilder(own_config, self.model, drafts, kernels, ranks.executor).build()
+        self.engine.ring = ring
         logger.info("ready after %.1f s", time.perf_counter() - began)
         self._shared = SharedEngine(self.engine)
         if config.draft is not None and self.engine.scheduler.draft_budget is not None:

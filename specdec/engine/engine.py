@@ -11,6 +11,7 @@ from specdec.core.logprobs import score_output, score_prompt
 from specdec.core.outputs import LogprobsMode
 from specdec.core.request import Request
 from specdec.draft_heads.drafting.drafter import DraftRow
+from specdec.engine.request_ring import RequestRing
 from specdec.engine.step_observer import StepObserver
 from specdec.engine.tree_trace import node_probs, trace_of
 from specdec.execution.executor import Executor
@@ -33,6 +34,9 @@ class LLMEngine:
 
     Every row of a step is a chain of known tokens with a draft tree below its last one. A part of a prompt is a chain
     without a tree, and plain decoding a chain of one token without a tree.
+
+    Attributes:
+        ring: keeps some of the requests that end; None to keep none.
     """
 
     def __init__(
@@ -43,6 +47,7 @@ class LLMEngine:
         logprobs_mode: LogprobsMode = "raw_logprobs",
     ) -> None:
         self.scheduler, self.executor, self.kernels, self.logprobs_mode = scheduler, executor, kernels, logprobs_mode
+        self.ring: RequestRing | None = None
         self._null_block = scheduler.manager.pool.num_blocks
         self._observer = StepObserver(scheduler, executor.worker.device)
 
@@ -102,6 +107,8 @@ class LLMEngine:
         """Store what a connector has still to store, and end workers in other processes. Nothing is run afterwards."""
         if self.connector is not None:
             self.connector.shutdown()
+        if self.ring is not None:
+            self.ring.close()
         self.executor.shutdown()
 
     @torch.inference_mode()
@@ -128,6 +135,9 @@ class LLMEngine:
         results = self._results(rows, order, outcome)
         updated = self._append(rows, outcome.trees, results)
         self.scheduler.update(plan, results)
+        if self.ring is not None:
+            for request in updated:
+                self.ring.keep(request)
         if self.connector is not None:
             self.connector.wait_for_save(self.connector.build_connector_meta(self.scheduler.manager.take_published()))
         observer.end(rows, order.drafts, results, outcome.drafting)
