@@ -64,7 +64,8 @@ class RingFolder:
         self.file_tokens = max(1, min(FILE_TOKENS, limit // (PART * TOKEN_BYTES)))
         self._settings = {"format": 1, "model": model, "source": SOURCE}
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            # Other users of the machine are not to read requests.
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = (folder / LOCK).open("wb")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._shards = self._read()
@@ -179,8 +180,10 @@ class RequestRing:
         """
         if config.collect_drafts is None:
             return None
-        limit = int(config.collect_drafts_limit * (1 << 30))
-        return cls(RingFolder(config.collect_drafts, limit, shown_name(config.model)), config.collect_drafts_share)
+        folder, share = config.collect_drafts, config.collect_drafts_share
+        ring = cls(RingFolder(folder, int(config.collect_drafts_limit * (1 << 30)), shown_name(config.model)), share)
+        logger.info("collect_drafts %s: prompts and outputs of %g %% of the requests are kept", folder, 100 * share)
+        return ring
 
     def keep(self, request: Request) -> None:
         """Keep a request if it has ended well and is one of the share."""

@@ -81,6 +81,19 @@ def test_a_share_of_the_requests_is_kept_and_of_long_ones_the_end(tmp_path: Path
     assert found[1].token_ids == list(range(7, LONGEST + 7))
 
 
+def test_a_file_is_written_before_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_ring, "SECONDS", 0.05)
+    ring = RequestRing(RingFolder(tmp_path / "ring", 1 << 20, "m"), 1.0)
+    assert (tmp_path / "ring").stat().st_mode & 0o777 == 0o700
+    for number in (1, 2):
+        ring.keep(ended(2, number))
+        end = time.monotonic() + 10
+        while len(kept(tmp_path / "ring")) < number:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    ring.close()
+
+
 @given(
     limit=st.integers(2000, 8000),
     files=st.lists(st.lists(st.integers(1, 60), min_size=1, max_size=5), min_size=1, max_size=40),
