@@ -94,9 +94,10 @@ class HeadConfig:
 
 
 def first_difference(config: HeadConfig, other: HeadConfig) -> str | None:
-    """Return the first setting in which two heads' shapes differ, with both values; None if they are alike."""
+    """Return the first setting in which a head's shape differs from another's, with both values; None if in none."""
     if type(config) is not type(other):
-        return f"kind is {type(config).__name__}, not {type(other).__name__}"
+        kinds = [type(each).__name__.removesuffix("Config") for each in (config, other)]
+        return f"kind is {kinds[0]}, not {kinds[1]}"
     for one, its in ((config.llama, other.llama), (config, other)):
         for name in (field.name for field in fields(one)):
             if name != "llama" and getattr(one, name) != getattr(its, name):

@@ -92,7 +92,7 @@ def load_replacement(
     assert found is not None
     assert isinstance(found.head, FeatureHead)
     if difference := first_difference(found.head.config, present.head.config):
-        raise ValueError(f"{folder}: its {difference} as of the present head; start the engine anew with it")
+        raise ValueError(f"{folder}: its {difference} as in the present head; start the engine anew with it")
     if config.quantization != "none":
         release_output_weights(target, found)
     return found

@@ -62,7 +62,7 @@ def test_death_under_load_then_service_then_an_end_with_grace(folder: Path, capl
 
     async def update(llm: AsyncLLM) -> None:
         """The head of the start is no longer there when the process is started again."""
-        with pytest.raises(ValueError, match="head3: its kind is Eagle3Config, not EagleConfig"):
+        with pytest.raises(ValueError, match="head3: its kind is Eagle3, not Eagle"):
             await llm.update_draft(folder / "head3")
         running = asyncio.create_task(states_of(llm, [3, 4], SHORT))
         await llm.update_draft(folder / "other-head")

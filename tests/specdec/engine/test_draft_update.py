@@ -83,6 +83,27 @@ def test_salts_still_separate_prefixes(world: World) -> None:
     assert [output.num_cached_tokens for output in outputs] == [0, 0, 32, 32, 0]
 
 
+def test_blocks_of_a_connector_are_those_of_their_head(world: World) -> None:
+    """Of the old head, none is loaded again; of the new one, those that the device has lost."""
+    connector = {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": {"cpu_bytes_to_use": 1 << 24}}
+    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    new = traced(load(world, world.other("eagle3")), params)
+    with load(world, world.draft("eagle3"), kv_transfer_config=connector, kv_cache_memory=1 << 17) as llm:
+
+        def again() -> RequestOutput:
+            """Run the prompt once others have taken the device's blocks."""
+            others = [[50 + number] * 60 for number in range(8)]
+            llm.generate(others, SamplingParams(temperature=0, max_tokens=3, ignore_eos=True), use_tqdm=False)
+            return traced(llm, params)
+
+        assert [traced(llm, params).num_cached_tokens, again().num_cached_tokens] == [0, 32]
+        llm.update_draft(world.other("eagle3"))
+        for found in (0, 32):
+            output = again()
+            assert output.num_cached_tokens == found
+            assert drafts(output) == drafts(new)
+
+
 def test_what_was_learnt_of_the_old_head_is_forgotten(world: World, tmp_path: Path) -> None:
     """The values of ranks that a head ships are its own."""
     shutil.copytree(world.other("eagle"), tmp_path / "new")
@@ -111,8 +132,10 @@ def test_what_does_not_fit_is_refused_and_the_old_head_goes_on(world: World, tmp
     shutil.copytree(world.other("eagle3"), tmp_path / "values")
     (tmp_path / "values" / FILE).write_text("[]")
     refused = {
-        world.draft("eagle"): "head: its kind is EagleConfig, not Eagle3Config as of the present head; start",
-        tmp_path / "fewer": "its draft_vocab_size is 50, not 60 as of the present head",
+        world.draft(
+            "eagle"
+        ): "head: its kind is Eagle, not Eagle3 as in the present head; start the engine anew with it",
+        tmp_path / "fewer": "its draft_vocab_size is 50, not 60 as in the present head",
         tmp_path / "wider": "its num_kv_heads is 4, not 2",
         tmp_path / "taps": r"its taps is \(0, 2, 1\), not \(0, 1, 2\)",
         world.draft("llama"): "small: a small model, which cannot replace a head",

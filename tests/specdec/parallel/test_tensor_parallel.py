@@ -91,7 +91,7 @@ def test_all_ranks_take_another_head(world: World, tmp_path: Path, expected: lis
         assert texts(one) == expected
         verified = one.stats().trees_by_accepted
     with engine(world, "eagle3", 2) as llm:
-        for folder, reason in ((world.folder / "head", "its kind is EagleConfig"), (tmp_path, "config.json")):
+        for folder, reason in ((world.folder / "head", "its kind is Eagle, not Eagle3"), (tmp_path, "config.json")):
             with pytest.raises(ValueError, match=reason):
                 llm.update_draft(folder)
         llm.update_draft(world.other("eagle3"))
