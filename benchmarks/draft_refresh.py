@@ -44,7 +44,7 @@ def pieces(count: int) -> list[str]:
 
 
 def params(count: int, temperature: float, max_tokens: int) -> list[SamplingParams]:
-    """Return parameters of so many requests, each with its own seed."""
+    """Return parameters of `count` requests, each with its own seed."""
     return [
         SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens, ignore_eos=True)
         for seed in range(count)

@@ -15,7 +15,7 @@ class WorkerMaker(Protocol):
     """Maker of the worker of one process."""
 
     def build(self, num_blocks: int, num_host_blocks: int = 0) -> Worker:
-        """Make a worker with so many cache blocks on the device and in host memory."""
+        """Make a worker with a cache of `num_blocks` on the device and `num_host_blocks` in host memory."""
         ...
 
     def load_draft(self, folder: Path, kept_tokens: Collection[int]) -> DraftModel:

@@ -53,7 +53,7 @@ def traced(llm: LLM, params: SamplingParams, update: Path | None = None) -> Requ
     ],
 )
 def test_tokens_stay_and_drafts_change(world: World, draft: str, temperature: float, kernels: str) -> None:
-    """In the middle of a request; a later one drafts as in an engine that began with the new head."""
+    """The head is replaced during a request; a later one drafts as in an engine that began with the new head."""
     params = SamplingParams(temperature=temperature, seed=3, max_tokens=30, ignore_eos=True)
     plain = load(world, None, kernels=kernels).generate(PROMPT, params, use_tqdm=False)[0]
     new = traced(load(world, world.other(draft), kernels=kernels), params)
@@ -84,7 +84,7 @@ def test_salts_still_separate_prefixes(world: World) -> None:
 
 
 def test_blocks_of_a_connector_are_those_of_their_head(world: World) -> None:
-    """Of the old head, none is loaded again; of the new one, those that the device has lost."""
+    """Blocks of the old head are not loaded again; those of the new one are, once the device has lost them."""
     connector = {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": {"cpu_bytes_to_use": 1 << 24}}
     params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
     new = traced(load(world, world.other("eagle3")), params)
@@ -155,7 +155,7 @@ def test_what_does_not_fit_is_refused_and_the_old_head_goes_on(world: World, tmp
 
 
 def test_blocks_of_another_length_do_not_fit(world: World, tmp_path: Path) -> None:
-    """Their rows would not have the cache entries that the scheduler reserves."""
+    """A longer block would write beyond the cache entries that the scheduler reserves."""
     save_random_block(tmp_path, "domino")
     edit_json(tmp_path / "config.json", block_size=7)
     with pytest.raises(ValueError, match="its block_size is 7, not 5"):
