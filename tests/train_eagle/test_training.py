@@ -267,6 +267,22 @@ def test_a_served_head_is_trained_further_on_what_was_served(target: Path, data:
         Run(config(target, data, tmp_path / "third", start=tmp_path / "served", head="eagle"))
 
 
+@pytest.mark.parametrize("own", [{"head": "eagle"}, {"head": "dflash"}, {"head": "dspark", "draft_vocab_size": 50}])
+def test_a_head_in_a_folder_is_a_start_with_all_its_weights(
+    target: Path, data: Path, tmp_path: Path, own: dict[str, Any]
+) -> None:
+    """A DFlash head's folder holds no embedding: it is the target's, which a fresh head has."""
+    settings = {"unroll": None, **own}
+    first = Run(config(target, data, tmp_path / "first", **settings))
+    first.kind.files.save(first.head, tmp_path / "saved", {}, torch.float32)
+    fresh, second = (
+        Run(config(target, data, tmp_path / "second", **settings, seed=5, start=start)).head.state_dict()
+        for start in (None, tmp_path / "saved")
+    )
+    assert any(not torch.equal(fresh[name], tensor) for name, tensor in first.head.state_dict().items())
+    assert all(torch.equal(second[name], tensor) for name, tensor in first.head.state_dict().items())
+
+
 def test_a_run_says_what_it_does_and_keeps_its_settings(
     target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
