@@ -46,7 +46,6 @@ def traced(llm: LLM, params: SamplingParams, update: Path | None = None) -> Requ
         ("eagle", 0.0, "torch"),
         ("eagle3", 1.0, "torch"),
         ("dspark", 0.0, "torch"),
-        ("domino", 1.0, "torch"),
         pytest.param("eagle", 1.0, "native", marks=native),
         pytest.param("eagle3", 0.0, "native", marks=native),
         pytest.param("dspark", 1.0, "native", marks=native),
