@@ -157,6 +157,23 @@ class EngineConfig:
         shown_default="score all exactly",
         panel="Drafts",
     )
+    collect_drafts: Path | None = setting(
+        None,
+        "Folder in which prompts and outputs of some requests are kept, as tokens, to train the head further on them.",
+        metavar="FOLDER",
+        panel="Drafts",
+        shown_default="nothing is kept",
+    )
+    collect_drafts_share: float = setting(
+        0.1, "Share of the requests that --collect-drafts keeps.", above=0, most=1, panel="Drafts"
+    )
+    collect_drafts_limit: float = setting(
+        1.0,
+        "Most GiB that --collect-drafts keeps; the oldest requests are removed first.",
+        least=0.001,
+        metavar="GIB",
+        panel="Drafts",
+    )
     enforce_eager: bool = setting(
         False, "Launch every kernel by itself; capture no CUDA graphs.", flags="--enforce-eager"
     )
@@ -263,6 +280,9 @@ class LLMSettings(TypedDict, total=False):
     quantization: Quantization | None
     draft_vocab: int | str | Path | None
     draft_rank: int | None
+    collect_drafts: str | Path | None
+    collect_drafts_share: float
+    collect_drafts_limit: float
     enforce_eager: bool
 
 
@@ -292,8 +312,9 @@ def engine_config(model: Path, draft: Path | None, settings: dict[str, Any]) -> 
     for name in others:
         if name not in known:
             raise unknown_name("LLM", name, [*known, "speculative_config"])
-    if others.get("tokenizer") is not None:
-        others["tokenizer"] = Path(others["tokenizer"])
+    for name in ("tokenizer", "collect_drafts"):
+        if others.get(name) is not None:
+            others[name] = Path(others[name])
     if others.get("draft_vocab") is not None:
         others["draft_vocab"] = _draft_vocab(others["draft_vocab"])
     if others.get("kv_transfer_config") is not None:

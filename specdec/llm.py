@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, Unpack
 
@@ -26,11 +27,13 @@ from specdec.engine.prompts import Prompt, prompt_batch
 from specdec.engine.rank_loader import kernels_of, load_target, rank_config
 from specdec.engine.ranks import ranks_of
 from specdec.engine.request_maker import RequestMaker
+from specdec.engine.request_ring import RequestRing
 from specdec.engine.resolved_config import resolved_config
 from specdec.engine.shared_engine import SharedEngine
 from specdec.engine.vllm_keywords import FOREIGN_CALL, FOREIGN_SEARCH, LLMKeywords, own_settings
 from specdec.kernels.settings import check_call
-from specdec.models.hub import shown_path
+from specdec.kv_transfer.cache_identity import checkpoint_identity, identity
+from specdec.models.hub import checkpoint_path, shown_path
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +74,7 @@ class LLM:
         draft, own = own_settings(model, draft, settings)
         self.config = config = resolved_config(model, draft, own)
         folder, own_config = config.model, rank_config(config, 0)
+        ring = RequestRing.of(config)
         began = time.perf_counter()
         with on_device(torch.device(own_config.device)), ranks_of(config) as ranks:
             kernels = kernels_of(own_config)
@@ -85,13 +89,14 @@ class LLM:
             self.tokenizer, self.max_model_len = self._requests.tokenizer, self._requests.max_model_len
             self.generation_config = self._requests.generation_config
             special = self.tokenizer.special_tokens if self.tokenizer else frozenset()
-            kept = self.generation_config.end_tokens | special
+            self._kept_tokens = kept = self.generation_config.end_tokens | special
             ranks.load_drafts(kept)
             drafts = load_drafts(own_config, self.model, kernels, kept)
             if config.quantization != "none":
                 release_output_weights(self.model, drafts)
             logger.info("drafts: %s", self._drafts_in_words())
             self.engine = EngineBuilder(own_config, self.model, drafts, kernels, ranks).build()
+        self.engine.ring = ring
         logger.info("ready after %.1f s", time.perf_counter() - began)
         self._shared = SharedEngine(self.engine)
         if config.draft is not None and self.engine.scheduler.draft_budget is not None:
@@ -237,6 +242,28 @@ class LLM:
             searches = [BeamSearch(engine, params, root) for root in roots]
         run_searches(self._shared, searches)
         return [search.output(self.tokenizer) for search in searches]
+
+    @check_call()
+    def update_draft(self, draft: str | Path) -> None:
+        """Replace the draft head between two steps. No output changes: drafts decide the speed alone.
+
+        Steps wait while the head is loaded. Running requests go on with the new head over the cache that they have, and
+        requests made from then on share no cached prefixes with earlier ones.
+
+        Args:
+            draft: a head of the present one's kind and shape, such as one that was trained from it: its folder, or its
+                name on the hub.
+
+        Raises:
+            CheckpointError: no head, or a damaged one; the present one goes on.
+            ValueError: a head of another shape, or an engine without a head; likewise.
+        """
+        folder = checkpoint_path(draft)
+        with self._shared.turn() as engine:
+            engine.update_draft(folder, self._kept_tokens)
+            self._requests.draft_identity = identity({"head": checkpoint_identity(folder)})
+            self.config = replace(self.config, draft=folder)
+        logger.info("drafts: %s", self._drafts_in_words())
 
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]], **template_arguments: Any) -> list[int]:
         """Return the tokens of a conversation up to where the answer begins.

@@ -101,7 +101,9 @@ class TrainConfig:
     )
     head: str = setting("eagle3", "Kind of head.", choices=tuple(RECIPES), panel="Model")
     start: Path | None = setting(
-        None, "Folder of a run (OUT/run) whose head is the starting point of this one.", metavar="FOLDER"
+        None,
+        "Folder of a head, or of a run (OUT/run), from whose weights this run goes on; it must have the same sizes.",
+        metavar="FOLDER",
     )
     draft_vocab_size: int = setting(
         0,

@@ -25,12 +25,13 @@ from specdec.train_eagle.chat_mask import Sample
 from specdec.train_eagle.features import FeatureStore, OnlineFeatures, packed
 from specdec.train_eagle.head_evaluation import accepted_shares, measure_tau
 from specdec.train_eagle.prepared_data import write_whole
+from specdec.train_eagle.start_head import begin_with
 from specdec.train_eagle.target_name import target_name
 from specdec.train_eagle.train_config import TrainConfig
 from specdec.train_eagle.train_log import TrainLog
 from specdec.train_eagle.train_plan import TrainPlan, read_samples, source_names
 from specdec.train_eagle.training_kinds import TRAINING_KINDS
-from specdec.train_eagle.training_state import TrainingState, begin_with
+from specdec.train_eagle.training_state import TrainingState
 from specdec.train_eagle.unrolled_loss import UnrolledLoss
 from specdec.verify.noise import GumbelNoise
 
@@ -66,7 +67,7 @@ def new_head(
     tokens = frequent_tokens(samples, count, model.config.vocab_size) if count else None
     head: FeatureHead = TRAINING_KINDS[config.head].sized(settings).new(model, tokens)
     if config.start is not None:
-        begin_with(head, config.start)
+        begin_with(head, config.start, config.model)
     return head
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor, nn
+from torch import Tensor
 
 from specdec.draft_heads.llama.checkpoint_files import first_line
 from specdec.train_eagle.prepared_data import write_json
@@ -63,21 +63,6 @@ def saved_run(run: Path) -> SavedRun | None:
         return SavedRun(steps[-1], dict(kept["settings"]), kept["step"], kept["best_tau"])
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise ValueError(f"{file}: not the state of a run: {first_line(error)}; train again") from None
-
-
-def begin_with(head: nn.Module, run: Path) -> None:
-    """Copy the weights of another run's head into a head.
-
-    Raises:
-        ValueError: there is no such run, or its head has other sizes.
-    """
-    saved = saved_run(run)
-    if saved is None:
-        raise ValueError(f"{run}: holds no state of a run; start names the folder of a run, OUT/run")
-    try:
-        head.load_state_dict(saved.head())
-    except RuntimeError as error:
-        raise ValueError(f"{run}: its head does not fit: {str(error).splitlines()[1].strip()}") from None
 
 
 class TrainingState:

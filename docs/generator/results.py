@@ -354,6 +354,17 @@ def _mode_name(mode: str) -> str:
     return names.get(source, "specdec, EAGLE-3") + how
 
 
+def _draft_refresh() -> str:
+    document = read("draft_refresh")
+    rows = [
+        [row["text"], f"{row['temperature']:g}", f"{row['tau_before']:.2f}", f"{row['tau_after']:.2f}"]
+        for row in document["rows"]
+    ]
+    found = _with_source("draft_refresh", ["text", "temperature", "tau, head of the start", "tau, new head"], rows)
+    times = f"{document['train_seconds']:.0f} s of training, {document['update_seconds']:.2f} s for `update_draft`"
+    return f"{found} {document['served']} requests kept, {document['tokens']:,} tokens trained on; {times}."
+
+
 def _never_slower() -> str:
     cells = read("never_slower")["cells"]
     sizes = [name for name in cells[0]["tokens_per_second"] if name.isdigit()]
@@ -382,6 +393,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "results-prefix": _prefix_cache,
     "results-kv-transfer": _kv_transfer,
     "results-training": _training,
+    "results-refresh": _draft_refresh,
     "results-soak": _soak,
     "results-peers": _peers,
     "results-q8-products": _quantized_products,

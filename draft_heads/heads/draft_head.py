@@ -1,7 +1,7 @@
 """The interface between drafters and draft heads, and the base of heads that read the target's states."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple, Protocol
 
 import torch
@@ -91,6 +91,18 @@ class HeadConfig:
     """
 
     llama: LlamaConfig
+
+
+def first_difference(config: HeadConfig, other: HeadConfig) -> str | None:
+    """Return the first setting in which a head's shape differs from another's, with both values; None if in none."""
+    if type(config) is not type(other):
+        kinds = [type(each).__name__.removesuffix("Config") for each in (config, other)]
+        return f"kind is {kinds[0]}, not {kinds[1]}"
+    for one, its in ((config.llama, other.llama), (config, other)):
+        for name in (field.name for field in fields(one)):
+            if name != "llama" and getattr(one, name) != getattr(its, name):
+                return f"{name} is {getattr(one, name)}, not {getattr(its, name)}"
+    return None
 
 
 class FeatureHead(nn.Module):

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import math
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self, Unpack
@@ -16,6 +17,7 @@ from specdec.async_engine.messages import (
     Abort,
     Add,
     CheckIntegrity,
+    DraftUpdated,
     FromEngine,
     GetStats,
     Integrity,
@@ -23,6 +25,7 @@ from specdec.async_engine.messages import (
     Refused,
     Setup,
     Stats,
+    UpdateDraft,
     encode,
 )
 from specdec.async_engine.request_stream import RequestStream
@@ -37,11 +40,14 @@ from specdec.engine.request_maker import RequestMaker
 from specdec.engine.resolved_config import resolved_config
 from specdec.engine.vllm_keywords import LLMKeywords, own_settings
 from specdec.kernels.settings import check_call, check_text
+from specdec.models.hub import checkpoint_path
 from specdec.models.llama import read_llama_config
 from specdec.scheduling.scheduler import QueueFullError
 
 # Least time limit of a silent engine process, in seconds: some heartbeats must fit in.
 LEAST_TIMEOUT = 1.0
+# Answers to calls of the engine process.
+Answer = Stats | Integrity | DraftUpdated
 # Characters from which on a text is tokenized beside the event loop.
 LONG_TEXT = 20_000
 
@@ -122,7 +128,7 @@ class AsyncLLM:
         self._numbers: dict[str, int] = {}
         self._none_running = asyncio.Event()
         self._none_running.set()
-        self._calls: dict[int, asyncio.Future[Stats | Integrity]] = {}
+        self._calls: dict[int, asyncio.Future[Answer]] = {}
         self._new_number = itertools.count()
         self._closing = False
 
@@ -257,6 +263,24 @@ class AsyncLLM:
         assert isinstance(answer, Stats)
         return answer.stats
 
+    async def update_draft(self, draft: str | Path) -> None:
+        """Replace the draft head between two steps; see `LLM.update_draft`.
+
+        An engine process that is restarted begins with the head that was given last.
+
+        Raises:
+            ValueError: no head that fits; the present one goes on.
+            EngineDeadError: the engine process is not there, or dies meanwhile.
+        """
+        # A download takes longer than the event loop may wait.
+        folder = (await asyncio.to_thread(checkpoint_path, draft)).absolute()
+        answer = await self._ask(UpdateDraft(next(self._new_number), str(folder)))
+        assert isinstance(answer, DraftUpdated)
+        if answer.problem is not None:
+            raise ValueError(answer.problem)
+        self.config = replace(self.config, draft=folder)
+        self._connection.use_draft(self.config.sources)
+
     async def check_integrity(self) -> Holdings:
         """Check the scheduler and the cache in the engine process, for tests: recompute their invariants.
 
@@ -301,8 +325,8 @@ class AsyncLLM:
         if self._connection.healthy:
             self._connection.send(Abort(number))
 
-    async def _ask(self, message: GetStats | CheckIntegrity) -> Stats | Integrity:
-        answer: asyncio.Future[Stats | Integrity] = asyncio.get_running_loop().create_future()
+    async def _ask(self, message: GetStats | CheckIntegrity | UpdateDraft) -> Answer:
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._calls[message.call_id] = answer
         try:
             self._connection.send(message)
@@ -323,7 +347,7 @@ class AsyncLLM:
                 if stream := self._streams.get(number):
                     stream.fail(QueueFullError(reason) if queue_full else ValueError(reason))
                     self._forget(number)
-            case Stats() | Integrity():
+            case Stats() | Integrity() | DraftUpdated():
                 answer = self._calls.get(message.call_id)
                 if answer is not None and not answer.done():
                     answer.set_result(message)

@@ -31,5 +31,8 @@ class EngineConnection(Protocol):
             EngineDeadError: nothing takes it.
         """
 
+    def use_draft(self, draft: str | None) -> None:
+        """Start engine processes with other draft sources from now on."""
+
     async def close(self) -> None:
         """End what was started."""

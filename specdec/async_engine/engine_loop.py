@@ -14,6 +14,7 @@ from specdec.async_engine.messages import (
     Add,
     CheckIntegrity,
     Delta,
+    DraftUpdated,
     GetStats,
     Heartbeat,
     Integrity,
@@ -21,6 +22,7 @@ from specdec.async_engine.messages import (
     Refused,
     Stats,
     Stop,
+    UpdateDraft,
     decode_params,
     decode_to_engine,
     encode,
@@ -109,6 +111,8 @@ class EngineLoop:
                 self._unsent.append(encode(Stats(call_id, self._engine.scheduler.stats())))
             case CheckIntegrity(call_id):
                 self._unsent.append(encode(self._integrity(call_id)))
+            case UpdateDraft(call_id, folder):
+                self._unsent.append(encode(self._update_draft(call_id, folder)))
             case Stop():
                 self._stopping = True
                 for number in [*self._outboxes, *self._compiling]:
@@ -186,6 +190,16 @@ class EngineLoop:
             len(self._outboxes) + len(self._compiling),
             sum(pool.num_blocks - pool.num_free for pool in pools),
         )
+
+    def _update_draft(self, call_id: int, folder: str) -> DraftUpdated:
+        try:
+            self._llm.update_draft(folder)
+        except ValueError as error:
+            return DraftUpdated(call_id, one_line(error))
+        except Exception as error:
+            logger.exception("the draft head could not be replaced")
+            return DraftUpdated(call_id, f"{type(error).__name__}: {one_line(error)}")
+        return DraftUpdated(call_id, None)
 
     def _step(self) -> None:
         plan = self._engine.scheduler.schedule()

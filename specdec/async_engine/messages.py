@@ -83,6 +83,13 @@ class CheckIntegrity(Message):
     call_id: int
 
 
+class UpdateDraft(Message):
+    """Replace the draft head, and send `DraftUpdated`."""
+
+    call_id: int
+    folder: str
+
+
 class Stop(Message):
     """Abort all requests, send their last deltas, and exit."""
 
@@ -173,6 +180,17 @@ class Integrity(Message):
     blocks: int
 
 
+class DraftUpdated(Message):
+    """Answer to `UpdateDraft`.
+
+    Attributes:
+        problem: why the present head goes on, if it does.
+    """
+
+    call_id: int
+    problem: str | None
+
+
 class Log(Message):
     """A record of the engine process's log."""
 
@@ -181,8 +199,8 @@ class Log(Message):
     text: str
 
 
-ToEngine = Add | Abort | GetStats | CheckIntegrity | Stop
-FromEngine = Ready | Failed | Heartbeat | Refused | News | Stats | Integrity | Log
+ToEngine = Add | Abort | GetStats | CheckIntegrity | UpdateDraft | Stop
+FromEngine = Ready | Failed | Heartbeat | Refused | News | Stats | Integrity | DraftUpdated | Log
 
 
 def _plain(value: Any) -> Any:

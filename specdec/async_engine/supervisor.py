@@ -97,6 +97,10 @@ class Supervisor:
             raise self._error.fresh()
         self._process.send(message)
 
+    def use_draft(self, draft: str | None) -> None:
+        """Start further processes with other draft sources."""
+        self._setup = self._setup._replace(draft=draft)
+
     async def close(self) -> None:
         """End the process; it sends the last states of aborted requests."""
         self._closing = True

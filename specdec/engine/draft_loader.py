@@ -9,7 +9,7 @@ from torch import nn
 from specdec.config import EngineConfig
 from specdec.core.device import DTYPES
 from specdec.draft_heads.formats.head_kinds import load_head
-from specdec.draft_heads.heads.draft_head import DraftModel
+from specdec.draft_heads.heads.draft_head import DraftModel, FeatureHead, first_difference
 from specdec.draft_heads.heads.readout import CandidateReadout, MatrixReadout, trimmed_readout
 from specdec.engine.tap_probe import settle_taps
 from specdec.kernels.kernel_set import KernelSet
@@ -60,6 +60,42 @@ def load_drafts(
         assert isinstance(readout, MatrixReadout)
         readout = CandidateReadout(readout, config.draft_rank)
     return DraftModel(head, readout)
+
+
+def load_replacement(
+    config: EngineConfig,
+    target: LlamaModel,
+    kernels: KernelSet,
+    kept_tokens: Collection[int],
+    present: DraftModel | None,
+) -> DraftModel:
+    """Load the head that the settings name, to take the place of `present` in a running engine.
+
+    The cache is laid out for the present head's shape, so the new one must have the same.
+
+    Raises:
+        ValueError: the folder holds no head of that shape, or the engine cannot replace its draft model.
+    """
+    folder = config.draft
+    assert folder is not None
+    if present is None or not isinstance(present.head, FeatureHead):
+        raise ValueError("the engine drafts without a head, so that none can be replaced; start it with a head")
+    if config.quantization != "none" and (config.draft_vocab is not None or config.draft_rank is not None):
+        # They would be cut from the target's output matrix.
+        raise ValueError(
+            f"quantization is {config.quantization!r}, which keeps no matrix that draft_vocab and draft_rank could be "
+            "made of; start the engine anew with the head"
+        )
+    if holds_llama(folder):
+        raise ValueError(f"{folder}: a small model, which cannot replace a head; start the engine anew with it")
+    found = load_drafts(config, target, kernels, kept_tokens)
+    assert found is not None
+    assert isinstance(found.head, FeatureHead)
+    if difference := first_difference(found.head.config, present.head.config):
+        raise ValueError(f"{folder}: its {difference} as in the present head; start the engine anew with it")
+    if config.quantization != "none":
+        release_output_weights(target, found)
+    return found
 
 
 def release_output_weights(target: LlamaModel, drafts: DraftModel | None) -> None:

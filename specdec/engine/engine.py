@@ -1,6 +1,7 @@
 """The step: schedule, draft, one forward pass, verify, commit."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from specdec.core.logprobs import score_output, score_prompt
 from specdec.core.outputs import LogprobsMode
 from specdec.core.request import Request
 from specdec.draft_heads.drafting.drafter import DraftRow
+from specdec.engine.request_ring import RequestRing
 from specdec.engine.step_observer import StepObserver
 from specdec.engine.tree_trace import node_probs, trace_of
 from specdec.execution.executor import Executor
@@ -19,6 +21,7 @@ from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.tree import DraftTree, TreeRow
 from specdec.kernels.types import NO_TOKEN, Acceptance
 from specdec.kv_transfer.kv_connector import KVConnector
+from specdec.scheduling.rank_values import read_values
 from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.step_plan import PlannedRow, RowResult, StepPlan
 
@@ -31,6 +34,9 @@ class LLMEngine:
 
     Every row of a step is a chain of known tokens with a draft tree below its last one. A part of a prompt is a chain
     without a tree, and plain decoding a chain of one token without a tree.
+
+    Attributes:
+        ring: keeps some of the requests that end; None to keep none.
     """
 
     def __init__(
@@ -41,6 +47,7 @@ class LLMEngine:
         logprobs_mode: LogprobsMode = "raw_logprobs",
     ) -> None:
         self.scheduler, self.executor, self.kernels, self.logprobs_mode = scheduler, executor, kernels, logprobs_mode
+        self.ring: RequestRing | None = None
         self._null_block = scheduler.manager.pool.num_blocks
         self._observer = StepObserver(scheduler, executor.worker.device)
 
@@ -79,10 +86,29 @@ class LLMEngine:
         if self.connector is not None and self.scheduler.queues.waiting_for_kv:
             self.connector.wait(KV_WAIT)
 
+    def update_draft(self, folder: Path, kept_tokens: Collection[int]) -> None:
+        """Replace the draft head between two steps.
+
+        Running requests keep their cache. Features and entries of their known tokens stay the old head's, which changes
+        drafts and no output. Later requests do not find them by their prefix; see `RequestMaker.draft_identity`.
+
+        Args:
+            kept_tokens: tokens that can always be drafted.
+
+        Raises:
+            ValueError: the folder holds no head of the present one's shape; the present one goes on.
+        """
+        rank_values = read_values(folder)
+        with on_device(self.worker.device), self.kernels.limited_threads():
+            self.executor.update_draft(folder, kept_tokens)
+        self.scheduler.begin_with_draft(rank_values)
+
     def shutdown(self) -> None:
         """Store what a connector has still to store, and end workers in other processes. Nothing is run afterwards."""
         if self.connector is not None:
             self.connector.shutdown()
+        if self.ring is not None:
+            self.ring.close()
         self.executor.shutdown()
 
     @torch.inference_mode()
@@ -109,6 +135,9 @@ class LLMEngine:
         results = self._results(rows, order, outcome)
         updated = self._append(rows, outcome.trees, results)
         self.scheduler.update(plan, results)
+        if self.ring is not None:
+            for request in updated:
+                self.ring.keep(request)
         if self.connector is not None:
             self.connector.wait_for_save(self.connector.build_connector_meta(self.scheduler.manager.take_published()))
         observer.end(rows, order.drafts, results, outcome.drafting)

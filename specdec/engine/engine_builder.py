@@ -101,7 +101,7 @@ class EngineBuilder:
     def _assemble(
         self, num_blocks: int, num_host_blocks: int = 0, *, measures: bool = False, connects: bool = False
     ) -> LLMEngine:
-        executor = self._ranks.executor(self.workers.build)
+        executor = self._ranks.executor(self.workers)
         executor.start(num_blocks, num_host_blocks)
         connector = self._connector(executor) if connects else None
         scheduler = self._scheduler(executor, connector, measures=measures)

@@ -9,15 +9,29 @@ other. The process ends when the socket is closed, however that happens.
 import os
 import sys
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import torch
 
 from specdec.core.device import on_device
+from specdec.draft_heads.heads.draft_head import DraftModel
 from specdec.draft_heads.llama.checkpoint_files import first_line
 from specdec.engine.draft_loader import load_drafts
 from specdec.engine.memory_profile import cache_bytes
 from specdec.engine.rank_loader import kernels_of, layout_of, load_target, rank_config
-from specdec.engine.rank_messages import Allocate, Answer, Failure, Fit, LoadDrafts, Message, Rehearsed, Tap
+from specdec.engine.rank_messages import (
+    Allocate,
+    Answer,
+    Failure,
+    Fit,
+    LoadDrafts,
+    LoadUpdate,
+    Message,
+    Refusal,
+    Rehearsed,
+    Tap,
+    UseUpdate,
+)
 from specdec.engine.worker_builder import WorkerBuilder
 from specdec.execution.step_codec import OrderReader, SentOrder
 from specdec.execution.step_order import PassOrder
@@ -42,6 +56,7 @@ class Follower:
         self._reader = OrderReader()
         self._worker: Worker | None = None
         self._builder: WorkerBuilder
+        self._update: DraftModel | None = None
 
     def run(self) -> None:
         """Do what the first rank says until it closes the connection, or until something fails."""
@@ -92,6 +107,13 @@ class Follower:
                     self._worker = None
                     self._worker = self._builder.build(num_blocks, num_host_blocks)
                     self._answer(0)
+                case LoadUpdate(folder, kept):
+                    self._answer(self._load(folder, kept))
+                case UseUpdate():
+                    assert self._worker is not None
+                    assert self._update is not None
+                    self._worker, self._update = self._builder.with_draft(self._worker, self._update), None
+                    self._answer(0)
                 case PassOrder() as order:
                     assert self._worker is not None
                     self._worker.run(order)
@@ -109,6 +131,14 @@ class Follower:
         assert self._worker is not None
         own, self._worker = self._worker.cache.num_blocks * self._builder.block_bytes, None
         return own
+
+    def _load(self, folder: Path, kept: frozenset[int]) -> Answer:
+        try:
+            self._update = self._builder.load_draft(folder, kept)
+        except ValueError as error:
+            self._update = None
+            return Refusal(str(error))
+        return 0
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from specdec.config import EngineConfig
 from specdec.core.launch import current_launch
 from specdec.engine.launched_ranks import LaunchedRanks
 from specdec.engine.rank_loader import layout_of
-from specdec.engine.rank_messages import Failure, Join, Message
+from specdec.engine.rank_messages import Failure, Join, Message, Refusal
 from specdec.engine.started_ranks import OtherRanks, StartedRanks
 from specdec.execution.executor import ExecutorDeadError
 from specdec.models.rank_layout import RankGroups, join_groups
@@ -78,13 +78,23 @@ class Followers:
         Raises:
             ExecutorDeadError: one has failed, with its reason.
         """
-        return [self._answer(rank) for rank in self._ranks]
+        found = [self._answer(rank) for rank in self._ranks]
+        return [answer for answer in found if isinstance(answer, int)]
 
-    def _answer(self, rank: int) -> int:
+    def refusal(self, ranks: Sequence[int]) -> str | None:
+        """Wait until some have done what they were told; return the reason if one has refused it.
+
+        Raises:
+            ExecutorDeadError: one has failed, with its reason.
+        """
+        found = [self._answer(rank) for rank in ranks]
+        return next((answer.reason for answer in found if isinstance(answer, Refusal)), None)
+
+    def _answer(self, rank: int) -> int | Refusal:
         connection, said = self._connections[rank - 1], None
         with suppress(EOFError, OSError):
             said = connection.recv() if connection.poll(START_TIMEOUT) else None
-        if isinstance(said, int):
+        if isinstance(said, int | Refusal):
             return said
         if isinstance(said, Failure):
             self._failures[rank] = said

@@ -1,12 +1,13 @@
 """An executor over several ranks: the first in this process, the others in processes of their own."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from specdec.cache.kv_cache_manager import BlockMove
 from specdec.engine.followers import Followers
-from specdec.engine.rank_messages import Allocate
-from specdec.execution.executor import MakeWorker
+from specdec.engine.rank_messages import Allocate, LoadUpdate, UseUpdate
+from specdec.execution.executor import WorkerMaker
 from specdec.execution.step_codec import OrderWriter
 from specdec.execution.step_order import EntryMoves, PassOrder, StepOrder, StepOutcome
 from specdec.execution.worker import Worker
@@ -23,13 +24,13 @@ class ParallelExecutor:
 
     Args:
         followers: the other ranks, with their models loaded.
-        make: makes the worker of this process.
+        workers: makes the worker of this process.
     """
 
     worker: Worker
 
-    def __init__(self, followers: Followers, make: MakeWorker) -> None:
-        self._followers, self._make = followers, make
+    def __init__(self, followers: Followers, workers: WorkerMaker) -> None:
+        self._followers, self._workers = followers, workers
         self._writer = OrderWriter()
         self._accepted = EntryMoves([], [])
 
@@ -37,7 +38,7 @@ class ParallelExecutor:
         """See `Executor.start`."""
         self._followers.tell(Allocate(num_blocks, num_host_blocks))
         with self._together():
-            self.worker = self._make(num_blocks, num_host_blocks)
+            self.worker = self._workers.build(num_blocks, num_host_blocks)
         self._followers.answers()
 
     def step(self, order: StepOrder) -> None:
@@ -71,6 +72,24 @@ class ParallelExecutor:
         self._followers.tell(PassOrder(rows, trees, EntryMoves([], []), []))
         with self._together():
             self.worker.runner.run_dummy(rows, trees)
+
+    def update_draft(self, folder: Path, kept_tokens: Collection[int]) -> None:
+        """See `Executor.update_draft`. A head that one rank refuses is taken by none."""
+        followers = self._followers
+        followers.tell(LoadUpdate(folder, frozenset(kept_tokens)), followers.last_stage)
+        draft = refusal = None
+        with self._together():
+            try:
+                draft = self._workers.load_draft(folder, kept_tokens)
+            except ValueError as error:
+                refusal = str(error)
+        refusal = followers.refusal(followers.last_stage) or refusal
+        if draft is None or refusal is not None:
+            raise ValueError(refusal)
+        followers.tell(UseUpdate(), followers.last_stage)
+        with self._together():
+            self.worker = self._workers.with_draft(self.worker, draft)
+        followers.refusal(followers.last_stage)
 
     def check_health(self) -> None:
         """See `Executor.check_health`."""

@@ -1,5 +1,6 @@
 """Messages of the first rank to the others, and their answers."""
 
+from pathlib import Path
 from typing import NamedTuple
 
 from specdec.config import EngineConfig
@@ -54,13 +55,30 @@ class Allocate(NamedTuple):
     num_host_blocks: int
 
 
+class LoadUpdate(NamedTuple):
+    """Load another head beside the present one; see `WorkerMaker.load_draft`."""
+
+    folder: Path
+    kept_tokens: frozenset[int]
+
+
+class UseUpdate(NamedTuple):
+    """Draft with the head that was loaded last, from the next step on."""
+
+
+class Refusal(NamedTuple):
+    """Answer to `LoadUpdate`: the head does not fit, and the rank goes on with the present one."""
+
+    reason: str
+
+
 class Failure(NamedTuple):
     """Last message of a follower that fails."""
 
     reason: str
 
 
-Message = Join | LoadDrafts | Tap | Fit | Rehearsed | Allocate | PassOrder | SentOrder
+Message = Join | LoadDrafts | Tap | Fit | Rehearsed | Allocate | LoadUpdate | UseUpdate | PassOrder | SentOrder
 # Answers. To `Join`: 0, twice, when the rank is there and when it has loaded. To `LoadDrafts` and `Tap`: bytes of a
-# block. To `Fit`: number of blocks. To `Allocate`: 0.
-Answer = int | Failure
+# block. To `Fit`: number of blocks. To `Allocate`, `LoadUpdate` and `UseUpdate`: 0.
+Answer = int | Refusal | Failure

@@ -13,7 +13,7 @@ from specdec.engine.followers import Followers
 from specdec.engine.parallel_executor import ParallelExecutor
 from specdec.engine.rank_loader import layout_of
 from specdec.engine.rank_messages import Fit, LoadDrafts, Rehearsed, Tap
-from specdec.execution.executor import Executor, InProcessExecutor, MakeWorker
+from specdec.execution.executor import Executor, InProcessExecutor, WorkerMaker
 from specdec.models.rank_layout import RankGroups
 
 
@@ -50,7 +50,7 @@ class Ranks(Protocol):
         """Return how many blocks the memory of each other rank holds."""
         ...
 
-    def executor(self, make: MakeWorker) -> Executor:
+    def executor(self, workers: WorkerMaker) -> Executor:
         """Return the executor of the engine."""
         ...
 
@@ -78,8 +78,8 @@ class OneRank:
     def num_blocks(self) -> list[int]:
         return []
 
-    def executor(self, make: MakeWorker) -> Executor:
-        return InProcessExecutor(make)
+    def executor(self, workers: WorkerMaker) -> Executor:
+        return InProcessExecutor(workers)
 
 
 class SeveralRanks:

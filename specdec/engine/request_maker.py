@@ -46,6 +46,8 @@ class RequestMaker:
         generation_config: the model's end tokens and default sampling parameters.
         max_model_len: limit of a request's tokens, prompt included.
         draft_context: number of tokens from which on the draft model drafts nothing for a request.
+        draft_identity: stands for a head that has replaced the one of the start. It enters the cache salts of requests,
+            so that they do not share prefixes whose features and entries are another head's.
     """
 
     config: EngineConfig
@@ -54,6 +56,7 @@ class RequestMaker:
     generation_config: GenerationConfig
     max_model_len: int
     draft_context: int = sys.maxsize
+    draft_identity: str | None = None
     _has_warned: bool = False
     _ngram_rates: ChainRates = field(default_factory=ChainRates)
     _prediction_rates: ChainRates = field(default_factory=ChainRates)
@@ -203,7 +206,7 @@ class RequestMaker:
                     params.spaces_between_special_tokens,
                 ),
                 priority=int(priority),
-                cache_salt=cache_salt,
+                cache_salt=self._salt(cache_salt),
                 cached_samples=cached_samples,
             )
             for index in range(params.n)
@@ -211,6 +214,11 @@ class RequestMaker:
         for request in requests:
             self._add_sources(request, predicted)
         return RequestGroup(group_id, text, tokens, requests)
+
+    def _salt(self, cache_salt: str | None) -> str | None:
+        if self.draft_identity is None:
+            return cache_salt
+        return " ".join(["draft", self.draft_identity, *([] if cache_salt is None else [cache_salt])])
 
     @cached_property
     def _seeds(self) -> random.Random:

@@ -2,7 +2,9 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -13,6 +15,7 @@ from specdec.draft_heads.drafting.drafter import Drafter, NoDrafter, Proposal
 from specdec.draft_heads.drafting.drafters import drafter_of, shape_for
 from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
 from specdec.draft_heads.heads.draft_head import DraftModel
+from specdec.engine.draft_loader import load_replacement
 from specdec.execution.model_runner import ModelRunner
 from specdec.execution.split_verifier import SplitVerifier
 from specdec.execution.worker import Worker
@@ -69,6 +72,24 @@ class WorkerBuilder:
         )
         # Captures and measurements read it.
         cache.clear_null_block()
+        return self._worker(cache)
+
+    def load_draft(self, folder: Path, kept_tokens: Collection[int]) -> DraftModel:
+        """See `WorkerMaker.load_draft`."""
+        config = replace(self.config, draft=folder)
+        return load_replacement(config, self.model, self.kernels, kept_tokens, self.draft)
+
+    def with_draft(self, worker: Worker, draft: DraftModel) -> Worker:
+        """See `WorkerMaker.with_draft`. All that holds weights of the old head is made anew."""
+        before = self.draft, self.head
+        try:
+            self.draft, self.head = draft, draft.head
+            return self._worker(worker.cache)
+        except BaseException:
+            self.draft, self.head = before
+            raise
+
+    def _worker(self, cache: KVCache) -> Worker:
         runner = ModelRunner(self.model, cache, self.dtype, self.head, self.longest, self.taps)
         drafter = self._drafter(cache)
         self._capture_graphs(runner, drafter)

@@ -1,15 +1,37 @@
 """Executors: how an engine runs its steps, in this process or in several."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Protocol
 
+from specdec.draft_heads.heads.draft_head import DraftModel
 from specdec.execution.step_order import StepOrder, StepOutcome
 from specdec.execution.worker import Worker
 from specdec.kernels.draft_trees import DraftTrees
 from specdec.kernels.tree import TreeRow
 
-# Make the worker of this process, given the number of cache blocks on the device and in host memory.
-MakeWorker = Callable[[int, int], Worker]
+
+class WorkerMaker(Protocol):
+    """Maker of the worker of one process."""
+
+    def build(self, num_blocks: int, num_host_blocks: int = 0) -> Worker:
+        """Make a worker with a cache of `num_blocks` on the device and `num_host_blocks` in host memory."""
+        ...
+
+    def load_draft(self, folder: Path, kept_tokens: Collection[int]) -> DraftModel:
+        """Load a head that can take the place of the present one.
+
+        Args:
+            kept_tokens: tokens that can always be drafted.
+
+        Raises:
+            ValueError: the folder holds none that fits, with the reason.
+        """
+        ...
+
+    def with_draft(self, worker: Worker, draft: DraftModel) -> Worker:
+        """Return a worker over the same cache that drafts with another head; later ones are built with it as well."""
+        ...
 
 
 class ExecutorDeadError(RuntimeError):
@@ -46,6 +68,17 @@ class Executor(Protocol):
         """Run a pass whose output nothing reads, and wait for it."""
         ...
 
+    def update_draft(self, folder: Path, kept_tokens: Collection[int]) -> None:
+        """Replace the draft head of all workers, between two steps.
+
+        Args:
+            kept_tokens: tokens that can always be drafted.
+
+        Raises:
+            ValueError: the folder holds no head that fits; the workers keep the one that they have.
+        """
+        ...
+
     def check_health(self) -> None:
         """Raise an `ExecutorDeadError` if a worker is gone."""
         ...
@@ -59,17 +92,17 @@ class InProcessExecutor:
     """A single worker in this process.
 
     Args:
-        make: makes the worker.
+        workers: makes the worker.
     """
 
     worker: Worker
 
-    def __init__(self, make: MakeWorker) -> None:
-        self._make = make
+    def __init__(self, workers: WorkerMaker) -> None:
+        self._workers = workers
 
     def start(self, num_blocks: int, num_host_blocks: int) -> None:
         """See `Executor.start`."""
-        self.worker = self._make(num_blocks, num_host_blocks)
+        self.worker = self._workers.build(num_blocks, num_host_blocks)
 
     def step(self, order: StepOrder) -> None:
         """See `Executor.step`."""
@@ -82,6 +115,10 @@ class InProcessExecutor:
     def run_dummy(self, rows: Sequence[TreeRow], trees: DraftTrees) -> None:
         """See `Executor.run_dummy`."""
         self.worker.runner.run_dummy(rows, trees)
+
+    def update_draft(self, folder: Path, kept_tokens: Collection[int]) -> None:
+        """See `Executor.update_draft`."""
+        self.worker = self._workers.with_draft(self.worker, self._workers.load_draft(folder, kept_tokens))
 
     def check_health(self) -> None:
         """Do nothing: the worker lives as long as this process."""

@@ -137,6 +137,9 @@ class ReplicaConnection:
             case GetStats() | CheckIntegrity():
                 self._beside(self._ask(message))
 
+    def use_draft(self, draft: str | None) -> None:
+        """Do nothing: `ReplicatedLLM` replaces no heads."""
+
     async def close(self) -> None:
         """Cancel all calls, and end what `start` started."""
         self._closed, self.healthy = True, False

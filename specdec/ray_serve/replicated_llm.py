@@ -33,6 +33,18 @@ class ReplicatedLLM(AsyncLLM):
     ) -> None:
         self._replicas = replicas
         super().__init__(model, draft, **settings)
+        if self.config.collect_drafts is not None:
+            raise ValueError(
+                f"collect_drafts is {self.config.collect_drafts}; one engine writes there; use no replicas"
+            )
+
+    async def update_draft(self, draft: str | Path) -> None:
+        """Refuse: replicas that start later would have another head than the others.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(f"draft is {str(draft)!r}; replicas cannot replace their head; deploy the application anew")
 
     def _connect(self, setup: Setup, timeout: float) -> EngineConnection:  # noqa: ARG002
         return ReplicaConnection(self._replicas, self._receive, self._fail, self.config.block_size)

@@ -215,6 +215,11 @@ class Scheduler:
         if self.tree_sizer is not None and outcomes:
             self.tree_sizer.learn(outcomes)
 
+    def begin_with_draft(self, rank_values: Sequence[float]) -> None:
+        """Forget what was learnt of the draft model, which another one replaces; see `TreeSizer.begin_with`."""
+        if self.tree_sizer is not None:
+            self.tree_sizer.begin_with(rank_values)
+
     def abort(self, request: Request) -> None:
         """End a request now. If it is in the running step, its blocks are kept until the step ends."""
         if request.finished:

@@ -67,16 +67,25 @@ class TreeSizer:
     def __init__(
         self, cost: StepCost, shape: DraftShape, num_first: int = FIRST_TREES, prior: Sequence[float] = ()
     ) -> None:
-        self.cost, self.shape, self.ranks = cost, shape, RankValues(shape.nodes, prior)
-        self._fitter = TreeFitter(cost, self.ranks, shape.nodes)
+        self.cost, self.shape = cost, shape
         self._steps = 0
-        self._load: tuple[object, ...] | None = None
         self._best = TreeFit()
-        self.num_first = num_first
+        self.begin_with(prior, num_first)
         # Number of the step in which the size is computed anew, and of that up to which the same rows decode plainly.
         self._next_fit, self._plain_until = 0, 0
         # Whether steps have trees, number of the step at which a trial of the other kind begins, and its steps.
         self._drafts, self._trial, self._trial_steps = False, 0, 0
+
+    def begin_with(self, prior: Sequence[float], num_first: int = FIRST_TREES) -> None:
+        """Forget what was learnt of the draft model, for another one.
+
+        Args:
+            prior: values of the other one's nodes by rank, as measured before.
+        """
+        self.ranks = RankValues(self.shape.nodes, prior)
+        self._fitter = TreeFitter(self.cost, self.ranks, self.shape.nodes)
+        self._load: tuple[object, ...] | None = None
+        self.num_first = num_first
 
     def goes_on_plainly(self, sampled: int) -> bool:
         """Return whether another step of a run of plain ones needs no choice, and count it if so.

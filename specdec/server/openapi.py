@@ -13,6 +13,7 @@ from specdec.server.replies import (
     ChatCompletion,
     Completion,
     Detokenized,
+    DraftUpdate,
     ModelCard,
     ModelList,
     Tokenized,
@@ -23,8 +24,8 @@ from specdec.server.responses_replies import ResponseReply
 Responses = dict[int | str, dict[str, Any]]
 REFERENCE = "#/components/schemas/{name}"
 _ANSWERS = (
-    *(Aborted, ChatCompletion, Completion, Detokenized, ErrorReply, ModelCard, ModelList, ResponseReply, Tokenized),
-    Version,
+    *(Aborted, ChatCompletion, Completion, Detokenized, DraftUpdate, ErrorReply, ModelCard, ModelList, ResponseReply),
+    *(Tokenized, Version),
 )
 
 

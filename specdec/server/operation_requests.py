@@ -1,4 +1,4 @@
-"""Bodies of `/tokenize`, `/detokenize` and `/abort`."""
+"""Bodies of `/tokenize`, `/detokenize`, `/abort` and `/update_draft`."""
 
 from specdec.server.chat_request import TemplateFields
 from specdec.server.request_model import RequestModel
@@ -25,3 +25,9 @@ class AbortRequest(RequestModel):
     """The id of an answer, or the X-Request-Id of its request."""
 
     request_id: str
+
+
+class UpdateDraftRequest(RequestModel):
+    """The folder of a head on the server's machine, or its name on the hub."""
+
+    draft: str

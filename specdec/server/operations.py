@@ -1,4 +1,4 @@
-"""Routes beside the generation of text: models, tokens, health, version, abort and metrics."""
+"""Routes beside the generation of text: models, tokens, health, version, abort, update of the draft and metrics."""
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
@@ -8,8 +8,17 @@ from specdec import __version__
 from specdec.server.errors import ApiError
 from specdec.server.json_route import JsonRoute
 from specdec.server.openapi import ERRORS, answers
-from specdec.server.operation_requests import AbortRequest, DetokenizeRequest, TokenizeRequest
-from specdec.server.replies import Aborted, Detokenized, ModelCard, ModelList, Tokenized, Version, json_response
+from specdec.server.operation_requests import AbortRequest, DetokenizeRequest, TokenizeRequest, UpdateDraftRequest
+from specdec.server.replies import (
+    Aborted,
+    Detokenized,
+    DraftUpdate,
+    ModelCard,
+    ModelList,
+    Tokenized,
+    Version,
+    json_response,
+)
 from specdec.server.service import Service, service_of
 
 router = APIRouter(route_class=JsonRoute)
@@ -71,6 +80,14 @@ async def abort(body: AbortRequest, request: Request) -> Response:
     service = service_of(request)
     service.accept(body, None)
     return json_response(Aborted(await service.abort(body.request_id)))
+
+
+@router.post("/update_draft", responses=answers(DraftUpdate))
+async def update_draft(body: UpdateDraftRequest, request: Request) -> Response:
+    """Replace the draft head between two steps. No output changes."""
+    service = service_of(request)
+    service.accept(body, None)
+    return json_response(DraftUpdate(await service.update_draft(body.draft)))
 
 
 @router.get("/health", response_class=Response, responses=ERRORS)

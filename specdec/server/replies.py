@@ -271,6 +271,12 @@ class Aborted(Struct):
     aborted: bool
 
 
+class DraftUpdate(Struct):
+    """Answer of `/update_draft`: the head that drafts from now on."""
+
+    draft: str
+
+
 class Version(Struct):
     """Answer of `/version`."""
 

@@ -44,6 +44,11 @@ class ServerSettings:
         "none",
         "Speculation figures in answers, as the field metrics: none, summary, or detailed, with lists of all steps.",
     )
+    allow_draft_updates: bool = setting(
+        False,
+        "Let clients with a key replace the draft head, by POST /update_draft.",
+        flags="--allow-draft-updates",
+    )
     otlp_traces_endpoint: str | None = setting(
         None,
         "Address of a collector of OpenTelemetry traces, by OTLP over HTTP, such as http://localhost:4318/v1/traces.",
@@ -97,6 +102,8 @@ class ServerSettings:
         check_settings(self)
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise ValueError("--ssl-keyfile and --ssl-certfile belong together; give both or neither")
+        if self.allow_draft_updates and not self.api_key:
+            raise ValueError("allow_draft_updates needs an API key, or anybody could name files here; give --api-key")
         for name in ("api_key", "served_model_name", "allowed_origins"):
             if any(not text.strip() for text in getattr(self, name)):
                 raise ValueError(f"{name} holds an empty text; give at least one character, or leave it out")

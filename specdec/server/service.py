@@ -220,6 +220,22 @@ class Service:
         results = [await self.llm.abort(each) for each in ids]
         return any(results)
 
+    async def update_draft(self, draft: str) -> str:
+        """Replace the draft head; return its path.
+
+        Raises:
+            ApiError: the server's settings do not allow it; a head that does not fit; a dead engine.
+        """
+        if not self.settings.allow_draft_updates:
+            raise ApiError(403, "the draft head is not replaced here; start the server with --allow-draft-updates")
+        try:
+            await self.llm.update_draft(draft)
+        except (ValueError, OSError) as error:
+            raise ApiError(400, str(error), param="draft") from None
+        except EngineDeadError as error:
+            raise ApiError(503, str(error), code="engine_dead") from None
+        return str(self.llm.config.draft)
+
     async def metrics_page(self) -> bytes:
         """Return all metrics as text."""
         try:

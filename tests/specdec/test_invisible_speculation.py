@@ -48,6 +48,7 @@ CASES = 2000 if settings.default and settings.default.max_examples >= 2000 else 
     ngrams=st.booleans(),
     predicted=st.booleans(),
     sliding=st.booleans(),
+    updated=st.sampled_from([None, None, 1, 3, 6]),
 )
 def test_output_is_that_of_the_plain_loop(
     world: World,
@@ -64,6 +65,7 @@ def test_output_is_that_of_the_plain_loop(
     ngrams: bool,
     predicted: bool,
     sliding: bool,
+    updated: int | None,
 ) -> None:
     if sliding:
         world, shape = world.sliding, replace(shape, nodes=min(shape.nodes, WINDOW))
@@ -107,7 +109,9 @@ def test_output_is_that_of_the_plain_loop(
             for request, one in zip(group.requests, all_of, strict=True)
         }
         llm.engine.worker.drafter = KnowingDrafter(seed, futures)
-    for group, case, all_of in zip(run(llm, cases), cases, expected, strict=True):
+    has_head = drafter in ("eagle", "eagle3", *BLOCKS)
+    updates = {updated: world.other(drafter)} if updated is not None and has_head else None
+    for group, case, all_of in zip(run(llm, cases, updates), cases, expected, strict=True):
         output = group.output()
         for completion, one in zip(output.outputs, all_of, strict=True):
             check(completion, one, case.params)

@@ -155,6 +155,23 @@ def test_tokens_are_those_of_a_cpu_and_the_host_waits_once_a_step(
         assert llm.stats().preemptions > 0 or settings is not SWAPPING
 
 
+def test_graphs_are_captured_anew_for_another_head(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replays of the old graphs would draft with the old weights, and project the taps by them."""
+    params = [SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)] * 2
+    save_random_eagle3(folder / "other", seed=1, head_dim=16)
+    new = load(folder, "other", max_num_seqs=1)
+    expected = run(new, params)
+    monkeypatch.setattr("specdec.execution.cuda_graphs.WARM_UPS", 1)
+    with simulated_gpu(monkeypatch):
+        llm = load(folder, "head3", max_num_seqs=1, device="cuda")
+        llm.update_draft(folder / "other")
+        graphs = graphs_of_drafting(llm)
+        assert graphs is not None
+        assert len(graphs.search.captured) == 1
+        assert run(llm, params) == expected
+        assert llm.stats().trees_by_accepted == new.stats().trees_by_accepted
+
+
 @pytest.mark.usefixtures("gpu")
 def test_what_a_gpu_would_refuse_is_refused() -> None:
     there, here = torch.arange(3, device=GPU), torch.arange(3)

@@ -3,7 +3,7 @@
 import random
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,8 +57,8 @@ DRAFTS = {
 class World(NamedTuple):
     folder: Path
     target: LlamaForCausalLM | MistralForCausalLM
-    sliding_target: MistralForCausalLM
     tokenizer: Tokenizer
+    sliding_target: MistralForCausalLM | None = None
 
     def draft(self, drafter: str) -> Path | None:
         """The folder of one of `DRAFTS`."""
@@ -68,7 +68,12 @@ class World(NamedTuple):
     @property
     def sliding(self) -> "World":
         """The same weights with a sliding window in every layer, and the same drafts."""
-        return World(self.folder / "sliding", self.sliding_target, self.sliding_target, self.tokenizer)
+        assert self.sliding_target is not None
+        return World(self.folder / "sliding", self.sliding_target, self.tokenizer)
+
+    def other(self, drafter: str) -> Path:
+        """The folder of a head of the same shape with other weights, of EAGLE and block heads."""
+        return self.folder / f"other-{DRAFTS[drafter]}"
 
     def logits(self, tokens: Sequence[int]) -> Tensor:
         with torch.inference_mode():
@@ -78,10 +83,11 @@ class World(NamedTuple):
 def make_world(folder: Path) -> World:
     """A model of 97 tokens: special ones, pairs of letters, and bytes that only together are characters."""
     target = save_random_llama(folder / "target")
-    save_random_head(folder / "head")
-    save_random_eagle3(folder / "head3")
-    for kind in BLOCKS:
-        save_random_block(folder / kind, kind)
+    for seed, prefix in enumerate(("", "other-")):
+        save_random_head(folder / f"{prefix}head", seed)
+        save_random_eagle3(folder / f"{prefix}head3", seed)
+        for kind in BLOCKS:
+            save_random_block(folder / f"{prefix}{kind}", kind, seed)
     save_shallow_llama(folder / "small", target)
     letters = [*"abcdefgh", "Ġ"]
     pieces = [*letters, *(a + b for a in letters for b in letters), "Ã", "©", "â", "Ĥ"]
@@ -91,7 +97,7 @@ def make_world(folder: Path) -> World:
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
     fast.save_pretrained(folder / "target")
     assert len(vocab) == VOCAB == TINY["vocab_size"]
-    return World(folder, target, make_sliding(folder, target), fast.backend_tokenizer)
+    return World(folder, target, fast.backend_tokenizer, make_sliding(folder, target))
 
 
 def make_sliding(folder: Path, target: LlamaForCausalLM) -> MistralForCausalLM:
@@ -170,8 +176,12 @@ shapes = st.builds(
 )
 
 
-def run(llm: LLM, cases: list[Arrival]) -> list[RequestGroup]:
-    """Requests run to their end, each added when its step has come."""
+def run(llm: LLM, cases: list[Arrival], updates: Mapping[int, Path] | None = None) -> list[RequestGroup]:
+    """Requests run to their end, each added when its step has come.
+
+    Args:
+        updates: heads by the step before which they replace the one before.
+    """
     groups: list[RequestGroup | None] = [None] * len(cases)
     step = 0
     while any(group is None or not group.finished for group in groups):
@@ -180,6 +190,8 @@ def run(llm: LLM, cases: list[Arrival]) -> list[RequestGroup]:
                 group = groups[i] = llm.new_group(case.prompt, case.params)
                 for request in group.requests:
                     llm.engine.add_request(request)
+        if updates and step in updates:
+            llm.update_draft(updates[step])
         before = {request: request.stats.drafted for group in groups if group for request in group.requests}
         for request in llm.engine.step():
             assert request.num_cached <= len(request.token_ids)

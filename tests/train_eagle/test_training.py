@@ -235,10 +235,52 @@ def test_a_run_goes_on_from_another_ones_head(target: Path, data: Path, tmp_path
     Run(config(target, data, tmp_path / "first", epochs=4)).train()
     Run(config(target, data, tmp_path / "second", start=tmp_path / "first" / "run", lr=1e-9, seed=5)).train()
     assert losses(tmp_path / "second")[0] < losses(tmp_path / "first")[0] - 0.5
-    with pytest.raises(ValueError, match="holds no state of a run; start names"):
+    with pytest.raises(ValueError, match="holds no head; start names the folder of a head, or"):
         Run(config(target, data, tmp_path / "third", start=tmp_path / "null_block_table"))
     with pytest.raises(ValueError, match="its head does not fit: Unexpected key"):
         Run(config(target, data, tmp_path / "third", start=tmp_path / "first" / "run", head="eagle"))
+
+
+def test_a_served_head_is_trained_further_on_what_was_served(target: Path, data: Path, tmp_path: Path) -> None:
+    """And takes its own place in the engine, with the same tokens in fewer steps."""
+    own = {"draft_vocab_size": 70}
+    Run(config(target, data, tmp_path / "served", **own, epochs=1)).train()
+    shape, params = DraftShape(3, 3, 8), SamplingParams(temperature=1.0, max_tokens=20, seed=3, ignore_eos=True)
+    prompts = [[5 + i, 20 + i, 41] for i in range(40)]
+    settings: dict[str, Any] = {"dtype": "float32", "shape": shape, "adaptive_drafts": False}
+    ring: dict[str, Any] = {"collect_drafts": tmp_path / "ring", "collect_drafts_share": 1.0}
+    with LLM(target, tmp_path / "served", **settings, **ring) as llm:
+        llm.generate(prompts, params, use_tqdm=False)
+    further = {"start": tmp_path / "served", "epochs": 8, "evaluate_every": 8}
+    Run(config(target, tmp_path / "ring", tmp_path / "new", **own, **further)).train()
+    assert losses(tmp_path / "new")[0] < losses(tmp_path / "served")[0]
+    assert losses(tmp_path / "new")[-1] < losses(tmp_path / "new")[0] - 0.3
+    llm = LLM(target, tmp_path / "served", **settings)
+    before = llm.generate(prompts, params, use_tqdm=False)
+    llm.update_draft(tmp_path / "new")
+    after = llm.generate(prompts, params, use_tqdm=False)
+    assert [output.token_ids for output in after] == [output.token_ids for output in before]
+    assert sum(output.stats.steps for output in after) < sum(output.stats.steps for output in before)
+    with pytest.raises(ValueError, match="its draft_vocab_size is 70, and this run's 97; give the run the sizes"):
+        Run(config(target, data, tmp_path / "third", start=tmp_path / "served"))
+    with pytest.raises(ValueError, match="an EAGLE-3 head, which is another kind than this run's; give its --head"):
+        Run(config(target, data, tmp_path / "third", start=tmp_path / "served", head="eagle"))
+
+
+@pytest.mark.parametrize("own", [{"head": "eagle"}, {"head": "dflash"}, {"head": "dspark", "draft_vocab_size": 50}])
+def test_a_head_in_a_folder_is_a_start_with_all_its_weights(
+    target: Path, data: Path, tmp_path: Path, own: dict[str, Any]
+) -> None:
+    """A DFlash head's folder holds no embedding: it is the target's, which a fresh head has."""
+    settings = {"unroll": None, **own}
+    first = Run(config(target, data, tmp_path / "first", **settings))
+    first.kind.files.save(first.head, tmp_path / "saved", {}, torch.float32)
+    fresh, second = (
+        Run(config(target, data, tmp_path / "second", **settings, seed=5, start=start)).head.state_dict()
+        for start in (None, tmp_path / "saved")
+    )
+    assert any(not torch.equal(fresh[name], tensor) for name, tensor in first.head.state_dict().items())
+    assert all(torch.equal(second[name], tensor) for name, tensor in first.head.state_dict().items())
 
 
 def test_a_run_says_what_it_does_and_keeps_its_settings(

@@ -60,6 +60,16 @@ def test_death_under_load_then_service_then_an_end_with_grace(folder: Path, capl
     """One engine for both, since starting one takes seconds."""
     expected = LLM(folder / "target", folder / "head", **SETTINGS).generate([3, 4], SHORT, use_tqdm=False)[0]
 
+    async def update(llm: AsyncLLM) -> None:
+        """The head of the start is no longer there when the process is started again."""
+        with pytest.raises(ValueError, match="head3: its kind is Eagle3, not Eagle"):
+            await llm.update_draft(folder / "head3")
+        running = asyncio.create_task(states_of(llm, [3, 4], SHORT))
+        await llm.update_draft(folder / "other-head")
+        assert (await running)[-1].token_ids == expected.token_ids
+        assert llm.config.draft == folder / "other-head"
+        (folder / "head").rename(folder / "old")
+
     async def die(llm: AsyncLLM) -> None:
         first = llm.engine_pid
         assert first is not None
@@ -111,12 +121,14 @@ def test_death_under_load_then_service_then_an_end_with_grace(folder: Path, capl
             await states_of(llm, [3], SHORT)
 
     with Served(folder) as served:
+        served.run(update(served.llm))
         served.run(die(served.llm))
+        (folder / "old").rename(folder / "head")
         served.run(close(served.llm))
-    # The log of the process is the program's.
+    # The log of the process is the program's: of two starts, and of two heads that were to replace the first.
     warnings = [record for record in caplog.records if record.name == "specdec.engine.draft_loader"]
     assert (
-        sum("engine process: " in record.message and "has 256 positions" in record.message for record in warnings) == 2
+        sum("engine process: " in record.message and "has 256 positions" in record.message for record in warnings) == 4
     )
 
 

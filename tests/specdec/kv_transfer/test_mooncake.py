@@ -33,7 +33,7 @@ def long_world(world: World, tmp_path_factory: pytest.TempPathFactory) -> World:
     folder = tmp_path_factory.mktemp("long")
     target = save_random_llama(folder / "target", max_position_embeddings=1280)
     save_random_head(folder / "head", max_position_embeddings=1280)
-    return World(folder, target, world.sliding_target, world.tokenizer)
+    return World(folder, target, world.tokenizer)
 
 
 @pytest.fixture(scope="module")

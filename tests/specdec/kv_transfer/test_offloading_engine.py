@@ -108,7 +108,7 @@ def test_other_models_and_precisions_share_nothing(
         assert run(llm, [PROMPT], GREEDY).loaded == 0
     other = tmp_path_factory.mktemp("other")
     save_random_llama(other / "target", seed=1)
-    with engine(World(other, world.target, world.sliding_target, world.tokenizer), "none", disk(tmp_path)) as llm:
+    with engine(World(other, world.target, world.tokenizer), "none", disk(tmp_path)) as llm:
         assert run(llm, [PROMPT], GREEDY).loaded == 0
 
 

@@ -1,5 +1,6 @@
 """An engine over several ranks says what one of a single rank says."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,9 @@ import torch
 
 from specdec import LLM, SamplingParams
 from specdec.core.sampling_params import StructuredOutputsParams
+from specdec.draft_heads.heads.draft_head import DraftModel
 from specdec.engine.engine_builder import EngineBuilder
+from specdec.engine.worker_builder import WorkerBuilder
 from specdec.execution.executor import ExecutorDeadError
 from specdec.execution.split_verifier import best_of
 from specdec.execution.worker import Worker
@@ -37,6 +40,40 @@ def test_tokens_are_those_of_one_rank(
     assert stats.preemptions > 0
     assert stats.prefix_hits > 0
     assert (stats.drafts_verified > 0) == (drafter != "none")
+
+
+def test_all_ranks_take_another_head(world: World, tmp_path: Path, expected: list[list[int]]) -> None:
+    """Ranks with different heads would draft different trees. A head that does not fit is refused by all."""
+    with engine(world, "eagle3", 1) as one:
+        one.update_draft(world.other("eagle3"))
+        assert texts(one) == expected
+        verified = one.stats().trees_by_accepted
+    with engine(world, "eagle3", 2) as llm:
+        for folder, reason in ((world.folder / "head", "its kind is Eagle, not Eagle3"), (tmp_path, "config.json")):
+            with pytest.raises(ValueError, match=reason):
+                llm.update_draft(folder)
+        llm.update_draft(world.other("eagle3"))
+        assert texts(llm) == expected
+        assert llm.stats().trees_by_accepted == verified
+
+
+def test_a_rank_that_cannot_load_a_head_keeps_it_from_all(
+    world: World, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = WorkerBuilder.load_draft
+
+    def failing(self: WorkerBuilder, *arguments: Any) -> DraftModel:
+        if threading.current_thread() is not threading.main_thread():
+            raise ValueError("the file is not here")
+        return load(self, *arguments)
+
+    monkeypatch.setattr(WorkerBuilder, "load_draft", failing)
+    with engine(world, "eagle3", 2) as llm:
+        worker = llm.engine.worker
+        with pytest.raises(ValueError, match="the file is not here"):
+            llm.update_draft(world.other("eagle3"))
+        assert llm.engine.worker is worker
+        assert texts(llm) == expected
 
 
 def test_a_rule_that_weighs_all_probabilities(world: World) -> None:

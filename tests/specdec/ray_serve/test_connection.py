@@ -262,7 +262,7 @@ def test_integrity_of_all_replicas(scripted: Callable[..., Any]) -> None:
 
 
 def test_hashes_are_those_of_the_engine(tiny: Tiny) -> None:
-    """So that a prefix is one replica's exactly where its cache can hold it."""
+    """So that a prefix is one replica's exactly where its cache can hold it; and no replica gets another head."""
     seen: list[Sequence[bytes]] = []
 
     class Spy(Script):
@@ -274,9 +274,13 @@ def test_hashes_are_those_of_the_engine(tiny: Tiny) -> None:
     async def run() -> None:
         spy = Spy(*[[token(None), token("length")]] * 3)
         async with ReplicatedLLM(spy, tiny.target, None, **SETTINGS) as llm:
+            with pytest.raises(ValueError, match="replicas cannot replace their head; deploy the application anew"):
+                await llm.update_draft(tiny.head)
             for prompt, salt in (([5] * 32, None), ([5] * 33, None), ([5] * 33, "s")):
                 await states_of(llm, prompt, ONE, cache_salt=salt)
 
     _run(run)
+    with pytest.raises(ValueError, match="collect_drafts is ring; one engine writes there; use no replicas"):
+        ReplicatedLLM(Script(), tiny.target, None, **{**SETTINGS, "collect_drafts": "ring"})
     assert [len(each) for each in seen] == [1, 2, 2]
     assert seen[1][0] == seen[0][0] != seen[2][0]

@@ -1,6 +1,7 @@
 """Routes beside the generation of text."""
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +9,10 @@ from openai import NotFoundError, OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
 from specdec import __version__
+from specdec.server.server_settings import ServerSettings
+from tests.fakes import edit_json, save_random_head
 from tests.specdec.server.running import Served
+from tests.specdec.tiny_checkpoints import CHARACTERS, Tiny
 
 PROMPT = "a restaurant in"
 
@@ -75,6 +79,39 @@ def test_a_running_request_is_aborted_by_its_id(server: Served, name: str) -> No
     assert {choice["finish_reason"] for choice in reply["choices"]} == {"abort"}
     assert server.send("POST", "/abort", {"request_id": name})[2] == {"aborted": False}
     server.wait_until_idle()
+
+
+def test_the_draft_head_is_replaced_where_that_is_allowed(engine: Served, folders: Tiny, tmp_path: Path) -> None:
+    """While a request runs, whose tokens stay."""
+    save_random_head(tmp_path, seed=1, vocab_size=len(CHARACTERS) + 3)
+    edit_json(tmp_path / "config.json", max_position_embeddings=8192)
+    body, key = {"draft": str(tmp_path)}, {"Authorization": "Bearer k"}
+    running = {"prompt": PROMPT, "max_tokens": 300, "seed": 1, "ignore_eos": True}
+    with engine.again(api_key=["k"]) as server:
+        status, _, reply = server.send("POST", "/update_draft", body, key)
+        assert status == 403
+        assert "--allow-draft-updates" in reply["error"]["message"]
+        expected = server.send("POST", "/v1/completions", running, key)[2]["choices"][0]["text"]
+    found: list[Any] = []
+    with engine.again(api_key=["k"], allow_draft_updates=True) as server:
+        thread = threading.Thread(
+            target=lambda: found.append(server.send("POST", "/v1/completions", running, key)[2]["choices"][0]["text"])
+        )
+        before = server.call(server.llm.stats()).queued
+        thread.start()
+        while server.call(server.llm.stats()).queued == before:
+            pass
+        assert server.send("POST", "/update_draft", body)[0] == 401
+        for wrong in ({"draft": str(folders.wide_head)}, {"draft": "nowhere"}, {"draft": "x" * 5000}, {}):
+            status, _, reply = server.send("POST", "/update_draft", wrong, key)
+            assert (status, reply["error"]["param"]) == (400, "draft")
+        assert server.send("POST", "/update_draft", body, key)[2] == body
+        assert server.llm.config.draft == tmp_path
+        thread.join()
+        assert found == [expected]
+        assert server.send("POST", "/update_draft", {"draft": str(folders.head)}, key)[0] == 200
+    with pytest.raises(ValueError, match="allow_draft_updates needs an API key"):
+        ServerSettings(allow_draft_updates=True)
 
 
 def test_requests_of_the_same_id_do_not_disturb_each_other(server: Served) -> None:
