@@ -41,10 +41,10 @@ class StepOutcome(NamedTuple):
         acceptances: one per sampled row.
         logits: `[sum of (num_scored + nodes), vocab_size]` if the order asks for them, else None; valid until the next
             step.
-        drafting: when drafting began and ended.
+        drafting: when drafting began and ended, and reading behind the pass where there was any.
     """
 
     trees: Sequence[DraftTree]
     acceptances: list[Acceptance]
     logits: Tensor | None
-    drafting: tuple[Mark, Mark]
+    drafting: list[tuple[Mark, Mark]]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specdec.cache.kv_cache import KVCache
 from specdec.draft_heads.drafting.chained_trees import add_chains
-from specdec.draft_heads.drafting.drafter import Drafter
+from specdec.draft_heads.drafting.drafter import Drafter, DraftRow
 from specdec.draft_heads.drafting.structured_drafts import without_forbidden
 from specdec.execution.device_clock import Mark, mark
 from specdec.execution.model_runner import ModelRunner
@@ -24,13 +24,13 @@ class _LaunchedStep(NamedTuple):
     """A step whose forward pass was launched.
 
     Attributes:
-        drafting: when drafting began and ended.
+        drafting: when drafting began and ended, and reading behind the pass where there was any.
     """
 
     order: StepOrder
     trees: DraftTrees
     logits: Tensor
-    drafting: tuple[Mark, Mark]
+    drafting: list[tuple[Mark, Mark]]
 
 
 class Worker:
@@ -54,12 +54,18 @@ class Worker:
         cache = self.cache
         cache.apply_moves(order.moves)
         order.moves.clear()
+        drafts, late = _split(order)
         start = mark(self.device)
-        drafted = self.drafter.propose(order.drafts)
+        drafted = self.drafter.propose(drafts)
         chained = add_chains(drafted, order.chains, self.device)
         trees = without_forbidden(chained, [row.context for row in order.drafts])
-        drafting = start, mark(self.device)
-        self._launched = _LaunchedStep(order, trees, self.runner.forward(order.parts, trees), drafting)
+        drafting = [(start, mark(self.device))]
+        logits = self.runner.forward(order.parts, trees)
+        if late:
+            start = mark(self.device)
+            self.drafter.propose(late)
+            drafting.append((start, mark(self.device)))
+        self._launched = _LaunchedStep(order, trees, logits, drafting)
 
     def finish(self) -> StepOutcome:
         """Verify the drafts of the launched step, and move accepted cache entries into place."""
@@ -93,6 +99,19 @@ class Worker:
                 target += slots[: len(path)]
         if source:
             self.cache.move(source, target)
+
+
+def _split(order: StepOrder) -> tuple[list[DraftRow], list[DraftRow]]:
+    """Return the rows as the drafter takes them before the pass, and those whose tokens it reads behind it.
+
+    An entry of the drafter's cache needs the target's features of the token before, which the pass makes.
+    """
+    pairs = zip(order.drafts, order.parts, strict=True)
+    late = [row for row, part in pairs if row.draft_prefill_end > part.num_cached + 1]
+    if not late:
+        return order.drafts, []
+    waiting = {id(row) for row in late}
+    return [row._replace(draft_prefill_end=0) if id(row) in waiting else row for row in order.drafts], late
 
 
 def score_spans(order: StepOrder, sizes: Sequence[int]) -> list[slice]:

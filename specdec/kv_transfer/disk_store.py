@@ -26,12 +26,13 @@ class DiskStore:
     """One file per record, named after its key's hash.
 
     A file is written under another name, synchronised and renamed, so that a crash leaves whole files. Several engines
-    may use one folder: each sees the files that are there when it starts, and its own. A file that another one has
-    removed counts as absent.
+    may use one folder: it is the index, so each finds what the others have written, and a file that another one has
+    removed is absent. Each removes files by the order in which itself has used them.
 
     Args:
         root: the folder, made if it is not there.
-        max_bytes: limit of all files together.
+        max_bytes: limit of the files that this engine knows of: those there when it started, and those that it has
+            written or read.
         notes: for lines about files that are ignored.
 
     Raises:
@@ -51,11 +52,12 @@ class DiskStore:
         except OSError as error:
             raise ValueError(f"root_dir {root}: {error.strerror or error}; give a folder that can be written") from None
 
-    def may_hold(self, key: str) -> bool:
-        return _name_of(key) in self._sizes
+    def may_hold(self, key: str) -> bool:  # noqa: ARG002
+        """Return True: another engine may have written it, and asking the folder may take long."""
+        return True
 
     def count_held(self, keys: Sequence[str]) -> int:
-        return next((place for place, key in enumerate(keys) if not self.may_hold(key)), len(keys))
+        return next((place for place, key in enumerate(keys) if not self._path(_name_of(key)).exists()), len(keys))
 
     def read(self, keys: Sequence[str], payloads: Sequence[memoryview]) -> list[bool]:
         return [self._read(key, payload) for key, payload in zip(keys, payloads, strict=True)]
@@ -67,7 +69,7 @@ class DiskStore:
             StoreError: the disk is full or fails.
         """
         for key, payload in zip(keys, payloads, strict=True):
-            if not self.may_hold(key):
+            if not self._path(_name_of(key)).exists():
                 self._write(key, payload)
 
     def remove(self, keys: Sequence[str]) -> None:
@@ -120,12 +122,12 @@ class DiskStore:
                 else:
                     flaw = "it ends early"
             if flaw is None:
-                with self._lock:
-                    if name in self._sizes:
-                        self._sizes.move_to_end(name)
+                self._note(name, size)
                 os.utime(path)
                 return True
             self._notes.warn(f"{path} is ignored: {flaw}")
+            # So that the block can be written again.
+            self._unlink(name)
         except FileNotFoundError:
             logger.debug("%s has been removed", path)
         except OSError as error:
@@ -153,6 +155,10 @@ class DiskStore:
             with suppress(OSError):
                 partial.unlink()
             raise StoreError(f"writing {path} failed: {error.strerror or error}") from None
+        self._note(name, size)
+
+    def _note(self, name: str, size: int) -> None:
+        """Count a file as the one that was used last."""
         with self._lock:
             self._forget(name)
             self._sizes[name] = size
