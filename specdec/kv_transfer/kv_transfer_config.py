@@ -9,6 +9,7 @@ KVRole = Literal["kv_producer", "kv_consumer", "kv_both"]
 ROLES = get_args(KVRole)
 # An engine's part of a split of prefill and decoding.
 Role = Literal["both", "prefill", "decode"]
+ROLES_OF_A_SPLIT: tuple[Role, Role] = ("decode", "prefill")
 _ROLE_OF: Mapping[KVRole, Role] = {"kv_producer": "prefill", "kv_consumer": "decode", "kv_both": "both"}
 
 
