@@ -35,6 +35,7 @@ class RemotePrefill:
 
     def __init__(self, generate: Generate, patience: float = PATIENCE) -> None:
         self._generate, self._patience = generate, patience
+        # Set once no replica was there, 0 again once there is one.
         self._paused_until = 0.0
 
     async def run(self, name: str, add: Add, blocks: Sequence[bytes]) -> int | None:
@@ -47,17 +48,22 @@ class RemotePrefill:
             name: the request's name.
             blocks: chained hashes of the prompt's full blocks.
         """
-        if not blocks or time.monotonic() < self._paused_until or _scores_prompt(add):
+        now = time.monotonic()
+        if not blocks or now < self._paused_until or _scores_prompt(add):
             return None
+        if self._paused_until:
+            # One request finds out whether there is one now; the others do not wait with it.
+            self._paused_until = now + self._patience
         route = Route(blocks)
         try:
             async with asyncio.timeout(self._patience):
-                return await self._call(f"{name}-prefill", add, route)
+                num_cached = await self._call(f"{name}-prefill", add, route)
+            self._paused_until = 0.0
+            return num_cached
         except (Exception, asyncio.CancelledError) as error:
             if (task := asyncio.current_task()) and task.cancelling():
                 raise
-            if route.replica is None:
-                self._paused_until = time.monotonic() + PAUSE
+            self._paused_until = time.monotonic() + PAUSE if route.replica is None else 0.0
             reason = f"not done within {self._patience:g} s" if isinstance(error, TimeoutError) else reason_of(error)
             place = "no prefill replica" if route.replica is None else f"prefill replica {route.replica}"
             logger.warning("%s: %s; its decode replica computes the prompt of request %s", place, reason, name)

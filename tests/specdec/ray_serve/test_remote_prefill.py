@@ -17,6 +17,7 @@ from specdec.async_engine.outbox import Outbox
 from specdec.core.outputs import SpeculationStats
 from specdec.engine.resolved_config import resolved_config
 from specdec.engine.vllm_keywords import LLMKeywords
+from specdec.ray_serve import remote_prefill
 from specdec.ray_serve.remote_prefill import RemotePrefill
 from specdec.ray_serve.replicated_llm import ReplicatedLLM, _check_split
 from specdec.ray_serve.route import Route
@@ -162,6 +163,22 @@ def test_where_no_replica_takes_calls_few_requests_wait(world: World) -> None:
 
     served(world, decode, RemotePrefill(prefill.generate, patience=0.05), three)
     assert (len(prefill.tried), len(decode.tried)) == (1, 3)
+
+
+def test_one_request_finds_out_whether_there_is_a_replica_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_prefill, "PAUSE", 0.0)
+    prefill, decode = Script([None], [None], [token("length")], [token("length")]), _answering(5)
+
+    async def five(llm: AsyncLLM) -> None:
+        await states_of(llm, PROMPT, ONE)
+        await asyncio.gather(*(states_of(llm, PROMPT, ONE) for _ in range(2)))
+        assert len(prefill.tried) == 2
+        # The first of these two finds one, and the other asks it too.
+        for _ in range(2):
+            await states_of(llm, PROMPT, ONE)
+
+    served(world, decode, RemotePrefill(prefill.generate, patience=0.05), five)
+    assert (len(prefill.tried), len(decode.tried)) == (4, 5)
 
 
 @pytest.mark.parametrize("leaves", [False, True])
