@@ -11,6 +11,7 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from stat import S_ISREG
+from typing import NamedTuple
 
 from specdec.kv_transfer.block_store import HEADER_SIZE, StoreError, flaw_of, header_of
 from specdec.kv_transfer.notes import Notes
@@ -22,12 +23,24 @@ _PARTIAL = ".part"
 _STALE = 600.0
 
 
+class _File(NamedTuple):
+    """A file that this engine knows of.
+
+    Attributes:
+        size: in bytes.
+        used: when it was last written or read, as far as this engine knows, in seconds since 1970.
+    """
+
+    size: int
+    used: float
+
+
 class DiskStore:
     """One file per record, named after its key's hash.
 
     A file is written under another name, synchronised and renamed, so that a crash leaves whole files. Several engines
     may use one folder: it is the index, so each finds what the others have written, and a file that another one has
-    removed is absent. Each removes files by the order in which itself has used them.
+    removed is absent.
 
     Args:
         root: the folder, made if it is not there.
@@ -41,7 +54,7 @@ class DiskStore:
 
     def __init__(self, root: Path, max_bytes: int, notes: Notes) -> None:
         self.name, self.root, self.max_bytes, self._notes = f"disk {root}", root, max_bytes, notes
-        self._sizes: OrderedDict[str, int] = OrderedDict()
+        self._files: OrderedDict[str, _File] = OrderedDict()
         self._total = 0
         self._lock = threading.Lock()
         try:
@@ -97,12 +110,12 @@ class DiskStore:
                         file.unlink()
         if foreign:
             logger.warning("%s: %d files that are no blocks are ignored", self.name, foreign)
-        for _, name, size in sorted(found):
-            self._sizes[name] = size
+        for used, name, size in sorted(found):
+            self._files[name] = _File(size, used)
             self._total += size
         self._make_room(0)
         if found:
-            logger.info("%s: %d files, %.1f MiB", self.name, len(self._sizes), self._total / (1 << 20))
+            logger.info("%s: %d files, %.1f MiB", self.name, len(self._files), self._total / (1 << 20))
 
     def _path(self, name: str) -> Path:
         return self.root / name[:2] / name
@@ -122,8 +135,8 @@ class DiskStore:
                 else:
                     flaw = "it ends early"
             if flaw is None:
-                self._note(name, size)
                 os.utime(path)
+                self._note(name, size)
                 return True
             self._notes.warn(f"{path} is ignored: {flaw}")
             # So that the block can be written again.
@@ -161,15 +174,21 @@ class DiskStore:
         """Count a file as the one that was used last."""
         with self._lock:
             self._forget(name)
-            self._sizes[name] = size
+            self._files[name] = _File(size, time.time())
             self._total += size
 
     def _make_room(self, size: int) -> None:
-        while self._sizes and self._total + size > self.max_bytes:
-            oldest = next(iter(self._sizes))
-            self._forget(oldest)
+        while self._files and self._total + size > self.max_bytes:
+            name, file = next(iter(self._files.items()))
             with suppress(OSError):
-                self._path(oldest).unlink()
+                used = self._path(name).stat().st_mtime
+                if used > file.used:
+                    # Another engine has read it meanwhile.
+                    self._files[name] = file._replace(used=used)
+                    self._files.move_to_end(name)
+                    continue
+                self._path(name).unlink()
+            self._forget(name)
 
     def _unlink(self, name: str) -> None:
         with self._lock:
@@ -178,7 +197,8 @@ class DiskStore:
             self._path(name).unlink()
 
     def _forget(self, name: str) -> None:
-        self._total -= self._sizes.pop(name, 0)
+        if file := self._files.pop(name, None):
+            self._total -= file.size
 
 
 def _name_of(key: str) -> str:

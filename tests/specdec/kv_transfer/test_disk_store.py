@@ -78,8 +78,22 @@ def test_the_least_recently_used_go_first(tmp_path: Path, notes: Notes) -> None:
     for age, file in enumerate(sorted(tmp_path.glob("??/*.kv"))):
         os.utime(file, (now - age, now - age))
     # With less room than before, the newest stay.
-    assert len(opened(tmp_path, notes, 1)._sizes) == 1
+    assert len(opened(tmp_path, notes, 1)._files) == 1
     assert len(list(tmp_path.glob("??/*.kv"))) == 1
+
+
+def test_what_another_engine_has_read_stays(tmp_path: Path, notes: Notes) -> None:
+    writer, reader = opened(tmp_path, notes, 2), opened(tmp_path, notes)
+    put(writer, "a", "b")
+    # The clock of file systems may be some milliseconds behind.
+    time.sleep(0.02)
+    assert get(reader, "a") == [b"a" * SIZE]
+    put(writer, "c")
+    assert [writer.count_held([key]) for key in "abc"] == [1, 0, 1]
+    # Neither is used twice, nor is one that is gone.
+    file_of_key(writer, "a").unlink()
+    put(writer, "d", "e")
+    assert [writer.count_held([key]) for key in "abcde"] == [0, 0, 0, 1, 1]
 
 
 @pytest.mark.parametrize(
