@@ -259,7 +259,6 @@ def tree_attention_kernel(
     # Up to here every row sees every entry, but for those before its window.
     seen_by_all = tl.minimum(tl.min(b_visible, 0), end)
     middle = begin + tl.maximum(seen_by_all - begin, 0) // BLOCK_N * BLOCK_N
-    b_first = b_visible
     if WINDOWED:
         b_depth = _num_bits(b_low)
         if WORDS == 2:
@@ -275,12 +274,12 @@ def tree_attention_kernel(
         )  # fmt: skip
         begin = begun
     b_acc, b_top, b_sum = _attend(
-        b_acc, b_top, b_sum, b_q, p_k, p_v, p_table, begin, middle, tree_start, b_first, b_visible, b_low, b_high,
-        scale, kv_slot, False, WINDOWED, WORDS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D,
+        b_acc, b_top, b_sum, b_q, p_k, p_v, p_table, begin, middle, tree_start, b_visible, b_visible, b_low, b_high,
+        scale, kv_slot, False, False, WORDS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D,
     )  # fmt: skip
     b_acc, b_top, b_sum = _attend(
-        b_acc, b_top, b_sum, b_q, p_k, p_v, p_table, middle, end, tree_start, b_first, b_visible, b_low, b_high,
-        scale, kv_slot, True, WINDOWED, WORDS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D,
+        b_acc, b_top, b_sum, b_q, p_k, p_v, p_table, middle, end, tree_start, b_visible, b_visible, b_low, b_high,
+        scale, kv_slot, True, False, WORDS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D,
     )  # fmt: skip
 
     # A row may see nothing of a part: output 0, log-sum-exp -inf.

@@ -17,8 +17,8 @@ from specdec.kernels.settings import (
     unknown_name,
     whole_number,
 )
-from specdec.kv_transfer.kv_transfer_config import KVTransferConfig, parse_kv_transfer_config
-from specdec.kv_transfer.tier_settings import tiers_of
+from specdec.kv_transfer.kv_transfer_config import KVTransferConfig, Role, parse_kv_transfer_config
+from specdec.kv_transfer.tier_settings import may_share, tiers_of
 from specdec.scheduling.scheduler_config import Policy, SchedulerConfig
 
 DEMO = Path(__file__).parent / "demo"
@@ -114,6 +114,12 @@ class EngineConfig:
         metavar="JSON",
         shown_default="nowhere",
     )
+    role: Role = setting(
+        "both",
+        "Part in a split of prefill and decoding: prefill computes prompts for other engines and answers once their "
+        "blocks are in the stores of kv_transfer_config; decode takes them from there; both is no split.",
+        flags="",
+    )
     kernels: KernelChoice = setting(
         "auto", "auto, torch, triton or native; auto: triton on a GPU, native on a CPU where it was built, else torch."
     )
@@ -189,11 +195,33 @@ class EngineConfig:
                 raise ValueError("kv_transfer_config needs the prefix cache; leave enable_prefix_caching on")
             if self.kv_transfer_config.kv_connector_module_path is None:
                 tiers_of(self.kv_transfer_config)
+        self._check_role()
         self._check_ranks()
         if self.ngrams and self.draft is None and (self.draft_vocab is not None or self.draft_rank is not None):
             raise ValueError(
                 "draft_vocab and draft_rank are for a head's logits; draft 'ngram' has none; leave them out"
             )
+
+    def _check_role(self) -> None:
+        if self.role == "both":
+            return
+        connector = self.kv_transfer_config
+        if connector is None or not may_share(connector):
+            raise ValueError(
+                f"role is {self.role!r}; it needs a kv_transfer_config with a store that engines share: a tier of type "
+                "'fs' or a Mooncake store"
+            )
+        if connector.role not in ("both", self.role):
+            raise ValueError(
+                f"role is {self.role!r} and kv_transfer_config has kv_role {connector.kv_role!r}; leave kv_role out"
+            )
+
+    @property
+    def is_prefill(self) -> bool:
+        """Whether the engine computes prompts for other engines, by `role` or by vLLM's `kv_role`."""
+        return self.role == "prefill" or (
+            self.kv_transfer_config is not None and self.kv_transfer_config.role == "prefill"
+        )
 
     def _check_ranks(self) -> None:
         size = self.tensor_parallel_size
@@ -272,6 +300,7 @@ class LLMSettings(TypedDict, total=False):
     block_size: int | None
     enable_prefix_caching: bool | None
     kv_transfer_config: KVTransferConfig | str | Mapping[str, Any] | None
+    role: Role
     kernels: KernelChoice
     threads: int | None
     tensor_parallel_size: int | None

@@ -69,6 +69,8 @@ class EngineLoop:
         self._num_failures = 0
         self._last_sent = time.monotonic()
         self._stopping = False
+        # Whether answers wait for blocks on their way to other engines.
+        self._is_holding = False
         # Requests whose grammars are compiled beside the steps, and those of them that were aborted meanwhile.
         self._compiler = ThreadPoolExecutor(1, "grammars")
         self._compiling: dict[int, Future[Outbox]] = {}
@@ -83,14 +85,18 @@ class EngineLoop:
         while not self._stopping or self._unsent or self._with_news or self._compiling:
             self._receive()
             self._add_compiled()
-            if self._engine.has_unfinished:
+            if self._has_work:
                 self._step()
                 self._beat()
             self._send()
 
+    @property
+    def _has_work(self) -> bool:
+        return self._engine.has_unfinished or self._is_holding
+
     def _receive(self) -> None:
         """Handle messages that have arrived; sleep until there is one if there is nothing else to do."""
-        if not self._engine.has_unfinished:
+        if not self._has_work:
             wanted = zmq.POLLIN | (zmq.POLLOUT if self._unsent or self._with_news else 0)
             self._socket.poll(_COMPILING_MS if self._compiling else None, wanted)
         for _ in range(MOST_TAKEN):
@@ -254,10 +260,22 @@ class EngineLoop:
             self._unsent.popleft()
             self._last_sent = time.monotonic()
 
+    def _is_held(self, outbox: Outbox) -> bool:
+        """Return whether the end of an answer waits until other engines can go on with its prompt."""
+        return (
+            outbox.group.finished
+            and not self._stopping
+            and any(self._engine.is_sending(request) for request in outbox.group.requests)
+        )
+
     def _take_news(self) -> list[Delta]:
         """Return the news that are due, and forget requests that have ended."""
         now = time.monotonic()
         due = [outbox for outbox in self._with_news if outbox.is_due(now)]
+        held = [outbox for outbox in due if self._is_held(outbox)]
+        self._is_holding = bool(held)
+        if held:
+            due = [outbox for outbox in due if outbox not in held]
         deltas: list[Delta] = []
         for outbox in due:
             del self._with_news[outbox]

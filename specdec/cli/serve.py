@@ -13,6 +13,7 @@ from specdec.cli.startup import spinner
 from specdec.config import AUTO, DEMO, EngineConfig, default_shape, engine_config
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.engine.speculative_config import parse_speculative_config
+from specdec.kv_transfer.kv_transfer_config import Role
 from specdec.scheduling.scheduler_config import Policy, SchedulerConfig
 from specdec.server.server_settings import ServerSettings
 
@@ -95,6 +96,26 @@ def serve(
             "one engine needs no Ray.",
         ),
     ] = 1,
+    prefill_replicas: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            metavar="N",
+            rich_help_panel="Server",
+            help="Further engines that compute prompts for those of --replicas; they share a store of "
+            "--kv-transfer-config, a folder or a Mooncake pool; default: 0, each engine computes its own.",
+        ),
+    ] = 0,
+    role: Annotated[
+        Role | None,
+        typer.Option(
+            metavar="|".join(get_args(Role)),
+            rich_help_panel="Engine",
+            help="Part in a split of prefill and decoding with other servers: prefill computes prompts for others and "
+            "answers once their blocks are in the stores of --kv-transfer-config; decode takes them from there; "
+            "default: both.",
+        ),
+    ] = None,
     verbose: Verbose = False,  # noqa: ARG001
     **options: Any,
 ) -> None:
@@ -107,6 +128,7 @@ def serve(
       specdec serve path/to/llama --draft ngram --api-key secret --max-queued-requests 100
       specdec serve path/to/llama --speculative-config '{"method": "eagle3", "model": "path/to/head"}'
       specdec serve path/to/llama --replicas 4
+      specdec serve path/to/llama --replicas 2 --prefill-replicas 1 --kv-transfer-config "$CONNECTOR"
     """
     if model_name is not None and model is not None and model_name != model:
         raise ValueError(f"MODEL is {model_name} and --model is {model}; give one of them")
@@ -120,7 +142,7 @@ def serve(
         draft, depth = parse_speculative_config(speculative_config, "--speculative-config")
         shape = {"depth": depth, **shape} if depth is not None else shape
     settings = {**options_for(EngineConfig, options), **options_for(SchedulerConfig, options)}
-    own = {"max_queued_requests": max_queued_requests, "scheduling_policy": scheduling_policy}
+    own = {"max_queued_requests": max_queued_requests, "scheduling_policy": scheduling_policy, "role": role}
     settings |= {name: value for name, value in own.items() if value is not None}
     # Report mistakes before importing torch.
     replace(default_shape("cpu"), **shape)
@@ -130,24 +152,34 @@ def serve(
     from specdec.server.command import run
 
     starting = spinner("starting the engine")
-    run(target, draft or AUTO, settings, shape, server, target or DEMO_NAME, starting, _replicated(replicas))
+    run(
+        target,
+        draft or AUTO,
+        settings,
+        shape,
+        server,
+        target or DEMO_NAME,
+        starting,
+        _replicated(replicas, prefill_replicas),
+    )
 
 
-def _replicated(num_replicas: int) -> Callable[..., Any] | None:
+def _replicated(num_replicas: int, num_prefill: int = 0) -> Callable[..., Any] | None:
     """Return what makes the front end of several replicas; None for one engine.
 
     Raises:
         ValueError: Ray is missing.
     """
-    if num_replicas == 1:
+    if num_replicas == 1 and not num_prefill:
         return None
     if not find_spec("ray"):
-        raise ValueError(f"--replicas {num_replicas} needs ray; run: pip install 'specdec[ray]'")
+        option = f"--prefill-replicas {num_prefill}" if num_prefill else f"--replicas {num_replicas}"
+        raise ValueError(f"{option} needs ray; run: pip install 'specdec[ray]'")
 
     def make(*arguments: Any, **settings: Any) -> Any:
         # Late: the package takes a second to import, and needs those of the server.
         from specdec.ray_serve.replicated_llm import replicated_here
 
-        return replicated_here(num_replicas, *arguments, **settings)
+        return replicated_here(num_replicas, *arguments, num_prefill=num_prefill, **settings)
 
     return make

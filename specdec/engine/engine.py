@@ -35,6 +35,9 @@ class LLMEngine:
     Every row of a step is a chain of known tokens with a draft tree below its last one. A part of a prompt is a chain
     without a tree, and plain decoding a chain of one token without a tree.
 
+    Args:
+        hands_over: whether other engines go on with this one's prompts; see `is_sending`.
+
     Attributes:
         ring: keeps some of the requests that end; None to keep none.
     """
@@ -45,7 +48,10 @@ class LLMEngine:
         executor: Executor,
         kernels: KernelSet,
         logprobs_mode: LogprobsMode = "raw_logprobs",
+        *,
+        hands_over: bool = False,
     ) -> None:
+        self._hands_over = hands_over
         self.scheduler, self.executor, self.kernels, self.logprobs_mode = scheduler, executor, kernels, logprobs_mode
         self.ring: RequestRing | None = None
         self._null_block = scheduler.manager.pool.num_blocks
@@ -82,8 +88,8 @@ class LLMEngine:
         return []
 
     def wait_for_kv(self) -> None:
-        """Wait a moment for blocks that a connector fetches, if requests wait for them. Called where none can run."""
-        if self.connector is not None and self.scheduler.queues.waiting_for_kv:
+        """Wait a moment for blocks that a connector fetches or sends. Called where no request can run before."""
+        if self.connector is not None and (self._hands_over or self.scheduler.queues.waiting_for_kv):
             self.connector.wait(KV_WAIT)
 
     def update_draft(self, folder: Path, kept_tokens: Collection[int]) -> None:
@@ -102,6 +108,10 @@ class LLMEngine:
         with on_device(self.worker.device), self.kernels.limited_threads():
             self.executor.update_draft(folder, kept_tokens)
         self.scheduler.begin_with_draft(rank_values)
+
+    def is_sending(self, request: Request) -> bool:
+        """Return whether a finished request's answer must wait, as another engine would not find its blocks yet."""
+        return self._hands_over and self.connector is not None and self.connector.is_sending(request)
 
     def shutdown(self) -> None:
         """Store what a connector has still to store, and end workers in other processes. Nothing is run afterwards."""

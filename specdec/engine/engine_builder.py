@@ -105,7 +105,8 @@ class EngineBuilder:
         executor.start(num_blocks, num_host_blocks)
         connector = self._connector(executor) if connects else None
         scheduler = self._scheduler(executor, connector, measures=measures)
-        return LLMEngine(scheduler, executor, self.kernels, self.config.logprobs_mode)
+        hands_over = self.config.is_prefill
+        return LLMEngine(scheduler, executor, self.kernels, self.config.logprobs_mode, hands_over=hands_over)
 
     def _connector(self, executor: Executor) -> KVConnector | None:
         config, cache = self.config, executor.worker.cache
@@ -142,5 +143,6 @@ class EngineBuilder:
             step_cost,
             read_values(config.draft) if config.draft is not None else (),
             draws=workers.proposal == Proposal.DRAWN,
+            reads_prompts=config.is_prefill,
             connector=connector,
         )

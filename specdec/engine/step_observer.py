@@ -63,12 +63,12 @@ class StepObserver:
         rows: Sequence[PlannedRow],
         draft_rows: Sequence[DraftRow],
         results: Sequence[RowResult],
-        drafting: tuple[Mark, Mark],
+        drafting: Sequence[tuple[Mark, Mark]],
     ) -> None:
         """Stop the clock of a step, and keep its measurements until the next one.
 
         Args:
-            drafting: when drafting began and ended.
+            drafting: when the drafter's parts of the step began and ended.
         """
         was_unfinished = self._is_unfinished
         # Only sampling makes the host wait.
@@ -78,7 +78,7 @@ class StepObserver:
         )
         is_one_of_many = self._plain_run > LONG_RUN and self._plain_run % MEASURED_EVERY
         if self.scheduler.step_cost is not None and not (was_unfinished or self._is_unfinished or is_one_of_many):
-            seconds, draft_seconds = self.seconds, seconds_between(*drafting)
+            seconds, draft_seconds = self.seconds, sum(seconds_between(*part) for part in drafting)
             self._record = partial(self._learn, rows, draft_rows, results, seconds - draft_seconds, draft_seconds)
         self._end = time.perf_counter() if self.scheduler.running else math.inf
 

@@ -70,11 +70,11 @@ class StepOutcome(NamedTuple):
         logits: `[sum of (num_scored + nodes), vocab_size]` if the order asks for them, else None; valid until the next
             step.
         accepted: entries that were moved for it.
-        drafting: when drafting began and ended.
+        drafting: when drafting began and ended, and reading behind the pass where there was any.
     """
 
     trees: Sequence[DraftTree]
     acceptances: list[Acceptance]
     logits: Tensor | None
     accepted: EntryMoves
-    drafting: tuple[Mark, Mark]
+    drafting: list[tuple[Mark, Mark]]

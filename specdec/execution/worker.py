@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specdec.cache.kv_cache import KVCache
 from specdec.draft_heads.drafting.chained_trees import add_chains
-from specdec.draft_heads.drafting.drafter import Drafter
+from specdec.draft_heads.drafting.drafter import Drafter, DraftRow
 from specdec.draft_heads.drafting.structured_drafts import without_forbidden
 from specdec.execution.device_clock import Mark, mark
 from specdec.execution.model_runner import ModelRunner
@@ -24,12 +24,14 @@ class _DraftedStep(NamedTuple):
     """A step whose trees are drafted.
 
     Attributes:
-        drafting: when drafting began and ended.
+        late: rows whose tokens the drafter reads behind the pass.
+        drafting: when drafting began and ended, and reading behind the pass where there was any.
     """
 
     order: StepOrder
     trees: DraftTrees
-    drafting: tuple[Mark, Mark]
+    late: list[DraftRow]
+    drafting: list[tuple[Mark, Mark]]
 
 
 class Worker:
@@ -59,23 +61,29 @@ class Worker:
         cache = self.cache
         cache.apply_moves(order.moves)
         order.moves.clear()
+        drafts, late = _split(order)
         start = mark(self.device)
-        drafted = self.drafter.propose(order.drafts)
+        drafted = self.drafter.propose(drafts)
         chained = add_chains(drafted, order.chains, self.device)
         trees = without_forbidden(chained, [row.context for row in order.drafts])
-        self._drafted = _DraftedStep(order, trees, (start, mark(self.device)))
+        self._drafted = _DraftedStep(order, trees, late, [(start, mark(self.device))])
         return trees
 
     def launch(self) -> None:
-        """Launch the forward pass of the step that was drafted."""
+        """Launch the forward pass of the step that was drafted, and what the drafter reads behind it."""
         assert self._drafted is not None, "no step was drafted"
-        self._logits = self.runner.forward(self._drafted.order.parts, self._drafted.trees)
+        order, trees, late, drafting = self._drafted
+        self._logits = self.runner.forward(order.parts, trees)
+        if late:
+            start = mark(self.device)
+            self.drafter.propose(late)
+            drafting.append((start, mark(self.device)))
 
     def finish(self) -> StepOutcome:
         """Verify the drafts of the launched step, and move accepted cache entries into place."""
         assert self._drafted is not None, "no step was drafted"
         assert self._logits is not None, "no step was launched"
-        (order, trees, drafting), logits = self._drafted, self._logits
+        (order, trees, _, drafting), logits = self._drafted, self._logits
         self._drafted = self._logits = None
         acceptances = self._verify(order, trees, logits)
         accepted = self._accepted_entries(order, acceptances)
@@ -115,6 +123,19 @@ class Worker:
     def _move(self, entries: EntryMoves) -> None:
         if entries.sources:
             self.cache.move(*entries)
+
+
+def _split(order: StepOrder) -> tuple[list[DraftRow], list[DraftRow]]:
+    """Return the rows as the drafter takes them before the pass, and those whose tokens it reads behind it.
+
+    An entry of the drafter's cache needs the target's features of the token before, which the pass makes.
+    """
+    pairs = zip(order.drafts, order.parts, strict=True)
+    late = [row for row, part in pairs if row.draft_prefill_end > part.num_cached + 1]
+    if not late:
+        return order.drafts, []
+    waiting = {id(row) for row in late}
+    return [row._replace(draft_prefill_end=0) if id(row) in waiting else row for row in order.drafts], late
 
 
 def score_spans(order: StepOrder, sizes: Sequence[int]) -> list[slice]:

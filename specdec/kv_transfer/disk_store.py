@@ -11,6 +11,7 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from stat import S_ISREG
+from typing import NamedTuple
 
 from specdec.kv_transfer.block_store import HEADER_SIZE, StoreError, flaw_of, header_of
 from specdec.kv_transfer.notes import Notes
@@ -22,16 +23,29 @@ _PARTIAL = ".part"
 _STALE = 600.0
 
 
+class _File(NamedTuple):
+    """A file that this engine knows of.
+
+    Attributes:
+        size: in bytes.
+        used: when it was last written or read, as far as this engine knows, in seconds since 1970.
+    """
+
+    size: int
+    used: float
+
+
 class DiskStore:
     """One file per record, named after its key's hash.
 
     A file is written under another name, synchronised and renamed, so that a crash leaves whole files. Several engines
-    may use one folder: each sees the files that are there when it starts, and its own. A file that another one has
-    removed counts as absent.
+    may use one folder: it is the index, so each finds what the others have written, and a file that another one has
+    removed is absent.
 
     Args:
         root: the folder, made if it is not there.
-        max_bytes: limit of all files together.
+        max_bytes: limit of the files that this engine knows of: those there when it started, and those that it has
+            written or read.
         notes: for lines about files that are ignored.
 
     Raises:
@@ -40,7 +54,7 @@ class DiskStore:
 
     def __init__(self, root: Path, max_bytes: int, notes: Notes) -> None:
         self.name, self.root, self.max_bytes, self._notes = f"disk {root}", root, max_bytes, notes
-        self._sizes: OrderedDict[str, int] = OrderedDict()
+        self._files: OrderedDict[str, _File] = OrderedDict()
         self._total = 0
         self._lock = threading.Lock()
         try:
@@ -51,11 +65,12 @@ class DiskStore:
         except OSError as error:
             raise ValueError(f"root_dir {root}: {error.strerror or error}; give a folder that can be written") from None
 
-    def may_hold(self, key: str) -> bool:
-        return _name_of(key) in self._sizes
+    def may_hold(self, key: str) -> bool:  # noqa: ARG002
+        """Return True: another engine may have written it, and asking the folder may take long."""
+        return True
 
     def count_held(self, keys: Sequence[str]) -> int:
-        return next((place for place, key in enumerate(keys) if not self.may_hold(key)), len(keys))
+        return next((place for place, key in enumerate(keys) if not self._path(_name_of(key)).exists()), len(keys))
 
     def read(self, keys: Sequence[str], payloads: Sequence[memoryview]) -> list[bool]:
         return [self._read(key, payload) for key, payload in zip(keys, payloads, strict=True)]
@@ -67,7 +82,7 @@ class DiskStore:
             StoreError: the disk is full or fails.
         """
         for key, payload in zip(keys, payloads, strict=True):
-            if not self.may_hold(key):
+            if not self._path(_name_of(key)).exists():
                 self._write(key, payload)
 
     def remove(self, keys: Sequence[str]) -> None:
@@ -95,12 +110,12 @@ class DiskStore:
                         file.unlink()
         if foreign:
             logger.warning("%s: %d files that are no blocks are ignored", self.name, foreign)
-        for _, name, size in sorted(found):
-            self._sizes[name] = size
+        for used, name, size in sorted(found):
+            self._files[name] = _File(size, used)
             self._total += size
         self._make_room(0)
         if found:
-            logger.info("%s: %d files, %.1f MiB", self.name, len(self._sizes), self._total / (1 << 20))
+            logger.info("%s: %d files, %.1f MiB", self.name, len(self._files), self._total / (1 << 20))
 
     def _path(self, name: str) -> Path:
         return self.root / name[:2] / name
@@ -120,12 +135,12 @@ class DiskStore:
                 else:
                     flaw = "it ends early"
             if flaw is None:
-                with self._lock:
-                    if name in self._sizes:
-                        self._sizes.move_to_end(name)
                 os.utime(path)
+                self._note(name, size)
                 return True
             self._notes.warn(f"{path} is ignored: {flaw}")
+            # So that the block can be written again.
+            self._unlink(name)
         except FileNotFoundError:
             logger.debug("%s has been removed", path)
         except OSError as error:
@@ -153,17 +168,27 @@ class DiskStore:
             with suppress(OSError):
                 partial.unlink()
             raise StoreError(f"writing {path} failed: {error.strerror or error}") from None
+        self._note(name, size)
+
+    def _note(self, name: str, size: int) -> None:
+        """Count a file as the one that was used last."""
         with self._lock:
             self._forget(name)
-            self._sizes[name] = size
+            self._files[name] = _File(size, time.time())
             self._total += size
 
     def _make_room(self, size: int) -> None:
-        while self._sizes and self._total + size > self.max_bytes:
-            oldest = next(iter(self._sizes))
-            self._forget(oldest)
+        while self._files and self._total + size > self.max_bytes:
+            name, file = next(iter(self._files.items()))
             with suppress(OSError):
-                self._path(oldest).unlink()
+                used = self._path(name).stat().st_mtime
+                if used > file.used:
+                    # Another engine has read it meanwhile.
+                    self._files[name] = file._replace(used=used)
+                    self._files.move_to_end(name)
+                    continue
+                self._path(name).unlink()
+            self._forget(name)
 
     def _unlink(self, name: str) -> None:
         with self._lock:
@@ -172,7 +197,8 @@ class DiskStore:
             self._path(name).unlink()
 
     def _forget(self, name: str) -> None:
-        self._total -= self._sizes.pop(name, 0)
+        if file := self._files.pop(name, None):
+            self._total -= file.size
 
 
 def _name_of(key: str) -> str:

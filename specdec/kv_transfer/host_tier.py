@@ -207,6 +207,13 @@ class HostTier:
         """Return whether blocks wait for stores."""
         return bool(self._writing)
 
+    def is_sending(self, request: Request) -> bool:
+        """Return whether blocks of a request wait for stores, for as long after its last token as a search may last."""
+        if not self._writing or time.monotonic() - request.times.last_token >= self._timeout:
+            return False
+        writing = set(self._writing)
+        return any(self.pool.find(block_hash) in writing for block_hash in request.block_hashes)
+
     def holders(self) -> Iterator[list[int]]:
         """Yield all that hold blocks, for checks of integrity."""
         yield from (search.blocks for search in self._searches.values())

@@ -51,8 +51,8 @@ class KVConnector(ABC):
     several. What a connector loads must be what the target would compute; whatever it cannot load is computed.
 
     Scheduler side: `get_num_new_matched_tokens`, `update_state_after_alloc`, `build_connector_meta`,
-    `update_connector_output`, `request_finished`. Worker side: `register_kv_caches`, `start_load_kv`, `wait_for_save`,
-    `get_finished`, `wait`, `shutdown`.
+    `update_connector_output`, `request_finished`, `is_sending`. Worker side: `register_kv_caches`, `start_load_kv`,
+    `wait_for_save`, `get_finished`, `wait`, `shutdown`.
     """
 
     @abstractmethod
@@ -90,6 +90,10 @@ class KVConnector(ABC):
 
     def request_finished(self, request: Request) -> None:  # noqa: B027
         """Forget a request that has left the queues, at whatever stage."""
+
+    def is_sending(self, request: Request) -> bool:  # noqa: ARG002
+        """Return whether blocks of a finished request are still on their way to where other engines find them."""
+        return False
 
     @abstractmethod
     def register_kv_caches(self, caches: KVCaches) -> None:

@@ -7,6 +7,10 @@ from typing import Any, Literal, get_args
 
 KVRole = Literal["kv_producer", "kv_consumer", "kv_both"]
 ROLES = get_args(KVRole)
+# An engine's part of a split of prefill and decoding.
+Role = Literal["both", "prefill", "decode"]
+ROLES_OF_A_SPLIT: tuple[Role, Role] = ("decode", "prefill")
+_ROLE_OF: Mapping[KVRole, Role] = {"kv_producer": "prefill", "kv_consumer": "decode", "kv_both": "both"}
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,11 @@ class KVTransferConfig:
     @property
     def loads(self) -> bool:
         return self.kv_role != "kv_producer"
+
+    @property
+    def role(self) -> Role:
+        """The engine's role that `kv_role` implies."""
+        return _ROLE_OF[self.kv_role]
 
 
 KEYS = tuple(each.name for each in fields(KVTransferConfig))

@@ -104,6 +104,9 @@ class OffloadingConnector(KVConnector):
     def request_finished(self, request: Request) -> None:
         self.tier.forget(request)
 
+    def is_sending(self, request: Request) -> bool:
+        return self.tier.is_sending(request)
+
     def start_load_kv(self, sources: Sequence[int], block_ids: Sequence[int]) -> None:
         self._last_load = self.memory.load(sources, block_ids)
         self._stats.loaded_blocks += len(sources)

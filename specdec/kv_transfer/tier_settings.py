@@ -67,6 +67,14 @@ def tiers_of(config: KVTransferConfig) -> Tiers:
     return tiers
 
 
+def may_share(config: KVTransferConfig) -> bool:
+    """Return whether other engines can find what the connector stores; of one that is not built in this is assumed."""
+    if config.kv_connector_module_path is not None:
+        return True
+    tiers = tiers_of(config)
+    return bool(tiers.disks or tiers.pools)
+
+
 def _add(config: KVTransferConfig, tiers: Tiers) -> None:
     """Add the tiers of a configuration."""
     name, extra = config.kv_connector, dict(config.kv_connector_extra_config)

@@ -1,6 +1,7 @@
 """An application of Ray Serve for a cluster: the HTTP front ends and the replicas. Needs Ray.
 
-A configuration file names it as `import_path: specdec.ray_serve.application:build`; see `docker/replicas.yaml`.
+A configuration file names it as `import_path: specdec.ray_serve.application:build`; see `docker/replicas.yaml`, and
+`docker/prefill_decode.yaml` for a split of prefill and decoding.
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,8 @@ from starlette.types import ASGIApp
 from specdec.config import AUTO
 from specdec.engine.vllm_keywords import LLMKeywords
 from specdec.kernels.settings import unknown_name
-from specdec.ray_serve.deployment import HandleReplicas, engine_deployment
+from specdec.ray_serve.deployment import PREFILL, HandleReplicas, engine_deployment
+from specdec.ray_serve.remote_prefill import RemotePrefill
 from specdec.ray_serve.replicated_llm import ReplicatedLLM
 from specdec.server.app import build_app
 from specdec.server.server_settings import ServerSettings
@@ -23,7 +25,7 @@ from specdec.server.service import Service
 FRONT = "front"
 # Requests that a front end has under way; the replicas' own limits are lower.
 MAX_ONGOING = 100_000
-ARGUMENTS = ("model", "draft", "settings", "server")
+ARGUMENTS = ("model", "draft", "settings", "server", "prefill_settings")
 # Settings of the replicas' device, which a front end may not have.
 OF_THE_DEVICE = ("device", "dtype", "kernels", "quantization", "threads", "swap_space")
 
@@ -35,6 +37,7 @@ class Front:
 
     Args:
         replicas: the deployment of the replicas.
+        prefill: the deployment of those that compute prompts for them; None without.
         model, draft, settings: as `LLM` takes them.
         server: fields of `ServerSettings`; those of the connection are the proxy's matter.
     """
@@ -42,13 +45,16 @@ class Front:
     def __init__(
         self,
         replicas: DeploymentHandle,
+        prefill: DeploymentHandle | None,
         model: str | None,
         draft: str | None,
         settings: Mapping[str, Any],
         server: Mapping[str, Any],
     ) -> None:
         own = {name: value for name, value in settings.items() if name not in OF_THE_DEVICE}
-        self._llm = ReplicatedLLM(HandleReplicas(replicas), model, draft, **cast(LLMKeywords, {**own, "device": "cpu"}))
+        remote = None if prefill is None else RemotePrefill(HandleReplicas(prefill).generate)
+        keywords = cast(LLMKeywords, {**own, "device": "cpu"})
+        self._llm = ReplicatedLLM(HandleReplicas(replicas), model, draft, prefill=remote, **keywords)
         self._service = Service(self._llm, ServerSettings(**server), model or "demo")
 
     async def __serve_build_asgi_app__(self) -> ASGIApp:
@@ -61,8 +67,10 @@ def build(arguments: dict[str, Any]) -> serve.Application:
     """Return the application that `args` of a configuration file describe; Ray Serve calls this.
 
     Args:
-        arguments: model, draft and settings, as `LLM` takes them; server, an object of `ServerSettings`. All may be
-            left out. Paths must exist on all machines of the cluster.
+        arguments: model, draft and settings, as `LLM` takes them; server, an object of `ServerSettings`;
+            prefill_settings, what differs from settings in replicas that compute prompts for the others. All may be
+            left out; without prefill_settings there are no such replicas. Paths must exist on all machines of the
+            cluster.
 
     Raises:
         ValueError: an unknown argument or server setting, or one outside its range.
@@ -76,5 +84,9 @@ def build(arguments: dict[str, Any]) -> serve.Application:
         if name not in ServerSettings.__dataclass_fields__:
             raise unknown_name("server", name, ServerSettings.__dataclass_fields__)
     timeout = ServerSettings(**server).engine_timeout
-    front: Any = Front
-    return front.bind(engine_deployment(model, draft, settings, timeout), model, draft, settings, server)
+    front, prefill = cast(Any, Front), None
+    if "prefill_settings" in arguments:
+        own = {**settings, "role": "prefill", **(arguments["prefill_settings"] or {})}
+        prefill = engine_deployment(model, draft, own, timeout, PREFILL)
+        settings = {"role": "decode", **settings}
+    return front.bind(engine_deployment(model, draft, settings, timeout), prefill, model, draft, settings, server)

@@ -23,11 +23,12 @@ from specdec.async_engine.messages import (
     decode_from_engine,
     decode_params,
     encode,
-    one_line,
 )
 from specdec.cache.block_pool import extend_hashes
 from specdec.core.engine_stats import EngineStats
 from specdec.core.outputs import SpeculationStats
+from specdec.ray_serve.remote_prefill import RemotePrefill
+from specdec.ray_serve.replica_errors import reason_of
 from specdec.ray_serve.route import Route
 
 # Replicas that a request tries, as long as none of them has sent a token.
@@ -62,13 +63,18 @@ class Replicas(Protocol):
 
 @dataclass
 class _Run:
-    """A request under way."""
+    """A request under way.
+
+    Attributes:
+        num_cached: tokens of its prompt that the prefill replica had cached; None where none computed it.
+    """
 
     name: str
     add: Add
     route: Route
     aborted: bool = False
     has_news: bool = False
+    num_cached: int | None = None
 
 
 class ReplicaConnection:
@@ -81,6 +87,7 @@ class ReplicaConnection:
         handle: takes messages of the replicas.
         fail: takes the number of a request and its error.
         block_size: tokens of a block, by which prefixes are known.
+        prefill: computes prompts ahead of the replicas; None where each computes its own.
 
     Attributes:
         healthy: True from the end of `start` until `close`.
@@ -92,8 +99,10 @@ class ReplicaConnection:
         handle: Callable[[FromEngine], None],
         fail: Callable[[int, EngineDeadError], None],
         block_size: int,
+        prefill: RemotePrefill | None = None,
     ) -> None:
         self._replicas, self._handle, self._fail, self._block_size = replicas, handle, fail, block_size
+        self._prefill = prefill
         # Several front ends call the same replicas.
         self._prefix = secrets.token_hex(8)
         self._runs: dict[int, _Run] = {}
@@ -163,6 +172,8 @@ class ReplicaConnection:
     async def _run(self, run: _Run) -> None:
         number = run.add.number
         try:
+            if self._prefill is not None:
+                run.num_cached = await self._prefill.run(run.name, run.add, run.route.blocks)
             for attempt in range(1, MOST_ATTEMPTS + 1):
                 try:
                     await self._call(run)
@@ -173,7 +184,7 @@ class ReplicaConnection:
                     if (task := asyncio.current_task()) and task.cancelling():
                         raise
                     # Whatever Ray raises: the replica or its engine process died, could not be reached, or gave up.
-                    reason = f"replica {run.route.replica} failed: {_reason(error)}"
+                    reason = f"replica {run.route.replica} failed: {reason_of(error)}"
                     if run.has_news or run.aborted or attempt == MOST_ATTEMPTS:
                         self._fail(number, EngineDeadError(f"{reason}; try again", restarting=True))
                         return
@@ -193,6 +204,9 @@ class ReplicaConnection:
                     run.has_news = True
                     for delta in deltas:
                         delta.number = run.add.number
+                        if run.num_cached is not None and delta.num_cached_tokens is not None:
+                            # What was computed for this very request was not cached.
+                            delta.num_cached_tokens = min(run.num_cached, delta.num_cached_tokens)
                 case Refused():
                     message.number = run.add.number
             self._handle(message)
@@ -204,7 +218,7 @@ class ReplicaConnection:
                 await self._replicas.abort(run.name, Route(only=run.route.replica))
             except Exception as error:
                 # It has failed, so its request ends as well.
-                logger.warning("request %s could not be aborted: %s", run.name, _reason(error))
+                logger.warning("request %s could not be aborted: %s", run.name, reason_of(error))
             return
         # It waits for a replica that has room.
         if task := self._tasks.get(run.add.number):
@@ -217,19 +231,13 @@ class ReplicaConnection:
         try:
             answers = [decode_from_engine(data) for data in await self._replicas.ask(encode(message))]
         except Exception as error:
-            logger.warning("the replicas did not answer: %s", _reason(error))
+            logger.warning("the replicas did not answer: %s", reason_of(error))
             answers = []
         if isinstance(message, GetStats):
             each = [answer.stats for answer in answers if isinstance(answer, Stats)]
             self._handle(Stats(message.call_id, EngineStats.total(each)))
         else:
             self._handle(_joint(message.call_id, [answer for answer in answers if isinstance(answer, Integrity)]))
-
-
-def _reason(error: BaseException) -> str:
-    """Return an error in one line; Ray's errors name the one that was raised in the replica as their cause."""
-    cause = getattr(error, "cause", None)
-    return one_line(cause if isinstance(cause, BaseException) else error).rstrip(".")
 
 
 def _joint(call_id: int, answers: Sequence[Integrity]) -> Integrity:

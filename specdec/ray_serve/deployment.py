@@ -19,8 +19,9 @@ from specdec.ray_serve.engine_replica import EngineReplica
 from specdec.ray_serve.request_router import PrefixRequestRouter
 from specdec.ray_serve.route import Route
 
-# Name of the deployment, by which a configuration file sets its options.
-ENGINE = "engine"
+# Names of the deployments, by which a configuration file sets their options: engines that generate, and those that
+# compute prompts for them, if there are any.
+ENGINE, PREFILL = "engine", "prefill"
 # Ray's word for a new cluster on this machine.
 LOCAL = "local"
 # Requests that a replica takes; the engine queues what does not fit its batch. Ray Serve's own default is 5.
@@ -42,6 +43,7 @@ def engine_deployment(
     draft: str | Path | None,
     settings: Mapping[str, Any],
     engine_timeout: float,
+    name: str = ENGINE,
     **options: Any,
 ) -> serve.Application:
     """Return the deployment of the replicas, bound to its arguments.
@@ -49,11 +51,12 @@ def engine_deployment(
     Args:
         model, draft, settings: as `LLM` takes them.
         engine_timeout: as `AsyncLLM` takes it.
+        name: `ENGINE` or `PREFILL`.
         options: options of Ray Serve's deployments, such as `num_replicas`.
     """
     deployment = serve.deployment(
         RayReplica,
-        name=ENGINE,
+        name=name,
         max_ongoing_requests=MAX_ONGOING,
         request_router_config=RequestRouterConfig(request_router_class=PrefixRequestRouter),
         **options,
@@ -100,6 +103,7 @@ class OwnReplicas:
         num_replicas: how many.
         uses_gpu: whether each gets a GPU of its own; otherwise they share the machine's cores.
         model, draft, settings, engine_timeout: as `EngineReplica` takes them.
+        num_prefill: how many more compute prompts for the others; 0 for none, where each computes its own.
     """
 
     def __init__(
@@ -110,26 +114,38 @@ class OwnReplicas:
         draft: str | Path | None,
         settings: Mapping[str, Any],
         engine_timeout: float,
+        num_prefill: int = 0,
     ) -> None:
         # Not the machine's latest cluster, which may be someone else's.
         self._address = os.environ.get("RAY_ADDRESS", LOCAL)
-        self._num_replicas, self._uses_gpu = num_replicas, uses_gpu
-        cores = max(1, (os.cpu_count() or 1) // num_replicas)
+        self._num_replicas, self._uses_gpu = num_replicas + num_prefill, uses_gpu
+        cores = max(1, (os.cpu_count() or 1) // self._num_replicas)
         resources = {"num_gpus": 1} if uses_gpu else {"num_cpus": cores} if self._address == LOCAL else {}
-        self._application = engine_deployment(
-            model,
-            draft,
-            settings,
-            engine_timeout,
-            num_replicas=num_replicas,
-            max_constructor_retry_count=MOST_STARTS,
-            # Ray sets OMP_NUM_THREADS to the cores of a replica.
-            ray_actor_options=resources,
-        )
-        self._num_cores = cores * num_replicas
+
+        def application(name: str, count: int, own: Mapping[str, Any]) -> serve.Application:
+            return engine_deployment(
+                model,
+                draft,
+                {**settings, **own},
+                engine_timeout,
+                name,
+                num_replicas=count,
+                max_constructor_retry_count=MOST_STARTS,
+                # Ray sets OMP_NUM_THREADS to the cores of a replica.
+                ray_actor_options=resources,
+            )
+
+        if num_prefill:
+            self._applications = {
+                ENGINE: application(ENGINE, num_replicas, {"role": "decode"}),
+                PREFILL: application(PREFILL, num_prefill, {"role": "prefill"}),
+            }
+        else:
+            self._applications = {ENGINE: application(ENGINE, num_replicas, {})}
+        self._num_cores = cores * self._num_replicas
         # Several servers may run on one cluster.
         self._name = f"specdec-{secrets.token_hex(4)}"
-        self._handle: HandleReplicas | None = None
+        self._handles: dict[str, HandleReplicas] = {}
 
     async def start(self) -> None:
         """Start or join the cluster, and wait until all replicas take calls.
@@ -138,20 +154,24 @@ class OwnReplicas:
             ValueError: this machine has too few GPUs.
             EngineDeadError: they do not start.
         """
-        self._handle = HandleReplicas(await asyncio.to_thread(self._deploy))
+        handles = await asyncio.to_thread(self._deploy)
+        self._handles = {name: HandleReplicas(handle) for name, handle in handles.items()}
 
-    def _deploy(self) -> DeploymentHandle:
+    def _deploy(self) -> dict[str, DeploymentHandle]:
         is_mine = self._address == LOCAL
         options: dict[str, Any] = {"num_cpus": self._num_cores, "include_dashboard": False} if is_mine else {}
         # What they tell about their start is no news of the server.
         ray.init(self._address, log_to_driver=False, logging_level=logging.ERROR, **options)
         gpus = int(ray.cluster_resources().get("GPU", 0))
         if is_mine and self._uses_gpu and gpus < self._num_replicas:
-            raise ValueError(f"--replicas {self._num_replicas} needs as many GPUs; this machine has {gpus}; give fewer")
+            raise ValueError(f"{self._num_replicas} replicas need as many GPUs; this machine has {gpus}; give fewer")
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
         try:
-            return serve.run(self._application, name=self._name, route_prefix=None)
+            return {
+                name: serve.run(application, name=f"{self._name}-{name}", route_prefix=None)
+                for name, application in self._applications.items()
+            }
         except RuntimeError as error:
             raise EngineDeadError(f"the replicas do not start: {_cause(error)}") from None
 
@@ -165,7 +185,8 @@ class OwnReplicas:
         if self._address == LOCAL:
             serve.shutdown()
         else:
-            serve.delete(self._name)
+            for name in self._applications:
+                serve.delete(f"{self._name}-{name}")
         ray.shutdown()
 
     def generate(self, name: str, request: bytes, route: Route) -> AsyncIterator[bytes]:
@@ -180,10 +201,14 @@ class OwnReplicas:
         """Call all replicas."""
         return await self._calls.ask(question)
 
+    def prefill(self, name: str, request: bytes, route: Route) -> AsyncIterator[bytes]:
+        """Call one of the replicas that compute prompts."""
+        return self._handles[PREFILL].generate(name, request, route)
+
     @property
     def _calls(self) -> HandleReplicas:
-        assert self._handle is not None, "not started"
-        return self._handle
+        assert self._handles, "not started"
+        return self._handles[ENGINE]
 
 
 def _cause(error: RuntimeError) -> str:

@@ -7,9 +7,12 @@ from typing import Unpack
 from specdec.async_engine.async_llm import AsyncLLM, engine_setup
 from specdec.async_engine.connection import EngineConnection
 from specdec.async_engine.messages import Setup
-from specdec.config import AUTO
+from specdec.config import AUTO, EngineConfig
 from specdec.engine.vllm_keywords import LLMKeywords
+from specdec.kv_transfer.kv_transfer_config import ROLES_OF_A_SPLIT
+from specdec.kv_transfer.tier_settings import tiers_of
 from specdec.ray_serve.connection import ReplicaConnection, Replicas
+from specdec.ray_serve.remote_prefill import RemotePrefill
 
 
 class ReplicatedLLM(AsyncLLM):
@@ -18,6 +21,7 @@ class ReplicatedLLM(AsyncLLM):
     Args:
         replicas: calls of the replicas, which have the same model and settings.
         model, draft, settings: as `LLM` takes them.
+        prefill: computes prompts ahead of the replicas; None where each computes its own.
 
     Raises:
         CheckpointError: a folder whose configuration or tokenizer cannot be read.
@@ -29,9 +33,11 @@ class ReplicatedLLM(AsyncLLM):
         replicas: Replicas,
         model: str | Path | None = None,
         draft: str | Path | None = AUTO,
+        *,
+        prefill: RemotePrefill | None = None,
         **settings: Unpack[LLMKeywords],
     ) -> None:
-        self._replicas = replicas
+        self._replicas, self._prefill = replicas, prefill
         super().__init__(model, draft, **settings)
         if self.config.collect_drafts is not None:
             raise ValueError(
@@ -47,7 +53,7 @@ class ReplicatedLLM(AsyncLLM):
         raise ValueError(f"draft is {str(draft)!r}; replicas cannot replace their head; deploy the application anew")
 
     def _connect(self, setup: Setup, timeout: float) -> EngineConnection:  # noqa: ARG002
-        return ReplicaConnection(self._replicas, self._receive, self._fail, self.config.block_size)
+        return ReplicaConnection(self._replicas, self._receive, self._fail, self.config.block_size, self._prefill)
 
 
 def replicated_here(
@@ -55,20 +61,42 @@ def replicated_here(
     model: str | Path | None = None,
     draft: str | Path | None = AUTO,
     *,
+    num_prefill: int = 0,
     engine_timeout: float = 300.0,
     **settings: Unpack[LLMKeywords],
 ) -> ReplicatedLLM:
     """Return the front end of replicas that it deploys itself. Needs Ray.
 
     Args:
+        num_prefill: replicas that compute prompts for the others, with which they share a store; 0 for none.
         model, draft, engine_timeout, settings: as `AsyncLLM` takes them.
+
+    Raises:
+        ValueError: settings that are refused, or without a store that replicas share.
     """
     from specdec.ray_serve.deployment import OwnReplicas
 
     config, setup = engine_setup(model, draft, settings)
+    if num_prefill:
+        _check_split(config)
     # Replicas run in other folders.
     draft_folder = None if config.draft is None else config.draft.absolute()
     config = replace(config, model=config.model.absolute(), draft=draft_folder)
     uses_gpu = config.device.startswith("cuda")
-    own = OwnReplicas(num_replicas, uses_gpu, str(config.model), config.sources, setup.settings, engine_timeout)
-    return ReplicatedLLM(own, config.model, config.sources, **setup.settings)
+    arguments = (str(config.model), config.sources, setup.settings, engine_timeout)
+    own = OwnReplicas(num_replicas, uses_gpu, *arguments, num_prefill)
+    prefill = RemotePrefill(own.prefill) if num_prefill else None
+    return ReplicatedLLM(own, config.model, config.sources, prefill=prefill, **setup.settings)
+
+
+def _check_split(config: EngineConfig) -> None:
+    """Refuse settings with which replicas of the two roles could not work together."""
+    if config.role != "both":
+        raise ValueError(f"role is {config.role!r} and there are prefill replicas, which have their own; leave it out")
+    for role in ROLES_OF_A_SPLIT:
+        replace(config, role=role)
+    assert config.kv_transfer_config is not None
+    if config.kv_transfer_config.kv_connector_module_path is None:
+        for folder, _ in tiers_of(config.kv_transfer_config).disks:
+            if not folder.is_absolute():
+                raise ValueError(f"root_dir {folder} is relative, and replicas run in other folders; give all of it")

@@ -24,6 +24,8 @@ class DraftBudget:
         tree_sizer: chooses tree sizes by the load; None for trees as large as there is room.
         draws: whether the model's trees of requests that sample are drawn from q. Their acceptance rule knows no tree
             of drawn nodes and others, so a row has either these or chains, whichever are worth more.
+        reads_prompts: whether the draft head reads each part of a prompt in the step that computes it, rather than
+            when it first drafts.
     """
 
     shape: DraftShape
@@ -31,6 +33,7 @@ class DraftBudget:
     most_read: int
     tree_sizer: TreeSizer | None = None
     draws: bool = False
+    reads_prompts: bool = False
     # Bounds of the requests of the step that is being planned.
     _bounds: dict[Request, DraftableRow] = field(default_factory=dict, init=False, repr=False)
 
@@ -87,12 +90,12 @@ class DraftBudget:
             step: with all rows of known tokens planned.
             size: limit of each tree's nodes, and the number of trees.
         """
+        most_read = self._read_prompts(step, manager) if self.reads_prompts else self.most_read
         if not size.nodes and not any(row.request.chain_sources for row in step.rows):
             return
         rows = self._draftable_rows(step, size)
         if size.nodes and size.trees == 1:
             rows = self._alone(rows, size.turn)
-        most_read = self.most_read
         for index, row in enumerate(rows):
             bound = self._bounds[row.request]
             most = self._most_nodes(row.request) if bound.chains else bound.nodes
@@ -101,6 +104,19 @@ class DraftBudget:
             granted = row.num_nodes + row.num_chained
             step.stats.drafts_granted += granted
             step.tokens -= granted
+
+    def _read_prompts(self, step: StepBudget, manager: KVCacheManager) -> int:
+        """Let the head read the prompts' rows of the step; return how many tokens it may read besides."""
+        most_read = self.most_read
+        for row in step.rows:
+            request = row.request
+            in_prompt = request.num_cached < request.num_prompt and len(request.token_ids) < self.context
+            if in_prompt and request.params.speculation.enabled and request.drafts_enabled:
+                manager.catch_up(request)
+                start, end = request.num_draft_cached, request.num_cached + row.num_known
+                row.draft_prefill_end = min(end, start + most_read)
+                most_read -= row.draft_prefill_end - start
+        return most_read
 
     def _draftable_rows(self, step: StepBudget, size: TreeSize) -> list[PlannedRow]:
         """Return the rows that may have drafts, with their chains and bounds, and count the drafts they ask for."""

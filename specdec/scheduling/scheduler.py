@@ -49,6 +49,7 @@ class Scheduler:
         step_cost: of a step's parts; without it, trees and prompts are bounded by tokens alone.
         rank_values: values of draft nodes by rank, as measured before.
         draws: see `DraftBudget.draws`.
+        reads_prompts: see `DraftBudget.reads_prompts`.
         connector: loads and stores blocks beyond the cache; None for none.
 
     Attributes:
@@ -66,6 +67,7 @@ class Scheduler:
         rank_values: Sequence[float] = (),
         *,
         draws: bool = False,
+        reads_prompts: bool = False,
         connector: KVConnector | None = None,
     ) -> None:
         self.manager, self.config, self.step_cost, self.connector = manager, config, step_cost, connector
@@ -77,7 +79,7 @@ class Scheduler:
             most_read = config.max_num_batched_tokens + config.max_num_seqs
             if step_cost is not None and config.adaptive_drafts:
                 self.tree_sizer = TreeSizer(step_cost, shape, prior=rank_values)
-            self.draft_budget = DraftBudget(shape, draft_context, most_read, self.tree_sizer, draws)
+            self.draft_budget = DraftBudget(shape, draft_context, most_read, self.tree_sizer, draws, reads_prompts)
         self.queues = RequestQueues()
         self.running, self.waiting = self.queues.running, self.queues.waiting
         self.planner = StepPlanner(self.queues, manager, config, preemption_cost or PreemptionCost(), connector)

@@ -19,7 +19,8 @@ class PlannedRow:
     Attributes:
         num_known: length of its chain, `token_ids[num_cached : num_cached + num_known]`.
         sampled: whether the chain reaches the last known token, so that the step samples a token after it.
-        draft_prefill_end: number of known tokens that the draft head's cache covers after the step.
+        draft_prefill_end: number of known tokens that the draft head's cache covers after the step. Where it lies
+            beyond the first token of the chain, the head reads behind the target's pass.
         num_nodes: limit of the draft model's nodes below the chain's end.
         max_depth: limit of their depth: deeper nodes could not be emitted or have no slot.
         chains: draft tokens that need no model, whether or not they are verified; None if there are none.

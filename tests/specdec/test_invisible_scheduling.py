@@ -133,7 +133,7 @@ def kv_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     host_blocks=st.integers(1, 12),
     watermark=st.sampled_from([0.0, 0.2]),
     caching=st.sampled_from([True, True, True, False]),
-    connector=st.sampled_from([None, None, "host", "disk"]),
+    connector=st.sampled_from([None, None, "host", "disk", "prefill", "decode"]),
     # Fitted to measured costs, a case is never quite the same again; its output is.
     stretch=st.sampled_from([0.0, 0.0, 1.01, 2.0]),
     adaptive=st.sampled_from([False, False, True]),
@@ -168,7 +168,7 @@ def test_output_is_that_of_the_request_alone(
     kv_transfer_config = None
     if connector is not None and caching:
         # The disk outlives the engines of all cases.
-        disks = [{"type": "fs", "root_dir": str(kv_folder), "max_bytes": 200_000}] if connector == "disk" else []
+        disks = [] if connector == "host" else [{"type": "fs", "root_dir": str(kv_folder), "max_bytes": 200_000}]
         extra = {"cpu_bytes_to_use": (host_blocks + 2) * per_block, "secondary_tiers": disks}
         kv_transfer_config = {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": extra}
     llm = LLM(
@@ -190,6 +190,7 @@ def test_output_is_that_of_the_request_alone(
         block_size=block_size,
         enable_prefix_caching=caching,
         kv_transfer_config=kv_transfer_config,
+        role=connector if connector in ("prefill", "decode") and caching else "both",
     )
     manager = llm.engine.scheduler.manager
     assert manager.host.num_blocks == host_blocks

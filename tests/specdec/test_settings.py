@@ -42,6 +42,7 @@ WITHOUT_OPTION = {
     "tokenizer": "a part of the model",
     "scheduling_policy": "prompts have no priorities",
     "max_queued_requests": "all prompts come at once",
+    "role": "an engine that ends with its prompts has no others to work for",
     "speculation": "for servers; without --draft nothing is drafted",
     "prediction": "each prompt has its own",
 }

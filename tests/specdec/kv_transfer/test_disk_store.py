@@ -40,6 +40,10 @@ def file_of(root: Path) -> Path:
     return file
 
 
+def file_of_key(store: DiskStore, key: str) -> Path:
+    return store._path(disk_store._name_of(key))
+
+
 def test_blocks_survive_a_restart(tmp_path: Path, notes: Notes) -> None:
     put(opened(tmp_path, notes), "a", "b")
     store = opened(tmp_path, notes)
@@ -48,18 +52,48 @@ def test_blocks_survive_a_restart(tmp_path: Path, notes: Notes) -> None:
     assert not list(tmp_path.rglob("*.part"))
 
 
+def test_engines_share_a_folder(tmp_path: Path, notes: Notes) -> None:
+    """Each finds what the other has written since both were started, and counts what it has read to its limit."""
+    one, other = opened(tmp_path, notes), opened(tmp_path, notes, 2)
+    put(one, "a", "b")
+    assert other.may_hold("a")
+    assert other.count_held(["a", "b", "c"]) == 2
+    assert get(other, "b", "a") == [b"b" * SIZE, b"a" * SIZE]
+    put(other, "c")
+    assert [one.count_held([key]) for key in "abc"] == [1, 0, 1]
+    assert get(one, "b", "c") == [None, b"c" * SIZE]
+    # What is there is not written again.
+    before = file_of_key(one, "a").stat().st_ino
+    put(other, "a")
+    assert file_of_key(one, "a").stat().st_ino == before
+
+
 def test_the_least_recently_used_go_first(tmp_path: Path, notes: Notes) -> None:
     store = opened(tmp_path, notes, 2)
     put(store, "a", "b")
     get(store, "a")
     put(store, "c")
-    assert [store.may_hold(key) for key in "abc"] == [True, False, True]
+    assert [store.count_held([key]) for key in "abc"] == [1, 0, 1]
     now = time.time()
     for age, file in enumerate(sorted(tmp_path.glob("??/*.kv"))):
         os.utime(file, (now - age, now - age))
     # With less room than before, the newest stay.
-    assert len(opened(tmp_path, notes, 1)._sizes) == 1
+    assert len(opened(tmp_path, notes, 1)._files) == 1
     assert len(list(tmp_path.glob("??/*.kv"))) == 1
+
+
+def test_what_another_engine_has_read_stays(tmp_path: Path, notes: Notes) -> None:
+    writer, reader = opened(tmp_path, notes, 2), opened(tmp_path, notes)
+    put(writer, "a", "b")
+    # The clock of file systems may be some milliseconds behind.
+    time.sleep(0.02)
+    assert get(reader, "a") == [b"a" * SIZE]
+    put(writer, "c")
+    assert [writer.count_held([key]) for key in "abc"] == [1, 0, 1]
+    # Neither is used twice, nor is one that is gone.
+    file_of_key(writer, "a").unlink()
+    put(writer, "d", "e")
+    assert [writer.count_held([key]) for key in "abcde"] == [0, 0, 0, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +118,7 @@ def test_a_damaged_or_foreign_file_is_ignored_with_a_line(
     assert f"{file} is ignored" in caplog.text
     assert words in caplog.text
     # The block can be stored again.
-    assert not store.may_hold("a")
+    assert store.count_held(["a"]) == 0
     put(store, "a")
     assert get(store, "a") == [b"a" * SIZE]
 
@@ -92,7 +126,7 @@ def test_a_damaged_or_foreign_file_is_ignored_with_a_line(
 def test_a_whole_file_of_another_block_is_ignored(tmp_path: Path, notes: Notes) -> None:
     store = opened(tmp_path, notes)
     put(store, "a", "b")
-    a, b = (store._path(disk_store._name_of(key)) for key in "ab")
+    a, b = (file_of_key(store, key) for key in "ab")
     a.write_bytes(b.read_bytes())
     assert get(store, "a", "b") == [None, b"b" * SIZE]
 
@@ -125,7 +159,7 @@ def test_a_full_disk_is_an_error_of_the_store(tmp_path: Path, notes: Notes, monk
     monkeypatch.setattr("specdec.kv_transfer.disk_store.os.write", full)
     with pytest.raises(StoreError, match="No space left on device"):
         put(store, "a")
-    assert not store.may_hold("a")
+    assert store.count_held(["a"]) == 0
     assert not [*tmp_path.rglob("*.kv"), *tmp_path.rglob("*.part")]
 
 

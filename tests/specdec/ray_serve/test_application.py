@@ -9,7 +9,7 @@ import yaml
 
 from specdec.cli import serve as command
 
-FILE = Path(__file__).parents[3] / "docker" / "replicas.yaml"
+FOLDER = Path(__file__).parents[3] / "docker"
 
 
 def test_without_the_package_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,6 +21,8 @@ def test_without_the_package_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch)
 def test_one_engine_needs_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "find_spec", lambda _: None)
     assert command._replicated(1) is None
+    with pytest.raises(ValueError, match=r"^--prefill-replicas 1 needs ray; run: pip install 'specdec\[ray\]'$"):
+        command._replicated(1, 1)
 
 
 @pytest.fixture
@@ -31,17 +33,27 @@ def build() -> Any:
     return build
 
 
-def test_the_configuration_file(build: Any) -> None:
+@pytest.mark.parametrize("name", ["replicas.yaml", "prefill_decode.yaml"])
+def test_the_configuration_files(build: Any, name: str) -> None:
     from ray.serve.schema import ServeDeploySchema
 
     from specdec.ray_serve.application import FRONT
-    from specdec.ray_serve.deployment import ENGINE
+    from specdec.ray_serve.deployment import ENGINE, PREFILL
 
-    content = yaml.safe_load(FILE.read_text())
+    content = yaml.safe_load((FOLDER / name).read_text())
     (application,) = ServeDeploySchema(**content).applications
     assert application.import_path == f"{build.__module__}:{build.__name__}"
-    assert {each.name for each in application.deployments} == {FRONT, ENGINE}
-    assert build(application.args)._bound_deployment.name == FRONT
+    assert {each.name for each in application.deployments} == {
+        FRONT,
+        ENGINE,
+        *([PREFILL] if name == "prefill_decode.yaml" else []),
+    }
+    front = build(application.args)._bound_deployment
+    assert front.name == FRONT
+    bound = {each._bound_deployment.name: each._bound_deployment for each in front.init_args[:2] if each is not None}
+    assert {FRONT, *bound} == {each.name for each in application.deployments}
+    if PREFILL in bound:
+        assert [bound[each].init_args[2]["role"] for each in (ENGINE, PREFILL)] == ["decode", "prefill"]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +77,7 @@ def test_more_replicas_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deployment.ray, "init", lambda *_, **__: None)
     monkeypatch.setattr(deployment.ray, "cluster_resources", lambda: {"CPU": 8.0, "GPU": 1.0})
     replicas = deployment.OwnReplicas(2, True, None, "none", {}, 300.0)
-    with pytest.raises(ValueError, match=r"^--replicas 2 needs as many GPUs; this machine has 1; give fewer$"):
+    with pytest.raises(ValueError, match=r"^2 replicas need as many GPUs; this machine has 1; give fewer$"):
         asyncio.run(replicas.start())
 
 

@@ -10,26 +10,18 @@ import pytest
 from specdec import LLM, EngineDeadError, QueueFullError, RequestOutput, SamplingParams
 from specdec.async_engine.async_llm import AsyncLLM
 from specdec.async_engine.messages import (
-    Add,
-    Delta,
     Integrity,
-    News,
     Refused,
     Stats,
-    decode_to_engine,
-    encode,
 )
 from specdec.core.engine_stats import DraftOutlook, EngineStats
-from specdec.core.outputs import SpeculationStats
 from specdec.ray_serve.connection import MOST_ATTEMPTS
 from specdec.ray_serve.engine_replica import EngineReplica
 from specdec.ray_serve.replicated_llm import ReplicatedLLM
 from specdec.ray_serve.route import Route
 from tests.specdec.async_engine.served import ENDLESS, SETTINGS, SHORT, assert_idle, states_of
+from tests.specdec.ray_serve.scripted import Script, run_limited, token
 from tests.specdec.tiny_checkpoints import Tiny
-
-LIMIT = 60.0
-Act = Callable[[Add], Any] | BaseException | None
 
 
 class OneReplica:
@@ -90,54 +82,7 @@ def test_one_replica_with_an_engine_process(tiny: Tiny) -> None:
         with pytest.raises(EngineDeadError, match="closed"):
             await states_of(llm, prompts[0], SHORT)
 
-    _run(run)
-
-
-class Script:
-    """Replicas that do what a test wants.
-
-    Args:
-        calls: what each call of `generate` yields and raises, in order; it waits at None.
-
-    Attributes:
-        tried: the replicas to avoid in each call.
-    """
-
-    def __init__(self, *calls: Sequence[Act], answers: Sequence[Any] = ()) -> None:
-        self._calls, self._answers = iter(calls), answers
-        self.tried: list[set[str]] = []
-        self.aborted: list[str | None] = []
-
-    async def start(self) -> None:
-        pass
-
-    async def generate(self, name: str, request: bytes, route: Route) -> AsyncIterator[bytes]:  # noqa: ARG002
-        self.tried.append(set(route.avoid))
-        add = decode_to_engine(request)
-        assert isinstance(add, Add)
-        for act in next(self._calls):
-            if act is None:
-                await asyncio.Event().wait()
-            elif isinstance(act, BaseException):
-                route.replica = f"r{len(self.tried)}"
-                raise act
-            else:
-                route.replica = f"r{len(self.tried)}"
-                yield encode(act(add))
-
-    async def abort(self, name: str, route: Route) -> None:  # noqa: ARG002
-        self.aborted.append(route.only)
-
-    async def ask(self, question: bytes) -> Sequence[bytes]:  # noqa: ARG002
-        return [encode(answer) for answer in self._answers]
-
-    async def close(self) -> None:
-        pass
-
-
-def token(reason: str | None) -> Callable[[Add], News]:
-    # The number is the replica's own.
-    return lambda _: News([Delta(99, 0, [7], [False], [], "", SpeculationStats(), [], reason)])
+    run_limited(run)
 
 
 GONE = RuntimeError("The actor died.")
@@ -151,17 +96,9 @@ def scripted(tiny: Tiny) -> Callable[..., Any]:
             async with ReplicatedLLM(script, tiny.target, None, **SETTINGS) as llm:
                 return await use(llm)
 
-        return _run(inside)
+        return run_limited(inside)
 
     return run
-
-
-def _run(work: Callable[[], Any]) -> Any:
-    async def limited() -> Any:
-        async with asyncio.timeout(LIMIT):
-            return await work()
-
-    return asyncio.run(limited())
 
 
 def one_request(llm: AsyncLLM) -> Any:
@@ -279,7 +216,7 @@ def test_hashes_are_those_of_the_engine(tiny: Tiny) -> None:
             for prompt, salt in (([5] * 32, None), ([5] * 33, None), ([5] * 33, "s")):
                 await states_of(llm, prompt, ONE, cache_salt=salt)
 
-    _run(run)
+    run_limited(run)
     with pytest.raises(ValueError, match="collect_drafts is ring; one engine writes there; use no replicas"):
         ReplicatedLLM(Script(), tiny.target, None, **{**SETTINGS, "collect_drafts": "ring"})
     assert [len(each) for each in seen] == [1, 2, 2]

@@ -3,22 +3,20 @@
 import asyncio
 import re
 import time
-from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from openai import APIError, AsyncOpenAI
 
-from specdec import LLM, SamplingParams
+from specdec import LLM
 from specdec.async_engine.messages import GetStats, Stats, decode_from_engine, encode
+from tests.specdec.ray_serve.streams import RECOVERY, actor, run, stream, texts
 from tests.specdec.server.running import Served, engine_in_thread
 
 ray = pytest.importorskip("ray", reason="the package ray is not installed: pip install 'specdec[ray]'")
 
 BEGINNINGS = ["I would like to find", "Can you tell me about a", "I need a train to", "What is the address of the"]
-# Seconds in which Ray Serve starts two replicas, or a new one in place of a dead one.
-RECOVERY = 300
-T = TypeVar("T")
 
 
 @pytest.fixture(scope="module")
@@ -32,32 +30,6 @@ def server(offline: LLM) -> Iterator[Served]:
 
     with engine_in_thread(replicated_here(2), offline, RECOVERY) as engine, engine.again() as served:
         yield served
-
-
-async def stream(client: AsyncOpenAI, prompt: str, max_tokens: int, begun: list[str] | None = None) -> str:
-    """Return the text of a streamed answer; an error event raises `APIError`."""
-    parts = await client.completions.create(
-        model="tiny", prompt=prompt, max_tokens=max_tokens, temperature=0, stream=True, extra_body={"ignore_eos": True}
-    )
-    text = ""
-    async for part in parts:
-        if not text and begun is not None:
-            begun.append(prompt)
-        text += part.choices[0].text
-    return text
-
-
-def run(server: Served, work: Callable[[AsyncOpenAI], Coroutine[Any, Any, T]]) -> T:
-    async def connected() -> T:
-        async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-            return await work(client)
-
-    return asyncio.run(connected())
-
-
-def texts(offline: LLM, prompts: list[str], max_tokens: int) -> list[str]:
-    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
-    return [output.text for output in offline.generate(prompts, params)]
 
 
 def queued(server: Served) -> list[int]:
@@ -107,7 +79,7 @@ def test_a_killed_replica_fails_its_streams_and_comes_back(server: Served, offli
         tasks = [asyncio.create_task(stream(client, prompt, 400, begun)) for prompt in prompts]
         while len(begun) < 16:
             await asyncio.sleep(0.01)
-        ray.kill(_replica())
+        ray.kill(actor("engine"))
         new = await stream(client, "I need a taxi", 24)
         return await asyncio.gather(*tasks, return_exceptions=True), new
 
@@ -133,9 +105,3 @@ def test_a_killed_replica_fails_its_streams_and_comes_back(server: Served, offli
     # The new one has had no others.
     assert queued(server)[0] == 8
     server.wait_until_idle()
-
-
-def _replica() -> Any:
-    """Return the actor of a replica."""
-    names = [each["name"] for each in ray.util.list_named_actors(all_namespaces=True)]
-    return ray.get_actor(next(name for name in names if "#engine#" in name), "serve")

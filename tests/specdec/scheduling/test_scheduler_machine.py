@@ -50,6 +50,8 @@ class Case(NamedTuple):
     prices: tuple[float, float] | None
     # Blocks of host memory, seed and timeout of a connector; None for none.
     connector: tuple[int, int, float] | None
+    # Whether the head reads prompts in the steps that compute them.
+    reads_prompts: bool
 
     def step_cost(self) -> StepCost | None:
         if self.prices is None:
@@ -72,6 +74,7 @@ def cases(draw: st.DrawFn, max_seats: int = 4, max_blocks: int = 10, connectors:
         host=draw(st.sampled_from([0, 3, 8])),
         caching=caching,
         connector=draw(st.none() | connector) if connectors and caching else None,
+        reads_prompts=draw(st.booleans()),
         cost=draw(st.sampled_from([ALWAYS_SWAP, NEVER_SWAP])),
         shape=draw(st.none() | shapes),
         draft_context=draw(st.sampled_from([sys.maxsize, 9])),
@@ -103,7 +106,7 @@ class World:
         self.manager = KVCacheManager(case.blocks, case.size, case.host, case.caching)
         self.connector = None if case.connector is None else FakeConnector(self.manager, *case.connector)
         args = (case.config, case.shape, case.cost, case.draft_context, case.step_cost())
-        self.scheduler = Scheduler(self.manager, *args, connector=self.connector)
+        self.scheduler = Scheduler(self.manager, *args, reads_prompts=case.reads_prompts, connector=self.connector)
         self.memory = FakeMemory(self.manager)
         if self.connector is not None:
             self.connector.memory = self.memory

@@ -1,0 +1,92 @@
+"""The first half of a request where prefill and decoding are split: its prompt goes to a prefill replica."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from typing import cast
+
+import msgspec
+
+from specdec.async_engine.messages import Add, News, Refused, decode_from_engine, decode_params, encode
+from specdec.core.sampling_params import SamplingParams
+from specdec.ray_serve.replica_errors import reason_of
+from specdec.ray_serve.route import Route
+
+# Seconds that a request waits for its prompt.
+PATIENCE = 5.0
+# Seconds for which no replica is asked once none was there to take a call.
+PAUSE = 5.0
+
+Generate = Callable[[str, bytes, Route], AsyncIterator[bytes]]
+logger = logging.getLogger(__name__)
+
+
+class RemotePrefill:
+    """Computation of prompts by replicas of role `prefill`, whose blocks the decode replicas find in a store.
+
+    The client sees nothing of it. Whatever a prefill replica does not compute in time, the decode replica computes.
+
+    Args:
+        generate: calls one prefill replica, by `EngineReplica.generate`.
+        patience: seconds that a request waits for its prompt.
+    """
+
+    def __init__(self, generate: Generate, patience: float = PATIENCE) -> None:
+        self._generate, self._patience = generate, patience
+        # Set once no replica was there, 0 again once there is one.
+        self._paused_until = 0.0
+
+    async def run(self, name: str, add: Add, blocks: Sequence[bytes]) -> int | None:
+        """Compute a request's prompt; return how many of its tokens the prefill replica had cached.
+
+        None if it was not computed there: it has no whole block, its log-probabilities are asked for, or no replica has
+        computed it in time.
+
+        Args:
+            name: the request's name.
+            blocks: chained hashes of the prompt's full blocks.
+        """
+        now = time.monotonic()
+        if not blocks or now < self._paused_until or _scores_prompt(add):
+            return None
+        if self._paused_until:
+            # One request finds out whether there is one now; the others do not wait with it.
+            self._paused_until = now + self._patience
+        route = Route(blocks)
+        try:
+            async with asyncio.timeout(self._patience):
+                num_cached = await self._call(f"{name}-prefill", add, route)
+            self._paused_until = 0.0
+            return num_cached
+        except (Exception, asyncio.CancelledError) as error:
+            if (task := asyncio.current_task()) and task.cancelling():
+                raise
+            self._paused_until = time.monotonic() + PAUSE if route.replica is None else 0.0
+            reason = f"not done within {self._patience:g} s" if isinstance(error, TimeoutError) else reason_of(error)
+            place = "no prefill replica" if route.replica is None else f"prefill replica {route.replica}"
+            logger.warning("%s: %s; its decode replica computes the prompt of request %s", place, reason, name)
+            return None
+        finally:
+            route.done = True
+
+    async def _call(self, name: str, add: Add, route: Route) -> int | None:
+        # None of the request's own parameters has a part in the blocks.
+        params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False)
+        request = Add(add.number, add.prompt, msgspec.Raw(encode(params)), add.priority, add.cache_salt)
+        num_cached = None
+        parts = cast("AsyncGenerator[bytes]", self._generate(name, encode(request), route))
+        async with aclosing(parts):
+            async for data in parts:
+                match decode_from_engine(data):
+                    case News(deltas):
+                        found = [delta.num_cached_tokens for delta in deltas if delta.num_cached_tokens is not None]
+                        num_cached = found[0] if found else num_cached
+                    case Refused(_, reason):
+                        raise ValueError(reason)
+        return num_cached
+
+
+def _scores_prompt(add: Add) -> bool:
+    return decode_params(add.params).prompt_logprobs is not None

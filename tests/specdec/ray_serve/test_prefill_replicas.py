@@ -1,0 +1,67 @@
+"""A prefill and a decode replica on Ray Serve, on this machine. Not a part of CI: starting Ray takes too long."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI
+
+from specdec import LLM
+from specdec.async_engine.messages import GetStats, Stats, decode_from_engine, encode
+from specdec.core.engine_stats import EngineStats
+from tests.specdec.kv_transfer.engines import disk
+from tests.specdec.ray_serve.streams import RECOVERY, actor, run, stream, texts
+from tests.specdec.server.running import Served, engine_in_thread
+
+ray = pytest.importorskip("ray", reason="the package ray is not installed: pip install 'specdec[ray]'")
+
+BEGINNINGS = [f"{place} I would like to find a cheap restaurant in the centre. " * 6 for place in ("Here", "There")]
+
+
+@pytest.fixture(scope="module")
+def offline() -> LLM:
+    return LLM()
+
+
+@pytest.fixture(scope="module")
+def server(offline: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    from specdec.ray_serve.replicated_llm import replicated_here
+
+    folder: Path = tmp_path_factory.mktemp("blocks")
+    llm = replicated_here(1, num_prefill=1, kv_transfer_config=disk(folder, host_bytes=256 << 20))
+    with engine_in_thread(llm, offline, RECOVERY) as engine, engine.again() as served:
+        yield served
+
+
+def stats(server: Served, deployment: str) -> EngineStats:
+    """Return the counts of the only replica of a deployment."""
+    connection: Any = server.llm._connection
+    replicas = connection._replicas._handles[deployment]
+    (answer,) = [decode_from_engine(data) for data in server.call(replicas.ask(encode(GetStats(0))))]
+    assert isinstance(answer, Stats)
+    return answer.stats
+
+
+def test_streams_have_the_tokens_of_one_engine(server: Served, offline: LLM) -> None:
+    """With the prefill replica, and without it after its death."""
+    prompts = [f"{BEGINNINGS[index % 2]} Number {index}" for index in range(8)]
+
+    async def all_of_them(client: AsyncOpenAI) -> list[str]:
+        return await asyncio.gather(*(stream(client, prompt, 24) for prompt in prompts))
+
+    expected = texts(offline, prompts, 24)
+    assert run(server, all_of_them) == expected
+    first, second = stats(server, "prefill"), stats(server, "engine")
+    assert (first.finished, first.generated_tokens) == (8, 8)
+    assert (second.finished, second.generated_tokens) == (8, 8 * 24)
+    block = offline.engine.worker.cache.block_size
+    shortest = min(len(offline.tokenizer.encode(prompt)) for prompt in prompts) if offline.tokenizer else 0
+    # What the prompts share is found on the device by all but the first; the rest is loaded.
+    assert second.prefix_hits + second.external_prefix_hits >= 8 * (shortest // block - 1) * block
+    assert second.external_prefix_hits >= shortest // block * block
+
+    ray.kill(actor("prefill"))
+    assert run(server, all_of_them) == expected
+    server.wait_until_idle()
