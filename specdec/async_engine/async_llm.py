@@ -32,7 +32,8 @@ from specdec.core.engine_stats import EngineStats
 from specdec.core.output_kind import RequestOutputKind, ShownStates
 from specdec.core.outputs import RequestOutput
 from specdec.core.sampling_params import SamplingParams
-from specdec.engine.prompts import Prompt, read_prompt
+from specdec.engine.choice_prompts import with_choice_tokens
+from specdec.engine.prompts import PlainPrompt, Prompt, read_prompt
 from specdec.engine.request_maker import RequestMaker
 from specdec.engine.resolved_config import resolved_config
 from specdec.engine.vllm_keywords import LLMKeywords, own_settings
@@ -188,11 +189,11 @@ class AsyncLLM:
         if request_id is not None:
             check_text("request_id", request_id)
         content, text, cache_salt = read_prompt(prompt, cache_salt)
-        is_long = isinstance(content, str) and len(content) > LONG_TEXT
+        is_long = isinstance(content, str) and len(content) * len(params.choices or " ") > LONG_TEXT
         if is_long or params.structured_outputs is not None:
-            tokens = await asyncio.to_thread(self._requests.check, content, params, priority, cache_salt)
+            tokens, own = await asyncio.to_thread(self._read, content, params, priority, cache_salt)
         else:
-            tokens = self._requests.check(content, params, priority, cache_salt)
+            tokens, own = self._read(content, params, priority, cache_salt)
         if params.output_kind is RequestOutputKind.FINAL_ONLY:
             # States between the first token and the end are not shown.
             interval = math.inf
@@ -204,7 +205,7 @@ class AsyncLLM:
             raise ValueError(f"request_id {name!r} is taken by a running request; give another")
         if self._closing:
             raise EngineDeadError(CLOSED)
-        add = Add(number, tokens, msgspec.Raw(encode(params)), int(priority), cache_salt, interval, trace)
+        add = Add(number, tokens, msgspec.Raw(encode(own)), int(priority), cache_salt, interval, trace)
         self._connection.send(add)
         stream = RequestStream(name, text, tokens, params.n)
         self._streams[number], self._numbers[name] = stream, number
@@ -221,6 +222,13 @@ class AsyncLLM:
             if number in self._streams:
                 self._forget(number)
                 self._abort(number)
+
+    def _read(
+        self, prompt: PlainPrompt, params: SamplingParams, priority: int, cache_salt: str | None
+    ) -> tuple[list[int], SamplingParams]:
+        """Check a prompt and its parameters; return the prompt's tokens, and the parameters with choices as tokens."""
+        prompt, params = with_choice_tokens(prompt, params, self.tokenizer)
+        return self._requests.check(prompt, params, priority, cache_salt), params
 
     async def abort(self, request_id: str) -> bool:
         """End a request; its generator yields a last state with the finish reason "abort".

@@ -21,6 +21,7 @@ from specdec.kernels.kernel_set import KernelSet
 from specdec.kv_transfer.connector_factory import ConnectorContext, make_connector
 from specdec.kv_transfer.kv_connector import KVCaches, KVConnector
 from specdec.models.llama import LlamaModel
+from specdec.scheduling.choice_rows import MOST_NODES
 from specdec.scheduling.rank_values import read_values
 from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.step_cost import PreemptionCost
@@ -133,4 +134,5 @@ class EngineBuilder:
             read_values(config.draft) if config.draft is not None else (),
             draws=workers.proposal == Proposal.DRAWN,
             connector=connector,
+            max_choice_nodes=self.kernels.max_nodes or MOST_NODES,
         )

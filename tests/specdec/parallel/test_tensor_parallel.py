@@ -81,6 +81,18 @@ def test_tokens_are_those_of_one_rank(
     assert (stats.drafts_verified > 0) == (drafter != "none")
 
 
+def test_scores_of_choices_are_those_of_one_rank(world: World) -> None:
+    params = SamplingParams(choices=[[5], [5, 6], [5, 6, 7], [5, 9, 9], [8, 6]])
+    found = []
+    for ranks in (1, 2):
+        with engine(world, "eagle", ranks) as llm:
+            (output,) = llm.generate([PROMPTS[0]], params)
+            assert output.choices is not None
+            found.append([score.logprobs for score in output.choices])
+    for own, other in zip(*found, strict=True):
+        assert own == pytest.approx(other, abs=1e-9)
+
+
 def test_a_rule_that_weighs_all_probabilities(world: World) -> None:
     found = []
     for ranks in (1, 2):

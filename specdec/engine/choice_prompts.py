@@ -1,0 +1,41 @@
+"""Choices as texts: their tokens, and those of the prompt that they continue. Pure Python."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from specdec.core.sampling_params import SamplingParams
+from specdec.engine.prompts import PlainPrompt
+from specdec.models.tokenizer import Tokenizer
+
+
+def with_choice_tokens(
+    prompt: PlainPrompt, params: SamplingParams, tokenizer: Tokenizer | None
+) -> tuple[PlainPrompt, SamplingParams]:
+    """Return a prompt and its parameters with choices as token ids.
+
+    A text prompt is tokenized together with each of its choices, so that the tokens are those of the whole text; a
+    token at the seam may hold a part of both. The prompt's tokens are those that all these texts begin with. Choices of
+    a prompt of token ids are tokenized by themselves.
+
+    Raises:
+        ValueError: choices are texts, and there is no tokenizer.
+    """
+    choices = [choice for choice in params.choices or () if isinstance(choice, str)]
+    if not choices:
+        return prompt, params
+    if tokenizer is None:
+        raise ValueError("choices are texts, and the model's folder has no tokenizer; give token ids")
+    if not isinstance(prompt, str):
+        return prompt, replace(params, choices=[tokenizer.encode(one, add_special_tokens=False) for one in choices])
+    texts = [tokenizer.encode(prompt + choice) for choice in choices]
+    # At least one token of each text is the choice's, also where its text is one that a tokenizer drops.
+    end = min(common_length([tokenizer.encode(prompt), *texts]), min(map(len, texts)) - 1)
+    return texts[0][:end], replace(params, choices=[text[end:] for text in texts])
+
+
+def common_length(sequences: Sequence[list[int]]) -> int:
+    """Return how many first tokens all sequences share."""
+    # All sequences lie between the first and the last in order.
+    first, last = min(sequences), max(sequences)
+    pairs = zip(first, last, strict=False)
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(first), len(last)))
