@@ -106,7 +106,7 @@ def test_scores_beside_requests_that_draft(llm: LLM) -> None:
 def test_scores_that_overflow_fail_alone(world: World, dtype: str) -> None:
     llm = LLM(world.folder / "target", None, dtype=dtype, shape=DraftShape(2, 2, 4), kernels="torch", **QUIET)
     output = llm.engine.worker.runner.model.output
-    llm.engine.worker.runner.model.output = lambda rows: output(rows) * float("inf")  # type: ignore[method-assign, assignment]
+    llm.engine.worker.runner.model.output = lambda rows: output(rows) * float("inf")  # type: ignore[assignment]
     (found,) = llm.generate([[5, 6, 7]], SamplingParams(choices=[[1, 2], [3]]))
     assert (found.finish_reason, found.choices) == ("error", None)
     assert found.outputs[0].error == "the choices cannot be scored: the model's logits are not finite"
