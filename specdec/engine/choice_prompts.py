@@ -26,10 +26,10 @@ def with_choice_tokens(
     if tokenizer is None:
         raise ValueError("choices are texts, and the model's folder has no tokenizer; give token ids")
     if not isinstance(prompt, str):
-        return prompt, replace(params, choices=[tokenizer.encode(one, add_special_tokens=False) for one in choices])
-    texts = [tokenizer.encode(prompt + choice) for choice in choices]
+        return prompt, replace(params, choices=tokenizer.encode_batch(choices, add_special_tokens=False))
+    alone, *texts = tokenizer.encode_batch([prompt, *(prompt + choice for choice in choices)])
     # At least one token of each text is the choice's, also where its text is one that a tokenizer drops.
-    end = min(common_length([tokenizer.encode(prompt), *texts]), min(map(len, texts)) - 1)
+    end = min(common_length([alone, *texts]), min(map(len, texts)) - 1)
     return texts[0][:end], replace(params, choices=[text[end:] for text in texts])
 
 

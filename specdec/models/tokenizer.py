@@ -100,6 +100,10 @@ class Tokenizer:
         """Return the text's tokens, with the special tokens that the tokenizer adds to a text."""
         return list(self._hf(text, add_special_tokens=add_special_tokens)["input_ids"])
 
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """Return the tokens of several texts, each as `encode` does."""
+        return [list(tokens) for tokens in self._hf(list(texts), add_special_tokens=add_special_tokens)["input_ids"]]
+
     def encode_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Return the token sequences that spell each word, at the beginning of a text and after a space, as in vLLM."""
         found: list[tuple[int, ...]] = []

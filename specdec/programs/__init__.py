@@ -2,8 +2,11 @@
 
 from typing import TYPE_CHECKING, Any
 
+from specdec.programs.backend import Generated, Selected
 from specdec.programs.choice_methods import greedy_token_selection, token_length_normalized, total_logprob
-from specdec.programs.expressions import assistant, gen, role, select, system, user
+from specdec.programs.endpoint import Endpoint
+from specdec.programs.expressions import Expression, assistant, gen, role, select, system, user
+from specdec.programs.json_client import EndpointError
 from specdec.programs.program import Program, function
 from specdec.programs.state import ProgramState, ProgramStateGroup
 
@@ -11,10 +14,15 @@ if TYPE_CHECKING:
     from specdec.programs.engine_backend import Engine
 
 __all__ = [
+    "Endpoint",
+    "EndpointError",
     "Engine",
+    "Expression",
+    "Generated",
     "Program",
     "ProgramState",
     "ProgramStateGroup",
+    "Selected",
     "assistant",
     "function",
     "gen",

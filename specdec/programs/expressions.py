@@ -10,6 +10,8 @@ from specdec.programs.choice_methods import ChoiceMethod, token_length_normalize
 
 # SGLang's limit of a `gen` that names none.
 DEFAULT_MAX_TOKENS = 128
+# Parameters that ask for something else than one text. For several texts, fork the state.
+_NOT_OF_GEN = {"n", "logprobs", "prompt_logprobs", "output_kind", "detokenize", "truncate_prompt_tokens"}
 
 
 @dataclass(frozen=True)
@@ -116,9 +118,10 @@ def gen(
     if regex is not None or json_schema is not None:
         form = StructuredOutputsParams(regex=regex, json=json_schema)
     own = {"max_tokens": max_tokens, "stop": stop, "structured_outputs": form}
+    for name in _NOT_OF_GEN & params.keys():
+        raise ValueError(f"{name} is {params[name]!r:.50}; a gen is one text: leave it out")
     given = {**params, **{field: value for field, value in own.items() if value is not None}}
-    if SamplingParams(**given).n != 1:
-        raise ValueError(f"n is {given['n']}; a gen has one text: fork the state for several")
+    SamplingParams(**given)
     return Expression((Gen(name, given),))
 
 

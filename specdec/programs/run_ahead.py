@@ -4,7 +4,7 @@ A `gen` asks an endpoint for more than it needs: for further tokens, and past it
 follows is what the model wrote there, the next `gen` begins within the answer, and may need no call of its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -76,7 +76,7 @@ class Ahead:
         return Served(text, "stop", len(self.tokens), self._from(len(text))) if self.has_ended else None
 
 
-def can_run_ahead(given: Sequence[str], params: SamplingParams) -> bool:
+def can_run_ahead(given: Iterable[str], params: SamplingParams) -> bool:
     """Return whether a `gen` may run ahead: at temperature 0, where no parameter depends on where an output begins.
 
     Args:

@@ -11,6 +11,7 @@ from specdec.server.replies import (
     JSON,
     Aborted,
     ChatCompletion,
+    ChoiceScores,
     Completion,
     Detokenized,
     ModelCard,
@@ -23,8 +24,8 @@ from specdec.server.responses_replies import ResponseReply
 Responses = dict[int | str, dict[str, Any]]
 REFERENCE = "#/components/schemas/{name}"
 _ANSWERS = (
-    *(Aborted, ChatCompletion, Completion, Detokenized, ErrorReply, ModelCard, ModelList, ResponseReply, Tokenized),
-    Version,
+    *(Aborted, ChatCompletion, ChoiceScores, Completion, Detokenized, ErrorReply, ModelCard, ModelList, ResponseReply),
+    *(Tokenized, Version),
 )
 
 

@@ -154,7 +154,7 @@ def test_misplaced_text_is_refused(backend: EchoBackend, content: Expression, me
     [
         (lambda: sp.gen(temperatur=1), "temperatur"),
         (lambda: sp.gen(max_tokens=0), "max_tokens is 0"),
-        (lambda: sp.gen(n=2), "n is 2; a gen has one text: fork the state for several"),
+        (lambda: sp.gen(n=2), "n is 2; a gen is one text: leave it out"),
         (lambda: sp.gen(regex="a", json_schema={}), "structured_outputs has json and regex"),
         (lambda: sp.select("a", choices=[]), "choices is \\[\\]"),
         (lambda: sp.gen("a", choices=["a", ""]), "choices holds an empty one"),
