@@ -1,7 +1,10 @@
 """Programs on an engine: the tokens and scores of plain requests, with what branches share computed once."""
 
+import re
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ from specdec.programs.backend import Generated, Selected
 SETTINGS: dict[str, Any] = {"dtype": "float64", "adaptive_drafts": False, "prefill_stretch": 0, "block_size": 16}
 STEM = "I would like to find a cheap restaurant in the centre of town that serves food from the north of Italy. " * 3
 BRANCHES = 20
+DOCUMENT = Path(__file__).parents[3] / "docs" / "programs.md"
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +124,23 @@ def test_a_stream_comes_in_parts(engine: sp.Engine) -> None:
     parts = list(program.run(backend=engine, params={"temperature": 0}, stream=True).text_iter())
     assert len(parts) > 2
     assert "".join(parts) == program.run(backend=engine, params={"temperature": 0}).text()
+
+
+def test_the_python_of_the_document_runs(
+    engine: sp.Engine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the engine of these tests, so that none is started for it."""
+    (block,) = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
+    monkeypatch.setattr(
+        sp, "Engine", lambda **settings: nullcontext(engine) if settings == {"draft": "eagle"} else None
+    )
+    names: dict[str, Any] = {}
+    exec(compile(block, str(DOCUMENT), "exec"), names)
+    state = names["state"]
+    assert state["price"] in (" cheap", " moderately priced", " expensive")
+    assert len(state.ret_value) == 3
+    assert state.text().startswith("I would like to find a restaurant in San Jose. It should be" + state["price"])
+    assert state.text() in capsys.readouterr().out
 
 
 def test_a_refused_request_is_an_error_of_the_program(engine: sp.Engine) -> None:
