@@ -171,8 +171,7 @@ class Request:
     @property
     def needs_logits(self) -> bool:
         """True if it needs logits on the host: for log-probabilities or a trace."""
-        asked = self.params.logprobs is not None or self.params.prompt_logprobs is not None
-        return asked or self.is_traced or self.choices is not None
+        return self.is_traced or self.params.logprobs is not None or self.params.prompt_logprobs is not None
 
     @property
     def finished(self) -> bool:

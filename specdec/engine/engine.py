@@ -122,7 +122,7 @@ class LLMEngine:
             chains=[row.fixed_nodes for row in rows],
             sampled=[place for place, row in enumerate(rows) if row.sampled],
             moves=plan.moves,
-            needs_logits=any(row.request.needs_logits for row in rows),
+            needs_logits=any(row.choices is not None or row.request.needs_logits for row in rows),
         )
 
     def _draft_row(self, row: PlannedRow) -> DraftRow:

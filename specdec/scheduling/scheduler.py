@@ -157,7 +157,9 @@ class Scheduler:
         size = TreeSize(0, 0) if self.draft_budget is None else self.draft_budget.size(decoding)
         # One token is kept for each decoding request, so that no prompt delays an output.
         stats, most = self._stats, self.config.max_num_batched_tokens
-        step = StepBudget(stats, most, self._prompt_tokens(len(decoding), size), len(decoding))
+        # Nodes of choices count as a prompt's tokens.
+        generating = sum(request.choices is None for request in decoding)
+        step = StepBudget(stats, most, self._prompt_tokens(generating, size), len(decoding))
         self.planner.plan(step)
         plan_choices(step, self.manager, self.max_choice_nodes)
         known = sum(row.num_known for row in step.rows)

@@ -50,6 +50,17 @@ def test_a_hundred_choices_take_one_pass(llm: LLM) -> None:
         assert choice.normalized_logprob == pytest.approx(sum(own) / len(own), abs=1e-9)
 
 
+def test_a_stream_has_one_state(llm: LLM) -> None:
+    (state,) = llm.stream(PROMPT, SamplingParams(choices=HUNDRED[:5]), trace=True)
+    (output,) = llm.generate(PROMPT, SamplingParams(choices=HUNDRED[:5]))
+    assert state.finished
+    assert state.choices is not None
+    assert output.choices is not None
+    assert [one.token_ids for one in state.choices] == [one.token_ids for one in output.choices]
+    assert state.metrics is not None
+    assert state.metrics.first_token_ts > state.metrics.queued_ts
+
+
 @pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_native_scores_are_the_same_bits(dtype: str) -> None:

@@ -8,6 +8,7 @@ from specdec.core.request import Request
 from specdec.scheduling.integrity import check_scheduler
 from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.scheduler_config import SchedulerConfig
+from specdec.scheduling.step_cost import Curve, StepCost
 from specdec.scheduling.step_plan import RowResult, StepPlan
 from tests.specdec.fake_memory import make_request
 
@@ -72,6 +73,22 @@ def test_a_choice_that_no_step_holds_is_refused() -> None:
         scheduler.add(scorer([1], [[1] * 6]))
     with pytest.raises(ValueError, match="cache blocks"):
         scheduler.add(scorer([1] * 47, [[1] * 5]))
+
+
+@pytest.mark.parametrize("stretch", [0, 2.0])
+def test_choices_delay_a_request_that_generates_no_more_than_a_prompt_does(stretch: float) -> None:
+    """A pass costs 40 and a token 1, so that a plain step of 41 leaves room for 41 nodes, or none is measured."""
+    config = SchedulerConfig(max_num_seqs=2, max_num_batched_tokens=400, prefill_stretch=stretch)
+    cost = StepCost(Curve([(1, 41.0), (400, 440.0)]))
+    scheduler = Scheduler(KVCacheManager(900, 1), config, step_cost=cost)
+    scheduler.add(make_request([1], 30))
+    step(scheduler)
+    scheduler.add(scorer([1, 2], [[token, 1] for token in range(300)]))
+    nodes = [sum(len(row.choices.tokens) for row in step(scheduler).rows if row.choices) for _ in range(5)]
+    if stretch:
+        assert all(30 <= count <= 50 for count in nodes)
+    else:
+        assert nodes == [300, 0, 0, 0, 0]
 
 
 def test_nodes_count_as_tokens_of_prompts() -> None:
