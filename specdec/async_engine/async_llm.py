@@ -246,6 +246,18 @@ class AsyncLLM:
         """Return the tokens of a conversation up to where the answer begins; see `LLM.chat_prompt`."""
         return self._requests.chat_prompt(messages, template_arguments)
 
+    def chat_choices(
+        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams, **template_arguments: Any
+    ) -> tuple[PlainPrompt, SamplingParams]:
+        """Return the tokens of a conversation, and parameters with the tokens of text choices that continue it.
+
+        Both are tokenized as one text, which matters where a choice continues a message.
+
+        Raises:
+            ValueError: see `LLM.chat_prompt`.
+        """
+        return self._requests.chat_choices(messages, params, template_arguments)
+
     @property
     def end_tokens(self) -> frozenset[int]:
         """Tokens after which the model's output ends."""

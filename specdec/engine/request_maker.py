@@ -101,11 +101,31 @@ class RequestMaker:
         Raises:
             ValueError: see `LLM.chat_prompt`.
         """
+        text = self.chat_text(messages, template_arguments)
+        return self.need_tokenizer().encode(text, add_special_tokens=False)
+
+    def chat_text(self, messages: Sequence[Mapping[str, Any]], template_arguments: Mapping[str, Any]) -> str:
+        """Return the text of a conversation with its special tokens, up to where the answer begins.
+
+        Raises:
+            ValueError: see `LLM.chat_prompt`.
+        """
         plain = [plain_message(message) for message in messages]
         tokenizer = self.need_tokenizer()
         if not tokenizer.has_chat_template and template_arguments.get("chat_template") is None:
             raise ValueError(f"{self.config.model}: the tokenizer has no chat template; give the prompt as it is")
-        return tokenizer.encode_chat(plain, **template_arguments)
+        return tokenizer.chat_text(plain, **template_arguments)
+
+    def chat_choices(
+        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams, template_arguments: Mapping[str, Any]
+    ) -> tuple[PlainPrompt, SamplingParams]:
+        """Return the tokens of a conversation, and parameters with the tokens of text choices that continue it.
+
+        Raises:
+            ValueError: see `LLM.chat_prompt`.
+        """
+        text = self.chat_text(messages, template_arguments)
+        return with_choice_tokens(text, params, self.tokenizer, add_special_tokens=False)
 
     def check(self, prompt: PlainPrompt, params: SamplingParams, priority: int, cache_salt: str | None) -> list[int]:
         """Check a prompt and its parameters, their choices as token ids; return the prompt's tokens.

@@ -73,16 +73,18 @@ class Engine:
 
     async def score(self, transcript: Transcript, choices: Sequence[str]) -> list[ChoiceScore]:
         """See `Backend.score`."""
-        state = await self._run(self._prompt(transcript), SamplingParams(choices=choices), lambda _: None)
+        params = SamplingParams(choices=choices)
+        given: PlainPrompt = transcript.text
+        if transcript.is_conversation:
+            given, params = self.llm.chat_choices(transcript.conversation(), params, **_template_arguments(transcript))
+        state = await self._run(given, params, lambda _: None)
         assert state.choices is not None
         return state.choices
 
     def _prompt(self, transcript: Transcript) -> PlainPrompt:
         if not transcript.is_conversation:
             return transcript.text
-        goes_on = bool(transcript.text)
-        arguments = {"continue_final_message": True} if goes_on else {}
-        return self.llm.chat_prompt(transcript.conversation(), add_generation_prompt=not goes_on, **arguments)
+        return self.llm.chat_prompt(transcript.conversation(), **_template_arguments(transcript))
 
     async def _run(self, prompt: PlainPrompt, params: SamplingParams, on_text: Callable[[str], None]) -> RequestOutput:
         """Return the last state of a request.
@@ -96,3 +98,9 @@ class Engine:
         if state.finish_reason in ("error", "abort"):
             raise RuntimeError(state.outputs[0].error or "the request was aborted")
         return state
+
+
+def _template_arguments(transcript: Transcript) -> dict[str, bool]:
+    """Return arguments of the chat template: an open message goes on, or else the assistant's begins."""
+    goes_on = bool(transcript.text)
+    return {"add_generation_prompt": not goes_on, **({"continue_final_message": True} if goes_on else {})}

@@ -105,6 +105,34 @@ def test_roles_use_the_chat_template(engine: sp.Engine, llm: LLM) -> None:
     assert state["last"] == last.text
 
 
+def test_choices_continue_a_message_in_the_tokens_of_the_whole_text(engine: sp.Engine, llm: LLM) -> None:
+    @sp.function
+    def program(s: sp.ProgramState, begun: str) -> None:
+        s += sp.user("Hello, I need a place to eat.")
+        s += sp.assistant(begun + sp.select("rest", choices=["aurant in the centre", " hotel"]))
+
+    tokenizer = llm.get_tokenizer()
+    for begun in ("I know a rest", ""):
+        state = program.run(begun, backend=engine)
+        info = state.get_meta_info("rest")
+        assert isinstance(info, Selected)
+        question = {"role": "user", "content": "Hello, I need a place to eat."}
+        messages = [question, *([{"role": "assistant", "content": begun}] if begun else [])]
+        arguments = {"add_generation_prompt": not begun, "continue_final_message": bool(begun), "tokenize": False}
+        text = tokenizer.apply_chat_template(messages, **arguments)
+        own = [score.token_ids for score in info.scores]
+        whole = [
+            tokenizer(text + choice, add_special_tokens=False)["input_ids"]
+            for choice in ("aurant in the centre", " hotel")
+        ]
+        (start,) = {tuple(tokens[: -len(ids)]) for tokens, ids in zip(whole, own, strict=True)}
+        assert [[*start, *ids] for ids in own] == whole
+        (plain,) = llm.generate([list(start)], SamplingParams(choices=own))
+        assert plain.choices is not None
+        for score, other in zip(info.scores, plain.choices, strict=True):
+            assert score.logprobs == pytest.approx(other.logprobs, abs=1e-9)
+
+
 def test_forms_hold(engine: sp.Engine) -> None:
     @sp.function
     def program(s: sp.ProgramState) -> None:
