@@ -35,7 +35,8 @@ from specdec.core.engine_stats import EngineStats
 from specdec.core.output_kind import RequestOutputKind, ShownStates
 from specdec.core.outputs import RequestOutput
 from specdec.core.sampling_params import SamplingParams
-from specdec.engine.prompts import Prompt, read_prompt
+from specdec.engine.choice_prompts import with_choice_tokens
+from specdec.engine.prompts import PlainPrompt, Prompt, read_prompt
 from specdec.engine.request_maker import RequestMaker
 from specdec.engine.resolved_config import resolved_config
 from specdec.engine.vllm_keywords import LLMKeywords, own_settings
@@ -194,11 +195,11 @@ class AsyncLLM:
         if request_id is not None:
             check_text("request_id", request_id)
         content, text, cache_salt = read_prompt(prompt, cache_salt)
-        is_long = isinstance(content, str) and len(content) > LONG_TEXT
+        is_long = isinstance(content, str) and len(content) * len(params.choices or " ") > LONG_TEXT
         if is_long or params.structured_outputs is not None:
-            tokens = await asyncio.to_thread(self._requests.check, content, params, priority, cache_salt)
+            tokens, own = await asyncio.to_thread(self._read, content, params, priority, cache_salt)
         else:
-            tokens = self._requests.check(content, params, priority, cache_salt)
+            tokens, own = self._read(content, params, priority, cache_salt)
         if params.output_kind is RequestOutputKind.FINAL_ONLY:
             # States between the first token and the end are not shown.
             interval = math.inf
@@ -210,7 +211,7 @@ class AsyncLLM:
             raise ValueError(f"request_id {name!r} is taken by a running request; give another")
         if self._closing:
             raise EngineDeadError(CLOSED)
-        add = Add(number, tokens, msgspec.Raw(encode(params)), int(priority), cache_salt, interval, trace)
+        add = Add(number, tokens, msgspec.Raw(encode(own)), int(priority), cache_salt, interval, trace)
         self._connection.send(add)
         stream = RequestStream(name, text, tokens, params.n)
         self._streams[number], self._numbers[name] = stream, number
@@ -228,6 +229,13 @@ class AsyncLLM:
                 self._forget(number)
                 self._abort(number)
 
+    def _read(
+        self, prompt: PlainPrompt, params: SamplingParams, priority: int, cache_salt: str | None
+    ) -> tuple[list[int], SamplingParams]:
+        """Check a prompt and its parameters; return the prompt's tokens, and the parameters with choices as tokens."""
+        prompt, params = with_choice_tokens(prompt, params, self.tokenizer)
+        return self._requests.check(prompt, params, priority, cache_salt), params
+
     async def abort(self, request_id: str) -> bool:
         """End a request; its generator yields a last state with the finish reason "abort".
 
@@ -243,6 +251,18 @@ class AsyncLLM:
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]], **template_arguments: Any) -> list[int]:
         """Return the tokens of a conversation up to where the answer begins; see `LLM.chat_prompt`."""
         return self._requests.chat_prompt(messages, template_arguments)
+
+    def chat_choices(
+        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams, **template_arguments: Any
+    ) -> tuple[PlainPrompt, SamplingParams]:
+        """Return the tokens of a conversation, and parameters with the tokens of text choices that continue it.
+
+        Both are tokenized as one text, which matters where a choice continues a message.
+
+        Raises:
+            ValueError: see `LLM.chat_prompt`.
+        """
+        return self._requests.chat_choices(messages, params, template_arguments)
 
     @property
     def end_tokens(self) -> frozenset[int]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self
 import msgspec
 
 from specdec.config import LLMSettings
+from specdec.core.choices import ChoiceScore
 from specdec.core.engine_stats import EngineStats
 from specdec.core.outputs import Logprob, RequestMetrics, Segment, SpeculationStats, Step
 from specdec.core.sampling_params import SamplingParams
@@ -133,6 +134,7 @@ class Delta(Message, omit_defaults=True):
         held: text behind all segments so far, which a stop string may still cut off.
         stats: figures so far.
         num_cached_tokens, metrics: in the first and the last delta of the request.
+        choices: in the last delta.
     """
 
     number: int
@@ -150,6 +152,7 @@ class Delta(Message, omit_defaults=True):
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     num_cached_tokens: int | None = None
     metrics: RequestMetrics | None = None
+    choices: list[ChoiceScore] | None = None
 
 
 class News(Message):

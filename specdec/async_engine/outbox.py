@@ -70,6 +70,7 @@ class Outbox:
             self._prompt_logprobs(request),
             self.group.requests[0].num_cached_prompt if shows_times else None,
             self.group.metrics() if shows_times else None,
+            request.choices.scores() if request.choices is not None and request.choices.is_complete else None,
         )
 
     def _prompt_logprobs(self, request: Request) -> list[dict[int, Logprob] | None] | None:

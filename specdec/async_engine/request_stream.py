@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specdec.async_engine.messages import Delta
+from specdec.core.choices import ChoiceScore
 from specdec.core.outputs import (
     CompletionOutput,
     Logprob,
@@ -84,6 +85,7 @@ class RequestStream:
         self._samples = [_Sample(index) for index in range(num_samples)]
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._num_cached_tokens: int | None = None
+        self._choices: list[ChoiceScore] | None = None
         self._metrics: RequestMetrics | None = None
         self._news = asyncio.Event()
         self._error: Exception | None = None
@@ -101,6 +103,7 @@ class RequestStream:
             self._prompt_logprobs += delta.prompt_logprobs
         if delta.metrics is not None:
             self._num_cached_tokens, self._metrics = delta.num_cached_tokens, delta.metrics
+        self._choices = delta.choices
         self._news.set()
 
     def fail(self, error: Exception) -> None:
@@ -128,4 +131,5 @@ class RequestStream:
             prompt_logprobs=None if self._prompt_logprobs is None else list(self._prompt_logprobs),
             num_cached_tokens=self._num_cached_tokens,
             metrics=self._metrics,
+            choices=self._choices,
         )

@@ -234,8 +234,8 @@ class KVCacheManager:
         return len(table) * self.block_size
 
     def trim(self, request: Request) -> None:
-        """Free the blocks behind the known tokens, which only drafts have used."""
-        keep = self.blocks_for(len(request.token_ids))
+        """Free the blocks behind the known tokens, that only drafts use, not those that choices need."""
+        keep = self.blocks_for(len(request.token_ids) + request.least_nodes)
         if len(request.block_table) > keep:
             self.pool.free(reversed(request.block_table[keep:]))
             del request.block_table[keep:]

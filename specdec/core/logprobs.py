@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from specdec.core.choices import ChoiceTree
 from specdec.core.outputs import Logprob, LogprobsMode
 from specdec.core.request import Request
 from specdec.kernels.kernel_set import KernelSet
@@ -49,6 +50,18 @@ def score_output(
     if tokens[-1] < 0:
         tokens, scores = tokens[:-1], scores[:-1]
     request.logprobs += _named(request, top_logprobs(_log_softmax(scores), tokens, request.params.logprobs))
+
+
+def choice_logprobs(tree: ChoiceTree, logits: Tensor) -> list[float]:
+    """Return the log-probability of each token of `tree.read`, before any parameter is applied.
+
+    Args:
+        logits: `[1 + nodes, vocab]` of the root and the tree's nodes.
+    """
+    rows, tokens = zip(*((1 + node, token) for node, token in tree.read), strict=True)
+    log_probs = _log_softmax(logits)
+    found = log_probs[upload(rows, logits.device), upload(tokens, logits.device)]
+    return [float(value) for value in found.tolist()]
 
 
 def _named(request: Request, rows: list[dict[int, Logprob]]) -> list[dict[int, Logprob]]:

@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from specdec.core.choices import ChoiceScore
+
 # Log-probabilities of the model's own distribution, or of the one that is sampled from.
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 
@@ -217,6 +219,7 @@ class RequestOutput:
         prompt_logprobs: per prompt token like `CompletionOutput.logprobs`, None for the first; None unless asked for.
         num_cached_tokens: prompt tokens that were found in the prefix cache; None before the request first ran.
         metrics: times of the request.
+        choices: the scores of `SamplingParams.choices`, in their order, once all are known; None unless asked for.
     """
 
     request_id: str
@@ -227,6 +230,7 @@ class RequestOutput:
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     num_cached_tokens: int | None = None
     metrics: RequestMetrics | None = None
+    choices: list[ChoiceScore] | None = None
 
     @property
     def text(self) -> str:

@@ -1,10 +1,12 @@
 """A request: its tokens, its cache counters, and where its output ends. Pure Python."""
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from specdec.core.choices import Choices, ChoiceTree
 from specdec.core.detokenizer import Detokenizer
 from specdec.core.draftable_row import AcceptanceHistory, Ahead, DraftableRow
 from specdec.core.outputs import (
@@ -73,6 +75,8 @@ class Request:
         error: why it failed, if `finish_reason` is "error".
         logprobs: per output token, if asked for; may run ahead of the output within a step.
         prompt_logprobs: per prompt token scored so far, None for the first.
+        choices: continuations of its prompt that it scores; None for a request that generates.
+        least_nodes: nodes below its last token without which its next step gives nothing; 0 but for choices.
         steps: steps with a draft tree, in order; all steps if it is traced.
         is_traced: whether steps keep their trees.
         num_cached_prompt: prompt tokens that its first admission found in the prefix cache; None before.
@@ -109,6 +113,8 @@ class Request:
     error: str | None = None
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=lambda: [None])
+    choices: Choices | None = None
+    least_nodes: int = 0
     stats: SpeculationStats = field(default_factory=SpeculationStats)
     steps: list[Step] = field(default_factory=list, repr=False)
     is_traced: bool = False
@@ -217,6 +223,22 @@ class Request:
         if self.finished:
             del self.logprobs[self.num_output :]
 
+    def take_scores(self, tree: ChoiceTree, logprobs: Sequence[float]) -> None:
+        """Keep the scores of a step's choices; end the request with the last of them.
+
+        Args:
+            logprobs: one for each of `tree.read`.
+        """
+        assert self.choices is not None
+        if not all(map(math.isfinite, logprobs)):
+            self.fail("the choices cannot be scored: the model's logits are not finite")
+            return
+        self.choices.record(tree, logprobs)
+        self.least_nodes = self.choices.least_nodes
+        if self.choices.is_complete:
+            self.times.saw_token()
+            self.end()
+
     def end(self) -> None:
         """End the request well, without another token."""
         self.finish_reason = "stop"
@@ -293,6 +315,7 @@ class RequestGroup:
             prompt_logprobs=None if first.params.prompt_logprobs is None else list(first.prompt_logprobs),
             num_cached_tokens=first.num_cached_prompt,
             metrics=self.metrics(),
+            choices=first.choices.scores() if first.choices is not None and first.choices.is_complete else None,
         )
 
     def metrics(self) -> RequestMetrics:

@@ -128,6 +128,12 @@ class SamplingParams:
         "change no token.",
         flags="",
     )
+    choices: Sequence[str | Sequence[int]] | None = setting(
+        None,
+        "Continuations of the prompt, as texts or token ids, to score in place of generating: the log-probability of "
+        "each of their tokens, before any parameter is applied.",
+        flags="",
+    )
     structured_outputs: StructuredOutputsParams | None = setting(
         None,
         "Form that the output follows: a JSON schema, a regular expression, a choice or a grammar.",
@@ -169,6 +175,8 @@ class SamplingParams:
             check_text("prediction", self.prediction)
         else:
             self._set("prediction", self._token_ids("prediction"))
+        if self.choices is not None:
+            self._check_choices()
         if self.allowed_token_ids is not None and len(self.allowed_token_ids) == 0:
             raise ValueError(f"allowed_token_ids is {self.allowed_token_ids}; it must be not empty")
         for token, bias in (self.logit_bias or {}).items():
@@ -205,6 +213,26 @@ class SamplingParams:
             raise ValueError(f"{name} is {value!r}; it must be a list of token ids")
         return value
 
+    def _check_choices(self) -> None:
+        given = self.choices
+        if isinstance(given, str) or not isinstance(given, Sequence) or not given:
+            raise ValueError(f"choices is {given!r:.50}; it must be a list of texts, or of lists of token ids")
+        if all(isinstance(choice, str) for choice in given):
+            self._check_texts("choices")
+        else:
+            self._set("choices", [self._choice_ids(choice) for choice in given])
+        if not all(given):
+            raise ValueError("choices holds an empty one; leave it out or give at least one token")
+        for name in ("n", "logprobs", "prompt_logprobs", "structured_outputs", "prediction", "stop"):
+            if (value := getattr(self, name)) not in (None, 1 if name == "n" else None, [], ()):
+                raise ValueError(f"{name} is {value!r:.50}; a request with choices generates nothing: leave it out")
+
+    def _choice_ids(self, choice: Any) -> list[int]:
+        choice = choice.tolist() if hasattr(choice, "tolist") else choice
+        if isinstance(choice, str) or not isinstance(choice, Sequence):
+            raise ValueError(f"choices holds {choice!r:.50}; it must be a list of texts, or of lists of token ids")
+        return list(choice)
+
     @property
     def stop_strings(self) -> tuple[str, ...]:
         if self.stop is None:
@@ -222,6 +250,9 @@ class SamplingParams:
             for token in () if given is None or isinstance(given, str) else given:
                 if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= int(token) < vocab_size:
                     raise ValueError(f"{name} holds {token!r}; token ids lie between 0 and {vocab_size - 1}")
+        for token in (token for choice in self.choices or () if not isinstance(choice, str) for token in choice):
+            if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= int(token) < vocab_size:
+                raise ValueError(f"choices holds {token!r}; token ids lie between 0 and {vocab_size - 1}")
         for name in ("logprobs", "prompt_logprobs"):
             if (getattr(self, name) or 0) > vocab_size:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at most the vocabulary's {vocab_size}")

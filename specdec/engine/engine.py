@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from specdec.core.device import on_device
-from specdec.core.logprobs import score_output, score_prompt
+from specdec.core.logprobs import choice_logprobs, score_output, score_prompt
 from specdec.core.outputs import LogprobsMode
 from specdec.core.request import Request
 from specdec.draft_heads.drafting.drafter import DraftRow
@@ -158,10 +158,10 @@ class LLMEngine:
         return StepOrder(
             parts=[_tree_row(row) for row in rows],
             drafts=[self._draft_row(row) for row in rows],
-            chains=[row.chain_nodes for row in rows],
+            chains=[row.fixed_nodes for row in rows],
             sampled=[place for place, row in enumerate(rows) if row.sampled],
             moves=plan.moves,
-            needs_logits=any(row.request.needs_logits for row in rows),
+            needs_logits=any(row.choices is not None or row.request.needs_logits for row in rows),
         )
 
     def _draft_row(self, row: PlannedRow) -> DraftRow:
@@ -185,6 +185,10 @@ class LLMEngine:
             found = iter(outcome.acceptances)
             spans = score_spans(order, [len(tree) for tree in trees])
             for row, part, tree, span, result in zip(plan, order.parts, trees, spans, results, strict=True):
+                if row.choices is not None:
+                    if not row.request.finished:
+                        row.request.take_scores(row.choices, choice_logprobs(row.choices, outcome.logits[span]))
+                    continue
                 acceptance = next(found) if row.sampled else None
                 self._score(row.request, part, tree, outcome.logits[span], acceptance, result)
         return results
@@ -212,8 +216,12 @@ class LLMEngine:
     def _append(
         self, rows: Sequence[PlannedRow], trees: Sequence[DraftTree], results: Sequence[RowResult]
     ) -> list[Request]:
-        """Give requests their tokens, one by one up to where the output ends; return the requests that were sampled."""
-        updated = []
+        """Give requests their tokens, one by one up to where the output ends.
+
+        Returns:
+            The requests that were sampled, and those whose last choices were scored.
+        """
+        updated = [row.request for row in rows if row.choices is not None and row.request.finished]
         for place, (row, result) in enumerate(zip(rows, results, strict=True)):
             request = row.request
             # A request may have been aborted during the step.
@@ -264,9 +272,10 @@ def _end_without_token(request: Request) -> None:
 def _tree_row(row: PlannedRow) -> TreeRow:
     request = row.request
     scores_prompt = request.params.prompt_logprobs is not None and request.num_cached < request.num_prompt
+    scores_last = row.sampled or row.choices is not None
     return TreeRow(
         tokens=request.token_ids[request.num_cached : request.num_cached + row.num_known],
         num_cached=request.num_cached,
         block_table=request.block_table,
-        num_scored=row.num_known if scores_prompt else int(row.sampled),
+        num_scored=row.num_known if scores_prompt else int(scores_last),
     )

@@ -21,6 +21,7 @@ from specdec.kernels.kernel_set import KernelSet
 from specdec.kv_transfer.connector_factory import ConnectorContext, make_connector
 from specdec.kv_transfer.kv_connector import KVCaches, KVConnector
 from specdec.models.llama import LlamaModel
+from specdec.scheduling.choice_rows import MOST_NODES
 from specdec.scheduling.rank_values import read_values
 from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.step_cost import PreemptionCost
@@ -72,14 +73,18 @@ class EngineBuilder:
         for sizes in [self.model.config, *([self.workers.head.llama] if self.workers.head else [])]:
             self.kernels.check_model(sizes.head_dim, sizes.num_heads // sizes.num_kv_heads)
         # A request may bring a predicted text, whatever else drafts.
-        nodes = self.workers.shape.nodes
+        nodes, window = self.workers.shape.nodes, self._window
         self.kernels.check_tree(max(self.workers.slots, nodes))
-        window = min((window for window in self.model.config.layer_windows if window), default=nodes)
-        if nodes > window:
+        if window is not None and nodes > window:
             raise ValueError(
                 f"draft_nodes {nodes} is more than the target's sliding window of {window} tokens, which no draft path "
                 f"may leave; use at most {window}"
             )
+
+    @property
+    def _window(self) -> int | None:
+        """The target's narrowest sliding window, which no path of a tree may leave; None without windows."""
+        return min((window for window in self.model.config.layer_windows if window), default=None)
 
     def _num_blocks(self) -> int:
         """Return how many blocks the memory of every rank holds, or the seats can use if that is less."""
@@ -145,4 +150,5 @@ class EngineBuilder:
             draws=workers.proposal == Proposal.DRAWN,
             reads_prompts=config.is_prefill,
             connector=connector,
+            max_choice_nodes=min(self.kernels.max_nodes or MOST_NODES, self._window or MOST_NODES),
         )

@@ -13,6 +13,7 @@ from typing import Any
 
 from specdec.config import EngineConfig
 from specdec.core.chat_content import plain_message
+from specdec.core.choices import Choices
 from specdec.core.detokenizer import Detokenizer
 from specdec.core.request import Request, RequestGroup
 from specdec.core.sampling_params import SamplingParams
@@ -21,6 +22,7 @@ from specdec.draft_heads.drafting.ngram_chains import NGramChains
 from specdec.draft_heads.drafting.predicted_text import PredictedText
 from specdec.draft_heads.drafting.structured_drafts import ForcedText
 from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.engine.choice_prompts import with_choice_tokens
 from specdec.engine.prompts import PlainPrompt, Prompt, as_list, read_prompt
 from specdec.kernels.settings import MAX_WHOLE, check_text, whole_number
 from specdec.models.checkpoint import has_tokenizer
@@ -102,14 +104,34 @@ class RequestMaker:
         Raises:
             ValueError: see `LLM.chat_prompt`.
         """
+        text = self.chat_text(messages, template_arguments)
+        return self.need_tokenizer().encode(text, add_special_tokens=False)
+
+    def chat_text(self, messages: Sequence[Mapping[str, Any]], template_arguments: Mapping[str, Any]) -> str:
+        """Return the text of a conversation with its special tokens, up to where the answer begins.
+
+        Raises:
+            ValueError: see `LLM.chat_prompt`.
+        """
         plain = [plain_message(message) for message in messages]
         tokenizer = self.need_tokenizer()
         if not tokenizer.has_chat_template and template_arguments.get("chat_template") is None:
             raise ValueError(f"{self.config.model}: the tokenizer has no chat template; give the prompt as it is")
-        return tokenizer.encode_chat(plain, **template_arguments)
+        return tokenizer.chat_text(plain, **template_arguments)
+
+    def chat_choices(
+        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams, template_arguments: Mapping[str, Any]
+    ) -> tuple[PlainPrompt, SamplingParams]:
+        """Return the tokens of a conversation, and parameters with the tokens of text choices that continue it.
+
+        Raises:
+            ValueError: see `LLM.chat_prompt`.
+        """
+        text = self.chat_text(messages, template_arguments)
+        return with_choice_tokens(text, params, self.tokenizer, add_special_tokens=False)
 
     def check(self, prompt: PlainPrompt, params: SamplingParams, priority: int, cache_salt: str | None) -> list[int]:
-        """Check a prompt and its parameters; return the prompt's tokens.
+        """Check a prompt and its parameters, their choices as token ids; return the prompt's tokens.
 
         Raises:
             ValueError: see `LLM.new_group`.
@@ -134,6 +156,12 @@ class RequestMaker:
             raise ValueError(
                 f"structured_outputs is not supported with tensor_parallel_size {self.config.tensor_parallel_size}; "
                 "leave it out, or start an engine with tensor_parallel_size 1"
+            )
+        longest = max(map(len, params.choices or ()), default=0)
+        if len(tokens) + longest > self.max_model_len:
+            raise ValueError(
+                f"choices holds one of {longest} tokens, the prompt has {len(tokens)}, and the context is "
+                f"{self.max_model_len}; shorten one of them"
             )
         # The first output token comes without a draft.
         is_long = params.speculation.enabled and len(tokens) + 1 >= self.draft_context
@@ -174,9 +202,14 @@ class RequestMaker:
         # The caller may assign to its own afterwards.
         params = copy(params)
         content, text, cache_salt = read_prompt(prompt, cache_salt)
+        content, params = with_choice_tokens(content, params, self.tokenizer)
         tokens = self.check(content, params, priority, cache_salt)
-        longest = self.max_model_len
-        if params.max_tokens is not None:
+        longest, choices = self.max_model_len, None
+        if params.choices is not None:
+            choices = Choices([[int(token) for token in choice] for choice in params.choices])
+            # Its tokens are those of the prompt alone, and a choice's nodes have entries behind them.
+            longest = len(tokens) + choices.most_nodes + 1
+        elif params.max_tokens is not None:
             longest = min(longest, len(tokens) + params.max_tokens)
         ends = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else self.end_tokens)
         backend = self.tokenizer.backend if self.tokenizer and params.detokenize else None
@@ -208,6 +241,8 @@ class RequestMaker:
                 priority=int(priority),
                 cache_salt=self._salt(cache_salt),
                 cached_samples=cached_samples,
+                choices=choices,
+                least_nodes=choices.least_nodes if choices is not None else 0,
             )
             for index in range(params.n)
         ]
@@ -237,6 +272,8 @@ class RequestMaker:
     def _add_sources(self, request: Request, predicted: list[int]) -> None:
         """Give a request its sources of chains: first what its grammar forces, then the predicted text."""
         sources: list[ChainSource] = []
+        if request.choices is not None:
+            return
         if request.sampling.grammar is not None:
             sources.append(ForcedText(request.sampling.grammar, ChainRates(self._forced_rates)))
         if predicted:

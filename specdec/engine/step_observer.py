@@ -72,10 +72,11 @@ class StepObserver:
         """
         was_unfinished = self._is_unfinished
         # Only sampling makes the host wait.
-        self._is_unfinished = self._is_async and not any(row.sampled for row in rows)
-        self._plain_run = (
-            0 if any(row.num_known > 1 or row.num_nodes or row.num_chained for row in rows) else self._plain_run + 1
+        self._is_unfinished = self._is_async and not any(row.sampled or row.choices is not None for row in rows)
+        is_plain = not any(
+            row.num_known > 1 or row.num_nodes or row.num_chained or row.choices is not None for row in rows
         )
+        self._plain_run = self._plain_run + 1 if is_plain else 0
         is_one_of_many = self._plain_run > LONG_RUN and self._plain_run % MEASURED_EVERY
         if self.scheduler.step_cost is not None and not (was_unfinished or self._is_unfinished or is_one_of_many):
             seconds, draft_seconds = self.seconds, sum(seconds_between(*part) for part in drafting)
@@ -91,12 +92,20 @@ class StepObserver:
         draft_seconds: float,
     ) -> None:
         drafted = [row for row in draft_rows if row.num_nodes]
-        decoded = [result.num_nodes for row, result in zip(rows, results, strict=True) if row.num_known == 1]
+        # The nodes of choices are no drafts, and cost as much as tokens of a prompt.
+        chosen = [0 if row.choices is None else len(row.choices.tokens) for row in rows]
+        decoded = [
+            result.num_nodes
+            for row, result, nodes in zip(rows, results, chosen, strict=True)
+            if row.num_known == 1 and not nodes
+        ]
         self.scheduler.learn(
             MeasuredStep(
                 rows=len(decoded),
                 tokens=len(decoded) + sum(decoded),
-                prompts=sum(row.num_known for row in rows if row.num_known > 1),
+                prompts=sum(
+                    row.num_known + nodes for row, nodes in zip(rows, chosen, strict=True) if row.num_known > 1 or nodes
+                ),
                 seconds=seconds,
                 trees=len(drafted),
                 levels=max((row.max_depth for row in drafted), default=0),

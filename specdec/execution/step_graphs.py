@@ -57,7 +57,9 @@ class StepGraphs:
     def __call__(self, batch: TreeBatch) -> Tensor:
         """Return features `[tokens, hidden_size]`, which are valid until the next call."""
         tokens, (rows, blocks) = len(batch.tokens), batch.rows.block_tables.shape
-        if tokens > TOKEN_BUCKETS[-1][0] or rows > self.max_rows or blocks > self.max_blocks:
+        # The trees of choices may be larger than drafts.
+        is_wide = blocks > self.max_blocks or batch.rows.ancestors.shape[1] > self.words
+        if tokens > TOKEN_BUCKETS[-1][0] or rows > self.max_rows or is_wide:
             return self.run(batch)
         plans = [plan_of(batch.rows, geometry) for geometry in self.geometries]
         key = (tokens, tuple(PlanSize.of(plan) for plan in plans))

@@ -100,6 +100,10 @@ class Tokenizer:
         """Return the text's tokens, with the special tokens that the tokenizer adds to a text."""
         return list(self._hf(text, add_special_tokens=add_special_tokens)["input_ids"])
 
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """Return the tokens of several texts, each as `encode` does."""
+        return [list(tokens) for tokens in self._hf(list(texts), add_special_tokens=add_special_tokens)["input_ids"]]
+
     def encode_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Return the token sequences that spell each word, at the beginning of a text and after a space, as in vLLM."""
         found: list[tuple[int, ...]] = []
@@ -113,7 +117,11 @@ class Tokenizer:
         return tuple(found)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **template_arguments: Any) -> list[int]:
-        """Return the tokens of a conversation, up to where the assistant's answer begins.
+        """Return the tokens of a conversation; see `chat_text`."""
+        return self.encode(self.chat_text(messages, **template_arguments), add_special_tokens=False)
+
+    def chat_text(self, messages: Sequence[Mapping[str, Any]], **template_arguments: Any) -> str:
+        """Return the text of a conversation with its special tokens, up to where the assistant's answer begins.
 
         Args:
             template_arguments: arguments of transformers' `apply_chat_template`, such as `tools`, and variables of the
@@ -124,11 +132,10 @@ class Tokenizer:
         """
         arguments = {"add_generation_prompt": True, **template_arguments, "tokenize": False}
         try:
-            text = self._hf.apply_chat_template([dict(m) for m in messages], **arguments)
+            return str(self._hf.apply_chat_template([dict(m) for m in messages], **arguments))
         # Templates are code: they add text to what may be none, and index what may be short.
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
             raise ValueError(f"the chat template refuses the conversation: {first_line(error)}") from None
-        return list(self._hf(text, add_special_tokens=False)["input_ids"])
 
     def grammar_info(self, vocab_size: int, end_tokens: frozenset[int]) -> "TokenizerInfo":
         """Return the text of every token, as grammars need it; special tokens stand for no text.

@@ -11,6 +11,7 @@ from specdec.core.engine_stats import EngineStats
 from specdec.core.request import Request
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.kv_transfer.kv_connector import KVConnector
+from specdec.scheduling.choice_rows import MOST_NODES, plan_choices
 from specdec.scheduling.draft_budget import DraftBudget
 from specdec.scheduling.rank_values import TreeOutcome
 from specdec.scheduling.request_queues import RequestQueues
@@ -51,8 +52,10 @@ class Scheduler:
         draws: see `DraftBudget.draws`.
         reads_prompts: see `DraftBudget.reads_prompts`.
         connector: loads and stores blocks beyond the cache; None for none.
+        max_choice_nodes: limit of the nodes of a tree of choices, from the kernels.
 
     Attributes:
+        max_choice_nodes: the same, as far as steps have tokens for them.
         running, waiting: requests with and without a seat, in order of rank; only the queues change them.
     """
 
@@ -69,7 +72,10 @@ class Scheduler:
         draws: bool = False,
         reads_prompts: bool = False,
         connector: KVConnector | None = None,
+        max_choice_nodes: int = MOST_NODES,
     ) -> None:
+        # One token of a step is kept for each of the other requests.
+        self.max_choice_nodes = min(max_choice_nodes, config.max_num_batched_tokens - config.max_num_seqs)
         self.manager, self.config, self.step_cost, self.connector = manager, config, step_cost, connector
         manager.reports_published = connector is not None
         self.tree_sizer = None
@@ -101,12 +107,18 @@ class Scheduler:
         """Queue a request.
 
         Raises:
-            ValueError: a request that the cache can never hold, or that has a priority under the policy "fcfs".
+            ValueError: a request that the cache can never hold, or that has a priority under the policy "fcfs", or a
+                choice that no tree holds.
             QueueFullError: `max_queued_requests` requests wait.
         """
         by_priority = self.config.scheduling_policy == "priority"
         if request.priority and not by_priority:
             raise ValueError(f"priority {request.priority} needs scheduling_policy 'priority'; it is 'fcfs'")
+        if request.choices is not None and request.choices.most_nodes > self.max_choice_nodes:
+            raise ValueError(
+                f"choices holds one of {request.choices.most_nodes + 1} tokens; it may have at most "
+                f"{self.max_choice_nodes + 1}: shorten it, or raise max_num_batched_tokens"
+            )
         match self.admission(request):
             case Admission.NEVER:
                 size, pool = self.manager.block_size, self.manager.pool
@@ -147,9 +159,12 @@ class Scheduler:
         size = TreeSize(0, 0) if self.draft_budget is None else self.draft_budget.size(decoding)
         # One token is kept for each decoding request, so that no prompt delays an output.
         stats, most = self._stats, self.config.max_num_batched_tokens
-        step = StepBudget(stats, most, self._prompt_tokens(len(decoding), size), len(decoding))
+        # Nodes of choices count as a prompt's tokens.
+        generating = sum(request.choices is None for request in decoding)
+        step = StepBudget(stats, most, self._prompt_tokens(generating, size), len(decoding))
         self.planner.plan(step)
-        known = most - step.tokens
+        plan_choices(step, self.manager, self.max_choice_nodes)
+        known = sum(row.num_known for row in step.rows)
         if self.draft_budget is not None:
             self.draft_budget.grant(step, size, self.manager)
         plan = StepPlan(step.rows)
@@ -192,6 +207,9 @@ class Scheduler:
                     request.num_draft_cached = row.draft_prefill_end
                 # Nothing behind the last known token counts as cached.
                 known, computed = len(request.token_ids), request.num_cached + row.num_known + result.num_accepted
+                if request.choices is not None and request.finish_reason is None:
+                    # The last one is computed again, with further choices below it.
+                    known -= 1
                 request.num_cached = computed if computed < known else known
                 commit(request)
                 stats.generated_tokens += result.num_new

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specdec.cache.kv_cache_manager import BlockMove
+from specdec.core.choices import ChoiceTree
 from specdec.core.engine_stats import EngineStats
 from specdec.core.request import Request
 from specdec.draft_heads.drafting.chains import ChainNodes, ChainTree
@@ -18,13 +19,15 @@ class PlannedRow:
 
     Attributes:
         num_known: length of its chain, `token_ids[num_cached : num_cached + num_known]`.
-        sampled: whether the chain reaches the last known token, so that the step samples a token after it.
+        sampled: whether the chain reaches the last known token, so that the step samples a token after it. Never of a
+            request that scores choices.
         draft_prefill_end: number of known tokens that the draft head's cache covers after the step. Where it lies
             beyond the first token of the chain, the head reads behind the target's pass.
         num_nodes: limit of the draft model's nodes below the chain's end.
         max_depth: limit of their depth: deeper nodes could not be emitted or have no slot.
         chains: draft tokens that need no model, whether or not they are verified; None if there are none.
         num_chained: number of their most valuable nodes that are verified too.
+        choices: the choices that the step scores; None if there are none.
     """
 
     request: Request
@@ -35,10 +38,13 @@ class PlannedRow:
     max_depth: int = 0
     chains: ChainTree | None = None
     num_chained: int = 0
+    choices: ChoiceTree | None = None
 
     @property
-    def chain_nodes(self) -> ChainNodes | None:
-        """Return the nodes of chains that are verified, None if there are none."""
+    def fixed_nodes(self) -> ChainNodes | None:
+        """Return the nodes that no model drafts: of choices, or of chains that are verified; None if there are none."""
+        if self.choices is not None:
+            return ChainNodes(self.choices.tokens, self.choices.parents) if self.choices.tokens else None
         return self.chains.best(self.num_chained) if self.chains is not None and self.num_chained else None
 
 
@@ -110,9 +116,11 @@ class StepBudget:
     preempted: list[Request] = field(default_factory=list)
 
     def take(self, request: Request, known: int, uncached: int) -> None:
-        """Add a row of `known` tokens for a request that has `uncached` ones."""
+        """Add a row of `known` tokens for a request that has `uncached` ones, with the nodes that it needs."""
         self.tokens -= known
         if uncached > 1:
             self.prompt_tokens -= known
         self.partial_prefills += known < uncached
-        self.rows.append(PlannedRow(request, known, known == uncached))
+        self.rows.append(PlannedRow(request, known, known == uncached and request.choices is None))
+        if known == uncached:
+            self.tokens -= request.least_nodes

@@ -64,11 +64,14 @@ class StepPlanner:
         if uncached == 1:
             step.decodes_left -= 1
             known = 1
+            if request.least_nodes and 1 + request.least_nodes > step.tokens - step.decodes_left:
+                # Others take the tokens of the step first; it scores its choices in a later one.
+                return
         else:
-            known = self._share(uncached, step)
+            known = self._share(request, uncached, step)
             if known <= 0 or (known < uncached and step.partial_prefills >= self.config.max_num_partial_prefills):
                 return
-        while not self.manager.reserve(request, request.num_cached + known):
+        while not self.manager.reserve(request, request.num_cached + known + request.least_nodes):
             if self._reclaim():
                 continue
             # What a preemption frees is for running requests, not for admissions.
@@ -109,7 +112,7 @@ class StepPlanner:
             prefix = _whole_blocks(prefix, manager.block_size)
             lacking = self._blocks_lacking(request, prefix)
         uncached = len(request.token_ids) - (request.num_cached if prefix is None else prefix.num_tokens + external)
-        known = self._share(uncached, step)
+        known = self._share(request, uncached, step)
         if uncached > 1 and step.prompt_tokens <= 0:
             step.admitting = False
         elif uncached == 0:
@@ -134,12 +137,15 @@ class StepPlanner:
             step.next_running += 1
             step.take(request, known, uncached)
 
-    def _share(self, uncached: int, step: StepBudget) -> int:
+    def _share(self, request: Request, uncached: int, step: StepBudget) -> int:
         """Return how many of a request's uncached tokens the step can compute."""
         limit = self.config.long_prefill_token_threshold or uncached
         if uncached > 1:
             limit = min(limit, step.prompt_tokens)
-        return min(uncached, limit, step.tokens - step.decodes_left)
+        room = step.tokens - step.decodes_left
+        known = min(uncached, limit, room)
+        # Choices hang below the last token. If their nodes have no room, both are left to a later step.
+        return known - 1 if known == uncached and known + request.least_nodes > room else known
 
     def _room(self, running: Sequence[Request]) -> int:
         """Return how many blocks an admission can take.
@@ -148,12 +154,14 @@ class StepPlanner:
         """
         size = self.manager.block_size
         # `blocks_for` written out, as it would be called for each running request in each step with a queue.
-        claimed = sum(-(-len(request.token_ids) // size) - len(request.block_table) for request in running)
+        claimed = sum(
+            -(-(len(request.token_ids) + request.least_nodes) // size) - len(request.block_table) for request in running
+        )
         return self.manager.pool.num_free - claimed - (self._watermark if running else 0)
 
     def _blocks_lacking(self, request: Request, prefix: Prefix | None) -> int:
-        """Return how many free blocks the request takes until all its known tokens are cached."""
-        total = self.manager.blocks_for(len(request.token_ids))
+        """Return how many free blocks the request takes until all its known tokens are cached, and a choice's nodes."""
+        total = self.manager.blocks_for(len(request.token_ids) + request.least_nodes)
         if prefix is None:
             return total
         unheld = sum(self.manager.pool.is_free(block) for block in prefix.blocks)
@@ -182,7 +190,7 @@ class StepPlanner:
             if request.num_cached_prompt is None:
                 request.num_cached_prompt = prefix.num_tokens + external
                 request.times.scheduled = time.monotonic()
-        reserved = self.manager.reserve(request, request.num_cached + known)
+        reserved = self.manager.reserve(request, request.num_cached + known + request.least_nodes)
         assert reserved, "an admitted request has its blocks"
 
     def _load(self, request: Request, external: int, step: StepBudget) -> None:

@@ -6,7 +6,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
 
 from specdec import __version__
-from specdec.server import chat, completions, operations, page_route, responses
+from specdec.server import chat, completions, operations, page_route, responses, scoring
 from specdec.server.connection import ClientGoneError
 from specdec.server.errors import on_http_error, on_invalid_request, on_unexpected_error
 from specdec.server.gate import Gate
@@ -22,7 +22,7 @@ def build_app(service: Service) -> FastAPI:
     # The pages that FastAPI offers for its schema load code from other hosts.
     app = FastAPI(title="specdec", version=__version__, docs_url=None, redoc_url=None)
     app.state.service = service
-    for routes in (completions, chat, responses, operations, page_route):
+    for routes in (completions, chat, responses, scoring, operations, page_route):
         app.include_router(routes.router)
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(RequestValidationError, on_invalid_request)

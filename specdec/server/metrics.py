@@ -104,6 +104,9 @@ class RequestTimer:
             metrics.prompt_tokens.inc(len(state.prompt_token_ids))
         elif new:
             metrics.inter_token.observe((moment - self._last) * len(state.outputs) / new)
+        elif state.choices is not None:
+            # A request that scores gets no token.
+            metrics.prompt_tokens.inc(len(state.prompt_token_ids))
         metrics.generation_tokens.inc(new)
         self._tokens, self._last = total, moment
         if state.finished:

@@ -11,6 +11,7 @@ from specdec.server.replies import (
     JSON,
     Aborted,
     ChatCompletion,
+    ChoiceScores,
     Completion,
     Detokenized,
     DraftUpdate,
@@ -24,7 +25,8 @@ from specdec.server.responses_replies import ResponseReply
 Responses = dict[int | str, dict[str, Any]]
 REFERENCE = "#/components/schemas/{name}"
 _ANSWERS = (
-    *(Aborted, ChatCompletion, Completion, Detokenized, DraftUpdate, ErrorReply, ModelCard, ModelList, ResponseReply),
+    *(Aborted, ChatCompletion, ChoiceScores, Completion, Detokenized, DraftUpdate, ErrorReply, ModelCard, ModelList),
+    ResponseReply,
     *(Tokenized, Version),
 )
 

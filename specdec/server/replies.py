@@ -265,6 +265,34 @@ class Detokenized(Struct):
     prompt: str
 
 
+class ScoredChoice(Struct):
+    """A choice and its scores.
+
+    Attributes:
+        text: as it was given; that of its tokens where those were given.
+        token_logprobs: per token, its log-probability after the prompt and the tokens before it.
+        cumulative_logprob, normalized_logprob: their sum and their mean.
+    """
+
+    index: int
+    text: str | None
+    token_ids: list[int]
+    token_logprobs: list[float]
+    cumulative_logprob: float
+    normalized_logprob: float
+
+
+class ChoiceScores(Struct, kw_only=True):
+    """Answer of `/v1/score_choices`."""
+
+    id: str
+    object: str = "choice_scores"
+    created: int
+    model: str
+    choices: list[ScoredChoice]
+    usage: Usage
+
+
 class Aborted(Struct):
     """Answer of `/abort`: whether such a request was running."""
 

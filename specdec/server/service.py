@@ -26,6 +26,7 @@ from specdec.server.metrics import RequestTimer, ServerMetrics
 from specdec.server.replies import now
 from specdec.server.request_model import RequestModel
 from specdec.server.sampling_fields import SamplingFields
+from specdec.server.scoring_request import ScoringRequest
 from specdec.server.server_settings import ServerSettings
 from specdec.server.speculation_replies import RequestMetrics, SglExt, request_metrics, sglext
 from specdec.server.tool_parsers import ToolParser, parser_for
@@ -136,7 +137,7 @@ class Service:
         prompts: Sequence[list[int]],
         params: SamplingParams,
         headers: Mapping[str, str],
-        body: SamplingFields,
+        body: SamplingFields | ScoringRequest,
         prompt_field: str = "prompt",
     ) -> AsyncGenerator[tuple[int, RequestOutput]]:
         """Run prompts of one request; yield a prompt's number and state after each step in which it got tokens.
@@ -180,7 +181,7 @@ class Service:
             wrong = bad_request(error, ("cache_salt", *SamplingParams.__dataclass_fields__))
             if str(error).startswith("structured_outputs"):
                 wrong.param = body.structure_field
-            elif "prompt" in str(error):
+            elif wrong.param is None and "prompt" in str(error):
                 wrong.param = prompt_field
             raise wrong from None
         except QueueFullError as error:

@@ -15,7 +15,7 @@ from specdec.core.outputs import RequestOutput
 from specdec.kernels.native_library import library_file
 from specdec.kernels.settings import Quantization
 from tests.fakes import RandomDrafter
-from tests.specdec.world import BLOCKS, VOCAB, Arrival, World, arrivals, run, shapes
+from tests.specdec.world import BLOCKS, VOCAB, Arrival, World, arrivals, cut, run, shapes
 
 pytestmark = pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
 CASES = 1000 if settings.default and settings.default.max_examples >= 2000 else 40
@@ -26,6 +26,7 @@ def outcome(output: RequestOutput) -> object:
     return (
         [(one.token_ids, one.text, one.finish_reason, one.logprobs) for one in output.outputs],
         output.prompt_logprobs,
+        output.choices,
     )
 
 
@@ -55,6 +56,7 @@ def test_logits_are_those_of_plain_decoding(
     threads: int,
     seed: int,
 ) -> None:
+    cases = [case._replace(params=cut(case.params, chunk - seats)) for case in cases]
     plain = LLM(
         world.folder / "target",
         draft=None,

@@ -22,7 +22,7 @@ from specdec.scheduling.integrity import check_scheduler
 from specdec.scheduling.step_cost import PreemptionCost
 from tests.fakes import RandomDrafter
 from tests.specdec.oracle import Expected
-from tests.specdec.world import BLOCKS, EOS, VOCAB, KnowingDrafter, World, check, check_prompt, expect, parameters
+from tests.specdec.world import BLOCKS, EOS, VOCAB, KnowingDrafter, World, check, check_prompt, cut, expect, requests
 
 CASES = 1000 if settings.default and settings.default.max_examples >= 2000 else 40
 CONTEXT = 64
@@ -64,7 +64,7 @@ arrivals = st.lists(
         stem=st.integers(0, 1),
         shared=st.sampled_from([0, 7, 8, 15, 16, 17, 24, 31, 32]),
         own=st.lists(st.integers(3, VOCAB - 1), min_size=1, max_size=9),
-        params=parameters(),
+        params=requests,
         priority=st.integers(-1, 1),
         salt=st.sampled_from([None, None, None, "salt"]),
         aborted=st.one_of(st.none(), st.none(), st.none(), st.integers(0, 30)),
@@ -160,6 +160,7 @@ def test_output_is_that_of_the_request_alone(
     adaptive: bool,
     seed: int,
 ) -> None:
+    cases = [case._replace(params=cut(case.params, max(0, budget - seats))) for case in cases]
     # Enough for one request at its longest, and not much more.
     num_blocks = -(-CONTEXT // block_size) + blocks // (block_size // 8)
     # A Llama reads no features; a block head here has two layers.

@@ -22,6 +22,7 @@ GENERATE: Any = typer.main.get_command(app).commands["generate"]  # type: ignore
 # No options: a command has no use for them, or an option of its own.
 WITHOUT_OPTION = {
     "n": "one answer is shown",
+    "choices": "their scores are no text",
     "logit_bias": "token ids",
     "allowed_token_ids": "token ids",
     "stop_token_ids": "token ids",

@@ -172,6 +172,26 @@ def test_graphs_are_captured_anew_for_another_head(folder: Path, monkeypatch: py
         assert llm.stats().trees_by_accepted == new.stats().trees_by_accepted
 
 
+def test_scores_of_choices_are_those_of_a_cpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In trees of more words than the captured graphs have, beside drafts."""
+    choices = [[token, token + 1] for token in range(5, 75)]
+    params = [SamplingParams(choices=choices), SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)]
+    settings: dict[str, Any] = {"max_num_batched_tokens": 128, "max_model_len": 96}
+
+    def found(llm: LLM) -> tuple[list[list[float]], list[int]]:
+        scored, said = llm.generate(PROMPTS[::-1], params, use_tqdm=False)
+        assert scored.choices is not None
+        return [score.logprobs for score in scored.choices], said.token_ids
+
+    expected = found(load(folder, "head", **settings))
+    monkeypatch.setattr("specdec.execution.cuda_graphs.WARM_UPS", 1)
+    with simulated_gpu(monkeypatch):
+        scores, tokens = found(load(folder, "head", device="cuda", **settings))
+    assert tokens == expected[1]
+    for own, other in zip(scores, expected[0], strict=True):
+        assert own == pytest.approx(other, abs=1e-5)
+
+
 @pytest.mark.usefixtures("gpu")
 def test_what_a_gpu_would_refuse_is_refused() -> None:
     there, here = torch.arange(3, device=GPU), torch.arange(3)

@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from specdec import LLM, SamplingParams
 from specdec.draft_heads.drafting.draft_shape import DraftShape
@@ -13,7 +15,7 @@ from specdec.draft_heads.drafting.drafter import Drafter, DraftRow
 from specdec.kernels.draft_trees import DraftTrees
 from specdec.kernels.kernel_set import choose_kernels
 from specdec.kernels.native_library import library_file
-from specdec.kernels.tree import DraftTree
+from specdec.kernels.tree import DraftTree, TreeRow
 from specdec.verify.noise import GumbelNoise
 from tests.fakes import save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
 
@@ -55,6 +57,30 @@ def test_tokens_are_those_of_plain_torch(folder: Path, head: str, params: Sampli
         found.append([[one.token_ids for one in output.outputs] for output in outputs])
         assert llm.stats().drafts_verified > 0
     assert found[0] == found[1]
+
+
+def test_choices_of_more_nodes_than_a_tree_may_have(folder: Path) -> None:
+    """In trees of up to 128 nodes, two words of ancestor bits, beside a request with drafts."""
+    choices = [[token, token + 1, token] for token in range(5, 75)]
+    params = [SamplingParams(choices=choices), SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)]
+    found, sizes = [], []
+    for kernels in ("torch", "triton"):
+        llm = load(folder, kernels, max_num_batched_tokens=512)
+        propose = llm.engine.worker.runner.forward
+
+        def forward(parts: Sequence[TreeRow], trees: DraftTrees, forward: Any = propose) -> Tensor:
+            sizes.append(max(trees.sizes))
+            return forward(parts, trees)
+
+        llm.engine.worker.runner.forward = forward  # type: ignore[method-assign]
+        outputs = llm.generate([[5, 6, 7], [20, 21, 22]], params, use_tqdm=False)
+        assert outputs[0].choices is not None
+        found.append(([score.logprobs for score in outputs[0].choices], outputs[1].token_ids))
+        assert max(sizes) == (140 if kernels == "torch" else 128)
+        sizes.clear()
+    assert found[0][1] == found[1][1]
+    for own, other in zip(found[0][0], found[1][0], strict=True):
+        assert own == pytest.approx(other, abs=1e-4)
 
 
 @pytest.mark.parametrize("scored", [{}, {"draft_vocab": 40}, {"draft_vocab": 60, "draft_rank": 8}])

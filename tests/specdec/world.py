@@ -4,6 +4,7 @@ import random
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -156,14 +157,28 @@ def parameters(draw: st.DrawFn) -> SamplingParams:
     )
 
 
+# Requests that score choices, whose letters are so few that they share beginnings.
+scorings = st.lists(st.lists(letters, min_size=1, max_size=5), min_size=1, max_size=6).map(
+    lambda choices: SamplingParams(choices=choices)
+)
+
+
+def cut(params: SamplingParams, most: int) -> SamplingParams:
+    """Return the parameters with choices of no more nodes than a step has tokens for."""
+    if params.choices is None:
+        return params
+    return replace(params, choices=[choice[: most + 1] for choice in params.choices])
+
+
 class Arrival(NamedTuple):
     step: int
     prompt: list[int]
     params: SamplingParams
 
 
+requests = st.one_of(*[parameters()] * 4, scorings)
 arrivals = st.lists(
-    st.builds(Arrival, st.integers(0, 6), st.lists(tokens, min_size=1, max_size=40), parameters()),
+    st.builds(Arrival, st.integers(0, 6), st.lists(tokens, min_size=1, max_size=40), requests),
     min_size=1,
     max_size=3,
 )
@@ -246,6 +261,8 @@ def edited(tokens: list[int], seed: int) -> list[int]:
 
 def expect(world: World, llm: LLM, request: Request, params: SamplingParams, beyond: int = 0) -> Expected:
     """The plain loop's output for a request not yet run."""
+    if params.choices is not None:
+        return Expected(finish_reason="stop")
     return oracle.generate(
         world.logits,
         request.token_ids[: request.num_prompt],
@@ -278,7 +295,22 @@ def check(output: CompletionOutput, expected: Expected, params: SamplingParams) 
     assert output.cumulative_logprob == pytest.approx(total, abs=1e-8)
 
 
+def check_choices(group: RequestGroup, world: World) -> None:
+    """Check each choice's scores against a pass over the prompt and that choice alone."""
+    scores, prompt = group.output().choices, group.prompt_token_ids
+    assert scores is not None
+    assert [score.token_ids for score in scores] == list(group.requests[0].params.choices or ())
+    for score in scores:
+        with torch.inference_mode():
+            log_p = world.target(torch.tensor([[*prompt, *score.token_ids]])).logits[0].log_softmax(-1)
+        own = [log_p[len(prompt) - 1 + place, token].item() for place, token in enumerate(score.token_ids)]
+        assert score.logprobs == pytest.approx(own, abs=1e-9)
+        assert score.cumulative_logprob == pytest.approx(sum(own), abs=1e-8)
+
+
 def check_prompt(group: RequestGroup, world: World, params: SamplingParams) -> None:
+    if params.choices is not None:
+        check_choices(group, world)
     scored = group.output().prompt_logprobs
     if params.prompt_logprobs is None:
         assert scored is None

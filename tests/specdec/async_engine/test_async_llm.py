@@ -64,12 +64,17 @@ def _logprobs(found: Any) -> Any:
     return [_logprobs(value) for value in found] if isinstance(found, list) else found
 
 
+def _scores(output: RequestOutput) -> list[list[float]] | None:
+    return None if output.choices is None else [score.logprobs for score in output.choices]
+
+
 def assert_same(found: RequestOutput, expected: RequestOutput) -> None:
     """Everything but the drafts' share is equal: that depends on the batch."""
     assert found.finished
     assert found.prompt_token_ids == expected.prompt_token_ids
     assert found.prompt == expected.prompt
     assert found.prompt_logprobs == _logprobs(expected.prompt_logprobs)
+    assert _scores(found) == _logprobs(_scores(expected))
     for one, other in zip(found.outputs, expected.outputs, strict=True):
         assert (one.index, one.token_ids, one.text) == (other.index, other.token_ids, other.text)
         assert (one.finish_reason, one.stop_reason, one.error) == (other.finish_reason, other.stop_reason, other.error)

@@ -18,7 +18,7 @@ from specdec.execution.worker import Worker
 from specdec.kernels.types import NO_TOKEN
 from specdec.models.sharded_llama import ShardedLlama
 from tests.fakes import save_random_llama
-from tests.specdec.parallel.ranked_engine import engine, prompt_logits, texts
+from tests.specdec.parallel.ranked_engine import PROMPTS, engine, prompt_logits, texts
 from tests.specdec.parallel.thread_ranks import thread_ranks
 from tests.specdec.world import World
 
@@ -74,6 +74,18 @@ def test_a_rank_that_cannot_load_a_head_keeps_it_from_all(
             llm.update_draft(world.other("eagle3"))
         assert llm.engine.worker is worker
         assert texts(llm) == expected
+
+
+def test_scores_of_choices_are_those_of_one_rank(world: World) -> None:
+    params = SamplingParams(choices=[[5], [5, 6], [5, 6, 7], [5, 9, 9], [8, 6]])
+    found = []
+    for ranks in (1, 2):
+        with engine(world, "eagle", ranks) as llm:
+            (output,) = llm.generate([PROMPTS[0]], params)
+            assert output.choices is not None
+            found.append([score.logprobs for score in output.choices])
+    for own, other in zip(*found, strict=True):
+        assert own == pytest.approx(other, abs=1e-9)
 
 
 def test_a_rule_that_weighs_all_probabilities(world: World) -> None:

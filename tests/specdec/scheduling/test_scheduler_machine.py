@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from specdec.cache.block_pool import extend_hashes
 from specdec.cache.kv_cache_manager import KVCacheManager
+from specdec.core.choices import Choices
 from specdec.core.request import Request
 from specdec.core.sampling_params import SamplingParams
 from specdec.core.speculation import Speculation
@@ -139,6 +140,15 @@ class World:
             self.scheduler.add(request)
             self.requests.append(request)
 
+    def add_choices(self, prompt: list[int], choices: list[list[int]]) -> None:
+        """Queue a request that scores choices, cut to what the cache and a step can hold."""
+        most = min(self.scheduler.max_choice_nodes, self.case.blocks * self.case.size - 1)
+        found = Choices([choice[: most + 1] for choice in choices])
+        prompt = prompt[: self.case.blocks * self.case.size - found.most_nodes]
+        request = make_request(prompt, found.most_nodes + 1, choices=found, least_nodes=found.least_nodes)
+        self.scheduler.add(request)
+        self.requests.append(request)
+
     def make_beam(self, request: Request) -> None:
         self.beams.add(request)
         request.cached_samples, request.drafts_enabled = {}, False
@@ -193,6 +203,11 @@ class World:
         if row.num_nodes:
             self.memory.write(request, end, room, head=True, content="draft")
             self.memory.write(request, end, end + row.num_nodes, content="draft")
+        if row.choices is not None:
+            nodes = len(row.choices.tokens)
+            for place in range(request.num_cached // size, -(-(end + nodes) // size)):
+                assert self.manager.pool.is_private(request.block_table[place])
+            self.memory.write(request, end, end + nodes, content="choice")
 
     def check_plan(self, plan: StepPlan, first: Request | None) -> None:
         """Check that limits hold, and that the request that ranks first advances."""
@@ -201,7 +216,8 @@ class World:
         assert len({*requests}) == len(rows)
         assert {*requests} <= {*scheduler.running}
         assert len(scheduler.running) <= config.max_num_seqs
-        assert sum(row.num_known + row.num_nodes for row in rows) <= config.max_num_batched_tokens
+        chosen = sum(len(row.choices.tokens) for row in rows if row.choices is not None)
+        assert sum(row.num_known + row.num_nodes for row in rows) + chosen <= config.max_num_batched_tokens
         reads = sum(max(0, row.draft_prefill_end - row.request.num_draft_cached) for row in rows)
         assert reads <= config.max_num_batched_tokens + config.max_num_seqs
         if first is not None:
@@ -218,7 +234,14 @@ class World:
         assert (
             1 <= row.num_known <= min(request.num_uncached_tokens, self.case.config.long_prefill_token_threshold or 99)
         )
-        assert row.sampled == (row.num_known == request.num_uncached_tokens)
+        is_last = row.num_known == request.num_uncached_tokens
+        assert (row.sampled, row.choices is not None) == (
+            (is_last, False) if request.choices is None else (False, is_last)
+        )
+        if row.choices is not None:
+            # Every tree scores a choice at least.
+            assert row.choices.paths
+            assert len(row.choices.tokens) <= self.scheduler.max_choice_nodes
         assert row.draft_prefill_end <= request.num_cached + row.num_known
         if row.num_nodes == 0:
             assert row.max_depth == 0
@@ -274,6 +297,8 @@ class World:
         request, end = row.request, row.request.num_cached + row.num_known
         if row.num_nodes > 0 and chance.random() < self.spoilt:
             return RowResult(row.num_nodes, needs_retry=True)
+        if row.choices is not None and not request.finished:
+            request.take_scores(row.choices, [float(token) for _, token in row.choices.read])
         if request.finished or not row.sampled or request in self.beams:
             return RowResult()
         path = range(chance.randint(0, min(row.num_nodes, row.max_depth)))
@@ -347,6 +372,10 @@ class World:
         stats = self.scheduler.stats()
         reasons = [request.finish_reason for request in self.requests]
         assert None not in reasons
+        for request in self.requests:
+            if request.choices is not None and request.finish_reason == "stop":
+                # The scores are the tokens here.
+                assert all(score.logprobs == score.token_ids for score in request.choices.scores())
         assert (stats.queued, stats.aborted) == (len(reasons), reasons.count("abort"))
         assert stats.finished == stats.queued - stats.aborted
         assert (stats.running, stats.waiting, stats.swapped, stats.kv_usage) == (0, 0, 0, 0)
@@ -385,6 +414,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     def add_a_beam(self, prompt: list[int], most: int) -> None:
         self.world.add(prompt, most)
         self.world.make_beam(self.world.requests[-1])
+
+    @rule(
+        prompt=prompts(vocab_size=2, max_len=16),
+        choices=st.lists(prompts(vocab_size=2, max_len=5), min_size=1, max_size=6),
+    )
+    def add_choices(self, prompt: list[int], choices: list[list[int]]) -> None:
+        self.world.add_choices(prompt, choices)
 
     @rule(seed=seeds, count=st.integers(1, 6))
     def step(self, seed: int, count: int) -> None:

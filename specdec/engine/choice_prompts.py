@@ -1,0 +1,44 @@
+"""Choices as texts: their tokens, and those of the prompt that they continue. Pure Python."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from specdec.core.sampling_params import SamplingParams
+from specdec.engine.prompts import PlainPrompt
+from specdec.models.tokenizer import Tokenizer
+
+
+def with_choice_tokens(
+    prompt: PlainPrompt, params: SamplingParams, tokenizer: Tokenizer | None, add_special_tokens: bool = True
+) -> tuple[PlainPrompt, SamplingParams]:
+    """Return a prompt and its parameters with choices as token ids.
+
+    A text prompt is tokenized together with each of its choices, so that the tokens are those of the whole text; a
+    token at the seam may hold a part of both. The prompt's tokens are those that all these texts begin with. Choices of
+    a prompt of token ids are tokenized by themselves.
+
+    Args:
+        add_special_tokens: whether a text prompt lacks the special tokens that the tokenizer adds to a text.
+
+    Raises:
+        ValueError: choices are texts, and there is no tokenizer.
+    """
+    choices = [choice for choice in params.choices or () if isinstance(choice, str)]
+    if not choices:
+        return prompt, params
+    if tokenizer is None:
+        raise ValueError("choices are texts, and the model's folder has no tokenizer; give token ids")
+    if not isinstance(prompt, str):
+        return prompt, replace(params, choices=tokenizer.encode_batch(choices, add_special_tokens=False))
+    alone, *texts = tokenizer.encode_batch([prompt, *(prompt + choice for choice in choices)], add_special_tokens)
+    # At least one token of each text is the choice's, also where its text is one that a tokenizer drops.
+    end = min(common_length([alone, *texts]), min(map(len, texts)) - 1)
+    return texts[0][:end], replace(params, choices=[text[end:] for text in texts])
+
+
+def common_length(sequences: Sequence[list[int]]) -> int:
+    """Return how many first tokens all sequences share."""
+    # All sequences lie between the first and the last in order.
+    first, last = min(sequences), max(sequences)
+    pairs = zip(first, last, strict=False)
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(first), len(last)))

@@ -1,0 +1,148 @@
+"""A run of a program: executes what its branches append, each in its order, all beside each other."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from functools import partial
+from typing import Any, NamedTuple
+
+from specdec.programs.backend import Backend, Generated, Selected
+from specdec.programs.expressions import Gen, Operation, RoleBegin, RoleEnd, Select
+from specdec.programs.text_stream import TextStream
+from specdec.programs.transcript import Transcript
+
+
+class Variable(NamedTuple):
+    """A variable's text.
+
+    Attributes:
+        info: how it came about; None where the program set it.
+    """
+
+    text: str
+    info: Generated | Selected | None
+
+
+class Run:
+    """The operations of all branches of one program.
+
+    Args:
+        defaults: sampling parameters of each `gen` that gives none.
+
+    Attributes:
+        has_returned: whether the program's function appends nothing more.
+    """
+
+    def __init__(self, backend: Backend, defaults: Mapping[str, Any]) -> None:
+        self.backend, self.defaults = backend, defaults
+        self.has_returned = False
+        self._tails: list[Future[Transcript]] = []
+        # Errors that the program has met. The list keeps them, so that no other one gets their identity.
+        self._raised: list[BaseException] = []
+
+    def append(
+        self,
+        tail: "Future[Transcript]",
+        operations: Sequence[Operation],
+        results: "Sequence[Future[Variable]]",
+        stream: TextStream,
+    ) -> "Future[Transcript]":
+        """Execute operations behind a transcript; return the transcript with them.
+
+        Args:
+            results: take the variables of `Gen` and `Select`, in order.
+            stream: takes the text.
+        """
+        new = self.backend.loop.submit(self._execute(tail, operations, results, stream))
+        self._tails.append(new)
+        return new
+
+    def result(self, future: "Future[Any]") -> Any:
+        """Wait for a variable or a transcript.
+
+        Raises:
+            Exception: an error of its branch.
+        """
+        self.backend.loop.check_outside()
+        try:
+            return future.result()
+        except Exception as error:
+            self._raised.append(error)
+            raise
+
+    def finish(self) -> None:
+        """Wait for all branches.
+
+        Raises:
+            Exception: the first error that the program has not met.
+        """
+        errors = [tail.exception() for tail in self._tails]
+        for error in errors:
+            if error is not None and not any(error is one for one in self._raised):
+                raise error
+
+    def cancel(self) -> None:
+        """End all branches."""
+        for tail in self._tails:
+            tail.cancel()
+
+    async def _execute(
+        self,
+        tail: "Future[Transcript]",
+        operations: Sequence[Operation],
+        results: "Sequence[Future[Variable]]",
+        stream: TextStream,
+    ) -> Transcript:
+        try:
+            transcript = await asyncio.wrap_future(tail)
+            left = iter(results)
+            for operation in operations:
+                if not isinstance(operation, Gen | Select):
+                    transcript = _with_constant(transcript, operation)
+                    if isinstance(operation, str):
+                        stream.add(None, operation)
+                    continue
+                on_text = partial(stream.add, operation.name)
+                if isinstance(operation, Gen):
+                    transcript, variable = await self._generate(transcript, operation, on_text)
+                else:
+                    transcript, variable = await self._select(transcript, operation, on_text)
+                next(left).set_result(variable)
+                stream.notify()
+            return transcript
+        except BaseException as error:
+            for result in results:
+                if not result.done():
+                    _fail(result, error)
+            stream.notify()
+            raise
+
+    async def _generate(
+        self, transcript: Transcript, asked: Gen, on_text: Callable[[str], None]
+    ) -> tuple[Transcript, Variable]:
+        transcript.check_output()
+        found = await self.backend.generate(transcript, asked, self.defaults, on_text)
+        return transcript.with_output(found.text, found.ahead), Variable(found.text, found)
+
+    async def _select(
+        self, transcript: Transcript, asked: Select, on_text: Callable[[str], None]
+    ) -> tuple[Transcript, Variable]:
+        transcript.check_output()
+        scores = await self.backend.score(transcript, asked.choices)
+        text = asked.choices[asked.method(scores)]
+        on_text(text)
+        return transcript.with_output(text), Variable(text, Selected(text, scores))
+
+
+def _with_constant(transcript: Transcript, operation: str | RoleBegin | RoleEnd) -> Transcript:
+    if isinstance(operation, RoleBegin):
+        return transcript.begun(operation.role)
+    return transcript.ended() if isinstance(operation, RoleEnd) else transcript.with_text(operation)
+
+
+def _fail(result: "Future[Variable]", error: BaseException) -> None:
+    """Have a variable's readers get the error of its branch."""
+    if isinstance(error, asyncio.CancelledError | CancelledError):
+        result.cancel()
+    else:
+        result.set_exception(error)

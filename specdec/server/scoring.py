@@ -1,0 +1,79 @@
+"""`/v1/score_choices`."""
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+
+from fastapi import APIRouter, Request, Response
+
+from specdec.core.choices import ChoiceScore
+from specdec.core.sampling_params import SamplingParams
+from specdec.engine.choice_prompts import with_choice_tokens
+from specdec.server.connection import while_connected
+from specdec.server.errors import ApiError
+from specdec.server.json_route import JsonRoute
+from specdec.server.openapi import answers
+from specdec.server.replies import ChoiceScores, ScoredChoice, Usage, json_response, now
+from specdec.server.scoring_request import ScoringRequest
+from specdec.server.service import Service, service_of
+
+router = APIRouter(route_class=JsonRoute)
+
+
+@router.post("/v1/score_choices", responses=answers(ChoiceScores))
+async def score_choices(body: ScoringRequest, request: Request) -> Response:
+    """Return the log-probabilities of given continuations of a prompt, scored in one pass."""
+    service = service_of(request)
+    service.accept(body, body.model)
+    tokens, params = await _tokens(service, body)
+    answer_id = f"score-{request.state.request_id}"
+    states = service.run(answer_id, [tokens], params, request.headers, body)
+    (state,) = await while_connected(request.receive, service.final(states, 1), service.settings.request_timeout)
+    scores = state.choices or []
+    count = len(tokens) + sum(len(score.token_ids) for score in scores)
+    reply = ChoiceScores(
+        id=answer_id,
+        created=now(),
+        model=service.names[0],
+        choices=_replies(service, body.choices, scores),
+        usage=Usage.of(count, 0),
+    )
+    return json_response(reply)
+
+
+async def _tokens(service: Service, body: ScoringRequest) -> tuple[list[int], SamplingParams]:
+    """Return the prompt's tokens, and parameters with those of the choices.
+
+    Raises:
+        ApiError: a field that asks for something else, or what cannot be tokenized.
+    """
+    params, given, arguments = body.sampling_params(), body.prompt or "", body.template_arguments()
+    try:
+        # Each text choice is tokenized together with what it continues, which may take time.
+        if body.messages is not None:
+            work = partial(service.llm.chat_choices, body.conversation(), params, **arguments)
+        else:
+            work = partial(with_choice_tokens, given, params, service.llm.tokenizer)
+        prompt, params = await asyncio.to_thread(work)
+    except ValueError as error:
+        field = "prompt" if body.messages is None else "messages"
+        raise ApiError(400, str(error), param="choices" if str(error).startswith("choices") else field) from None
+    return await service.tokens(prompt if isinstance(prompt, str) else list(prompt)), params
+
+
+def _replies(service: Service, given: Sequence[str | list[int]], scores: Sequence[ChoiceScore]) -> list[ScoredChoice]:
+    tokenizer = service.llm.tokenizer
+    texts = [
+        one if isinstance(one, str) else None if tokenizer is None else tokenizer.backend.decode(one) for one in given
+    ]
+    return [
+        ScoredChoice(
+            index=index,
+            text=text,
+            token_ids=score.token_ids,
+            token_logprobs=score.logprobs,
+            cumulative_logprob=score.cumulative_logprob,
+            normalized_logprob=score.normalized_logprob,
+        )
+        for index, (text, score) in enumerate(zip(texts, scores, strict=True))
+    ]

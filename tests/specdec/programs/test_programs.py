@@ -1,0 +1,263 @@
+"""Programs over a backend without a model: order, branches, roles, variables, streams and errors."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from specdec import programs as sp
+from specdec.core.choices import ChoiceScore
+from specdec.programs.expressions import Expression
+from specdec.programs.transcript import Message
+from tests.specdec.programs.echo_backend import EchoBackend
+
+
+@pytest.fixture
+def backend() -> Iterator[EchoBackend]:
+    with EchoBackend() as backend:
+        yield backend
+
+
+@sp.function
+def two_gens(s: sp.ProgramState, word: str) -> Any:
+    s += word + sp.gen("a", stop="\n") + "-" + sp.gen("b", max_tokens=5, temperature=0)
+    return "a" + s["a"]
+
+
+def test_operations_come_in_order_and_variables_are_read_where_they_are_needed(backend: EchoBackend) -> None:
+    state = two_gens.run("four", backend=backend, params={"temperature": 0.5, "max_tokens": 7})
+    assert state.text() == "four<4>-<8>"
+    assert (state["a"], state["b"], state.ret_value) == ("<4>", "<8>", "a<4>")
+    assert "a" in state
+    assert "c" not in state
+    first, second = backend.params
+    assert (first.temperature, first.max_tokens, first.stop_strings) == (0.5, 7, ("\n",))
+    assert (second.temperature, second.max_tokens, second.stop_strings) == (0, 5, ())
+    info = state.get_meta_info("a")
+    assert not isinstance(info, list)
+    assert info is not None
+    assert info.text == "<4>"
+
+
+@pytest.mark.parametrize("size", [1, 3, 20])
+def test_branches_run_at_once_and_join_as_lists(size: int) -> None:
+    @sp.function
+    def program(s: sp.ProgramState) -> None:
+        s += "stem" + sp.gen("first")
+        forks = s.fork(size)
+        s += "main" + sp.gen("own")
+        for number, fork in enumerate(forks):
+            fork += str(number) * (1 + number) + sp.gen("part")
+        # Nothing is answered before all of them run, this one's own text included.
+        assert forks[0]["first"] == "<4>"
+        forks += "!"
+        forks.join()
+        s += "|".join(s["part"])
+
+    with EchoBackend(1, size + 1) as backend:
+        state = program.run(backend=backend)
+        parts = [f"<{7 + len(str(number)) * (1 + number)}>" for number in range(size)]
+        assert state["part"] == parts
+        assert state.text() == "stem<4>main<11>" + "|".join(parts)
+        assert [info.text for info in state.get_meta_info("part")] == parts  # type: ignore[union-attr]
+
+
+def test_a_group_appends_to_each_branch(backend: EchoBackend) -> None:
+    @sp.function
+    def program(s: sp.ProgramState) -> list[str]:
+        s += "x"
+        forks = s.fork(2)
+        forks += ["a", "bb"]
+        forks += lambda number: str(number)
+        forks += sp.gen("g")
+        assert len(forks) == len(list(forks)) == 2
+        assert forks["g"] == ["<3>", "<4>"]
+        return [fork.text() for fork in forks]
+
+    state = program.run(backend=backend)
+    assert state.ret_value == ["xa0<3>", "xbb1<4>"]
+    assert state.text() == "x"
+
+
+def test_select_takes_a_choice_and_keeps_the_scores(backend: EchoBackend) -> None:
+    @sp.function
+    def program(s: sp.ProgramState) -> None:
+        s += "abc " + sp.select("letters", choices=["ad", "cab", "abcz"]) + "!"
+        s += sp.gen("again", choices=["zz", "a"])
+
+    state = program.run(backend=backend)
+    assert state.text() == "abc cab!a"
+    info = state.get_meta_info("letters")
+    assert not isinstance(info, list)
+    assert info is not None
+    assert [score.logprobs for score in info.scores] == [[0, -1], [0, 0, 0], [0, 0, 0, -1]]  # type: ignore[union-attr]
+
+
+def test_methods_of_selection() -> None:
+    scores = [ChoiceScore([1] * len(own), own) for own in ([-1.0, -0.1, -0.1], [-0.9], [-0.8, -2.0])]
+    assert sp.token_length_normalized(scores) == 0
+    assert sp.total_logprob(scores) == 1
+    assert sp.greedy_token_selection(scores) == 2
+    # A choice that another begins with is compared by its mean.
+    shorter, longer = ChoiceScore([1], [-0.5]), ChoiceScore([1, 2], [-0.5, -0.6])
+    assert sp.greedy_token_selection([longer, shorter]) == 1
+
+
+def test_roles_make_a_conversation(backend: EchoBackend) -> None:
+    @sp.function
+    def program(s: sp.ProgramState) -> None:
+        s += sp.system("Be brief.") + sp.user("Hi")
+        s += sp.assistant("Well, " + sp.gen("answer"))
+        with s.user():
+            s += "And "
+            s += "now?"
+        with s.assistant():
+            s += sp.select("last", choices=["yes", "no"])
+
+    state = program.run(backend=backend)
+    assert state.messages() == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Well, <44>"},
+        {"role": "user", "content": "And now?"},
+        {"role": "assistant", "content": state["last"]},
+    ]
+    assert state.text().splitlines()[1] == "user: Hi"
+    assert backend.asked[0].role == "assistant"
+    assert backend.asked[0].text == "Well, "
+    assert backend.asked[1].messages[-1] == Message("user", "And now?")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (sp.user("a" + sp.gen()), "gen or select in a message of 'user'; in a conversation, put them into assistant"),
+        (sp.user("a") + sp.gen(), "gen or select in no message"),
+        (sp.user("a") + "b", "the text 'b' follows a message; in a conversation, put all text into roles"),
+        ("a" + sp.user("b"), "a message of 'user' follows the text 'a'; put all text into roles"),
+        (sp.user(sp.system("b")), "a message of 'system' begins within one of 'user'; end that first"),
+    ],
+)
+def test_misplaced_text_is_refused(backend: EchoBackend, content: Expression, message: str) -> None:
+    @sp.function
+    def program(s: sp.ProgramState) -> None:
+        s += content
+
+    with pytest.raises(ValueError, match=message.replace("(", "\\(")):
+        program.run(backend=backend)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: sp.gen(temperatur=1), "temperatur"),
+        (lambda: sp.gen(max_tokens=0), "max_tokens is 0"),
+        (lambda: sp.gen(n=2), "n is 2; a gen is one text: leave it out"),
+        (lambda: sp.gen(regex="a", json_schema={}), "structured_outputs has json and regex"),
+        (lambda: sp.select("a", choices=[]), "choices is \\[\\]"),
+        (lambda: sp.gen("a", choices=["a", ""]), "choices holds an empty one"),
+        (lambda: sp.gen() + 5, "a program appends 5; it must be text, gen, select or a role"),  # type: ignore[operator]
+    ],
+)
+def test_wrong_expressions_are_refused_where_they_are_written(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_an_error_is_raised_where_its_branch_is_read_and_at_the_end(backend: EchoBackend) -> None:
+    @sp.function
+    def unread(s: sp.ProgramState) -> None:
+        s += "a"
+        fork = s.fork()[0]
+        fork += "fail" + sp.gen("x") + sp.gen("y")
+
+    @sp.function
+    def read(s: sp.ProgramState) -> str:
+        (fork,) = s.fork()
+        fork += "fail" + sp.gen("x") + sp.gen("y")
+        with pytest.raises(RuntimeError, match="tired"):
+            fork["y"]
+        s += "go on " + sp.gen("z")
+        return "caught"
+
+    with pytest.raises(RuntimeError, match="the model is tired"):
+        unread.run(backend=backend)
+    state = read.run(backend=backend)
+    assert (state.ret_value, state["z"]) == ("caught", "<6>")
+    with pytest.raises(KeyError, match="no variable 'q'; there are: 'z'"):
+        state["q"]
+
+
+def test_a_function_that_raises_ends_its_requests() -> None:
+    @sp.function
+    def program(s: sp.ProgramState) -> None:
+        s += "a" + sp.gen("x")
+        raise LookupError("of the program's own")
+
+    with EchoBackend(2) as backend:
+        with pytest.raises(LookupError, match="of the program's own"):
+            program.run(backend=backend)
+        backend.loop.close()
+        assert backend.aborted == len(backend.asked)
+
+
+def test_text_is_read_while_it_grows(backend: EchoBackend) -> None:
+    state = two_gens.run("four", backend=backend, stream=True)
+    assert list(state.text_iter()) == ["four", "<", "4", ">", "-", "<", "8", ">"]
+    # A reader that comes later gets all of it, too.
+    assert "".join(state.text_iter()) == "four<4>-<8>"
+    assert list(two_gens.run("four", backend=backend, stream=True).text_iter("b")) == ["<", "8", ">"]
+
+
+def test_errors_reach_the_reader_of_a_stream(backend: EchoBackend) -> None:
+    @sp.function
+    def program(s: sp.ProgramState) -> None:
+        s += "so far"
+        raise LookupError("of the program's own")
+
+    for name in (None, "x"):
+        with pytest.raises(LookupError, match="of the program's own"):
+            list(program.run(backend=backend, stream=True).text_iter(name))
+    with pytest.raises(RuntimeError, match="tired"):
+        list(two_gens.run("fail", backend=backend, stream=True).text_iter())
+
+
+def test_programs_run_in_batches_and_within_each_other(backend: EchoBackend) -> None:
+    @sp.function
+    def outer(s: sp.ProgramState, word: str) -> Any:
+        return word + two_gens(s, word)
+
+    states = outer.run_batch([{"word": "a" * n} for n in range(1, 30)], backend=backend, num_threads=4)
+    assert [state.ret_value for state in states] == ["a" * n + f"a<{n}>" for n in range(1, 30)]
+    with pytest.raises(ValueError, match="num_threads is 0"):
+        outer.run_batch([], backend=backend, num_threads=0)
+    with pytest.raises(TypeError, match="word"):
+        outer.run_batch([{}], backend=backend)
+    with pytest.raises(ValueError, match="temperature is -1"):
+        outer.run("a", backend=backend, params={"temperature": -1})
+
+
+def test_variables_can_be_set(backend: EchoBackend) -> None:
+    @sp.function
+    def program(s: sp.ProgramState) -> None:
+        s.set_var("given", "text")
+        s += s["given"]
+
+    state = program.run(backend=backend)
+    assert (state["given"], state.get_meta_info("given"), state.text()) == ("text", None, "text")
+
+
+def test_a_program_cannot_wait_within_its_backend(backend: EchoBackend) -> None:
+    async def within() -> None:
+        two_gens.run("a", backend=backend)
+
+    with pytest.raises(RuntimeError, match="cannot run within the event loop of its own backend"):
+        backend.loop.run(within())
+
+
+def test_programs_over_endpoints_start_without_torch() -> None:
+    code = "import sys, specdec.programs; sys.exit(', '.join({'torch', 'transformers'} & set(sys.modules)) or 0)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,69 @@
+"""Programs over the server: texts and scores of the engine, and running ahead as plain execution."""
+
+import pytest
+
+from specdec import SamplingParams
+from specdec import programs as sp
+from tests.specdec.server.running import Served
+
+PROMPT = "a restaurant in"
+GREEDY = {"temperature": 0}
+
+
+@sp.function
+def program(s: sp.ProgramState) -> None:
+    s += PROMPT + sp.gen("first", max_tokens=6)
+    forks = s.fork(3)
+    for number, fork in enumerate(forks):
+        fork += str(number) + sp.gen("part", max_tokens=5, temperature=0.7, seed=number)
+    forks.join()
+    s += sp.select("choice", choices=[" the north", " the south", " town"])
+
+
+def test_texts_and_scores_are_those_of_the_engine(server: Served) -> None:
+    with sp.Endpoint(f"{server.url}/v1", model="tiny") as endpoint:
+        state = program.run(backend=endpoint, params=GREEDY)
+        assert endpoint.num_calls == 5
+    llm = server.offline
+    first = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=6))[0].text
+    assert state["first"] == first
+    params = [SamplingParams(temperature=0.7, seed=number, max_tokens=5) for number in range(3)]
+    expected = llm.generate([f"{PROMPT}{first}{number}" for number in range(3)], params, use_tqdm=False)
+    assert state["part"] == [output.text for output in expected]
+    (scored,) = llm.generate(PROMPT + first, SamplingParams(choices=[" the north", " the south", " town"]))
+    info = state.get_meta_info("choice")
+    assert isinstance(info, sp.Selected)
+    assert scored.choices is not None
+    for own, other in zip(info.scores, scored.choices, strict=True):
+        assert own.token_ids == other.token_ids
+        assert own.logprobs == pytest.approx(other.logprobs, abs=1e-9)
+    assert state.text() == PROMPT + first + info.text
+
+
+@pytest.mark.parametrize("in_roles", [False, True])
+def test_running_ahead_gives_the_texts_of_plain_execution(server: Served, in_roles: bool) -> None:
+    """The constant texts are what the model writes there, but for one."""
+
+    @sp.function
+    def card(s: sp.ProgramState, written: list[str]) -> None:
+        s += sp.user(PROMPT) if in_roles else PROMPT
+        constants = ["", written[0], "no", written[1], ""]
+        content: str | sp.Expression = ""
+        for number, constant in enumerate(constants):
+            content = content + constant + sp.gen(str(number), max_tokens=6, stop="e")
+        s += sp.assistant(content) if in_roles else content
+
+    with sp.Endpoint(f"{server.url}/v1") as endpoint:
+        # What follows the first part and the third.
+        written = ["", ""]
+        for place, name in ((0, "1"), (1, "4")):
+            written[place] = card.run(written, backend=endpoint, params=GREEDY)[name][:2]
+        calls = endpoint.num_calls
+        plain = card.run(written, backend=endpoint, params=GREEDY)
+        assert endpoint.num_calls - calls == 5
+    with sp.Endpoint(f"{server.url}/v1", run_ahead=20) as endpoint:
+        ahead = card.run(written, backend=endpoint, params=GREEDY)
+        assert [ahead[str(number)] for number in range(5)] == [plain[str(number)] for number in range(5)]
+        assert ahead.text() == plain.text()
+        assert endpoint.num_calls < 5
+        assert endpoint.num_served > 0
