@@ -45,6 +45,8 @@ MOST_FAILURES = 3
 HEARTBEAT = 0.25
 # Time between two looks at grammars that are being compiled, while nothing else happens.
 _COMPILING_MS = 2
+# Time between two looks at the workers of an idle engine.
+_IDLE_MS = 1000
 
 logger = logging.getLogger(__name__)
 
@@ -95,10 +97,18 @@ class EngineLoop:
         return self._engine.has_unfinished or self._is_holding
 
     def _receive(self) -> None:
-        """Handle messages that have arrived; sleep until there is one if there is nothing else to do."""
+        """Handle messages that have arrived; sleep until there is one if there is nothing else to do.
+
+        Raises:
+            ExecutorDeadError: a worker is gone.
+        """
         if not self._has_work:
             wanted = zmq.POLLIN | (zmq.POLLOUT if self._unsent or self._with_news else 0)
-            self._socket.poll(_COMPILING_MS if self._compiling else None, wanted)
+            while not self._socket.poll(_COMPILING_MS if self._compiling else _IDLE_MS, wanted):
+                if self._compiling:
+                    return
+                # No step would notice that a worker is gone.
+                self._engine.executor.check_health()
         for _ in range(MOST_TAKEN):
             if not self._socket.poll(0, zmq.POLLIN):
                 return

@@ -8,6 +8,8 @@ other. The process ends when the socket is closed, however that happens.
 
 import os
 import sys
+import threading
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -20,6 +22,8 @@ from specdec.engine.draft_loader import load_drafts
 from specdec.engine.memory_profile import cache_bytes
 from specdec.engine.rank_loader import kernels_of, layout_of, load_target, rank_config
 from specdec.engine.rank_messages import (
+    BEAT,
+    Alive,
     Allocate,
     Answer,
     Failure,
@@ -31,6 +35,7 @@ from specdec.engine.rank_messages import (
     Rehearsed,
     Tap,
     UseUpdate,
+)
 )
 from specdec.engine.worker_builder import WorkerBuilder
 from specdec.execution.step_codec import OrderReader, SentOrder
@@ -53,6 +58,7 @@ class Follower:
 
     def __init__(self, connection: Connection, store: Store, host: str = LOOPBACK) -> None:
         self._connection, self._store, self._host = connection, store, host
+        self._is_sending, self._has_ended = threading.Lock(), threading.Event()
         self._reader = OrderReader()
         self._worker: Worker | None = None
         self._builder: WorkerBuilder
@@ -62,6 +68,7 @@ class Follower:
         """Do what the first rank says until it closes the connection, or until something fails."""
         try:
             self._join()
+            threading.Thread(target=self._beat, name="signs of life", daemon=True).start()
             while True:
                 self._follow(self._connection.recv())
         except (EOFError, ConnectionError):
@@ -72,6 +79,14 @@ class Follower:
                 self._answer(Failure(f"{type(error).__name__}: {first_line(error)}"))
             except OSError:
                 return
+        finally:
+            self._has_ended.set()
+
+    def _beat(self) -> None:
+        """Give signs of life to the end of this rank."""
+        with suppress(OSError):
+            while not self._has_ended.wait(BEAT):
+                self._answer(Alive())
 
     def _join(self) -> None:
         config, rank, timeout = self._connection.recv()
@@ -86,7 +101,8 @@ class Follower:
         self._answer(0)
 
     def _answer(self, answer: Answer) -> None:
-        self._connection.send(answer)
+        with self._is_sending:
+            self._connection.send(answer)
 
     @torch.inference_mode()
     def _follow(self, message: Message) -> None:

@@ -4,17 +4,17 @@ import pickle
 import re
 import subprocess
 import time
+import weakref
 from collections.abc import Sequence
-from contextlib import suppress
-from typing import Any
 
 import torch
 
 from specdec.config import EngineConfig
 from specdec.core.launch import current_launch
 from specdec.engine.launched_ranks import LaunchedRanks
+from specdec.engine.rank_link import RankLink
 from specdec.engine.rank_loader import layout_of
-from specdec.engine.rank_messages import Failure, Join, Message, Refusal
+from specdec.engine.rank_messages import Join, Message, Refusal
 from specdec.engine.started_ranks import OtherRanks, StartedRanks
 from specdec.execution.executor import ExecutorDeadError
 from specdec.models.rank_layout import RankGroups, join_groups
@@ -40,13 +40,16 @@ class Followers:
         self._ranks = range(1, self.size)
         self.last_stage = [rank for rank in self._ranks if self._layout.in_last_stage(rank)]
         self.earlier_stages = [rank for rank in self._ranks if not self._layout.in_last_stage(rank)]
-        self._failures: dict[int, Failure] = {}
         self._error: ExecutorDeadError | None = None
         launch = current_launch()
         self._others: OtherRanks = (
             StartedRanks(self.size, timeout) if launch is None else LaunchedRanks(launch, timeout)
         )
-        self._processes, self._connections = self._others.processes, self._others.connections
+        self._processes = self._others.processes
+        pairs = zip(self._others.connections, self._processes, strict=True)
+        self._links = dict(zip(self._ranks, (RankLink(*pair) for pair in pairs), strict=True))
+        # Also for an engine that is given up without being shut down: threads hold the links.
+        self._close = weakref.finalize(self, _close, list(self._links.values()), self._others)
         for rank in self._ranks:
             self.tell(Join(config, rank, timeout), [rank])
 
@@ -68,7 +71,7 @@ class Followers:
         data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         for rank in self._ranks if ranks is None else ranks:
             try:
-                self._connections[rank - 1].send_bytes(data)
+                self._links[rank].send(data)
             except OSError as error:
                 raise self.failed(error) from None
 
@@ -91,14 +94,10 @@ class Followers:
         return next((answer.reason for answer in found if isinstance(answer, Refusal)), None)
 
     def _answer(self, rank: int) -> int | Refusal:
-        connection, said = self._connections[rank - 1], None
-        with suppress(EOFError, OSError):
-            said = connection.recv() if connection.poll(START_TIMEOUT) else None
-        if isinstance(said, int | Refusal):
-            return said
-        if isinstance(said, Failure):
-            self._failures[rank] = said
-        raise self.failed(TimeoutError(f"no answer in {START_TIMEOUT:g} seconds"))
+        answer = self._links[rank].answer(START_TIMEOUT)
+        if answer is None:
+            raise self.failed(TimeoutError(f"no answer in {START_TIMEOUT:g} seconds"))
+        return answer
 
     def check(self) -> None:
         """Check that all are there.
@@ -106,8 +105,7 @@ class Followers:
         Raises:
             ExecutorDeadError: one is gone, now or earlier.
         """
-        # Unasked, a follower says only why it fails.
-        if self._error is None and not any(connection.poll() for connection in self._connections):
+        if self._error is None and all(link.is_alive for link in self._links.values()):
             return
         raise self.failed(RuntimeError("another rank is gone"))
 
@@ -125,41 +123,38 @@ class Followers:
 
     def _reason(self) -> str | None:
         """Return why a follower has ended, if one has."""
-        end, gone = time.monotonic() + _LAST_WORDS, []
-        for rank, process, connection in zip(self._ranks, self._processes, self._connections, strict=True):
-            said: Any = None
-            try:
-                # What precedes it are answers that nobody waited for.
-                while rank not in self._failures and connection.poll(max(0.0, end - time.monotonic())):
-                    said = connection.recv()
-                    if isinstance(said, Failure):
-                        self._failures[rank] = said
-            except (EOFError, OSError):
-                # A killed process closes its connection some time before its end.
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(max(0.0, end - time.monotonic()))
-                code = process.poll()
-                gone.append(f"rank {rank} of {self.size} has ended" + (f" with exit code {code}" if code else ""))
+        end, gone, failed = time.monotonic() + _LAST_WORDS, [], []
+        for rank, link in self._links.items():
+            name = f"rank {rank} of {self.size}"
+            if how := link.end(max(0.0, end - time.monotonic())):
+                gone.append(f"{name} {how}")
+            elif link.failure is not None:
+                failed.append(f"{name} failed: {link.failure}")
         # A rank whose neighbour is gone fails too; the neighbour's end is the reason.
-        failed = [f"rank {rank} of {self.size} failed: {said.reason}" for rank, said in self._failures.items()]
         return next(iter([*gone, *failed]), None)
 
     def kill(self) -> None:
         """End all at once."""
         for process in self._processes:
             process.kill()
-        self._others.close()
+        self._close()
 
     def shutdown(self) -> None:
         """Let all end, and kill those that do not."""
         self._error = self._error or ExecutorDeadError("the ranks were shut down")
-        self._others.close()
+        self._close()
         for process in self._processes:
             try:
                 process.wait(_END)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def _close(links: Sequence[RankLink], others: OtherRanks) -> None:
+    for link in links:
+        link.close()
+    others.close()
 
 
 def _line(error: BaseException) -> str:

@@ -65,9 +65,7 @@ class LaunchedRanks:
         self.processes: list[Process] = [_Elsewhere()] * len(found)
 
     def close(self) -> None:
-        """See `OtherRanks.close`."""
-        for connection in self.connections:
-            connection.close()
+        """Do nothing: the store is the launcher's."""
 
 
 class _Elsewhere:

@@ -72,6 +72,10 @@ class Refusal(NamedTuple):
     reason: str
 
 
+class Alive(NamedTuple):
+    """Sign of life of a follower, once it has loaded the target: one every `BEAT` seconds, whatever it does."""
+
+
 class Failure(NamedTuple):
     """Last message of a follower that fails."""
 
@@ -79,6 +83,7 @@ class Failure(NamedTuple):
 
 
 Message = Join | LoadDrafts | Tap | Fit | Rehearsed | Allocate | LoadUpdate | UseUpdate | PassOrder | SentOrder
+BEAT = 1.0
 # Answers. To `Join`: 0, twice, when the rank is there and when it has loaded. To `LoadDrafts` and `Tap`: bytes of a
 # block. To `Fit`: number of blocks. To `Allocate`, `LoadUpdate` and `UseUpdate`: 0.
-Answer = int | Refusal | Failure
+Answer = int | Refusal | Alive | Failure

@@ -38,7 +38,7 @@ class OtherRanks(Protocol):
     host: str
 
     def close(self) -> None:
-        """Close the connections, at which the processes end."""
+        """Give up what the ranks found each other by. The processes end with their connections."""
         ...
 
 
@@ -67,8 +67,6 @@ class StartedRanks:
 
     def close(self) -> None:
         """See `OtherRanks.close`."""
-        for connection in self.connections:
-            connection.close()
         self._folder.cleanup()
 
 

@@ -9,6 +9,7 @@ import pytest
 import zmq
 
 from specdec import LLM, SamplingParams, StructuredOutputsParams
+from specdec.async_engine import engine_loop
 from specdec.async_engine.engine_loop import MOST_FAILURES, EngineLoop
 from specdec.async_engine.messages import (
     Abort,
@@ -24,6 +25,7 @@ from specdec.async_engine.messages import (
 )
 from specdec.cache.kv_cache import KVCache
 from specdec.cache.kv_cache_manager import KVCacheManager
+from specdec.execution.executor import ExecutorDeadError
 from specdec.execution.model_runner import ModelRunner
 from tests.specdec.async_engine.loop_peer import WAIT_MS, Peer, add
 from tests.specdec.async_engine.served import SETTINGS, SHORT
@@ -132,6 +134,18 @@ def test_a_failure_before_blocks_were_moved_ends_the_loop(llm: LLM, monkeypatch:
     peer.context.destroy(linger=0)
     for request in list(llm.engine.scheduler.queues):
         llm.engine.abort(request)
+
+
+def test_an_idle_engine_notices_that_a_worker_is_gone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone() -> None:
+        raise ExecutorDeadError("rank 1 of 2 has ended")
+
+    monkeypatch.setattr(engine_loop, "_IDLE_MS", 10)
+    monkeypatch.setattr(llm.engine.executor, "check_health", gone)
+    peer = Peer(llm)
+    peer.thread.join(WAIT_MS / 1000)
+    assert str(peer.error) == "rank 1 of 2 has ended"
+    peer.context.destroy(linger=0)
 
 
 def test_a_new_request_joins_at_the_next_step(llm: LLM) -> None:

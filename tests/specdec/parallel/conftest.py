@@ -1,4 +1,4 @@
-"""What all layouts of ranks must say."""
+"""Outputs that every layout of ranks must give."""
 
 import pytest
 

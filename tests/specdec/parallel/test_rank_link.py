@@ -1,0 +1,124 @@
+"""The link of the first rank to another one: answers, reasons, signs of life, and their absence."""
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing import Pipe
+from typing import Any
+
+import pytest
+
+from specdec.engine import rank_link
+from specdec.engine.rank_link import MOST_MISSED, RankLink
+from specdec.engine.rank_messages import Alive, Failure
+from specdec.execution.executor import ExecutorDeadError
+from tests.specdec.parallel.ranked_engine import engine
+from tests.specdec.world import World
+
+LONG = 20.0
+SOON = 0.01
+
+
+class FakeProcess:
+    """A process that ends when it is killed, with the exit code of that."""
+
+    def __init__(self) -> None:
+        self.code: int | None = None
+        self.killed = threading.Event()
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def wait(self, timeout: float | None = None) -> int:  # noqa: ARG002
+        return self.code or 0
+
+    def kill(self) -> None:
+        self.code = -9
+        self.killed.set()
+
+
+class Pair:
+    """A link, its process, and the follower's end."""
+
+    def __init__(self) -> None:
+        own, self.follower = Pipe()
+        self.process = FakeProcess()
+        self.link = RankLink(own, self.process)
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    pair = Pair()
+    yield pair
+    pair.link.close()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + LONG
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(SOON)
+
+
+def test_answers_come_in_their_order_and_signs_of_life_are_none(pair: Pair) -> None:
+    for said in (3, Alive(), 0, Alive(), 5):
+        pair.follower.send(said)
+    assert [pair.link.answer(LONG) for _ in range(3)] == [3, 0, 5]
+    assert pair.link.answer(SOON) is None
+    assert pair.link.is_alive
+    assert pair.link.end(SOON) is None
+
+
+def test_a_rank_that_says_why_it_fails(pair: Pair) -> None:
+    pair.follower.send(Failure("no memory is left"))
+    pair.follower.close()
+    assert pair.link.answer(LONG) is None
+    assert not pair.link.is_alive
+    assert (pair.link.end(LONG), pair.link.failure) == (None, "no memory is left")
+
+
+def test_a_rank_that_is_gone(pair: Pair) -> None:
+    pair.process.code = -11
+    pair.follower.close()
+    assert pair.link.end(LONG) == "has ended with exit code -11"
+    assert not pair.link.is_alive
+    assert pair.link.failure is None
+
+
+def test_a_silent_rank_is_killed_once_it_has_been_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, it imports and loads, which may take long."""
+    monkeypatch.setattr(rank_link, "BEAT", SOON)
+    pair = Pair()
+    time.sleep(3 * MOST_MISSED * SOON)
+    assert pair.link.is_alive
+    pair.follower.send(Alive())
+    assert pair.process.killed.wait(LONG)
+    assert not pair.link.is_alive
+    assert pair.link.end(0) == f"has given no sign of life for {MOST_MISSED * SOON:g} seconds"
+    pair.link.close()
+
+
+def test_an_idle_engine_lives_until_a_rank_is_silent(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks are threads, so that one is silenced rather than stopped."""
+    for module in ("rank_link", "follower"):
+        monkeypatch.setattr(f"specdec.engine.{module}.BEAT", 0.1)
+    beats: list[Alive] = []
+    is_silent = threading.Event()
+
+    def say(self: Any, answer: Any) -> None:
+        if not is_silent.is_set():
+            self._connection.send(answer)
+        if isinstance(answer, Alive):
+            beats.append(answer)
+
+    monkeypatch.setattr("specdec.engine.follower.Follower._answer", say)
+    with engine(world, "none", pipeline_parallel_size=2) as llm:
+        wait_for(lambda: len(beats) > MOST_MISSED)
+        llm.engine.executor.check_health()
+        is_silent.set()
+        silent_from = len(beats)
+        wait_for(lambda: len(beats) > silent_from + 2 * MOST_MISSED)
+        reason = "rank 1 of 2 has given no sign of life for 0.8 seconds; the engine must be started anew"
+        with pytest.raises(ExecutorDeadError, match=re.escape(reason)):
+            llm.engine.executor.check_health()
