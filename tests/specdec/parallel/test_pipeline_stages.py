@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -60,10 +60,9 @@ def test_tokens_are_those_of_one_process(
 
 @pytest.fixture
 def deep(world: World, tmp_path: Path) -> World:
-    """A target of four layers, so that three stages have two, one and one, with heads of the world's target."""
+    """A target of four layers, so that three stages have two, one and one, with a head of the world's target."""
     folder = tmp_path
-    for name in ("head3", "dspark"):
-        shutil.copytree(world.folder / name, folder / name)
+    shutil.copytree(world.folder / "head3", folder / "head3")
     target = save_random_llama(folder / "target", num_hidden_layers=4, tie_word_embeddings=True)
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(world.folder / "target" / file, folder / "target" / file)
@@ -91,11 +90,10 @@ def said(world: World, drafter: str, monkeypatch: pytest.MonkeyPatch, **settings
         return Said(own, output.token_ids, trees, values, prompt_logits(llm, monkeypatch))
 
 
-@pytest.mark.parametrize("drafter", ["eagle3", "dspark"])
-def test_three_stages(deep: World, drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_three_stages(deep: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits are within rounding, and so are drafts: tapped layers of the first stage pass the second."""
-    plain, one = said(deep, "none", monkeypatch), said(deep, drafter, monkeypatch)
-    staged = said(deep, drafter, monkeypatch, pipeline_parallel_size=3)
+    plain, one = said(deep, "none", monkeypatch), said(deep, "eagle3", monkeypatch)
+    staged = said(deep, "eagle3", monkeypatch, pipeline_parallel_size=3)
     assert staged.texts == plain.texts
     assert staged.answer == plain.answer
     assert len(staged.answer) >= 5
@@ -166,6 +164,29 @@ def test_the_cache_has_as_many_blocks_as_the_smallest_rank_holds(deep: World, mo
     monkeypatch.setattr("specdec.engine.follower.cache_bytes", lambda *_: 7 * block)
     with engine(deep, "none", pipeline_parallel_size=3, kv_cache_memory=9 * block) as llm:
         assert llm.engine.worker.cache.num_blocks == 7
+
+
+@pytest.mark.parametrize("sizes", [{"pipeline_parallel_size": 2}, {"ranks": 2}])
+def test_every_rank_runs_the_largest_steps_where_memory_is_measured(
+    world: World, sizes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU. The second rank has less left."""
+    rehearsed: list[int] = []
+
+    def cache_bytes(left: int, rehearse: Callable[[], int]) -> int:
+        rehearsed.append(rehearse())
+        return left
+
+    # One of two layers, or one of two key-value heads in both layers.
+    block = 8 * 2 * 2 * 8 * 8
+    for module, left in {"engine_builder": 60 * block, "follower": 50 * block}.items():
+        name = f"specdec.engine.{module}.cache_bytes"
+        monkeypatch.setattr(name, lambda _, rehearse, left=left: cache_bytes(left, rehearse))
+    with engine(world, "none", max_num_seqs=9, max_num_batched_tokens=90, **sizes) as llm:
+        assert llm.engine.worker.cache.num_blocks == 50
+        assert len(llm.generate([[5, 6]], SamplingParams(max_tokens=3), use_tqdm=False)[0].outputs[0].token_ids) == 3
+    assert len(rehearsed) == 2
+    assert rehearsed[0] == rehearsed[1] > 0
 
 
 def test_a_stage_that_fails_ends_the_engine(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
