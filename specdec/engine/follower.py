@@ -36,7 +36,6 @@ from specdec.engine.rank_messages import (
     Tap,
     UseUpdate,
 )
-)
 from specdec.engine.worker_builder import WorkerBuilder
 from specdec.execution.step_codec import OrderReader, SentOrder
 from specdec.execution.step_order import PassOrder
