@@ -57,7 +57,9 @@ class ParallelExecutor:
 
     def _send_pass(self, parts: Sequence[TreeRow], trees: DraftTrees, moves: list[BlockMove]) -> None:
         drafted = HostTrees([DraftTree(tree.tokens, tree.parents, check=False) for tree in trees.read()])
-        self._followers.tell(PassOrder(parts, drafted, self._accepted, moves), self._followers.earlier_stages)
+        # A step that is broken off is run again; these entries must not move twice.
+        accepted, self._accepted = self._accepted, EntryMoves([], [])
+        self._followers.tell(PassOrder(parts, drafted, accepted, moves), self._followers.earlier_stages)
 
     def collect(self) -> StepOutcome:
         """See `Executor.collect`."""

@@ -1,8 +1,10 @@
 """An engine whose layers are split over pipeline stages says what one process says."""
 
+import itertools
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +18,7 @@ from torch import Tensor
 from specdec import SamplingParams
 from specdec.core.sampling_params import StructuredOutputsParams
 from specdec.engine.engine_builder import EngineBuilder
+from specdec.engine.step_observer import StepObserver
 from specdec.execution.executor import ExecutorDeadError
 from specdec.execution.micro_batches import micro_batches
 from specdec.execution.worker import Worker
@@ -26,7 +29,7 @@ from specdec.models.llama import read_llama_config
 from specdec.models.rank_layout import RankLayout
 from specdec.models.tp_plan import Shard, TPPlan
 from tests.fakes import save_random_llama
-from tests.specdec.parallel.ranked_engine import engine, prompt_logits, texts
+from tests.specdec.parallel.ranked_engine import PARAMS, PROMPTS, engine, prompt_logits, texts
 from tests.specdec.world import World
 
 
@@ -187,6 +190,30 @@ def test_every_rank_runs_the_largest_steps_where_memory_is_measured(
         assert len(llm.generate([[5, 6]], SamplingParams(max_tokens=3), use_tqdm=False)[0].outputs[0].token_ids) == 3
     assert len(rehearsed) == 2
     assert rehearsed[0] == rehearsed[1] > 0
+
+
+def test_a_step_that_the_host_breaks_off_is_run_again(
+    world: World, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Earlier stages have run its pass, and move the entries that the step before accepted only once."""
+    calls = itertools.count()
+    use_wait = StepObserver.use_wait
+
+    def breaking(self: StepObserver) -> None:
+        if next(calls) % 2:
+            raise MemoryError("the host has no memory")
+        use_wait(self)
+
+    monkeypatch.setattr(StepObserver, "use_wait", breaking)
+    with engine(world, "llama", pipeline_parallel_size=2) as llm:
+        groups = [llm.new_group(*request) for request in zip(PROMPTS, PARAMS, strict=True)]
+        for group in groups:
+            for request in group.requests:
+                llm.engine.add_request(request)
+        while llm.engine.has_unfinished:
+            with suppress(MemoryError):
+                llm.engine.step()
+    assert [list(sample.token_ids) for group in groups for sample in group.output().outputs] == expected
 
 
 def test_a_stage_that_fails_ends_the_engine(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
