@@ -35,6 +35,7 @@ EAGLE2_SHAPE = DraftShape(6, 10, 60)
 CPU_SHAPE = DraftShape(6, 3, 8, min_reach=0.6)
 DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
 Verify = Literal["coupled", "rejection", "block"]
+ExecutorBackend = Literal["mp", "ray"]
 
 
 def default_shape(device_type: str) -> DraftShape:
@@ -138,6 +139,11 @@ class EngineConfig:
         "Number of stages that the target's layers are split into, each in processes of its own.",
         least=1,
         most=64,
+        panel="Model",
+    )
+    distributed_executor_backend: ExecutorBackend = setting(
+        "mp",
+        "Where ranks beside the first run: mp, in processes of this machine, or ray, in actors of a Ray cluster.",
         panel="Model",
     )
     draft_tensor_parallel_size: int = setting(
@@ -305,6 +311,7 @@ class LLMSettings(TypedDict, total=False):
     threads: int | None
     tensor_parallel_size: int | None
     pipeline_parallel_size: int | None
+    distributed_executor_backend: ExecutorBackend
     draft_tensor_parallel_size: int | None
     quantization: Quantization | None
     draft_vocab: int | str | Path | None

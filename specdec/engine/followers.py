@@ -15,6 +15,7 @@ from specdec.engine.launched_ranks import LaunchedRanks
 from specdec.engine.rank_link import RankLink
 from specdec.engine.rank_loader import layout_of
 from specdec.engine.rank_messages import Join, Message, Refusal
+from specdec.engine.ray_ranks import RayRanks
 from specdec.engine.started_ranks import OtherRanks, StartedRanks
 from specdec.execution.executor import ExecutorDeadError
 from specdec.models.rank_layout import RankGroups, join_groups
@@ -29,7 +30,7 @@ _LAST_WORDS, _END = 1.0, 2.0
 
 
 class Followers:
-    """All ranks but the first, in processes that this one starts, or that a launcher has started.
+    """All ranks but the first, in processes that this one or a launcher has started, or in Ray actors.
 
     Attributes:
         last_stage, earlier_stages: numbers of the ranks of the last pipeline stage, and of those before it.
@@ -41,10 +42,7 @@ class Followers:
         self.last_stage = [rank for rank in self._ranks if self._layout.in_last_stage(rank)]
         self.earlier_stages = [rank for rank in self._ranks if not self._layout.in_last_stage(rank)]
         self._error: ExecutorDeadError | None = None
-        launch = current_launch()
-        self._others: OtherRanks = (
-            StartedRanks(self.size, timeout) if launch is None else LaunchedRanks(launch, timeout)
-        )
+        self._others = _other_ranks(config, self.size, timeout)
         self._processes = self._others.processes
         pairs = zip(self._others.connections, self._processes, strict=True)
         self._links = dict(zip(self._ranks, (RankLink(*pair) for pair in pairs), strict=True))
@@ -155,6 +153,15 @@ def _close(links: Sequence[RankLink], others: OtherRanks) -> None:
     for link in links:
         link.close()
     others.close()
+
+
+def _other_ranks(config: EngineConfig, size: int, timeout: float) -> OtherRanks:
+    launch, by_ray = current_launch(), config.distributed_executor_backend == "ray"
+    if launch is not None and by_ray:
+        raise ValueError("distributed_executor_backend is 'ray', and a launcher has started the ranks; leave it out")
+    if launch is not None:
+        return LaunchedRanks(launch, timeout)
+    return RayRanks(size, torch.device(config.device).type, timeout) if by_ray else StartedRanks(size, timeout)
 
 
 def _line(error: BaseException) -> str:

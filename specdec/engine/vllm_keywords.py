@@ -16,7 +16,6 @@ _DTYPES = {"half": "float16", "float": "float32"}
 FOREIGN_ENGINE = {
     "trust_remote_code": Foreign("code of a checkpoint is never run", (False,)),
     "data_parallel_size": Foreign("an engine is one replica; start several", (1,)),
-    "distributed_executor_backend": Foreign("ranks are processes of this machine; leave it out", ("uni", "mp")),
     "enable_chunked_prefill": Foreign("long prompts are always split; see long_prefill_token_threshold", (True,)),
     "tokenizer_mode": Foreign("tokenizers are those of tokenizer.json", ("auto", "hf")),
     "skip_tokenizer_init": Foreign("give prompts as token ids and detokenize=False", (False,)),
@@ -65,7 +64,6 @@ class VLLMKeywords(TypedDict, total=False):
     kv_cache_memory_bytes: int | None
     trust_remote_code: bool
     data_parallel_size: int
-    distributed_executor_backend: str | None
     enable_chunked_prefill: bool | None
     tokenizer_mode: str
     skip_tokenizer_init: bool
