@@ -111,7 +111,8 @@ class DraftBudget:
         for row in step.rows:
             request = row.request
             in_prompt = request.num_cached < request.num_prompt and len(request.token_ids) < self.context
-            if in_prompt and request.params.speculation.enabled and request.drafts_enabled:
+            may_follow = request.params.speculation.enabled and request.drafts_enabled and request.choices is None
+            if in_prompt and may_follow:
                 manager.catch_up(request)
                 start, end = request.num_draft_cached, request.num_cached + row.num_known
                 row.draft_prefill_end = min(end, start + most_read)

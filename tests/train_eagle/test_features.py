@@ -55,6 +55,7 @@ def test_packed_conversations_have_the_states_of_serving(
 ) -> None:
     llm, watcher = LLM(folder, draft=None, dtype="float64"), Watcher()
     monkeypatch.setattr(llm.engine.worker.runner, "head", watcher)
+    monkeypatch.setattr(llm.engine.worker.runner, "taps", TAPS)
     monkeypatch.setattr(llm.engine.worker.cache, "store_features", lambda *_: None)
     batch = source.batch([4, 1, 6])
     start = 0

@@ -101,8 +101,8 @@ def test_the_parameters_differ_in_what_they_give(server: Served) -> None:
 
 def test_requests_have_every_sampling_parameter() -> None:
     # `logprobs` is a number in one API and a flag in the other; OpenAI has `prediction` in chats alone, and vLLM
-    # `truncate_prompt_tokens` in completions alone. Answers are text.
-    others = {"logprobs", "prediction", "truncate_prompt_tokens", "detokenize", "output_kind"}
+    # `truncate_prompt_tokens` in completions alone. Choices have a route of their own. Answers are text.
+    others = {"logprobs", "prediction", "truncate_prompt_tokens", "choices", "detokenize", "output_kind"}
     assert set(settings_of(SamplingParams)) - set(SamplingFields.model_fields) == others
 
 
