@@ -52,7 +52,7 @@ class Costs:
         return max(decoding, self.plain[0]) + self.token * prompt_tokens
 
     def tokens_per_row(self, rows: int) -> float:
-        """Return tau with so many decoding requests: at least 1, at most what was measured."""
+        """Return tau while `rows` requests decode: at least 1, at most the largest that was measured."""
         most = max(self.tau)
         return min(most, max(1.0, _at(self.batches, self.tau, rows)))
 
@@ -62,7 +62,7 @@ class Costs:
         return latency + num_bytes / bandwidth
 
     def requests_per_second(self, rows: int, uncached: float, answer: float) -> float:
-        """Return how many requests a second a replica serves when so many decode all the time.
+        """Return the requests per second that a replica serves while `rows` requests decode.
 
         Args:
             uncached: prompt tokens of a request that are computed.

@@ -213,7 +213,7 @@ class RowGroup:
             if words.shape[-1] > 1:
                 word = (node // WORD_BITS).clamp_(0, words.shape[-1] - 1)
                 words = words.gather(2, word.expand(-1, num_rows, -1))
-            # What lies before the tree is visible to its nodes, so that a bit read wrongly there decides nothing.
+            # A node sees all entries before the tree, so a bit that is read wrongly there decides nothing.
             unrelated = (words >> node.bitwise_and_(WORD_BITS - 1)).bitwise_and_(1) == 0
             hidden = unrelated.logical_and_(last >= visible.view(len(tiles), num_rows, 1))
             if slides:

@@ -224,7 +224,7 @@ class EngineConfig:
 
     @property
     def is_prefill(self) -> bool:
-        """Whether the engine computes prompts for other engines, by `role` or by vLLM's `kv_role`."""
+        """True if the engine computes prompts for other engines, by `role` or by vLLM's `kv_role`."""
         return self.role == "prefill" or (
             self.kv_transfer_config is not None and self.kv_transfer_config.role == "prefill"
         )

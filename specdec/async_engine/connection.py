@@ -10,7 +10,7 @@ class EngineConnection(Protocol):
 
     @property
     def healthy(self) -> bool:
-        """Whether requests are taken."""
+        """True while requests are accepted."""
 
     @property
     def pid(self) -> int | None:

@@ -1,4 +1,4 @@
-"""A rank beside the first: it loads its part of the model and does what it is told.
+"""A rank beside the first: it loads its part of the model and follows the messages of the first rank.
 
     python -m specdec.engine.follower DESCRIPTOR STORE
 

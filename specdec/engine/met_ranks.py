@@ -84,7 +84,7 @@ def _greeted(accepted: socket.socket, key: bytes) -> Connection:
     """Return the connection to a rank, once it has shown that it knows the key."""
     with accepted:
         accepted.settimeout(None)
-        # Whoever says nothing must not keep the ranks waiting.
+        # A peer that sends nothing must not keep the ranks waiting.
         _limit_receives(accepted, _GREETING)
         connection = Connection(os.dup(accepted.fileno()))
         deliver_challenge(connection, key)
@@ -94,5 +94,5 @@ def _greeted(accepted: socket.socket, key: bytes) -> Connection:
 
 
 def _limit_receives(connection: socket.socket, seconds: int) -> None:
-    """Let receives fail after so many seconds; 0 for no limit."""
+    """Make receives fail after this many seconds; 0 for no limit."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))

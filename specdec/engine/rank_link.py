@@ -40,18 +40,18 @@ class RankLink:
         self._connection.send_bytes(data)
 
     def answer(self, timeout: float) -> int | Refusal | None:
-        """Return the next answer; None if there is none in so many seconds, or the follower is gone."""
+        """Return the next answer; None if none comes within `timeout` seconds, or the follower is gone."""
         with suppress(queue.Empty):
             return self._answers.get(timeout=timeout)
         return None
 
     @property
     def is_alive(self) -> bool:
-        """Whether the follower is there and has not failed."""
+        """True while the follower is there and has not failed."""
         return not (self._failure or self._ended.is_set() or self._silent.is_set())
 
     def end(self, timeout: float) -> str | None:
-        """Return how the follower has ended, if it does so within so many seconds and has not said why."""
+        """Return how the follower has ended, if it ends within `timeout` seconds without a reason of its own."""
         if self._silent.is_set():
             return f"has given no sign of life for {MOST_MISSED * BEAT:g} seconds"
         if not self._ended.wait(timeout) or self._failure is not None:

@@ -28,13 +28,11 @@ def rank_config(config: EngineConfig, rank: int) -> EngineConfig:
     size = layout_of(config).size
     if size == 1:
         return config
-    launch, threads = current_launch(), config.threads or max(1, torch.get_num_threads() // size)
+    launch = current_launch()
     if launch is not None:
         rank, size = launch.local_rank, launch.local_size
-        threads = config.threads or max(1, torch.get_num_threads() // size)
     elif config.distributed_executor_backend == "ray":
-        # An actor sees its own GPU alone, and has its own number of threads.
-        threads = threads if rank == 0 else config.threads or torch.get_num_threads()
+        # Ray shows each actor its own GPU alone, and sets its number of threads.
         rank, size = 0, 1
     if config.device.startswith("cuda") and torch.cuda.device_count() < size:
         sizes = f"tensor_parallel_size is {config.tensor_parallel_size}"
@@ -42,7 +40,7 @@ def rank_config(config: EngineConfig, rank: int) -> EngineConfig:
             sizes += f" and pipeline_parallel_size {config.pipeline_parallel_size}"
         raise ValueError(f"{sizes}; this machine has {torch.cuda.device_count()} GPUs")
     device = f"cuda:{rank}" if config.device.startswith("cuda") else config.device
-    return replace(config, device=device, threads=threads)
+    return replace(config, device=device, threads=config.threads or max(1, torch.get_num_threads() // size))
 
 
 def kernels_of(config: EngineConfig) -> KernelSet:

@@ -49,7 +49,7 @@ class Rehearsed(NamedTuple):
 
 
 class Allocate(NamedTuple):
-    """Make a worker with a cache of so many blocks, in place of an earlier one."""
+    """Make a worker whose cache has this many blocks, in place of an earlier worker."""
 
     num_blocks: int
     num_host_blocks: int

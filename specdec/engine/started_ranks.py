@@ -89,5 +89,7 @@ def launched(descriptor: int, store: str) -> Process:
 
 
 def limit_sends(connection: socket.socket, timeout: float) -> None:
-    """Let sends fail after so many seconds: a follower that takes no messages, such as a stopped one, blocks nobody."""
+    """Make sends fail after `timeout` seconds, so that a follower that takes no messages, such as a stopped one, blocks
+    no step.
+    """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(timeout), 0))

@@ -49,7 +49,7 @@ class Executor(Protocol):
     def worker(self) -> Worker: ...
 
     def start(self, num_blocks: int, num_host_blocks: int) -> None:
-        """Make the workers, each with so many cache blocks on the device and in host memory.
+        """Make the workers, each with this many cache blocks on the device and in host memory.
 
         Raises:
             ExecutorDeadError: a worker in another process is gone; every other method raises it as well.

@@ -1,4 +1,4 @@
-"""Blocks as files of a folder: at most so many bytes, least recently used first out, safe against crashes."""
+"""Blocks as files of a folder: limited in bytes, evicted in least-recently-used order, safe against crashes."""
 
 import logging
 import os
