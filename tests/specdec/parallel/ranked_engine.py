@@ -58,6 +58,16 @@ def texts(llm: LLM) -> list[list[int]]:
     return [list(sample.token_ids) for output in outputs for sample in output.outputs]
 
 
+def check_with_little_memory(llm: LLM, expected: list[list[int]], *, drafts: bool) -> None:
+    """Check the texts of requests that are preempted, swapped, and meet each other's prefixes, and that they were."""
+    assert llm.engine.worker.cache.num_host_blocks > 0
+    assert texts(llm) == expected
+    stats = llm.stats()
+    assert stats.preemptions > 0
+    assert stats.prefix_hits > 0
+    assert (stats.drafts_verified > 0) == drafts
+
+
 def prompt_logits(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Tensor:
     """Return the logits after each token of `PROMPT`."""
     outcomes: list[StepOutcome] = []
