@@ -26,7 +26,7 @@ class DeviceWalks(NamedTuple):
     judge: Callable[[Tensor, DraftProbs, PackedTrees, NoiseColumns], Walk]
 
     def tree_walk(self, emitted: Tensor, trees: DraftTrees) -> list[Acceptance]:
-        """See `KernelSet.tree_walk`."""
+        """See `coupled_walk`."""
         return _read([self.follow(emitted, _packed(trees, emitted.device))], trees)
 
     def rejection_walk(self, scores: Tensor, trees: DraftTrees, noise: NoiseRows) -> list[Acceptance]:

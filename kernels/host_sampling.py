@@ -16,7 +16,7 @@ class HostSampling:
         self.noise = noise
 
     def gumbel_argmax(self, scores: Tensor, noise: NoiseRows) -> Tensor:
-        """See `KernelSet.gumbel_argmax`."""
+        """Return the argmax of each row plus its noise; see `coupled_walk`."""
         for row, key in enumerate(noise.keys):
             if key is not None:
                 scores[row] += self.noise.at(key, scores.shape[1], Stream.TARGET, 0)

@@ -29,7 +29,7 @@ Rule = Callable[[DraftTree, Callable[[int], Vector | None], Chance], Acceptance]
 
 
 def tree_walk(emitted: Tensor, trees: DraftTrees) -> list[Acceptance]:
-    """See `KernelSet.tree_walk`."""
+    """Follow the tokens emitted after roots and nodes; see `coupled_walk`."""
     tokens: list[int] = emitted.tolist()
     acceptances, start = [], 0
     for tree in trees.read():

@@ -18,6 +18,7 @@ from specdec.kernels import (
     tree_attention_reference,
 )
 from specdec.kernels.block_walk_reference import walk_block
+from specdec.kernels.coupled_walk import coupled_walk
 from specdec.kernels.device_walks import DeviceWalks
 from specdec.kernels.draft_trees import DraftTrees
 from specdec.kernels.fused import (
@@ -59,15 +60,15 @@ class KernelSet:
         on_device: whether drafting and verification stay on the device without waiting for it, so that trees are kept
             there and graphs can be captured; otherwise the host works on lists, which is faster on a CPU.
         projection: prepares products with a weight `[out_features, in_features]` and a bias or None.
-        gumbel_argmax: the argmax of scores `[rows, vocab]` plus each row's noise, int64 `[rows]`: a sample of their
-            softmax. The lowest id on ties, `NO_TOKEN` where the largest is not finite. Scores of rows with noise are
-            not to be used afterwards.
         perturbed_top_k: the `k` largest scores plus noise of each row (arguments: candidates, noise, k, stream, lane).
             The candidates' scores are not to be used afterwards.
-        tree_walk: the path of each row's tree along the tokens emitted after its root and nodes (arguments: emitted,
-            int64 `[rows + nodes]`, and trees). The host waits for the outcome, here and in the next two.
-        rejection_walk: recursive rejection sampling down each row's tree (arguments: processed logits
-            `[rows + nodes, vocab]`, trees, and each row's noise, None for a greedy row, which follows the argmax).
+        coupled_walk: the path of each row's tree along the tokens that the target emits: of a root or node, the argmax
+            of its scores plus the noise of its output position (arguments: processed logits `[rows + nodes, vocab]`,
+            which are not to be used afterwards, trees, and each row's noise at its root, None for a greedy row). The
+            lowest id on ties; `NO_TOKEN`, which ends the path, where the largest is not finite. The host waits for
+            the outcome, here and in the next two.
+        rejection_walk: recursive rejection sampling down each row's tree, with the same arguments; a greedy row
+            follows the argmax.
         block_walk: block verification of each row's chain, with the same arguments.
         fused_layer: prepares a decoder layer that runs in one call; None where its parts are called one by one.
         fused_target: prepares a target's pass in one call; None where its parts are called one by one.
@@ -94,9 +95,8 @@ class KernelSet:
     copy_blocks: Callable[[Tensor, Tensor, Tensor, int], None]
     copy_between: Callable[[Tensor, Tensor, Tensor, Tensor], None]
     filter_logits: Callable[[Tensor, Tensor], Tensor]
-    gumbel_argmax: Callable[[Tensor, NoiseRows], Tensor]
     perturbed_top_k: Callable[[Candidates, NoiseRows, int, Stream, int], TopK]
-    tree_walk: Callable[[Tensor, DraftTrees], list[Acceptance]]
+    coupled_walk: Callable[[Tensor, DraftTrees, NoiseRows], list[Acceptance]]
     rejection_walk: Callable[[Tensor, DraftTrees, NoiseRows], list[Acceptance]]
     block_walk: Callable[[Tensor, DraftTrees, NoiseRows], list[Acceptance]]
     fused_layer: Callable[[LayerWeights], FusedLayer] | None = None
@@ -175,9 +175,8 @@ def torch_kernels(noise: NoiseSource) -> KernelSet:
         copy_blocks=kv_copy_reference.copy_blocks,
         copy_between=kv_copy_reference.copy_between,
         filter_logits=logit_filters_reference.filter_logits,
-        gumbel_argmax=sampling.gumbel_argmax,
         perturbed_top_k=sampling.perturbed_top_k,
-        tree_walk=tree_walk,
+        coupled_walk=partial(coupled_walk, sampling.gumbel_argmax, tree_walk),
         rejection_walk=host_walk(walk_rejection, noise.uniforms),
         block_walk=host_walk(walk_block, noise.uniforms),
         noise=noise,
@@ -192,7 +191,7 @@ def native_kernels(noise: NoiseSource, library: Library, quantization: Quantizat
         quantization: of all weights that are multiplied.
     """
     noise = noise.made_by(library.noise)
-    operations, walks = NativeOperations(library, noise), NativeWalks(library)
+    operations, walks = NativeOperations(library), NativeWalks(library, noise)
     return replace(
         torch_kernels(noise),
         name="native",
@@ -205,8 +204,8 @@ def native_kernels(noise: NoiseSource, library: Library, quantization: Quantizat
         rms_norm=operations.rms_norm,
         tree_attention=operations.tree_attention,
         filter_logits=operations.filter_logits,
-        gumbel_argmax=operations.gumbel_argmax,
         move_kv=operations.move_kv,
+        coupled_walk=walks.coupled_walk,
         rejection_walk=walks.rejection_walk,
         block_walk=walks.block_walk,
     )
@@ -310,9 +309,8 @@ def _triton(device: torch.device, dtype: torch.dtype) -> KernelSet:
         copy_blocks=kv_copy.copy_blocks,
         copy_between=kv_copy.copy_between,
         filter_logits=logit_filters.filter_logits,
-        gumbel_argmax=argmax,
         perturbed_top_k=top_k,
-        tree_walk=walks.tree_walk,
+        coupled_walk=partial(coupled_walk, argmax, walks.tree_walk),
         rejection_walk=walks.rejection_walk,
         block_walk=walks.block_walk,
         head_dims=tree_attention.HEAD_DIMS,

@@ -108,8 +108,8 @@ class WalkFields(Structure):
     """`walks` of native.h."""
 
     _fields_ = [
-        *_fields(c_int64, "rule rows size kind"),
-        *_fields(c_void_p, "scores nodes sampled tokens parents keys draft_probs lengths next_tokens paths"),
+        *_fields(c_int64, "rule rows size kind levels"),
+        *_fields(c_void_p, "scores nodes sampled tokens parents keys noise draft_probs lengths next_tokens paths"),
     ]
 
 
@@ -120,7 +120,6 @@ _CALLS: dict[str, tuple[Any, list[Any]]] = {
     "product": (c_int, [c_void_p, POINTER(MatrixFields), c_int64, c_void_p, c_void_p]),
     "layer": (c_int, [c_void_p, POINTER(LayerFields), POINTER(StepFields), c_void_p, c_void_p, c_void_p]),
     "pass": (c_int, [c_void_p, POINTER(TargetFields), POINTER(PassFields)]),
-    "argmax": (c_int, [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_void_p]),
     "noise": (c_int, [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64, c_void_p]),
     "filter": (c_int, [c_void_p, c_int64, c_int64, c_void_p, c_void_p]),
     "walk": (c_int, [c_void_p, POINTER(WalkFields)]),
@@ -200,8 +199,8 @@ class Library:
         self.form: str = self._calls["form"](self._context).decode()
         self._product, self._layer, self._pass = (self._calls[name] for name in ("product", "layer", "pass"))
         self._attend, self._norm, self._draft = (self._calls[name] for name in ("attend", "norm", "draft"))
-        self._argmax, self._filter, self._move = (self._calls[name] for name in ("argmax", "filter", "move"))
-        self._noise, self._walk, self._draft_block = (self._calls[name] for name in ("noise", "walk", "draft_block"))
+        self._filter, self._move, self._noise = (self._calls[name] for name in ("filter", "move", "noise"))
+        self._walk, self._draft_block = (self._calls[name] for name in ("walk", "draft_block"))
 
     def __del__(self) -> None:
         if getattr(self, "_context", None):
@@ -233,20 +232,6 @@ class Library:
     def draft_block(self, head: BlockFields, drafting: DraftingFields) -> None:
         """Write context rows, run blocks and search their trees; the arrays that `drafting` names last are written."""
         _check(self._draft_block(self._context, head, drafting))
-
-    def argmax(self, scores: Tensor, noise: Sequence[int]) -> "array[int]":
-        """Return the argmax of each row of `scores` `[rows, size]`, contiguous, plus its noise; see `KernelSet`.
-
-        Args:
-            noise: where each row's lies, 0 for none.
-        """
-        rows, size = scores.shape
-        found, addresses = room(rows), numbers(noise) if any(noise) else None
-        where = None if addresses is None else address_of(addresses)
-        _check(
-            self._argmax(self._context, rows, size, KINDS[scores.dtype], scores.data_ptr(), where, address_of(found))
-        )
-        return found
 
     def noise(self, keys: Sequence[NoiseKey], size: int, stream: Stream, lane: int, places: Sequence[int]) -> None:
         """Write the Gumbel noise of each key, float32 `[size]`, where it is to lie."""

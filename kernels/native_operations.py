@@ -13,7 +13,6 @@ from specdec.kernels.native_library import LayerFields, Library, MatrixFields, S
 from specdec.kernels.packed_matrix import BLOCK, PackedMatrix
 from specdec.kernels.ragged_rows import RaggedRows
 from specdec.kernels.settings import Quantization
-from specdec.kernels.types import NoiseRows, NoiseSource
 
 
 class NativeProjection:
@@ -139,14 +138,10 @@ def step_of(rows: RaggedRows) -> Step:
 
 
 class NativeOperations:
-    """Operations of the kernel set that take tensors alone.
+    """Operations of the kernel set that take tensors alone."""
 
-    Args:
-        noise: of sampled rows.
-    """
-
-    def __init__(self, library: Library, noise: NoiseSource) -> None:
-        self.library, self.noise = library, noise
+    def __init__(self, library: Library) -> None:
+        self.library = library
 
     def tree_attention(self, query: Tensor, kv: Tensor, rows: RaggedRows, scale: float, window: int = 0) -> Tensor:
         """See `specdec.kernels.tree_attention`."""
@@ -162,16 +157,6 @@ class NativeOperations:
         out = torch.empty_like(x)
         self.library.norm(x, weight, eps, out)
         return out
-
-    def gumbel_argmax(self, scores: Tensor, noise: NoiseRows) -> Tensor:
-        """See `KernelSet.gumbel_argmax`."""
-        size, found = scores.shape[1], list[int]()
-        # As many rows at a time as vectors are kept.
-        most = self.noise.num_kept(size)
-        for start in range(0, len(scores), most):
-            own = self.noise.addresses(noise.keys[start : start + most], size)
-            found += self.library.argmax(scores[start : start + most].contiguous(), own)
-        return torch.tensor(found, dtype=torch.int64)
 
     def filter_logits(self, scores: Tensor, limits: Tensor) -> Tensor:
         """See `specdec.kernels.logit_filters`."""

@@ -1,12 +1,14 @@
 """The plain-torch kernels of tests, and the references of the Triton kernels in their place."""
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from specdec.kernels import gumbel_argmax_reference, perturbed_top_k_reference, tree_walk_reference
 from specdec.kernels.block_walk_reference import block_walk
+from specdec.kernels.coupled_walk import coupled_walk
 from specdec.kernels.device_walks import DeviceWalks
 from specdec.kernels.kernel_set import torch_kernels
 from specdec.kernels.rejection_walk_reference import rejection_walk
@@ -32,9 +34,8 @@ REFERENCES = replace(
     TORCH,
     name="references",
     on_device=True,
-    gumbel_argmax=_gumbel_argmax,
     perturbed_top_k=_perturbed_top_k,
-    tree_walk=_WALKS.tree_walk,
+    coupled_walk=partial(coupled_walk, _gumbel_argmax, _WALKS.tree_walk),
     rejection_walk=_WALKS.rejection_walk,
     block_walk=_WALKS.block_walk,
 )

@@ -34,16 +34,12 @@ class CoupledVerifier:
             contexts: the same rows' requests, up to the trees' roots.
             logits: `[sum of (1 + nodes), vocab]`, per row its root, then its nodes.
         """
-        return self.kernels.tree_walk(self.emitted_tokens(trees, contexts, logits), trees)
-
-    def emitted_tokens(self, trees: DraftTrees, contexts: Sequence[Context], logits: Tensor) -> Tensor:
-        """Return the token that the target emits after each root and node, int64 `[sum of (1 + nodes)]`."""
         scores, keys = logits, noise_keys(contexts)
         if any(key is not None or context.sampling.edits for key, context in zip(keys, contexts, strict=True)):
             scores = processed_logits(logits, node_rows(trees, contexts, logits.device), self.kernels)
-            # Noise is added in place, and the logits are still to be scored.
+            # Scores are not to be used after the walk, and the logits are.
             scores = scores.clone() if scores.data_ptr() == logits.data_ptr() else scores
-        return self.kernels.gumbel_argmax(scores, trees.noise(keys, logits.device))
+        return self.kernels.coupled_walk(scores, trees, NoiseRows(keys))
 
 
 class WeighingVerifier:

@@ -83,11 +83,6 @@ int specdec_norm(context *c, int64_t rows, int64_t size, const void *x, const vo
 
 int specdec_pass(context *c, const target *t, const pass *p) { return c->form->run_pass(c, t, p); }
 
-int specdec_argmax(context *c, int64_t rows, int64_t size, int64_t kind, const void *scores, const float *const *noise,
-                   int64_t *tokens) {
-    return c->form->argmax(c, rows, size, kind, scores, noise, tokens);
-}
-
 int specdec_noise(context *c, int64_t count, int64_t size, const noise_key *keys, int64_t stream, int64_t lane,
                   float *const *out) {
     return c->form->noise(c, count, size, keys, stream, lane, out);

@@ -73,9 +73,18 @@ static int write_context(context *c, const block_head *h, const drafting *d) {
     return 0;
 }
 
+/* Whether no row of a block depends on those behind it, so that a pass may end with the last one needed. */
+static int is_causal(const block_head *h) {
+    for (int64_t l = 0; l < h->layers; l++)
+        if (!h->causal[l])
+            return 0;
+    return 1;
+}
+
 /* The normed states of the slots under each root, `[trees][depth][hidden]`; NULL without memory. */
 static char *run_block(context *c, const block_head *h, const drafting *d, const int64_t *roots, int64_t depth) {
-    const int64_t rows = h->rows, most = d->trees * rows, words = (rows + 63) / 64, first = rows - h->slots;
+    const int64_t first = h->rows - h->slots, rows = is_causal(h) ? first + depth : h->rows;
+    const int64_t most = d->trees * rows, words = (rows + 63) / 64;
     const size_t size = size_of(c->dtype), row_bytes = h->hidden * size, rotary_bytes = h->layer[0]->head_dim * size;
     char *states = reserve(&c->buffers[FRONTIER], 2 * most * row_bytes), *spare = states + most * row_bytes;
     char *cos = reserve(&c->buffers[ROTARY], 2 * most * rotary_bytes), *sin = cos + most * rotary_bytes;

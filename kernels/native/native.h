@@ -123,16 +123,17 @@ typedef struct {
 
 enum { TARGET_STREAM, DRAFT_STREAM, COIN_STREAM, RESIDUAL_STREAM };
 
-/* Rules of a walk: recursive rejection sampling of trees, block verification of chains. */
-enum { TREES, CHAINS };
+/* Rules of a walk: recursive rejection sampling of trees, block verification of chains, coupled sampling. */
+enum { TREES, CHAINS, COUPLED };
 
 /* Walks down each row's tree. Scores are `[rows + nodes][size]`: per row its root's, then its nodes'. */
 typedef struct {
-    int64_t rule, rows, size, kind;
+    int64_t rule, rows, size, kind, levels;
     const void *scores;
     const int64_t *nodes, *sampled; /* [rows]: of each tree; whether it samples, else it follows the argmax */
     const int64_t *tokens, *parents; /* of all nodes: a node of the same tree, -1 for the root */
     const noise_key *keys; /* [rows] */
+    const float *const *noise; /* COUPLED: [rows][levels] of [size], that of each depth; 0 where a row has none, or NULL */
     const float *const *draft_probs; /* [rows] of [1 + nodes][size], or NULL */
     int64_t *lengths, *next_tokens, *paths; /* [rows]; [rows]; accepted nodes, where the row's nodes begin */
 } walks;
@@ -170,8 +171,6 @@ struct form {
                   const step *, const void *query, void *out);
     int (*norm)(context *, int64_t rows, int64_t size, const void *x, const void *weight, double eps, void *out);
     int (*run_pass)(context *, const target *, const pass *);
-    int (*argmax)(context *, int64_t rows, int64_t size, int64_t kind, const void *scores, const float *const *noise,
-                  int64_t *tokens);
     int (*noise)(context *, int64_t count, int64_t size, const noise_key *, int64_t stream, int64_t lane,
                  float *const *out);
     int (*filter)(context *, int64_t rows, int64_t size, float *scores, const float *limits);

@@ -2,13 +2,6 @@
 
 enum { NO_TOKEN = -1, SCORES_AT_ONCE = 1 << 15 };
 
-typedef struct {
-    int64_t rows, size, kind;
-    const char *scores;
-    const float *const *noise;
-    int64_t *tokens;
-} argmax_job;
-
 INLINE int any_lane(vi mask) {
     int32_t lanes[LANES], any = 0;
     memcpy(lanes, &mask, sizeof lanes);
@@ -49,19 +42,4 @@ INLINE int64_t argmax_row(const char *scores, const float *noise, int64_t size, 
     while (load_one(scores + first * bytes, kind) + (noise ? noise[first] : 0) != largest)
         first++;
     return first;
-}
-
-static void argmax_work(void *argument, int thread, int64_t begin, int64_t end) {
-    (void)thread;
-    const argmax_job *j = argument;
-    for (int64_t row = begin; row < end; row++)
-        j->tokens[row] = argmax_row(j->scores + row * j->size * size_of(j->kind), j->noise ? j->noise[row] : NULL,
-                                    j->size, j->kind);
-}
-
-static int argmax(context *c, int64_t rows, int64_t size, int64_t kind, const void *scores, const float *const *noise,
-                  int64_t *tokens) {
-    argmax_job j = {rows, size, kind, scores, noise, tokens};
-    pool_each(c->threads, rows, 1 + SCORES_AT_ONCE / size, argmax_work, &j);
-    return 0;
 }

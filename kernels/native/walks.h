@@ -1,4 +1,4 @@
-/* The walks of the rules that weigh p against q, as `rejection_walk_reference.py` and `block_walk_reference.py` say them.
+/* The walk of the coupled rule, and those of the rules that weigh p against q, as `rejection_walk_reference.py` and `block_walk_reference.py` say them.
    Weights e^(score - highest) are float32; sums, quotients and differences float64. */
 
 /* Weights of tokens and their sum. */
@@ -212,11 +212,11 @@ static int64_t walk_chain(walking *r, int64_t *path, int64_t *next, double *kept
     return length;
 }
 
-/* The argmax of each node, followed down the tree. */
-static int64_t walk_greedily(const walking *r, int64_t *path, int64_t *next) {
+/* The argmax of each node, plus the noise of its depth where there is any, followed down the tree. */
+static int64_t walk_greedily(const walking *r, const float *const *noise, int64_t *path, int64_t *next) {
     int64_t depth = 0, node = -1;
     for (;;) {
-        const int64_t token = argmax_row(scores_after(r, node), NULL, r->w->size, r->w->kind);
+        const int64_t token = argmax_row(scores_after(r, node), noise ? noise[depth] : NULL, r->w->size, (int)r->w->kind);
         int64_t child = node + 1;
         while (child < r->nodes && (r->parents[child] != node || r->tokens[child] != token))
             child++;
@@ -242,11 +242,12 @@ static void walk_work(void *argument, int thread, int64_t begin, int64_t end) {
         const int64_t start = j->starts[row];
         int64_t *path = w->paths + start, *next = w->next_tokens + row;
         walking r = {w, w->keys + row, (const char *)w->scores + (start + row) * w->size * size_of(w->kind),
-                     w->draft_probs[row], w->tokens + start, w->parents + start, w->nodes[row],
+                     w->draft_probs ? w->draft_probs[row] : NULL, w->tokens + start, w->parents + start, w->nodes[row],
                      {own, 0}, {own + w->size, 0}, own + 2 * w->size};
         /* Nodes that were chosen without chance have no q: they are accepted one by one. */
         const int is_drawn = r.draft_probs || !r.nodes;
-        w->lengths[row] = !w->sampled[row]               ? walk_greedily(&r, path, next)
+        const float *const *noise = w->noise ? w->noise + row * w->levels : NULL;
+        w->lengths[row] = w->rule == COUPLED || !w->sampled[row] ? walk_greedily(&r, noise, path, next)
                           : w->rule == CHAINS && is_drawn ? walk_chain(&r, path, next, own + 3 * w->size)
                                                           : walk_tree(&r, path, next);
     }
@@ -261,9 +262,10 @@ static int run_walks(context *c, const walks *w) {
         count += w->nodes[row];
         most = w->nodes[row] > most ? w->nodes[row] : most;
     }
-    if (reserve_own(c, 2 * (3 * w->size + 1 + most)))
+    if (reserve_own(c, w->rule == COUPLED ? 0 : 2 * (3 * w->size + 1 + most)))
         return -1;
     walk_job j = {c, w, starts};
-    pool_each(c->threads, w->rows, 1 + WALKED_AT_ONCE / w->size, walk_work, &j);
+    const int64_t together = w->rule == COUPLED ? SCORES_AT_ONCE : WALKED_AT_ONCE;
+    pool_each(c->threads, w->rows, 1 + together / w->size, walk_work, &j);
     return 0;
 }

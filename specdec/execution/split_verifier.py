@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from specdec.kernels.coupled_walk import coupled_walk
 from specdec.kernels.draft_trees import DraftTrees
+from specdec.kernels.host_walks import tree_walk
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.types import NO_TOKEN, Acceptance, NoiseRows, NoiseSource, Stream
 from specdec.models.rank_group import RankGroup
@@ -30,7 +33,7 @@ class SplitVerifier:
         self._split: CoupledVerifier | None = None
         if isinstance(inner, CoupledVerifier) and kernels.noise is not None and model.shard.plan.vocabulary:
             argmax = SplitArgmax(model.group, model.shard.vocab, kernels.noise)
-            self._split = CoupledVerifier(replace(kernels, gumbel_argmax=argmax))
+            self._split = CoupledVerifier(replace(kernels, coupled_walk=partial(coupled_walk, argmax, tree_walk)))
 
     def verify(self, trees: DraftTrees, contexts: Sequence[Context], logits: Tensor) -> list[Acceptance]:
         """Return the outcome of each row; see `CoupledVerifier.verify`.
@@ -44,7 +47,7 @@ class SplitVerifier:
 
 
 class SplitArgmax:
-    """`KernelSet.gumbel_argmax` over a vocabulary that is split over ranks.
+    """The argmax of `coupled_walk` over a vocabulary that is split over ranks.
 
     Args:
         span: this rank's part of the vocabulary.

@@ -9,46 +9,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from specdec.kernels import kv_copy_reference, logit_filters_reference
-from specdec.kernels.host_sampling import HostSampling
 from specdec.kernels.native_library import Library, library_file
 from specdec.kernels.native_operations import NativeOperations
-from specdec.kernels.types import NoiseKey, NoiseRows, Stream
+from specdec.kernels.types import NoiseKey, Stream
 from specdec.verify.noise import GumbelNoise, gumbel
 from tests.kernels.filter_cases import UNSURE, kept_exactly, limits, scores_of
-from tests.kernels.native_forms import FORMS, NOISE, libraries, library, normal
+from tests.kernels.native_forms import FORMS, libraries, library, normal
 from tests.strategies import seeds
 
 pytestmark = pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
-ODD_SCORES = [float("nan"), float("inf"), float("-inf"), 0.0, 3.0]
-
-
-@given(libraries, st.integers(1, 70), st.integers(1, 5), st.data())
-def test_argmax(own: Library, size: int, rows: int, data: st.DataObject) -> None:
-    """The lowest of the largest, no token where something is not a number or the largest is not finite."""
-    scores = normal(1, rows, size).mul(2).round().to(data.draw(st.sampled_from([own.dtype, torch.float32])))
-    for row, at, score in data.draw(
-        st.lists(st.tuples(st.integers(0, rows - 1), st.integers(0, size - 1), st.sampled_from(ODD_SCORES)), max_size=4)
-    ):
-        scores[row, at] = score
-    if data.draw(st.booleans()):
-        scores[0] = float("-inf")
-    keys: list[NoiseKey | None] = [None] * rows
-    if scores.dtype == torch.float32:
-        keys = data.draw(st.lists(st.sampled_from([None, NoiseKey(1, 0, 4)]), min_size=rows, max_size=rows))
-    expected = HostSampling(NOISE).gumbel_argmax(scores.clone(), NoiseRows(keys))
-    assert NativeOperations(own, NOISE).gumbel_argmax(scores, NoiseRows(keys)).equal(expected)
-
-
-def test_argmax_of_more_rows_than_noise_is_kept_for() -> None:
-    scores = normal(1, 150, 40)
-    noise = NoiseRows([NoiseKey(3, 0, position) for position in range(150)])
-    expected = HostSampling(NOISE).gumbel_argmax(scores.clone(), noise)
-    own = library("portable", 1, torch.float32)
-    # Few vectors, so that early ones are gone when the last are made.
-    small = GumbelNoise(torch.device("cpu"), cache_bytes=1)
-    assert NativeOperations(own, small).gumbel_argmax(scores, noise).equal(expected)
-
-
 keys = st.builds(NoiseKey, *(st.sampled_from([0, 1, 7, 2**63 - 1]) for _ in range(3)))
 
 
@@ -114,7 +83,7 @@ def test_filters_keep_what_is_asked(
     own: Library, vocab: int, asked: list[tuple[float, int, float]], seed: int, step: float
 ) -> None:
     scores, table = scores_of(len(asked), vocab, seed, step), torch.tensor(asked, dtype=torch.float32)
-    found = NativeOperations(own, NOISE).filter_logits(scores.clone(), table)
+    found = NativeOperations(own).filter_logits(scores.clone(), table)
     for row, given_row, bounds in zip(scores, found, asked, strict=True):
         kept = given_row > float("-inf")
         assert torch.equal(given_row[kept], row[kept])
@@ -134,7 +103,7 @@ def test_filters_keep_what_the_reference_keeps(
     scores[:, seed % vocab] = -0.0
     table = torch.tensor(asked, dtype=torch.float32)
     expected = logit_filters_reference.filter_logits(scores.clone(), table)
-    assert NativeOperations(own, NOISE).filter_logits(scores, table).equal(expected)
+    assert NativeOperations(own).filter_logits(scores, table).equal(expected)
 
 
 @given(libraries, vocabularies, limits, seeds)
@@ -142,11 +111,11 @@ def test_a_row_is_filtered_the_same_whatever_runs_beside_it(
     own: Library, vocab: int, asked: tuple[float, int, float], seed: int
 ) -> None:
     """So are rows that lie in a wider tensor, whose other columns stay as they are."""
-    operations = NativeOperations(own, NOISE)
+    operations = NativeOperations(own)
     scores = scores_of(40, vocab, seed, 0.0)
     table = torch.tensor([asked, (0.0, 1, 1.0), asked, (0.0, 0, 1.0)], dtype=torch.float32).repeat(10, 1)
     together = operations.filter_logits(scores.clone(), table)
-    alone = NativeOperations(library(own.form, 1, own.dtype), NOISE).filter_logits(scores[38:39].clone(), table[2:3])
+    alone = NativeOperations(library(own.form, 1, own.dtype)).filter_logits(scores[38:39].clone(), table[2:3])
     assert together[38:39].equal(alone)
     assert together[39].equal(scores[39])
     wide = torch.cat([scores, scores[:, :1]], 1)
@@ -162,7 +131,7 @@ def test_a_row_that_is_not_finite_stays_so(
     """So the sampler says that no token can follow, and only for that row."""
     scores = scores_of(3, vocab, 1, 0.0)
     scores[1, data.draw(st.integers(0, vocab - 1))], scores[2] = spoilt, float("-inf")
-    operations, table = NativeOperations(own, NOISE), torch.tensor([asked] * 3, dtype=torch.float32)
+    operations, table = NativeOperations(own), torch.tensor([asked] * 3, dtype=torch.float32)
     found = operations.filter_logits(scores.clone(), table)
     assert not found[1].amax().isfinite()
     assert not found[2].isfinite().any()
@@ -178,5 +147,5 @@ def test_moves(own: Library, moves: list[tuple[int, int]]) -> None:
     source, target = (torch.tensor(slots) for slots in zip(*moves, strict=True))
     expected = kv.clone()
     kv_copy_reference.move_kv(expected, source, target)
-    NativeOperations(own, NOISE).move_kv(kv, source, target)
+    NativeOperations(own).move_kv(kv, source, target)
     assert kv.equal(expected)

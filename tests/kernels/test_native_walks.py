@@ -8,15 +8,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from specdec.kernels.block_walk_reference import walk_block
+from specdec.kernels.coupled_walk import coupled_walk
 from specdec.kernels.draft_trees import HostTrees
-from specdec.kernels.host_walks import Rule
+from specdec.kernels.host_sampling import HostSampling
+from specdec.kernels.host_walks import Rule, tree_walk
 from specdec.kernels.native_library import Library, library_file
 from specdec.kernels.native_walks import NativeWalks
 from specdec.kernels.rejection_walk_reference import walk_rejection
 from specdec.kernels.tree import ROOT, DraftTree
 from specdec.kernels.types import Acceptance, NoiseKey, NoiseRows
+from specdec.verify.noise import GumbelNoise
 from tests.kernels.kernel_checks import DTYPES
-from tests.kernels.native_forms import FORMS, libraries, library
+from tests.kernels.native_forms import FORMS, NOISE, libraries, library, normal
 from tests.kernels.walk_batches import TOO_NEAR, Batch, batch, margin
 from tests.strategies import draft_trees, seeds
 from tests.trees import chain_of
@@ -26,6 +29,7 @@ pytestmark = pytest.mark.skipif(library_file() is None, reason="the native kerne
 RULES: dict[str, Rule] = {"rejection": walk_rejection, "block": walk_block}
 FASTEST = library(FORMS[-1], 2, torch.float32)
 vocabularies = st.sampled_from([1, 2, 17, 300, 1025])
+ODD_SCORES = [float("nan"), float("inf"), float("-inf"), 0.0, 3.0]
 
 
 def walked(own: Library, rule: str, drawn: Batch) -> list[Acceptance]:
@@ -34,7 +38,7 @@ def walked(own: Library, rule: str, drawn: Batch) -> list[Acceptance]:
     if drawn.draft_probs is not None:
         probs = drawn.draft_probs.split([1 + len(tree) for tree in drawn.trees])
     trees = [DraftTree(tree.tokens, tree.parents, q) for tree, q in zip(drawn.trees, probs, strict=True)]
-    walks = NativeWalks(own)
+    walks = NativeWalks(own, NOISE)
     walk = walks.block_walk if rule == "block" else walks.rejection_walk
     return walk(drawn.scores, HostTrees(trees), NoiseRows(keys))
 
@@ -110,7 +114,7 @@ def test_where_q_is_p_a_chain_is_accepted_whole(seed: int) -> None:
 
 
 def test_block_verification_refuses_what_is_no_chain() -> None:
-    walks, scores = NativeWalks(FASTEST), torch.zeros(3, 5)
+    walks, scores = NativeWalks(FASTEST, NOISE), torch.zeros(3, 5)
     sampled, greedy = NoiseRows([NoiseKey(1, 0, 0)]), NoiseRows([None])
     siblings = HostTrees([DraftTree((1, 2), (ROOT, ROOT), torch.full((3, 5), 0.2))])
     with pytest.raises(ValueError, match="takes a chain"):
@@ -120,6 +124,42 @@ def test_block_verification_refuses_what_is_no_chain() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_block_verification_of_nodes_that_were_not_drawn_is_rejection_sampling(seed: int) -> None:
-    walks, scores = NativeWalks(FASTEST), torch.randn(4, 5, generator=torch.Generator().manual_seed(seed))
+    walks, scores = NativeWalks(FASTEST, NOISE), torch.randn(4, 5, generator=torch.Generator().manual_seed(seed))
     trees, sampled = HostTrees([DraftTree((1, 2, 3), (ROOT, ROOT, 0))]), NoiseRows([NoiseKey(seed, 0, 0)])
     assert walks.block_walk(scores, trees, sampled) == walks.rejection_walk(scores, trees, sampled)
+
+
+def composed(scores: torch.Tensor, trees: HostTrees, noise: NoiseRows) -> list[Acceptance]:
+    """The coupled walk of plain torch."""
+    return coupled_walk(HostSampling(NOISE).gumbel_argmax, tree_walk, scores.clone(), trees, noise)
+
+
+@given(libraries, st.integers(1, 70), st.integers(1, 5), st.data())
+def test_a_coupled_walk_follows_the_argmax_with_noise(own: Library, size: int, rows: int, data: st.DataObject) -> None:
+    """The lowest of the largest, no token where something is not a number or the largest is not finite."""
+    trees = HostTrees(data.draw(st.lists(draft_trees(max_nodes=6, vocab_size=size), min_size=rows, max_size=rows)))
+    count = rows + sum(trees.sizes)
+    scores = normal(1, count, size).mul(2).round().to(data.draw(st.sampled_from([own.dtype, torch.float32])))
+    odd = st.tuples(st.integers(0, count - 1), st.integers(0, size - 1), st.sampled_from(ODD_SCORES))
+    for row, at, score in data.draw(st.lists(odd, max_size=4)):
+        scores[row, at] = score
+    if data.draw(st.booleans()):
+        scores[0] = float("-inf")
+    keys: list[NoiseKey | None] = [None] * rows
+    if scores.dtype == torch.float32:
+        keys = data.draw(st.lists(st.sampled_from([None, NoiseKey(1, 0, 4)]), min_size=rows, max_size=rows))
+    before, noise = scores.clone(), NoiseRows(keys)
+    assert NativeWalks(own, NOISE).coupled_walk(scores, trees, noise) == composed(scores, trees, noise)
+    torch.testing.assert_close(scores, before, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("trees", [[DraftTree()] * 150, [chain_of([3] * 90), DraftTree(), chain_of([2, 1])]])
+def test_a_coupled_walk_with_more_noise_than_is_kept(trees: list[DraftTree]) -> None:
+    """Rows are then walked in parts, and a tree that is deeper than what is kept in plain torch."""
+    drafts = HostTrees(trees)
+    scores = normal(1, len(trees) + sum(drafts.sizes), 40)
+    noise = NoiseRows([NoiseKey(3, 0, position) for position in range(len(trees))])
+    # Few vectors, so that early ones are gone when the last are made.
+    small = GumbelNoise(torch.device("cpu"), cache_bytes=1)
+    own = library("portable", 1, torch.float32)
+    assert NativeWalks(own, small).coupled_walk(scores, drafts, noise) == composed(scores, drafts, noise)

@@ -5,7 +5,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.kernels.draft_trees import HostTrees
 from specdec.kernels.tree import ROOT, DraftTree
 from specdec.kernels.tree_walk_reference import follow
 from specdec.kernels.types import NO_TOKEN, Acceptance
@@ -58,16 +57,19 @@ def test_each_node_draws_with_its_own_position(seed: int, mixed: bool) -> None:
         before, after = (SampledRow(DraftTree(), context(*one)) for one in more)
         rows = [before, *rows, after]
     logits = torch.randn(sum(1 + len(row.tree) for row in rows), vocab)
-    emitted = verifier.emitted_tokens(HostTrees([r.tree for r in rows]), [r.context for r in rows], logits).tolist()
+    expected = []
     start = 1 if mixed else 0
     for index, depth in enumerate([0, 1, 2, 3, 2]):
         row = logits[start + index : start + index + 1]
         part = NodeRows(context(sampling, 5), 1, lambda: torch.zeros(1, 0).long())
         log_p = processed_logits(row, [part], TORCH)[0].log_softmax(-1)
-        assert emitted[start + index] == int((log_p + gumbel(seed, 0, 5 + depth, vocab)).argmax())
+        expected.append(int((log_p + gumbel(seed, 0, 5 + depth, vocab)).argmax()))
+    wanted = [follow(tree, expected)]
     if mixed:
-        assert emitted[0] == int(logits[0].argmax())
-        assert emitted[-1] == int((logits[-1].log_softmax(-1) + gumbel(3, 0, 9, vocab)).argmax())
+        first = Acceptance((), int(logits[0].argmax()))
+        last = Acceptance((), int((logits[-1].log_softmax(-1) + gumbel(3, 0, 9, vocab)).argmax()))
+        wanted = [first, *wanted, last]
+    assert verify(verifier, rows, logits) == wanted
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
