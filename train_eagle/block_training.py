@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
+import torch
 from torch import Tensor
 
 from specdec.draft_heads.formats.head_kinds import KINDS
@@ -17,7 +18,9 @@ from specdec.train_eagle.training_kind import TrainingKind, initialise, layer_co
 
 # Layers of the target that published heads read.
 MOST_TAPS = 5
-SIZES = frozenset({"layers", "block_size", "mask_token", "anchors", "draft_vocab_size"})
+# Scale of a fresh head's weights for taps before the last, relative to other matrices.
+OTHER_TAPS = 0.2
+SIZES = frozenset({"layers", "block_size", "causal", "mask_token", "anchors", "draft_vocab_size"})
 
 
 def block_taps(num_layers: int) -> tuple[int, ...]:
@@ -36,11 +39,12 @@ class DFlashTraining(TrainingKind[BlockHead]):
     """DFlash: the slots of a block are independent, and scored by the target's output matrix.
 
     Attributes:
-        layers, block_size, mask_token: sizes of a fresh head, see `TrainConfig`.
+        layers, block_size, causal, mask_token: shape of a fresh head, see `TrainConfig`.
     """
 
     layers: int = RECIPES["dflash"]["layers"]
     block_size: int = RECIPES["dflash"]["block_size"]
+    causal: bool = RECIPES["dflash"]["causal"]
     mask_token: int | None = None
 
     files = KINDS["dflash"]
@@ -54,8 +58,7 @@ class DFlashTraining(TrainingKind[BlockHead]):
     def new(self, model: LlamaModel, draft_tokens: Tensor | None) -> BlockHead:
         head = BlockHead(self.config(model, draft_tokens))
         initialise(head, model)
-        # The target's output matrix reads states that its own norm has scaled.
-        head.norm.weight.data.copy_(model.norm.weight)
+        _begin_as_target(head, model)
         if head.lm_head is not None and draft_tokens is not None:
             head.draft_tokens.copy_(draft_tokens)
             output = model.lm_head_weight
@@ -78,7 +81,7 @@ class DFlashTraining(TrainingKind[BlockHead]):
             self.block_size,
             mask_token,
             anchor_first=False,
-            causal=(False,) * self.layers,
+            causal=(self.causal,) * self.layers,
             draft_vocab_size=None if draft_tokens is None else len(draft_tokens),
         )
 
@@ -117,3 +120,24 @@ class DSparkTraining(DFlashTraining):
     def config(self, model: LlamaModel, draft_tokens: Tensor | None) -> BlockConfig:
         plain = super().config(model, draft_tokens)
         return replace(plain, anchor_first=True, markov=MarkovConfig(self.markov_rank), confidence=True)
+
+
+@torch.no_grad()
+def _begin_as_target(head: BlockHead, model: LlamaModel) -> None:
+    """Begin with copies of the target's layers behind the last tap, and with that tap as the feature.
+
+    The context rows of the first layer then are the target's own keys and values there, but for the norm of keys. The
+    target's output matrix reads states that its own norm has scaled.
+    """
+    hidden, last = head.llama.hidden_size, head.taps[-1]
+    head.norm.weight.copy_(model.norm.weight)
+    head.fc.weight.mul_(OTHER_TAPS)
+    head.fc.weight[:, -hidden:] += torch.eye(hidden, device=head.fc.weight.device)
+    for place, layer in enumerate(head.decoder_layers):
+        given = dict(model.layers[min(last + place, len(model.layers) - 1)].named_parameters())
+        if place == 0:
+            head.hidden_norm.weight.copy_(given["input_layernorm.weight"])
+        for name, parameter in layer.named_parameters():
+            # Parts that only one of both has, such as norms of keys, stay as they are.
+            if name in given and given[name].shape == parameter.shape:
+                parameter.copy_(given[name])

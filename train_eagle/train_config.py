@@ -44,6 +44,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "step_decay": 0.78,
         "layers": 2,
         "block_size": 8,
+        "causal": False,
         "anchors": 512,
     },
     "dspark": {
@@ -53,6 +54,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "step_decay": 0.78,
         "layers": 2,
         "block_size": 7,
+        "causal": False,
         "anchors": 512,
         "markov_rank": 256,
         "confidence_weight": 1.0,
@@ -120,6 +122,13 @@ class TrainConfig:
         least=2,
         most=64,
         shown_default=_by_head("block_size"),
+        panel="Model",
+    )
+    causal: bool | None = setting(
+        None,
+        "Whether a row of its block sees only earlier rows of it, so that small trees need only the first rows.",
+        flags="--causal/--no-causal",
+        shown_default="no",
         panel="Model",
     )
     markov_rank: int | None = setting(

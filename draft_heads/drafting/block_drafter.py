@@ -133,25 +133,25 @@ class BlockDrafter(TreeDrafter[Paths]):
         width: int,
         keys: Sequence[NoiseKey | None],
     ) -> DraftLevels:
-        dtype = torch.promote_types(self.dtype, torch.float32)
-        bits = self._bits[0][None]
+        dtype, config = torch.promote_types(self.dtype, torch.float32), self.head.config
+        bits = self._bits[0][None, : config.rows_for(depth)]
         levels = DraftLevels.start(rows, self.block_size, bits, keys, self.first, self.kv.device, dtype)
-        return replace(levels, depth=min(depth, self.head.config.num_slots), frontier=width, is_block=True)
+        return replace(levels, depth=min(depth, config.num_slots), frontier=width, is_block=True)
 
     def _begin(self, levels: DraftLevels, roots: Tensor, rows: Sequence[DraftRow], *, drawn: bool) -> Paths:
         """Run the pass, and choose the candidates of all slots."""
-        config, num_rows = self.head.config, levels.num_rows
-        masks = torch.full_like(roots, config.mask_token).expand(-1, config.block_size - 1)
+        config, num_rows, width = self.head.config, levels.num_rows, levels.width
+        masks = torch.full_like(roots, config.mask_token).expand(-1, width - 1)
         tokens = torch.cat([roots, masks], 1).flatten()
-        seen = [levels.block_rows(bits) for bits in self._bits]
+        seen = [levels.block_rows(bits[:width]) for bits in self._bits]
         attentions = [
             PagedAttention(kv, levels.slots[0], seen[causal], self.kernels)
             for kv, causal in zip(self.kv, config.causal, strict=True)
         ]
-        rotary = rotary_at(self.rope, levels.positions + self._offsets.repeat(num_rows))
+        rotary = rotary_at(self.rope, levels.positions + self._offsets[:width].repeat(num_rows))
         found: Tensor = self.head(tokens, rotary, attentions)
         slots = slice(config.first_row, config.first_row + levels.depth)
-        hidden = found.view(num_rows, config.block_size, -1)[:, slots]
+        hidden = found.view(num_rows, width, -1)[:, slots]
         lattice = self._lattice(levels, hidden, rows, drawn=drawn)
         states = hidden.new_zeros(num_rows, 1, self.scorer.state_size if self.scorer else 0)
         return self._scored(lattice, roots, states, 0)

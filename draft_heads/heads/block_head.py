@@ -71,6 +71,14 @@ class BlockConfig(HeadConfig):
         """The row of a block that predicts the token behind the anchor."""
         return 0 if self.anchor_first else 1
 
+    def rows_for(self, depth: int) -> int:
+        """Return the rows of a block that a pass must compute for trees of a depth.
+
+        In a head whose layers are all causal, a row does not depend on those behind it.
+        """
+        cut = all(self.causal) and self.convolution is None
+        return self.first_row + min(depth, self.num_slots) if cut else self.block_size
+
 
 class BlockHead(FeatureHead):
     """Llama layers whose keys and values of known tokens come from the target's features, and of a block from itself.

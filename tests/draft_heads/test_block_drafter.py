@@ -34,6 +34,7 @@ BLOCKS = {
     "dflash": lambda: block(41, anchor_first=False),
     "causal, few tokens": lambda: block(42, layers=1, causal=True, tokens=FEW, anchor_first=False),
     "vanilla": lambda: block(43, rank=6),
+    "vanilla, causal": lambda: block(49, rank=6, causal=True),
     "gated, few tokens": lambda: block(44, layers=1, rank=6, kind="gated", tokens=FEW),
     "rnn": lambda: block(45, causal=(True, False), rank=6, kind="rnn"),
     "domino": lambda: block(46, layers=1, rank=6, kind="domino"),
@@ -131,6 +132,19 @@ def test_trees_are_those_of_a_search_over_the_description(
             assert paths_of(tree) == (wanted(served, request, row) if row.num_nodes else set())
             request.read = max(request.read, row.draft_prefill_end)
             request.tokens += [request.random.randrange(VOCAB) for _ in range(request.random.randint(1, 5))]
+
+
+@pytest.mark.parametrize(("name", "rows"), [("vanilla, causal", 2), ("causal, few tokens", 3), ("vanilla", 5)])
+@torch.no_grad()
+def test_a_pass_computes_no_more_rows_than_the_levels_need(name: str, rows: int) -> None:
+    """In a causal head; in others, early rows see later ones."""
+    served = Served(name, 4, DraftShape(4, 2, 8))
+    request = Request(1, [2, 0, 3, 1], 0.0, 7, len(served.block.layer_ids))
+    request.store(served)
+    served.drafter.propose([request.row(4, 2)])
+    known = len(request.tokens)
+    written = ~served.kv[:, slots_of(request.table, known, known + 8, PAGE)].isnan().any(dim=(2, 3)).any(0)
+    assert written.tolist() == [True] * rows + [False] * (8 - rows)
 
 
 @pytest.mark.parametrize("name", BLOCKS)

@@ -12,6 +12,8 @@ from safetensors.torch import load_file
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.cli.inspection import Inspection
 from specdec.draft_heads.drafting.block_drafter import BlockDrafter
+from specdec.draft_heads.heads.block_head import BlockHead
+from specdec.draft_heads.llama.llama_layer import LlamaLayer
 from specdec.train_eagle.accuracy import NO_TOKEN, accuracy, token_ranks
 from specdec.train_eagle.chat_mask import Sample
 from specdec.train_eagle.features import OnlineFeatures
@@ -173,6 +175,26 @@ def test_an_exported_head_drafts_the_same(layout: str, trained: Path, target: Pa
     assert str(tmp_path) not in text
     seen = Inspection.of(tmp_path / "again", target)
     assert (seen.facts["trained for"], seen.facts["trained on"]) == (target.name, "answers.jsonl")
+
+
+@torch.no_grad()
+def test_a_fresh_head_begins_with_the_layers_of_its_target(target: Path, data: Path, tmp_path: Path) -> None:
+    """Its context rows are the target's values behind the last tap, if that is all of a token's feature."""
+    made = run(target, data, tmp_path, "dspark", layers=2, causal=True)
+    head, model = made.head, made.model
+    assert isinstance(head, BlockHead)
+    assert head.config.causal == (True, True)
+    batch, llama = made.source.batch([0]), head.llama
+    own = head.fc.weight[:, -llama.hidden_size :]
+    own.copy_(torch.eye(llama.hidden_size))
+    head.fc.weight[:, : -llama.hidden_size] = 0
+    values = head.context(batch.read_by(head))[:, 0, llama.num_kv_heads :]
+    layer = model.layers[head.taps[-1]]
+    assert isinstance(layer, LlamaLayer)
+    assert layer.input_layernorm is not None
+    qkv = layer.qkv_proj(layer.input_layernorm(batch.taps[:, -llama.hidden_size :]))
+    expected = qkv[:, -llama.num_kv_heads * llama.head_dim :].view(values.shape)
+    torch.testing.assert_close(values, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_sizes_follow_from_the_recipe_and_the_target() -> None:
