@@ -5,10 +5,14 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
-/* Rounds of waiting before the caller lets others run, and before an idle thread sleeps. Jobs follow each other within
-   microseconds; between steps the processor belongs to whatever else computes. */
-enum { ROUNDS_BUSY = 2000, ROUNDS_IDLE = 4000 };
+/* Rounds of waiting before a thread lets others run. Jobs of a call follow each other within microseconds. */
+enum { ROUNDS_BUSY = 2000 };
+
+/* Time without a job after which a thread sleeps. Between two calls the host works for a tenth of a millisecond. To wake
+   up takes a thread nearly as long, beside a small model's step a third of it. */
+enum { IDLE_NANOSECONDS = 400000 };
 
 /* What a thread's share of a job is: claimed by the thread or by the caller, or done. A share's state is four times the
    job's number, plus this. */
@@ -47,6 +51,12 @@ static inline void pause_briefly(void) {
 #endif
 }
 
+static inline int64_t nanoseconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+}
+
 /* Do the share of a thread, on that thread or on the caller's, unless somebody else has claimed it. */
 static void do_share(pool *p, int owner, int thread, uint64_t number) {
     pool_work work = atomic_load_explicit(&p->work, memory_order_relaxed);
@@ -73,9 +83,16 @@ static void *wait_for_work(void *given) {
     pool *p = self.owner;
     uint64_t number = 0;
     for (;;) {
+        int64_t since = 0;
         for (int rounds = 0; atomic_load_explicit(&p->number, memory_order_acquire) == number; rounds++) {
-            if (rounds < ROUNDS_IDLE) {
+            if (rounds < ROUNDS_BUSY) {
                 pause_briefly();
+                continue;
+            }
+            const int64_t now = nanoseconds();
+            since = since ? since : now;
+            if (now - since < IDLE_NANOSECONDS) {
+                sched_yield();
                 continue;
             }
             pthread_mutex_lock(&p->lock);
