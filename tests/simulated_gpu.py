@@ -139,6 +139,10 @@ class SimulatedGPU(TorchFunctionMode):
                 self._tape.launches.append(Launch(func, plain, settings, _new(found, on_gpu)))
             return tree_map(lambda leaf: mine[id(leaf)] if id(leaf) in mine else _raised(leaf), found)
 
+    @property
+    def is_capturing(self) -> bool:
+        return self._tape is not None
+
     def launch(self, work: Callable[..., Any], args: tuple[Any, ...], settings: dict[str, Any]) -> Any:
         """Run a Triton kernel in the interpreter."""
         for leaf in tree_leaves((args, settings)):
