@@ -61,6 +61,6 @@ def test_a_rank_that_is_stuck_ends_the_engine(
     with engine(world, "none", **settings) as llm:
         monkeypatch.setattr(Follower, "_follow", lambda *_: time.sleep(6 * TIMEOUT))
         start = time.monotonic()
-        with pytest.raises(ExecutorDeadError, match=r"rank 0 of 2 could not go on: .*; the engine must be started anew"):
+        with pytest.raises(ExecutorDeadError, match=r"rank 0 of 2 could not go on: .*; the engine must"):
             llm.generate([PROMPT], use_tqdm=False)
     assert time.monotonic() - start < 20
