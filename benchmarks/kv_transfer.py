@@ -81,7 +81,7 @@ def copies(llm: LLM) -> tuple[float, float]:
         start = time.perf_counter()
         memory.store(blocks, blocks, memory.names).wait()
         middle = time.perf_counter()
-        memory.load(blocks, blocks).wait()
+        memory.load(blocks, blocks, memory.names).wait()
         times.append((middle - start, time.perf_counter() - middle))
     out, back = zip(*times, strict=True)
     return min(out), min(back)
@@ -166,7 +166,7 @@ def main() -> None:
 def wait_until_written(llm: LLM) -> None:
     """Wait until the stores have all blocks."""
     connector = connector_of(llm)
-    while connector.tier.is_writing:
+    while connector.tier.saves.is_writing:
         connector.wait(0.1)
         connector.update_connector_output(connector.get_finished())
 

@@ -1,6 +1,6 @@
 """Types of fused operations: a decoder layer, a pass of the target, a drafter, each in one call."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -110,8 +110,13 @@ class TargetCache(NamedTuple):
 class FusedTarget(Protocol):
     """A target's pass in one call: packing, layers, features, logits."""
 
-    def __call__(self, rows: Sequence[TreeRow], trees: Sequence[DraftTree]) -> Tensor:
+    def __call__(
+        self, rows: Sequence[TreeRow], trees: Sequence[DraftTree], before_layer: Callable[[int], None] | None = None
+    ) -> Tensor:
         """Run the pass over chains, each with its tree behind it; store keys, values and features in the cache.
+
+        Args:
+            before_layer: called with the number of each layer before it runs, and with their count behind the last.
 
         Returns:
             Logits `[sum of (num_scored + nodes), vocab_size]`.

@@ -17,6 +17,8 @@ from specdec.kernels.types import NoiseKey, Stream
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 # A weight in 8 bits.
 Q8 = 3
+# Called with the number of a layer.
+BEFORE_LAYER = ctypes.CFUNCTYPE(None, c_int64)
 NOT_BUILT = "the native kernels are not built: install a C compiler (gcc or clang), and specdec once more"
 
 
@@ -90,6 +92,7 @@ class PassFields(Structure):
     _fields_ = [
         *_fields(c_int64, "requests table_blocks block_size kv_bytes"),
         *_fields(c_void_p, "tokens cached known nodes scored tables parents rotary kv feature_cache logits"),
+        ("before_layer", BEFORE_LAYER),
     ]
 
 

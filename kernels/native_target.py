@@ -1,11 +1,12 @@
 """A pass of the target by the compiled library, packing included."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
 from specdec.kernels.fused import TargetCache, TargetWeights
 from specdec.kernels.native_library import (
+    BEFORE_LAYER,
     Library,
     MatrixFields,
     PassFields,
@@ -17,6 +18,7 @@ from specdec.kernels.native_library import (
 from specdec.kernels.native_operations import NativeLayer, NativeProjection
 from specdec.kernels.tree import DraftTree, TreeRow
 
+NO_CALLS = BEFORE_LAYER()
 NO_FEATURES, STATES_AS_FEATURES, TAPS_AS_FEATURES = range(3)
 
 
@@ -53,7 +55,9 @@ class NativeTarget:
             feature,
         )
 
-    def __call__(self, rows: Sequence[TreeRow], trees: Sequence[DraftTree]) -> Tensor:
+    def __call__(
+        self, rows: Sequence[TreeRow], trees: Sequence[DraftTree], before_layer: Callable[[int], None] | None = None
+    ) -> Tensor:
         """See `FusedTarget`."""
         tables, blocks = padded_tables([row.block_table for row in rows])
         packed, parents = list[int](), list[int]()
@@ -65,6 +69,7 @@ class NativeTarget:
         nodes, scored = numbers([len(tree) for tree in trees]), numbers([row.num_scored for row in rows])
         tokens, above, cache = numbers(packed), numbers(parents), self.cache
         logits = cache.kv.new_empty(sum(scored) + len(parents), self._vocab_size)
+        calls = _Calls(before_layer)
         self.library.target_pass(
             self._target,
             PassFields(
@@ -77,6 +82,29 @@ class NativeTarget:
                 cache.kv.data_ptr(),
                 None if cache.features is None else cache.features.data_ptr(),
                 logits.data_ptr(),
+                calls.pointer,
             ),
         )
+        calls.check()
         return logits
+
+
+class _Calls:
+    """Calls of a Python function by the library, which no exception can pass through."""
+
+    def __init__(self, function: Callable[[int], None] | None) -> None:
+        self._function = function
+        self._error: BaseException | None = None
+        self.pointer = NO_CALLS if function is None else BEFORE_LAYER(self._call)
+
+    def _call(self, layer: int) -> None:
+        if self._function is not None and self._error is None:
+            try:
+                self._function(layer)
+            except BaseException as error:
+                self._error = error
+
+    def check(self) -> None:
+        """Raise what the function has raised; it was not called again."""
+        if self._error is not None:
+            raise self._error

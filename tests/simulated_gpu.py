@@ -6,9 +6,8 @@ again on the same memory without any of the captured Python code, so values read
 """
 
 import sys
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import Mock
@@ -19,6 +18,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 from triton.runtime import interpreter
+
+from tests.simulated_streams import SimulatedEvent, SimulatedStream, Streams
 
 # Not the first device, so that code that forgets to name the device is found.
 GPU = torch.device("cuda", 1)
@@ -78,34 +79,20 @@ class SimulatedGraph:
             made.fill_(float("nan") if made.is_floating_point() else True if made.dtype == torch.bool else 1 << 20)
 
 
-class SimulatedEvent:
-    """A moment in the device's work. It is known once the host has waited for later work."""
-
-    def __init__(self, gpu: "SimulatedGPU") -> None:
-        self.gpu = gpu
-
-    def record(self) -> None:
-        assert self.gpu.is_current
-        self.moment, self.waits = time.perf_counter(), len(self.gpu.waits)
-
-    def elapsed_time(self, end: "SimulatedEvent") -> float:
-        assert len(self.gpu.waits) > end.waits, "the device may not be there yet"
-        return (end.moment - self.moment) * 1e3
-
-
 class SimulatedGPU(TorchFunctionMode):
     """Handles every torch function that is called while it is entered.
 
     Attributes:
         waits: operations that made the host wait, each with the module that called it.
         is_current: whether kernels and events without a device go to this one.
+        streams: its streams.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.waits: list[str] = []
         self._tape: SimulatedGraph | None = None
-        self.is_current = False
+        self.is_current, self.streams = False, Streams()
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -135,9 +122,9 @@ class SimulatedGPU(TorchFunctionMode):
         elif any(other.ndim for other in others) and not name.endswith("_like"):
             raise RuntimeError(f"{name}: expected all tensors on the same device, found {GPU} and cpu")
         if goes_up and name in ("tensor", "as_tensor"):
-            self._note(f"{name} from pageable memory")
+            self.note(f"{name} from pageable memory")
         if on_gpu and self._waits(name, args, kwargs):
-            self._note(name)
+            self.note(name)
         comes_down = name in ("cpu", "numpy") or (name == "to" and any(_is_cpu(leaf) for leaf in given))
         mine = {id(one.raw): one for one in on_gpu}
         plain, settings = tree_map(_lowered, args), tree_map(_lowered, kwargs)
@@ -152,6 +139,10 @@ class SimulatedGPU(TorchFunctionMode):
                 self._tape.launches.append(Launch(func, plain, settings, _new(found, on_gpu)))
             return tree_map(lambda leaf: mine[id(leaf)] if id(leaf) in mine else _raised(leaf), found)
 
+    @property
+    def is_capturing(self) -> bool:
+        return self._tape is not None
+
     def launch(self, work: Callable[..., Any], args: tuple[Any, ...], settings: dict[str, Any]) -> Any:
         """Run a Triton kernel in the interpreter."""
         for leaf in tree_leaves((args, settings)):
@@ -161,8 +152,12 @@ class SimulatedGPU(TorchFunctionMode):
         plain, named = tree_map(_lowered, args), tree_map(_lowered, settings)
         if self._tape is not None:
             self._tape.launches.append(Launch(work, plain, named, {}))
-        with torch._C.DisableTorchFunction():
-            return work(*plain, **named)
+
+        def run() -> Any:
+            with torch._C.DisableTorchFunction():
+                return work(*plain, **named)
+
+        return self.streams.current.launch(run)
 
     @contextmanager
     def capture(self, graph: SimulatedGraph, pool: object) -> Iterator[None]:
@@ -186,15 +181,19 @@ class SimulatedGPU(TorchFunctionMode):
         finally:
             self.is_current = before
 
-    def event(self, *, enable_timing: bool) -> SimulatedEvent:
+    def event(self, *, enable_timing: bool = False) -> SimulatedEvent:  # noqa: ARG002
         """Replace `torch.cuda.Event`."""
-        assert enable_timing
-        return SimulatedEvent(self)
+        return SimulatedEvent(self, self.streams)
+
+    def stream(self, device: object = None) -> SimulatedStream:
+        """Replace `torch.cuda.Stream`."""
+        assert device == GPU or self.is_current
+        return SimulatedStream(self.streams)
 
     def synchronize(self, device: object = None) -> None:
         """Replace `torch.cuda.synchronize`."""
         assert device == GPU or self.is_current
-        self._note("synchronize")
+        self.note("synchronize")
 
     def _on_host(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         pinned = kwargs.pop("pin_memory", False) or any(
@@ -214,9 +213,9 @@ class SimulatedGPU(TorchFunctionMode):
         up = not isinstance(source, SimulatedTensor) and (goes_up or isinstance(args[0], SimulatedTensor))
         down = isinstance(source, SimulatedTensor) and not isinstance(args[0], SimulatedTensor)
         if up and source.numel() and source.ndim and not (_is_pinned(source) and (kwargs.get("non_blocking"))):
-            self._note(f"{name} from pageable memory")
+            self.note(f"{name} from pageable memory")
         if down:
-            self._note(f"{name} to the host")
+            self.note(f"{name} to the host")
         if up and self._tape is not None:
             raise AssertionError(f"{name} from the host while a graph is captured")
 
@@ -229,7 +228,8 @@ class SimulatedGPU(TorchFunctionMode):
             return any(isinstance(one, list) or (isinstance(one, Tensor) and one.dtype == torch.bool) for one in index)
         return name in READERS or (name == "to" and any(_is_cpu(leaf) for leaf in tree_leaves((args, kwargs))))
 
-    def _note(self, what: str) -> None:
+    def note(self, what: str) -> None:
+        """Record that the host waits, and who lets it."""
         if self._tape is not None:
             raise AssertionError(f"{what} while a graph is captured")
         frame = sys._getframe(1)
@@ -257,9 +257,6 @@ def simulated_gpu(patch: pytest.MonkeyPatch) -> Iterator[SimulatedGPU]:
         "memory_reserved": 4 << 20,
         "empty_cache": None,
         "reset_peak_memory_stats": None,
-        "Stream": Mock(),
-        "current_stream": Mock(),
-        "stream": nullcontext(),
         "graph_pool_handle": (0, 1),
         "current_device": GPU.index,
     }
@@ -268,6 +265,9 @@ def simulated_gpu(patch: pytest.MonkeyPatch) -> Iterator[SimulatedGPU]:
     patch.setattr(torch.cuda, "synchronize", Mock(side_effect=gpu.synchronize))
     patch.setattr(torch.cuda, "device", gpu.be_current)
     patch.setattr(torch.cuda, "Event", gpu.event)
+    patch.setattr(torch.cuda, "Stream", gpu.stream)
+    patch.setattr(torch.cuda, "current_stream", lambda: gpu.streams.current)
+    patch.setattr(torch.cuda, "stream", gpu.streams.choose)
     patch.setattr(torch.cuda, "CUDAGraph", SimulatedGraph)
     patch.setattr(torch.cuda, "graph", gpu.capture)
     with gpu:

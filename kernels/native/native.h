@@ -83,6 +83,7 @@ typedef struct {
     void *kv;               /* [layers] of `kv_bytes` */
     void *feature_cache;    /* [slots][hidden] of the feature, or NULL */
     void *logits;           /* [scored tokens and nodes][vocabulary] */
+    void (*before_layer)(int64_t layer); /* called before each layer and behind the last, or NULL */
 } pass;
 
 /* A call of the drafter: of `rows` requests the head reads the tokens `[starts, ends)`, and under the last ones of the

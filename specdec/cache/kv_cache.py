@@ -14,11 +14,28 @@ from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.upload import upload
 
 
-class BlockLoader(Protocol):
-    """Source that fills blocks of the cache from outside the device."""
+class BlockTransfers(Protocol):
+    """Transfers of blocks between the cache and other memory, by the names of vLLM's connectors."""
 
     def start_load_kv(self, sources: Sequence[int], block_ids: Sequence[int]) -> None:
-        """Copy blocks to the device, in the order of its work."""
+        """Copy blocks to the device, in the order of its work; of the target perhaps later, layer by layer."""
+        ...
+
+    def wait_for_load(self) -> None:
+        """Copy what of these blocks has not been copied."""
+        ...
+
+    @property
+    def has_layer_transfers(self) -> bool:
+        """Whether the coming pass must call the two methods below."""
+        ...
+
+    def wait_for_layer_load(self, layer: int) -> None:
+        """Return when the loaded blocks of this layer of the target are in place. The layer has not begun."""
+        ...
+
+    def save_kv_layer(self, layer: int) -> None:
+        """Begin to copy this layer of the target from the device. The layer is done."""
         ...
 
 
@@ -35,7 +52,7 @@ class KVCache:
         target_layers: `target`, layer by layer.
         null_block: index of the null block.
         parts: the three by name ("target", "head", "features"), each as `[blocks, ...]`.
-        loader: what fills the blocks of moves of the kind `LOAD`.
+        transfers: what fills the blocks of moves of the kind `LOAD`, and copies blocks during a pass; None for nothing.
 
     Args:
         dtype: of what is stored.
@@ -74,7 +91,7 @@ class KVCache:
         if self.features is not None:
             self.parts["features"] = _by_block(self.features, 0, block_size)
         self._blocks = list(self.parts.values())
-        self.loader: BlockLoader | None = None
+        self.transfers: BlockTransfers | None = None
         pinned = device.type == "cuda"
         self._host = [
             torch.empty(num_host_blocks, *part.shape[1:], dtype=dtype, pin_memory=pinned) for part in self._blocks
@@ -104,10 +121,15 @@ class KVCache:
 
     def apply_moves(self, moves: Sequence[BlockMove]) -> None:
         """Copy whole blocks of target, head and features in the order given."""
-        for run in _runs(moves):
-            if run[0].kind == MoveKind.LOAD:
-                assert self.loader is not None
-                self.loader.start_load_kv([move.source for move in run], [move.target for move in run])
+        transfers, is_loading = self.transfers, False
+        for run in runs_of(moves):
+            if is_loading and transfers is not None:
+                # This run may touch what the one before it loads.
+                transfers.wait_for_load()
+            is_loading = run[0].kind == MoveKind.LOAD
+            if is_loading:
+                assert transfers is not None
+                transfers.start_load_kv([move.source for move in run], [move.target for move in run])
                 continue
             device = self.target.device
             sources = upload([move.source for move in run], device)
@@ -129,7 +151,7 @@ def _by_block(tensor: Tensor, dim: int, block_size: int) -> Tensor:
     return tensor.view(shape).movedim(dim, 0)
 
 
-def _runs(moves: Sequence[BlockMove]) -> Iterator[list[BlockMove]]:
+def runs_of(moves: Sequence[BlockMove]) -> Iterator[list[BlockMove]]:
     """Split moves into runs that are done at once: of one kind, and none touches a block that an earlier one wrote."""
     run: list[BlockMove] = []
     written: set[int] = set()

@@ -139,6 +139,8 @@ class LLMEngine:
         observer, rows = self._observer, plan.rows
         observer.begin()
         order = self._order(plan)
+        if self.connector is not None:
+            self.connector.start_save_kv(self.connector.build_layer_meta(self.scheduler.upcoming_blocks(plan)))
         self.executor.step(order)
         observer.use_wait()
         outcome = self.executor.collect()

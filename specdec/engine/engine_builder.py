@@ -119,7 +119,7 @@ class EngineBuilder:
             return None
         keys = partial(block_keys, config, cache, self.workers.head)
         context = ConnectorContext(KVCaches(cache.parts, self.kernels), cache.block_size, keys)
-        cache.loader = connector = make_connector(config.kv_transfer_config, context)
+        cache.transfers = connector = make_connector(config.kv_transfer_config, context)
         return connector
 
     def _scheduler(self, executor: Executor, connector: KVConnector | None, *, measures: bool) -> Scheduler:

@@ -1,6 +1,7 @@
 """The target's forward pass over a packed batch, the only one in the engine."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     # It brings Triton's kernels, which an engine on plain torch does without.
     from specdec.execution.step_graphs import StepGraphs
 
+BeforeLayer = Callable[[int], None]
 # Positions that measurements and captures need at most, whatever the limit of requests.
 LONGEST_MEASURED = 8192
 
@@ -76,10 +78,11 @@ class ModelRunner:
 
         A stage before the last sends its output to the next one, and has no logits.
         """
+        before_layer = self._layer_transfers()
         if self.one_call is not None:
-            return self.one_call(parts, trees.read())
+            return self.one_call(parts, trees.read(), before_layer)
         groups = micro_batches(parts, trees, self.model.num_stages)
-        states = [self._scored_states(*group) for group in groups]
+        states = [self._scored_states(*group, before_layer) for group in groups]
         self.model.flush()
         rows = states[0] if len(states) == 1 else torch.cat(states)
         if not len(rows):
@@ -87,11 +90,28 @@ class ModelRunner:
         logits: Tensor = self.model.output(rows)
         return logits
 
-    def _scored_states(self, parts: Sequence[TreeRow], trees: DraftTrees) -> Tensor:
+    def _layer_transfers(self) -> BeforeLayer | None:
+        """Return what moves blocks between the layers of the coming pass; None where nothing does."""
+        transfers, num_layers = self.cache.transfers, len(self.cache.target_layers)
+        if transfers is None or not transfers.has_layer_transfers:
+            return None
+
+        def before_layer(layer: int) -> None:
+            if layer > 0:
+                transfers.save_kv_layer(layer - 1)
+            if layer < num_layers:
+                transfers.wait_for_layer_load(layer)
+
+        return before_layer
+
+    def _scored_states(
+        self, parts: Sequence[TreeRow], trees: DraftTrees, before_layer: BeforeLayer | None = None
+    ) -> Tensor:
         """Run the decoder on rows; return what logits are made of, `[sum of (num_scored + nodes), hidden_size]`."""
-        run: Callable[[TreeBatch], Tensor] = self.features
+        run: Callable[[TreeBatch], Tensor] = partial(self.features, before_layer=before_layer)
         padding = 0
-        if self.graphs is not None:
+        # A graph is replayed as a whole.
+        if self.graphs is not None and before_layer is None:
             run, padding = self.graphs, self.graphs.padding(sum(len(row.tokens) for row in parts) + sum(trees.sizes))
         if padding:
             parts = [*parts, padding_row(self.cache, padding)]
@@ -102,18 +122,30 @@ class ModelRunner:
             return features[:0]
         return features if wanted.numel() == len(batch.tokens) else features.index_select(0, wanted)
 
-    def features(self, batch: TreeBatch) -> Tensor:
+    def features(self, batch: TreeBatch, before_layer: BeforeLayer | None = None) -> Tensor:
         """Return the decoder's output `[tokens, hidden_size]`.
 
         The pass of a whole model waits for nothing, so it can be captured.
+
+        Args:
+            before_layer: called with the number of each layer before it runs, and with their count behind the last.
         """
+        attentions = self._attentions(batch, before_layer)
+        output: TargetOutput = self.model(batch.tokens, rotary_at(self.rope, batch.positions), attentions, self.taps)
+        if before_layer is not None:
+            before_layer(len(self.cache.target_layers))
+        if self.head and self.head.feature_size:
+            self.cache.store_features(batch.slots, self.head.feature_of(output))
+        return output.features
+
+    def _attentions(self, batch: TreeBatch, before_layer: BeforeLayer | None) -> Iterator[PagedAttention]:
+        """Yield the layers' attentions, each when its layer is reached."""
         cache = self.cache
         layers = zip(cache.target_layers, self.model.config.layer_windows, strict=True)
-        attentions = [PagedAttention(kv, batch.slots, batch.rows, cache.kernels, window) for kv, window in layers]
-        output: TargetOutput = self.model(batch.tokens, rotary_at(self.rope, batch.positions), attentions, self.taps)
-        if self.head and self.head.feature_size:
-            cache.store_features(batch.slots, self.head.feature_of(output))
-        return output.features
+        for layer, (kv, window) in enumerate(layers):
+            if before_layer is not None:
+                before_layer(layer)
+            yield PagedAttention(kv, batch.slots, batch.rows, cache.kernels, window)
 
     @torch.inference_mode()
     def run_dummy(self, rows: Sequence[TreeRow], trees: DraftTrees) -> None:

@@ -37,13 +37,17 @@ class HostBlocks:
         """Return the bytes of a part of a block."""
         return memoryview(self._bytes[part][block])
 
+    def tensors(self, part: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a part of the device's blocks and of the host's, `[blocks, …]`."""
+        return self._device_parts[part], self._parts[part]
+
     def clear(self, part: str, block: int) -> None:
         """Fill a part of a block with zeros."""
         self._parts[part][block] = 0
 
-    def load(self, sources: Sequence[int], targets: Sequence[int]) -> "Copied":
-        """Copy blocks `sources` of the host to blocks `targets` of the device, with all parts."""
-        return self._copy(self._parts, self._device_parts, sources, targets, self.names)
+    def load(self, sources: Sequence[int], targets: Sequence[int], parts: Sequence[str]) -> "Copied":
+        """Copy parts of blocks `sources` of the host to blocks `targets` of the device."""
+        return self._copy(self._parts, self._device_parts, sources, targets, parts)
 
     def store(self, sources: Sequence[int], targets: Sequence[int], parts: Sequence[str]) -> "Copied":
         """Copy parts of blocks `sources` of the device to blocks `targets` of the host."""

@@ -4,17 +4,14 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from specdec.cache.block_pool import BlockPool
-from specdec.cache.kv_cache_manager import BlockSource, PublishedBlock
+from specdec.cache.kv_cache_manager import BlockSource
 from specdec.core.request import Request
+from specdec.kv_transfer.host_saves import HEAD, HostSaves
 from specdec.kv_transfer.notes import Notes
 from specdec.kv_transfer.transfers import TARGET, Fetched, Found, Result
-
-FEATURES, HEAD = "features", "head"
-# Blocks that are remembered as loaded without features.
-MOST_MARKS = 1 << 16
 
 
 class Searches(Protocol):
@@ -35,22 +32,6 @@ class Searches(Protocol):
 
     def fetch(self, job: int, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
         """Fill blocks of host memory."""
-
-
-class Save(NamedTuple):
-    """Parts of a block that are copied from the device to host memory, which holds the block until it is `Saved`.
-
-    Attributes:
-        block: of the device.
-        host_block: of host memory.
-        is_written: whether the parts go on to the stores.
-    """
-
-    block: int
-    host_block: int
-    block_hash: bytes
-    parts: frozenset[str]
-    is_written: bool
 
 
 @dataclass(eq=False)
@@ -106,7 +87,7 @@ class HostTier:
         self, num_blocks: int, block_size: int, parts: Sequence[str], searches: Searches, timeout: float, notes: Notes
     ) -> None:
         self.pool = BlockPool(num_blocks)
-        self.block_size, self._names, self._timeout, self._notes = block_size, frozenset(parts), timeout, notes
+        self.block_size, self._timeout, self._notes = block_size, timeout, notes
         self._transfers = searches
         self._parts: list[frozenset[str]] = [frozenset()] * num_blocks
         self._numbers = count()
@@ -115,12 +96,7 @@ class HostTier:
         # By the first wanted block, so that requests of one prefix share a job.
         self._by_first: dict[bytes, _Job] = {}
         self._loading: list[int] = []
-        # Being copied from the device, to stay in host memory and to go on to the stores.
-        self._saving: list[int] = []
-        self._writing: list[int] = []
-        # Blocks on the device whose features are zeros, and blocks that will be published as they were loaded.
-        self._featureless: set[bytes] = set()
-        self._loaded: set[bytes] = set()
+        self.saves = HostSaves(self.pool, self._parts, frozenset(parts), searches.has_stores, notes)
 
     def match(self, request: Request, num_computed_tokens: int) -> int | None:
         """Return how many tokens can be loaded behind the first ones, None while a search runs."""
@@ -150,16 +126,11 @@ class HostTier:
             return []
         # It runs on where the device has found more than whole blocks meanwhile.
         self._leave(search)
-        if len(self._featureless) + len(self._loaded) > MOST_MARKS:
-            # The marks keep zeros from being stored as features, which would cost acceptance and no more.
-            self._featureless.clear()
-            self._loaded.clear()
+        self.saves.bound_marks()
         first = place - search.start
         blocks = search.blocks[first : first + num_blocks]
         for block, block_hash in zip(blocks, search.hashes[first:], strict=False):
-            self._loaded.add(block_hash)
-            if not self._parts[block] >= self._names - {HEAD}:
-                self._featureless.add(block_hash)
+            self.saves.note_load(block_hash, self._parts[block])
         self._loading += blocks
         # In reverse, so that a prefix's end is reused before its beginning.
         self.pool.free(reversed(search.blocks[:first] + search.blocks[first + num_blocks :]))
@@ -177,20 +148,6 @@ class HostTier:
             self._leave(search)
             self.pool.free(reversed(search.blocks))
 
-    def save(self, published: Iterable[PublishedBlock]) -> list[Save]:
-        """Return what is copied to host memory of blocks that a step has published, as far as there is room."""
-        saves: list[Save] = []
-        for block, block_hash, is_new, is_read in published:
-            if is_new and block_hash not in self._loaded:
-                self._featureless.discard(block_hash)
-            if is_new:
-                self._loaded.discard(block_hash)
-            wanted = self._names if is_read else self._names - {HEAD}
-            if block_hash in self._featureless:
-                wanted &= {TARGET}
-            saves += self._save(block, block_hash, wanted)
-        return saves
-
     def update(self, results: Iterable[Result]) -> None:
         """Take the results of transfers."""
         for result in results:
@@ -199,19 +156,13 @@ class HostTier:
             elif isinstance(result, Fetched):
                 self._fetched(self._jobs[result.job], result.parts)
             else:
-                (self._writing if result.is_written else self._saving).remove(result.block)
-                self.pool.free([result.block])
-
-    @property
-    def is_writing(self) -> bool:
-        """Return whether blocks wait for stores."""
-        return bool(self._writing)
+                self.saves.saved(result)
 
     def is_sending(self, request: Request) -> bool:
         """Return whether blocks of a request wait for stores, for as long after its last token as a search may last."""
-        if not self._writing or time.monotonic() - request.times.last_token >= self._timeout:
+        if not self.saves.is_writing or time.monotonic() - request.times.last_token >= self._timeout:
             return False
-        writing = set(self._writing)
+        writing = self.saves.writing
         return any(self.pool.find(block_hash) in writing for block_hash in request.block_hashes)
 
     def holders(self) -> Iterator[list[int]]:
@@ -219,8 +170,7 @@ class HostTier:
         yield from (search.blocks for search in self._searches.values())
         yield from (job.blocks for job in self._jobs.values())
         yield self._loading
-        yield self._saving
-        yield self._writing
+        yield from self.saves.holders()
 
     def _touch(self, hashes: Sequence[bytes]) -> None:
         """Count blocks that the device has as used, so that host memory keeps what is in use."""
@@ -282,26 +232,3 @@ class HostTier:
         for search in job.searches:
             search.job = None
             self._hold(search)
-
-    def _save(self, block: int, block_hash: bytes, wanted: frozenset[str]) -> list[Save]:
-        pool = self.pool
-        host_block = pool.find(block_hash)
-        if host_block is None:
-            if not pool.num_free:
-                self._notes.warn("host memory has no room for further blocks: all of them are being read or written")
-                return []
-            (host_block,) = pool.allocate(1)
-            pool.register(host_block, block_hash)
-            parts = self._parts[host_block] = wanted
-        else:
-            parts = wanted - self._parts[host_block]
-            if not parts:
-                return []
-            pool.share([host_block])
-            self._parts[host_block] |= parts
-        # What waits to be written must leave room for what is to be loaded.
-        is_written = self._transfers.has_stores and len(self._writing) < pool.num_blocks // 2
-        if self._transfers.has_stores and not is_written:
-            self._notes.warn("stores write more slowly than blocks are computed: some stay in host memory alone")
-        (self._writing if is_written else self._saving).append(host_block)
-        return [Save(block, host_block, block_hash, parts, is_written)]

@@ -50,9 +50,13 @@ class KVConnector(ABC):
     One object serves both sides in a single process. Only the data below passes between them, so that they may live in
     several. What a connector loads must be what the target would compute; whatever it cannot load is computed.
 
-    Scheduler side: `get_num_new_matched_tokens`, `update_state_after_alloc`, `build_connector_meta`,
-    `update_connector_output`, `request_finished`, `is_sending`. Worker side: `register_kv_caches`, `start_load_kv`,
+    Scheduler side: `get_num_new_matched_tokens`, `update_state_after_alloc`, `build_layer_meta`,
+    `build_connector_meta`, `update_connector_output`, `request_finished`, `is_sending`. Worker side:
+    `register_kv_caches`, `start_save_kv`, `start_load_kv`, `wait_for_load`, `wait_for_layer_load`, `save_kv_layer`,
     `wait_for_save`, `get_finished`, `wait`, `shutdown`.
+
+    A connector that copies whole blocks before and behind the pass leaves out what has to do with layers. One that
+    copies layer by layer says so by `has_layer_transfers`; such a pass is not replayed from a CUDA graph.
     """
 
     @abstractmethod
@@ -75,6 +79,17 @@ class KVConnector(ABC):
 
         The last block may be used in part. With no external tokens, forget what was found for the request.
         """
+
+    def build_layer_meta(self, upcoming: Sequence[PublishedBlock]) -> Any:  # noqa: ARG002
+        """Return what the worker side shall copy during the coming pass.
+
+        Called when a step is planned, before its blocks move.
+
+        Args:
+            upcoming: blocks of prompts that the step completes, with their hashes. `build_connector_meta` gets them
+                again if the step publishes them, which it may not do.
+        """
+        return None
 
     @abstractmethod
     def build_connector_meta(self, published: Sequence[PublishedBlock]) -> Any:
@@ -99,9 +114,34 @@ class KVConnector(ABC):
     def register_kv_caches(self, caches: KVCaches) -> None:
         """Take the device's cache, once, before any other call of the worker side."""
 
+    def start_save_kv(self, metadata: Any) -> None:  # noqa: B027
+        """Take what `build_layer_meta` has returned. What a failed step has begun is brought to an end."""
+
     @abstractmethod
     def start_load_kv(self, sources: Sequence[int], block_ids: Sequence[int]) -> None:
-        """Copy blocks to the device, as sources of `update_state_after_alloc`, before the step's forward pass."""
+        """Copy blocks to the device, as sources of `update_state_after_alloc`, before the step's forward pass.
+
+        What drafting reads, all parts but the target's, must be in place when this returns, in the order of the
+        device's work; the target's may follow layer by layer.
+        """
+
+    def wait_for_load(self) -> None:  # noqa: B027
+        """Copy what `start_load_kv` has left to do: other blocks are about to be moved."""
+
+    @property
+    def has_layer_transfers(self) -> bool:
+        """Whether the coming pass has to call `wait_for_layer_load` and `save_kv_layer`."""
+        return False
+
+    def wait_for_layer_load(self, layer: int) -> None:  # noqa: B027
+        """Return when loaded blocks of a layer of the target are in place, in the order of the device's work.
+
+        Called before the layer runs, in order from layer 0. What this raises ends the step with an error, so it must
+        do itself what something else has failed to do.
+        """
+
+    def save_kv_layer(self, layer: int) -> None:  # noqa: B027
+        """Begin to copy a layer of the blocks of `start_save_kv`. The layer has run."""
 
     @abstractmethod
     def wait_for_save(self, metadata: Any) -> None:

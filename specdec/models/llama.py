@@ -1,6 +1,6 @@
 """The target: Llama over the packed rows of a step."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -69,14 +69,14 @@ class LlamaModel(nn.Module):
         return self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
 
     def forward(
-        self, tokens: Tensor, rotary: Rotary, attentions: Sequence[Attention], tap_layers: Sequence[int] = ()
+        self, tokens: Tensor, rotary: Rotary, attentions: Iterable[Attention], tap_layers: Sequence[int] = ()
     ) -> TargetOutput:
         """Run the decoder; before the last pipeline stage, its own layers.
 
         Args:
             tokens: int64 `[rows]`.
             rotary: of the rows' positions.
-            attentions: one per layer.
+            attentions: one per layer, taken when the layer is reached.
             tap_layers: layers whose input is wanted as well (k is transformers' `hidden_states[k]`; as many as there
                 are layers for the stream behind the last).
         """

@@ -16,10 +16,12 @@ Store = Any
 class RankGroup:
     """Place of one process among the ranks: gloo on CPUs, NCCL on GPUs.
 
-    NCCL was not run: no machine with two GPUs was available.
+    NCCL was not run: no machine with two GPUs was available. CUDA graphs hold its collectives, which are launches like
+    others.
 
     All ranks must call the same collectives in the same order. An operation ends within `timeout`: it raises a
-    RuntimeError if a rank is gone or calls another one. The group is an object rather than torch's default group, so a
+    RuntimeError if a rank is gone, stuck, or calls another one. With NCCL a watchdog ends the process instead; it does
+    not watch collectives that a graph replays. The group is an object rather than torch's default group, so a
     process may hold several.
 
     Args:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from enum import Enum
 
-from specdec.cache.kv_cache_manager import KVCacheManager
+from specdec.cache.kv_cache_manager import KVCacheManager, PublishedBlock
 from specdec.core.engine_stats import EngineStats
 from specdec.core.request import Request
 from specdec.draft_heads.drafting.draft_shape import DraftShape
@@ -190,6 +190,11 @@ class Scheduler:
         """Return how many blocks the request would have with the largest tree."""
         slots = 0 if self.draft_budget is None else self.draft_budget.shape.slots
         return self.manager.blocks_for(len(request.token_ids) + slots)
+
+    def upcoming_blocks(self, plan: StepPlan) -> list[PublishedBlock]:
+        """Return the blocks that parts of prompts complete in the planned step."""
+        prompts = [row for row in plan.rows if row.num_known > 1]
+        return [block for row in prompts for block in self.manager.completed_blocks(row.request, row.num_known)]
 
     def update(self, plan: StepPlan, results: Sequence[RowResult]) -> None:
         """Update cached-token counts, publish full blocks to the prefix cache, release finished requests.

@@ -3,7 +3,7 @@
 from copy import deepcopy
 from typing import Any
 
-from specdec.cache.kv_cache import BlockLoader
+from specdec.cache.kv_cache import BlockTransfers, runs_of
 from specdec.cache.kv_cache_manager import BlockMove, KVCacheManager, MoveKind
 from specdec.core.detokenizer import Detokenizer
 from specdec.core.request import Request
@@ -22,15 +22,20 @@ class FakeMemory:
             [[[None] * self.size, [None] * self.size] for _ in range(pool.num_blocks)] for pool in pools
         )
 
-    def apply_moves(self, moves: list[BlockMove], loader: BlockLoader | None = None) -> None:
-        for move in moves:
-            if move.kind == MoveKind.LOAD:
+    def apply_moves(self, moves: list[BlockMove], loader: BlockTransfers | None = None) -> None:
+        is_loading = False
+        for run in runs_of(moves):
+            if is_loading and loader is not None:
+                loader.wait_for_load()
+            is_loading = run[0].kind == MoveKind.LOAD
+            if is_loading:
                 assert loader is not None
-                loader.start_load_kv([move.source], [move.target])
+                loader.start_load_kv([move.source for move in run], [move.target for move in run])
                 continue
-            sources = self.host if move.kind == MoveKind.SWAP_IN else self.device
-            targets = self.host if move.kind == MoveKind.SWAP_OUT else self.device
-            targets[move.target] = deepcopy(sources[move.source])
+            for move in run:
+                sources = self.host if move.kind == MoveKind.SWAP_IN else self.device
+                targets = self.host if move.kind == MoveKind.SWAP_OUT else self.device
+                targets[move.target] = deepcopy(sources[move.source])
 
     def write(self, request: Request, start: int, end: int, head: bool = False, content: Any = None) -> None:
         """Write entries `start` to `end`: what follows from the request's tokens, or `content`."""

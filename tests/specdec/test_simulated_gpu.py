@@ -192,6 +192,43 @@ def test_scores_of_choices_are_those_of_a_cpu(folder: Path, monkeypatch: pytest.
         assert own == pytest.approx(other, abs=1e-5)
 
 
+def test_blocks_move_layer_by_layer_on_a_stream_of_their_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two prompts alternate in a cache for one. Copies run as late as the engine's waits allow."""
+    extra = {"cpu_bytes_to_use": 1 << 20, "use_layerwise": True}
+    connector = {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": extra}
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    prompts = [[*PROMPTS[0], number] for number in (5, 6)]
+    prompts[1][0] = 9
+    small: dict[str, Any] = {"max_num_seqs": 1, "kv_cache_memory": 5 * 8 * (3 * 4 * 16 + 32) * 4}
+    expected = [load(folder, "head3", max_num_seqs=1).generate([prompt], params)[0].token_ids for prompt in prompts]
+    monkeypatch.setattr("specdec.execution.cuda_graphs.WARM_UPS", 1)
+    with (
+        simulated_gpu(monkeypatch) as gpu,
+        load(folder, "head3", device="cuda", kv_transfer_config=connector, **small) as llm,
+    ):
+        gpu.streams.are_late = True
+        passes, eager = list[bool](), list[bool]()
+        features, graphs = llm.engine.worker.runner.features, llm.engine.worker.runner.graphs
+        assert graphs is not None
+
+        def watched(batch: Any, before_layer: Any = None) -> Any:
+            eager.append(before_layer is not None)
+            return features(batch, before_layer)
+
+        monkeypatch.setattr(llm.engine.worker.runner, "features", watched)
+        for prompt, tokens in 2 * list(zip(prompts, expected, strict=True)):
+            gpu.waits.clear()
+            (output,) = llm.generate([prompt], params)
+            passes.append(output.num_cached_tokens == 16)
+            assert output.token_ids == tokens
+            assert set(gpu.waits) == {"specdec.kernels.upload: tolist"}
+        assert llm.engine.connector is not None
+        assert llm.engine.connector.get_kv_connector_stats().loaded_blocks > 0
+    assert passes == [False, False, True, True]
+    # Of each prompt the pass that computes or loads its blocks; all others are replayed.
+    assert eager == [True] * 4
+
+
 @pytest.mark.usefixtures("gpu")
 def test_what_a_gpu_would_refuse_is_refused() -> None:
     there, here = torch.arange(3, device=GPU), torch.arange(3)

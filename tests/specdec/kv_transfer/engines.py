@@ -61,7 +61,7 @@ def flush(llm: LLM) -> None:
     """Wait until everything is written."""
     connector = llm.engine.connector
     assert isinstance(connector, OffloadingConnector)
-    while connector.tier.is_writing:
+    while connector.tier.saves.is_writing:
         connector.wait(0.1)
         connector.update_connector_output(connector.get_finished())
 

@@ -14,10 +14,12 @@ RECOVERY = 300
 T = TypeVar("T")
 
 
-async def stream(client: AsyncOpenAI, prompt: str, max_tokens: int, begun: list[str] | None = None) -> str:
+async def stream(
+    client: AsyncOpenAI, prompt: str, max_tokens: int, begun: list[str] | None = None, model: str = "tiny"
+) -> str:
     """Return the text of a streamed answer; an error event raises `APIError`."""
     parts = await client.completions.create(
-        model="tiny", prompt=prompt, max_tokens=max_tokens, temperature=0, stream=True, extra_body={"ignore_eos": True}
+        model=model, prompt=prompt, max_tokens=max_tokens, temperature=0, stream=True, extra_body={"ignore_eos": True}
     )
     text = ""
     async for part in parts:

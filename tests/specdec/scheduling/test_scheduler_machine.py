@@ -19,7 +19,7 @@ from specdec.core.request import Request
 from specdec.core.sampling_params import SamplingParams
 from specdec.core.speculation import Speculation
 from specdec.draft_heads.drafting.draft_shape import BlockShape, DraftShape
-from specdec.kv_transfer.host_tier import HEAD
+from specdec.kv_transfer.host_saves import HEAD
 from specdec.scheduling.integrity import check_pool, check_scheduler
 from specdec.scheduling.rank_values import TreeOutcome
 from specdec.scheduling.scheduler import Scheduler
@@ -49,8 +49,8 @@ class Case(NamedTuple):
     config: SchedulerConfig
     # Of a pass per token, and of a level per tree, where a pass by itself takes 1; None for no costs at all.
     prices: tuple[float, float] | None
-    # Blocks of host memory, seed and timeout of a connector; None for none.
-    connector: tuple[int, int, float] | None
+    # Blocks of host memory, seed and timeout of a connector, and whether it copies layer by layer; None for none.
+    connector: tuple[int, int, float, bool] | None
     # Whether the head reads prompts in the steps that compute them.
     reads_prompts: bool
 
@@ -68,7 +68,7 @@ def cases(draw: st.DrawFn, max_seats: int = 4, max_blocks: int = 10, connectors:
     bounds = {"depth": st.integers(1, 3), "branching": st.integers(1, 3), "nodes": st.integers(1, 6)}
     shapes = st.builds(DraftShape, **bounds) | st.builds(BlockShape, **bounds, rows=st.integers(3, 5))
     caching = draw(st.sampled_from([True, True, True, False]))
-    connector = st.tuples(st.sampled_from([2, 4, 6, 20]), seeds, st.sampled_from([1e9, 1e9, 0.0]))
+    connector = st.tuples(st.sampled_from([2, 4, 6, 20]), seeds, st.sampled_from([1e9, 1e9, 0.0]), st.booleans())
     return Case(
         blocks=draw(st.integers(3, max_blocks)),
         size=draw(st.integers(1, 4)),
@@ -185,11 +185,17 @@ class World:
         self.check_plan(plan, min(asked, key=lambda request: request.rank, default=None))
         # Not even one that was preempted: a beam would be scored again.
         assert scored.isdisjoint(row.request for row in plan.rows)
+        if self.connector is not None and plan.rows:
+            self.connector.start_save_kv(self.connector.build_layer_meta(self.scheduler.upcoming_blocks(plan)))
         self.memory.apply_moves(plan.moves, self.connector)
+        if self.connector is not None and plan.rows:
+            self.connector.wait_for_load()
         if plan.rows:
             self.check_memory()
         for row in plan.rows:
             self.write(row)
+        if self.connector is not None and plan.rows:
+            self.connector.save_kv_layer(0)
         return plan
 
     def write(self, row: PlannedRow) -> None:

@@ -1,0 +1,101 @@
+"""Streams of the simulated GPU: kernels beside the main stream run as late as they may."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+
+class Device(Protocol):
+    """What streams and events need of the GPU."""
+
+    waits: list[str]
+    is_current: bool
+
+    def note(self, what: str) -> None:
+        """Record that the host waits."""
+
+
+class SimulatedStream:
+    """A stream. What is launched on the main one runs at once; on another one, when something waits for it.
+
+    Attributes:
+        pending: what has not run.
+        launched: how many kernels were launched on a stream other than the main one.
+    """
+
+    def __init__(self, streams: "Streams") -> None:
+        self.streams = streams
+        self.pending: list[Callable[[], Any]] = []
+        self.launched = 0
+
+    def launch(self, work: Callable[[], Any]) -> Any:
+        if self is self.streams.main or not self.streams.are_late:
+            return work()
+        self.launched += 1
+        self.pending.append(work)
+        return None
+
+    def catch_up(self, launched: int) -> None:
+        """Run all but what was launched after the first `launched` kernels."""
+        while self.pending and self.launched - len(self.pending) < launched:
+            self.pending.pop(0)()
+
+    def wait_stream(self, other: "SimulatedStream") -> None:
+        self._wait(other, other.launched)
+
+    def wait_event(self, event: "SimulatedEvent") -> None:
+        self._wait(event.stream, event.launched)
+
+    def _wait(self, other: "SimulatedStream", launched: int) -> None:
+        if self is self.streams.main:
+            other.catch_up(launched)
+        else:
+            # Nothing waits for the main stream, and no side stream here waits for another one.
+            assert other in (self, self.streams.main)
+
+
+class SimulatedEvent:
+    """A moment in a stream's work. It is known once the host has waited for later work."""
+
+    def __init__(self, device: Device, streams: "Streams") -> None:
+        self.device, self.streams = device, streams
+
+    def record(self) -> None:
+        assert self.device.is_current
+        self.stream = self.streams.current
+        self.moment, self.waits, self.launched = time.perf_counter(), len(self.device.waits), self.stream.launched
+
+    def query(self) -> bool:
+        return self.stream.launched - len(self.stream.pending) >= self.launched
+
+    def synchronize(self) -> None:
+        self.device.note("synchronize of an event")
+        self.stream.catch_up(self.launched)
+
+    def elapsed_time(self, end: "SimulatedEvent") -> float:
+        assert len(self.device.waits) > end.waits, "the device may not be there yet"
+        return (end.moment - self.moment) * 1e3
+
+
+class Streams:
+    """All streams of a simulated GPU.
+
+    Attributes:
+        main: the one that is current where no other was chosen.
+        are_late: whether kernels of other streams wait. Torch's operators do not; a test asks for it where none
+            of them is used beside the main stream.
+    """
+
+    def __init__(self) -> None:
+        self.are_late = False
+        self.main = self.current = SimulatedStream(self)
+
+    @contextmanager
+    def choose(self, stream: SimulatedStream) -> Iterator[None]:
+        """Replace `torch.cuda.stream`."""
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before

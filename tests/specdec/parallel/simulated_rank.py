@@ -1,0 +1,107 @@
+"""Ranks on simulated GPUs: each process has one, and what NCCL does between GPUs, gloo does between their processes.
+
+    python -m tests.specdec.parallel.simulated_rank DESCRIPTOR STORE
+
+is `specdec.engine.follower` on a simulated GPU.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import Mock
+
+# As in `tests/conftest.py`, before anything imports torch or a kernel.
+os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests import simulated_gpu
+from tests.simulated_gpu import SimulatedGPU, SimulatedTensor
+
+SIZE = 2
+
+
+class SimulatedNCCL:
+    """A process group on GPUs. Its collectives are launches: they do not make the host wait, and graphs repeat them.
+
+    Attributes:
+        num_captured: collectives that graphs repeat.
+    """
+
+    num_captured = 0
+
+    class Options:
+        """As much of NCCL's as is set."""
+
+        _timeout: timedelta
+
+    def __init__(self, gpu: SimulatedGPU, store: Any, rank: int, size: int, options: Options) -> None:
+        self.gpu = gpu
+        gloo = cast(Any, dist.ProcessGroupGloo)._Options()
+        gloo._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        gloo._timeout = options._timeout
+        self._group = dist.ProcessGroupGloo(store, rank, size, gloo)
+
+    def allreduce(self, tensors: list[torch.Tensor]) -> Any:
+        raw = [_raw(tensor) for tensor in tensors]
+        return self._launch(lambda: self._group.allreduce(raw).wait())
+
+    def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor]) -> Any:
+        into, raw = [[_raw(part) for part in parts] for parts in outputs], [_raw(tensor) for tensor in inputs]
+        return self._launch(lambda: self._group.allgather(into, raw).wait())
+
+    def _launch(self, work: Any) -> Any:
+        SimulatedNCCL.num_captured += self.gpu.is_capturing
+        self.gpu.launch(work, (), {})
+        return SimpleNamespace(wait=lambda: None)
+
+
+def _raw(tensor: torch.Tensor) -> torch.Tensor:
+    assert isinstance(tensor, SimulatedTensor), "NCCL takes tensors of the GPU"
+    return tensor.raw
+
+
+@contextmanager
+def simulated_rank(patch: pytest.MonkeyPatch, rank: int) -> Iterator[SimulatedGPU]:
+    """Make this process rank `rank` of two, with the GPU of that number, and the processes that it starts ranks too."""
+    patch.setattr(simulated_gpu, "GPU", torch.device("cuda", rank))
+    with simulated_gpu.simulated_gpu(patch) as gpu:
+        patch.setattr(torch.cuda, "device_count", Mock(return_value=SIZE))
+
+        class Group(SimulatedNCCL):
+            def __init__(self, *arguments: Any) -> None:
+                super().__init__(gpu, *arguments)
+
+        patch.setattr(dist, "ProcessGroupNCCL", Group, raising=False)
+        patch.setattr("specdec.execution.cuda_graphs.WARM_UPS", 1)
+        patch.setattr("specdec.engine.started_ranks.launched", _launched)
+        yield gpu
+
+
+def _launched(descriptor: int, store: str) -> "subprocess.Popen[bytes]":
+    modules = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    command = [sys.executable, "-P", "-m", "tests.specdec.parallel.simulated_rank", str(descriptor), store]
+    return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": modules}, pass_fds=(descriptor,))
+
+
+def main() -> None:
+    """Run the process of rank 1."""
+    from specdec.engine.follower import Follower
+    from specdec.models.rank_group import file_store
+
+    with pytest.MonkeyPatch.context() as patch, simulated_rank(patch, 1):
+        Follower(Connection(int(sys.argv[1])), file_store(sys.argv[2])).run()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

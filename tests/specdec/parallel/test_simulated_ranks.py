@@ -1,0 +1,50 @@
+"""Tensor parallel on two simulated GPUs, each in its own process: tokens, waits, graphs with collectives inside."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdec import LLM, DraftShape, SamplingParams
+from tests.fakes import save_random_eagle3, save_random_llama
+from tests.specdec.parallel.simulated_rank import SIZE, SimulatedNCCL, simulated_rank
+
+PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15], [20, 21, 22]]
+PARAMS = [
+    SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True),
+    SamplingParams(temperature=0.8, top_p=0.9, seed=1, max_tokens=4, ignore_eos=True),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("simulated ranks")
+    save_random_llama(folder / "target", head_dim=16)
+    save_random_eagle3(folder / "head3", head_dim=16)
+    return folder
+
+
+def load(folder: Path, **settings: Any) -> LLM:
+    own: dict[str, Any] = {"dtype": "float32", "shape": DraftShape(2, 2, 4), "adaptive_drafts": False}
+    small: dict[str, Any] = {"max_model_len": 32, "max_num_seqs": 1, "block_size": 8, "kv_cache_memory": 1 << 18}
+    return LLM(folder / "target", folder / "head3", prefill_stretch=0, **own, **small, **settings)
+
+
+def texts(llm: LLM) -> list[list[int]]:
+    return [list(output.outputs[0].token_ids) for output in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
+
+
+def test_tokens_are_those_of_one_rank_and_graphs_hold_the_collectives(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with load(folder) as llm:
+        expected = texts(llm)
+    with simulated_rank(monkeypatch, 0) as gpu, load(folder, device="cuda", tensor_parallel_size=SIZE) as llm:
+        assert llm.engine.worker.runner.graphs is not None
+        # In each captured pass: the embedding's sum, and two a layer.
+        assert SimulatedNCCL.num_captured > 0
+        assert SimulatedNCCL.num_captured % (1 + 2 * 2) == 0
+        gpu.waits.clear()
+        assert texts(llm) == expected
+        assert llm.stats().drafts_verified > 0
+        assert set(gpu.waits) == {"specdec.kernels.upload: tolist"}
