@@ -68,7 +68,7 @@ class ModelRunner:
                 return None
         weights = self.model.fused_weights(features)
         return cache.kernels.fused_target(
-            weights, TargetCache(cache.target, cache.features, self.rope, cache.block_size)
+            weights, TargetCache(cache.target, cache.features, self.rope, cache.block_size, cache.target_scales)
         )
 
     def forward(self, parts: Sequence[TreeRow], trees: DraftTrees) -> Tensor:
@@ -108,8 +108,9 @@ class ModelRunner:
         The pass of a whole model waits for nothing, so it can be captured.
         """
         cache = self.cache
-        layers = zip(cache.target_layers, self.model.config.layer_windows, strict=True)
-        attentions = [PagedAttention(kv, batch.slots, batch.rows, cache.kernels, window) for kv, window in layers]
+        scales = cache.target_scales if cache.target_scales is not None else [None] * len(cache.target_layers)
+        layers = zip(cache.target_layers, self.model.config.layer_windows, scales, strict=True)
+        attentions = [PagedAttention(kv, batch.slots, batch.rows, cache.kernels, *others) for kv, *others in layers]
         output: TargetOutput = self.model(batch.tokens, rotary_at(self.rope, batch.positions), attentions, self.taps)
         if self.head and self.head.feature_size:
             cache.store_features(batch.slots, self.head.feature_of(output))
