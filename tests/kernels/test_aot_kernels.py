@@ -88,9 +88,9 @@ def layer(shape: Shape) -> Iterator[Specialisation]:
         del kind["p_scale"]
         signature = typed(f"{tensors} p_kv:*u8 p_scale:*bf16", dtype)
         yield Specialisation(f"rotary_store {label}, {code}", kernel, signature, kind)
-        del kind["p_given"]
+        given = {name: value for name, value in kind.items() if name != "p_given"}
         signature = signature | typed("p_given", "fp32")
-        yield Specialisation(f"rotary_store {label}, {code}, checkpoint's scales", kernel, signature, kind)
+        yield Specialisation(f"rotary_store {label}, {code}, checkpoint's scales", kernel, signature, given)
 
 
 def block_head(shape: Shape) -> Iterator[Specialisation]:

@@ -23,7 +23,7 @@ MODELS = [
 WINDOWED = ("llama-3.1-8b", 2)
 # Bytes that they may spill: a window adds two numbers of each row, and codes their scales and their way to numbers.
 WINDOW_SPILLS = 8
-CODE_SPILLS = 40
+CODE_SPILLS = 56
 TABLES = {"p_item": "*i32:16", "p_tables": "*i64:16", "p_visible": "*i64:16", "p_ancestors": "*i64:16"}
 STRIDES = {"q_row": "i32:16", "q_head": "i32:16", "kv_slot": "i32:16", "kv_head": "i32:16", "table_row": "i32"}
 PARTS = {"p_part": "*fp32:16", "p_log_sum": "*fp32:16", "kv_heads": "i32"}
