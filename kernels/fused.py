@@ -44,7 +44,15 @@ class FusedLayer(Protocol):
     """A decoder layer that runs in one call, over one layer's cache."""
 
     def __call__(
-        self, x: Tensor | None, residual: Tensor, cos: Tensor, sin: Tensor, kv: Tensor, slots: Tensor, rows: RaggedRows
+        self,
+        x: Tensor | None,
+        residual: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        kv: Tensor,
+        slots: Tensor,
+        rows: RaggedRows,
+        scales: Tensor | None = None,
     ) -> Tensor:
         """Run the layer over a step's rows, and store their keys and values.
 
@@ -53,8 +61,9 @@ class FusedLayer(Protocol):
                 has an input norm.
             residual: `[rows, hidden]`; the output has its shape.
             cos: rotary table rows, and `sin`, `[rows, 1, head_dim]`.
-            kv: `[slots, 2 * kv_heads, head_dim]`, keys first.
+            kv: `[slots, 2 * kv_heads, head_dim]`, keys first; numbers, or codes as in `kv_entries`.
             slots: int64 `[rows]`, where the rows' keys and values go.
+            scales: float32 `[2 * kv_heads]`, of codes, from the checkpoint; None to measure each head.
         """
         ...
 
@@ -95,16 +104,18 @@ class TargetCache(NamedTuple):
     """Memory that a target's pass reads and writes.
 
     Attributes:
-        kv: `[layers, slots, 2 * kv_heads, head_dim]`.
+        kv: `[layers, slots, 2 * kv_heads, head_dim]`; numbers, or codes as in `kv_entries`.
         features: `[slots, feature_size]`, or None.
         rotary: table of cosines and sines, `[positions, 2, 1, head_dim]`.
         block_size: entries of a block.
+        scales: float32 `[layers, 2 * kv_heads]`, of codes, from the checkpoint; None to measure each head.
     """
 
     kv: Tensor
     features: Tensor | None
     rotary: Tensor
     block_size: int
+    scales: Tensor | None = None
 
 
 class FusedTarget(Protocol):
@@ -213,7 +224,7 @@ class DraftingCache(NamedTuple):
     """Memory and bounds of a drafter in one call.
 
     Attributes:
-        kv: `[layers, slots, 2 * kv_heads, head_dim]`.
+        kv: `[layers, slots, 2 * kv_heads, head_dim]`; numbers, or codes as in `kv_entries`.
         features: `[slots, hidden]`, of each cached token; `[slots, 0]` for a head that reads none.
         rotary: table of cosines and sines, `[positions, 2, 1, head_dim]`.
         block_size: entries of a block.

@@ -16,6 +16,7 @@ from specdec.kernels.native_library import (
     Library,
     MatrixFields,
     address_of,
+    cache_layout,
     numbers,
     room,
 )
@@ -81,7 +82,7 @@ class NativeTrees(ABC):
                 blocks,
                 cache.block_size,
                 cache.first,
-                cache.kv.stride(0) * cache.kv.element_size(),
+                *cache_layout(cache.kv),
                 most,
                 least_reach,
                 *map(address_of, (tokens, starts, ends, tables, budgets, depths)),

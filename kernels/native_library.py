@@ -15,6 +15,8 @@ from specdec.kernels.huge_pages import HugePages
 from specdec.kernels.types import NoiseKey, Stream
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+# Of the cache's numbers.
+KV_KINDS = {**KINDS, torch.int8: 16, torch.float8_e4m3fn: 17, torch.float8_e5m2: 18}
 # A weight in 8 bits.
 Q8 = 3
 # Called with the number of a layer.
@@ -47,8 +49,8 @@ class StepFields(Structure):
     """`step` of native.h."""
 
     _fields_ = [
-        *_fields(c_int64, "rows words table_blocks block_size first"),
-        *_fields(c_void_p, "slots request tables visible ancestors tree_starts lengths cos sin kv"),
+        *_fields(c_int64, "rows words table_blocks block_size first kv_kind slot_bytes"),
+        *_fields(c_void_p, "slots request tables visible ancestors tree_starts lengths cos sin kv kv_scales"),
     ]
 
 
@@ -90,8 +92,8 @@ class PassFields(Structure):
     """`pass` of native.h."""
 
     _fields_ = [
-        *_fields(c_int64, "requests table_blocks block_size kv_bytes"),
-        *_fields(c_void_p, "tokens cached known nodes scored tables parents rotary kv feature_cache logits"),
+        *_fields(c_int64, "requests table_blocks block_size kv_bytes kv_kind slot_bytes"),
+        *_fields(c_void_p, "tokens cached known nodes scored tables parents rotary kv kv_scales feature_cache logits"),
         ("before_layer", BEFORE_LAYER),
     ]
 
@@ -100,7 +102,7 @@ class DraftingFields(Structure):
     """`drafting` of native.h."""
 
     _fields_ = [
-        *_fields(c_int64, "rows trees width table_blocks block_size first kv_bytes most"),
+        *_fields(c_int64, "rows trees width table_blocks block_size first kv_bytes kv_kind slot_bytes most"),
         ("least_reach", c_double),
         *_fields(c_void_p, "tokens starts ends tables budgets depths features rotary kv temperatures limits"),
         *_fields(c_void_p, "noise sizes nodes parents ranks values"),
@@ -153,6 +155,12 @@ def padded_tables(tables: Sequence[Sequence[int]]) -> "tuple[array[int], int]":
     return numbers(block for table in tables for block in (*table, *[0] * (longest - len(table)))), longest
 
 
+def cache_layout(kv: Tensor) -> tuple[int, int, int]:
+    """Return the bytes of a layer, the kind of the numbers and the bytes of a slot of `[layers, slots, heads, dim]`."""
+    layer, slot = kv.stride(0) * kv.element_size(), kv.stride(1) * kv.element_size()
+    return layer, KV_KINDS[kv.dtype], slot
+
+
 def address_of(values: "array[int] | array[float]") -> int:
     """Return where the numbers lie."""
     return values.buffer_info()[0]
@@ -175,7 +183,7 @@ class Library:
     Args:
         form: "portable", "avx2" or "avx512"; "" for the fastest that the processor has.
         threads: number of threads, the caller's included; the others sleep while nothing is asked.
-        dtype: of activations and cache.
+        dtype: of activations.
 
     Attributes:
         form: the form in use.

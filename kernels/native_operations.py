@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specdec.kernels.fused import LayerWeights
 from specdec.kernels.integers import ceil_div
-from specdec.kernels.native_library import LayerFields, Library, MatrixFields, StepFields
+from specdec.kernels.native_library import LayerFields, Library, MatrixFields, StepFields, cache_layout
 from specdec.kernels.packed_matrix import BLOCK, PackedMatrix
 from specdec.kernels.ragged_rows import RaggedRows
 from specdec.kernels.settings import Quantization
@@ -90,11 +90,18 @@ class NativeLayer:
         return addressof(self.fields)
 
     def __call__(
-        self, x: Tensor | None, residual: Tensor, cos: Tensor, sin: Tensor, kv: Tensor, slots: Tensor, rows: RaggedRows
+        self,
+        x: Tensor | None,
+        residual: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        kv: Tensor,
+        slots: Tensor,
+        rows: RaggedRows,
+        scales: Tensor | None = None,
     ) -> Tensor:
-        step = step_of(rows)
-        fields = step.fields
-        fields.slots, fields.kv = slots.data_ptr(), kv.data_ptr()
+        fields = step_of(rows).over(kv, scales)
+        fields.slots = slots.data_ptr()
         cos, sin = cos.contiguous(), sin.contiguous()
         fields.cos, fields.sin = cos.data_ptr(), sin.data_ptr()
         out = torch.empty_like(residual)
@@ -124,9 +131,18 @@ class Step:
             rows.block_tables.shape[1],
             rows.block_size,
             rows.first,
+            0,
+            0,
             None,
             *(tensor.data_ptr() for tensor in self.tensors),
         )
+
+    def over(self, kv: Tensor, scales: Tensor | None = None) -> StepFields:
+        """Return the fields, with one layer's cache and the checkpoint's scales of it."""
+        fields = self.fields
+        _, fields.kv_kind, fields.slot_bytes = cache_layout(kv[None])
+        fields.kv, fields.kv_scales = kv.data_ptr(), None if scales is None else scales.data_ptr()
+        return fields
 
 
 def step_of(rows: RaggedRows) -> Step:
@@ -145,10 +161,9 @@ class NativeOperations:
 
     def tree_attention(self, query: Tensor, kv: Tensor, rows: RaggedRows, scale: float, window: int = 0) -> Tensor:
         """See `specdec.kernels.tree_attention`."""
-        query, step = query.contiguous(), step_of(rows)
-        step.fields.kv = kv.data_ptr()
+        query = query.contiguous()
         out = torch.empty_like(query)
-        self.library.attend(step.fields, kv.shape[1] // 2, window, scale, query, out)
+        self.library.attend(step_of(rows).over(kv), kv.shape[1] // 2, window, scale, query, out)
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -12,6 +12,7 @@ from specdec.kernels.native_library import (
     PassFields,
     TargetFields,
     address_of,
+    cache_layout,
     numbers,
     padded_tables,
 )
@@ -68,7 +69,7 @@ class NativeTarget:
         cached, known = numbers([row.num_cached for row in rows]), numbers([len(row.tokens) for row in rows])
         nodes, scored = numbers([len(tree) for tree in trees]), numbers([row.num_scored for row in rows])
         tokens, above, cache = numbers(packed), numbers(parents), self.cache
-        logits = cache.kv.new_empty(sum(scored) + len(parents), self._vocab_size)
+        logits = cache.rotary.new_empty(sum(scored) + len(parents), self._vocab_size)
         calls = _Calls(before_layer)
         self.library.target_pass(
             self._target,
@@ -76,10 +77,11 @@ class NativeTarget:
                 len(rows),
                 blocks,
                 cache.block_size,
-                cache.kv.stride(0) * cache.kv.element_size(),
+                *cache_layout(cache.kv),
                 *map(address_of, (tokens, cached, known, nodes, scored, tables, above)),
                 cache.rotary.data_ptr(),
                 cache.kv.data_ptr(),
+                None if cache.scales is None else cache.scales.data_ptr(),
                 None if cache.features is None else cache.features.data_ptr(),
                 logits.data_ptr(),
                 calls.pointer,

@@ -6,13 +6,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specdec.kernels.kv_codes import CODES, encode
+from specdec.kernels.kv_entries import LARGEST, LEAST_SCALE, scales_of
 from specdec.kernels.types import DTYPES
 
 # Numbers of a program: 16 a thread.
 BLOCK_SIZE = 2048
 
 
-def rotary_store(qkv: Tensor, cos: Tensor, sin: Tensor, kv: Tensor, slots: Tensor, num_heads: int) -> Tensor:
+def rotary_store(
+    qkv: Tensor, cos: Tensor, sin: Tensor, kv: Tensor, slots: Tensor, num_heads: int, scales: Tensor | None = None
+) -> Tensor:
     """Rotate queries and keys (halves convention), write keys and values into the cache, return the queries.
 
     Args:
@@ -20,9 +24,10 @@ def rotary_store(qkv: Tensor, cos: Tensor, sin: Tensor, kv: Tensor, slots: Tenso
             to be used afterwards: the plain-torch twin rotates in place.
         cos: `[rows, 1, head_dim]`, of the same dtype.
         sin: the same; its first half carries the minus sign of "rotate half".
-        kv: `[slots, 2 * kv_heads, head_dim]` of one layer, keys first, contiguous.
+        kv: `[slots, 2 * kv_heads, head_dim]` of one layer, keys first, contiguous; or codes as in `kv_entries`.
         slots: int64 `[rows]`, where each row's keys and values go; of rows with the same slot any may stay.
         num_heads: query heads.
+        scales: float32 `[2 * kv_heads]`, of codes, from the checkpoint; None to measure each head.
 
     Returns:
         `[rows, heads, head_dim]`, the rotated queries.
@@ -37,9 +42,11 @@ def rotary_store(qkv: Tensor, cos: Tensor, sin: Tensor, kv: Tensor, slots: Tenso
         raise ValueError(
             f"cos {tuple(cos.shape)}, sin {tuple(sin.shape)} and slots {tuple(slots.shape)} do not fit {rows} rows"
         )
-    if qkv.dtype not in DTYPES or {cos.dtype, sin.dtype, kv.dtype} != {qkv.dtype} or slots.dtype != torch.int64:
+    is_coded = kv.dtype in LARGEST
+    stored = qkv.dtype if is_coded else kv.dtype
+    if qkv.dtype not in DTYPES or {cos.dtype, sin.dtype, stored} != {qkv.dtype} or slots.dtype != torch.int64:
         raise ValueError(f"qkv is {qkv.dtype}, cos {cos.dtype}, sin {sin.dtype}, cache {kv.dtype}, slots {slots.dtype}")
-    whole = kv.is_contiguous() and slots.is_contiguous()
+    whole = (is_coded or kv.is_contiguous()) and kv.stride()[1:] == (dim, 1) and slots.is_contiguous()
     if qkv.stride()[1:] != (dim, 1) or cos.stride(2) != 1 or sin.stride(2) != 1 or not whole:
         strides = [part.stride() for part in (qkv, cos, sin, kv, slots)]
         raise ValueError(f"qkv, cos, sin, cache and slots have strides {strides}: their rows are not in one piece")
@@ -47,9 +54,11 @@ def rotary_store(qkv: Tensor, cos: Tensor, sin: Tensor, kv: Tensor, slots: Tenso
     if rows:
         block_dim = triton.next_power_of_2(dim)
         block = max(1, min(triton.next_power_of_2(heads), BLOCK_SIZE // block_dim))
+        codes = {"CODES": CODES[kv.dtype], "LARGEST": LARGEST[kv.dtype]} if is_coded else {"CODES": 0, "LARGEST": 0.0}
         rotary_store_kernel[(rows, triton.cdiv(heads, block))](
-            qkv, cos, sin, kv, slots, query, qkv.stride(0), cos.stride(0), sin.stride(0), HEADS=num_heads,
-            KV_HEADS=(heads - num_heads) // 2, DIM=dim, BLOCK=block, BLOCK_DIM=block_dim, num_warps=4,
+            qkv, cos, sin, kv.view(torch.uint8) if is_coded else kv, scales_of(kv) if is_coded else None, scales, slots,
+            query, qkv.stride(0), cos.stride(0), sin.stride(0), kv.stride(0), HEADS=num_heads,
+            KV_HEADS=(heads - num_heads) // 2, DIM=dim, BLOCK=block, BLOCK_DIM=block_dim, **codes, num_warps=4,
         )  # fmt: skip
     return query
 
@@ -59,17 +68,23 @@ def rotary_store_kernel(
     p_qkv,  # [rows, HEADS + 2 * KV_HEADS, DIM]
     p_cos,  # [rows, 1, DIM]
     p_sin,  # [rows, 1, DIM]
-    p_kv,  # [slots, 2 * KV_HEADS, DIM]
+    p_kv,  # [slots, 2 * KV_HEADS, DIM]; uint8 where there are codes
+    p_scale,  # bfloat16 [slots, 2 * KV_HEADS], beside the codes; None where there are none
+    p_given,  # float32 [2 * KV_HEADS]; None to measure each head
     p_slots,  # [rows]
     p_query,  # [rows, HEADS, DIM]
     qkv_stride,  # run-time: qkv may be columns of a wider tensor
     cos_stride,  # run-time: cosines and sines lie side by side in one table
     sin_stride,  # run-time, for the same reason
+    kv_slot,  # run-time: from slot to slot; codes do not fill one
     HEADS: tl.constexpr,  # a model has one or two; settles which heads are rotated
     KV_HEADS: tl.constexpr,  # as above
     DIM: tl.constexpr,  # a model has one or two; where it is a power of two, no masks are left
     BLOCK: tl.constexpr,  # heads of a program, the shape of the registers
     BLOCK_DIM: tl.constexpr,  # as above
+    CODES: tl.constexpr,  # the kind of codes, 0 for none; one in an engine
+    LARGEST: tl.constexpr,  # the number of the largest code
+    LEAST_SCALE: tl.constexpr = LEAST_SCALE,
 ):
     i_row = tl.program_id(0).to(tl.int64)
     # [BLOCK, 1]
@@ -91,5 +106,25 @@ def rotary_store_kernel(
     # Values pass as they are, whatever bits they have.
     b_x = tl.where(o_head < HEADS + KV_HEADS, b_turned, b_x)
     tl.store(p_query + i_row * (HEADS * DIM) + o_head * DIM + o_dim, b_x, mask=(o_head < HEADS) & m_dim)
-    p_entry = p_kv + tl.load(p_slots + i_row) * (2 * KV_HEADS * DIM) + (o_head - HEADS) * DIM
-    tl.store(p_entry + o_dim, b_x, mask=m_x & (o_head >= HEADS))
+    slot = tl.load(p_slots + i_row)
+    p_entry = p_kv + slot * kv_slot + (o_head - HEADS) * DIM
+    m_stored = m_x & (o_head >= HEADS)
+    if CODES == 0:
+        tl.store(p_entry + o_dim, b_x, mask=m_stored)
+    else:
+        b_x = b_x.to(tl.float32)
+        m_head = (o_head >= HEADS) & (o_head < HEADS + 2 * KV_HEADS)
+        # [BLOCK, 1]
+        if p_given is None:
+            b_scale = tl.max(tl.abs(b_x), 1)[:, None] / LARGEST
+        else:
+            b_scale = tl.load(p_given + o_head - HEADS, mask=m_head, other=0.0)
+        # Zero, or NaN where a number is not finite: so is the scale then.
+        b_stored = (b_scale + tl.sum(b_x * 0.0, 1)[:, None]).to(tl.bfloat16)
+        b_stored = tl.where(b_stored.to(tl.float32) < LEAST_SCALE, 0.0, b_stored)
+        # Slots of codes have an even number of bytes, and scales two.
+        tl.store(p_scale + slot * (kv_slot // 2) + (o_head - HEADS), b_stored, mask=m_head)
+        b_scale = b_stored.to(tl.float32)
+        m_some = b_scale > 0
+        b_x = tl.where(m_some, b_x / tl.where(m_some, b_scale, 1.0), 0.0)
+        tl.store(p_entry + o_dim, encode(b_x, CODES, LARGEST), mask=m_stored)

@@ -2,6 +2,8 @@
 
 from torch import Tensor
 
+from specdec.kernels import kv_entries
+
 
 def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Apply rotary position embedding (Su et al. 2021), halves convention, in place.
@@ -16,10 +18,12 @@ def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x.mul_(cos).addcmul_(swapped, sin)
 
 
-def rotary_store(qkv: Tensor, cos: Tensor, sin: Tensor, kv: Tensor, slots: Tensor, num_heads: int) -> Tensor:
+def rotary_store(
+    qkv: Tensor, cos: Tensor, sin: Tensor, kv: Tensor, slots: Tensor, num_heads: int, scales: Tensor | None = None
+) -> Tensor:
     """See `specdec.kernels.rotary_store`; rotates in place, and returns queries in the memory of `qkv`."""
     stored = kv.shape[1]
     rotate_(qkv.narrow(1, 0, num_heads + stored // 2), cos, sin)
     query, key_value = qkv.split_with_sizes((num_heads, stored), 1)
-    kv.index_copy_(0, slots, key_value)
+    kv_entries.store(kv, slots, key_value, scales)
     return query

@@ -16,6 +16,7 @@ Call = TypeVar("Call", bound=Callable[..., Any])
 Owner = TypeVar("Owner")
 KernelChoice = Literal["auto", "torch", "triton", "native"]
 Quantization = Literal["none", "q8"]
+KVCacheDtype = Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2", "int8"]
 
 
 @dataclass(frozen=True)

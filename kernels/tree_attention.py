@@ -14,6 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec.kernels.attention_plan import CONFIGS, HOPPER_CONFIGS, STAGES, AttentionGeometry, Plan, chip_of
+from specdec.kernels.kv_codes import CODE_UNITS, CODES, decode
+from specdec.kernels.kv_entries import LARGEST, scales_of
 from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
 from specdec.kernels.types import DTYPES
 
@@ -34,8 +36,8 @@ def tree_attention(query: Tensor, kv: Tensor, rows: RaggedRows, scale: float, wi
 
     Args:
         query: `[rows, heads, head_dim]`, float32, bfloat16 or float16, contiguous along the last dimension.
-        kv: `[slots, 2 * kv_heads, head_dim]`, laid out alike, of the same dtype; keys first, this step's own already
-            stored.
+        kv: `[slots, 2 * kv_heads, head_dim]`, laid out alike, of the same dtype, or codes as in `kv_entries`; keys
+            first, this step's own already stored.
         rows: what each query row sees; trees of at most 128 nodes.
         scale: factor of the scores.
         window: tokens that a row sees, itself included; 0 for all. No tree is deeper.
@@ -58,9 +60,13 @@ def tree_attention(query: Tensor, kv: Tensor, rows: RaggedRows, scale: float, wi
     shape = {"GROUP": group, "HEAD_DIM": dim, "BLOCK_M": plan.height, "BLOCK_D": padded, "enable_fp_fusion": True}
     inputs = (plan.items, rows.block_tables, rows.visible, rows.ancestors)
     strides = (*query.stride()[:2], *kv.stride()[:2], rows.block_tables.stride(0))
+    entries: tuple[Tensor, Tensor | None] = kv, None
+    if kv.dtype in LARGEST:
+        entries = kv.view(torch.uint8), scales_of(kv)
     tree_attention_kernel[(len(plan.items) * kv_heads,)](
-        query, kv, output, parts, log_sums, *inputs, scale * math.log2(math.e), window, kv_heads, *strides,
-        WINDOWED=window > 0, WORDS=rows.ancestors.shape[1], BLOCK_SIZE=rows.block_size, BLOCK_N=plan.config.keys,
+        query, *entries, output, parts, log_sums, *inputs, scale * math.log2(math.e), window, kv_heads, *strides,
+        CODES=CODES.get(kv.dtype, 0), UNIT=CODE_UNITS.get(kv.dtype, 1.0), WINDOWED=window > 0,
+        WORDS=rows.ancestors.shape[1], BLOCK_SIZE=rows.block_size, BLOCK_N=plan.config.keys,
         **shape, num_warps=plan.config.warps, num_stages=STAGES,
     )  # fmt: skip
     if plan.num_parts:
@@ -89,7 +95,7 @@ def _check(query: Tensor, kv: Tensor, rows: RaggedRows) -> None:
     assert query.shape[0], "a step has at least one query row"
     assert rows.visible.is_contiguous()
     assert rows.ancestors.is_contiguous()
-    if query.dtype not in DTYPES or kv.dtype != query.dtype:
+    if query.dtype not in DTYPES or (kv.dtype != query.dtype and kv.dtype not in LARGEST):
         raise ValueError(f"query is {query.dtype}, cache {kv.dtype}; both must be one of {DTYPES}")
     if query.shape[2] not in HEAD_DIMS or kv.shape[2] != query.shape[2]:
         raise ValueError(f"head_dim is {query.shape[2]}, in the cache {kv.shape[2]}; both must be one of {HEAD_DIMS}")
@@ -142,6 +148,8 @@ def _attend(
     b_q,  # [BLOCK_M, BLOCK_D]
     p_k,  # [slots, HEAD_DIM], of one KV head
     p_v,
+    p_k_scale,  # bfloat16 [slots], of one KV head; not looked at where there are no codes
+    p_v_scale,
     p_table,  # int64 [blocks], of one request
     begin,
     end,
@@ -159,6 +167,8 @@ def _attend(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    CODES: tl.constexpr,
+    UNIT: tl.constexpr,
 ):
     """Continue over entries `[begin, end)`; unmasked, they are a multiple of BLOCK_N."""
     o_n, o_d = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
@@ -172,8 +182,14 @@ def _attend(
         o_kv = slot[:, None] * kv_slot + o_d[None, :]
         m_kv = m_n[:, None] & (o_d < HEAD_DIM)[None, :]
         b_k = _load(p_k + o_kv, m_kv, MASKED or BLOCK_D != HEAD_DIM)
+        if CODES != 0:
+            b_k = decode(b_k, CODES, b_q.dtype)
         # [BLOCK_M, BLOCK_N]
         b_score = tl.dot(b_q, tl.trans(b_k), input_precision="ieee") * scale
+        if CODES != 0:
+            # Slots of codes have an even number of bytes, and scales two.
+            o_scale = slot * (kv_slot // 2)
+            b_score *= (_load(p_k_scale + o_scale, m_n, MASKED).to(tl.float32) * UNIT)[None, :]
         if MASKED:
             # [BLOCK_M]: bit n stands for the node in entry `at + n`.
             b_bits = _shift(b_low, at - tree_start)
@@ -195,6 +211,9 @@ def _attend(
         b_weight = tl.exp2(b_score - b_base[:, None])
         b_shrink = tl.exp2(b_top - b_base)
         b_v = _load(p_v + o_kv, m_kv, MASKED or BLOCK_D != HEAD_DIM)
+        if CODES != 0:
+            b_scale = _load(p_v_scale + o_scale, m_n, MASKED).to(tl.float32) * UNIT
+            b_v = (decode(b_v, CODES, tl.float32) * b_scale[:, None]).to(b_q.dtype)
         b_acc = tl.dot(b_weight.to(b_v.dtype), b_v, b_acc * b_shrink[:, None], input_precision="ieee")
         b_sum = b_sum * b_shrink + tl.sum(b_weight, 1)
         b_top = b_new_top
@@ -204,7 +223,8 @@ def _attend(
 @triton.jit(do_not_specialize=["table_row"])
 def tree_attention_kernel(
     p_query,  # [rows, heads, HEAD_DIM], any strides but 1 along HEAD_DIM
-    p_kv,  # [slots, 2 * kv_heads, HEAD_DIM]
+    p_kv,  # [slots, 2 * kv_heads, HEAD_DIM]; uint8 where there are codes
+    p_scale,  # bfloat16 [slots, 2 * kv_heads], beside the codes; None where there are none
     p_output,  # [rows, heads, HEAD_DIM], contiguous
     p_part,  # float32 [parts, kv_heads, BLOCK_M, HEAD_DIM]
     p_log_sum,  # float32 [parts, kv_heads, BLOCK_M], base 2
@@ -220,6 +240,8 @@ def tree_attention_kernel(
     kv_slot,  # run-time strides; Triton sees for itself that they are multiples of 16, which makes loads wide
     kv_head,
     table_row,  # run-time, and its factors not compiled in: it grows with the context, and no step waits for a compiler
+    CODES: tl.constexpr,  # constexpr: the kind of codes, 0 for none; one in an engine
+    UNIT: tl.constexpr,  # constexpr: what codes as they are decoded are in units of
     WINDOWED: tl.constexpr,  # constexpr: layers without a window do without its mask
     WORDS: tl.constexpr,  # constexpr: trees of 64 nodes, the usual ones, do without the second word
     GROUP: tl.constexpr,  # constexpr: fixed in a model, and a divisor
@@ -253,6 +275,10 @@ def tree_attention_kernel(
     p_table = p_tables + request.to(tl.int64) * table_row
     p_k = p_kv + i_head.to(tl.int64) * kv_head
     p_v = p_k + kv_heads.to(tl.int64) * kv_head
+    p_k_scale, p_v_scale = p_k, p_v
+    if CODES != 0:
+        p_k_scale = p_scale + i_head
+        p_v_scale = p_k_scale + kv_heads
     b_acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     b_top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     b_sum = tl.zeros([BLOCK_M], tl.float32)
@@ -269,17 +295,20 @@ def tree_attention_kernel(
         begun = tl.minimum(begun, end)
         middle = tl.maximum(middle, begun)
         b_acc, b_top, b_sum = _attend(
-            b_acc, b_top, b_sum, b_q, p_k, p_v, p_table, begin, begun, tree_start, b_first, b_visible, b_low, b_high,
-            scale, kv_slot, True, WINDOWED, WORDS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D,
+            b_acc, b_top, b_sum, b_q, p_k, p_v, p_k_scale, p_v_scale, p_table, begin, begun, tree_start, b_first,
+            b_visible, b_low, b_high, scale, kv_slot, True, WINDOWED, WORDS, HEAD_DIM, BLOCK_SIZE, BLOCK_N,
+            BLOCK_D, CODES, UNIT,
         )  # fmt: skip
         begin = begun
     b_acc, b_top, b_sum = _attend(
-        b_acc, b_top, b_sum, b_q, p_k, p_v, p_table, begin, middle, tree_start, b_visible, b_visible, b_low, b_high,
-        scale, kv_slot, False, False, WORDS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D,
+        b_acc, b_top, b_sum, b_q, p_k, p_v, p_k_scale, p_v_scale, p_table, begin, middle, tree_start, b_visible,
+        b_visible, b_low, b_high, scale, kv_slot, False, False, WORDS, HEAD_DIM, BLOCK_SIZE, BLOCK_N,
+        BLOCK_D, CODES, UNIT,
     )  # fmt: skip
     b_acc, b_top, b_sum = _attend(
-        b_acc, b_top, b_sum, b_q, p_k, p_v, p_table, middle, end, tree_start, b_visible, b_visible, b_low, b_high,
-        scale, kv_slot, True, False, WORDS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D,
+        b_acc, b_top, b_sum, b_q, p_k, p_v, p_k_scale, p_v_scale, p_table, middle, end, tree_start, b_visible,
+        b_visible, b_low, b_high, scale, kv_slot, True, False, WORDS, HEAD_DIM, BLOCK_SIZE, BLOCK_N,
+        BLOCK_D, CODES, UNIT,
     )  # fmt: skip
 
     # A row may see nothing of a part: output 0, log-sum-exp -inf.

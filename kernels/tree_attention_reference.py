@@ -5,7 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.kernels.ragged_rows import RaggedRows
+from specdec.kernels import kv_entries
+from specdec.kernels.ragged_rows import RaggedRows, RowGroup
 
 # What `scaled_dot_product_attention` runs on a CPU; called by its own name, it also gives the log-sum-exp.
 _FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -21,12 +22,16 @@ def tree_attention(query: Tensor, kv: Tensor, rows: RaggedRows, scale: float, wi
     kv_heads = kv.shape[1] // 2
     group = heads // kv_heads
     output = None
+    # Entries in 8 bits are widened to float32, whose products are summed in it.
+    given = query.dtype
+    if kv.dtype in kv_entries.LARGEST:
+        query = query.to(torch.promote_types(given, torch.float32))
     for part in rows.row_groups(window):
         tiles, num_rows, num_keys = part.shape
         q = query if part.queries is None else query.index_select(0, part.queries)
         q = q.view(tiles, num_rows, kv_heads, group, dim).permute(0, 2, 3, 1, 4)
         q = q.reshape(tiles, kv_heads, group * num_rows, dim)
-        k, v = part.gather(kv).view(tiles, num_keys, 2, kv_heads, dim).permute(2, 0, 3, 1, 4).unbind(0)
+        k, v = _entries(part, kv, query.dtype).view(tiles, num_keys, 2, kv_heads, dim).permute(2, 0, 3, 1, 4).unbind(0)
         masks = part.masks(group, query.dtype)
         before = num_keys - part.tail
         if before == 0 or masks.tail is None:
@@ -39,13 +44,20 @@ def tree_attention(query: Tensor, kv: Tensor, rows: RaggedRows, scale: float, wi
         mixed = mixed.view(tiles, kv_heads, group, num_rows, dim).permute(0, 3, 1, 2, 4)
         mixed = mixed.reshape(tiles * num_rows, heads, dim)
         if part.scatter is None:
-            return mixed
+            return mixed.to(given)
         if output is None:
             output = torch.empty_like(query)
         padded, packed = part.scatter
         output.index_copy_(0, packed, mixed.index_select(0, padded))
     assert output is not None, "a step has at least one query row"
-    return output
+    return output.to(given)
+
+
+def _entries(part: RowGroup, kv: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the keys and values of a group, `[tiles * keys, 2 * kv_heads, head_dim]`."""
+    if kv.dtype not in kv_entries.LARGEST:
+        return part.gather(kv)
+    return kv_entries.read(part.gather(kv_entries.slots_of(kv)), kv, dtype)
 
 
 class Attended(NamedTuple):

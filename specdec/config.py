@@ -11,6 +11,7 @@ from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.kernels.settings import (
     MAX_WHOLE,
     KernelChoice,
+    KVCacheDtype,
     Quantization,
     check_settings,
     setting,
@@ -99,6 +100,15 @@ class EngineConfig:
         "Bytes for the cache of target and head together.",
         least=1,
         shown_default="1 GiB on a CPU, what is left on a GPU",
+    )
+    kv_cache_dtype: KVCacheDtype = setting(
+        "auto",
+        "Keys and values of the target in the cache: auto, as the checkpoint asks, else as dtype; fp8 (fp8_e4m3), "
+        "fp8_e5m2 or int8, 8 bits and a scale by head: almost twice the tokens in the same memory, but the model's "
+        "outputs change.",
+    )
+    draft_kv_cache_dtype: KVCacheDtype | None = setting(
+        None, "The same of the draft model.", panel="Drafts", shown_default="kv_cache_dtype"
     )
     gpu_memory_utilization: float = setting(
         0.9, "Share of a GPU's memory for weights, the largest step and the cache together.", above=0, most=1
@@ -203,6 +213,11 @@ class EngineConfig:
                 tiers_of(self.kv_transfer_config)
         self._check_role()
         self._check_ranks()
+        if self.draft is None and self.ngrams and self.draft_kv_cache_dtype is not None:
+            raise ValueError(
+                f"draft_kv_cache_dtype is {self.draft_kv_cache_dtype!r}; it is for a draft model's cache, and draft "
+                "'ngram' has none; leave it out"
+            )
         if self.ngrams and self.draft is None and (self.draft_vocab is not None or self.draft_rank is not None):
             raise ValueError(
                 "draft_vocab and draft_rank are for a head's logits; draft 'ngram' has none; leave them out"
@@ -301,6 +316,8 @@ class LLMSettings(TypedDict, total=False):
     max_queued_requests: int | None
     max_model_len: int | None
     kv_cache_memory: int | None
+    kv_cache_dtype: KVCacheDtype
+    draft_kv_cache_dtype: KVCacheDtype | None
     gpu_memory_utilization: float
     swap_space: float
     block_size: int | None

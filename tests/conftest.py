@@ -48,14 +48,15 @@ def patched_triton_language() -> None:
 
 
 class _PoisonedTorch:
-    """Torch, but `empty` is full of NaN."""
+    """Torch, but `empty` is full of NaN; bytes, of codes and their scales, are all 255, whose scales are NaN."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
 
     @staticmethod
     def empty(*args: Any, **kwargs: Any) -> Tensor:
-        return torch.empty(*args, **kwargs).fill_(float("nan"))
+        made = torch.empty(*args, **kwargs)
+        return made.fill_(255 if made.dtype == torch.uint8 else float("nan"))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -122,7 +122,7 @@ class BlockDrafter(TreeDrafter[Paths]):
         _, slots, positions, features, _ = self._unread(rows)
         rotary = rotary_at(self.rope, positions)
         for kv, stored in zip(self.kv, self.head.context(features).unbind(1), strict=True):
-            self.kernels.rotary_store(stored.contiguous(), *rotary, kv, slots, 0)
+            self.kernels.rotary_store(stored.contiguous(), *rotary, kv, slots, 0, None)
         anchors = upload([row.token_ids[-1] for row in rows], self.kv.device)
         return anchors[:, None]
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+from specdec.draft_heads.llama.kv_scheme import kv_cache_dtype_of, quantizes_kv_alone
 from specdec.draft_heads.llama.rope import RopeConfig
 
 # Keys that change what the model computes, with the only values that are supported.
@@ -71,6 +72,7 @@ class LlamaConfig:
 
     Attributes:
         windows: tokens that each layer's attention sees, the own one included, 0 for all; empty where all see all.
+        kv_cache_dtype: of keys and values in the cache, where the checkpoint asks for 8 bits.
     """
 
     vocab_size: int
@@ -89,6 +91,7 @@ class LlamaConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     windows: tuple[int, ...] = ()
+    kv_cache_dtype: str | None = None
 
     @property
     def layer_windows(self) -> tuple[int, ...]:
@@ -105,6 +108,9 @@ class LlamaConfig:
         """
         family = config.get("model_type")
         config = {**DEFAULTS.get(str(family), {}), **config}
+        kv_cache_dtype = kv_cache_dtype_of(config)
+        if quantizes_kv_alone(config):
+            config["quantization_config"] = None
         for key, allowed in REQUIRED_VALUES.items():
             if config.get(key) not in allowed:
                 raise CheckpointError(f"config.json: {key} = {config[key]!r} is not supported")
@@ -162,6 +168,7 @@ class LlamaConfig:
             mlp_bias=flag("mlp_bias") and family not in ("mistral", "qwen2", "qwen3"),
             qk_norm=family == "qwen3",
             windows=windows if any(windows) else (),
+            kv_cache_dtype=kv_cache_dtype,
         )
 
 

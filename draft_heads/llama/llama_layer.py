@@ -38,17 +38,27 @@ class PagedAttention:
     """Attention over one layer's paged cache, in which it first stores the step's keys and values.
 
     Args:
-        kv: `[slots, 2 * kv_heads, head_dim]`, keys first.
+        kv: `[slots, 2 * kv_heads, head_dim]`, keys first; numbers, or codes as in `kv_entries`.
         slots: int64 `[rows]`, where the rows' own keys and values go.
         rows: what each row sees.
         window: tokens that a row sees at most, itself included; 0 for all.
+        scales: float32 `[2 * kv_heads]`, of codes, from the checkpoint; None to measure each head.
     """
 
-    def __init__(self, kv: Tensor, slots: Tensor, rows: RaggedRows, kernels: KernelSet, window: int = 0) -> None:
-        self.kv, self.slots, self.rows, self.kernels, self.window = kv, slots, rows, kernels, window
+    def __init__(
+        self,
+        kv: Tensor,
+        slots: Tensor,
+        rows: RaggedRows,
+        kernels: KernelSet,
+        window: int = 0,
+        scales: Tensor | None = None,
+    ) -> None:
+        self.kv, self.slots, self.rows, self.kernels = kv, slots, rows, kernels
+        self.window, self.scales = window, scales
 
     def __call__(self, qkv: Tensor, rotary: Rotary, num_heads: int) -> Tensor:
-        query = self.kernels.rotary_store(qkv, *rotary, self.kv, self.slots, num_heads)
+        query = self.kernels.rotary_store(qkv, *rotary, self.kv, self.slots, num_heads, self.scales)
         return self.kernels.tree_attention(query, self.kv, self.rows, query.shape[-1] ** -0.5, self.window)
 
 
@@ -178,7 +188,7 @@ class DecoderLayer(nn.Module):
 
         def mix(x: Tensor | None, residual: Tensor, rotary: Rotary, attention: Attention) -> Tensor:
             assert isinstance(attention, PagedAttention)
-            return run(x, residual, *rotary, attention.kv, attention.slots, attention.rows)
+            return run(x, residual, *rotary, attention.kv, attention.slots, attention.rows, attention.scales)
 
         return mix
 

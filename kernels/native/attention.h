@@ -63,7 +63,7 @@ INLINE size_t tile_floats(const step *s, int64_t group, int64_t dim) {
 /* Numbers of one query as the keys meet them: pairs of bfloat16 where the processor multiplies those, else floats. */
 INLINE int query_kind(int kind) {
 #if defined(FORM_AVX512)
-    return kind;
+    return is_coded(kind) ? FLOAT32 : kind;
 #else
     (void)kind;
     return FLOAT32;
@@ -74,12 +74,12 @@ INLINE const char *address(const tile *t, int64_t entry) {
     const step *s = t->s;
     const int64_t slot = s->tables[s->request[t->begin] * s->table_blocks + entry / s->block_size] * s->block_size +
                          entry % s->block_size;
-    return (const char *)s->kv + (slot * 2 * t->kv_heads + t->kv_head) * t->dim * size_of(t->kind);
+    return (const char *)s->kv + slot * s->slot_bytes + t->kv_head * t->dim * kv_size(t->kind);
 }
 
 /* List the keys of cache entries. */
 INLINE int64_t list_entries(const tile *t, int64_t begin, int64_t end, const char **keys) {
-    const size_t slot_bytes = 2 * t->kv_heads * t->dim * size_of(t->kind);
+    const size_t slot_bytes = t->s->slot_bytes;
     int64_t count = 0;
     while (begin < end) {
         int64_t left = t->s->block_size - begin % t->s->block_size;
@@ -111,7 +111,7 @@ INLINE void ask_for(const char *line, size_t bytes) {
    this is inlined. */
 INLINE void score_keys(const char *const *keys, int64_t count, int64_t dim, int kind, int queries, const char *query,
                        float *scores, int64_t stride) {
-    const size_t size = size_of(kind), query_bytes = dim * size_of(query_kind(kind));
+    const size_t size = kv_size(kind), query_bytes = dim * size_of(query_kind(kind));
     const int side_by_side = SUMMED / queries;
     for (int64_t i = 0; i < count; i += side_by_side) {
         vf sum[SUMMED];
@@ -141,7 +141,7 @@ INLINE void score_keys(const char *const *keys, int64_t count, int64_t dim, int 
         for (; d + LANES <= dim; d += LANES)
             UNROLLED
             for (int k = 0; k < side_by_side; k++) {
-                vf key = load_as(keys[i + k] + d * size, kind);
+                vf key = load_kv(keys[i + k] + d * size, kind);
                 UNROLLED
                 for (int q = 0; q < queries; q++)
                     sum[q * side_by_side + k] =
@@ -151,7 +151,7 @@ INLINE void score_keys(const char *const *keys, int64_t count, int64_t dim, int 
         sum_each(sum, sums);
         for (; d < dim; d++)
             for (int n = 0; n < SUMMED; n++)
-                sums[n] += load_one(keys[i + n % side_by_side] + d * size, kind) *
+                sums[n] += load_kv_one(keys[i + n % side_by_side] + d * size, kind) *
                            load_one(query + n / side_by_side * query_bytes + d * size_of(query_kind(kind)),
                                     query_kind(kind));
         UNROLLED
@@ -186,11 +186,11 @@ INLINE void mix_part(const char *const *values, int64_t offset, int64_t count, i
         for (int v = 0; v < vectors; v++)
             mixed[q][v] = load(out + q * dim + d + v * LANES);
     for (int64_t i = 0; i < count; i++) {
-        const char *value = values[i] + offset + d * size_of(kind);
-        ask_for(values[i + KEYS_AHEAD] + offset + d * size_of(kind), vectors * LANES * size_of(kind));
+        const char *value = values[i] + offset + d * kv_size(kind);
+        ask_for(values[i + KEYS_AHEAD] + offset + d * kv_size(kind), vectors * LANES * kv_size(kind));
         UNROLLED
         for (int v = 0; v < vectors; v++) {
-            vf numbers = load_as(value + v * LANES * size_of(kind), kind);
+            vf numbers = load_kv(value + v * LANES * kv_size(kind), kind);
             UNROLLED
             for (int q = 0; q < queries; q++)
                 mixed[q][v] = fma_(numbers, splat(weights[q * stride + i]), mixed[q][v]);
@@ -214,9 +214,20 @@ INLINE void mix_values(const char *const *values, int64_t offset, int64_t count,
         for (int q = 0; q < queries; q++) {
             float mixed = out[q * dim + d];
             for (int64_t i = 0; i < count; i++)
-                mixed += load_one(values[i] + offset + d * size_of(kind), kind) * weights[q * stride + i];
+                mixed += load_kv_one(values[i] + offset + d * kv_size(kind), kind) * weights[q * stride + i];
             out[q * dim + d] = mixed;
         }
+}
+
+/* Multiply the numbers of some queries by the scales of their keys or values, `offset` bytes behind the keys; numbers
+   in 16 bits and more have none. */
+INLINE void scale_each(const char *const *keys, int64_t offset, int64_t count, int kind, int64_t queries,
+                       float *numbers, int64_t stride) {
+    for (int64_t i = 0; is_coded(kind) && i < count; i++) {
+        const float scale = load_kv_scale(keys[i] + offset, kind);
+        for (int64_t q = 0; q < queries; q++)
+            numbers[q * stride + i] *= scale;
+    }
 }
 
 /* Do something for queries `begin` to `end`, as many at a time as there are registers for. */
@@ -244,8 +255,9 @@ INLINE int64_t list_rest(const tile *t, int64_t row, int64_t shared, const char 
 INLINE void attend_kind(const tile *t, int kind, const float *queries, int64_t query_stride, float *memory,
                         float *out) {
     const int64_t group = t->heads / t->kv_heads, dim = t->dim, all = (t->end - t->begin) * group;
-    const int64_t offset = t->kv_heads * dim * size_of(kind), stride = most_keys(t->s) + KEYS_MORE;
+    const int64_t offset = t->kv_heads * dim * kv_size(kind), stride = most_keys(t->s) + KEYS_MORE;
     const size_t query_bytes = dim * size_of(query_kind(kind));
+    const int64_t key_scale = scale_offset(t->kv_heads, dim, t->kv_head), value_scale = key_scale + 2 * t->kv_heads;
     const char **keys = (const char **)memory, **rest = keys + stride;
     float *scores = (float *)(rest + stride), *share = scores + all * stride;
     char *query = (char *)(share + all);
@@ -262,20 +274,24 @@ INLINE void attend_kind(const tile *t, int kind, const float *queries, int64_t q
 #define SCORE_SHARED(n)                                                                                                \
     score_keys(keys, before, dim, kind, n, query + q * query_bytes, scores + q * stride, stride)
     FOR_QUERIES(0, all, SCORE_SHARED);
+    scale_each(keys, key_scale, before, kind, all, scores, stride);
     for (int64_t row = t->begin; row < t->end; row++) {
         const int64_t begin = (row - t->begin) * group, count = list_rest(t, row, shared, rest);
 #define SCORE_REST(n)                                                                                                  \
     score_keys(rest, count, dim, kind, n, query + q * query_bytes, scores + q * stride + before, stride)
         FOR_QUERIES(begin, begin + group, SCORE_REST);
+        scale_each(rest, key_scale, count, kind, group, scores + begin * stride + before, stride);
         for (int64_t q = begin; q < begin + group; q++)
             share[q] = exp_scores(scores + q * stride, before + count, t->scale);
     }
     memset(out, 0, all * dim * sizeof *out);
 #define MIX_SHARED(n) mix_values(keys, offset, before, dim, kind, n, scores + q * stride, stride, out + q * dim)
+    scale_each(keys, value_scale, before, kind, all, scores, stride);
     FOR_QUERIES(0, all, MIX_SHARED);
     for (int64_t row = t->begin; row < t->end; row++) {
         const int64_t begin = (row - t->begin) * group, count = list_rest(t, row, shared, rest);
 #define MIX_REST(n) mix_values(rest, offset, count, dim, kind, n, scores + q * stride + before, stride, out + q * dim)
+        scale_each(rest, value_scale, count, kind, group, scores + begin * stride + before, stride);
         FOR_QUERIES(begin, begin + group, MIX_REST);
         for (int64_t i = begin * dim; i < (begin + group) * dim; i++)
             out[i] *= share[i / dim];
@@ -296,13 +312,29 @@ static void attend_float16(const tile *t, const float *queries, int64_t query_st
     attend_kind(t, FLOAT16, queries, query_stride, memory, out);
 }
 
+static void attend_int8(const tile *t, const float *queries, int64_t query_stride, float *memory, float *out) {
+    attend_kind(t, KV_INT8, queries, query_stride, memory, out);
+}
+static void attend_e4m3(const tile *t, const float *queries, int64_t query_stride, float *memory, float *out) {
+    attend_kind(t, KV_E4M3, queries, query_stride, memory, out);
+}
+static void attend_e5m2(const tile *t, const float *queries, int64_t query_stride, float *memory, float *out) {
+    attend_kind(t, KV_E5M2, queries, query_stride, memory, out);
+}
+
 static void attend_rows(const tile *t, const float *queries, int64_t query_stride, float *memory, float *out) {
     if (t->kind == FLOAT32)
         attend_float32(t, queries, query_stride, memory, out);
     else if (t->kind == BFLOAT16)
         attend_bfloat16(t, queries, query_stride, memory, out);
-    else
+    else if (t->kind == FLOAT16)
         attend_float16(t, queries, query_stride, memory, out);
+    else if (t->kind == KV_INT8)
+        attend_int8(t, queries, query_stride, memory, out);
+    else if (t->kind == KV_E4M3)
+        attend_e4m3(t, queries, query_stride, memory, out);
+    else
+        attend_e5m2(t, queries, query_stride, memory, out);
 }
 
 /* First entry that a row sees: of a node, as many before it as tokens of its path leave of the window. */

@@ -39,8 +39,10 @@ static void context_work(void *argument, int thread, int64_t begin, int64_t end)
                     norm_row(x + head * dim, h->key_norms + l * dim, h->eps, dim, x + head * dim);
                 rotate_head(x + head * dim, cos, sin, dim);
             }
-            char *kv = (char *)j->d->kv + l * j->d->kv_bytes;
-            from_floats(kv + j->slots[row] * 2 * kv_heads * dim * size, x, 2 * kv_heads * dim, dtype);
+            const drafting *d = j->d;
+            for (int64_t head = 0; head < 2 * kv_heads; head++)
+                store_head((char *)d->kv + l * d->kv_bytes, (int)d->kv_kind, d->slot_bytes, NULL, j->slots[row], head,
+                           kv_heads, dim, x + head * dim);
         }
     }
 }
@@ -113,8 +115,8 @@ static char *run_block(context *c, const block_head *h, const drafting *d, const
             }
         }
     }
-    step s = {most, words, d->table_blocks, d->block_size, d->first, slots, request, d->tables, visible,
-              NULL, d->ends, lengths, cos, sin, NULL};
+    step s = {most, words, d->table_blocks, d->block_size, d->first, d->kv_kind, d->slot_bytes, slots, request,
+              d->tables, visible, NULL, d->ends, lengths, cos, sin, NULL, NULL};
     for (int64_t l = 0; l < h->layers; l++) {
         s.kv = (char *)d->kv + l * d->kv_bytes;
         s.ancestors = (const int64_t *)(h->causal[l] ? causal : bits);

@@ -119,8 +119,8 @@ static void finish_head(const layer_job *j, int64_t row, int64_t head, float *ow
         rotate_head(x, own, own + dim, dim);
     }
     if (head >= l->heads)
-        from_floats((char *)s->kv + (s->slots[row] * 2 * l->kv_heads + head - l->heads) * dim * size_of(dtype), x, dim,
-                    dtype);
+        store_head(s->kv, (int)s->kv_kind, s->slot_bytes, s->kv_scales, s->slots[row], head - l->heads, l->kv_heads, dim,
+                   x);
 }
 
 /* The parts of a layer, one after another. */
@@ -158,7 +158,7 @@ static void mix_work(void *argument, int thread, int64_t begin, int64_t end) {
     float *own = j->c->own[thread].memory;
     for (int64_t item = begin; item < end; item++) {
         const int64_t *rows = first + item / l->kv_heads, head = item % l->kv_heads;
-        tile t = {j->s, rows[0], rows[1], l->heads, l->kv_heads, head, l->head_dim, dtype,
+        tile t = {j->s, rows[0], rows[1], l->heads, l->kv_heads, head, l->head_dim, (int)j->s->kv_kind,
                   1.0f / sqrtf((float)l->head_dim), l->window, 0};
         float *queries = (float *)j->c->buffers[QKV].memory + t.begin * width + head * numbers;
         float *out = own + tile_floats(j->s, group, l->head_dim) - rows_together(group) * numbers;
@@ -310,8 +310,8 @@ static void attend_work(void *argument, int thread, int64_t begin, int64_t end) 
     float *own = j->c->own[thread].memory, *queries = own + tile_floats(j->s, group, j->head_dim);
     for (int64_t item = begin; item < end; item++) {
         const int64_t *rows = first + item / j->kv_heads, head = item % j->kv_heads;
-        tile t = {j->s, rows[0], rows[1], j->heads, j->kv_heads, head, j->head_dim, dtype, (float)j->scale,
-                  j->window, 0};
+        tile t = {j->s, rows[0], rows[1], j->heads, j->kv_heads, head, j->head_dim, (int)j->s->kv_kind,
+                  (float)j->scale, j->window, 0};
         float *out = queries - rows_together(group) * numbers;
         for (int64_t row = t.begin; row < t.end; row++)
             to_floats(queries + (row - t.begin) * numbers,

@@ -10,6 +10,8 @@
 
 enum { FLOAT32, BFLOAT16, FLOAT16 }; /* numbers in memory */
 
+enum { KV_INT8 = 16, KV_E4M3, KV_E5M2 }; /* numbers of keys and values in 8 bits, scaled by heads */
+
 enum { Q8 = 3 }; /* numbers of a weight in 8 bits, scaled by groups */
 
 enum { BLOCK = 16 }; /* columns of a weight that lie side by side */
@@ -33,12 +35,14 @@ typedef struct {
     matrix qkv, output, gate_up, down; /* gate_up: blocks of gate and up in turn */
 } layer;
 
-/* The rows of a step, and one layer's cache `[slots, 2 * kv_heads, head_dim]`. */
+/* The rows of a step, and one layer's cache: slots of `slot_bytes` that begin with `[2 * kv_heads, head_dim]` numbers
+   of `kv_kind`. */
 typedef struct {
-    int64_t rows, words, table_blocks, block_size, first;
+    int64_t rows, words, table_blocks, block_size, first, kv_kind, slot_bytes;
     const int64_t *slots, *request, *tables, *visible, *ancestors, *tree_starts, *lengths;
     const void *cos, *sin; /* [rows, head_dim] */
     void *kv;
+    const float *kv_scales; /* [2 * kv_heads] of the checkpoint, or NULL */
 } step;
 
 /* Kinds of heads, by the input of their first layer. */
@@ -75,12 +79,13 @@ typedef struct {
 /* A pass of the target over `requests` chains of `known` tokens behind `cached` ones, each with a tree of `nodes` behind
    it, of which `scored` tokens of the chain and all nodes get logits. */
 typedef struct {
-    int64_t requests, table_blocks, block_size, kv_bytes;
+    int64_t requests, table_blocks, block_size, kv_bytes, kv_kind, slot_bytes;
     const int64_t *tokens; /* of each request in turn: its chain's, then its nodes' */
     const int64_t *cached, *known, *nodes, *scored, *tables; /* [requests]; [requests][table_blocks] */
     const int64_t *parents; /* of all nodes: a node of the same tree, -1 for the root */
     const void *rotary;     /* [positions][2][head_dim] */
     void *kv;               /* [layers] of `kv_bytes` */
+    const float *kv_scales; /* [layers][2 * kv_heads] of the checkpoint, or NULL */
     void *feature_cache;    /* [slots][hidden] of the feature, or NULL */
     void *logits;           /* [scored tokens and nodes][vocabulary] */
     void (*before_layer)(int64_t layer); /* called before each layer and behind the last, or NULL */
@@ -89,7 +94,8 @@ typedef struct {
 /* A call of the drafter: of `rows` requests the head reads the tokens `[starts, ends)`, and under the last ones of the
    first `trees` it drafts trees: `width` children of a node, `width` nodes expanded a level. */
 typedef struct {
-    int64_t rows, trees, width, table_blocks, block_size, first, kv_bytes, most; /* `most`: nodes of the largest tree */
+    int64_t rows, trees, width, table_blocks, block_size, first, kv_bytes, kv_kind, slot_bytes;
+    int64_t most; /* nodes of the largest tree */
     double least_reach; /* probability of a frontier below which a row's search ends */
     const int64_t *tokens, *starts, *ends, *tables; /* of all rows in turn; [rows]; [rows]; [rows][table_blocks] */
     const int64_t *budgets, *depths; /* [trees]: most nodes and levels, at least 1 */
@@ -158,7 +164,7 @@ typedef struct form form;
 typedef struct {
     pool *threads;
     const form *form;
-    int64_t dtype; /* of activations and cache */
+    int64_t dtype; /* of activations */
     buffer buffers[BUFFERS];
     buffer *own; /* of each thread */
 } context;

@@ -274,8 +274,9 @@ static int run_search(context *c, const draft_head *h, search *q, frontier *f) {
             return 0;
         for (int64_t row = 0; row < trees; row++)
             place_frontier(&job, row, f);
-        step s = {most, q->words, d->table_blocks, d->block_size, d->first, f->slots, f->request,
-                  d->tables, f->visible, (const int64_t *)f->bits, d->ends, f->lengths, f->cos, f->sin, NULL};
+        step s = {most, q->words, d->table_blocks, d->block_size, d->first, d->kv_kind, d->slot_bytes, f->slots,
+                  f->request, d->tables, f->visible, (const int64_t *)f->bits, d->ends, f->lengths, f->cos, f->sin,
+                  NULL, NULL};
         if (run_head(c, h, &s, d->kv, d->kv_bytes, f->tokens, f->features, f->states))
             return -1;
         uint64_t *spare = f->parent_bits;

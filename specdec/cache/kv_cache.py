@@ -1,7 +1,7 @@
 """Tensors of the paged cache: keys and values of all layers, and features, allocated once."""
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -9,6 +9,7 @@ from torch import Tensor
 from specdec.cache.kv_cache_manager import BlockMove, MoveKind
 from specdec.draft_heads.heads.draft_head import CachedHead
 from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.kernels import kv_entries
 from specdec.kernels.integers import ceil_div
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.upload import upload
@@ -39,6 +40,25 @@ class BlockTransfers(Protocol):
         ...
 
 
+class KVDtypes(NamedTuple):
+    """Dtypes of keys and values: of the cache's numbers, or of its codes."""
+
+    target: torch.dtype
+    draft: torch.dtype
+
+
+class _Entries(NamedTuple):
+    """Keys and values of all layers.
+
+    Attributes:
+        memory: what moves and copies handle, `[layers, slots, …]`; whole slots where they hold codes.
+        kv: what attention reads, `[layers, slots, 2 * kv_heads, head_dim]`.
+    """
+
+    memory: Tensor
+    kv: Tensor
+
+
 class KVCache:
     """One tensor for the target's layers, one for the draft head's, and one for the features that the head reads.
 
@@ -46,17 +66,20 @@ class KVCache:
     there, and no request reads it.
 
     Attributes:
-        target: `[layers, slots, 2 * kv_heads, head_dim]`, keys first.
+        target: `[layers, slots, 2 * kv_heads, head_dim]`, keys first; numbers, or codes as in `kernels/kv_entries.py`.
         draft: the same for the head's own layers and sizes; None without a head.
         features: `[slots, feature_size]`, what the head reads of each cached token; None if it reads nothing.
         target_layers: `target`, layer by layer.
+        target_scales: float32 `[layers, 2 * kv_heads]`, of codes, from the checkpoint; None to measure each head.
         null_block: index of the null block.
-        parts: the three by name ("target", "head", "features"), each as `[blocks, ...]`.
+        parts: the three by name ("target", "head", "features"), each as `[blocks, ...]`; of codes, whole slots.
         transfers: what fills the blocks of moves of the kind `LOAD`, and copies blocks during a pass; None for nothing.
 
     Args:
-        dtype: of what is stored.
+        dtype: of features, and of keys and values that are not quantised.
         num_host_blocks: blocks of host memory to swap to, pinned if the device is a GPU.
+        kv_dtypes: of the entries of target and head.
+        target_scales: see above.
     """
 
     def __init__(
@@ -70,31 +93,41 @@ class KVCache:
         num_host_blocks: int = 0,
         *,
         kernels: KernelSet,
+        kv_dtypes: KVDtypes | None = None,
+        target_scales: Tensor | None = None,
     ) -> None:
         self.kernels = kernels
         self.num_blocks, self.num_host_blocks, self.block_size = num_blocks, num_host_blocks, block_size
         self.null_block = num_blocks
         slots = (num_blocks + 1) * block_size
 
-        def allocate(config: LlamaConfig) -> Tensor:
-            shape = (config.num_layers, slots, 2 * config.num_kv_heads, config.head_dim)
-            return torch.empty(shape, dtype=dtype, device=device)
+        def allocate(config: LlamaConfig, kv_dtype: torch.dtype) -> _Entries:
+            heads, dim = 2 * config.num_kv_heads, config.head_dim
+            if kv_dtype not in kv_entries.LARGEST:
+                kv = torch.empty(config.num_layers, slots, heads, dim, dtype=kv_dtype, device=device)
+                return _Entries(kv, kv)
+            size = kv_entries.slot_bytes(heads, dim, kv_dtype)
+            memory = torch.empty(config.num_layers, slots, size, dtype=torch.uint8, device=device)
+            return _Entries(memory, kv_entries.kv_view(memory, heads, dim, kv_dtype))
 
-        self.target = allocate(target)
-        self.draft = allocate(head.llama) if head else None
+        kv_dtypes = kv_dtypes or KVDtypes(dtype, dtype)
+        self._target = allocate(target, kv_dtypes.target)
+        self._draft = allocate(head.llama, kv_dtypes.draft) if head else None
+        self.target, self.draft = self._target.kv, None if self._draft is None else self._draft.kv
         width = head.feature_size if head else 0
         self.features = torch.empty(slots, width, dtype=dtype, device=device) if width else None
         self.target_layers = self.target.unbind(0)
-        self.parts = {"target": _by_block(self.target, 1, block_size)}
-        if self.draft is not None:
-            self.parts["head"] = _by_block(self.draft, 1, block_size)
+        self.target_scales = None if target_scales is None else target_scales.to(device)
+        self.parts = {"target": _by_block(self._target.memory, 1, block_size)}
+        if self._draft is not None:
+            self.parts["head"] = _by_block(self._draft.memory, 1, block_size)
         if self.features is not None:
             self.parts["features"] = _by_block(self.features, 0, block_size)
         self._blocks = list(self.parts.values())
         self.transfers: BlockTransfers | None = None
         pinned = device.type == "cuda"
         self._host = [
-            torch.empty(num_host_blocks, *part.shape[1:], dtype=dtype, pin_memory=pinned) for part in self._blocks
+            torch.empty(num_host_blocks, *part.shape[1:], dtype=part.dtype, pin_memory=pinned) for part in self._blocks
         ]
 
     def null_block_table(self, num_tokens: int) -> list[int]:
@@ -115,7 +148,7 @@ class KVCache:
         """Copy the target's entries from slots `source` to slots `target`, which may overlap."""
         device = self.target.device
         sources, targets = upload(source, device), upload(target, device)
-        self.kernels.move_kv(self.target, sources, targets)
+        self.kernels.move_kv(self._target.memory, sources, targets)
         if self.features is not None:
             self.kernels.move_kv(self.features[None], sources, targets)
 
@@ -136,7 +169,8 @@ class KVCache:
             targets = upload([move.target for move in run], device)
             if run[0].kind == MoveKind.COPY:
                 features = None if self.features is None else self.features[None]
-                for layers in (self.target, self.draft, features):
+                draft = None if self._draft is None else self._draft.memory
+                for layers in (self._target.memory, draft, features):
                     if layers is not None:
                         self.kernels.copy_blocks(layers, sources, targets, self.block_size)
                 continue
@@ -165,8 +199,11 @@ def runs_of(moves: Sequence[BlockMove]) -> Iterator[list[BlockMove]]:
         yield run
 
 
-def entry_bytes(target: LlamaConfig, head: CachedHead | None, dtype: torch.dtype) -> int:
-    """Return how many bytes the cache holds of one token."""
-    configs = [target, head.llama] if head else [target]
-    numbers = sum(2 * c.num_layers * c.num_kv_heads * c.head_dim for c in configs)
-    return (numbers + (head.feature_size if head else 0)) * dtype.itemsize
+def entry_bytes(
+    target: LlamaConfig, head: CachedHead | None, dtype: torch.dtype, kv_dtypes: KVDtypes | None = None
+) -> int:
+    """Return how many bytes the cache holds of one token; see `KVCache`."""
+    kv_dtypes = kv_dtypes or KVDtypes(dtype, dtype)
+    configs = [(target, kv_dtypes.target), *([(head.llama, kv_dtypes.draft)] if head else [])]
+    entries = sum(c.num_layers * kv_entries.slot_bytes(2 * c.num_kv_heads, c.head_dim, kv) for c, kv in configs)
+    return entries + (head.feature_size if head else 0) * dtype.itemsize

@@ -21,9 +21,21 @@ def block_keys(config: EngineConfig, cache: KVCache, head: CachedHead | None, pr
         "quantization": config.quantization,
         "block_size": cache.block_size,
     }
-    target = {**common, "model": checkpoint_identity(config.model), "shape": shape_of(cache.parts, ["target"])}
+    target = {
+        **common,
+        "kv": str(cache.target.dtype),
+        "model": checkpoint_identity(config.model),
+        "shape": shape_of(cache.parts, ["target"]),
+    }
     if head is None or config.draft is None:
         return BlockKeys(identity(target), None, prefix)
     shape = shape_of(cache.parts, ["features", "head"])
-    own = {**common, "head": checkpoint_identity(config.draft), "taps": head.taps, "shape": shape}
+    assert cache.draft is not None
+    own = {
+        **common,
+        "kv": str(cache.draft.dtype),
+        "head": checkpoint_identity(config.draft),
+        "taps": head.taps,
+        "shape": shape,
+    }
     return BlockKeys(identity(target), identity(own), prefix)

@@ -21,7 +21,6 @@ FOREIGN_ENGINE = {
     "skip_tokenizer_init": Foreign("give prompts as token ids and detokenize=False", (False,)),
     "tokenizer_revision": Foreign("give the tokenizer's folder"),
     "load_format": Foreign("checkpoints are safetensors or torch files, as they are found", ("auto",)),
-    "kv_cache_dtype": Foreign("the cache has the dtype of the model; see dtype", ("auto",)),
     "cpu_offload_gb": Foreign("all weights are on the device", (0, 0.0)),
     "enable_lora": Foreign("adapters are not supported; merge them into the checkpoint", (False,)),
     "enable_sleep_mode": Foreign("use close()", (False,)),
@@ -69,7 +68,6 @@ class VLLMKeywords(TypedDict, total=False):
     skip_tokenizer_init: bool
     tokenizer_revision: str | None
     load_format: str
-    kv_cache_dtype: str
     cpu_offload_gb: float
     enable_lora: bool
     enable_sleep_mode: bool

@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from specdec.cache.kv_cache import KVCache, entry_bytes
+from specdec.cache.kv_cache import KVCache, KVDtypes, entry_bytes
 from specdec.config import EngineConfig
 from specdec.core.device import DTYPES
 from specdec.draft_heads.drafting.drafter import Drafter, NoDrafter, Proposal
@@ -20,6 +21,7 @@ from specdec.execution.model_runner import ModelRunner
 from specdec.execution.split_verifier import SplitVerifier
 from specdec.execution.worker import Worker
 from specdec.kernels.kernel_set import KernelSet
+from specdec.kernels.kv_entries import KV_DTYPES, LARGEST
 from specdec.models.llama import LlamaModel
 from specdec.models.sharded_llama import ShardedLlama
 from specdec.verify.verifier import Verifier, verifier_of
@@ -40,6 +42,7 @@ class WorkerBuilder:
         slots: cache entries of a request's drafts.
         longest: limit of a request's tokens.
         draft_context: number of tokens from which on the draft model drafts nothing for a request; 0 without a model.
+        kv_dtypes: of the cache's keys and values.
         block_bytes: memory of one cache block.
         taps: target layers that the head reads, in this process or in that of the last pipeline stage.
     """
@@ -55,7 +58,8 @@ class WorkerBuilder:
         self.longest = config.context(model.config.max_position)
         # Beyond its positions a head would guess.
         self.draft_context = self.head.llama.max_position - self.shape.positions if self.head else 0
-        self.block_bytes = config.block_size * entry_bytes(model.config, self.head, self.dtype)
+        self.kv_dtypes = self._kv_dtypes()
+        self.block_bytes = config.block_size * entry_bytes(model.config, self.head, self.dtype, self.kv_dtypes)
 
     def build(self, num_blocks: int, num_host_blocks: int = 0) -> Worker:
         """Allocate a cache, and capture CUDA graphs of common steps where they are used."""
@@ -69,10 +73,28 @@ class WorkerBuilder:
             self.device,
             num_host_blocks,
             kernels=self.model.kernels if isinstance(self.model, ShardedLlama) else self.kernels,
+            kv_dtypes=self.kv_dtypes,
+            target_scales=self._target_scales(),
         )
         # Captures and measurements read it.
         cache.clear_null_block()
         return self._worker(cache)
+
+    def _kv_dtypes(self) -> KVDtypes:
+        config = self.config
+        asked: str = config.kv_cache_dtype
+        if asked == "auto" and self.model.config.kv_cache_dtype is not None:
+            asked = self.model.config.kv_cache_dtype
+        draft = config.draft_kv_cache_dtype or asked
+        return KVDtypes(KV_DTYPES.get(asked, self.dtype), KV_DTYPES.get(draft, self.dtype))
+
+    def _target_scales(self) -> Tensor | None:
+        """Return the checkpoint's scales, where they are for the codes in use."""
+        made_for = self.model.config.kv_cache_dtype
+        scales, own = self.model.kv_scales, self.kv_dtypes.target
+        if scales is not None and own in LARGEST and KV_DTYPES.get(made_for or "fp8_e4m3") == own:
+            return scales
+        return None
 
     def load_draft(self, folder: Path, kept_tokens: Collection[int]) -> DraftModel:
         """See `WorkerMaker.load_draft`."""

@@ -70,7 +70,7 @@ class ModelRunner:
                 return None
         weights = self.model.fused_weights(features)
         return cache.kernels.fused_target(
-            weights, TargetCache(cache.target, cache.features, self.rope, cache.block_size)
+            weights, TargetCache(cache.target, cache.features, self.rope, cache.block_size, cache.target_scales)
         )
 
     def forward(self, parts: Sequence[TreeRow], trees: DraftTrees) -> Tensor:
@@ -141,11 +141,12 @@ class ModelRunner:
     def _attentions(self, batch: TreeBatch, before_layer: BeforeLayer | None) -> Iterator[PagedAttention]:
         """Yield the layers' attentions, each when its layer is reached."""
         cache = self.cache
-        layers = zip(cache.target_layers, self.model.config.layer_windows, strict=True)
-        for layer, (kv, window) in enumerate(layers):
+        scales = cache.target_scales if cache.target_scales is not None else [None] * len(cache.target_layers)
+        layers = zip(cache.target_layers, self.model.config.layer_windows, scales, strict=True)
+        for layer, (kv, *others) in enumerate(layers):
             if before_layer is not None:
                 before_layer(layer)
-            yield PagedAttention(kv, batch.slots, batch.rows, cache.kernels, window)
+            yield PagedAttention(kv, batch.slots, batch.rows, cache.kernels, *others)
 
     @torch.inference_mode()
     def run_dummy(self, rows: Sequence[TreeRow], trees: DraftTrees) -> None:

@@ -17,6 +17,7 @@ from specdec.draft_heads.llama.checkpoint_files import (
     error_context,
     fill,
 )
+from specdec.draft_heads.llama.kv_scheme import take_kv_scales
 from specdec.draft_heads.llama.llama_config import DEFAULTS, FOREIGN_FAMILIES, LlamaConfig
 from specdec.draft_heads.llama.llama_layer import (
     Attention,
@@ -45,12 +46,15 @@ class LlamaModel(nn.Module):
         is_last: whether the last norm and lm_head follow the layers; otherwise another stage does.
         num_stages: parts that the model's layers are split into.
         output: lm_head prepared for inference: `[rows, hidden_size]` features to `[rows, vocab_size]` logits.
+        kv_scales: the checkpoint's scales of quantised keys and values, float32 `[layers, 2 * kv_heads]`, keys first;
+            None where it has none.
     """
 
     output: Product
     first_layer = 0
     is_last = True
     num_stages = 1
+    kv_scales: Tensor | None = None
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -210,11 +214,13 @@ def check_whole(folder: Path, config: LlamaConfig, tensors: Mapping[str, Tensor]
 
 def _fitting(config: LlamaConfig, make: Callable[[], Model], tensors: dict[str, Tensor]) -> Model:
     """Return a model without weights that the tensors fit; those of layers are joined as in the model."""
+    kv_scales = take_kv_scales(tensors, config.num_layers, config.num_kv_heads)
     check_weight_dtypes(tensors)
     check_layers(tensors, config.num_layers)
     for layer in range(config.num_layers):
         fuse_layer(tensors, f"layers.{layer}.")
     with torch.device("meta"):
         model = make()
+    model.kv_scales = kv_scales
     check_fit(model, tensors)
     return model

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+from specdec.draft_heads.llama.kv_scheme import is_kv_scale
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.kernels.integers import ceil_div
 
@@ -215,6 +216,10 @@ class Shard:
         Raises:
             CheckpointError: a tensor of another size than config.json says.
         """
+        if is_kv_scale(name):
+            # One of all heads together, or one of each.
+            span = self.kv_heads
+            return tensor.flatten()[span.start : span.stop] if tensor.numel() == span.total > 1 else tensor
         module, _, kind = name.rpartition(".")
         dim = WORDS[self.plan.word(module)]
         if dim is None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
 from specdec.kernels.tree import ROOT, DraftTree
-from tests.strategies import shuffled_tables
+from tests.strategies import draft_trees, seeds, shuffled_tables
 
 KV_HEADS, DIM = 2, 4
 NOT_A_BLOCK = 10**9
@@ -107,3 +107,36 @@ def blocks(cached: list[int], size: int, group: int, first: int = 1) -> Built:
     own = [seen[-1] for seen in built.slots_seen]
     together = [own[row // size * size :][:size] for row in range(len(own))]
     return Built(built.query, built.kv, rows, [a + b for a, b in zip(slots, together, strict=True)])
+
+
+@st.composite
+def small_parts(draw: st.DrawFn, first: int) -> Part:
+    cached = draw(st.integers(first, 60))
+    tree = draw(draft_trees(max_nodes=12, vocab_size=50))
+    if tree and cached > first and draw(st.booleans()):
+        return Part(cached, 0, tree, draw(st.integers(1, len(tree))))
+    return Part(cached, draw(st.integers(1, 12)), tree, len(tree))
+
+
+@st.composite
+def small_cases(draw: st.DrawFn) -> Case:
+    """Requests of up to 60 cached entries, with chains and trees of up to 12."""
+    first = draw(st.integers(0, 1))
+    requests = draw(st.lists(small_parts(first), min_size=1, max_size=3))
+    sizes = draw(st.sampled_from([1, 3, 4])), draw(st.sampled_from([8, 16, 24]))
+    return Case(requests, *sizes, first, draw(seeds), draw(windows(requests)))
+
+
+def chain(start: int, count: int) -> tuple[Tensor, RaggedRows]:
+    """Return the slots and rows of tokens after `start` others, in blocks in order."""
+    slots = torch.arange(start, start + count)
+    rows = RaggedRows(
+        query_lens=[count],
+        lengths=[start + count],
+        tree_starts=[start + count],
+        block_tables=torch.arange(10)[None],
+        visible=slots + 1,
+        ancestors=torch.zeros(count, 1, dtype=torch.int64),
+        block_size=8,
+    )
+    return slots, rows

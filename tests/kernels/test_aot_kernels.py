@@ -11,7 +11,9 @@ import triton
 from specdec.kernels import (
     elementwise,
     gumbel_argmax,
+    kv_codes,
     kv_copy,
+    kv_entries,
     logit_filters,
     perturbed_top_k,
     rotary_store,
@@ -19,6 +21,8 @@ from specdec.kernels import (
 )
 from tests.kernels.aot import SHARED_LIMIT, Specialisation, compile_all
 
+# Keys and values that are stored as they are.
+PLAIN_ENTRIES = {"p_scale": None, "p_given": None, "CODES": 0, "LARGEST": 0.0, "LEAST_SCALE": kv_entries.LEAST_SCALE}
 DEMO = Path(__file__).parents[2] / "specdec" / "demo" / "target" / "config.json"
 
 
@@ -73,25 +77,39 @@ def layer(shape: Shape) -> Iterator[Specialisation]:
     )
     heads = shape.heads + 2 * shape.kv_heads
     block = min(triton.next_power_of_2(heads), rotary_store.BLOCK_SIZE // shape.dim)
-    tensors = "p_qkv p_cos p_sin p_kv p_slots:*i64 p_query qkv_stride:i32 cos_stride:i32 sin_stride:i32"
-    yield Specialisation(
-        f"rotary_store {label}",
-        rotary_store.rotary_store_kernel,
-        typed(tensors, dtype),
-        {"HEADS": shape.heads, "KV_HEADS": shape.kv_heads, "DIM": shape.dim, "BLOCK": block, "BLOCK_DIM": shape.dim},
-    )
+    tensors = "p_qkv p_cos p_sin p_slots:*i64 p_query qkv_stride:i32 cos_stride:i32 sin_stride:i32 kv_slot:i32"
+    sizes = {"HEADS": shape.heads, "KV_HEADS": shape.kv_heads, "DIM": shape.dim, "BLOCK": block, "BLOCK_DIM": shape.dim}
+    kernel = rotary_store.rotary_store_kernel
+    yield Specialisation(f"rotary_store {label}", kernel, typed(f"{tensors} p_kv", dtype), {**sizes, **PLAIN_ENTRIES})
+    if shape.name != "8B":
+        return
+    for code, largest in kv_entries.LARGEST.items():
+        kind = {**sizes, **PLAIN_ENTRIES, "CODES": kv_codes.CODES[code], "LARGEST": largest}
+        del kind["p_scale"]
+        signature = typed(f"{tensors} p_kv:*u8 p_scale:*bf16", dtype)
+        yield Specialisation(f"rotary_store {label}, {code}", kernel, signature, kind)
+        given = {name: value for name, value in kind.items() if name != "p_given"}
+        signature = signature | typed("p_given", "fp32")
+        yield Specialisation(f"rotary_store {label}, {code}, checkpoint's scales", kernel, signature, given)
 
 
 def block_head(shape: Shape) -> Iterator[Specialisation]:
     """Yield the launches that block heads add: context rows have no queries, and keys are normed apart from a layer."""
     label, dtype = f"{shape.name} {shape.dtype}", shape.dtype
     block = min(triton.next_power_of_2(2 * shape.kv_heads), rotary_store.BLOCK_SIZE // shape.dim)
-    tensors = "p_qkv p_cos p_sin p_kv p_slots:*i64 p_query qkv_stride:i32 cos_stride:i32 sin_stride:i32"
+    tensors = "p_qkv p_cos p_sin p_kv p_slots:*i64 p_query qkv_stride:i32 cos_stride:i32 sin_stride:i32 kv_slot:i32"
     yield Specialisation(
         f"rotary_store of context rows {label}",
         rotary_store.rotary_store_kernel,
         typed(tensors, dtype),
-        {"HEADS": 0, "KV_HEADS": shape.kv_heads, "DIM": shape.dim, "BLOCK": block, "BLOCK_DIM": shape.dim},
+        {
+            **PLAIN_ENTRIES,
+            "HEADS": 0,
+            "KV_HEADS": shape.kv_heads,
+            "DIM": shape.dim,
+            "BLOCK": block,
+            "BLOCK_DIM": shape.dim,
+        },
     )
     yield Specialisation(
         f"rms_norm of keys {label}",

@@ -23,11 +23,10 @@ from specdec.kernels.tree import DraftTree
 from specdec.kernels.tree_attention_reference import tree_attention
 from specdec.verify.noise import GumbelNoise
 from tests.kernel_sets import TORCH
-from tests.kernels.attention_cases import Case, Part, blocks, build, star, windows
+from tests.kernels.attention_cases import Case, Part, blocks, build, chain, small_cases, star
 from tests.kernels.kernel_checks import DTYPES
 from tests.kernels.native_forms import CONFIG, FORMS, kernels_of, libraries, library, normal
 from tests.quantized import dequantized
-from tests.strategies import draft_trees, seeds
 
 pytestmark = pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
 SCALE = 0.3
@@ -104,24 +103,7 @@ def test_norms(own: Library, size: int, rows: int, eps: float) -> None:
     assert NativeOperations(own).rms_norm(x[:1], weight, eps).equal(actual[:1])
 
 
-@st.composite
-def parts(draw: st.DrawFn, first: int) -> Part:
-    cached = draw(st.integers(first, 60))
-    tree = draw(draft_trees(max_nodes=12, vocab_size=50))
-    if tree and cached > first and draw(st.booleans()):
-        return Part(cached, 0, tree, draw(st.integers(1, len(tree))))
-    return Part(cached, draw(st.integers(1, 12)), tree, len(tree))
-
-
-@st.composite
-def cases(draw: st.DrawFn) -> Case:
-    first = draw(st.integers(0, 1))
-    requests = draw(st.lists(parts(first), min_size=1, max_size=3))
-    sizes = draw(st.sampled_from([1, 3, 4])), draw(st.sampled_from([8, 16, 24]))
-    return Case(requests, *sizes, first, draw(seeds), draw(windows(requests)))
-
-
-@given(libraries, cases(), st.integers(1, 2), st.sampled_from([2, 6, 16, 64, 80]))
+@given(libraries, small_cases(), st.integers(1, 2), st.sampled_from([2, 6, 16, 64, 80]))
 @example(library("portable", 2, torch.float32), Case([Part(70, 1, star(130), 130)], 2, 16, 0, 0), 1, 8)
 def test_attention(own: Library, case: Case, kv_heads: int, dim: int) -> None:
     """A row's attention is exact, and has the same bits as if its path were cached; the rest of the cache is NaN."""
@@ -176,21 +158,6 @@ configs = st.builds(
     mlp_bias=st.booleans(),
     qk_norm=st.booleans(),
 )
-
-
-def chain(start: int, count: int) -> tuple[Tensor, RaggedRows]:
-    """Return the slots and rows of tokens after `start` others, in blocks in order."""
-    slots = torch.arange(start, start + count)
-    rows = RaggedRows(
-        query_lens=[count],
-        lengths=[start + count],
-        tree_starts=[start + count],
-        block_tables=torch.arange(10)[None],
-        visible=slots + 1,
-        ancestors=torch.zeros(count, 1, dtype=torch.int64),
-        block_size=8,
-    )
-    return slots, rows
 
 
 def runner(

@@ -1,6 +1,6 @@
 """Promise 1 in its strong form: with the native kernels the logits too are those of plain decoding, bit for bit.
 
-With weights in 8 bits, plain decoding is that with the same weights.
+With weights or a cache in 8 bits, plain decoding is that with the same.
 """
 
 from typing import get_args
@@ -14,6 +14,7 @@ from specdec import LLM, DraftShape, SamplingParams
 from specdec.core.outputs import RequestOutput
 from specdec.kernels.native_library import library_file
 from specdec.kernels.settings import Quantization
+from tests.coded_cache import KV_CACHE_DTYPES
 from tests.fakes import RandomDrafter
 from tests.specdec.world import BLOCKS, VOCAB, Arrival, World, arrivals, cut, run, shapes
 
@@ -37,6 +38,8 @@ def outcome(output: RequestOutput) -> object:
     drafter=st.sampled_from(["none", "eagle", "eagle3", *BLOCKS, "llama", "random", "random"]),
     dtype=st.sampled_from(["bfloat16", "float16", "float32"]),
     quantization=st.sampled_from(get_args(Quantization)),
+    kv_cache_dtype=st.sampled_from(KV_CACHE_DTYPES),
+    draft_kv_cache_dtype=st.sampled_from([None, *KV_CACHE_DTYPES]),
     seats=st.integers(1, 5),
     chunk=st.integers(5, 64),
     blocks=st.integers(20, 60),
@@ -50,6 +53,8 @@ def test_logits_are_those_of_plain_decoding(
     drafter: str,
     dtype: str,
     quantization: Quantization,
+    kv_cache_dtype: str,
+    draft_kv_cache_dtype: str | None,
     seats: int,
     chunk: int,
     blocks: int,
@@ -63,6 +68,7 @@ def test_logits_are_those_of_plain_decoding(
         dtype=dtype,
         kernels="native",
         quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
         threads=1,
         max_num_seqs=1,
         max_model_len=64,
@@ -74,6 +80,8 @@ def test_logits_are_those_of_plain_decoding(
         dtype=dtype,
         kernels="native",
         quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
+        draft_kv_cache_dtype=draft_kv_cache_dtype,
         threads=threads,
         shape=shape,
         max_num_seqs=seats,
@@ -89,9 +97,14 @@ def test_logits_are_those_of_plain_decoding(
     assert [outcome(group.output()) for group in run(llm, cases)] == expected
 
 
-@pytest.mark.parametrize("quantization", get_args(Quantization))
+@pytest.mark.parametrize(
+    ("quantization", "kv_cache_dtype"),
+    [*((weights, "auto") for weights in get_args(Quantization)), *(("none", kv) for kv in ("int8", "fp8_e4m3"))],
+)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_a_long_prompt_is_the_same_in_any_chunks(world: World, dtype: str, quantization: Quantization) -> None:
+def test_a_long_prompt_is_the_same_in_any_chunks(
+    world: World, dtype: str, quantization: Quantization, kv_cache_dtype: str
+) -> None:
     prompt = torch.randint(0, VOCAB, (250,), generator=torch.Generator().manual_seed(0)).tolist()
     params = SamplingParams(temperature=0.0, max_tokens=4, logprobs=2, prompt_logprobs=2, ignore_eos=True)
     outcomes = []
@@ -102,6 +115,7 @@ def test_a_long_prompt_is_the_same_in_any_chunks(world: World, dtype: str, quant
             dtype=dtype,
             kernels="native",
             quantization=quantization,
+            kv_cache_dtype=kv_cache_dtype,
             max_num_seqs=4,
             max_num_batched_tokens=chunk,
             prefill_stretch=0,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,8 +19,10 @@ from specdec import LLM, DraftShape, SamplingParams
 from specdec.core.request import Request, RequestGroup
 from specdec.draft_heads.drafting.drafter import Drafter, DraftRow
 from specdec.kernels.draft_trees import DraftTrees
+from specdec.kernels.kv_entries import KV_DTYPES, slot_bytes
 from specdec.scheduling.integrity import check_scheduler
 from specdec.scheduling.step_cost import PreemptionCost
+from tests.coded_cache import KV_CACHE_DTYPES
 from tests.fakes import RandomDrafter
 from tests.specdec.oracle import Expected
 from tests.specdec.world import BLOCKS, EOS, VOCAB, KnowingDrafter, World, check, check_prompt, cut, expect, requests
@@ -28,7 +31,15 @@ CASES = 1000 if settings.default and settings.default.max_examples >= 2000 else 
 CONTEXT = 64
 RECOMPUTE, SWAP = PreemptionCost(), PreemptionCost(recompute_token=1.0, swap_block=0.0)
 # One block of eight entries: two layers of the target, one of the draft head, and a feature of 32, in float64.
-BLOCK_BYTES = {8: 8 * (3 * 2 * 16 + 32) * 8, 24: 24 * (3 * 2 * 16 + 32) * 8}
+BLOCK_BYTES = 8 * (3 * 2 * 16 + 32) * 8
+
+
+def block_bytes(block_size: int, drafter: str, kv_cache_dtype: str, draft_kv_cache_dtype: str) -> int:
+    """Bytes of a block: a Llama reads no features, and a block head here has two layers."""
+    slot = {name: slot_bytes(4, 8, KV_DTYPES.get(name, torch.float64)) for name in KV_CACHE_DTYPES}
+    layers = {"none": 0, **dict.fromkeys(BLOCKS, 2)}.get(drafter, 1)
+    features = 0 if drafter in ("none", "llama") else 32 * 8
+    return block_size * (2 * slot[kv_cache_dtype] + layers * slot[draft_kv_cache_dtype] + features)
 
 
 class Arrival(NamedTuple):
@@ -138,6 +149,8 @@ def kv_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # Fitted to measured costs, a case is never quite the same again; its output is.
     stretch=st.sampled_from([0.0, 0.0, 1.01, 2.0]),
     adaptive=st.sampled_from([False, False, True]),
+    kv_cache_dtype=st.sampled_from(KV_CACHE_DTYPES),
+    draft_kv_cache_dtype=st.sampled_from(KV_CACHE_DTYPES),
     seed=st.integers(0, 1000),
 )
 def test_output_is_that_of_the_request_alone(
@@ -160,14 +173,15 @@ def test_output_is_that_of_the_request_alone(
     layerwise: bool,
     stretch: float,
     adaptive: bool,
+    kv_cache_dtype: str,
+    draft_kv_cache_dtype: str,
     seed: int,
 ) -> None:
+    world = world.with_cache(kv_cache_dtype)
     cases = [case._replace(params=cut(case.params, max(0, budget - seats))) for case in cases]
     # Enough for one request at its longest, and not much more.
     num_blocks = -(-CONTEXT // block_size) + blocks // (block_size // 8)
-    # A Llama reads no features; a block head here has two layers.
-    lacking = {"none": 2 * 16 + 32, "llama": 32, **dict.fromkeys(BLOCKS, -2 * 16)}.get(drafter, 0)
-    per_block = BLOCK_BYTES[block_size] - block_size * lacking * 8
+    per_block = block_bytes(block_size, drafter, kv_cache_dtype, draft_kv_cache_dtype)
     kv_transfer_config = None
     if connector is not None and caching:
         # The disk outlives the engines of all cases.
@@ -190,6 +204,8 @@ def test_output_is_that_of_the_request_alone(
         adaptive_drafts=adaptive,
         max_model_len=CONTEXT,
         kv_cache_memory=num_blocks * per_block,
+        kv_cache_dtype=kv_cache_dtype,
+        draft_kv_cache_dtype=draft_kv_cache_dtype,
         swap_space=(host_blocks + 0.5) * per_block / (1 << 30),
         block_size=block_size,
         enable_prefix_caching=caching,
@@ -251,8 +267,8 @@ def test_the_cases_do_preempt_swap_hit_and_draft(world: World) -> None:
         max_model_len=CONTEXT,
         max_num_seqs=6,
         max_num_batched_tokens=40,
-        kv_cache_memory=14 * BLOCK_BYTES[8],
-        swap_space=20 * BLOCK_BYTES[8] / (1 << 30),
+        kv_cache_memory=14 * BLOCK_BYTES,
+        swap_space=20 * BLOCK_BYTES / (1 << 30),
         block_size=8,
     )
     params = SamplingParams(n=2, temperature=1.0, seed=3, max_tokens=30, stop_token_ids=[EOS], ignore_eos=True)

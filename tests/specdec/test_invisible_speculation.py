@@ -11,6 +11,7 @@ from specdec import LLM, DraftShape, SamplingParams, Speculation
 from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.kernels.tree import DraftTree
 from specdec.verify.sampling import Sampling
+from tests.coded_cache import KV_CACHE_DTYPES
 from tests.fakes import RandomDrafter
 from tests.specdec import oracle
 from tests.specdec.world import (
@@ -49,6 +50,8 @@ CASES = 2000 if settings.default and settings.default.max_examples >= 2000 else 
     ngrams=st.booleans(),
     predicted=st.booleans(),
     sliding=st.booleans(),
+    kv_cache_dtype=st.sampled_from(["auto", *KV_CACHE_DTYPES]),
+    draft_kv_cache_dtype=st.sampled_from([None, *KV_CACHE_DTYPES]),
     updated=st.sampled_from([None, None, 1, 3, 6]),
 )
 def test_output_is_that_of_the_plain_loop(
@@ -66,10 +69,13 @@ def test_output_is_that_of_the_plain_loop(
     ngrams: bool,
     predicted: bool,
     sliding: bool,
+    kv_cache_dtype: str,
+    draft_kv_cache_dtype: str | None,
     updated: int | None,
 ) -> None:
     if sliding:
         world, shape = world.sliding, replace(shape, nodes=min(shape.nodes, WINDOW))
+    world = world.with_cache(kv_cache_dtype)
     own = world.draft(drafter)
     sources = [*([str(own)] if own else []), *(["ngram"] if ngrams else [])]
     llm = LLM(
@@ -83,6 +89,8 @@ def test_output_is_that_of_the_plain_loop(
         prefill_stretch=0,
         max_model_len=64,
         kv_cache_memory=blocks * 8 * 3 * 2 * 16 * 8 * 2,
+        kv_cache_dtype=kv_cache_dtype,
+        draft_kv_cache_dtype=draft_kv_cache_dtype if own else None,
         block_size=8,
         draft_vocab=vocab if own else None,
         draft_rank=rank if own else None,

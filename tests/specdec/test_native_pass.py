@@ -18,14 +18,19 @@ pytestmark = pytest.mark.skipif(library_file() is None, reason="the native kerne
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("draft", ["none", "eagle", "eagle3", "dspark", "llama"])
-@pytest.mark.parametrize("shape", [DraftShape(5, 4, 30), DraftShape(30, 3, 80)])
+@pytest.mark.parametrize(
+    ("shape", "kv_cache_dtype"),
+    [(DraftShape(5, 4, 30), "auto"), (DraftShape(30, 3, 80), "auto"), (DraftShape(5, 4, 30), "int8")],
+)
 def test_a_pass_is_the_same(
-    world: World, draft: str, dtype: str, shape: DraftShape, monkeypatch: pytest.MonkeyPatch
+    world: World, draft: str, dtype: str, shape: DraftShape, kv_cache_dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Logits and everything stored, bit by bit: prompts in chunks, scored prompts, trees of more than 64 nodes."""
     folder = world.draft(draft)
-    shapes = {"shape": shape, "adaptive_drafts": False} if folder else {}
-    llm = LLM(world.folder / "target", folder, dtype=dtype, kernels="native", max_num_batched_tokens=128, **shapes)
+    settings = {"dtype": dtype, "kernels": "native", "kv_cache_dtype": kv_cache_dtype, "max_num_batched_tokens": 128}
+    if folder:
+        settings |= {"shape": shape, "adaptive_drafts": False}
+    llm = LLM(world.folder / "target", folder, **settings)
     runner = llm.engine.worker.runner
     one_call, forward, cache = runner.one_call, runner.forward, runner.cache
     assert one_call is not None
@@ -33,7 +38,8 @@ def test_a_pass_is_the_same(
 
     def both(parts: Sequence[TreeRow], trees: DraftTrees) -> Tensor:
         nonlocal passes
-        stored = [cache.target, *([] if cache.features is None else [cache.features])]
+        # Whole slots, with the scales of codes.
+        stored = [cache.parts["target"], *([] if cache.features is None else [cache.features])]
         before = [part.clone() for part in stored]
         runner.one_call = None
         expected = forward(parts, trees)

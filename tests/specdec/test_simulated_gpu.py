@@ -104,6 +104,7 @@ def run(llm: LLM, params: list[SamplingParams]) -> list[list[list[int]]]:
         ("head3", {"verify": "rejection"}, [{}, {"temperature": 0.8, "top_p": 0.8}]),
         ("dflash2", {"verify": "block"}, [{"temperature": 1.0}, {"temperature": 0.8}]),
         ("domino", SWAPPING, [{"max_tokens": 12}, {"temperature": 1.0, "n": 2, "max_tokens": 12}]),
+        ("head", {"kv_cache_dtype": "int8"}, [{}, {"temperature": 1.0, "n": 2}]),
     ],
     ids=[
         "eagle",
@@ -114,6 +115,7 @@ def run(llm: LLM, params: list[SamplingParams]) -> list[list[list[int]]]:
         "rejection",
         "dflash2, block",
         "domino, swapping",
+        "keys and values in 8 bits",
     ],
 )
 def test_tokens_are_those_of_a_cpu_and_the_host_waits_once_a_step(

@@ -38,21 +38,32 @@ def load(folder: Path, kernels: str, **settings: object) -> LLM:
     return LLM(folder / "target", **{"draft": folder / "head", **fixed, "kernels": kernels, **settings})  # type: ignore[arg-type]
 
 
+GREEDY = SamplingParams(temperature=0, max_tokens=7, ignore_eos=True)
+
+
 @pytest.mark.parametrize(
-    ("head", "params"),
+    ("head", "params", "kv_cache_dtype"),
     [
-        ("head3", SamplingParams(temperature=0, max_tokens=7, ignore_eos=True)),
-        ("head", SamplingParams(temperature=1.0, seed=5, max_tokens=7, n=2, ignore_eos=True)),
-        ("head", SamplingParams(temperature=0.7, seed=6, max_tokens=7, top_k=20, repetition_penalty=1.3, logprobs=2)),
+        ("head3", GREEDY, "auto"),
+        ("head", SamplingParams(temperature=1.0, seed=5, max_tokens=7, n=2, ignore_eos=True), "auto"),
+        (
+            "head",
+            SamplingParams(temperature=0.7, seed=6, max_tokens=7, top_k=20, repetition_penalty=1.3, logprobs=2),
+            "auto",
+        ),
+        ("head", GREEDY, "int8"),
+        # Codes of fp8_e5m2 are so far apart that float32's roundings alone, which differ, now and then change a token.
+        ("head3", GREEDY, "fp8_e4m3"),
     ],
-    ids=["greedy", "sampled, forked", "edited"],
+    ids=["greedy", "sampled, forked", "edited", "int8", "fp8_e4m3"],
 )
-def test_tokens_are_those_of_plain_torch(folder: Path, head: str, params: SamplingParams) -> None:
+def test_tokens_are_those_of_plain_torch(folder: Path, head: str, params: SamplingParams, kv_cache_dtype: str) -> None:
     """The runs are in float32, with drafts, chunks, forks in the middle of a block and trees beside a prompt."""
     prompts = [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14], [20, 21, 22], [5, 6, 7, 8, 9, 10, 11, 12, 40]]
     found = []
     for kernels in ("torch", "triton"):
-        llm = load(folder, kernels, draft=folder / head, max_num_batched_tokens=16, max_num_seqs=8, block_size=8)
+        settings = {"max_num_batched_tokens": 16, "max_num_seqs": 8, "block_size": 8, "kv_cache_dtype": kv_cache_dtype}
+        llm = load(folder, kernels, draft=folder / head, **settings)
         outputs = llm.generate(prompts, params, use_tqdm=False)
         found.append([[one.token_ids for one in output.outputs] for output in outputs])
         assert llm.stats().drafts_verified > 0

@@ -1,26 +1,39 @@
 """A tiny model with a text of its own, requests of every kind, and what their outputs must be."""
 
+import copy
 import random
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from torch import Tensor
-from transformers import LlamaForCausalLM, MistralConfig, MistralForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.core.outputs import CompletionOutput
 from specdec.core.request import Request, RequestGroup
 from specdec.draft_heads.drafting.drafter import DraftRow
+from specdec.kernels.kv_entries import KV_DTYPES
 from specdec.kernels.tree import DraftTree
 from specdec.scheduling.integrity import check_scheduler
+from tests.coded_cache import as_stored
 from tests.fakes import (
     TINY,
     RandomDrafter,
@@ -66,6 +79,12 @@ class World(NamedTuple):
         name = DRAFTS[drafter]
         return self.folder / name if name else None
 
+    def with_cache(self, kv_cache_dtype: str) -> "World":
+        """The same checkpoints, and the target as it is when it reads its keys and values from such a cache."""
+        if kv_cache_dtype == "auto":
+            return self
+        return self._replace(target=reading_codes(self.target, KV_DTYPES[kv_cache_dtype]))
+
     @property
     def sliding(self) -> "World":
         """The same weights with a sliding window in every layer, and the same drafts."""
@@ -79,6 +98,21 @@ class World(NamedTuple):
     def logits(self, tokens: Sequence[int]) -> Tensor:
         with torch.inference_mode():
             return self.target(torch.tensor([list(tokens)])).logits[0, -1]
+
+
+def reading_codes(target: PreTrainedModel, dtype: torch.dtype) -> Any:
+    """Return a target with the same weights whose attention reads keys and values in 8 bits."""
+    name = f"codes-{dtype}"
+
+    def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **keywords: Any) -> Any:
+        stored = [as_stored(part.transpose(1, 2), dtype).transpose(1, 2) for part in (key, value)]
+        return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, *stored, *args, **keywords)
+
+    AttentionInterface.register(name, attend)
+    AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+    other = copy.deepcopy(target)
+    other.set_attn_implementation(name)
+    return other
 
 
 def make_world(folder: Path) -> World:

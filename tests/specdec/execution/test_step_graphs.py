@@ -112,10 +112,10 @@ def test_logits_and_cache_are_those_of_a_pass_of_its_own(
         torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("head", ["head", "head3"])
-def test_tokens_are_those_of_an_engine_without_graphs(folder: Path, head: str) -> None:
+@pytest.mark.parametrize(("head", "kv_cache_dtype"), [("head", "auto"), ("head3", "auto"), ("head", "int8")])
+def test_tokens_are_those_of_an_engine_without_graphs(folder: Path, head: str, kv_cache_dtype: str) -> None:
     recorder = Recorder()
-    plain, graphed = load(folder, None, head), load(folder, recorder, head)
+    plain, graphed = (load(folder, one, head, kv_cache_dtype=kv_cache_dtype) for one in (None, recorder))
     params = [SamplingParams(temperature=t, seed=i, max_tokens=4, ignore_eos=True) for i, t in enumerate((0, 1.0))]
     prompts = [[5, 6, 7, 8, 9, 10, 11], [12, 13, 14]]
     expected, found = ([o.token_ids for o in llm.generate(prompts, params, use_tqdm=False)] for llm in (plain, graphed))

@@ -1,0 +1,37 @@
+"""Caches of keys and values in 8 bits, for tests: made from numbers, and read back in float64."""
+
+import torch
+from torch import Tensor
+
+from specdec.kernels import kv_entries
+
+# Bytes that nothing has written: as scales they are NaN.
+UNWRITTEN = 255
+CODES = list(kv_entries.LARGEST)
+# What users may choose: as the arithmetic, and 8 bits of each kind.
+KV_CACHE_DTYPES = ["auto", "int8", "fp8_e4m3", "fp8_e5m2"]
+
+
+def empty_codes(slots: int, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return one layer's cache that nothing has written."""
+    size = kv_entries.slot_bytes(heads, head_dim, dtype)
+    memory = torch.full((slots, size), UNWRITTEN, dtype=torch.uint8, device=device)
+    return kv_entries.kv_view(memory, heads, head_dim, dtype)
+
+
+def coded(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a layer's cache `[slots, heads, head_dim]` of these numbers; slots of NaN are left unwritten."""
+    kv = empty_codes(*numbers.shape, dtype, numbers.device)
+    slots = (~numbers[:, 0, 0].isnan()).nonzero()[:, 0]
+    kv_entries.store(kv, slots, numbers[slots])
+    return kv
+
+
+def numbers_of(kv: Tensor) -> Tensor:
+    """Return what a layer's cache stands for, float64 `[slots, heads, head_dim]`."""
+    return kv_entries.read(kv_entries.slots_of(kv), kv, torch.float64) if kv.dtype in CODES else kv.double()
+
+
+def as_stored(numbers: Tensor, dtype: torch.dtype, scales: Tensor | None = None) -> Tensor:
+    """Return numbers `[…, heads, head_dim]` as a cache of codes gives them back."""
+    return kv_entries.dequantize(*kv_entries.quantize(numbers, dtype, scales), numbers.dtype)
