@@ -11,11 +11,10 @@ from torch.nn import functional as F
 from specdec.draft_heads.heads.draft_head import TargetOutput, TargetParts
 from specdec.draft_heads.llama.checkpoint_files import (
     CheckpointError,
-    allocate,
     check_fit,
     check_weight_dtypes,
     error_context,
-    fill,
+    place,
 )
 from specdec.draft_heads.llama.llama_config import DEFAULTS, FOREIGN_FAMILIES, LlamaConfig
 from specdec.draft_heads.llama.llama_layer import (
@@ -190,8 +189,7 @@ def built_llama(
     """
     with error_context(folder):
         model = _fitting(config, make, tensors)
-    allocate(model, dtype, device)
-    fill(model, tensors)
+    place(model, tensors, dtype, device)
     model.requires_grad_(False).eval()
     prepare_for_inference(model, kernels)
     return model
