@@ -77,6 +77,11 @@ class QuantizedRows:
             return self.numbers
         return torch.stack([self.numbers & 15, self.numbers >> 4], -1).flatten(1)[:, : self.inputs]
 
+    def numbers_between(self, start: int, stop: int) -> Tensor:
+        """Return the stored numbers of inputs `start .. stop - 1`; `start` is even."""
+        size = 2 if self.kind == "uint4" else 1
+        return self.numbers[:, start // size : math.ceil(stop / size)]
+
     def flat(self) -> "QuantizedRows":
         """Return the same rows with scales and minima in float32, which holds nested ones exactly."""
         if self.nested is None:
@@ -116,17 +121,19 @@ class QuantizedRows:
         if (start, stop) == (0, self.inputs):
             return self
         rows, group = self.flat(), self.group
+        if group >= self.inputs and start % 2 == 0:
+            # Any part has the one scale of a row.
+            return replace(rows, inputs=stop - start, numbers=rows.numbers_between(start, stop), group=stop - start)
         if start % group or (stop % group and stop != self.inputs):
             raise ValueError(
                 f"a weight's {self.inputs} inputs are quantised in groups of {group}, which ranks cannot split at "
                 f"{start} and {stop}; lower tensor_parallel_size"
             )
         groups = slice(start // group, math.ceil(stop / group))
-        halves = 2 if self.kind == "uint4" else 1
         return replace(
             rows,
             inputs=stop - start,
-            numbers=rows.numbers[:, start // halves : math.ceil(stop / halves)],
+            numbers=rows.numbers_between(start, stop),
             scales=rows.scales[:, groups],
             offsets=None if rows.offsets is None else rows.offsets[:, groups],
         )

@@ -31,6 +31,7 @@ from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.linear import prepare_for_inference
 from specdec.kernels.projection import Product
 from specdec.models.checkpoint import read_settings, read_weights
+from specdec.models.quantization_config import QuantizationConfig
 
 Model = TypeVar("Model", bound="LlamaModel")
 
@@ -141,7 +142,9 @@ def read_llama_config(folder: Path) -> LlamaConfig:
         what = f"{family} (model_type {model_type!r})" if family else f"model_type {model_type!r}"
         raise CheckpointError(f"{folder}: {what} is not supported; this engine serves {', '.join(DEFAULTS)}")
     with error_context(folder):
-        return LlamaConfig.from_json(settings)
+        # Which weights are quantised is said by the tensors.
+        QuantizationConfig.from_json(settings)
+        return LlamaConfig.from_json({**settings, "quantization_config": None})
 
 
 def load_llama(folder: Path, dtype: torch.dtype, device: torch.device, kernels: KernelSet) -> LlamaModel:

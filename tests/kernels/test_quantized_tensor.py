@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from specdec.kernels.projection import Projection
-from specdec.kernels.quantized_tensor import QuantizedRows, QuantizedTensor
+from specdec.kernels.quantized_tensor import NumberKind, QuantizedRows, QuantizedTensor
 from tests.quantized_rows import quantized_rows, random_rows
 
 
@@ -63,6 +63,14 @@ def test_inputs_are_split_between_groups_alone() -> None:
     assert found.dequantized(torch.float32).equal(plain[:, 96:256])
     with pytest.raises(ValueError, match=r"512 inputs are quantised in groups of 32.*split at 16 and 48; lower tensor"):
         quantized.narrow(1, 16, 32)
+
+
+@pytest.mark.parametrize("kind", ["uint4", "int8", "fp8"])
+def test_inputs_that_share_one_scale_are_split_anywhere(kind: NumberKind) -> None:
+    quantized, plain = tensor_of(random_rows(kind, 8, 48, 48))
+    found = quantized.narrow(1, 26, 22)
+    assert isinstance(found, QuantizedTensor)
+    assert found.dequantized(torch.float32).equal(plain[:, 26:])
 
 
 def test_plain_torch_multiplies_with_the_dequantised_weight() -> None:

@@ -1,6 +1,6 @@
 """Promise 1 in its strong form: with the native kernels the logits too are those of plain decoding, bit for bit.
 
-With weights in 8 bits, plain decoding is that with the same weights.
+With weights in 8 bits, or a quantised checkpoint, plain decoding is that with the same weights.
 """
 
 from typing import get_args
@@ -15,6 +15,7 @@ from specdec.core.outputs import RequestOutput
 from specdec.kernels.native_library import library_file
 from specdec.kernels.settings import Quantization
 from tests.fakes import RandomDrafter
+from tests.quantized_checkpoints import FORMATS
 from tests.specdec.world import BLOCKS, VOCAB, Arrival, World, arrivals, cut, run, shapes
 
 pytestmark = pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
@@ -37,6 +38,7 @@ def outcome(output: RequestOutput) -> object:
     drafter=st.sampled_from(["none", "eagle", "eagle3", *BLOCKS, "llama", "random", "random"]),
     dtype=st.sampled_from(["bfloat16", "float16", "float32"]),
     quantization=st.sampled_from(get_args(Quantization)),
+    stored=st.sampled_from([None, None, *FORMATS]),
     seats=st.integers(1, 5),
     chunk=st.integers(5, 64),
     blocks=st.integers(20, 60),
@@ -50,12 +52,15 @@ def test_logits_are_those_of_plain_decoding(
     drafter: str,
     dtype: str,
     quantization: Quantization,
+    stored: str | None,
     seats: int,
     chunk: int,
     blocks: int,
     threads: int,
     seed: int,
 ) -> None:
+    if stored is not None:
+        world = world.stored(stored)
     cases = [case._replace(params=cut(case.params, chunk - seats)) for case in cases]
     plain = LLM(
         world.folder / "target",

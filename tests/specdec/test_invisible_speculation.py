@@ -12,6 +12,7 @@ from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.kernels.tree import DraftTree
 from specdec.verify.sampling import Sampling
 from tests.fakes import RandomDrafter
+from tests.quantized_checkpoints import FORMATS
 from tests.specdec import oracle
 from tests.specdec.world import (
     BLOCKS,
@@ -49,6 +50,7 @@ CASES = 2000 if settings.default and settings.default.max_examples >= 2000 else 
     ngrams=st.booleans(),
     predicted=st.booleans(),
     sliding=st.booleans(),
+    stored=st.sampled_from([None, None, None, *FORMATS]),
     updated=st.sampled_from([None, None, 1, 3, 6]),
 )
 def test_output_is_that_of_the_plain_loop(
@@ -66,10 +68,13 @@ def test_output_is_that_of_the_plain_loop(
     ngrams: bool,
     predicted: bool,
     sliding: bool,
+    stored: str | None,
     updated: int | None,
 ) -> None:
     if sliding:
         world, shape = world.sliding, replace(shape, nodes=min(shape.nodes, WINDOW))
+    elif stored is not None:
+        world = world.stored(stored)
     own = world.draft(drafter)
     sources = [*([str(own)] if own else []), *(["ngram"] if ngrams else [])]
     llm = LLM(
