@@ -3,8 +3,8 @@
 #
 #     bash benchmarks/peers.sh FOLDER
 #
-# FOLDER holds `wide` (`python -m benchmarks.widen`), `smollm2` (`python -m benchmarks.smollm2`), and `gguf`: the same
-# checkpoints and EAGLE-3 heads as llama.cpp's converter writes them, NAME-TYPE.gguf and NAME-eagle3-TYPE.gguf. In
+# FOLDER holds `wide` (`python -m benchmarks.widen`), `smollm2` (`python -m benchmarks.smollm2`), `smollm2-q4_1.gguf`
+# (`python -m benchmarks.smollm2 --gguf`), which both engines read as it is, and `gguf`: the same checkpoints and EAGLE-3 heads as llama.cpp's converter writes them, NAME-TYPE.gguf and NAME-eagle3-TYPE.gguf. In
 # those of `wide` and `demo` the end token is made an ordinary one, as llama.cpp forbids end tokens it is to ignore.
 # llama-server must be on the PATH. Results go to benchmarks/results/peers_*.json.
 set -euo pipefail
@@ -34,3 +34,10 @@ bench demo_batch8 throughput --draft eagle $(llama demo -nostop) --num-prompts 4
 bench smollm2 latency --model smollm2 --draft ngram $(llama smollm2 "") --num-prompts 3 --rounds 3
 # shellcheck disable=SC2046
 bench smollm2_batch8 throughput --model smollm2 $(llama smollm2 "") --num-prompts 4 --rounds 3
+# With n-gram drafts on both sides; then in float32, as on processors that do not multiply bfloat16.
+q4_1="--model smollm2-q4_1.gguf --draft ngram --num-prompts 6 --rounds 5"
+q4_1_peers="--peer llama.cpp:gguf=smollm2-q4_1.gguf --peer llama.cpp:ngram:gguf=smollm2-q4_1.gguf"
+# shellcheck disable=SC2086
+bench smollm2_q4_1 latency $q4_1 $q4_1_peers
+# shellcheck disable=SC2086
+bench smollm2_q4_1_float32 latency --dtype float32 $q4_1 $q4_1_peers

@@ -18,6 +18,8 @@ class Linear(nn.Linear):
         product = kernels.projection(self.weight, self.bias)
         if not product.keeps_weight:
             product.weight = self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)
+        elif product.weight is not self.weight:
+            self.weight = nn.Parameter(product.weight, requires_grad=False)
         return product
 
 

@@ -20,7 +20,7 @@ from specdec.kernels.native_library import (
     numbers,
     room,
 )
-from specdec.kernels.native_operations import NativeLayer, NativeProjection
+from specdec.kernels.native_operations import NativeLayer, NativeProjection, embedding_fields
 from specdec.kernels.projection import Product
 from specdec.kernels.tree import DraftTree
 from specdec.kernels.types import NoiseSource
@@ -147,16 +147,17 @@ class NativeDrafting(NativeTrees):
         given = head.input
         assert given is None or isinstance(given, NativeProjection)
         assert isinstance(output, NativeProjection)
-        embedding = head.embedding.contiguous()
+        table, packed, embedding = embedding_fields(library, head.embedding)
         self._kept = (layers, norms, pointers, given, output, embedding, tokens)
         self._head = HeadFields(
             kind,
-            embedding.shape[1],
+            head.embedding.shape[1],
             len(layers),
             head.residual_is_normed,
             head.states_are_normed,
             head.eps,
-            embedding.data_ptr(),
+            table,
+            packed,
             *(None if norm is None else norm.data_ptr() for norm in norms),
             address_of(pointers),
             None if tokens is None else tokens.data_ptr(),
@@ -199,17 +200,18 @@ class NativeBlockDrafting(NativeTrees):
         assert isinstance(output, NativeProjection)
         parts = [None if part is None else part.detach().contiguous() for part in (head.predecessors, head.successors)]
         rank = 0 if parts[0] is None else parts[0].shape[1]
-        embedding = head.embedding.contiguous()
+        table, packed, embedding = embedding_fields(library, head.embedding)
         self._kept = (layers, norms, pointers, causal, head.context, output, parts, embedding, tokens, scorer_rows)
         self._head = BlockFields(
-            embedding.shape[1],
+            head.embedding.shape[1],
             len(layers),
             head.rows,
             head.slots,
             head.mask_token,
             rank,
             head.eps,
-            embedding.data_ptr(),
+            table,
+            packed,
             *(None if norm is None else norm.data_ptr() for norm in norms),
             address_of(causal),
             address_of(pointers),

@@ -17,8 +17,12 @@ from specdec.kernels.types import NoiseKey, Stream
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 # Of the cache's numbers.
 KV_KINDS = {**KINDS, torch.int8: 16, torch.float8_e4m3fn: 17, torch.float8_e5m2: 18}
-# A weight in 8 bits.
-Q8 = 3
+# Of weights in few bits: their numbers, scales and offsets.
+NUMBER_KINDS = {"int8": 3, "uint4": 4, "fp8": 5}
+NESTED = 3
+NO_OFFSETS, OFFSET_KINDS = 0, {"minima": 1, "zeros": 2}
+# Columns of a weight that lie side by side.
+BLOCK = 16
 # Called with the number of a layer.
 BEFORE_LAYER = ctypes.CFUNCTYPE(None, c_int64)
 NOT_BUILT = "the native kernels are not built: install a C compiler (gcc or clang), and specdec once more"
@@ -31,7 +35,10 @@ def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
 class MatrixFields(Structure):
     """`matrix` of native.h."""
 
-    _fields_ = [*_fields(c_int64, "kind columns inputs depth blocks"), *_fields(c_void_p, "weight bias")]
+    _fields_ = [
+        *_fields(c_int64, "kind columns inputs depth blocks group scales offsets"),
+        *_fields(c_void_p, "weight bias"),
+    ]
 
 
 class LayerFields(Structure):
@@ -60,7 +67,7 @@ class HeadFields(Structure):
     _fields_ = [
         *_fields(c_int64, "kind hidden layers residual_is_normed states_are_normed"),
         ("eps", c_double),
-        *_fields(c_void_p, "embedding embed_norm state_norm norm layer tokens"),
+        *_fields(c_void_p, "embedding packed_embedding embed_norm state_norm norm layer tokens"),
         *_fields(MatrixFields, "input output"),
     ]
 
@@ -71,7 +78,8 @@ class BlockFields(Structure):
     _fields_ = [
         *_fields(c_int64, "hidden layers rows slots mask rank"),
         ("eps", c_double),
-        *_fields(c_void_p, "embedding hidden_norm norm key_norms causal layer tokens scorer_rows"),
+        *_fields(c_void_p, "embedding packed_embedding hidden_norm norm key_norms causal layer"),
+        *_fields(c_void_p, "tokens scorer_rows"),
         *_fields(c_void_p, "predecessors successors"),
         *_fields(MatrixFields, "context output"),
     ]
@@ -83,7 +91,7 @@ class TargetFields(Structure):
     _fields_ = [
         *_fields(c_int64, "hidden layers features taps"),
         ("eps", c_double),
-        *_fields(c_void_p, "embedding norm layer tap"),
+        *_fields(c_void_p, "embedding packed_embedding norm layer tap"),
         *_fields(MatrixFields, "output feature"),
     ]
 
@@ -123,6 +131,7 @@ _CALLS: dict[str, tuple[Any, list[Any]]] = {
     "close": (None, [c_void_p]),
     "form": (c_char_p, [c_void_p]),
     "product": (c_int, [c_void_p, POINTER(MatrixFields), c_int64, c_void_p, c_void_p]),
+    "rows": (c_int, [c_void_p, POINTER(MatrixFields), c_int64, c_void_p, c_void_p]),
     "layer": (c_int, [c_void_p, POINTER(LayerFields), POINTER(StepFields), c_void_p, c_void_p, c_void_p]),
     "pass": (c_int, [c_void_p, POINTER(TargetFields), POINTER(PassFields)]),
     "noise": (c_int, [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64, c_void_p]),
@@ -209,6 +218,7 @@ class Library:
             raise ValueError(f"the native kernels' form {form!r} does not run on this processor, or memory is short")
         self.form: str = self._calls["form"](self._context).decode()
         self._product, self._layer, self._pass = (self._calls[name] for name in ("product", "layer", "pass"))
+        self._rows = self._calls["rows"]
         self._attend, self._norm, self._draft = (self._calls[name] for name in ("attend", "norm", "draft"))
         self._filter, self._move, self._noise = (self._calls[name] for name in ("filter", "move", "noise"))
         self._walk, self._draft_block = (self._calls[name] for name in ("walk", "draft_block"))
@@ -221,6 +231,10 @@ class Library:
     def product(self, matrix: MatrixFields, x: Tensor, out: Tensor) -> None:
         """Multiply `x` `[rows, inputs]`, contiguous, with a packed weight into `out` `[rows, columns]`."""
         _check(self._product(self._context, matrix, x.shape[0], x.data_ptr(), out.data_ptr()))
+
+    def rows(self, matrix: MatrixFields, rows: Tensor, out: Tensor) -> None:
+        """Write rows of a weight of few bits, int64 `[count]`, into `out` `[count, inputs]`."""
+        _check(self._rows(self._context, matrix, len(rows), rows.data_ptr(), out.data_ptr()))
 
     def layer(self, layer: LayerFields, step: StepFields, x: Tensor | None, residual: Tensor, out: Tensor) -> None:
         """Run a decoder layer into `out`; see `FusedLayer`."""

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from specdec.kernels.fused import LayerWeights
 from specdec.kernels.integers import ceil_div
-from specdec.kernels.native_library import LayerFields, Library, MatrixFields, StepFields, cache_layout
-from specdec.kernels.packed_matrix import BLOCK, PackedMatrix
+from specdec.kernels.native_library import BLOCK, LayerFields, Library, MatrixFields, StepFields, cache_layout
+from specdec.kernels.packed_matrix import PackedMatrix
+from specdec.kernels.quantized_tensor import QuantizedTensor
 from specdec.kernels.ragged_rows import RaggedRows
 from specdec.kernels.settings import Quantization
 
@@ -31,7 +32,7 @@ class NativeProjection:
     ) -> None:
         self.library, self.weight, self.bias, self.quantization = library, weight, bias, quantization
         self.size = weight.shape[0]
-        self.packed = PackedMatrix(weight, bias, library.dtype, library.weights, quantization)
+        self.packed = packed_matrix(library, weight, bias, quantization)
 
     @property
     def fields(self) -> MatrixFields:
@@ -48,6 +49,41 @@ class NativeProjection:
         if x.shape[0]:
             self.library.product(self.packed.fields, x.contiguous(), out)
         return out
+
+
+class PackedRows:
+    """Rows of a quantised weight, read where the library has packed it."""
+
+    def __init__(self, library: Library, packed: PackedMatrix) -> None:
+        self.library, self.packed = library, packed
+
+    def read(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
+        """See `RowSource`."""
+        out = torch.empty(len(rows), self.packed.fields.inputs, dtype=self.library.dtype)
+        self.library.rows(self.packed.fields, rows.contiguous(), out)
+        return out.to(dtype)
+
+
+def packed_matrix(
+    library: Library, weight: Tensor, bias: Tensor | None = None, quantization: Quantization = "none"
+) -> PackedMatrix:
+    """Pack a weight with its rows in order. A quantised one is packed once, and keeps this form alone."""
+    if not isinstance(weight, QuantizedTensor):
+        return PackedMatrix(weight, bias, library.dtype, library.weights, quantization)
+    if isinstance(weight.source, PackedRows) and bias is None:
+        return weight.source.packed
+    packed = PackedMatrix(weight, bias, library.dtype, library.weights)
+    weight.packed_in(PackedRows(library, packed))
+    return packed
+
+
+def embedding_fields(library: Library, embedding: Tensor) -> tuple[int | None, int | None, object]:
+    """Return where an embedding lies as plain numbers, where its packed matrix, and what keeps them there."""
+    if isinstance(embedding, QuantizedTensor):
+        packed = packed_matrix(library, embedding)
+        return None, addressof(packed.fields), packed
+    table = embedding.contiguous()
+    return table.data_ptr(), None, table
 
 
 class NativeLayer:

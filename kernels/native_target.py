@@ -16,7 +16,7 @@ from specdec.kernels.native_library import (
     numbers,
     padded_tables,
 )
-from specdec.kernels.native_operations import NativeLayer, NativeProjection
+from specdec.kernels.native_operations import NativeLayer, NativeProjection, embedding_fields
 from specdec.kernels.tree import DraftTree, TreeRow
 
 NO_CALLS = BEFORE_LAYER()
@@ -39,16 +39,18 @@ class NativeTarget:
                 features, feature, taps = TAPS_AS_FEATURES, product.fields, list(weights.features.taps)
         assert isinstance(weights.output, NativeProjection)
         pointers, tapped = numbers([layer.address for layer in layers]), numbers(taps)
-        embedding, norm = weights.embedding.contiguous(), weights.norm.detach().float().contiguous()
+        norm = weights.norm.detach().float().contiguous()
+        table, packed, embedding = embedding_fields(library, weights.embedding)
         self._kept = (weights, layers, pointers, tapped, embedding, norm)
         self._vocab_size = weights.output.size
         self._target = TargetFields(
-            embedding.shape[1],
+            weights.embedding.shape[1],
             len(layers),
             features,
             len(taps),
             weights.eps,
-            embedding.data_ptr(),
+            table,
+            packed,
             norm.data_ptr(),
             address_of(pointers),
             address_of(tapped),

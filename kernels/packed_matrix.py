@@ -5,33 +5,24 @@ from torch import Tensor
 
 from specdec.kernels.huge_pages import HugePages
 from specdec.kernels.integers import ceil_div
-from specdec.kernels.native_library import KINDS, Q8, MatrixFields
+from specdec.kernels.native_library import BLOCK, KINDS, MatrixFields
+from specdec.kernels.packed_quantized import AT_A_TIME, Packed, pack_q8, pack_quantized
+from specdec.kernels.quantized_tensor import QuantizedTensor
 from specdec.kernels.settings import Quantization
-
-# Columns of a weight that lie side by side.
-BLOCK = 16
-# Inputs of a column that share a scale in 8 bits, and the bytes of a block's columns over them: scales, then numbers.
-GROUP = 32
-GROUP_BYTES = 2 * BLOCK + GROUP * BLOCK
-LARGEST = 127
-# The smallest normal number.
-LEAST_SCALE = 2.0**-126
-# Numbers of a weight that are packed at a time: a large matrix is not copied twice.
-AT_A_TIME = 1 << 20
 
 
 class PackedMatrix:
     """A weight and bias packed for the library.
 
     A float32 weight whose numbers are all bfloat16's or float16's, as in most checkpoints, is kept as such: the product
-    is the same, and half as much is read.
+    is the same, and half as much is read. A quantised weight keeps the numbers and scales that were stored.
 
     Args:
         weight: `[columns, inputs]`.
         bias: `[columns]` or None.
         dtype: of activations.
         memory: where it is kept.
-        quantization: "q8" to keep the weight in 8 bits, which rounds it; see `pack_q8`.
+        quantization: "q8" to keep a plain weight in 8 bits, which rounds it; see `q8_rows`.
         order: int64, the weight's row that each packed column holds, -1 for none; None for all in order.
         depth: packed inputs, of which those behind the weight's count nothing; None for as many as needed.
     """
@@ -51,20 +42,27 @@ class PackedMatrix:
         if order is None:
             order = torch.arange(columns)
         order = torch.cat([order, order.new_full((-len(order) % BLOCK,), -1)])
-        if quantization == "q8":
-            kind, self._numbers = Q8, pack_q8(weight.detach(), order, depth, memory)
+        if isinstance(weight, QuantizedTensor):
+            made = pack_quantized(weight.stored(), order, depth, memory)
+        elif quantization == "q8":
+            made = pack_q8(weight.detach(), order, depth, memory)
         else:
             exact = exact_kind(weight, dtype)
-            kind, self._numbers = KINDS[exact], pack(weight.detach(), order, depth, exact, memory)
+            numbers = pack(weight.detach(), order, depth, exact, memory)
+            made = Packed(numbers, KINDS[exact], depth, 0, 0, 0)
+        self._numbers = made.numbers
         self._bias = None
         if bias is not None:
             self._bias = torch.where(order >= 0, bias.detach().float()[order.clamp_min(0)], 0.0).contiguous()
         self.fields = MatrixFields(
-            kind,
+            made.kind,
             columns,
             inputs,
-            depth,
+            made.depth,
             len(order) // BLOCK,
+            made.group,
+            made.scales,
+            made.offsets,
             self._numbers.data_ptr(),
             None if self._bias is None else self._bias.data_ptr(),
         )
@@ -101,35 +99,6 @@ def pack(weight: Tensor, order: Tensor, depth: int, kind: torch.dtype, memory: H
         # A pair is moved as one number.
         units = columns.view(torch.int32) if pairs == 2 else columns
         packed[start : start + step] = units.view(-1, BLOCK, depth // pairs).transpose(1, 2)
-    return packed
-
-
-def pack_q8(weight: Tensor, order: Tensor, depth: int, memory: HugePages) -> Tensor:
-    """Pack a weight in 8 bits, with one scale for 32 inputs of a column, as in llama.cpp's Q8_0.
-
-    A scale is the largest magnitude of its group / 127, rounded to bfloat16, which has the range of float32 in half the
-    bytes. The numbers are rounded by the rounded scale, so each is within half a scale of its weight.
-
-    Args:
-        weight, order, depth, memory: as `pack` takes them.
-
-    Returns:
-        uint8 `[blocks, groups, 544]`: 16 scales, then signed bytes `[32, 16]`.
-    """
-    blocks, groups = len(order) // BLOCK, ceil_div(depth, GROUP)
-    packed = memory.empty((blocks, groups, GROUP_BYTES), torch.uint8)
-    step = _blocks_at_a_time(groups * GROUP)
-    for start in range(0, blocks, step):
-        rows = order[start * BLOCK : (start + step) * BLOCK]
-        numbers = _columns(weight, rows, groups * GROUP, torch.float32).view(-1, BLOCK, groups, GROUP)
-        scales = (numbers.abs().amax(-1) / LARGEST).clamp_min(LEAST_SCALE).bfloat16()
-        numbers.div_(scales.float()[..., None]).round_()
-        # A group with infinity or NaN has a scale that is not finite either, and so are products with it.
-        numbers.nan_to_num_(0.0).clamp_(-LARGEST, LARGEST)
-        part = packed[start : start + step]
-        part[..., : 2 * BLOCK] = scales.transpose(1, 2).contiguous().view(torch.uint8)
-        places = part[..., 2 * BLOCK :].view(torch.int8).view(-1, groups, GROUP, BLOCK)
-        places.copy_(numbers.to(torch.int8).permute(0, 2, 3, 1))
     return packed
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from specdec.kernels.integers import ceil_div
+from specdec.kernels.quantized_tensor import plain
 
 # A weight up to this size is kept in its plain layout as well: a product with it takes less time than oneDNN
 # takes to begin one.
@@ -76,6 +77,7 @@ class Projection:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        weight = plain(weight)
         self.weight, self.bias, self.size = weight, bias, weight.shape[0]
         self._packed: Tensor | None = None
         self.is_small = 0 < weight.nbytes <= SMALL_BYTES

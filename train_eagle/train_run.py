@@ -19,6 +19,7 @@ from specdec.core.device import resolve_dtype
 from specdec.core.outputs import SpeculationStats
 from specdec.draft_heads.heads.draft_head import FeatureHead
 from specdec.kernels.kernel_set import torch_kernels
+from specdec.kernels.quantized_tensor import plain
 from specdec.models.hub import checkpoint_path
 from specdec.models.llama import LlamaModel, load_llama
 from specdec.train_eagle.chat_mask import Sample
@@ -119,7 +120,7 @@ class Run:
         self.plan = TrainPlan.of(config, samples, self.model.config.hidden_size, self.accelerator.num_processes)
         self.kind = TRAINING_KINDS[config.head]
         self.head = new_head(config, self.model, self.plan.samples, self.plan.settings)
-        self.trainer = self.kind.trainer(self.head, self.model.lm_head_weight, self.plan.loss)
+        self.trainer = self.kind.trainer(self.head, plain(self.model.lm_head_weight), self.plan.loss)
         self.trained = [parameter for parameter in self.head.parameters() if parameter.requires_grad]
         kept = {name: value for name, value in self.plan.plain_settings.items() if name not in FREE}
         kept["processes"] = self.accelerator.num_processes

@@ -11,6 +11,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from specdec.kernels.quantized_tensor import QuantizedTensor
+
 INDEX = "model.safetensors.index.json"
 WEIGHT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -172,13 +174,25 @@ def check_fit(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         raise CheckpointError("; ".join(problems))
 
 
+def place(module: nn.Module, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device) -> None:
+    """Give a module that was made on the meta device its weights; quantised ones stay as they are."""
+    quantized = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, QuantizedTensor)}
+    for name, weight in quantized.items():
+        part, _, own = name.rpartition(".")
+        setattr(module.get_submodule(part), own, nn.Parameter(weight.to(device), requires_grad=False))
+    allocate(module, dtype, device)
+    fill(module, tensors)
+
+
 def allocate(module: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
-    """Give a module that was made on the meta device memory for its weights, which are not set.
+    """Give a module's weights that are on the meta device memory; they are not set.
 
     torch's own `to_empty` imports its compiler for that, which takes a second.
     """
     for part in module.modules():
         for name, weight in list(part.named_parameters(recurse=False)):
+            if isinstance(weight, QuantizedTensor):
+                continue
             setattr(part, name, nn.Parameter(torch.empty(weight.shape, dtype=dtype, device=device)))
         for name, buffer in list(part.named_buffers(recurse=False)):
             kept = dtype if buffer.is_floating_point() else buffer.dtype
@@ -189,7 +203,8 @@ def allocate(module: nn.Module, dtype: torch.dtype, device: torch.device) -> Non
 def fill(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Copy `tensors` into `module`, whose parameters have their names and shapes."""
     for name, parameter in module.named_parameters():
-        parameter.copy_(tensors[name])
+        if not isinstance(parameter, QuantizedTensor):
+            parameter.copy_(tensors[name])
 
 
 def shard_names(index: Path) -> list[str]:

@@ -98,6 +98,13 @@ class LlamaConfig:
         """Window of each layer, 0 for none."""
         return self.windows or (0,) * self.num_layers
 
+    def has_bias(self, module: str) -> bool:
+        """Return whether a linear layer has a bias, by its name in a checkpoint."""
+        last = module.rpartition(".")[2]
+        if last in ("q_proj", "k_proj", "v_proj"):
+            return self.attention_bias
+        return self.output_bias if last == "o_proj" else self.mlp_bias
+
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> "LlamaConfig":
         """Read a config.json.

@@ -68,6 +68,10 @@ int specdec_product(context *c, const matrix *m, int64_t rows, const void *x, vo
     return c->form->product(c, m, rows, x, out);
 }
 
+int specdec_rows(context *c, const matrix *m, int64_t count, const int64_t *rows, void *out) {
+    return c->form->rows(c, m, count, rows, out);
+}
+
 int specdec_layer(context *c, const layer *l, const step *s, const void *x, const void *residual, void *out) {
     return c->form->run_layer(c, l, s, x, residual, out);
 }

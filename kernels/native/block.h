@@ -102,7 +102,7 @@ static char *run_block(context *c, const block_head *h, const drafting *d, const
         for (int64_t row = 0; row < rows; row++, at++) {
             const int64_t token = row ? h->mask : roots[tree];
             const char *rotary = (const char *)d->rotary + (base - d->first + row) * 2 * rotary_bytes;
-            memcpy(states + at * row_bytes, (const char *)h->embedding + token * row_bytes, row_bytes);
+            embed(h->embedding, h->packed_embedding, h->hidden, token, states + at * row_bytes, c->dtype);
             memcpy(cos + at * rotary_bytes, rotary, rotary_bytes);
             memcpy(sin + at * rotary_bytes, rotary + rotary_bytes, rotary_bytes);
             slots[at] = slot_of(d, tree, base + row);

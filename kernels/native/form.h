@@ -14,6 +14,7 @@
 #include "native.h"
 #include "vectors.h"
 /* In this order: each uses those before it. */
+#include "quantized.h"
 #include "products.h"
 #include "kv_entries.h"
 #include "attention.h"
@@ -27,5 +28,5 @@
 #include "drafting.h"
 #include "block.h"
 
-const form FORM = {FORM_NAME, run_product, run_layer, attend, norm_as_given, run_pass, noise, filter, run_walks, run_drafting,
+const form FORM = {FORM_NAME, run_product, read_rows, run_layer, attend, norm_as_given, run_pass, noise, filter, run_walks, run_drafting,
                    run_block_drafting};

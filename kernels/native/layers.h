@@ -44,7 +44,8 @@ typedef struct {
 INLINE int64_t multiply_chunk(const chunks *job, int64_t begin, int64_t end) {
     int64_t last = begin + CHUNK < end ? begin + CHUNK : end;
     product p = {job->weight, job->x, input_stride(job->weight, job->c->dtype), job->own, CHUNK * BLOCK,
-                 begin * BLOCK, job->residual, job->residual_stride, job->rows};
+                 begin * BLOCK, job->residual, job->residual_stride, job->rows,
+                 sums_at(job->weight, job->c->dtype)};
     multiply(&p, way_of(job->weight, job->c->dtype), begin, last);
     return last;
 }
@@ -137,7 +138,7 @@ static void qkv_work(void *argument, int thread, int64_t begin, int64_t end) {
     const matrix *m = &j->l->qkv;
     const int dtype = j->c->dtype;
     product p = {m, j->c->buffers[INPUTS].memory, input_stride(m, dtype), j->c->buffers[QKV].memory,
-                 m->blocks * BLOCK, 0, NULL, 0, j->s->rows};
+                 m->blocks * BLOCK, 0, NULL, 0, j->s->rows, sums_at(m, dtype)};
     multiply(&p, way_of(m, dtype), begin, end);
 }
 
@@ -176,7 +177,7 @@ static void output_work(void *argument, int thread, int64_t begin, int64_t end) 
     const int dtype = j->c->dtype;
     const int64_t width = m->blocks * BLOCK;
     product p = {m, j->c->buffers[MIXED].memory, input_stride(m, dtype), j->c->buffers[SUMS].memory, width, 0,
-                 j->c->buffers[STATES].memory, width, j->s->rows};
+                 j->c->buffers[STATES].memory, width, j->s->rows, sums_at(m, dtype)};
     multiply(&p, way_of(m, dtype), begin, end);
 }
 
@@ -207,6 +208,27 @@ static void down_work(void *argument, int thread, int64_t begin, int64_t end) {
     multiply_part(&job, begin, end, c->dtype, j->out, j->l->down.columns);
 }
 
+typedef struct {
+    const matrix *weight;
+    char *rows;
+    int dtype;
+    int64_t count;
+} finish_job;
+
+static void finish_work(void *argument, int thread, int64_t begin, int64_t end) {
+    (void)thread;
+    const finish_job *j = argument;
+    for (int64_t row = begin; row < end; row++)
+        finish_inputs(j->weight, j->dtype, j->rows + row * input_stride(j->weight, j->dtype), j->count);
+}
+
+/* Complete rows in a buffer that several jobs have each written a part of, `count` inputs together. */
+static void finish_rows(context *c, const matrix *weight, int buffer, int64_t rows, int64_t count) {
+    finish_job j = {weight, c->buffers[buffer].memory, (int)c->dtype, count};
+    if (has_offsets(weight) || count < weight->depth)
+        pool_each(c->threads, rows, ROWS_AT_ONCE, finish_work, &j);
+}
+
 INLINE size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
 /* Give each thread memory for that many floats. */
@@ -224,10 +246,10 @@ static int run_layer(context *c, const layer *l, const step *s, const void *x, c
     int lacks = reserve_own(c, own);
     lacks |= !reserve(&c->buffers[STATES], rows * width * 4);
     lacks |= !reserve(&c->buffers[SUMS], rows * width * 4);
-    lacks |= !reserve(&c->buffers[INPUTS], rows * 4 * larger(l->qkv.depth, l->gate_up.depth));
+    lacks |= !reserve(&c->buffers[INPUTS], rows * larger(input_stride(&l->qkv, c->dtype), input_stride(&l->gate_up, c->dtype)));
     lacks |= !reserve(&c->buffers[QKV], rows * l->qkv.blocks * BLOCK * 4);
-    lacks |= !reserve(&c->buffers[MIXED], rows * l->output.depth * 4);
-    lacks |= !reserve(&c->buffers[ACTIVATED], rows * l->down.depth * 4);
+    lacks |= !reserve(&c->buffers[MIXED], rows * input_stride(&l->output, c->dtype));
+    lacks |= !reserve(&c->buffers[ACTIVATED], rows * input_stride(&l->down, c->dtype));
     lacks |= !reserve(&c->buffers[TILES], (rows + 1) * sizeof(int64_t));
     if (lacks)
         return -1;
@@ -237,9 +259,11 @@ static int run_layer(context *c, const layer *l, const step *s, const void *x, c
     pool_each(c->threads, l->qkv.blocks, CHUNK, qkv_work, &j);
     pool_each(c->threads, rows * (l->heads + 2 * l->kv_heads), HEADS_AT_ONCE, heads_work, &j);
     pool_each(c->threads, tiles * l->kv_heads, 1, mix_work, &j);
+    finish_rows(c, &l->output, MIXED, rows, l->output.inputs);
     pool_each(c->threads, l->output.blocks, CHUNK, output_work, &j);
     pool_each(c->threads, rows, ROWS_AT_ONCE, norms_work, &j);
     pool_each(c->threads, l->gate_up.blocks, CHUNK, gate_work, &j);
+    finish_rows(c, &l->down, ACTIVATED, rows, l->down.depth);
     pool_each(c->threads, l->down.blocks, CHUNK, down_work, &j);
     return 0;
 }
@@ -275,7 +299,7 @@ static void product_work(void *argument, int thread, int64_t begin, int64_t end)
 static int do_product(context *c, const product_job *j) {
     const matrix *m = j->weight;
     if (reserve_own(c, larger(j->rows * CHUNK * BLOCK, m->depth)) ||
-        !reserve(&c->buffers[INPUTS], j->rows * 4 * m->depth))
+        !reserve(&c->buffers[INPUTS], j->rows * input_stride(m, (int)c->dtype)))
         return -1;
     pool_each(c->threads, j->rows, ROWS_AT_ONCE, inputs_work, (void *)j);
     pool_each(c->threads, m->blocks, CHUNK, product_work, (void *)j);
@@ -285,6 +309,13 @@ static int do_product(context *c, const product_job *j) {
 static int run_product(context *c, const matrix *m, int64_t rows, const void *x, void *out) {
     product_job j = {c, m, rows, x, out, (int)c->dtype, m->columns};
     return do_product(c, &j);
+}
+
+/* Rows of the matrix that was packed, in the context's type. */
+static int read_rows(context *c, const matrix *m, int64_t count, const int64_t *rows, void *out) {
+    for (int64_t i = 0; i < count; i++)
+        read_column(m, rows[i], (char *)out + i * m->inputs * size_of(c->dtype), (int)c->dtype);
+    return 0;
 }
 
 /* The product as floats, in rows of `stride`. */

@@ -12,18 +12,29 @@ enum { FLOAT32, BFLOAT16, FLOAT16 }; /* numbers in memory */
 
 enum { KV_INT8 = 16, KV_E4M3, KV_E5M2 }; /* numbers of keys and values in 8 bits, scaled by heads */
 
-enum { Q8 = 3 }; /* numbers of a weight in 8 bits, scaled by groups */
+/* Numbers of a weight in few bits; FLOAT8 has 4 bits of exponent and 3 of mantissa. */
+enum { INT8 = 3, UINT4, FLOAT8 };
+
+/* Scales that are 8-bit multiples of a float16 that 256 inputs share; others are numbers in memory. */
+enum { NESTED = 3 };
+
+/* What makes a weight of a number: scale * number, + minimum, or scale * (number - zero). */
+enum { NO_OFFSETS, MINIMA, ZEROS };
 
 enum { BLOCK = 16 }; /* columns of a weight that lie side by side */
 
-enum { GROUP = 32, GROUP_BYTES = 2 * BLOCK + GROUP * BLOCK }; /* inputs of a column that share a scale */
+/* A weight `[columns, depth]` as blocks of 16 columns: `[blocks][depth][16]`, and for bfloat16
+   `[blocks][depth / 2][16][2]`, whose pairs are a 32-bit number each. `depth` is even and at least the `inputs` that a
+   row has; what is missing is zero.
 
-/* A weight `[columns, depth]` as blocks of 16 columns: `[blocks][depth][16]`, for bfloat16
-   `[blocks][depth / 2][16][2]`, whose pairs are a 32-bit number each, and for Q8 `[blocks][groups]` of 16 scales in
-   bfloat16 and `[32][16]` signed bytes. `depth` is even and at least the `inputs` that a row has; what is missing is
-   zero. */
+   In few bits, each column has a scale for every `group` inputs. A block is then, for NESTED scales, `[depth / 256]` of
+   16 float16 for scales and 16 for minima, if there are any; and `[groups]` of 16 scales; 16 minima alike, or 16 zeros
+   as signed bytes; and the numbers. Those are `[group][16]` bytes, and for UINT4, where `depth` is a multiple of 8,
+   `[group / 8][16]` words, with input i of eight from bit 16 * (i % 2) + 4 * (i / 2) on. FLOAT8's scales are multiplied
+   by 2^8. */
 typedef struct {
     int64_t kind, columns, inputs, depth, blocks;
+    int64_t group, scales, offsets; /* of weights in few bits */
     const void *weight;
     const float *bias; /* [blocks * 16] or NULL */
 } matrix;
@@ -53,7 +64,8 @@ enum { WITHOUT_FEATURES, WITH_INPUT_PRODUCT, WITH_NORMS };
 typedef struct {
     int64_t kind, hidden, layers, residual_is_normed, states_are_normed;
     double eps;
-    const void *embedding;
+    const void *embedding; /* of all tokens; or */
+    const matrix *packed_embedding;
     const float *embed_norm, *state_norm, *norm; /* norm: before the output, or of the states; or NULL */
     const layer *const *layer;
     const int64_t *tokens; /* the output's, or NULL for all in order */
@@ -69,7 +81,8 @@ enum { NO_FEATURES, STATES_AS_FEATURES, TAPS_AS_FEATURES };
 typedef struct {
     int64_t hidden, layers, features, taps;
     double eps;
-    const void *embedding;
+    const void *embedding; /* of all tokens; or */
+    const matrix *packed_embedding;
     const float *norm;
     const layer *const *layer;
     const int64_t *tap;
@@ -114,7 +127,8 @@ typedef struct {
 typedef struct {
     int64_t hidden, layers, rows, slots, mask, rank;
     double eps;
-    const void *embedding;
+    const void *embedding; /* of all tokens; or */
+    const matrix *packed_embedding;
     const float *hidden_norm, *norm, *key_norms; /* key_norms: [layers][head_dim], or NULL */
     const int64_t *causal; /* [layers]: whether a row sees only the rows before it, besides itself */
     const layer *const *layer;
@@ -173,6 +187,7 @@ typedef struct {
 struct form {
     const char *name;
     int (*product)(context *, const matrix *, int64_t rows, const void *x, void *out);
+    int (*rows)(context *, const matrix *, int64_t count, const int64_t *rows, void *out);
     int (*run_layer)(context *, const layer *, const step *, const void *x, const void *residual, void *out);
     int (*attend)(context *, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t window, double scale,
                   const step *, const void *query, void *out);

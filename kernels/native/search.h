@@ -130,14 +130,12 @@ static int run_head(context *c, const draft_head *h, const step *given, char *kv
     float *own = c->own[0].memory;
     const char *residual = features;
     for (int64_t i = 0; i < count; i++) {
-        const char *embedded = (const char *)h->embedding + tokens[i] * row_bytes;
         char *pair = pairs + i * 2 * row_bytes;
-        if (h->kind == WITHOUT_FEATURES) {
-            memcpy(spare + i * row_bytes, embedded, row_bytes);
-        } else if (h->kind == WITH_INPUT_PRODUCT) {
-            memcpy(pair, embedded, row_bytes);
+        char *embedded = h->kind == WITHOUT_FEATURES ? spare + i * row_bytes : pair;
+        embed(h->embedding, h->packed_embedding, hidden, tokens[i], embedded, c->dtype);
+        if (h->kind == WITH_INPUT_PRODUCT) {
             memcpy(pair + row_bytes, features + i * row_bytes, row_bytes);
-        } else {
+        } else if (h->kind == WITH_NORMS) {
             to_floats(own, embedded, hidden, c->dtype);
             norm_row(own, h->embed_norm, h->eps, hidden, own);
             from_floats(pair, own, hidden, c->dtype);

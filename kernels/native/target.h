@@ -101,7 +101,7 @@ static int run_pass(context *c, const target *t, const pass *p) {
         return -1;
     char *states = stream + 2 * part, *taps = stream + 3 * part;
     for (int64_t row = 0; row < count; row++)
-        memcpy(stream + row * row_bytes, (const char *)t->embedding + p->tokens[row] * row_bytes, row_bytes);
+        embed(t->embedding, t->packed_embedding, t->hidden, p->tokens[row], stream + row * row_bytes, c->dtype);
     for (int64_t l = 0; l <= t->layers; l++) {
         if (p->before_layer)
             p->before_layer(l);

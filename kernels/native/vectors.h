@@ -144,6 +144,14 @@ INLINE float float_of(uint32_t bits) {
     return x;
 }
 
+/* Numbers of float16 as floats. */
+INLINE vf floats_of_halves(vu bits) {
+    /* 2^112 moves the exponent's zero, of subnormal numbers too; infinity and NaN keep the largest exponent. */
+    vf size = (vf)((bits & 0x7fff) << 13) * splat(0x1p112f);
+    vu special = (vu)((bits & 0x7c00) == 0x7c00) & 0x7f800000;
+    return (vf)((vu)size | special | (bits & 0x8000) << 16);
+}
+
 /* LANES numbers of a kind from memory. */
 INLINE vf load_as(const void *p, int kind) {
     if (kind == FLOAT32)
@@ -160,10 +168,7 @@ INLINE vf load_as(const void *p, int kind) {
     vu bits = __builtin_convertvector(*(const vh_unaligned *)p, vu);
     if (kind == BFLOAT16)
         return (vf)(bits << 16);
-    /* 2^112 moves the exponent's zero, of subnormal numbers too; infinity and NaN keep the largest exponent. */
-    vf size = (vf)((bits & 0x7fff) << 13) * splat(0x1p112f);
-    vu special = (vu)((bits & 0x7c00) == 0x7c00) & 0x7f800000;
-    return (vf)((vu)size | special | (bits & 0x8000) << 16);
+    return floats_of_halves(bits);
 #endif
 }
 

@@ -6,8 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec.draft_heads.llama.checkpoint_files import read_config, read_tensors
+from specdec.draft_heads.llama.checkpoint_files import error_context, read_config, read_tensors
+from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.models.gguf_file import GgufFile, is_gguf
+from specdec.models.quantization_config import QuantizationConfig
+from specdec.models.quantized_weights import quantized_tensors
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -23,14 +26,21 @@ def read_weights(path: Path, dtype: torch.dtype) -> dict[str, Tensor]:
     """Return a model's tensors by their names in a checkpoint folder, without their `model.`.
 
     Args:
-        dtype: of tensors that a GGUF file holds; those of a folder stay as they are.
+        dtype: of quantised weights, and of plain tensors that a GGUF file holds; those of a folder stay as they are.
 
     Raises:
         CheckpointError: no weights, or some that cannot be read.
     """
     if is_gguf(path):
         return GgufFile.open(path).weights(dtype)
-    return {name.removeprefix("model."): tensor for name, tensor in read_tensors(path).items()}
+    tensors = {name.removeprefix("model."): tensor for name, tensor in read_tensors(path).items()}
+    with error_context(path):
+        settings = read_config(path)
+        quantization = QuantizationConfig.from_json(settings)
+        if quantization is None:
+            return tensors
+        config = LlamaConfig.from_json({**settings, "quantization_config": None})
+        return quantized_tensors(tensors, quantization, dtype, config.has_bias)
 
 
 def has_tokenizer(path: Path) -> bool:

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, first_line
 from specdec.draft_heads.llama.rope import RopeConfig
+from specdec.kernels.quantized_tensor import QuantizedTensor
+from specdec.models.gguf_blocks import READERS
 
 if TYPE_CHECKING:
     # Loaded with the first such file; the package is optional.
@@ -133,26 +135,22 @@ class GgufFile:
         return sorted({int(end) for end in ends if end is not None})
 
     def weights(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Return all tensors in a dtype, by the names of a checkpoint folder without their `model.`.
+        """Return all tensors by the names of a checkpoint folder without their `model.`, matrices as they are stored.
+
+        Args:
+            dtype: of the arithmetic, and of plain tensors. Formats that are not computed as they are stored are
+                dequantised.
 
         Raises:
             CheckpointError: a quantisation that the package `gguf` cannot read, by its name.
         """
-        from gguf import dequantize
-
         permuted = ARCHITECTURES.get(str(self.said.get("general.architecture")), False)
         heads = {"attn_q": "head_count", "attn_k": "head_count_kv"}
         found = {}
         for name, tensor in self.tensors.items():
             if name == ROPE_FACTORS:
                 continue
-            try:
-                weight = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy()).to(dtype)
-            except (NotImplementedError, ValueError):
-                raise CheckpointError(
-                    f"{self.path}: {name} is quantised as {tensor.tensor_type.name}, which cannot be read; take the "
-                    "model in another quantisation, such as Q8_0 or Q4_K_M"
-                ) from None
+            weight = self._weight(name, tensor, dtype)
             part = name.rpartition(".")[0].rpartition(".")[2]
             if permuted and part in heads:
                 count = self.said.get(f"llama.attention.{heads[part]}", self.said["llama.attention.head_count"])
@@ -160,9 +158,28 @@ class GgufFile:
                     raise CheckpointError(
                         f"{self.path}: {name} has {weight.shape[0]} rows, which {count} heads cannot share"
                     )
-                weight = weight.view(count, -1, 2, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
+                weight = weight[torch.arange(len(weight)).view(count, -1, 2).transpose(1, 2).flatten()]
             found[_checkpoint_name(name)] = weight
         return found
+
+    def _weight(self, name: str, tensor: "ReaderTensor", dtype: torch.dtype) -> Tensor:
+        """Return a tensor in its own shape and order.
+
+        Raises:
+            CheckpointError: see `weights`.
+        """
+        from gguf import dequantize
+
+        kind = tensor.tensor_type.name
+        if kind in READERS and len(tensor.shape) == 2:
+            return QuantizedTensor(READERS[kind](torch.from_numpy(tensor.data.copy())), dtype)
+        try:
+            return torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy()).to(dtype)
+        except (NotImplementedError, ValueError):
+            raise CheckpointError(
+                f"{self.path}: {name} is quantised as {kind}, which cannot be read; take the model in another "
+                "quantisation, such as Q8_0 or Q4_K_M"
+            ) from None
 
     def _check_rotated(self, own: dict[str, Any], found: dict[str, Any]) -> None:
         """Refuse rotary embeddings of a part of each head."""

@@ -11,11 +11,10 @@ from torch.nn import functional as F
 from specdec.draft_heads.heads.draft_head import TargetOutput, TargetParts
 from specdec.draft_heads.llama.checkpoint_files import (
     CheckpointError,
-    allocate,
     check_fit,
     check_weight_dtypes,
     error_context,
-    fill,
+    place,
 )
 from specdec.draft_heads.llama.kv_scheme import take_kv_scales
 from specdec.draft_heads.llama.llama_config import DEFAULTS, FOREIGN_FAMILIES, LlamaConfig
@@ -33,6 +32,7 @@ from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.linear import prepare_for_inference
 from specdec.kernels.projection import Product
 from specdec.models.checkpoint import read_settings, read_weights
+from specdec.models.quantization_config import QuantizationConfig
 
 Model = TypeVar("Model", bound="LlamaModel")
 
@@ -146,7 +146,9 @@ def read_llama_config(folder: Path) -> LlamaConfig:
         what = f"{family} (model_type {model_type!r})" if family else f"model_type {model_type!r}"
         raise CheckpointError(f"{folder}: {what} is not supported; this engine serves {', '.join(DEFAULTS)}")
     with error_context(folder):
-        return LlamaConfig.from_json(settings)
+        # Which weights are quantised is said by the tensors.
+        QuantizationConfig.from_json(settings)
+        return LlamaConfig.from_json({**settings, "quantization_config": None})
 
 
 def load_llama(folder: Path, dtype: torch.dtype, device: torch.device, kernels: KernelSet) -> LlamaModel:
@@ -194,8 +196,7 @@ def built_llama(
     """
     with error_context(folder):
         model = _fitting(config, make, tensors)
-    allocate(model, dtype, device)
-    fill(model, tensors)
+    place(model, tensors, dtype, device)
     model.requires_grad_(False).eval()
     prepare_for_inference(model, kernels)
     return model

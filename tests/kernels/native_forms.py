@@ -31,6 +31,8 @@ def _forms() -> list[str]:
 
 
 FORMS = _forms()
+# The largest relative error of one rounding.
+ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 NOISE = GumbelNoise(torch.device("cpu"))
 libraries: st.SearchStrategy[Library] = st.builds(
     library, st.sampled_from(FORMS), st.integers(1, 3), st.sampled_from(DTYPES)

@@ -25,13 +25,11 @@ from specdec.verify.noise import GumbelNoise
 from tests.kernel_sets import TORCH
 from tests.kernels.attention_cases import Case, Part, blocks, build, chain, small_cases, star
 from tests.kernels.kernel_checks import DTYPES
-from tests.kernels.native_forms import CONFIG, FORMS, kernels_of, libraries, library, normal
+from tests.kernels.native_forms import CONFIG, FORMS, ROUNDING, kernels_of, libraries, library, normal
 from tests.quantized import dequantized
 
 pytestmark = pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
 SCALE = 0.3
-# The largest relative error of one rounding.
-ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 EMPTY = DraftTree()
 
 

@@ -13,17 +13,23 @@ from specdec.draft_heads.llama.llama_layer import LlamaLayer
 from specdec.kernels.huge_pages import HugePages
 from specdec.kernels.integers import ceil_div
 from specdec.kernels.linear import Linear, prepare_for_inference
-from specdec.kernels.native_library import Q8, Library, library_file
+from specdec.kernels.native_library import BLOCK, NUMBER_KINDS, Library, library_file
 from specdec.kernels.native_operations import NativeProjection
-from specdec.kernels.packed_matrix import BLOCK, GROUP, GROUP_BYTES, PackedMatrix, pack_q8
+from specdec.kernels.packed_matrix import PackedMatrix
+from specdec.kernels.packed_quantized import GROUP, pack_q8
 from specdec.kernels.settings import Quantization
 from tests.kernels.native_forms import CONFIG, FORMS, kernels_of, library, normal
 from tests.quantized import dequantized
 
+# Of a block's columns over a group: scales, then numbers.
+GROUP_BYTES = 2 * BLOCK + GROUP * BLOCK
+
 
 def unpacked(packed: Tensor) -> list[Tensor]:
     """Return numbers and scales, float64 `[columns, inputs]`, by the layout in native.h."""
-    blocks, groups, _ = packed.shape
+    blocks = len(packed)
+    packed = packed.view(blocks, -1, GROUP_BYTES)
+    groups = packed.shape[1]
     scales = packed[..., : 2 * BLOCK].contiguous().view(torch.bfloat16).double()
     numbers = packed[..., 2 * BLOCK :].contiguous().view(torch.int8).double().view(blocks, groups, GROUP, BLOCK)
     scales = scales[:, :, None].expand_as(numbers)
@@ -38,8 +44,8 @@ def test_numbers_are_within_half_a_scale(columns: int, inputs: int, size: float,
         torch.randperm(len(order), generator=torch.Generator().manual_seed(2))
     ]
     depth = ceil_div(inputs, 2) * 2 + data.draw(st.sampled_from([0, 2, 16, 34]))
-    packed = pack_q8(weight, order, depth, HugePages())
-    assert packed.shape == (len(order) // BLOCK, ceil_div(depth, GROUP), GROUP_BYTES)
+    packed = pack_q8(weight, order, depth, HugePages()).numbers
+    assert packed.shape == (len(order) // BLOCK, ceil_div(depth, GROUP) * GROUP_BYTES)
     numbers, scales = unpacked(packed)
     wanted = torch.zeros_like(numbers)
     wanted[order >= 0, :inputs] = weight[order[order >= 0]].double()
@@ -53,7 +59,7 @@ def test_numbers_are_within_half_a_scale(columns: int, inputs: int, size: float,
 
 def test_numbers_are_those_of_the_twin() -> None:
     weight = normal(3, 48, 100)
-    numbers, scales = unpacked(pack_q8(weight, torch.arange(48), 100, HugePages()))
+    numbers, scales = unpacked(pack_q8(weight, torch.arange(48), 100, HugePages()).numbers)
     assert (numbers * scales)[:, :100].equal(dequantized(weight))
 
 
@@ -61,7 +67,7 @@ def test_a_group_of_zeros_is_zero_and_one_huge_number_costs_its_own_group_alone(
     weight = normal(1, 16, 96)
     weight[:, 32:64] = 0
     weight[3, 70] = 1e6
-    numbers, scales = unpacked(pack_q8(weight, torch.arange(16), 96, HugePages()))
+    numbers, scales = unpacked(pack_q8(weight, torch.arange(16), 96, HugePages()).numbers)
     kept = numbers * scales
     assert (kept[:, 32:64] == 0).all()
     assert kept[3, 70] == pytest.approx(1e6, rel=1 / 127)
@@ -88,7 +94,7 @@ def test_products_of_special_weights(form: str, dtype: torch.dtype) -> None:
 def test_a_packed_weight_takes_its_bits(quantization: Quantization, bits: float) -> None:
     packed = PackedMatrix(torch.ones(64, 128, dtype=torch.bfloat16), None, torch.bfloat16, HugePages(), quantization)
     assert packed._numbers.nbytes == 64 * 128 * bits / 8
-    assert (packed.fields.kind == Q8) == (quantization == "q8")
+    assert (packed.fields.kind == NUMBER_KINDS["int8"]) == (quantization == "q8")
 
 
 @pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
@@ -107,4 +113,4 @@ def test_a_product_like_another_is_quantized_as_it_is() -> None:
     own = library(FORMS[-1], 1, torch.float32)
     weight = normal(1, 20, 40)
     product = NativeProjection(own, weight, quantization="q8").like(weight)
-    assert product.fields.kind == Q8
+    assert product.fields.kind == NUMBER_KINDS["int8"]

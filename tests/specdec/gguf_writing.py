@@ -1,5 +1,7 @@
 """Tiny random models as GGUF files, as llama.cpp's converter writes them."""
 
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,8 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from tests.quantized_rows import gguf_blocks
 
 CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
 # Rows are multiples of the blocks of Q8_0.
@@ -45,14 +49,14 @@ def random_model(architecture: str, **overrides: Any) -> PreTrainedModel:
 def write_gguf(
     file: Path,
     model: PreTrainedModel,
-    kind: Kind = Kind.F32,
+    kind: Kind | Callable[[str], Kind] = Kind.F32,
     name: str | None = None,
     facts: dict[str, Any] | None = None,
 ) -> Path:
     """Write a model with a byte-level tokenizer.
 
     Args:
-        kind: of the matrices; vectors are F32.
+        kind: of the matrices, all or by name; vectors are F32.
         name: of the architecture, None for the model's own.
         facts: further whole numbers by their keys behind the architecture's.
     """
@@ -92,7 +96,8 @@ def write_gguf(
         if architecture == "llama" and heads:
             numbers = numbers.view(heads, 2, -1, *numbers.shape[1:]).transpose(1, 2).reshape(numbers.shape)
         stored = names.get_name(own, try_suffixes=(".weight", ".bias"))
-        add(writer, stored, numbers.numpy(), kind if tensor.ndim == 2 else Kind.F32)
+        own_kind = kind if isinstance(kind, Kind) else kind(own)
+        add(writer, stored, numbers.numpy(), own_kind if tensor.ndim == 2 else Kind.F32)
     if config.rope_parameters["rope_type"] == "llama3":
         add(writer, "rope_freqs.weight", llama3_factors(model), Kind.F32)
     writer.write_header_to_file()
@@ -104,7 +109,11 @@ def write_gguf(
 
 def add(writer: gguf.GGUFWriter, name: str | None, numbers: np.ndarray[Any, Any], kind: Kind) -> None:
     assert name is not None
-    if kind == Kind.Q8_1:
+    if kind in (Kind.Q4_K, Kind.Q6_K):
+        # The package cannot write these: random blocks of numbers of the same size.
+        blocks = gguf_blocks(kind.name, *numbers.shape, size=float(numbers.std()), seed=zlib.crc32(name.encode()))
+        writer.add_tensor(name, blocks, raw_dtype=kind)
+    elif kind == Kind.Q8_1:
         # The package cannot write it, nor read it: blocks of 32 numbers in 40 bytes.
         blocks = np.zeros((numbers.shape[0], numbers.shape[1] // 32 * 40), np.uint8)
         writer.add_tensor(name, blocks, raw_dtype=kind)

@@ -1,6 +1,6 @@
 """Promise 1 in its strong form: with the native kernels the logits too are those of plain decoding, bit for bit.
 
-With weights or a cache in 8 bits, plain decoding is that with the same.
+With weights or a cache in 8 bits, or a quantised checkpoint, plain decoding is that with the same.
 """
 
 from typing import get_args
@@ -16,6 +16,7 @@ from specdec.kernels.native_library import library_file
 from specdec.kernels.settings import Quantization
 from tests.coded_cache import KV_CACHE_DTYPES
 from tests.fakes import RandomDrafter
+from tests.quantized_checkpoints import FORMATS
 from tests.specdec.world import BLOCKS, VOCAB, Arrival, World, arrivals, cut, run, shapes
 
 pytestmark = pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
@@ -40,6 +41,7 @@ def outcome(output: RequestOutput) -> object:
     quantization=st.sampled_from(get_args(Quantization)),
     kv_cache_dtype=st.sampled_from(KV_CACHE_DTYPES),
     draft_kv_cache_dtype=st.sampled_from([None, *KV_CACHE_DTYPES]),
+    stored=st.sampled_from([None, None, *FORMATS]),
     seats=st.integers(1, 5),
     chunk=st.integers(5, 64),
     blocks=st.integers(20, 60),
@@ -55,12 +57,15 @@ def test_logits_are_those_of_plain_decoding(
     quantization: Quantization,
     kv_cache_dtype: str,
     draft_kv_cache_dtype: str | None,
+    stored: str | None,
     seats: int,
     chunk: int,
     blocks: int,
     threads: int,
     seed: int,
 ) -> None:
+    if stored is not None:
+        world = world.stored(stored)
     cases = [case._replace(params=cut(case.params, chunk - seats)) for case in cases]
     plain = LLM(
         world.folder / "target",

@@ -13,6 +13,7 @@ from specdec.kernels.tree import DraftTree
 from specdec.verify.sampling import Sampling
 from tests.coded_cache import KV_CACHE_DTYPES
 from tests.fakes import RandomDrafter
+from tests.quantized_checkpoints import FORMATS
 from tests.specdec import oracle
 from tests.specdec.world import (
     BLOCKS,
@@ -52,6 +53,7 @@ CASES = 2000 if settings.default and settings.default.max_examples >= 2000 else 
     sliding=st.booleans(),
     kv_cache_dtype=st.sampled_from(["auto", *KV_CACHE_DTYPES]),
     draft_kv_cache_dtype=st.sampled_from([None, *KV_CACHE_DTYPES]),
+    stored=st.sampled_from([None, None, None, *FORMATS]),
     updated=st.sampled_from([None, None, 1, 3, 6]),
 )
 def test_output_is_that_of_the_plain_loop(
@@ -71,10 +73,13 @@ def test_output_is_that_of_the_plain_loop(
     sliding: bool,
     kv_cache_dtype: str,
     draft_kv_cache_dtype: str | None,
+    stored: str | None,
     updated: int | None,
 ) -> None:
     if sliding:
         world, shape = world.sliding, replace(shape, nodes=min(shape.nodes, WINDOW))
+    elif stored is not None:
+        world = world.stored(stored)
     world = world.with_cache(kv_cache_dtype)
     own = world.draft(drafter)
     sources = [*([str(own)] if own else []), *(["ngram"] if ngrams else [])]

@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +44,7 @@ from tests.fakes import (
     save_random_llama,
     save_shallow_llama,
 )
+from tests.quantized_checkpoints import quantize_folder
 from tests.specdec import oracle
 from tests.specdec.oracle import Expected
 from tests.strategies import speculations
@@ -91,6 +93,10 @@ class World(NamedTuple):
         assert self.sliding_target is not None
         return World(self.folder / "sliding", self.sliding_target, self.tokenizer)
 
+    def stored(self, name: str) -> "World":
+        """A quantised checkpoint of the target, one of `FORMATS`, and the same drafts; its target is dequantised."""
+        return make_stored(self, name)
+
     def other(self, drafter: str) -> Path:
         """The folder of a head of the same shape with other weights, of EAGLE and block heads."""
         return self.folder / f"other-{DRAFTS[drafter]}"
@@ -135,6 +141,24 @@ def make_world(folder: Path) -> World:
     return World(folder, target, fast.backend_tokenizer, make_sliding(folder, target))
 
 
+@cache
+def make_stored(world: World, name: str) -> World:
+    """Write the target in the format of a quantised model, beside links to its drafts."""
+    own = world.folder / f"stored-{name}"
+    weights = quantize_folder(world.folder / "target", own / "target", name)
+    target = LlamaForCausalLM(world.target.config).to(torch.float64)
+    target.load_state_dict(weights)
+    link_drafts(world.folder, own)
+    return World(own, target.eval(), world.tokenizer)
+
+
+def link_drafts(folder: Path, own: Path) -> None:
+    """Link to the drafts of a world in a folder of another."""
+    for other in folder.iterdir():
+        if other.name not in ("target", "sliding") and not other.name.startswith("stored-"):
+            (own / other.name).symlink_to(other)
+
+
 def make_sliding(folder: Path, target: LlamaForCausalLM) -> MistralForCausalLM:
     """Write the target with a window, beside links to its drafts."""
     own = folder / "sliding"
@@ -143,9 +167,7 @@ def make_sliding(folder: Path, target: LlamaForCausalLM) -> MistralForCausalLM:
     )
     sliding.load_state_dict(target.state_dict())
     sliding.save_pretrained(own / "target")
-    for other in folder.iterdir():
-        if other.name not in ("target", "sliding"):
-            (own / other.name).symlink_to(other)
+    link_drafts(folder, own)
     for file in (folder / "target").glob("*token*"):
         shutil.copy(file, own / "target")
     return sliding.eval()

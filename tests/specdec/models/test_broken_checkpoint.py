@@ -200,7 +200,7 @@ def test_nothing_is_built_of_sizes_that_no_tensor_has(tmp_path: Path, monkeypatc
         made.append(device)
         allocate(module, dtype, device)
 
-    monkeypatch.setattr("specdec.models.llama.allocate", note)
+    monkeypatch.setattr("specdec.draft_heads.llama.checkpoint_files.allocate", note)
     load_llama(tmp_path, torch.float32, CPU, TORCH)
     assert made.pop() == CPU
     for key, size in (("vocab_size", 2**26), ("intermediate_size", 2**26), ("head_dim", 2**20)):

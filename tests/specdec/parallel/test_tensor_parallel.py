@@ -37,6 +37,26 @@ def test_tokens_are_those_of_one_rank(
         check_with_little_memory(llm, expected, drafts=drafter != "none")
 
 
+@pytest.mark.parametrize("name", ["fp8-channels", "int8"])
+def test_quantised_weights_are_split(world: World, name: str) -> None:
+    """Each rank has its columns' and rows' numbers with their scales."""
+    found = []
+    for ranks in (1, 2):
+        with engine(world.stored(name), "eagle3", ranks) as llm:
+            found.append(texts(llm))
+    assert found[0] == found[1]
+
+
+def test_quantised_groups_are_not_split(world: World) -> None:
+    with (
+        pytest.raises(
+            ValueError, match=r"48 inputs are quantised in groups of 16, which ranks cannot split at 0 and 24"
+        ),
+        engine(world.stored("awq"), "none", 2),
+    ):
+        pass
+
+
 def test_all_ranks_take_another_head(world: World, tmp_path: Path, expected: list[list[int]]) -> None:
     """Ranks with different heads would draft different trees. A head that does not fit is refused by all."""
     with engine(world, "eagle3", 1) as one:

@@ -1,0 +1,113 @@
+"""Products with weights as quantised checkpoints store them: errors against float64, and rows in any batch."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from specdec.kernels.huge_pages import HugePages
+from specdec.kernels.native_library import Library, library_file
+from specdec.kernels.native_operations import NativeProjection
+from specdec.kernels.packed_matrix import PackedMatrix
+from specdec.kernels.quantized_tensor import QuantizedRows, QuantizedTensor
+from tests.kernels.native_forms import FORMS, ROUNDING, libraries, library, normal
+from tests.quantized_rows import quantized_rows, random_rows
+
+pytestmark = pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
+
+
+def twin(weight: QuantizedRows) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a weight, and the size of what it is the difference of, in float64, written element by element."""
+    numbers, group = weight.unpacked_numbers().double(), torch.arange(weight.inputs) // weight.group
+    scales = weight.scales.double()[:, group]
+    offsets = None if weight.offsets is None else weight.offsets.double()[:, group]
+    if weight.nested is not None:
+        block = torch.arange(weight.inputs) // 256
+        scales = weight.nested.scales.double()[:, block] * scales
+        if offsets is not None and weight.nested.minima is not None:
+            offsets = weight.nested.minima.double()[:, block] * offsets
+    if offsets is None:
+        return numbers * scales, (numbers * scales).abs()
+    if weight.offset_kind == "zeros":
+        return (numbers - offsets) * scales, (numbers.abs() + offsets.abs()) * scales.abs()
+    return numbers * scales + offsets, (numbers * scales).abs() + offsets.abs()
+
+
+@given(libraries, quantized_rows(), st.integers(1, 25), st.booleans(), st.data())
+def test_products(own: Library, weight: QuantizedRows, rows: int, biased: bool, data: st.DataObject) -> None:
+    """A row's product is exact but for the rounding of sums, and has the same bits in any batch."""
+    x = normal(2, rows, weight.inputs).to(own.dtype)
+    bias = normal(3, len(weight)).to(own.dtype) if biased else None
+    multiply = NativeProjection(own, QuantizedTensor(weight, own.dtype), bias)
+    product = multiply(x)
+    exact_weight, size = twin(weight)
+    exact = x.double() @ exact_weight.T + (0 if bias is None else bias.double())
+    error = (product.double() - exact).abs() - ROUNDING[own.dtype] * exact.abs()
+    bound = 2 * (weight.inputs + 4) * 2**-24 * (x.double().abs() @ size.T + 1)
+    finite = exact.abs() < torch.finfo(own.dtype).max / 2
+    assert ((error <= bound) | ~finite).all()
+    start = data.draw(st.integers(0, rows - 1))
+    end = data.draw(st.integers(start + 1, rows))
+    assert multiply(x[start:end]).equal(product[start:end])
+
+
+@given(libraries, quantized_rows(), st.data())
+def test_rows_of_a_packed_weight(own: Library, weight: QuantizedRows, data: st.DataObject) -> None:
+    """An embedding that is packed for products gives each row rounded once."""
+    embedding = QuantizedTensor(weight, own.dtype)
+    NativeProjection(own, embedding)
+    chosen = torch.tensor(data.draw(st.lists(st.integers(0, len(weight) - 1), min_size=1, max_size=5)))
+    exact, size = twin(weight)
+    found = F.embedding(chosen, embedding)
+    error = (found.double() - exact[chosen]).abs() - ROUNDING[own.dtype] * exact[chosen].abs()
+    finite = exact[chosen].abs() < torch.finfo(own.dtype).max / 2
+    # Below the normal numbers of float16 its steps are 2^-24.
+    assert ((error <= 2.0**-22 * size[chosen] + 2.0**-25) | ~finite).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_nan_among_8_bit_floats_is_seen_in_its_column_alone(form: str, dtype: torch.dtype) -> None:
+    weight = random_rows("fp8", 20, 64, 32)
+    weight.numbers.view(torch.uint8)[3, 40] = 0xFF
+    product = NativeProjection(library(form, 1, dtype), QuantizedTensor(weight, dtype))(normal(1, 4, 64).to(dtype))
+    assert product.isnan().any(0).nonzero().flatten().tolist() == [3]
+
+
+def test_all_8_bit_floats_are_themselves() -> None:
+    numbers = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)[None].clone()
+    numbers.view(torch.uint8)[0, [0x7F, 0xFF]] = 0
+    weight = QuantizedRows("fp8", 256, numbers, 256, torch.ones(1, 1))
+    for form in FORMS:
+        for dtype in (torch.float32, torch.bfloat16):
+            product = NativeProjection(library(form, 1, dtype), QuantizedTensor(weight, dtype))(
+                torch.eye(256, dtype=dtype)
+            )
+            assert product[:, 0].float().equal(numbers[0].float())
+
+
+@pytest.mark.parametrize(
+    ("weight", "bits"),
+    [
+        (random_rows("int8", 64, 256, 32), 8.5),
+        (random_rows("uint4", 64, 256, 32, "minima"), 5.0),
+        (random_rows("uint4", 64, 256, 128, "zeros"), 4 + 24 / 128),
+        (random_rows("uint4", 64, 256, 32, "minima", nested=True), 4.625),
+        (random_rows("fp8", 64, 256, 256), 8 + 32 / 256),
+    ],
+)
+def test_a_packed_weight_takes_its_bits(weight: QuantizedRows, bits: float) -> None:
+    tensor = QuantizedTensor(weight, torch.bfloat16)
+    packed = PackedMatrix(tensor, None, torch.bfloat16, HugePages())
+    assert packed._numbers.nbytes == 64 * 256 * bits / 8
+
+
+def test_a_product_and_an_embedding_share_one_packed_weight() -> None:
+    own = library(FORMS[-1], 1, torch.float32)
+    embedding = QuantizedTensor(random_rows("int8", 40, 64, 32), torch.float32)
+    parameter = torch.nn.Parameter(embedding, requires_grad=False)
+    first, second = NativeProjection(own, parameter), NativeProjection(own, embedding.detach())
+    assert first.packed is second.packed
+    with pytest.raises(AssertionError, match="a packed weight has no rows"):
+        embedding.stored()
