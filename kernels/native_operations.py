@@ -1,15 +1,17 @@
 """The operations of a step on a CPU by the compiled library."""
 
+from array import array
 from collections.abc import Sequence
 from ctypes import addressof
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from specdec.kernels.fused import LayerWeights
 from specdec.kernels.integers import ceil_div
-from specdec.kernels.native_library import LayerFields, Library, MatrixFields, StepFields
+from specdec.kernels.native_library import LayerFields, Library, MatrixFields, StepFields, address_of
 from specdec.kernels.packed_matrix import BLOCK, PackedMatrix
 from specdec.kernels.ragged_rows import RaggedRows
 from specdec.kernels.settings import Quantization
@@ -51,8 +53,21 @@ class NativeProjection:
         return out
 
 
+class RowAdapters(Protocol):
+    """Adapters of layers, as `native_adapters` keeps them."""
+
+    def spans(self, adapters: Sequence[int], counts: Sequence[int]) -> "array[int]": ...
+
+
 class NativeLayer:
-    """A decoder layer in one call. It keeps its weights in packed form alone."""
+    """A decoder layer in one call. It keeps its weights in packed form alone.
+
+    Attributes:
+        adapters: of a model's layers, of which this is the one with `number`; None without.
+    """
+
+    adapters: RowAdapters | None = None
+    number = 0
 
     def __init__(self, library: Library, weights: LayerWeights, quantization: Quantization = "none") -> None:
         self.library = library
@@ -98,13 +113,23 @@ class NativeLayer:
         fields.slots, fields.kv = slots.data_ptr(), kv.data_ptr()
         cos, sin = cos.contiguous(), sin.contiguous()
         fields.cos, fields.sin = cos.data_ptr(), sin.data_ptr()
+        if rows.adapters:
+            assert self.adapters is not None
+            step.adapted = step.adapted or self.adapters.spans(rows.adapters, rows.query_lens)
+            fields.layer, fields.spans, fields.adapted = self.number, len(step.adapted) // 3, address_of(step.adapted)
         out = torch.empty_like(residual)
         self.library.layer(self.fields, fields, x, residual, out)
         return out
 
 
 class Step:
-    """The rows of a step as the library reads them."""
+    """The rows of a step as the library reads them.
+
+    Attributes:
+        adapted: rows with adapters, once a layer has looked them up.
+    """
+
+    adapted: "array[int] | None" = None
 
     def __init__(self, rows: RaggedRows) -> None:
         def numbers(values: Sequence[int]) -> Tensor:

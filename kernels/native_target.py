@@ -38,7 +38,7 @@ class NativeTarget:
         pointers, tapped = numbers([layer.address for layer in layers]), numbers(taps)
         embedding, norm = weights.embedding.contiguous(), weights.norm.detach().float().contiguous()
         self._kept = (weights, layers, pointers, tapped, embedding, norm)
-        self._vocab_size = weights.output.size
+        self._vocab_size, self._adapters = weights.output.size, layers[0].adapters
         self._target = TargetFields(
             embedding.shape[1],
             len(layers),
@@ -64,6 +64,12 @@ class NativeTarget:
         cached, known = numbers([row.num_cached for row in rows]), numbers([len(row.tokens) for row in rows])
         nodes, scored = numbers([len(tree) for tree in trees]), numbers([row.num_scored for row in rows])
         tokens, above, cache = numbers(packed), numbers(parents), self.cache
+        adapters = [row.adapter for row in rows]
+        spans = numbers([])
+        if any(adapters):
+            assert self._adapters is not None
+            counts = [len(row.tokens) + len(tree) for row, tree in zip(rows, trees, strict=True)]
+            spans = self._adapters.spans(adapters, counts)
         logits = cache.kv.new_empty(sum(scored) + len(parents), self._vocab_size)
         self.library.target_pass(
             self._target,
@@ -77,6 +83,8 @@ class NativeTarget:
                 cache.kv.data_ptr(),
                 None if cache.features is None else cache.features.data_ptr(),
                 logits.data_ptr(),
+                len(spans) // 3,
+                address_of(spans) if spans else None,
             ),
         )
         return logits

@@ -15,6 +15,7 @@
 #include "vectors.h"
 /* In this order: each uses those before it. */
 #include "products.h"
+#include "adapters.h"
 #include "attention.h"
 #include "layers.h"
 #include "target.h"

@@ -108,6 +108,8 @@ class ModelRunner:
         The pass of a whole model waits for nothing, so it can be captured.
         """
         cache = self.cache
+        if self.model.adapters is not None:
+            self.model.adapters.use(batch.rows)
         layers = zip(cache.target_layers, self.model.config.layer_windows, strict=True)
         attentions = [PagedAttention(kv, batch.slots, batch.rows, cache.kernels, window) for kv, window in layers]
         output: TargetOutput = self.model(batch.tokens, rotary_at(self.rope, batch.positions), attentions, self.taps)

@@ -27,6 +27,7 @@ from specdec.draft_heads.llama.llama_layer import (
     new_embedding,
 )
 from specdec.draft_heads.llama.rope import Rotary
+from specdec.kernels.adapters import AdapterBank
 from specdec.kernels.fused import FeatureWeights, TargetWeights
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.linear import prepare_for_inference
@@ -45,9 +46,11 @@ class LlamaModel(nn.Module):
         is_last: whether the last norm and lm_head follow the layers; otherwise another stage does.
         num_stages: parts that the model's layers are split into.
         output: lm_head prepared for inference: `[rows, hidden_size]` features to `[rows, vocab_size]` logits.
+        adapters: the bank of its layers' adapters; None where requests may have none.
     """
 
     output: Product
+    adapters: AdapterBank | None = None
     first_layer = 0
     is_last = True
     num_stages = 1
