@@ -2,7 +2,7 @@
 
 import threading
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -57,6 +57,17 @@ class LoRARequest:
     @property
     def path(self) -> str:
         return self.lora_path
+
+
+def with_whole_path(lora_request: LoRARequest) -> LoRARequest:
+    """Return an adapter with its whole path, for a process of another working folder.
+
+    Raises:
+        ValueError: it is no `LoRARequest`.
+    """
+    if not isinstance(lora_request, LoRARequest):
+        raise ValueError(f"lora_request is {lora_request!r:.60}; it must be a LoRARequest")
+    return replace(lora_request, lora_path=str(Path(lora_request.lora_path).absolute()))
 
 
 @dataclass(eq=False)
