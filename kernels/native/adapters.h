@@ -2,8 +2,8 @@
    the inputs and over the rank, each in order, and the second is added to the weight's product: so a row's result is the
    same bits whatever adapters other rows have. */
 
-/* Bytes of a row of numbers between the two products, of any adapter of these rows. */
-static size_t low_stride(const step *s) {
+/* Make room for the numbers between the two products, whichever of a layer's products they belong to. */
+static int reserve_low(context *c, const step *s) {
     int64_t blocks = 0;
     for (int64_t i = 0; i < s->spans; i++) {
         const layer_adapter *a = s->adapted[i].layers + s->layer;
@@ -11,7 +11,8 @@ static size_t low_stride(const step *s) {
         for (int k = 0; k < 4; k++)
             blocks = each[k]->parts && each[k]->low.blocks > blocks ? each[k]->low.blocks : blocks;
     }
-    return blocks * BLOCK * 4;
+    c->low_bytes = blocks * BLOCK * 4;
+    return reserve(&c->buffers[LOW], s->rows * c->low_bytes + 1) ? 0 : -1;
 }
 
 /* One of the four products of an adapter's layer, by its offset. */
@@ -22,7 +23,7 @@ INLINE const lora *lora_at(const step *s, int64_t span, size_t offset) {
 typedef struct {
     context *c;
     const step *s;
-    size_t offset, x_stride, stride;
+    size_t offset, x_stride;
     const char *x; /* inputs of the weight, of all rows */
 } low_job;
 
@@ -47,7 +48,7 @@ static void low_work(void *argument, int thread, int64_t begin, int64_t end) {
                          NULL, 0, count};
             multiply(&p, way_of(&a->low, dtype), first, last);
             for (int64_t row = 0; row < count; row++)
-                from_floats((char *)j->c->buffers[LOW].memory + (rows->begin + row) * j->stride +
+                from_floats((char *)j->c->buffers[LOW].memory + (rows->begin + row) * j->c->low_bytes +
                                 first * BLOCK * size_of(kind),
                             own + row * CHUNK * BLOCK, (last - first) * BLOCK, kind);
         }
@@ -61,7 +62,7 @@ static void run_low(context *c, const step *s, size_t offset, const void *x, siz
         const lora *a = lora_at(s, span, offset);
         blocks += a->parts ? a->low.blocks : 0;
     }
-    low_job j = {c, s, offset, x_stride, low_stride(s), x};
+    low_job j = {c, s, offset, x_stride, x};
     pool_each(c->threads, blocks, 1, low_work, &j);
 }
 
@@ -70,7 +71,7 @@ static void run_low(context *c, const step *s, size_t offset, const void *x, siz
 static void add_adapters(const context *c, const step *s, size_t offset, float *out, int64_t out_stride,
                          int64_t first_column, int64_t begin, int64_t end) {
     const int dtype = (int)c->dtype;
-    const size_t stride = s->spans ? low_stride(s) : 0;
+    const size_t stride = c->low_bytes;
     for (int64_t span = 0; span < s->spans; span++) {
         const adapter_rows *rows = s->adapted + span;
         const lora *a = lora_at(s, span, offset);

@@ -240,7 +240,7 @@ static int run_layer(context *c, const layer *l, const step *s, const void *x, c
     lacks |= !reserve(&c->buffers[MIXED], rows * l->output.depth * 4);
     lacks |= !reserve(&c->buffers[ACTIVATED], rows * l->down.depth * 4);
     lacks |= !reserve(&c->buffers[TILES], (rows + 1) * sizeof(int64_t));
-    lacks |= s->spans && !reserve(&c->buffers[LOW], rows * low_stride(s) + 1);
+    lacks |= s->spans && reserve_low(c, s);
     if (lacks)
         return -1;
     const int64_t tiles = cut_tiles(s, group, c->buffers[TILES].memory);

@@ -190,6 +190,7 @@ typedef struct {
     int64_t dtype; /* of activations and cache */
     buffer buffers[BUFFERS];
     buffer *own; /* of each thread */
+    size_t low_bytes; /* a row of LOW */
 } context;
 
 /* The operations as compiled for one kind of processor. Each returns 0, or -1 without memory. */
