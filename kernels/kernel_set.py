@@ -1,7 +1,7 @@
 """Which implementation of each operation a device runs."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,11 +12,13 @@ from torch import Tensor
 
 from specdec.kernels import (
     elementwise_reference,
+    grouped_lora_reference,
     kv_copy_reference,
     logit_filters_reference,
     rotary_store_reference,
     tree_attention_reference,
 )
+from specdec.kernels.adapters import AdapterBank, GroupedLoRA
 from specdec.kernels.block_walk_reference import walk_block
 from specdec.kernels.coupled_walk import coupled_walk
 from specdec.kernels.device_walks import DeviceWalks
@@ -34,6 +36,7 @@ from specdec.kernels.fused import (
 )
 from specdec.kernels.host_sampling import HostSampling
 from specdec.kernels.host_walks import host_walk, tree_walk
+from specdec.kernels.native_adapters import NativeAdapters
 from specdec.kernels.native_drafting import NativeBlockDrafting, NativeDrafting
 from specdec.kernels.native_library import NOT_BUILT, Library, library_file
 from specdec.kernels.native_operations import NativeLayer, NativeOperations, NativeProjection
@@ -72,6 +75,8 @@ class KernelSet:
         block_walk: block verification of each row's chain, with the same arguments.
         fused_layer: prepares a decoder layer that runs in one call; None where its parts are called one by one.
         fused_target: prepares a target's pass in one call; None where its parts are called one by one.
+        grouped_lora: adds what adapters make of a product's inputs, where products are called one by one.
+        fused_adapters: prepares a bank of adapters for a model's layers in one call; None where there are none.
         torch_threads: threads that torch's operations may use beside these; None for all. Torch's threads spin for
             milliseconds after an operation, and keep threads of our own from their processors.
         fused_drafting: prepares a drafter in one call with a head, its output matrix, the vocabulary size, the tokens
@@ -99,12 +104,14 @@ class KernelSet:
     coupled_walk: Callable[[Tensor, DraftTrees, NoiseRows], list[Acceptance]]
     rejection_walk: Callable[[Tensor, DraftTrees, NoiseRows], list[Acceptance]]
     block_walk: Callable[[Tensor, DraftTrees, NoiseRows], list[Acceptance]]
+    grouped_lora: GroupedLoRA
     fused_layer: Callable[[LayerWeights], FusedLayer] | None = None
     fused_drafting: Callable[[HeadWeights, Product, int, Tensor | None, DraftingCache], FusedDrafting] | None = None
     fused_block: (
         Callable[[BlockWeights, Product, int, Tensor | None, Tensor | None, DraftingCache], FusedDrafting] | None
     ) = None
     fused_target: Callable[[TargetWeights, TargetCache], FusedTarget] | None = None
+    fused_adapters: Callable[[Sequence[FusedLayer]], AdapterBank] | None = None
     torch_threads: int | None = None
     head_dims: tuple[int, ...] | None = None
     max_nodes: int | None = None
@@ -179,6 +186,7 @@ def torch_kernels(noise: NoiseSource) -> KernelSet:
         coupled_walk=partial(coupled_walk, sampling.gumbel_argmax, tree_walk),
         rejection_walk=host_walk(walk_rejection, noise.uniforms),
         block_walk=host_walk(walk_block, noise.uniforms),
+        grouped_lora=grouped_lora_reference.grouped_lora,
         noise=noise,
     )
 
@@ -198,6 +206,7 @@ def native_kernels(noise: NoiseSource, library: Library, quantization: Quantizat
         projection=partial(NativeProjection, library, quantization=quantization),
         fused_layer=partial(NativeLayer, library, quantization=quantization),
         fused_target=partial(NativeTarget, library),
+        fused_adapters=partial(NativeAdapters, library),
         torch_threads=1,
         fused_drafting=partial(NativeDrafting, library, noise),
         fused_block=partial(NativeBlockDrafting, library, noise),
@@ -276,6 +285,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> KernelSet:
     from specdec.kernels import (
         block_walk,
         elementwise,
+        grouped_lora,
         gumbel_argmax,
         kv_copy,
         logit_filters,
@@ -313,6 +323,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> KernelSet:
         coupled_walk=partial(coupled_walk, argmax, walks.tree_walk),
         rejection_walk=walks.rejection_walk,
         block_walk=walks.block_walk,
+        grouped_lora=grouped_lora.grouped_lora,
         head_dims=tree_attention.HEAD_DIMS,
         max_nodes=tree_attention.MAX_WORDS * WORD_BITS,
         max_group=tree_attention.MAX_GROUP,

@@ -52,12 +52,32 @@ class LayerFields(Structure):
     ]
 
 
+class LoRAPartFields(Structure):
+    """`lora_part` of native.h."""
+
+    _fields_ = [*_fields(c_int64, "first stride column"), ("up", MatrixFields)]
+
+
+class LoRAFields(Structure):
+    """`lora` of native.h."""
+
+    _fields_ = [("parts", c_int64), ("low", MatrixFields), ("part", LoRAPartFields * 3)]
+
+
+class AdapterFields(Structure):
+    """`layer_adapter` of native.h."""
+
+    _fields_ = _fields(LoRAFields, "qkv output gate_up down")
+
+
 class StepFields(Structure):
     """`step` of native.h."""
 
     _fields_ = [
         *_fields(c_int64, "rows words table_blocks block_size first kv_kind slot_bytes"),
         *_fields(c_void_p, "slots request tables visible ancestors tree_starts lengths cos sin kv kv_scales"),
+        *_fields(c_int64, "layer spans"),
+        ("adapted", c_void_p),
     ]
 
 
@@ -103,6 +123,8 @@ class PassFields(Structure):
         *_fields(c_int64, "requests table_blocks block_size kv_bytes kv_kind slot_bytes"),
         *_fields(c_void_p, "tokens cached known nodes scored tables parents rotary kv kv_scales feature_cache logits"),
         ("before_layer", BEFORE_LAYER),
+        ("spans", c_int64),
+        ("adapted", c_void_p),
     ]
 
 

@@ -1,15 +1,25 @@
 """The operations of a step on a CPU by the compiled library."""
 
+from array import array
 from collections.abc import Sequence
 from ctypes import addressof
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from specdec.kernels.fused import LayerWeights
 from specdec.kernels.integers import ceil_div
-from specdec.kernels.native_library import BLOCK, LayerFields, Library, MatrixFields, StepFields, cache_layout
+from specdec.kernels.native_library import (
+    BLOCK,
+    LayerFields,
+    Library,
+    MatrixFields,
+    StepFields,
+    address_of,
+    cache_layout,
+)
 from specdec.kernels.packed_matrix import PackedMatrix
 from specdec.kernels.quantized_tensor import QuantizedTensor
 from specdec.kernels.ragged_rows import RaggedRows
@@ -86,8 +96,21 @@ def embedding_fields(library: Library, embedding: Tensor) -> tuple[int | None, i
     return table.data_ptr(), None, table
 
 
+class RowAdapters(Protocol):
+    """Adapters of layers, as `native_adapters` keeps them."""
+
+    def spans(self, adapters: Sequence[int], counts: Sequence[int]) -> "array[int]": ...
+
+
 class NativeLayer:
-    """A decoder layer in one call. It keeps its weights in packed form alone."""
+    """A decoder layer in one call. It keeps its weights in packed form alone.
+
+    Attributes:
+        adapters: of a model's layers, of which this is the one with `number`; None without.
+    """
+
+    adapters: RowAdapters | None = None
+    number = 0
 
     def __init__(self, library: Library, weights: LayerWeights, quantization: Quantization = "none") -> None:
         self.library = library
@@ -136,17 +159,28 @@ class NativeLayer:
         rows: RaggedRows,
         scales: Tensor | None = None,
     ) -> Tensor:
-        fields = step_of(rows).over(kv, scales)
+        step = step_of(rows)
+        fields = step.over(kv, scales)
         fields.slots = slots.data_ptr()
         cos, sin = cos.contiguous(), sin.contiguous()
         fields.cos, fields.sin = cos.data_ptr(), sin.data_ptr()
+        if rows.adapters:
+            assert self.adapters is not None
+            step.adapted = step.adapted or self.adapters.spans(rows.adapters, rows.query_lens)
+            fields.layer, fields.spans, fields.adapted = self.number, len(step.adapted) // 3, address_of(step.adapted)
         out = torch.empty_like(residual)
         self.library.layer(self.fields, fields, x, residual, out)
         return out
 
 
 class Step:
-    """The rows of a step as the library reads them."""
+    """The rows of a step as the library reads them.
+
+    Attributes:
+        adapted: rows with adapters, once a layer has looked them up.
+    """
+
+    adapted: "array[int] | None" = None
 
     def __init__(self, rows: RaggedRows) -> None:
         def numbers(values: Sequence[int]) -> Tensor:

@@ -42,7 +42,7 @@ class NativeTarget:
         norm = weights.norm.detach().float().contiguous()
         table, packed, embedding = embedding_fields(library, weights.embedding)
         self._kept = (weights, layers, pointers, tapped, embedding, norm)
-        self._vocab_size = weights.output.size
+        self._vocab_size, self._adapters = weights.output.size, layers[0].adapters
         self._target = TargetFields(
             weights.embedding.shape[1],
             len(layers),
@@ -71,6 +71,12 @@ class NativeTarget:
         cached, known = numbers([row.num_cached for row in rows]), numbers([len(row.tokens) for row in rows])
         nodes, scored = numbers([len(tree) for tree in trees]), numbers([row.num_scored for row in rows])
         tokens, above, cache = numbers(packed), numbers(parents), self.cache
+        adapters = [row.adapter for row in rows]
+        spans = numbers([])
+        if any(adapters):
+            assert self._adapters is not None
+            counts = [len(row.tokens) + len(tree) for row, tree in zip(rows, trees, strict=True)]
+            spans = self._adapters.spans(adapters, counts)
         logits = cache.rotary.new_empty(sum(scored) + len(parents), self._vocab_size)
         calls = _Calls(before_layer)
         self.library.target_pass(
@@ -87,6 +93,8 @@ class NativeTarget:
                 None if cache.features is None else cache.features.data_ptr(),
                 logits.data_ptr(),
                 calls.pointer,
+                len(spans) // 3,
+                address_of(spans) if spans else None,
             ),
         )
         calls.check()

@@ -43,6 +43,7 @@ class RaggedRows:
         first: first entry that any row sees. The EAGLE head's entry 0 does not exist (it would need
             the feature of token -1), so its rows see from entry 1.
         sees_later: whether the rows of a request may see each other whatever their order.
+        adapters: place of each request's adapter in the bank, 0 for none, host side; empty if no request has one.
     """
 
     query_lens: Sequence[int]
@@ -54,6 +55,7 @@ class RaggedRows:
     block_size: int
     first: int = 0
     sees_later: bool = False
+    adapters: Sequence[int] = ()
 
     def row_groups(self, window: int = 0) -> "list[RowGroup]":
         """Return tiles of similar shape, batched, for the plain-torch attention; made once a step.

@@ -105,12 +105,14 @@ class TreeRow(NamedTuple):
         num_cached: number of tokens whose keys and values are in the cache already.
         block_table: the request's blocks, enough for `num_cached + k` entries and those of its draft nodes.
         num_scored: number of the chain's last rows that need logits, the last one where a token is sampled.
+        adapter: place of the request's adapter in the bank, 0 for none.
     """
 
     tokens: Sequence[int]
     num_cached: int
     block_table: Sequence[int]
     num_scored: int
+    adapter: int = 0
 
 
 class HostNodes(NamedTuple):

@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from specdec.async_engine.async_llm import AsyncLLM
     from specdec.async_engine.errors import EngineDeadError
     from specdec.core.engine_stats import EngineStats
+    from specdec.core.lora_request import LoRARequest
     from specdec.core.metrics import Counter, Gauge, Metric, Vector
     from specdec.core.output_kind import RequestOutputKind
     from specdec.core.outputs import (
@@ -46,6 +47,7 @@ __all__ = [
     "EngineDeadError",
     "EngineStats",
     "Gauge",
+    "LoRARequest",
     "Logprob",
     "Metric",
     "QueueFullError",
@@ -78,6 +80,7 @@ _HOMES = {
     "EngineDeadError": "specdec.async_engine.errors",
     "EngineStats": "specdec.core.engine_stats",
     "Gauge": "specdec.core.metrics",
+    "LoRARequest": "specdec.core.lora_request",
     "Logprob": "specdec.core.outputs",
     "Metric": "specdec.core.metrics",
     "QueueFullError": "specdec.scheduling.scheduler",

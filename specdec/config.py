@@ -165,6 +165,16 @@ class EngineConfig:
         "but the model's outputs change.",
         panel="Model",
     )
+    enable_lora: bool = setting(
+        False,
+        "Serve LoRA adapters of the target beside it, each request its own.",
+        flags="--enable-lora",
+        panel="Model",
+    )
+    max_loras: int = setting(
+        8, "Most adapters that are loaded at a time; idle ones make way.", least=1, most=4096, panel="Model"
+    )
+    max_lora_rank: int = setting(16, "Largest rank of an adapter.", least=1, most=256, panel="Model")
     draft_vocab: int | Path | None = setting(
         None,
         "Tokens that can be drafted: how many (the first ones), or a JSON or torch file of their ids; end and special "
@@ -257,7 +267,12 @@ class EngineConfig:
                 "use quantization 'none', or tensor_parallel_size 1"
             )
         for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-            if (size := getattr(self, name)) > 1 and self.kv_transfer_config is not None:
+            if (size := getattr(self, name)) > 1 and self.enable_lora:
+                raise ValueError(
+                    f"enable_lora is given and {name} is {size}; adapters are for one rank; use {name} 1, or merge the "
+                    "adapter into the checkpoint"
+                )
+            if size > 1 and self.kv_transfer_config is not None:
                 raise ValueError(
                     f"kv_transfer_config is given and {name} is {size}; connectors store the cache of one rank; leave "
                     f"it out, or use {name} 1"
@@ -331,6 +346,9 @@ class LLMSettings(TypedDict, total=False):
     distributed_executor_backend: ExecutorBackend
     draft_tensor_parallel_size: int | None
     quantization: Quantization | None
+    enable_lora: bool | None
+    max_loras: int | None
+    max_lora_rank: int | None
     draft_vocab: int | str | Path | None
     draft_rank: int | None
     collect_drafts: str | Path | None

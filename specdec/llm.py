@@ -14,16 +14,18 @@ from transformers import PreTrainedTokenizerBase
 from specdec.config import AUTO, NGRAM
 from specdec.core.device import on_device
 from specdec.core.engine_stats import EngineStats
+from specdec.core.lora_request import LoRARequest
 from specdec.core.metrics import Metric, engine_metrics
 from specdec.core.output_kind import ShownStates
 from specdec.core.outputs import BeamSearchOutput, RequestOutput, SpeculationStats
 from specdec.core.progress import progress_bar
 from specdec.core.request import RequestGroup
 from specdec.core.sampling_params import BeamSearchParams, SamplingParams
+from specdec.engine.adapters import EngineAdapters
 from specdec.engine.beam_search import BeamRequest, BeamSearch, run_searches
 from specdec.engine.draft_loader import load_drafts, release_output_weights
 from specdec.engine.engine_builder import EngineBuilder
-from specdec.engine.prompts import Prompt, prompt_batch
+from specdec.engine.prompts import Prompt, one_each, prompt_batch
 from specdec.engine.rank_loader import kernels_of, load_target, rank_config
 from specdec.engine.ranks import ranks_of
 from specdec.engine.request_maker import RequestMaker
@@ -33,9 +35,12 @@ from specdec.engine.shared_engine import SharedEngine
 from specdec.engine.vllm_keywords import FOREIGN_CALL, FOREIGN_SEARCH, LLMKeywords, own_settings
 from specdec.kernels.settings import check_call
 from specdec.kv_transfer.cache_identity import checkpoint_identity, identity
+from specdec.models.adapter_layout import attach_adapters
 from specdec.models.hub import checkpoint_path, shown_path
 
 logger = logging.getLogger(__name__)
+# An adapter for all prompts, or one or None each.
+LoRARequests = LoRARequest | list[LoRARequest] | list[LoRARequest | None] | None
 
 
 class LLM:
@@ -85,6 +90,8 @@ class LLM:
             self.model = load_target(own_config, kernels, ranks.groups(torch.device(own_config.device)))
             size = f"{self.model.num_parameters:,} parameters{ranks.share}"
             logger.info("target %s: %s, %s, loaded in %.1f s", name, size, how, time.perf_counter() - began)
+            if config.enable_lora:
+                attach_adapters(self.model, kernels, config.max_loras, config.max_lora_rank)
             self._requests = RequestMaker.read(config, self.model.config)
             self.tokenizer, self.max_model_len = self._requests.tokenizer, self._requests.max_model_len
             self.generation_config = self._requests.generation_config
@@ -99,6 +106,7 @@ class LLM:
         self.engine.ring = ring
         logger.info("ready after %.1f s", time.perf_counter() - began)
         self._shared = SharedEngine(self.engine)
+        self._adapters = EngineAdapters(config, self.model, self._shared)
         if config.draft is not None and self.engine.scheduler.draft_budget is not None:
             self._requests.draft_context = self.engine.scheduler.draft_budget.context
 
@@ -114,6 +122,7 @@ class LLM:
         Calls that run in other threads, and all later ones, raise a ValueError.
         """
         self._shared.close()
+        self._adapters.close()
         engine = self.__dict__.pop("engine", None)
         if engine is not None:
             engine.shutdown()
@@ -126,6 +135,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool | Callable[..., Any] = True,
+        lora_request: LoRARequests = None,
         priority: Sequence[int] | None = None,
         cache_salt: str | None = None,
     ) -> list[RequestOutput]:
@@ -135,14 +145,15 @@ class LLM:
             prompts: strings, token-id lists, or dicts of these (`TextPrompt`, `TokensPrompt`).
             sampling_params: one for all, or one each.
             use_tqdm: show a progress bar where there are several prompts (the name is vLLM's; the bar is our own).
+            lora_request: an adapter for all, or one or None each; needs `enable_lora`.
             priority: one each, lower ones first, under the policy "priority".
             cache_salt: only prompts of the same salt share cached prefixes.
 
         Raises:
             ValueError: a prompt that is empty or leaves no room for a token; nothing has run then.
-            QueueFullError: more prompts than `max_queued_requests`; nothing has run then.
+            QueueFullError: more prompts than `max_queued_requests`, or adapters than `max_loras`; nothing has run then.
         """
-        groups = self._groups(prompts, sampling_params, priority, cache_salt)
+        groups = self._groups(prompts, sampling_params, priority, cache_salt, lora_request)
         stats = [request.stats for group in groups for request in group.requests]
         with progress_bar(len(groups), "generating", not use_tqdm, lambda: SpeculationStats.total(stats)) as advance:
             for finished in self._shared.run(groups, read=lambda group: group.finished):
@@ -156,6 +167,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        lora_request: LoRARequests = None,
         priority: Sequence[int] | None = None,
         cache_salt: str | None = None,
         trace: bool = False,
@@ -168,7 +180,7 @@ class LLM:
         Args:
             trace: let the outputs' `steps` hold all steps with their draft trees and accepted paths.
         """
-        groups = self._groups(prompts, sampling_params, priority, cache_salt)
+        groups = self._groups(prompts, sampling_params, priority, cache_salt, lora_request)
         if trace:
             for group in groups:
                 group.start_trace()
@@ -189,6 +201,7 @@ class LLM:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora_request: LoRARequests = None,
         priority: Sequence[int] | None = None,
         cache_salt: str | None = None,
     ) -> list[RequestOutput]:
@@ -213,10 +226,22 @@ class LLM:
             self.chat_prompt(conversation, add_generation_prompt=add_generation_prompt, **arguments)  # type: ignore[arg-type]
             for conversation in conversations
         ]
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, priority=priority, cache_salt=cache_salt)
+        return self.generate(
+            prompts,
+            sampling_params,
+            use_tqdm=use_tqdm,
+            lora_request=lora_request,
+            priority=priority,
+            cache_salt=cache_salt,
+        )
 
     @check_call(FOREIGN_SEARCH)
-    def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams) -> list[BeamSearchOutput]:
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        lora_request: LoRARequests = None,
+    ) -> list[BeamSearchOutput]:
         """Search the most probable sequences after each prompt, all in one batch, without drafts.
 
         Tokens and scores are those of transformers' `generate` with `num_beams` of `params.beam_width`.
@@ -237,7 +262,8 @@ class LLM:
             ignore_eos=params.ignore_eos,
             logprobs=min(most, self._requests.model.vocab_size),
         )
-        roots = [BeamRequest.of(group.requests[0]) for group in self._groups(prompts, step)]
+        groups = self._groups(prompts, step, lora_request=lora_request)
+        roots = [BeamRequest.of(group.requests[0]) for group in groups]
         with self._shared.turn() as engine:
             searches = [BeamSearch(engine, params, root) for root in roots]
         run_searches(self._shared, searches)
@@ -282,36 +308,61 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         priority: Sequence[int] | None = None,
         cache_salt: str | None = None,
+        lora_request: LoRARequests = None,
     ) -> list[RequestGroup]:
         batch = prompt_batch(prompts)
-        if sampling_params is None or isinstance(sampling_params, SamplingParams):
-            params = [sampling_params or self.get_default_sampling_params()] * len(batch)
-        else:
-            params = list(sampling_params) if isinstance(sampling_params, Sequence) else [sampling_params] * len(batch)
-        if len(params) != len(batch):
-            raise ValueError(f"{len(params)} sampling_params for {len(batch)} prompts; give one, or one each")
-        priorities = [0] * len(batch) if priority is None else list(priority)
-        if len(priorities) != len(batch):
-            raise ValueError(f"{len(priorities)} priorities for {len(batch)} prompts; give one each")
+        params = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        each = (
+            one_each(batch, "sampling_params", params),
+            one_each(batch, "priorities", 0 if priority is None else priority),
+            one_each(batch, "lora_requests", lora_request),
+        )
         return [
-            self.new_group(prompt, own, priority=rank, cache_salt=cache_salt)
-            for prompt, own, rank in zip(batch, params, priorities, strict=True)
+            self.new_group(prompt, own, priority=rank, cache_salt=cache_salt, lora_request=adapter)
+            for prompt, own, rank, adapter in zip(batch, *each, strict=True)
         ]
 
     def new_group(
-        self, prompt: Prompt, params: SamplingParams, *, priority: int = 0, cache_salt: str | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> RequestGroup:
         """Make the requests of a prompt, one per sample, checked and not yet queued.
 
         Args:
             priority: lower runs first, under the policy "priority".
             cache_salt: only requests of the same salt share cached prefixes.
+            lora_request: the adapter, which is loaded if it is not yet.
 
         Raises:
             ValueError: a prompt that is empty, outside the vocabulary, or too long; a parameter that the model
-                does not support.
+                does not support; an adapter that does not fit it.
+            QueueFullError: running requests have as many other adapters as can be loaded.
         """
-        return self._requests.group(prompt, params, priority, cache_salt)
+        with self._adapters.using(lora_request) as adapter:
+            return self._requests.group(prompt, params, priority, cache_salt, adapter)
+
+    def add_lora(self, lora_request: LoRARequest) -> None:
+        """Load an adapter before a request asks for it.
+
+        Raises:
+            CheckpointError: no adapter in PEFT's format that fits the target.
+            ValueError: an engine without `enable_lora`, or an id that another adapter has.
+            QueueFullError: running requests have as many other adapters as can be loaded.
+        """
+        self._adapters.load(lora_request)
+
+    def remove_lora(self, lora_int_id: int) -> bool:
+        """Unload an adapter; requests that have it run to their end. Return whether it was loaded."""
+        return self._adapters.unload(lora_int_id)
+
+    def list_loras(self) -> list[LoRARequest]:
+        """Return the adapters that are loaded, the least recently used first."""
+        return self._adapters.loaded()
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         """Return the tokenizer as transformers has it. It is the program's own: what is set on it changes no request.

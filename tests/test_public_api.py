@@ -20,6 +20,7 @@ NAMES = [
     "EngineDeadError",
     "EngineStats",
     "Gauge",
+    "LoRARequest",
     "Logprob",
     "Metric",
     "QueueFullError",

@@ -69,6 +69,7 @@ class TreeBatch:
             visible=upload(visible, device),
             ancestors=upload(ancestors, device),
             block_size=block_size,
+            adapters=[part.adapter for part in parts] if any(part.adapter for part in parts) else (),
         )
         batch = TreeBatch(
             tokens=upload(tokens, device),

@@ -17,6 +17,7 @@
 #include "quantized.h"
 #include "products.h"
 #include "kv_entries.h"
+#include "adapters.h"
 #include "attention.h"
 #include "layers.h"
 #include "target.h"

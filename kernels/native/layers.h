@@ -1,8 +1,6 @@
 /* A decoder layer in one call, and its parts by themselves. Activations between the parts are floats; they are rounded
    where a layer ends, where keys and values are stored, and where bfloat16 pairs are multiplied. */
 
-enum { CHUNK = 4 }; /* blocks of a product that are finished before the next are begun */
-
 /* Items of a job that are done together: rows that are normed, heads that are rotated. */
 enum { ROWS_AT_ONCE = 4, HEADS_AT_ONCE = 8 };
 
@@ -39,6 +37,8 @@ typedef struct {
     const float *residual;
     int64_t rows, residual_stride;
     float *own;
+    const step *adapted; /* where the rows' adapters are beside the weight, or NULL */
+    size_t adapter;
 } chunks;
 
 INLINE int64_t multiply_chunk(const chunks *job, int64_t begin, int64_t end) {
@@ -47,6 +47,8 @@ INLINE int64_t multiply_chunk(const chunks *job, int64_t begin, int64_t end) {
                  begin * BLOCK, job->residual, job->residual_stride, job->rows,
                  sums_at(job->weight, job->c->dtype)};
     multiply(&p, way_of(job->weight, job->c->dtype), begin, last);
+    if (job->adapted)
+        add_adapters(job->c, job->adapted, job->adapter, job->own, CHUNK * BLOCK, begin * BLOCK, begin, last);
     return last;
 }
 
@@ -140,6 +142,7 @@ static void qkv_work(void *argument, int thread, int64_t begin, int64_t end) {
     product p = {m, j->c->buffers[INPUTS].memory, input_stride(m, dtype), j->c->buffers[QKV].memory,
                  m->blocks * BLOCK, 0, NULL, 0, j->s->rows, sums_at(m, dtype)};
     multiply(&p, way_of(m, dtype), begin, end);
+    add_adapters(j->c, j->s, offsetof(layer_adapter, qkv), p.out, p.out_stride, 0, begin, end);
 }
 
 static void heads_work(void *argument, int thread, int64_t begin, int64_t end) {
@@ -179,6 +182,7 @@ static void output_work(void *argument, int thread, int64_t begin, int64_t end) 
     product p = {m, j->c->buffers[MIXED].memory, input_stride(m, dtype), j->c->buffers[SUMS].memory, width, 0,
                  j->c->buffers[STATES].memory, width, j->s->rows, sums_at(m, dtype)};
     multiply(&p, way_of(m, dtype), begin, end);
+    add_adapters(j->c, j->s, offsetof(layer_adapter, output), p.out, width, 0, begin, end);
 }
 
 static void norms_work(void *argument, int thread, int64_t begin, int64_t end) {
@@ -196,7 +200,8 @@ static void norms_work(void *argument, int thread, int64_t begin, int64_t end) {
 static void gate_work(void *argument, int thread, int64_t begin, int64_t end) {
     const layer_job *j = argument;
     context *c = j->c;
-    chunks job = {c, &j->l->gate_up, c->buffers[INPUTS].memory, NULL, j->s->rows, 0, c->own[thread].memory};
+    chunks job = {c, &j->l->gate_up, c->buffers[INPUTS].memory, NULL, j->s->rows, 0, c->own[thread].memory,
+                  j->s, offsetof(layer_adapter, gate_up)};
     multiply_gated(&job, begin, end, &j->l->down, c->buffers[ACTIVATED].memory);
 }
 
@@ -204,7 +209,7 @@ static void down_work(void *argument, int thread, int64_t begin, int64_t end) {
     const layer_job *j = argument;
     context *c = j->c;
     chunks job = {c, &j->l->down, c->buffers[ACTIVATED].memory, c->buffers[SUMS].memory, j->s->rows,
-                  j->l->output.blocks * BLOCK, c->own[thread].memory};
+                  j->l->output.blocks * BLOCK, c->own[thread].memory, j->s, offsetof(layer_adapter, down)};
     multiply_part(&job, begin, end, c->dtype, j->out, j->l->down.columns);
 }
 
@@ -239,6 +244,12 @@ static int reserve_own(context *c, size_t floats) {
     return 0;
 }
 
+/* Run the first products of the rows' adapters beside a weight, whose inputs lie in a buffer. */
+static void run_low_beside(const layer_job *j, const matrix *m, size_t adapter, int inputs) {
+    if (j->s->spans)
+        run_low(j->c, j->s, adapter, j->c->buffers[inputs].memory, input_stride(m, (int)j->c->dtype));
+}
+
 static int run_layer(context *c, const layer *l, const step *s, const void *x, const void *residual, void *out) {
     const size_t rows = s->rows, width = l->output.blocks * BLOCK, group = l->heads / l->kv_heads;
     size_t own = larger(rows * CHUNK * BLOCK, tile_floats(s, group, l->head_dim));
@@ -251,19 +262,24 @@ static int run_layer(context *c, const layer *l, const step *s, const void *x, c
     lacks |= !reserve(&c->buffers[MIXED], rows * input_stride(&l->output, c->dtype));
     lacks |= !reserve(&c->buffers[ACTIVATED], rows * input_stride(&l->down, c->dtype));
     lacks |= !reserve(&c->buffers[TILES], (rows + 1) * sizeof(int64_t));
+    lacks |= s->spans && reserve_low(c, s);
     if (lacks)
         return -1;
     const int64_t tiles = cut_tiles(s, group, c->buffers[TILES].memory);
     layer_job j = {c, l, s, x, residual, out};
     pool_each(c->threads, rows, ROWS_AT_ONCE, states_work, &j);
+    run_low_beside(&j, &l->qkv, offsetof(layer_adapter, qkv), INPUTS);
     pool_each(c->threads, l->qkv.blocks, CHUNK, qkv_work, &j);
     pool_each(c->threads, rows * (l->heads + 2 * l->kv_heads), HEADS_AT_ONCE, heads_work, &j);
     pool_each(c->threads, tiles * l->kv_heads, 1, mix_work, &j);
     finish_rows(c, &l->output, MIXED, rows, l->output.inputs);
+    run_low_beside(&j, &l->output, offsetof(layer_adapter, output), MIXED);
     pool_each(c->threads, l->output.blocks, CHUNK, output_work, &j);
     pool_each(c->threads, rows, ROWS_AT_ONCE, norms_work, &j);
+    run_low_beside(&j, &l->gate_up, offsetof(layer_adapter, gate_up), INPUTS);
     pool_each(c->threads, l->gate_up.blocks, CHUNK, gate_work, &j);
     finish_rows(c, &l->down, ACTIVATED, rows, l->down.depth);
+    run_low_beside(&j, &l->down, offsetof(layer_adapter, down), ACTIVATED);
     pool_each(c->threads, l->down.blocks, CHUNK, down_work, &j);
     return 0;
 }
@@ -292,7 +308,8 @@ static void inputs_work(void *argument, int thread, int64_t begin, int64_t end) 
 
 static void product_work(void *argument, int thread, int64_t begin, int64_t end) {
     const product_job *j = argument;
-    chunks job = {j->c, j->weight, j->c->buffers[INPUTS].memory, NULL, j->rows, 0, j->c->own[thread].memory};
+    chunks job = {j->c, j->weight, j->c->buffers[INPUTS].memory, NULL, j->rows, 0, j->c->own[thread].memory,
+                  NULL, 0};
     multiply_part(&job, begin, end, j->kind, j->out, j->stride);
 }
 

@@ -46,6 +46,33 @@ typedef struct {
     matrix qkv, output, gate_up, down; /* gate_up: blocks of gate and up in turn */
 } layer;
 
+/* Columns of an adapted product: `up` takes numbers from `column` on of a row of `low`, and its blocks add to every
+   `stride`th block of the weight from `first` on. */
+typedef struct {
+    int64_t first, stride, column;
+    matrix up;
+} lora_part;
+
+enum { MOST_PARTS = 3 };
+
+/* What an adapter adds beside a weight: `low` of the weight's inputs, and of that each part's `up`. Both matrices have
+   numbers of the kind that activations have, or such as hold the same. */
+typedef struct {
+    int64_t parts; /* 0 for nothing */
+    matrix low;
+    lora_part part[MOST_PARTS];
+} lora;
+
+typedef struct {
+    lora qkv, output, gate_up, down;
+} layer_adapter;
+
+/* Rows `[begin, end)` of a step whose layers have an adapter. */
+typedef struct {
+    int64_t begin, end;
+    const layer_adapter *layers;
+} adapter_rows;
+
 /* The rows of a step, and one layer's cache: slots of `slot_bytes` that begin with `[2 * kv_heads, head_dim]` numbers
    of `kv_kind`. */
 typedef struct {
@@ -54,6 +81,8 @@ typedef struct {
     const void *cos, *sin; /* [rows, head_dim] */
     void *kv;
     const float *kv_scales; /* [2 * kv_heads] of the checkpoint, or NULL */
+    int64_t layer, spans; /* number of the layer; of adapted rows, 0 for none */
+    const adapter_rows *adapted;
 } step;
 
 /* Kinds of heads, by the input of their first layer. */
@@ -102,6 +131,8 @@ typedef struct {
     void *feature_cache;    /* [slots][hidden] of the feature, or NULL */
     void *logits;           /* [scored tokens and nodes][vocabulary] */
     void (*before_layer)(int64_t layer); /* called before each layer and behind the last, or NULL */
+    int64_t spans;
+    const adapter_rows *adapted; /* [spans] */
 } pass;
 
 /* A call of the drafter: of `rows` requests the head reads the tokens `[starts, ends)`, and under the last ones of the
@@ -166,7 +197,7 @@ typedef struct {
 } buffer;
 
 enum {
-    STATES, INPUTS, QKV, TILES, MIXED, SUMS, ACTIVATED, /* of a layer */
+    STATES, INPUTS, QKV, TILES, MIXED, SUMS, ACTIVATED, LOW, /* of a layer */
     PAIRS, SPARE, FRONTIER, ROTARY, BITS, NUMBERS, SCORES, CANDIDATES, VALUES, /* of a search */
     READ, READ_NUMBERS, /* of the tokens read before it */
     STREAM, PASS_ROTARY, PASS_NUMBERS, WANTED, TAPPED, /* of a pass of the target */
@@ -181,6 +212,7 @@ typedef struct {
     int64_t dtype; /* of activations */
     buffer buffers[BUFFERS];
     buffer *own; /* of each thread */
+    size_t low_bytes; /* a row of LOW */
 } context;
 
 /* The operations as compiled for one kind of processor. Each returns 0, or -1 without memory. */

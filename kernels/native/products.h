@@ -9,6 +9,7 @@ enum { AS_FLOAT32, AS_BFLOAT16, AS_FLOAT16, AS_INT8, AS_UINT4, AS_FLOAT8, AS_PAI
 enum {
     PARTS = BLOCK / LANES, /* vectors of a block */
     MOST_BLOCKS = 4, /* side by side */
+    CHUNK = 4, /* that are finished before the next are begun */
     AHEAD = 4096, /* bytes of a weight that are asked for before they are used: what the processor asks for by itself
                      is too little once several rows keep it busy */
 #if defined(FORM_AVX512)

@@ -38,7 +38,7 @@ static int pack(context *c, const target *t, const pass *p, packed *to) {
     memset(ancestors, 0, words * rows * 8);
     *to = (packed){{rows, words, p->table_blocks, p->block_size, 0, p->kv_kind, p->slot_bytes, numbers, numbers + rows,
                     p->tables, visible, ancestors, tree_starts, lengths, rotary, rotary + rows * rotary_bytes, NULL,
-                    NULL}, 0, wanted};
+                    NULL, 0, p->spans, p->adapted}, 0, wanted};
     const int64_t *parents = p->parents;
     for (int64_t r = 0, row = 0; r < p->requests; r++) {
         const int64_t end = p->cached[r] + p->known[r];
@@ -112,6 +112,7 @@ static int run_pass(context *c, const target *t, const pass *p) {
             break;
         rows.s.kv = (char *)p->kv + l * p->kv_bytes;
         rows.s.kv_scales = p->kv_scales ? p->kv_scales + l * 2 * t->layer[l]->kv_heads : NULL;
+        rows.s.layer = l;
         if (run_layer(c, t->layer[l], &rows.s, NULL, stream, spare))
             return -1;
         char *swapped = stream;

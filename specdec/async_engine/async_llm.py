@@ -7,24 +7,28 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self, Unpack
+from typing import Any, Self, Unpack
 
 import msgspec
 
 from specdec.async_engine.connection import EngineConnection
+from specdec.async_engine.engine_calls import EngineCalls, Holdings
 from specdec.async_engine.errors import CLOSED, EngineDeadError
 from specdec.async_engine.messages import (
     Abort,
+    AdapterChanged,
     Add,
     CheckIntegrity,
     DraftUpdated,
     FromEngine,
     GetStats,
     Integrity,
+    LoadAdapter,
     News,
     Refused,
     Setup,
     Stats,
+    UnloadAdapter,
     UpdateDraft,
     encode,
 )
@@ -32,6 +36,7 @@ from specdec.async_engine.request_stream import RequestStream
 from specdec.async_engine.supervisor import Supervisor
 from specdec.config import AUTO, EngineConfig
 from specdec.core.engine_stats import EngineStats
+from specdec.core.lora_request import LoRARequest, with_whole_path
 from specdec.core.output_kind import RequestOutputKind, ShownStates
 from specdec.core.outputs import RequestOutput
 from specdec.core.sampling_params import SamplingParams
@@ -47,22 +52,8 @@ from specdec.scheduling.scheduler import QueueFullError
 
 # Least time limit of a silent engine process, in seconds: some heartbeats must fit in.
 LEAST_TIMEOUT = 1.0
-# Answers to calls of the engine process.
-Answer = Stats | Integrity | DraftUpdated
 # Characters from which on a text is tokenized beside the event loop.
 LONG_TEXT = 20_000
-
-
-class Holdings(NamedTuple):
-    """Requests and cache blocks in use by an engine process; 0 and 0 while it is idle.
-
-    Attributes:
-        requests: unfinished requests.
-        blocks: cache blocks that those use.
-    """
-
-    requests: int
-    blocks: int
 
 
 def engine_setup(
@@ -129,7 +120,7 @@ class AsyncLLM:
         self._numbers: dict[str, int] = {}
         self._none_running = asyncio.Event()
         self._none_running.set()
-        self._calls: dict[int, asyncio.Future[Answer]] = {}
+        self._calls = EngineCalls()
         self._new_number = itertools.count()
         self._closing = False
 
@@ -161,6 +152,7 @@ class AsyncLLM:
         params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
+        lora_request: LoRARequest | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
         interval: float = 0.0,
@@ -176,6 +168,7 @@ class AsyncLLM:
             prompt: text or token ids, or a dict of these.
             params: those of `get_default_sampling_params` if None.
             request_id: a name for `abort`, of no other running request; a number if None.
+            lora_request: an adapter, which is loaded if it is not yet; needs `enable_lora`.
             priority: lower ones first, under the policy "priority".
             cache_salt: only requests of the same salt share cached prefixes.
             interval: seconds for which tokens after the first may wait to come in one state, which costs less where
@@ -184,7 +177,7 @@ class AsyncLLM:
 
         Raises:
             ValueError: a bad prompt, parameter or request id; nothing has run then.
-            QueueFullError: `max_queued_requests` requests wait; nothing has run then.
+            QueueFullError: too many requests wait, or running ones have too many other adapters; nothing has run then.
             EngineDeadError: the engine process is not there, or dies meanwhile.
         """
         params = self.get_default_sampling_params() if params is None else params
@@ -211,7 +204,8 @@ class AsyncLLM:
             raise ValueError(f"request_id {name!r} is taken by a running request; give another")
         if self._closing:
             raise EngineDeadError(CLOSED)
-        add = Add(number, tokens, msgspec.Raw(encode(own)), int(priority), cache_salt, interval, trace)
+        adapter = None if lora_request is None else with_whole_path(lora_request)
+        add = Add(number, tokens, msgspec.Raw(encode(own)), int(priority), cache_salt, interval, trace, adapter)
         self._connection.send(add)
         stream = RequestStream(name, text, tokens, params.n)
         self._streams[number], self._numbers[name] = stream, number
@@ -279,8 +273,7 @@ class AsyncLLM:
         Raises:
             EngineDeadError: the engine process is not there.
         """
-        answer = await self._ask(GetStats(next(self._new_number)))
-        assert isinstance(answer, Stats)
+        answer: Stats = await self._ask(GetStats)
         return answer.stats
 
     async def update_draft(self, draft: str | Path) -> None:
@@ -294,12 +287,28 @@ class AsyncLLM:
         """
         # A download takes longer than the event loop may wait.
         folder = (await asyncio.to_thread(checkpoint_path, draft)).absolute()
-        answer = await self._ask(UpdateDraft(next(self._new_number), str(folder)))
-        assert isinstance(answer, DraftUpdated)
+        answer: DraftUpdated = await self._ask(UpdateDraft, str(folder))
         if answer.problem is not None:
             raise ValueError(answer.problem)
         self.config = replace(self.config, draft=folder)
         self._connection.use_draft(self.config.sources)
+
+    async def add_lora(self, lora_request: LoRARequest) -> None:
+        """Load an adapter before a request asks for it; see `LLM.add_lora`.
+
+        Raises:
+            ValueError: no adapter that fits the target, or an engine without adapters.
+            QueueFullError: running requests have as many other adapters as can be loaded.
+            EngineDeadError: the engine process is not there, or dies meanwhile.
+        """
+        answer: AdapterChanged = await self._ask(LoadAdapter, with_whole_path(lora_request))
+        if answer.problem is not None:
+            raise QueueFullError(answer.problem) if answer.queue_full else ValueError(answer.problem)
+
+    async def remove_lora(self, lora_int_id: int) -> bool:
+        """Unload an adapter; requests that have it run to their end. Return whether it was loaded."""
+        answer: AdapterChanged = await self._ask(UnloadAdapter, lora_int_id)
+        return answer.was_loaded
 
     async def check_integrity(self) -> Holdings:
         """Check the scheduler and the cache in the engine process, for tests: recompute their invariants.
@@ -308,8 +317,7 @@ class AsyncLLM:
             AssertionError: the first invariant that does not hold.
             EngineDeadError: the engine process is not there.
         """
-        answer = await self._ask(CheckIntegrity(next(self._new_number)))
-        assert isinstance(answer, Integrity)
+        answer: Integrity = await self._ask(CheckIntegrity)
         if answer.problem is not None:
             raise AssertionError(answer.problem)
         return Holdings(answer.requests, answer.blocks)
@@ -345,14 +353,8 @@ class AsyncLLM:
         if self._connection.healthy:
             self._connection.send(Abort(number))
 
-    async def _ask(self, message: GetStats | CheckIntegrity | UpdateDraft) -> Answer:
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._calls[message.call_id] = answer
-        try:
-            self._connection.send(message)
-            return await answer
-        finally:
-            del self._calls[message.call_id]
+    async def _ask(self, kind: type[Any], *fields: Any) -> Any:
+        return await self._calls.ask(self._connection.send, kind(next(self._new_number), *fields))
 
     def _receive(self, message: FromEngine) -> None:
         match message:
@@ -367,10 +369,8 @@ class AsyncLLM:
                 if stream := self._streams.get(number):
                     stream.fail(QueueFullError(reason) if queue_full else ValueError(reason))
                     self._forget(number)
-            case Stats() | Integrity() | DraftUpdated():
-                answer = self._calls.get(message.call_id)
-                if answer is not None and not answer.done():
-                    answer.set_result(message)
+            case Stats() | Integrity() | DraftUpdated() | AdapterChanged():
+                self._calls.receive(message)
 
     def _forget(self, number: int) -> None:
         del self._numbers[self._streams.pop(number).request_id]
@@ -390,6 +390,4 @@ class AsyncLLM:
         """Have all that waits for the engine process get an error."""
         for number in list(self._streams):
             self._fail(number, error.fresh())
-        for answer in self._calls.values():
-            if not answer.done():
-                answer.set_exception(error.fresh())
+        self._calls.fail(error)

@@ -11,6 +11,7 @@ import zmq
 
 from specdec.async_engine.messages import (
     Abort,
+    AdapterChanged,
     Add,
     CheckIntegrity,
     Delta,
@@ -18,10 +19,12 @@ from specdec.async_engine.messages import (
     GetStats,
     Heartbeat,
     Integrity,
+    LoadAdapter,
     News,
     Refused,
     Stats,
     Stop,
+    UnloadAdapter,
     UpdateDraft,
     decode_params,
     decode_to_engine,
@@ -29,6 +32,7 @@ from specdec.async_engine.messages import (
     one_line,
 )
 from specdec.async_engine.outbox import Outbox
+from specdec.core.lora_request import LoRARequest
 from specdec.core.request import Request
 from specdec.core.sampling_params import SamplingParams
 from specdec.execution.executor import ExecutorDeadError
@@ -129,6 +133,11 @@ class EngineLoop:
                 self._unsent.append(encode(self._integrity(call_id)))
             case UpdateDraft(call_id, folder):
                 self._unsent.append(encode(self._update_draft(call_id, folder)))
+            case LoadAdapter(call_id, adapter):
+                self._unsent.append(encode(self._load_adapter(call_id, adapter)))
+            case UnloadAdapter(call_id, lora_int_id):
+                was_loaded = self._llm.remove_lora(lora_int_id)
+                self._unsent.append(encode(AdapterChanged(call_id, was_loaded=was_loaded)))
             case Stop():
                 self._stopping = True
                 for number in [*self._outboxes, *self._compiling]:
@@ -147,7 +156,13 @@ class EngineLoop:
             self._queue(message.number, work)
 
     def _make(self, message: Add, params: SamplingParams) -> Outbox:
-        group = self._llm.new_group(message.prompt, params, priority=message.priority, cache_salt=message.cache_salt)
+        group = self._llm.new_group(
+            message.prompt,
+            params,
+            priority=message.priority,
+            cache_salt=message.cache_salt,
+            lora_request=message.adapter,
+        )
         if message.trace:
             group.start_trace()
         return Outbox(message.number, group, message.interval)
@@ -216,6 +231,13 @@ class EngineLoop:
             logger.exception("the draft head could not be replaced")
             return DraftUpdated(call_id, f"{type(error).__name__}: {one_line(error)}")
         return DraftUpdated(call_id, None)
+
+    def _load_adapter(self, call_id: int, adapter: LoRARequest) -> AdapterChanged:
+        try:
+            self._llm.add_lora(adapter)
+        except Exception as error:
+            return AdapterChanged(call_id, one_line(error), isinstance(error, QueueFullError))
+        return AdapterChanged(call_id)
 
     def _step(self) -> None:
         plan = self._engine.scheduler.schedule()

@@ -15,6 +15,7 @@ import msgspec
 from specdec.config import LLMSettings
 from specdec.core.choices import ChoiceScore
 from specdec.core.engine_stats import EngineStats
+from specdec.core.lora_request import LoRARequest
 from specdec.core.outputs import Logprob, RequestMetrics, Segment, SpeculationStats, Step
 from specdec.core.sampling_params import SamplingParams
 
@@ -55,6 +56,7 @@ class Add(Message):
         params: encoded `SamplingParams`. They are decoded apart, so that a mistake in them can be answered.
         interval: seconds for which news after the first token may wait; infinity for none until the end.
         trace: whether deltas hold all steps with their draft trees.
+        adapter: of the target, for this request.
     """
 
     number: int
@@ -64,6 +66,7 @@ class Add(Message):
     cache_salt: str | None
     interval: float = 0.0
     trace: bool = False
+    adapter: LoRARequest | None = None
 
 
 class Abort(Message):
@@ -89,6 +92,20 @@ class UpdateDraft(Message):
 
     call_id: int
     folder: str
+
+
+class LoadAdapter(Message):
+    """Load an adapter, and send `AdapterChanged`."""
+
+    call_id: int
+    adapter: LoRARequest
+
+
+class UnloadAdapter(Message):
+    """Unload an adapter, and send `AdapterChanged`."""
+
+    call_id: int
+    lora_int_id: int
 
 
 class Stop(Message):
@@ -194,6 +211,21 @@ class DraftUpdated(Message):
     problem: str | None
 
 
+class AdapterChanged(Message):
+    """Answer to `LoadAdapter` and `UnloadAdapter`.
+
+    Attributes:
+        problem: why the adapter was not loaded, if so.
+        queue_full: whether it may be later.
+        was_loaded: whether the adapter that was unloaded was loaded before.
+    """
+
+    call_id: int
+    problem: str | None = None
+    queue_full: bool = False
+    was_loaded: bool = False
+
+
 class Log(Message):
     """A record of the engine process's log."""
 
@@ -202,8 +234,8 @@ class Log(Message):
     text: str
 
 
-ToEngine = Add | Abort | GetStats | CheckIntegrity | UpdateDraft | Stop
-FromEngine = Ready | Failed | Heartbeat | Refused | News | Stats | Integrity | DraftUpdated | Log
+ToEngine = Add | Abort | GetStats | CheckIntegrity | UpdateDraft | LoadAdapter | UnloadAdapter | Stop
+FromEngine = Ready | Failed | Heartbeat | Refused | News | Stats | Integrity | DraftUpdated | AdapterChanged | Log
 
 
 def _plain(value: Any) -> Any:

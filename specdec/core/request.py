@@ -9,6 +9,7 @@ from functools import cached_property
 from specdec.core.choices import Choices, ChoiceTree
 from specdec.core.detokenizer import Detokenizer
 from specdec.core.draftable_row import AcceptanceHistory, Ahead, DraftableRow
+from specdec.core.lora_request import LoadedAdapter
 from specdec.core.outputs import (
     CompletionOutput,
     Logprob,
@@ -57,6 +58,7 @@ class Request:
         end_tokens: tokens after which the output ends.
         priority: lower numbers run first under the policy "priority".
         cache_salt: only requests of the same salt share cached blocks.
+        adapter: the target's adapter for it; None for the target alone.
         cached_samples: samples of the same prompt that hold cache blocks, longest-holding first; one dict for all
             samples, used as an ordered set.
         rank: its place among all requests, assigned when it is queued.
@@ -93,6 +95,7 @@ class Request:
     detokenizer: Detokenizer
     priority: int = 0
     cache_salt: str | None = None
+    adapter: LoadedAdapter | None = None
     cached_samples: "dict[Request, None]" = field(default_factory=dict, repr=False)
     rank: Rank = (0, 0, 0)
     num_cached: int = 0
@@ -121,6 +124,10 @@ class Request:
     num_cached_prompt: int | None = None
     times: RequestTimes = field(default_factory=RequestTimes, repr=False)
     _chains: tuple[int, ChainTree] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.adapter is not None:
+            self.adapter.add_user(self)
 
     @cached_property
     def context(self) -> Context:

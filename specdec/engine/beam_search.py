@@ -61,6 +61,7 @@ class BeamRequest(Request):
             detokenizer=request.detokenizer,
             priority=request.priority,
             cache_salt=request.cache_salt,
+            adapter=request.adapter,
             logprobs=list(request.logprobs),
             cum_logprob=cum_logprob,
         )

@@ -280,4 +280,5 @@ def _tree_row(row: PlannedRow) -> TreeRow:
         num_cached=request.num_cached,
         block_table=request.block_table,
         num_scored=row.num_known if scores_prompt else int(scores_last),
+        adapter=request.adapter.place if request.adapter is not None else 0,
     )

@@ -33,6 +33,18 @@ FOREIGN_PROMPT = dict.fromkeys(("multi_modal_data", "mm_processor_kwargs", "mult
 }
 
 
+def one_each(batch: Sequence[Any], name: str, given: Any) -> list[Any]:
+    """Return what each prompt of a batch gets of something that is given once for all, or once each.
+
+    Raises:
+        ValueError: another number of them.
+    """
+    values = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given] * len(batch)
+    if len(values) != len(batch):
+        raise ValueError(f"{len(values)} {name} for {len(batch)} prompts; give one, or one each")
+    return values
+
+
 class ReadPrompt(NamedTuple):
     """A prompt.
 

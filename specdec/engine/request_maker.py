@@ -15,6 +15,7 @@ from specdec.config import EngineConfig
 from specdec.core.chat_content import plain_message
 from specdec.core.choices import Choices
 from specdec.core.detokenizer import Detokenizer
+from specdec.core.lora_request import LoadedAdapter
 from specdec.core.request import Request, RequestGroup
 from specdec.core.sampling_params import SamplingParams
 from specdec.draft_heads.drafting.chains import ChainRates, ChainSource
@@ -33,6 +34,8 @@ from specdec.verify.grammar_state import GrammarState
 from specdec.verify.sampling import Sampling
 
 _TOKEN = "a prompt token"
+# Half of a surrogate pair, which a salt cannot hold: no request can name another's adapter in its salt.
+_NOT_IN_SALTS = "\ud800"
 
 logger = logging.getLogger(__name__)
 
@@ -191,8 +194,18 @@ class RequestMaker:
             raise ValueError("structured_outputs needs a tokenizer, and the model's folder has none; leave it out")
         return GrammarCompiler(self.tokenizer, self.model.vocab_size, self.end_tokens)
 
-    def group(self, prompt: Prompt, params: SamplingParams, priority: int, cache_salt: str | None) -> RequestGroup:
+    def group(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        priority: int,
+        cache_salt: str | None,
+        adapter: LoadedAdapter | None = None,
+    ) -> RequestGroup:
         """Make the requests of a prompt, one per sample, and compile their grammar. They are not queued yet.
+
+        Args:
+            adapter: of the target, for these requests.
 
         Raises:
             ValueError: see `LLM.new_group`.
@@ -239,7 +252,8 @@ class RequestMaker:
                     params.spaces_between_special_tokens,
                 ),
                 priority=int(priority),
-                cache_salt=self._salt(cache_salt),
+                cache_salt=self._salt(cache_salt, adapter),
+                adapter=adapter,
                 cached_samples=cached_samples,
                 choices=choices,
                 least_nodes=choices.least_nodes if choices is not None else 0,
@@ -250,10 +264,14 @@ class RequestMaker:
             self._add_sources(request, predicted)
         return RequestGroup(group_id, text, tokens, requests)
 
-    def _salt(self, cache_salt: str | None) -> str | None:
-        if self.draft_identity is None:
+    def _salt(self, cache_salt: str | None, adapter: LoadedAdapter | None) -> str | None:
+        """Return what sets a request's blocks apart: its own salt, and what else their content depends on."""
+        extra = [] if self.draft_identity is None else [f"draft {self.draft_identity}"]
+        if adapter is not None:
+            extra.append(f"lora {adapter.identity}")
+        if not extra:
             return cache_salt
-        return " ".join(["draft", self.draft_identity, *([] if cache_salt is None else [cache_salt])])
+        return _NOT_IN_SALTS.join(["", *extra, *([] if cache_salt is None else [cache_salt])])
 
     @cached_property
     def _seeds(self) -> random.Random:

@@ -22,7 +22,9 @@ FOREIGN_ENGINE = {
     "tokenizer_revision": Foreign("give the tokenizer's folder"),
     "load_format": Foreign("checkpoints are safetensors or torch files, as they are found", ("auto",)),
     "cpu_offload_gb": Foreign("all weights are on the device", (0, 0.0)),
-    "enable_lora": Foreign("adapters are not supported; merge them into the checkpoint", (False,)),
+    "max_cpu_loras": _NO_EFFECT,
+    "lora_dtype": Foreign("adapters have the dtype of the model; see dtype", ("auto",)),
+    "fully_sharded_loras": Foreign("adapters are for one rank", (False,)),
     "enable_sleep_mode": Foreign("use close()", (False,)),
     "generation_config": Foreign("defaults are those of the checkpoint; give SamplingParams for others", ("auto",)),
     "runner": Foreign("this engine generates text", ("auto", "generate")),
@@ -36,17 +38,14 @@ FOREIGN_ENGINE = {
     "max_logprobs": _NO_EFFECT,
 }
 
-_NO_ADAPTERS = Foreign("adapters are not supported; merge them into the checkpoint")
 # Arguments of its calls.
 FOREIGN_CALL = {
-    "lora_request": _NO_ADAPTERS,
     "tokenization_kwargs": Foreign("use truncate_prompt_tokens, or give token ids", ({},)),
     "mm_processor_kwargs": Foreign("prompts are text or token ids", ({},)),
     "chat_template_content_format": Foreign("templates get text", ("auto", "string")),
 }
 # A search shows no bar, and takes as many prompts at once as have seats.
 FOREIGN_SEARCH = {
-    "lora_request": _NO_ADAPTERS,
     "use_tqdm": Foreign("", None),
     "concurrency_limit": Foreign("", None),
 }
@@ -69,7 +68,9 @@ class VLLMKeywords(TypedDict, total=False):
     tokenizer_revision: str | None
     load_format: str
     cpu_offload_gb: float
-    enable_lora: bool
+    max_cpu_loras: int | None
+    lora_dtype: str
+    fully_sharded_loras: bool
     enable_sleep_mode: bool
     generation_config: str
     runner: str

@@ -130,6 +130,8 @@ class ModelRunner:
         Args:
             before_layer: called with the number of each layer before it runs, and with their count behind the last.
         """
+        if self.model.adapters is not None:
+            self.model.adapters.use(batch.rows)
         attentions = self._attentions(batch, before_layer)
         output: TargetOutput = self.model(batch.tokens, rotary_at(self.rope, batch.positions), attentions, self.taps)
         if before_layer is not None:

@@ -59,6 +59,8 @@ class StepGraphs:
         tokens, (rows, blocks) = len(batch.tokens), batch.rows.block_tables.shape
         # The trees of choices may be larger than drafts.
         is_wide = blocks > self.max_blocks or batch.rows.ancestors.shape[1] > self.words
+        # Rows with adapters are sorted anew in each step.
+        is_wide = is_wide or any(batch.rows.adapters)
         if tokens > TOKEN_BUCKETS[-1][0] or rows > self.max_rows or is_wide:
             return self.run(batch)
         plans = [plan_of(batch.rows, geometry) for geometry in self.geometries]

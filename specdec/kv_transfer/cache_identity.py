@@ -51,14 +51,15 @@ def checkpoint_identity(path: Path) -> list[tuple[str, str]]:
     """
     began = time.perf_counter()
     if path.is_file():
-        return [("model", _content(path))]
+        return [("model", content_identity(path))]
     files = [file for file in path.iterdir() if file.suffix in _WEIGHTS or file.name == "config.json"]
-    found = [(file.name, _content(file)) for file in sorted(files)]
+    found = [(file.name, content_identity(file)) for file in sorted(files)]
     logger.info("identity of %s: %d files in %.1f s", path, len(found), time.perf_counter() - began)
     return found
 
 
-def _content(file: Path) -> str:
+def content_identity(file: Path) -> str:
+    """Return the SHA-256 of a file's content; the hub's cache has named its files by one."""
     real = file.resolve()
     if real.parent.name == "blobs" and _HUB_BLOB.fullmatch(real.name):
         return real.name

@@ -27,6 +27,7 @@ from specdec.draft_heads.llama.llama_layer import (
     new_embedding,
 )
 from specdec.draft_heads.llama.rope import Rotary
+from specdec.kernels.adapters import AdapterBank
 from specdec.kernels.fused import FeatureWeights, TargetWeights
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.linear import prepare_for_inference
@@ -48,9 +49,11 @@ class LlamaModel(nn.Module):
         output: lm_head prepared for inference: `[rows, hidden_size]` features to `[rows, vocab_size]` logits.
         kv_scales: the checkpoint's scales of quantised keys and values, float32 `[layers, 2 * kv_heads]`, keys first;
             None where it has none.
+        adapters: the bank of its layers' adapters; None where requests may have none.
     """
 
     output: Product
+    adapters: AdapterBank | None = None
     first_layer = 0
     is_last = True
     num_stages = 1

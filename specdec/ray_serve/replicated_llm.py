@@ -44,6 +44,9 @@ class ReplicatedLLM(AsyncLLM):
                 f"collect_drafts is {self.config.collect_drafts}; one engine writes there; use no replicas"
             )
 
+        if self.config.enable_lora:
+            raise ValueError("enable_lora is given; adapters are for one engine; use no replicas")
+
     async def update_draft(self, draft: str | Path) -> None:
         """Refuse: replicas that start later would have another head than the others.
 

@@ -71,7 +71,7 @@ class ChatAnswer:
         return ChatCompletion(
             id=self._id,
             created=self._created,
-            model=self._service.names[0],
+            model=self._service.answer_name(self._body.model),
             choices=[self._choice(output) for output in state.outputs],
             usage=self._usage(state),
             prompt_logprobs=prompt_logprobs(state.prompt_logprobs or ()) if asked else UNSET,
@@ -130,7 +130,7 @@ class ChatAnswer:
         return ChatChunk(
             id=self._id,
             created=self._created,
-            model=self._service.names[0],
+            model=self._service.answer_name(self._body.model),
             choices=choices,
             usage=usage if self._body.include_usage else UNSET,
         )

@@ -85,7 +85,7 @@ class CompletionAnswer:
         return Completion(
             id=self._id,
             created=self._created,
-            model=self._service.names[0],
+            model=self._service.answer_name(self._body.model),
             choices=choices,
             usage=UNSET if is_left_out else usage,
         )

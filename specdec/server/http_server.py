@@ -99,6 +99,7 @@ async def serve(
         server.config.load()
         with starting:
             await llm.start()
+            await service.adapters.start()
         host, port = bound.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         bound.listen()

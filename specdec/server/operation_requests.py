@@ -1,4 +1,4 @@
-"""Bodies of `/tokenize`, `/detokenize`, `/abort` and `/update_draft`."""
+"""Bodies of `/tokenize`, `/detokenize`, `/abort`, `/update_draft` and the routes of adapters."""
 
 from specdec.server.chat_request import TemplateFields
 from specdec.server.request_model import RequestModel
@@ -31,3 +31,18 @@ class UpdateDraftRequest(RequestModel):
     """The folder of a head on the server's machine, or its name on the hub."""
 
     draft: str
+
+
+class LoadAdapterRequest(RequestModel):
+    """vLLM's fields: a name, and the adapter's folder on the server's machine."""
+
+    lora_name: str
+    lora_path: str
+    load_inplace: bool | None = None
+
+
+class UnloadAdapterRequest(RequestModel):
+    """vLLM's fields."""
+
+    lora_name: str
+    lora_int_id: Int | None = None

@@ -1,4 +1,4 @@
-"""Routes beside the generation of text: models, tokens, health, version, abort, update of the draft and metrics."""
+"""Routes beside the generation of text: models and adapters, tokens, health, abort, update of the draft, metrics."""
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
@@ -8,7 +8,14 @@ from specdec import __version__
 from specdec.server.errors import ApiError
 from specdec.server.json_route import JsonRoute
 from specdec.server.openapi import ERRORS, answers
-from specdec.server.operation_requests import AbortRequest, DetokenizeRequest, TokenizeRequest, UpdateDraftRequest
+from specdec.server.operation_requests import (
+    AbortRequest,
+    DetokenizeRequest,
+    LoadAdapterRequest,
+    TokenizeRequest,
+    UnloadAdapterRequest,
+    UpdateDraftRequest,
+)
 from specdec.server.replies import (
     Aborted,
     Detokenized,
@@ -26,22 +33,27 @@ router = APIRouter(route_class=JsonRoute)
 
 @router.get("/v1/models", responses=answers(ModelList))
 async def list_models(request: Request) -> Response:
-    """List the names of the model."""
+    """List the names of the model, then those of its adapters."""
     service = service_of(request)
-    return json_response(ModelList(data=[_card(service, name) for name in service.names]))
+    names = [*service.names, *(adapter.lora_name for adapter in service.adapters.all())]
+    return json_response(ModelList(data=[_card(service, name) for name in names]))
 
 
 @router.get("/v1/models/{name:path}", responses=answers(ModelCard))
 async def retrieve_model(name: str, request: Request) -> Response:
-    """Describe the model."""
+    """Describe the model or an adapter."""
     service = service_of(request)
-    if name not in service.names:
+    if name not in service.names and service.adapters.get(name) is None:
         raise ApiError(404, f"the model {name!r} is not served", param="model", code="model_not_found")
     return json_response(_card(service, name))
 
 
 def _card(service: Service, name: str) -> ModelCard:
-    return ModelCard(id=name, created=service.started, root=service.names[0], max_model_len=service.llm.max_model_len)
+    adapter, model, longest = service.adapters.get(name), service.names[0], service.llm.max_model_len
+    if adapter is not None:
+        path = adapter.lora_path
+        return ModelCard(id=name, created=service.started, root=path, parent=model, max_model_len=longest)
+    return ModelCard(id=name, created=service.started, root=model, max_model_len=longest)
 
 
 @router.post("/tokenize", responses=answers(Tokenized))
@@ -88,6 +100,24 @@ async def update_draft(body: UpdateDraftRequest, request: Request) -> Response:
     service = service_of(request)
     service.accept(body, None)
     return json_response(DraftUpdate(await service.update_draft(body.draft)))
+
+
+@router.post("/v1/load_lora_adapter", response_class=PlainTextResponse, responses=ERRORS)
+async def load_lora_adapter(body: LoadAdapterRequest, request: Request) -> Response:
+    """Serve an adapter, which requests name as their model."""
+    service = service_of(request)
+    service.accept(body, None)
+    await service.adapters.load(body.lora_name, body.lora_path, bool(body.load_inplace))
+    return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
+
+
+@router.post("/v1/unload_lora_adapter", response_class=PlainTextResponse, responses=ERRORS)
+async def unload_lora_adapter(body: UnloadAdapterRequest, request: Request) -> Response:
+    """Serve an adapter no longer. Requests that have it run to their end."""
+    service = service_of(request)
+    service.accept(body, None)
+    await service.adapters.unload(body.lora_name)
+    return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
 
 @router.get("/health", response_class=Response, responses=ERRORS)

@@ -36,7 +36,7 @@ class ResponsesAnswer:
         self._reply = ResponseReply(
             id=answer_id,
             created_at=now(),
-            model=service.names[0],
+            model=service.answer_name(body.model),
             instructions=body.instructions,
             metadata=body.metadata or {},
             parallel_tool_calls=body.parallel_tool_calls is not False,

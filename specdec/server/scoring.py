@@ -34,7 +34,7 @@ async def score_choices(body: ScoringRequest, request: Request) -> Response:
     reply = ChoiceScores(
         id=answer_id,
         created=now(),
-        model=service.names[0],
+        model=service.answer_name(body.model),
         choices=_replies(service, body.choices, scores),
         usage=Usage.of(count, 0),
     )

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from specdec.kernels.settings import check_settings, setting
+from specdec.server.lora_modules import read_lora_modules
 
 DefaultsFrom = Literal["auto", "vllm"]
 MetricsChoice = Literal["none", "summary", "detailed"]
@@ -48,6 +49,17 @@ class ServerSettings:
         False,
         "Let clients with a key replace the draft head, by POST /update_draft.",
         flags="--allow-draft-updates",
+    )
+    lora_modules: Sequence[str] = setting(
+        (),
+        "Adapter that requests choose by its name as their model, NAME=FOLDER, or vLLM's JSON: name, path; repeatable.",
+        metavar="NAME=FOLDER|JSON",
+        shown_default="none",
+    )
+    allow_runtime_lora_updating: bool = setting(
+        False,
+        "Let clients with a key load and unload adapters, by POST /v1/load_lora_adapter and /v1/unload_lora_adapter.",
+        flags="--allow-runtime-lora-updating",
     )
     otlp_traces_endpoint: str | None = setting(
         None,
@@ -104,6 +116,11 @@ class ServerSettings:
             raise ValueError("--ssl-keyfile and --ssl-certfile belong together; give both or neither")
         if self.allow_draft_updates and not self.api_key:
             raise ValueError("allow_draft_updates needs an API key, or anybody could name files here; give --api-key")
+        if self.allow_runtime_lora_updating and not self.api_key:
+            raise ValueError(
+                "allow_runtime_lora_updating needs an API key, or anybody could name files here; give --api-key"
+            )
+        read_lora_modules(self.lora_modules)
         for name in ("api_key", "served_model_name", "allowed_origins"):
             if any(not text.strip() for text in getattr(self, name)):
                 raise ValueError(f"{name} holds an empty text; give at least one character, or leave it out")

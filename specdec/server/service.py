@@ -18,6 +18,7 @@ from specdec.core.sampling_params import SamplingParams
 from specdec.core.step_report import StepReporter
 from specdec.models.tokenizer import Tokenizer
 from specdec.scheduling.scheduler import QueueFullError
+from specdec.server.adapters import ServedAdapters
 from specdec.server.chat_templates import read_chat_template
 from specdec.server.completion_request import Prompt
 from specdec.server.errors import ApiError, bad_request
@@ -46,7 +47,8 @@ class Service:
         name: name of the model where the settings give none.
 
     Attributes:
-        names: the model's names; answers carry the first.
+        names: the model's names; answers carry the first, or the name of the request's adapter.
+        adapters: those that requests may name.
         defaults: sampling parameters of requests that leave them out.
         tool_parser: makes the parser of an answer that may hold tool calls.
         started: seconds since 1970.
@@ -55,6 +57,7 @@ class Service:
     def __init__(self, llm: AsyncLLM, settings: ServerSettings, name: str) -> None:
         self.llm, self.settings = llm, settings
         self.names = list(settings.served_model_name) or [name]
+        self.adapters = ServedAdapters(llm, settings, self.names)
         self.metrics = ServerMetrics(self.names[0], llm.max_model_len)
         self.traces = traces_to(settings.otlp_traces_endpoint)
         self.started = now()
@@ -99,18 +102,23 @@ class Service:
         return StepReporter(self.llm.tokenizer.backend if self.llm.tokenizer else None, params)
 
     def accept(self, body: RequestModel, model: str | None) -> None:
-        """Check the model's name, and report fields that the API does not have.
+        """Check the name of the model or of an adapter, and report fields that the API does not have.
 
         Raises:
             ApiError: 404, another model.
         """
-        if model is not None and model not in self.names:
-            message = f"the model {model!r} is not served; served is {', '.join(self.names)}"
+        if model is not None and model not in self.names and self.adapters.get(model) is None:
+            served = [*self.names, *(adapter.lora_name for adapter in self.adapters.all())]
+            message = f"the model {model!r} is not served; served is {', '.join(served)}"
             raise ApiError(404, message, param="model", code="model_not_found")
         for name in body.unknown_fields():
             if name not in self._reported and len(self._reported) < _MOST_NAMES:
                 self._reported.add(name)
                 logger.warning("requests have the unknown field %.50r, which is ignored (shown once)", name)
+
+    def answer_name(self, model: str | None) -> str:
+        """Return the name that answers to a request for a model carry."""
+        return self.names[0] if model is None or model in self.names else model
 
     async def tokens(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
         """Return a prompt's tokens. Long texts take time, so they are encoded in a thread."""
@@ -150,6 +158,9 @@ class Service:
         Raises:
             ApiError: a prompt or parameter that the model does not support; a full queue; a dead engine.
         """
+        adapter = self.adapters.get(body.model)
+        if adapter is None and self.answer_name(body.model) not in self.names:
+            raise ApiError(404, f"the adapter {body.model!r} was unloaded", param="model", code="model_not_found")
         # Clients may choose the same id twice.
         ids = [f"{answer_id}-{secrets.token_hex(4)}-{index}" for index in range(len(prompts))]
         self._running[answer_id] = [*self._running.get(answer_id, ()), *ids]
@@ -160,6 +171,7 @@ class Service:
                 prompt,
                 params,
                 request_id=own,
+                lora_request=adapter,
                 priority=body.priority or 0,
                 cache_salt=body.cache_salt,
                 interval=self.settings.stream_delay / 1000 if body.stream else math.inf,

@@ -1,9 +1,7 @@
 """Every kernel but attention, compiled for the models that we name in figures, without a GPU."""
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import triton
@@ -20,43 +18,10 @@ from specdec.kernels import (
     tree_walk,
 )
 from tests.kernels.aot import SHARED_LIMIT, Specialisation, compile_all
+from tests.kernels.aot_shapes import Shape, shapes, typed
 
 # Keys and values that are stored as they are.
 PLAIN_ENTRIES = {"p_scale": None, "p_given": None, "CODES": 0, "LARGEST": 0.0, "LEAST_SCALE": kv_entries.LEAST_SCALE}
-DEMO = Path(__file__).parents[2] / "specdec" / "demo" / "target" / "config.json"
-
-
-class Shape(NamedTuple):
-    """Sizes of a model, and the dtype it is served in."""
-
-    name: str
-    hidden: int
-    intermediate: int
-    heads: int
-    kv_heads: int
-    dim: int
-    vocab: int
-    dtype: str = "bf16"
-
-
-def shapes() -> list[Shape]:
-    config = json.loads(DEMO.read_text(encoding="utf-8"))
-    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")
-    demo = Shape("demo", *(config[name] for name in names))
-    return [
-        # The only one whose norms take the loop.
-        Shape("405B", 16384, 53248, 128, 8, 128, 128256),
-        Shape("8B", 4096, 14336, 32, 8, 128, 128256),
-        Shape("1B", 2048, 8192, 32, 8, 64, 128256),
-        demo,
-        demo._replace(dtype="fp32"),
-    ]
-
-
-def typed(arguments: str, dtype: str) -> dict[str, str]:
-    """Signature from `name:type` words, where a missing type is a pointer to `dtype`; all divisible by 16."""
-    words = (word.partition(":") for word in arguments.split())
-    return {name: f"{kind or '*' + dtype}" + ("" if kind in ("fp32", "int") else ":16") for name, _, kind in words}
 
 
 def layer(shape: Shape) -> Iterator[Specialisation]:

@@ -20,7 +20,7 @@ from tests.coded_cache import CODES, as_stored, coded, empty_codes, numbers_of
 from tests.kernel_sets import TORCH
 from tests.kernels.attention_cases import Built, Case, build, chain, small_cases
 from tests.kernels.kernel_checks import DEVICE, DTYPES, ROUNDING
-from tests.kernels.native_forms import CONFIG, FORMS, NOISE, kernels_of, libraries, library, normal
+from tests.kernels.native_forms import CONFIG, FORMS, kernels_of, libraries, library, normal
 from tests.strategies import seeds
 
 pytestmark = pytest.mark.filterwarnings(
@@ -185,7 +185,7 @@ def test_attention_in_the_compiled_library(
     """A row's attention has the same bits as if its path were cached."""
     made, query, numbers = drawn(case, kv_heads, dim, own.dtype)
     kv = coded(numbers, code)
-    attend = NativeOperations(own, NOISE).tree_attention
+    attend = NativeOperations(own).tree_attention
     actual = attend(query, kv, made.rows, SCALE, case.window)
     check_error(actual, query, numbers, kv, made.slots_seen)
     for row, slots in enumerate(made.slots_seen):

@@ -3,7 +3,7 @@
 With weights or a cache in 8 bits, or a quantised checkpoint, plain decoding is that with the same.
 """
 
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -67,6 +67,7 @@ def test_logits_are_those_of_plain_decoding(
     if stored is not None:
         world = world.stored(stored)
     cases = [case._replace(params=cut(case.params, chunk - seats)) for case in cases]
+    loras: dict[str, Any] = {"enable_lora": any(case.adapter for case in cases), "max_lora_rank": 17}
     plain = LLM(
         world.folder / "target",
         draft=None,
@@ -77,8 +78,12 @@ def test_logits_are_those_of_plain_decoding(
         threads=1,
         max_num_seqs=1,
         max_model_len=64,
+        **loras,
     )
-    expected = [outcome(plain.generate([case.prompt], case.params, use_tqdm=False)[0]) for case in cases]
+    expected = [
+        outcome(plain.generate([case.prompt], case.params, use_tqdm=False, lora_request=world.adapter(case.adapter))[0])
+        for case in cases
+    ]
     llm = LLM(
         world.folder / "target",
         world.draft(drafter),
@@ -96,10 +101,11 @@ def test_logits_are_those_of_plain_decoding(
         max_model_len=64,
         kv_cache_memory=blocks * 8 * 3 * 2 * 16 * 8 * 2,
         block_size=8,
+        **loras,
     )
     if drafter == "random":
         llm.engine.worker.drafter = RandomDrafter(VOCAB, seed)
-    assert [outcome(group.output()) for group in run(llm, cases)] == expected
+    assert [outcome(group.output()) for group in run(llm, cases, world=world)] == expected
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,19 @@ from specdec.scheduling.step_cost import PreemptionCost
 from tests.coded_cache import KV_CACHE_DTYPES
 from tests.fakes import RandomDrafter
 from tests.specdec.oracle import Expected
-from tests.specdec.world import BLOCKS, EOS, VOCAB, KnowingDrafter, World, check, check_prompt, cut, expect, requests
+from tests.specdec.world import (
+    BLOCKS,
+    EOS,
+    VOCAB,
+    KnowingDrafter,
+    World,
+    adapters,
+    check,
+    check_prompt,
+    cut,
+    expect,
+    requests,
+)
 
 CASES = 1000 if settings.default and settings.default.max_examples >= 2000 else 40
 CONTEXT = 64
@@ -61,6 +73,7 @@ class Arrival(NamedTuple):
     salt: str | None
     aborted: int | None
     within: bool
+    adapter: int
 
     @property
     def prompt(self) -> list[int]:
@@ -80,6 +93,7 @@ arrivals = st.lists(
         salt=st.sampled_from([None, None, None, "salt"]),
         aborted=st.one_of(st.none(), st.none(), st.none(), st.integers(0, 30)),
         within=st.booleans(),
+        adapter=adapters,
     ),
     min_size=2,
     max_size=7,
@@ -211,14 +225,25 @@ def test_output_is_that_of_the_request_alone(
         enable_prefix_caching=caching,
         kv_transfer_config=kv_transfer_config,
         role=connector if connector in ("prefill", "decode") and caching else "both",
+        enable_lora=any(case.adapter for case in cases),
+        max_lora_rank=17,
     )
     manager = llm.engine.scheduler.manager
     assert manager.host.num_blocks == host_blocks
     llm.engine.scheduler.planner.preemption_cost = cost
-    groups = [llm.new_group(case.prompt, case.params, priority=case.priority, cache_salt=case.salt) for case in cases]
+    groups = [
+        llm.new_group(
+            case.prompt,
+            case.params,
+            priority=case.priority,
+            cache_salt=case.salt,
+            lora_request=world.adapter(case.adapter),
+        )
+        for case in cases
+    ]
     beyond = 4 if drafter == "knowing" else 0
     expected = [
-        [expect(world, llm, request, case.params, beyond) for request in group.requests]
+        [expect(world.adapted(case.adapter), llm, request, case.params, beyond) for request in group.requests]
         for group, case in zip(groups, cases, strict=True)
     ]
     inner: Drafter = llm.engine.worker.drafter
@@ -238,7 +263,7 @@ def test_output_is_that_of_the_request_alone(
             else:
                 check(completion, one, case.params)
         if not aborted:
-            check_prompt(group, world, case.params)
+            check_prompt(group, world.adapted(case.adapter), case.params)
     assert manager.pool.num_free == manager.pool.num_blocks
     assert manager.host.num_free == manager.host.num_blocks
     stats = llm.engine.scheduler.stats()

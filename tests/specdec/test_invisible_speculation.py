@@ -100,13 +100,16 @@ def test_output_is_that_of_the_plain_loop(
         draft_vocab=vocab if own else None,
         draft_rank=rank if own else None,
         logprobs_mode="processed_logprobs" if processed else "raw_logprobs",
+        enable_lora=any(case.adapter for case in cases),
+        max_loras=2,
+        max_lora_rank=17,
     )
 
     cases = [case._replace(params=cut(case.params, chunk - seats)) for case in cases]
     beyond = 4 if drafter == "knowing" else 0
     planned = [llm.new_group(case.prompt, case.params) for case in cases]
     expected = [
-        [expect(world, llm, request, case.params, beyond) for request in group.requests]
+        [expect(world.adapted(case.adapter), llm, request, case.params, beyond) for request in group.requests]
         for group, case in zip(planned, cases, strict=True)
     ]
     if predicted:
@@ -126,11 +129,11 @@ def test_output_is_that_of_the_plain_loop(
         llm.engine.worker.drafter = KnowingDrafter(seed, futures)
     has_head = drafter in ("eagle", "eagle3", *BLOCKS)
     updates = {updated: world.other(drafter)} if updated is not None and has_head else None
-    for group, case, all_of in zip(run(llm, cases, updates), cases, expected, strict=True):
+    for group, case, all_of in zip(run(llm, cases, updates, world), cases, expected, strict=True):
         output = group.output()
         for completion, one in zip(output.outputs, all_of, strict=True):
             check(completion, one, case.params)
-        check_prompt(group, world, case.params)
+        check_prompt(group, world.adapted(case.adapter), case.params)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -1,6 +1,7 @@
 """A tiny model with a text of its own, requests of every kind, and what their outputs must be."""
 
 import copy
+import functools
 import random
 import shutil
 import sys
@@ -27,7 +28,7 @@ from transformers import (
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from specdec import LLM, DraftShape, SamplingParams
+from specdec import LLM, DraftShape, LoRARequest, SamplingParams
 from specdec.core.outputs import CompletionOutput
 from specdec.core.request import Request, RequestGroup
 from specdec.draft_heads.drafting.drafter import DraftRow
@@ -44,6 +45,7 @@ from tests.fakes import (
     save_random_llama,
     save_shallow_llama,
 )
+from tests.lora_adapters import merged, request_for, save_adapter
 from tests.quantized_checkpoints import quantize_folder
 from tests.specdec import oracle
 from tests.specdec.oracle import Expected
@@ -75,6 +77,7 @@ class World(NamedTuple):
     target: LlamaForCausalLM | MistralForCausalLM
     tokenizer: Tokenizer
     sliding_target: MistralForCausalLM | None = None
+    adapters: tuple[Path, ...] = ()
 
     def draft(self, drafter: str) -> Path | None:
         """The folder of one of `DRAFTS`."""
@@ -91,7 +94,15 @@ class World(NamedTuple):
     def sliding(self) -> "World":
         """The same weights with a sliding window in every layer, and the same drafts."""
         assert self.sliding_target is not None
-        return World(self.folder / "sliding", self.sliding_target, self.tokenizer)
+        return World(self.folder / "sliding", self.sliding_target, self.tokenizer, adapters=self.adapters)
+
+    def adapter(self, number: int) -> LoRARequest | None:
+        """The request for one of the adapters; None for 0."""
+        return request_for(self.adapters[number - 1], number) if number else None
+
+    def adapted(self, number: int) -> "World":
+        """The same with an adapter merged into the target, for what is expected; itself for 0."""
+        return self._replace(target=_merged(self.target, self.adapters[number - 1])) if number else self
 
     def stored(self, name: str) -> "World":
         """A quantised checkpoint of the target, one of `FORMATS`, and the same drafts; its target is dequantised."""
@@ -138,7 +149,24 @@ def make_world(folder: Path) -> World:
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
     fast.save_pretrained(folder / "target")
     assert len(vocab) == VOCAB == TINY["vocab_size"]
-    return World(folder, target, fast.backend_tokenizer, make_sliding(folder, target))
+    return World(
+        folder, target, fast.backend_tokenizer, make_sliding(folder, target), make_adapters(folder / "lora", target)
+    )
+
+
+def make_adapters(folder: Path, target: LlamaForCausalLM) -> tuple[Path, ...]:
+    """Write an adapter of every module with odd ranks, and one of some modules with another scale."""
+    scales = {"alpha_pattern": {"down_proj": 3, r"layers\.1\.self_attn\.q_proj": 7}}
+    few = ("q_proj", "v_proj", "gate_proj", "down_proj")
+    return (
+        save_adapter(folder / "first", target, 3, 1, ranks={"k_proj": 1, "o_proj": 17}, **scales),
+        save_adapter(folder / "second", target, 8, 2, few, use_rslora=True, size=0.15),
+    )
+
+
+@functools.cache
+def _merged(target: LlamaForCausalLM | MistralForCausalLM, folder: Path) -> LlamaForCausalLM | MistralForCausalLM:
+    return merged(target, folder)
 
 
 @cache
@@ -230,11 +258,14 @@ class Arrival(NamedTuple):
     step: int
     prompt: list[int]
     params: SamplingParams
+    adapter: int = 0
 
 
+# A request's adapter, 0 for none.
+adapters = st.sampled_from([0, 0, 1, 2])
 requests = st.one_of(*[parameters()] * 4, scorings)
 arrivals = st.lists(
-    st.builds(Arrival, st.integers(0, 6), st.lists(tokens, min_size=1, max_size=40), requests),
+    st.builds(Arrival, st.integers(0, 6), st.lists(tokens, min_size=1, max_size=40), requests, adapters),
     min_size=1,
     max_size=3,
 )
@@ -247,18 +278,22 @@ shapes = st.builds(
 )
 
 
-def run(llm: LLM, cases: list[Arrival], updates: Mapping[int, Path] | None = None) -> list[RequestGroup]:
+def run(
+    llm: LLM, cases: list[Arrival], updates: Mapping[int, Path] | None = None, world: World | None = None
+) -> list[RequestGroup]:
     """Requests run to their end, each added when its step has come.
 
     Args:
         updates: heads by the step before which they replace the one before.
+        world: whose adapters the requests have; None for none.
     """
     groups: list[RequestGroup | None] = [None] * len(cases)
     step = 0
     while any(group is None or not group.finished for group in groups):
         for i, case in enumerate(cases):
             if groups[i] is None and case.step <= step:
-                group = groups[i] = llm.new_group(case.prompt, case.params)
+                adapter = world.adapter(case.adapter) if world else None
+                group = groups[i] = llm.new_group(case.prompt, case.params, lora_request=adapter)
                 for request in group.requests:
                     llm.engine.add_request(request)
         if updates and step in updates:

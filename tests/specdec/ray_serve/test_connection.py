@@ -219,5 +219,7 @@ def test_hashes_are_those_of_the_engine(tiny: Tiny) -> None:
     run_limited(run)
     with pytest.raises(ValueError, match="collect_drafts is ring; one engine writes there; use no replicas"):
         ReplicatedLLM(Script(), tiny.target, None, **{**SETTINGS, "collect_drafts": "ring"})
+    with pytest.raises(ValueError, match="enable_lora is given; adapters are for one engine; use no replicas"):
+        ReplicatedLLM(Script(), tiny.target, None, **{**SETTINGS, "enable_lora": True})
     assert [len(each) for each in seen] == [1, 2, 2]
     assert seen[1][0] == seen[0][0] != seen[2][0]

@@ -19,6 +19,8 @@ SETTINGS: dict[str, Any] = {
     "shape": DraftShape(3, 2, 6),
     "kv_cache_memory": 24 << 20,
     "adaptive_drafts": False,
+    "enable_lora": True,
+    "max_loras": 2,
 }
 
 

@@ -67,6 +67,7 @@ class Served:
         """Serve the same engine at another address, with other settings."""
         server_settings = ServerSettings(port=0, **settings)
         service = Service(self.llm, server_settings, "tiny")
+        self.call(service.adapters.start())
         server = HttpServer(service)
         bound = listen(server_settings)
         bound.listen()

@@ -62,7 +62,7 @@ def test_a_prompt_that_is_none_is_one_line(llm: LLM, prompt: Any, message: str) 
         (lambda llm: llm.generate(), "LLM.generate: missing a required argument: 'prompts'"),
         (lambda llm: llm.generate("a", {"n": 1}), "sampling_params is {'n': 1}; it must be SamplingParams"),
         (lambda llm: llm.generate(["a"], [None]), "sampling_params is None; it must be SamplingParams"),
-        (lambda llm: llm.generate("a", lora_request="x"), "lora_request is 'x', which is not supported; adapters"),
+        (lambda llm: llm.generate("a", lora_request="x"), "lora_request is 'x'; it must be a LoRARequest"),
         (lambda llm: llm.stream("a", params=FREE), "LLM.stream has no 'params'; the nearest it has is"),
         (lambda llm: llm.chat("hello"), "a message is 'h'; it must be a dict with role and content"),
         (lambda llm: llm.chat([QUESTION], FREE, tool=[]), "LLM.chat has no 'tool'; the nearest it has is 'tools'"),
@@ -84,7 +84,7 @@ def test_calls_that_cannot_be_are_one_line(llm: LLM, call: Any, message: str) ->
 
 def test_parameters_of_each_prompt(llm: LLM) -> None:
     params = [SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in (2, 5)]
-    outputs = llm.generate([{"prompt": "a"}, {"prompt": "b"}], params, use_tqdm=False, lora_request=None)  # type: ignore[call-arg]
+    outputs = llm.generate([{"prompt": "a"}, {"prompt": "b"}], params, use_tqdm=False, lora_request=None)
     assert [len(output.token_ids) for output in outputs] == [2, 5]
     outputs = llm.chat([[QUESTION], [QUESTION]], params, False)
     assert [len(output.token_ids) for output in outputs] == [2, 5]

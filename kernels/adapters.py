@@ -1,0 +1,193 @@
+"""Low-rank adapters of a model's layers (LoRA, Hu et al. 2021), and which rows of a step have one."""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from specdec.kernels.projection import Product
+from specdec.kernels.ragged_rows import RaggedRows
+from specdec.kernels.upload import upload
+
+# Rows of an adapter that are multiplied together: the fewest that tensor cores take.
+TILE_ROWS = 16
+# Columns of a weight that are added to together.
+TILE_COLUMNS = 128
+
+
+class LowRank(NamedTuple):
+    """What an adapter adds beside a weight: `x @ down.T @ up.T`. Rank 0 is nothing.
+
+    Attributes:
+        down: `[rank, inputs]`.
+        up: `[columns, rank]`, the adapter's scale included.
+    """
+
+    down: Tensor
+    up: Tensor
+
+
+# The parts of a layer's products, by their names in `LayerWeights`: queries, keys and values of "qkv", gate and up of
+# "gate_up", and one part of "output" and "down".
+LayerAdapter = Mapping[str, Sequence[LowRank]]
+
+
+class AdapterBank(Protocol):
+    """Adapters of a model in numbered places, which rows name; 0 is no adapter."""
+
+    def put(self, place: int, layers: Sequence[LayerAdapter]) -> None:
+        """Place an adapter's weights, in place of those before. No row of the running step has that place."""
+        ...
+
+    def use(self, rows: RaggedRows) -> None:
+        """Have the passes that follow adapt these rows."""
+        ...
+
+
+class StackedLowRank(NamedTuple):
+    """One product's adapters in all places, padded with zeros to one rank.
+
+    Attributes:
+        down: `[places, parts, rank, inputs]`.
+        up: `[places, columns, rank]`, columns of all parts in turn.
+        ranks: int32 `[places, parts]`, 0 where there is no adapter.
+        tiles: int32 `[tiles, 3]`: columns `[begin, end)` of one part each: part, begin, end.
+        starts: where each part's columns begin, and the end.
+    """
+
+    down: Tensor
+    up: Tensor
+    ranks: Tensor
+    tiles: Tensor
+    starts: Sequence[int]
+
+
+class AdapterRows(NamedTuple):
+    """The rows of a step that have an adapter, sorted by it.
+
+    Attributes:
+        order: int64 `[adapted rows]`, packed rows, those of one adapter side by side.
+        spans: of each adapter its place, and where its rows begin and end in `order`; host side.
+        tiles: int32 `[tiles, 3]`, the same in tiles of at most `TILE_ROWS` rows.
+    """
+
+    order: Tensor
+    spans: Sequence[tuple[int, int, int]]
+    tiles: Tensor
+
+    @staticmethod
+    def of(rows: RaggedRows) -> "AdapterRows | None":
+        """Sort a step's rows; None if none has an adapter."""
+        if not any(rows.adapters):
+            return None
+        found: dict[int, list[int]] = {}
+        starts = itertools.accumulate(rows.query_lens, initial=0)
+        for place, count, start in zip(rows.adapters, rows.query_lens, starts, strict=False):
+            if place:
+                found.setdefault(place, []).extend(range(start, start + count))
+        spans, begin = list[tuple[int, int, int]](), 0
+        for place in sorted(found):
+            spans.append((place, begin, begin + len(found[place])))
+            begin += len(found[place])
+        tiles = [
+            (place, first, min(first + TILE_ROWS, end))
+            for place, begin, end in spans
+            for first in range(begin, end, TILE_ROWS)
+        ]
+        device = rows.visible.device
+        order = upload([row for place in sorted(found) for row in found[place]], device)
+        return AdapterRows(order, spans, upload(tiles, device, torch.int32))
+
+
+# Adds to a product's outputs `[rows, columns]` what adapters make of its inputs `[rows, inputs]`.
+GroupedLoRA = Callable[[Tensor, Tensor, StackedLowRank, AdapterRows], None]
+
+
+class StackedAdapters:
+    """Adapters beside products that are called one by one.
+
+    Args:
+        add: adds what adapters make of a product's inputs.
+        places: number of adapters.
+        rank: the largest.
+
+    Attributes:
+        rows: the rows that the next products have; None while none has an adapter.
+    """
+
+    def __init__(self, add: GroupedLoRA, places: int, rank: int) -> None:
+        self.add, self.places, self.rank = add, places, rank
+        self.rows: AdapterRows | None = None
+        self._layers: list[dict[str, AdaptedProduct]] = []
+
+    def adapt(self, products: Mapping[str, tuple[Product, Sequence[int]]], like: Tensor) -> "dict[str, AdaptedProduct]":
+        """Return the products of the next layer with adapters beside them.
+
+        Args:
+            products: each with its inputs' size, then the columns of its parts.
+            like: a tensor of the dtype and on the device of the weights.
+        """
+        layer = {name: AdaptedProduct(self, product, sizes, like) for name, (product, sizes) in products.items()}
+        self._layers.append(layer)
+        return layer
+
+    def put(self, place: int, layers: Sequence[LayerAdapter]) -> None:
+        """See `AdapterBank.put`."""
+        for own, given in zip(self._layers, layers, strict=True):
+            for name, product in own.items():
+                product.put(place, given[name])
+
+    def use(self, rows: RaggedRows) -> None:
+        """See `AdapterBank.use`."""
+        self.rows = AdapterRows.of(rows)
+
+
+class AdaptedProduct:
+    """A product with adapters beside it."""
+
+    def __init__(self, bank: StackedAdapters, product: Product, sizes: Sequence[int], like: Tensor) -> None:
+        self.bank, self.product = bank, product
+        self.weight, self.bias, self.size = product.weight, product.bias, product.size
+        inputs, *columns = sizes
+        starts = list(itertools.accumulate(columns, initial=0))
+        tiles = [
+            (part, begin, min(begin + TILE_COLUMNS, end))
+            for part, (start, end) in enumerate(itertools.pairwise(starts))
+            for begin in range(start, end, TILE_COLUMNS)
+        ]
+        places, rank = bank.places + 1, bank.rank
+        self.stacked = StackedLowRank(
+            like.new_zeros(places, len(columns), rank, inputs),
+            like.new_zeros(places, starts[-1], rank),
+            like.new_zeros(places, len(columns), dtype=torch.int32),
+            upload(tiles, like.device, torch.int32),
+            starts,
+        )
+
+    @property
+    def keeps_weight(self) -> bool:
+        return self.product.keeps_weight
+
+    def like(self, weight: Tensor) -> Product:
+        """Return the product with another weight in this form, without adapters."""
+        return self.product.like(weight)
+
+    def put(self, place: int, parts: Sequence[LowRank]) -> None:
+        """Place an adapter's matrices."""
+        down, up, ranks, _, starts = self.stacked
+        for tensor in (down, up, ranks):
+            tensor[place].zero_()
+        for part, each in enumerate(parts):
+            rank = len(each.down)
+            down[place, part, :rank] = each.down
+            up[place, starts[part] : starts[part + 1], :rank] = each.up
+            ranks[place, part] = rank
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Multiply: `[rows, in_features]` to `[rows, out_features]`."""
+        out = self.product(x)
+        if self.bank.rows is not None:
+            self.bank.add(x, out, self.stacked, self.bank.rows)
+        return out

@@ -1,0 +1,103 @@
+"""Adapters as the compiled library reads them."""
+
+import ctypes
+from array import array
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec.kernels.adapters import LayerAdapter, LowRank
+from specdec.kernels.fused import FusedLayer
+from specdec.kernels.native_library import BLOCK, AdapterFields, Library, LoRAFields, LoRAPartFields, numbers
+from specdec.kernels.native_operations import NativeLayer
+from specdec.kernels.packed_matrix import PackedMatrix
+from specdec.kernels.ragged_rows import RaggedRows
+
+
+class NativeAdapters:
+    """Adapters of layers that run in one call.
+
+    Args:
+        layers: of the model, in order.
+    """
+
+    def __init__(self, library: Library, layers: Sequence[FusedLayer]) -> None:
+        self.library = library
+        # By place: its layers' fields, and the matrices that these point to.
+        self._places: dict[int, tuple[ctypes.Array[AdapterFields], list[PackedMatrix]]] = {}
+        for number, layer in enumerate(layers):
+            assert isinstance(layer, NativeLayer)
+            layer.adapters, layer.number = self, number
+
+    def put(self, place: int, layers: Sequence[LayerAdapter]) -> None:
+        """See `AdapterBank.put`."""
+        kept: list[PackedMatrix] = []
+        made = [
+            AdapterFields(**{name: self._product(name, parts, kept) for name, parts in layer.items()})
+            for layer in layers
+        ]
+        self._places[place] = (AdapterFields * len(made))(*made), kept
+
+    def use(self, rows: RaggedRows) -> None:
+        """Do nothing: layers find their adapters by the rows."""
+
+    def spans(self, adapters: Sequence[int], counts: Sequence[int]) -> "array[int]":
+        """Return the adapted rows of requests as `adapter_rows` of native.h, three numbers each.
+
+        Args:
+            adapters: place of each request's adapter, 0 for none.
+            counts: rows of each request.
+        """
+        found = list[list[int]]()
+        for place, count, end in zip(adapters, counts, accumulate(counts), strict=True):
+            if not place:
+                continue
+            layers = ctypes.addressof(self._places[place][0])
+            if found and found[-1][1:] == [end - count, layers]:
+                found[-1][1] = end
+            else:
+                found.append([end - count, end, layers])
+        return numbers(number for span in found for number in span)
+
+    def _product(self, name: str, parts: Sequence[LowRank], kept: list[PackedMatrix]) -> LoRAFields:
+        """Pack what an adapter adds beside a weight."""
+
+        def packed(weight: Tensor, **layout: Any) -> PackedMatrix:
+            kept.append(PackedMatrix(weight, None, self.library.dtype, self.library.weights, **layout))
+            return kept[-1]
+
+        placed = _placed(parts, stride := 2 if name == "gate_up" else 1)
+        if not placed:
+            return LoRAFields()
+        # Each rank is made even, as the depth of every matrix is.
+        order, columns, total = list[int](), list[int](), 0
+        for _, (down, _) in placed:
+            columns.append(len(order))
+            order += [*range(total, total + len(down)), *[-1] * (len(down) % 2)]
+            total += len(down)
+        low = packed(torch.cat([down for _, (down, _) in placed]), order=torch.tensor(order))
+        ups = [packed(up) for _, (_, up) in placed]
+        fields = [
+            LoRAPartFields(first, stride, column, up.fields)
+            for (first, _), column, up in zip(placed, columns, ups, strict=True)
+        ]
+        return LoRAFields(len(fields), low.fields, tuple(fields))
+
+
+def _placed(parts: Sequence[LowRank], stride: int) -> list[tuple[int, LowRank]]:
+    """Return the parts that are not empty, each with the block of the weight at which it begins.
+
+    Blocks of `stride` parts lie in the weight in turn. Parts that do not begin with a block are made one.
+    """
+    if stride > 1:
+        firsts = list(range(len(parts)))
+    else:
+        starts = [0, *accumulate(len(part.up) for part in parts)][: len(parts)]
+        if any(start % BLOCK for start in starts):
+            whole: Tensor = torch.block_diag(*(part.up for part in parts))  # type: ignore[no-untyped-call]
+            parts, starts = [LowRank(torch.cat([part.down for part in parts]), whole)], [0]
+        firsts = [start // BLOCK for start in starts]
+    return [(first, part) for first, part in zip(firsts, parts, strict=True) if len(part.down)]

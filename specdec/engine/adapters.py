@@ -1,0 +1,117 @@
+"""Adapters of an engine: which are loaded, and which make way for others."""
+
+import logging
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from specdec.config import EngineConfig
+from specdec.core.device import DTYPES
+from specdec.core.lora_request import LoadedAdapter, LoRARequest
+from specdec.engine.shared_engine import SharedEngine
+from specdec.kv_transfer.cache_identity import content_identity, identity
+from specdec.models.llama import LlamaModel
+from specdec.models.lora_adapter import CONFIG, WEIGHTS, read_adapter
+from specdec.scheduling.scheduler import QueueFullError
+
+logger = logging.getLogger(__name__)
+
+
+class EngineAdapters:
+    """Loads adapters into the places of a bank when a request first asks for them.
+
+    One that no unfinished request has makes way, the least recently used first.
+
+    Args:
+        model: the target; without a bank it has no adapters.
+        shared: the engine, between whose steps adapters are loaded.
+    """
+
+    def __init__(self, config: EngineConfig, model: LlamaModel, shared: SharedEngine) -> None:
+        self._config, self._shared = config, shared
+        self._sizes, self._bank = model.config, model.adapters
+        # The least recently used first; then those that were unloaded while requests had them.
+        self._loaded: dict[LoRARequest, LoadedAdapter] = {}
+        self._leaving: list[LoadedAdapter] = []
+        # No adapter may make way between its choice and the request that gets it.
+        self._lock = threading.RLock()
+
+    @contextmanager
+    def using(self, request: LoRARequest | None) -> Generator[LoadedAdapter | None]:
+        """Return an adapter, which is loaded if it is not yet; it stays until a request has it. None for none.
+
+        Raises:
+            CheckpointError: no adapter that fits the target.
+            ValueError: an engine without adapters, or another adapter of the same id is loaded.
+            QueueFullError: requests that have not ended have as many other adapters as there are places.
+        """
+        if request is None:
+            yield None
+            return
+        if not isinstance(request, LoRARequest):
+            raise ValueError(f"lora_request is {request!r:.60}; it must be a LoRARequest")
+        if self._bank is None:
+            with self._shared.turn():
+                raise ValueError(f"lora_request names {request.lora_name!r}; start the engine with enable_lora")
+        with self._lock:
+            adapter = self._loaded.pop(request, None) or self._load(request)
+            self._loaded[request] = adapter
+            yield adapter
+
+    def load(self, request: LoRARequest) -> None:
+        """Load an adapter if it is not yet; see `using`."""
+        with self.using(request):
+            pass
+
+    def unload(self, lora_int_id: int) -> bool:
+        """Give up an adapter's place once no request has it; return whether it was loaded."""
+        with self._lock:
+            found = [request for request in self._loaded if request.lora_int_id == lora_int_id]
+            for request in found:
+                adapter = self._loaded.pop(request)
+                if adapter.is_used:
+                    self._leaving.append(adapter)
+            return bool(found)
+
+    def loaded(self) -> list[LoRARequest]:
+        """Return the adapters that are loaded, the least recently used first."""
+        with self._lock:
+            return list(self._loaded)
+
+    def close(self) -> None:
+        """Let go of the target's layers."""
+        self._bank = None
+
+    def _load(self, request: LoRARequest) -> LoadedAdapter:
+        for other in self._loaded:
+            if other.lora_int_id == request.lora_int_id:
+                raise ValueError(
+                    f"lora_int_id {request.lora_int_id} is that of {other.lora_name!r} from {other.lora_path}; give "
+                    "each adapter its own, or unload that one"
+                )
+        assert self._bank is not None
+        began, folder, config = time.perf_counter(), Path(request.lora_path), self._config
+        layers = read_adapter(folder, self._sizes, config.max_lora_rank, DTYPES[config.dtype])
+        place = self._free_place()
+        with self._shared.turn():
+            self._bank.put(place, layers)
+        facts = {"name": request.lora_name, "files": [content_identity(folder / name) for name in (CONFIG, WEIGHTS)]}
+        logger.info("adapter %s: %s, loaded in %.1f s", request.lora_name, folder, time.perf_counter() - began)
+        return LoadedAdapter(request, place, identity(facts))
+
+    def _free_place(self) -> int:
+        """Return a place that no unfinished request has, and forget the adapter in it."""
+        self._leaving = [adapter for adapter in self._leaving if adapter.is_used]
+        taken = {adapter.place for adapter in [*self._loaded.values(), *self._leaving]}
+        if free := [place for place in range(1, self._config.max_loras + 1) if place not in taken]:
+            return free[0]
+        for request, adapter in self._loaded.items():
+            if not adapter.is_used:
+                del self._loaded[request]
+                return adapter.place
+        raise QueueFullError(
+            f"running requests have max_loras {self._config.max_loras} other adapters; try again later, or raise "
+            "max_loras"
+        )

@@ -1,0 +1,206 @@
+"""LoRA adapters in PEFT's format. What is not honoured is refused."""
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from specdec.draft_heads.llama.checkpoint_files import (
+    CheckpointError,
+    check_weight_dtypes,
+    error_context,
+    first_line,
+    listed,
+    read_object,
+)
+from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.kernels.adapters import LayerAdapter, LowRank
+from specdec.models.adapter_layout import adapted_products
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+# Settings that change what an adapter computes, with the only values that are supported.
+_REQUIRED: dict[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
+    "bias": ("none", None),
+    "modules_to_save": (None, []),
+    "use_dora": (False, None),
+    "fan_in_fan_out": (False, None),
+    "lora_bias": (False, None),
+    "layer_replication": (None, []),
+    "trainable_token_indices": (None, [], {}),
+    "target_parameters": (None, []),
+    "alora_invocation_tokens": (None, []),
+    "arrow_config": (None,),
+    "use_qalora": (False, None),
+    "use_bdlora": (None, False),
+}
+# Ways to begin that change the base weights too, unless PEFT converts the adapter when it saves it.
+_CHANGING_BASE = ("pissa", "olora", "corda", "loftq")
+_TENSOR = re.compile(r"layers\.(\d+)\.(.+)\.lora_([AB])(?:\.default)?\.weight")
+_PREFIXES = ("base_model.model.", "model.")
+
+
+def read_adapter(folder: Path, config: LlamaConfig, max_rank: int, dtype: torch.dtype) -> list[LayerAdapter]:
+    """Read an adapter for a target, strictly.
+
+    Its scale, alpha / rank or with rank-stabilised LoRA (2312.03732) alpha / sqrt(rank), is in the second matrices.
+
+    Args:
+        config: of the target.
+        max_rank: the largest rank that is allowed.
+
+    Returns:
+        Each layer's adapter, in `dtype`.
+
+    Raises:
+        CheckpointError: no adapter, one that does not fit the target, a rank above `max_rank`, or a feature that is not
+            supported.
+    """
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: no such folder")
+    for name in (CONFIG, WEIGHTS):
+        if not (folder / name).is_file():
+            raise CheckpointError(f"{folder}: not a LoRA adapter in PEFT's format: it holds no {name}")
+    settings = read_object(folder / CONFIG)
+    with error_context(folder):
+        _check_settings(settings)
+        scales = _Scales(settings, max_rank, dtype)
+        pairs = _pairs(_tensors(folder / WEIGHTS), config)
+        return [
+            {
+                name: [
+                    _low_rank(pairs, f"layers.{layer}.{part.module}", (product.inputs, part.columns), scales)
+                    for part in product.parts
+                ]
+                for name, product in adapted_products(config).items()
+            }
+            for layer in range(config.num_layers)
+        ]
+
+
+def _check_settings(settings: Mapping[str, Any]) -> None:
+    for name, allowed in _REQUIRED.items():
+        value = settings.get(name, allowed[-1])
+        if value not in allowed:
+            raise CheckpointError(f"{CONFIG}: {name} = {value!r:.60} is not supported; it must be {allowed[0]!r}")
+    start = settings.get("init_lora_weights")
+    if isinstance(start, str) and start.lower().startswith(_CHANGING_BASE):
+        raise CheckpointError(
+            f"{CONFIG}: init_lora_weights = {start!r} changes the base weights; save the adapter with PEFT's "
+            "path_initial_model_for_weight_conversion"
+        )
+
+
+class _Scales:
+    """Ranks and scales that a configuration gives to its modules.
+
+    Args:
+        max_rank: the largest rank that is allowed.
+        dtype: of scaled matrices.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], max_rank: int, dtype: torch.dtype) -> None:
+        self.max_rank, self.dtype = max_rank, dtype
+        self.rank, self.alpha = (_number(name, settings.get(name)) for name in ("r", "lora_alpha"))
+        self.is_stabilised = settings.get("use_rslora") is True
+        self.ranks, self.alphas = (_patterns(settings, name) for name in ("rank_pattern", "alpha_pattern"))
+
+    def of(self, module: str) -> tuple[float, float]:
+        """Return rank and scale of a module, by its name in the target."""
+        rank = next((rank for pattern, rank in self.ranks if pattern.match(module)), self.rank)
+        alpha = next((alpha for pattern, alpha in self.alphas if pattern.match(module)), self.alpha)
+        return rank, alpha / (math.sqrt(rank) if self.is_stabilised else rank)
+
+
+def _patterns(settings: Mapping[str, Any], name: str) -> list[tuple[re.Pattern[str], float]]:
+    """Read names or regular expressions of modules with a number each, as PEFT matches them: behind a dot."""
+    given = settings.get(name) or {}
+    if not isinstance(given, Mapping):
+        raise CheckpointError(f"{CONFIG}: {name} is {given!r:.60}; it must be an object")
+    found = []
+    for key, value in given.items():
+        try:
+            pattern = re.compile(rf"(.*\.)?({key})$")
+        except re.error as error:
+            raise CheckpointError(f"{CONFIG}: {name} holds {key!r:.60}, no regular expression: {error}") from None
+        found.append((pattern, _number(name, value)))
+    return found
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+        raise CheckpointError(f"{CONFIG}: {name} holds {value!r:.60}; it must be a number above 0")
+    return value
+
+
+def _tensors(file: Path) -> dict[str, Tensor]:
+    try:
+        found: dict[str, Tensor] = load_file(file)
+    except Exception as error:
+        raise CheckpointError(f"{file.name}: cannot be read: {first_line(error)}") from None
+    return found
+
+
+# The two matrices of each adapted module, by its name.
+_Pairs = dict[str, dict[str, Tensor]]
+
+
+def _pairs(tensors: Mapping[str, Tensor], config: LlamaConfig) -> _Pairs:
+    check_weight_dtypes(tensors)
+    known = {part.module for product in adapted_products(config).values() for part in product.parts}
+    found: _Pairs = {}
+    foreign = []
+    for name, tensor in tensors.items():
+        match = _TENSOR.fullmatch(_without_prefixes(name))
+        if match is None or match[2] not in known or int(match[1]) >= config.num_layers:
+            foreign.append(name)
+        else:
+            found.setdefault(f"layers.{match[1]}.{match[2]}", {})[match[3]] = tensor
+    if foreign:
+        modules = ", ".join(sorted(module.rpartition(".")[2] for module in known))
+        raise CheckpointError(
+            f"tensors that are not supported: {listed(sorted(foreign))}; adapters are for {modules} of the target's "
+            f"{config.num_layers} layers"
+        )
+    if not found:
+        raise CheckpointError(f"{WEIGHTS}: no tensors")
+    return found
+
+
+def _without_prefixes(name: str) -> str:
+    for prefix in _PREFIXES:
+        name = name.removeprefix(prefix)
+    return name
+
+
+def _low_rank(pairs: _Pairs, name: str, sizes: tuple[int, int], scales: _Scales) -> LowRank:
+    """Return a module's matrices, scaled; those of rank 0 for a module that is not adapted.
+
+    Args:
+        sizes: inputs and columns of its weight.
+    """
+    (inputs, columns), dtype = sizes, scales.dtype
+    pair = pairs.get(name)
+    if pair is None:
+        return LowRank(torch.zeros(0, inputs, dtype=dtype), torch.zeros(columns, 0, dtype=dtype))
+    for which in "AB":
+        if which not in pair:
+            raise CheckpointError(f"{name}: missing tensor lora_{which}")
+    down, up = pair["A"], pair["B"]
+    rank, scale = scales.of(f"model.{name}")
+    if down.shape != (rank, inputs) or up.shape != (columns, rank):
+        raise CheckpointError(
+            f"{name}: lora_A has shape {list(down.shape)} and lora_B {list(up.shape)}; rank {rank:g} and the target "
+            f"say [{rank:g}, {inputs}] and [{columns}, {rank:g}]"
+        )
+    if rank > scales.max_rank:
+        raise CheckpointError(
+            f"{name}: rank {rank:g} is more than max_lora_rank {scales.max_rank}; raise max_lora_rank"
+        )
+    return LowRank(down.to(dtype), (up.double() * scale).to(dtype))
