@@ -22,7 +22,7 @@ def vocabularies() -> dict[str, int]:
 
 def swaps() -> Iterator[Specialisation]:
     """The sizes of a model are run-time numbers: 8B, 1B and demo differ in the dtype, and in where 2**31 is passed."""
-    for dtype, strides in (("bf16", "i32"), ("bf16", "i64"), ("fp16", "i32"), ("fp32", "i32")):
+    for dtype, strides in (("bf16", "i32"), ("bf16", "i64"), ("fp16", "i32"), ("fp32", "i32"), ("u8", "i32")):
         signature = {
             "p_source": f"*{dtype}:16",
             "p_target": f"*{dtype}:16",
