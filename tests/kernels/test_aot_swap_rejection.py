@@ -89,6 +89,6 @@ def specialisations() -> list[Specialisation]:
 @pytest.mark.parametrize("arch", SHARED_LIMIT)
 def test_kernels_fit_a_block_without_spilling(arch: int) -> None:
     compiled = compile_all(f"{__name__}:specialisations", arch)
-    assert len(compiled) == 4 + 2 * len(KINDS) + 6
+    assert len(compiled) == 5 + 2 * len(KINDS) + 6
     assert {name: found.spills for name, found in compiled.items() if found.spills} == {}
     assert all(found.shared <= SHARED_LIMIT[arch] for found in compiled.values())
