@@ -223,11 +223,6 @@ class EngineConfig:
                 tiers_of(self.kv_transfer_config)
         self._check_role()
         self._check_ranks()
-        if self.draft is None and self.ngrams and self.draft_kv_cache_dtype is not None:
-            raise ValueError(
-                f"draft_kv_cache_dtype is {self.draft_kv_cache_dtype!r}; it is for a draft model's cache, and draft "
-                "'ngram' has none; leave it out"
-            )
         if self.ngrams and self.draft is None and (self.draft_vocab is not None or self.draft_rank is not None):
             raise ValueError(
                 "draft_vocab and draft_rank are for a head's logits; draft 'ngram' has none; leave them out"

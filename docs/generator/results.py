@@ -284,6 +284,25 @@ def _quantized_products() -> str:
     return f"{table(header, rows)}\n\n{_source('quantization_products', 'quantization products')}"
 
 
+def _kv_cache_dtype() -> str:
+    """Return what keys and values in 8 bits change, and the memory that they take."""
+
+    def figures(one: dict[str, Any]) -> list[str]:
+        by_text = [one[name] for name in ("sgd-eval", "gsm8k-eval")]
+        pairs = [
+            " / ".join(f"{text[what]:{form}}" for text in by_text)
+            for what, form in (("perplexity", ".3f"), ("mean_change_of_log_prob", ".3f"), ("tau", ".2f"))
+        ]
+        bytes_of = one["bytes_per_token_by_part"]
+        return [f"{bytes_of['target']} + {bytes_of['head']} + {bytes_of['features']}", str(one["blocks"]), *pairs]
+
+    made = read("kv_cache_dtype")
+    header = ["target", "head", "bytes a token: target + head + features", f"blocks in {made['cache_mib']} MiB"]
+    header += ["perplexity, sgd / gsm8k", "mean change of a log-probability", "tau"]
+    rows = [[one["kv_cache_dtype"], one["draft_kv_cache_dtype"], *figures(one)] for one in made["rows"]]
+    return f"{table(header, rows)}\n\n{_source('kv_cache_dtype', 'kv_cache_dtype')}"
+
+
 def _quantized_logits() -> str:
     """Return what 8-bit weights change in the demo target's logits."""
     rows = [
@@ -397,6 +416,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "results-soak": _soak,
     "results-peers": _peers,
     "results-q8-products": _quantized_products,
+    "results-kv-cache-dtype": _kv_cache_dtype,
     "results-q8-logits": _quantized_logits,
     "results-q8-speed": _quantized_speed,
     "results-readme": _readme_peers,

@@ -70,6 +70,12 @@ class EngineBuilder:
             return self._assemble(num_blocks, num_host_blocks, measures=measures, connects=True)
 
     def _check_kernels(self) -> None:
+        asked = self.config.draft_kv_cache_dtype
+        if asked is not None and self.workers.head is None:
+            raise ValueError(
+                f"draft_kv_cache_dtype is {asked!r}; it is for a draft model's cache, and draft is "
+                f"{self.config.sources or 'none'!r}; leave it out, or name a head or small model"
+            )
         for sizes in [self.model.config, *([self.workers.head.llama] if self.workers.head else [])]:
             self.kernels.check_model(sizes.head_dim, sizes.num_heads // sizes.num_kv_heads)
         # A request may bring a predicted text, whatever else drafts.

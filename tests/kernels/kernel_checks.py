@@ -51,6 +51,8 @@ if DEVICE.type == "cpu":
 # Rounding error of a number of size 1.
 ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12}
 DTYPES = list(ROUNDING)
+# Whole numbers of as many bytes: what is moved is compared by its bits.
+BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.uint8: torch.uint8}
 # What an int64 output holds before it is written.
 UNWRITTEN = -(2**62)
 

@@ -154,7 +154,7 @@ def specialisations() -> list[Specialisation]:
     """Return all specialisations, the first of equal ones."""
     specs = [spec for shape in shapes() for spec in layer(shape)]
     specs += [spec for shape in shapes() if shape.name in ("8B", "demo") for spec in block_head(shape)]
-    specs += [moves("bf16", "i64"), moves("bf16", "i32"), moves("fp32", "i32")]
+    specs += [moves("bf16", "i64"), moves("bf16", "i32"), moves("fp32", "i32"), moves("u8", "i64")]
     specs += [spec for vocab, dtype in ((128256, "fp32"), (128256, "bf16")) for spec in sampling(vocab, dtype)]
     return [
         *specs,

@@ -22,7 +22,7 @@ def vocabularies() -> dict[str, int]:
 
 def swaps() -> Iterator[Specialisation]:
     """The sizes of a model are run-time numbers: 8B, 1B and demo differ in the dtype, and in where 2**31 is passed."""
-    for dtype, strides in (("bf16", "i32"), ("bf16", "i64"), ("fp16", "i32"), ("fp32", "i32")):
+    for dtype, strides in (("bf16", "i32"), ("bf16", "i64"), ("fp16", "i32"), ("fp32", "i32"), ("u8", "i32")):
         signature = {
             "p_source": f"*{dtype}:16",
             "p_target": f"*{dtype}:16",
@@ -89,6 +89,6 @@ def specialisations() -> list[Specialisation]:
 @pytest.mark.parametrize("arch", SHARED_LIMIT)
 def test_kernels_fit_a_block_without_spilling(arch: int) -> None:
     compiled = compile_all(f"{__name__}:specialisations", arch)
-    assert len(compiled) == 4 + 2 * len(KINDS) + 6
+    assert len(compiled) == 5 + 2 * len(KINDS) + 6
     assert {name: found.spills for name, found in compiled.items() if found.spills} == {}
     assert all(found.shared <= SHARED_LIMIT[arch] for found in compiled.values())

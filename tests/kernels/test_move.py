@@ -14,7 +14,7 @@ from torch import Tensor
 from specdec.kernels import kv_copy_reference
 from specdec.kernels.kv_copy import MOVES_AT_ONCE, copy_blocks, move_kv
 from specdec.verify.tree_batch import slots_of
-from tests.kernels.kernel_checks import DEVICE, DTYPES, huge
+from tests.kernels.kernel_checks import BITS, DEVICE, huge
 from tests.strategies import draft_trees, seeds, shuffled_tables
 from tests.trees import path_to
 
@@ -29,15 +29,14 @@ def tiles(moves: int, chunk: int) -> Iterator[None]:
 
 
 def cache(*shape: int, dtype: torch.dtype, seed: int) -> Tensor:
-    """Every number is different, so that no move can pass for another; some are NaN."""
+    """Every number is different, so that no move can pass for another; some are NaN. Bytes are what they can be."""
     numbers = torch.randperm(torch.Size(shape).numel(), generator=torch.Generator().manual_seed(seed))
     # 16 bits hold no more; they count from the lowest NaN pattern on.
-    kind = torch.int32 if dtype == torch.float32 else torch.int16
-    return (numbers - 128).to(kind).view(dtype).view(shape).to(DEVICE)
+    return (numbers - 128).to(BITS[dtype]).view(dtype).view(shape).to(DEVICE)
 
 
 def bits(kv: Tensor) -> Tensor:
-    return kv.view(torch.int32 if kv.dtype == torch.float32 else torch.int16)
+    return kv.view(BITS[kv.dtype])
 
 
 class Moves(NamedTuple):
@@ -65,7 +64,7 @@ def accepted_paths(draw: st.DrawFn) -> Moves:
     return Moves(source, target, plan.num_blocks * size)
 
 
-@given(accepted_paths(), seeds, st.sampled_from([1, 2, 4, MOVES_AT_ONCE]), st.sampled_from(DTYPES))
+@given(accepted_paths(), seeds, st.sampled_from([1, 2, 4, MOVES_AT_ONCE]), st.sampled_from(list(BITS)))
 def test_accepted_paths_move_down_whole(moves: Moves, seed: int, at_once: int, dtype: torch.dtype) -> None:
     """However many moves are read together: nothing is read after it was overwritten."""
     kv = cache(3, moves.num_slots, 2, 3, dtype=dtype, seed=seed)

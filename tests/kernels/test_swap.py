@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specdec.kernels import kv_copy_reference
 from specdec.kernels.kv_copy import SWAP_CHUNK_SIZE, copy_between
-from tests.kernels.kernel_checks import DEVICE, DTYPES, huge
+from tests.kernels.kernel_checks import BITS, DEVICE, huge
 from tests.strategies import seeds
 
 DEVICE_BLOCKS, HOST_BLOCKS = 9, 7
@@ -36,20 +36,19 @@ cases = st.builds(
     st.sampled_from([1, 5, 16, 150]),
     st.integers(0, HOST_BLOCKS),
     st.booleans(),
-    st.sampled_from(DTYPES),
+    st.sampled_from(list(BITS)),
     seeds,
 )
 
 
 def bits(numbers: Tensor) -> Tensor:
-    return numbers.view(torch.int32 if numbers.dtype == torch.float32 else torch.int16)
+    return numbers.view(BITS[numbers.dtype])
 
 
 def filled(*shape: int, dtype: torch.dtype, seed: int) -> Tensor:
     """Any bits, NaN among them."""
     generator = torch.Generator().manual_seed(seed)
-    kind = torch.int32 if dtype == torch.float32 else torch.int16
-    return torch.randint(-(2**15), 2**15, shape, generator=generator).to(kind).view(dtype).to(DEVICE)
+    return torch.randint(-(2**15), 2**15, shape, generator=generator).to(BITS[dtype]).view(dtype).to(DEVICE)
 
 
 def pinned(numbers: Tensor) -> Tensor:

@@ -91,7 +91,7 @@ def test_logits_are_those_of_plain_decoding(
         kernels="native",
         quantization=quantization,
         kv_cache_dtype=kv_cache_dtype,
-        draft_kv_cache_dtype=draft_kv_cache_dtype,
+        draft_kv_cache_dtype=None if drafter == "none" else draft_kv_cache_dtype,
         threads=threads,
         shape=shape,
         max_num_seqs=seats,

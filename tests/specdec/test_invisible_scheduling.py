@@ -219,7 +219,7 @@ def test_output_is_that_of_the_request_alone(
         max_model_len=CONTEXT,
         kv_cache_memory=num_blocks * per_block,
         kv_cache_dtype=kv_cache_dtype,
-        draft_kv_cache_dtype=draft_kv_cache_dtype,
+        draft_kv_cache_dtype=None if drafter == "none" else draft_kv_cache_dtype,
         swap_space=(host_blocks + 0.5) * per_block / (1 << 30),
         block_size=block_size,
         enable_prefix_caching=caching,

@@ -247,5 +247,7 @@ def test_settings_that_are_refused(world: World) -> None:
         ValueError, match="kv_cache_dtype is 'int4'; it must be one of auto, fp8, fp8_e4m3, fp8_e5m2, int8"
     ):
         LLM(target, None, kv_cache_dtype="int4")
-    with pytest.raises(ValueError, match=r"draft_kv_cache_dtype is 'int8'; .* draft 'ngram' has none; leave it out"):
+    with pytest.raises(ValueError, match=r"draft_kv_cache_dtype is 'int8'; .* draft is 'ngram'; leave it out, or"):
         LLM(target, "ngram", draft_kv_cache_dtype="int8")
+    with pytest.raises(ValueError, match=r"draft_kv_cache_dtype is 'int8'; .* draft is 'none'; leave it out, or"):
+        LLM(target, None, draft_kv_cache_dtype="int8")
