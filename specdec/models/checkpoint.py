@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from specdec.draft_heads.llama.checkpoint_files import error_context, read_config, read_tensors
+from specdec.draft_heads.llama.kv_scheme import is_kv_scale
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.models.gguf_file import GgufFile, is_gguf
-from specdec.models.quantization_config import QuantizationConfig
+from specdec.models.quantization_config import QuantizationConfig, with_plain_weights
 from specdec.models.quantized_weights import quantized_tensors
 
 
@@ -39,8 +40,10 @@ def read_weights(path: Path, dtype: torch.dtype) -> dict[str, Tensor]:
         quantization = QuantizationConfig.from_json(settings)
         if quantization is None:
             return tensors
-        config = LlamaConfig.from_json({**settings, "quantization_config": None})
-        return quantized_tensors(tensors, quantization, dtype, config.has_bias)
+        config = LlamaConfig.from_json(with_plain_weights(settings))
+        scales = {name: tensor for name, tensor in tensors.items() if is_kv_scale(name)}
+        weights = {name: tensor for name, tensor in tensors.items() if name not in scales}
+        return quantized_tensors(weights, quantization, dtype, config.has_bias) | scales
 
 
 def has_tokenizer(path: Path) -> bool:

@@ -33,7 +33,7 @@ from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.linear import prepare_for_inference
 from specdec.kernels.projection import Product
 from specdec.models.checkpoint import read_settings, read_weights
-from specdec.models.quantization_config import QuantizationConfig
+from specdec.models.quantization_config import QuantizationConfig, with_plain_weights
 
 Model = TypeVar("Model", bound="LlamaModel")
 
@@ -151,7 +151,7 @@ def read_llama_config(folder: Path) -> LlamaConfig:
     with error_context(folder):
         # Which weights are quantised is said by the tensors.
         QuantizationConfig.from_json(settings)
-        return LlamaConfig.from_json({**settings, "quantization_config": None})
+        return LlamaConfig.from_json(with_plain_weights(settings))
 
 
 def load_llama(folder: Path, dtype: torch.dtype, device: torch.device, kernels: KernelSet) -> LlamaModel:

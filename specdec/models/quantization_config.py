@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+from specdec.draft_heads.llama.kv_scheme import quantizes_kv_alone
 
 Method = Literal["fp8", "awq", "gptq", "compressed-tensors"]
 METHODS: tuple[Method, ...] = ("fp8", "awq", "gptq", "compressed-tensors")
@@ -39,7 +40,7 @@ class QuantizationConfig:
             CheckpointError: another method, or a setting that this engine would not honour; one line.
         """
         given = settings.get("quantization_config") or settings.get("compression_config")
-        if given is None:
+        if given is None or quantizes_kv_alone(settings):
             return None
         if not isinstance(given, Mapping):
             raise _error(f"is {given!r:.60}; it must be an object")
@@ -48,6 +49,14 @@ class QuantizationConfig:
             raise _error(f"quant_method {method!r:.60} is not supported; supported are {', '.join(METHODS)}")
         readers = {"fp8": _fp8, "awq": _awq, "gptq": _gptq, "compressed-tensors": _compressed}
         return readers[method](given)
+
+
+def with_plain_weights(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config.json as if its weights were plain; the scheme of keys and values stays."""
+    given = settings.get("quantization_config")
+    scheme = given.get("kv_cache_scheme") if isinstance(given, Mapping) else None
+    left = None if scheme is None else {"quant_method": "compressed-tensors", "kv_cache_scheme": scheme}
+    return {**settings, "quantization_config": left}
 
 
 def _error(problem: str) -> CheckpointError:
