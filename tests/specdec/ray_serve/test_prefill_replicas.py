@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from specdec import LLM
 from specdec.async_engine.messages import GetStats, Stats, decode_from_engine, encode
 from specdec.core.engine_stats import EngineStats
 from tests.specdec.kv_transfer.engines import disk
+from tests.specdec.kv_transfer.mooncake import mooncake_master, needs_mooncake
 from tests.specdec.ray_serve.streams import RECOVERY, actor, run, stream, texts
 from tests.specdec.server.running import Served, engine_in_thread
 
@@ -25,14 +27,24 @@ def offline() -> LLM:
     return LLM()
 
 
-@pytest.fixture(scope="module")
-def server(offline: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+@contextmanager
+def store(kind: str, folder: Path) -> Iterator[dict[str, Any]]:
+    """The `kv_transfer_config` of a store that replicas share."""
+    if kind == "disk":
+        yield disk(folder, host_bytes=256 << 20)
+        return
+    with mooncake_master(folder) as master:
+        yield master.config(cpu_bytes_to_use=256 << 20, global_segment_size=256 << 20)
+
+
+@pytest.fixture(scope="module", params=["disk", pytest.param("mooncake", marks=needs_mooncake)])
+def server(offline: LLM, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Served]:
     from specdec.ray_serve.replicated_llm import replicated_here
 
-    folder: Path = tmp_path_factory.mktemp("blocks")
-    llm = replicated_here(1, num_prefill=1, kv_transfer_config=disk(folder, host_bytes=256 << 20))
-    with engine_in_thread(llm, offline, RECOVERY) as engine, engine.again() as served:
-        yield served
+    with store(request.param, tmp_path_factory.mktemp("blocks")) as config:
+        llm = replicated_here(1, num_prefill=1, kv_transfer_config=config)
+        with engine_in_thread(llm, offline, RECOVERY) as engine, engine.again() as served:
+            yield served
 
 
 def stats(server: Served, deployment: str) -> EngineStats:
