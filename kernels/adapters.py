@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from specdec.kernels.integers import next_power_of_2
 from specdec.kernels.projection import Product
 from specdec.kernels.ragged_rows import RaggedRows
 from specdec.kernels.upload import upload
@@ -15,6 +16,10 @@ from specdec.kernels.upload import upload
 TILE_ROWS = 16
 # Columns of a weight that are added to together.
 TILE_COLUMNS = 128
+# Tiles of rows in a captured graph, at least.
+LEAST_TILES = 8
+# Under which the sorted rows are kept in `RaggedRows.plans`.
+ADAPTED = "adapters"
 
 
 class LowRank(NamedTuple):
@@ -68,37 +73,63 @@ class AdapterRows(NamedTuple):
     """The rows of a step that have an adapter, sorted by it.
 
     Attributes:
-        order: int64 `[adapted rows]`, packed rows, those of one adapter side by side.
-        spans: of each adapter its place, and where its rows begin and end in `order`; host side.
-        tiles: int32 `[tiles, 3]`, the same in tiles of at most `TILE_ROWS` rows.
+        order: int64 `[adapted rows]`, packed rows, those of one adapter side by side; there may be unused ones behind.
+        tiles: int32 `[tiles, 3]`, of at most `TILE_ROWS` rows each: place of an adapter, and where its rows begin and
+            end in `order`; zeros for a tile without rows.
     """
 
     order: Tensor
-    spans: Sequence[tuple[int, int, int]]
     tiles: Tensor
 
     @staticmethod
     def of(rows: RaggedRows) -> "AdapterRows | None":
-        """Sort a step's rows; None if none has an adapter."""
-        if not any(rows.adapters):
-            return None
+        """Sort a step's rows, once a step; None if none has an adapter."""
+        if ADAPTED not in rows.plans:
+            rows.plans[ADAPTED] = AdapterRows._sorted(rows) if any(rows.adapters) else None
+        found: AdapterRows | None = rows.plans[ADAPTED]
+        return found
+
+    @staticmethod
+    def _sorted(rows: RaggedRows) -> "AdapterRows":
         found: dict[int, list[int]] = {}
         starts = itertools.accumulate(rows.query_lens, initial=0)
         for place, count, start in zip(rows.adapters, rows.query_lens, starts, strict=False):
             if place:
                 found.setdefault(place, []).extend(range(start, start + count))
-        spans, begin = list[tuple[int, int, int]](), 0
-        for place in sorted(found):
-            spans.append((place, begin, begin + len(found[place])))
-            begin += len(found[place])
-        tiles = [
-            (place, first, min(first + TILE_ROWS, end))
-            for place, begin, end in spans
-            for first in range(begin, end, TILE_ROWS)
-        ]
+        order, tiles = list[int](), list[tuple[int, int, int]]()
+        for place, own in found.items():
+            begin, end = len(order), len(order) + len(own)
+            order += own
+            tiles += [(place, first, min(first + TILE_ROWS, end)) for first in range(begin, end, TILE_ROWS)]
         device = rows.visible.device
-        order = upload([row for place in sorted(found) for row in found[place]], device)
-        return AdapterRows(order, spans, upload(tiles, device, torch.int32))
+        return AdapterRows(upload(order, device), upload(tiles, device, torch.int32))
+
+
+class AdapterBuffer:
+    """Memory that stays in its place for the adapted rows of steps, for graphs that are replayed.
+
+    Args:
+        tokens: rows of the step.
+        size: tiles, of `of_size`.
+
+    Attributes:
+        rows: to pass to the kernel.
+    """
+
+    def __init__(self, tokens: int, size: int, device: torch.device) -> None:
+        order = torch.zeros(tokens, dtype=torch.int64, device=device)
+        self.rows = AdapterRows(order, torch.zeros(size, 3, dtype=torch.int32, device=device))
+
+    @staticmethod
+    def size(rows: AdapterRows | None) -> int:
+        """Return the tiles of a graph for a step's rows: one of few numbers, 0 for none."""
+        return 0 if rows is None else max(LEAST_TILES, next_power_of_2(len(rows.tiles)))
+
+    def fill(self, rows: AdapterRows) -> None:
+        """Copy another step's rows; unused tiles do nothing."""
+        self.rows.order[: len(rows.order)].copy_(rows.order)
+        self.rows.tiles[: len(rows.tiles)].copy_(rows.tiles)
+        self.rows.tiles[len(rows.tiles) :].zero_()
 
 
 # Adds to a product's outputs `[rows, columns]` what adapters make of its inputs `[rows, inputs]`.
@@ -181,9 +212,9 @@ class AdaptedProduct:
             tensor[place].zero_()
         for part, each in enumerate(parts):
             rank = len(each.down)
-            down[place, part, :rank] = each.down
-            up[place, starts[part] : starts[part + 1], :rank] = each.up
-            ranks[place, part] = rank
+            down[place, part, :rank].copy_(each.down)
+            up[place, starts[part] : starts[part + 1], :rank].copy_(each.up)
+            ranks[place, part].fill_(rank)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Multiply: `[rows, in_features]` to `[rows, out_features]`."""

@@ -151,6 +151,10 @@ class EngineLoop:
             return
         work = partial(self._make, message, params)
         if params.structured_outputs is not None:
+            # Adapters are loaded by this thread, between steps.
+            if message.adapter is not None and (answer := self._load_adapter(0, message.adapter)).problem is not None:
+                self._unsent.append(encode(Refused(message.number, answer.problem, answer.queue_full)))
+                return
             self._compiling[message.number] = self._compiler.submit(work)
         else:
             self._queue(message.number, work)

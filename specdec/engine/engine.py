@@ -138,6 +138,8 @@ class LLMEngine:
     def _run(self, plan: StepPlan) -> list[Request]:
         observer, rows = self._observer, plan.rows
         observer.begin()
+        # Rows of one adapter side by side, so that they are multiplied together.
+        rows.sort(key=_adapter_place)
         order = self._order(plan)
         if self.connector is not None:
             self.connector.start_save_kv(self.connector.build_layer_meta(self.scheduler.upcoming_blocks(plan)))
@@ -280,5 +282,10 @@ def _tree_row(row: PlannedRow) -> TreeRow:
         num_cached=request.num_cached,
         block_table=request.block_table,
         num_scored=row.num_known if scores_prompt else int(scores_last),
-        adapter=request.adapter.place if request.adapter is not None else 0,
+        adapter=_adapter_place(row),
     )
+
+
+def _adapter_place(row: PlannedRow) -> int:
+    adapter = row.request.adapter
+    return 0 if adapter is None else adapter.place

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from specdec.kernels.adapters import ADAPTED, AdapterBuffer, AdapterRows
 from specdec.kernels.attention_plan import AttentionGeometry, Plan
 from specdec.kernels.plan_buffer import Capture, PlanBuffer, PlanSize
 from specdec.kernels.ragged_rows import RaggedRows
@@ -43,8 +44,9 @@ class StepGraphs:
     ) -> None:
         self.run, self.capture, self.geometries = run, capture, geometries
         self.max_rows, self.max_blocks, self.words = max_rows + 1, max_blocks, words
-        # By what is fixed in a graph: the step's tokens, padding included, and the sizes of its attention plans.
-        self.captured: dict[tuple[int, tuple[PlanSize, ...]], _Graph] = {}
+        # By what is fixed in a graph: the step's tokens, padding included, the sizes of its attention plans, and the
+        # tiles of rows with adapters.
+        self.captured: dict[tuple[int, tuple[PlanSize, ...], int], _Graph] = {}
 
     @staticmethod
     def padding(tokens: int) -> int:
@@ -59,12 +61,10 @@ class StepGraphs:
         tokens, (rows, blocks) = len(batch.tokens), batch.rows.block_tables.shape
         # The trees of choices may be larger than drafts.
         is_wide = blocks > self.max_blocks or batch.rows.ancestors.shape[1] > self.words
-        # Rows with adapters are sorted anew in each step.
-        is_wide = is_wide or any(batch.rows.adapters)
         if tokens > TOKEN_BUCKETS[-1][0] or rows > self.max_rows or is_wide:
             return self.run(batch)
         plans = [plan_of(batch.rows, geometry) for geometry in self.geometries]
-        key = (tokens, tuple(PlanSize.of(plan) for plan in plans))
+        key = (tokens, tuple(PlanSize.of(plan) for plan in plans), AdapterBuffer.size(AdapterRows.of(batch.rows)))
         graph = self.captured.get(key)
         if graph is None:
             graph = self.captured[key] = _Graph(self, batch, plans)
@@ -92,6 +92,9 @@ class _Graph:
             block_size=batch.rows.block_size,
         )
         rows.plans.update((geometry, own.plan) for geometry, own in zip(owner.geometries, self.plans, strict=True))
+        tiles = AdapterBuffer.size(AdapterRows.of(batch.rows))
+        self.adapters = AdapterBuffer(tokens, tiles, device) if tiles else None
+        rows.plans[ADAPTED] = None if self.adapters is None else self.adapters.rows
         slots = zeros(tokens)
         self.batch = TreeBatch(zeros(tokens), zeros(tokens), slots, rows, zeros(0), ())
         self._fill(batch, plans)
@@ -115,3 +118,6 @@ class _Graph:
         rows.ancestors[:, batch.rows.ancestors.shape[1] :].zero_()
         for kept, plan in zip(self.plans, plans, strict=True):
             kept.fill(plan)
+        adapted = AdapterRows.of(batch.rows)
+        if self.adapters is not None and adapted is not None:
+            self.adapters.fill(adapted)

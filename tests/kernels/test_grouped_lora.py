@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdec.kernels import grouped_lora_reference
-from specdec.kernels.adapters import AdaptedProduct, AdapterRows, LowRank, StackedAdapters
+from specdec.kernels.adapters import AdaptedProduct, AdapterBuffer, AdapterRows, LowRank, StackedAdapters
 from specdec.kernels.grouped_lora import grouped_lora
 from specdec.kernels.projection import Projection
 from specdec.kernels.ragged_rows import RaggedRows
@@ -107,6 +107,25 @@ def test_it_adds_what_each_rows_adapter_makes(
     if first := AdapterRows.of(rows_of(adapters[:1], counts[:1])):
         grouped_lora(x[: counts[0]], alone, product.stacked, first)
         assert alone.equal(actual[: counts[0]])
+
+
+def test_a_graphs_buffer_holds_the_rows_of_any_step() -> None:
+    """Unused tiles and rows do nothing, whatever they held before."""
+    product, _ = bank_with([[4, 20], [1, 1], [3, 3]], 24, (16, 8), torch.float32, 0)
+    x = torch.randn(60, 24, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    steps = [AdapterRows.of(rows_of(*each)) for each in (([1, 2, 0], [33, 20, 7]), ([0, 3, 1], [40, 2, 18]))]
+    size = AdapterBuffer.size(steps[0])
+    assert (size, AdapterBuffer.size(steps[1]), AdapterBuffer.size(None)) == (8, 8, 0)
+    buffer = AdapterBuffer(60, size, DEVICE)
+    for step in (*steps, steps[0]):
+        assert step is not None
+        buffer.fill(step)
+        found, expected = (torch.zeros(60, 24, device=DEVICE) for _ in range(2))
+        grouped_lora(x, found, product.stacked, buffer.rows)
+        grouped_lora(x, expected, product.stacked, step)
+        assert found.equal(expected)
+        grouped_lora_reference.grouped_lora(x, found.zero_(), product.stacked, buffer.rows)
+        torch.testing.assert_close(found, expected)
 
 
 def test_a_product_adds_adapters_only_where_rows_have_them() -> None:

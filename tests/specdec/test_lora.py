@@ -9,6 +9,7 @@ import torch
 
 from specdec import LLM, BeamSearchParams, CheckpointError, DraftShape, LoRARequest, QueueFullError, SamplingParams
 from specdec.core.request import Request
+from specdec.kernels.native_adapters import NativeAdapters
 from specdec.kernels.native_library import library_file
 from specdec.verify.sampling import Sampling
 from tests.lora_adapters import merged, request_for, save_adapter
@@ -103,6 +104,28 @@ def test_a_salt_cannot_name_an_adapter(world: World) -> None:
     assert own.cache_salt is not None
     with pytest.raises(ValueError, match="cache_salt is not valid text"):
         llm.new_group([3, 4], GREEDY, cache_salt=own.cache_salt)
+
+
+@pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
+def test_rows_of_one_adapter_are_multiplied_together(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And outputs come back in the order of the prompts."""
+    counts, spans = list[int](), NativeAdapters.spans
+    llm = engine(world, "eagle", dtype="float32", kernels="native")
+
+    def counted(*args: Any) -> Any:
+        found = spans(*args)
+        counts.append(len(found) // 3)
+        return found
+
+    monkeypatch.setattr(NativeAdapters, "spans", counted)
+    given = [world.adapter(number) for number in (1, 0, 2, 0, 1, 2)]
+    outputs = llm.generate(prompts(6), GREEDY, lora_request=given, use_tqdm=False)
+    assert set(counts) == {2}
+    alone = [
+        llm.generate([prompt], GREEDY, lora_request=adapter, use_tqdm=False)[0].token_ids
+        for prompt, adapter in zip(prompts(6), given, strict=True)
+    ]
+    assert [output.token_ids for output in outputs] == alone
 
 
 def test_samples_and_beams_have_the_adapter(world: World) -> None:

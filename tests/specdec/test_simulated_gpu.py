@@ -1,21 +1,24 @@
 """The engine on a simulated GPU: all tensors on one device, one host wait a step, graphs captured and replayed."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
-from specdec import LLM, SamplingParams
+from specdec import LLM, LoRARequest, SamplingParams
 from specdec.draft_heads.drafting.draft_graphs import DraftGraphs
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
 from specdec.execution import cost_measurement
 from specdec.execution.cuda_graphs import CudaGraphs
+from specdec.kernels.adapters import LEAST_TILES
 from specdec.scheduling.step_cost import PreemptionCost
 from tests.fakes import save_random_block, save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
+from tests.lora_adapters import request_for, save_adapter
 from tests.simulated_gpu import GPU, SimulatedGPU, SimulatedTensor, simulated_gpu
 
 SHAPE = DraftShape(3, 2, 6)
@@ -80,8 +83,13 @@ def graphs_of_drafting(llm: LLM) -> DraftGraphs | None:
     return drafter.graphs
 
 
-def run(llm: LLM, params: list[SamplingParams]) -> list[list[list[int]]]:
-    groups = [llm.new_group(prompt, own) for prompt, own in zip(PROMPTS, params, strict=True)]
+def run(
+    llm: LLM, params: list[SamplingParams], adapters: Sequence[LoRARequest | None] = (None, None)
+) -> list[list[list[int]]]:
+    groups = [
+        llm.new_group(prompt, own, lora_request=adapter)
+        for prompt, own, adapter in zip(PROMPTS, params, adapters, strict=True)
+    ]
     for request in (request for group in groups for request in group.requests):
         llm.engine.add_request(request)
     while llm.engine.has_unfinished:
@@ -155,6 +163,29 @@ def test_tokens_are_those_of_a_cpu_and_the_host_waits_once_a_step(
         assert captured == (graphs and [len(graphs.search.captured), len(graphs.draw.captured)])
         assert (llm.engine.worker.runner.graphs is None) == (settings is SWAPPING)
         assert llm.stats().preemptions > 0 or settings is not SWAPPING
+
+
+def test_adapters_on_a_device(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Steps with adapters and without are replayed from graphs of their own; the host waits for no adapter."""
+    target = LlamaForCausalLM.from_pretrained(folder / "target", dtype="float64")
+    adapter = request_for(save_adapter(tmp_path / "adapter", target, 5), 1)
+    params = [SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True) for count in (3, 4)]
+    settings = {"enable_lora": True, "max_loras": 1}
+    own = load(folder, "head3", **settings)
+    expected, without = run(own, params, [adapter, None]), run(own, params)
+    assert expected[0] != without[0]
+    assert expected[1] == without[1]
+    monkeypatch.setattr("specdec.execution.cuda_graphs.WARM_UPS", 1)
+    with simulated_gpu(monkeypatch) as gpu:
+        llm = load(folder, "head3", device="cuda", **settings)
+        llm.add_lora(adapter)
+        before = len(gpu.waits)
+        assert run(llm, params, [adapter, None]) == expected
+        assert set(gpu.waits[before:]) == {"specdec.kernels.upload: tolist"}
+        assert run(llm, params) == without
+        graphs = llm.engine.worker.runner.graphs
+        assert graphs is not None
+        assert {tiles for _, _, tiles in graphs.captured} == {0, LEAST_TILES}
 
 
 def test_graphs_are_captured_anew_for_another_head(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import LlamaForCausalLM
 
 from specdec import LLM, SamplingParams
 from specdec.draft_heads.drafting.draft_shape import DraftShape
@@ -18,6 +19,7 @@ from specdec.kernels.native_library import library_file
 from specdec.kernels.tree import DraftTree, TreeRow
 from specdec.verify.noise import GumbelNoise
 from tests.fakes import save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
+from tests.lora_adapters import request_for, save_adapter
 
 SHAPE = DraftShape(3, 2, 6)
 
@@ -68,6 +70,25 @@ def test_tokens_are_those_of_plain_torch(folder: Path, head: str, params: Sampli
         found.append([[one.token_ids for one in output.outputs] for output in outputs])
         assert llm.stats().drafts_verified > 0
     assert found[0] == found[1]
+
+
+def test_adapters_are_those_of_plain_torch(folder: Path, tmp_path: Path) -> None:
+    """Two adapters and none in one batch, with drafts, and prompts in chunks."""
+    target = LlamaForCausalLM.from_pretrained(folder / "target", dtype="float64")
+    folders = [save_adapter(tmp_path / f"a{rank}", target, rank, seed=rank) for rank in (3, 18)]
+    given = [request_for(folders[0], 1), None, request_for(folders[1], 2)]
+    prompts = [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14], [20, 21, 22], [5, 6, 7, 8, 9, 10, 11, 12, 40]]
+    params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+    found = []
+    settings = {"max_num_batched_tokens": 16, "max_num_seqs": 8, "enable_lora": True, "max_lora_rank": 18}
+    for kernels in ("torch", "triton"):
+        llm = load(folder, kernels, draft=folder / "head3", **settings)
+        outputs = llm.generate(prompts, params, lora_request=given, use_tqdm=False)
+        found.append([output.token_ids for output in outputs])
+        assert llm.stats().drafts_verified > 0
+    assert found[0] == found[1]
+    plain = llm.generate(prompts, params, use_tqdm=False)
+    assert [output.token_ids == own for output, own in zip(plain, found[0], strict=True)] == [False, True, False]
 
 
 def test_choices_of_more_nodes_than_a_tree_may_have(folder: Path) -> None:
