@@ -1,13 +1,11 @@
 """The Triton attention against its twin in plain torch, by their errors against float64."""
 
-import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import example, given
@@ -30,27 +28,6 @@ SCALE = 0.3
 # Of float32: scores are rounded some times on their way to weights.
 TRIFLE = 8 * ROUNDING[torch.float32]
 EMPTY = DraftTree()
-
-
-def _multiply_in_the_interpreter() -> None:
-    """Let bfloat16 be multiplied as on every GPU: the interpreter of Triton 3.9 takes its bits for integers."""
-    interpreter = importlib.import_module("triton.runtime.interpreter")
-    builder, tl = interpreter.InterpreterBuilder, importlib.import_module("triton.language")
-    multiply = builder.create_dot
-
-    def widened(handle: Any) -> Any:
-        if handle.dtype.scalar != tl.bfloat16:
-            return handle
-        return interpreter.TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
-
-    def create_dot(self: Any, a: Any, b: Any, *others: Any) -> Any:
-        return multiply(self, widened(a), widened(b), *others)
-
-    builder.create_dot = create_dot
-
-
-if DEVICE.type == "cpu":
-    _multiply_in_the_interpreter()
 
 
 class Shape(NamedTuple):
