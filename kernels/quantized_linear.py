@@ -28,7 +28,7 @@ def block_inputs(weight: QuantizedRows, dtype: torch.dtype) -> int:
     """Return the inputs that are multiplied at a time: a power of two that ends where a group does."""
     most = MAX_BLOCK_BYTES // dtype.itemsize
     if weight.group >= weight.inputs:
-        return min(most, max(LEAST_INPUTS, triton.next_power_of_2(weight.inputs)))
+        return min(most, max(LEAST_INPUTS, 1 << (weight.inputs - 1).bit_length()))
     return min(most, weight.group & -weight.group)
 
 
