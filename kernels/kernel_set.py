@@ -290,6 +290,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> KernelSet:
         kv_copy,
         logit_filters,
         perturbed_top_k,
+        quantized_linear,
         rejection_walk,
         rotary_store,
         tree_attention,
@@ -309,7 +310,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> KernelSet:
     return KernelSet(
         name="triton",
         on_device=True,
-        projection=Projection,
+        projection=quantized_linear.projection,
         rms_norm=elementwise.rms_norm,
         add_rms_norm=elementwise.add_rms_norm,
         silu_and_mul=elementwise.silu_and_mul,

@@ -14,6 +14,7 @@ from specdec.kernels import (
     kv_entries,
     logit_filters,
     perturbed_top_k,
+    quantized_linear,
     rotary_store,
     tree_walk,
 )
@@ -85,6 +86,28 @@ def block_head(shape: Shape) -> Iterator[Specialisation]:
     )
 
 
+def quantized(shape: Shape, name: str, group: int, scales: str, offsets: str | None) -> Iterator[Specialisation]:
+    """Yield the products of a model whose weights are stored in a form."""
+    weight = {"int8": 0, "uint4": 1, "fp8": 2}[name]
+    signature = typed(f"p_x p_numbers:*u8 p_scales:*{scales} p_product rows:i32 x_stride:i32", shape.dtype)
+    signature["rows"] = "i32"
+    constexprs = {"p_bias": None, "HAS_BIAS": False, "KIND": weight, "OFFSETS": 0, "GROUP": group}
+    if offsets is None:
+        constexprs["p_offsets"] = None
+    else:
+        signature["p_offsets"] = f"*{offsets}:16"
+        constexprs["OFFSETS"] = quantized_linear.ZEROS if offsets == "i8" else quantized_linear.MINIMA
+    constexprs |= {"BLOCK_ROWS": quantized_linear.BLOCK_ROWS, "BLOCK_COLUMNS": quantized_linear.BLOCK_COLUMNS}
+    constexprs["BLOCK_INPUTS"] = min(group, quantized_linear.MAX_BLOCK_BYTES // (4 if shape.dtype == "fp32" else 2))
+    for outputs, inputs in {(2 * shape.intermediate, shape.hidden), (shape.hidden, shape.intermediate)}:
+        yield Specialisation(
+            f"quantized_linear {name} {group} {shape.name} {shape.dtype} {outputs}",
+            quantized_linear.quantized_linear_kernel,
+            signature,
+            {**constexprs, "OUTPUTS": outputs, "INPUTS": inputs},
+        )
+
+
 def moves(dtype: str, stride: str) -> Specialisation:
     """The same for all models, but for the cache's size."""
     signature = typed(f"p_kv p_source:*i64 p_target:*i64 layer_stride:{stride} size:i32", dtype)
@@ -154,6 +177,11 @@ def specialisations() -> list[Specialisation]:
     """Return all specialisations, the first of equal ones."""
     specs = [spec for shape in shapes() for spec in layer(shape)]
     specs += [spec for shape in shapes() if shape.name in ("8B", "demo") for spec in block_head(shape)]
+    for shape in (shape for shape in shapes() if shape.name == "8B" or shape.dtype == "fp32"):
+        specs += quantized(shape, "uint4", 128, "fp16", "i8")
+        specs += quantized(shape, "uint4", 32, "fp32", "fp32")
+        specs += quantized(shape, "int8", 32, "fp16", None)
+        specs += quantized(shape, "fp8", 128, "fp32", None)
     specs += [moves("bf16", "i64"), moves("bf16", "i32"), moves("fp32", "i32"), moves("u8", "i64")]
     specs += [spec for vocab, dtype in ((128256, "fp32"), (128256, "bf16")) for spec in sampling(vocab, dtype)]
     return [

@@ -16,10 +16,12 @@ from specdec.draft_heads.drafting.drafter import Drafter, DraftRow
 from specdec.kernels.draft_trees import DraftTrees
 from specdec.kernels.kernel_set import choose_kernels
 from specdec.kernels.native_library import library_file
+from specdec.kernels.quantized_linear import QuantizedProjection
 from specdec.kernels.tree import DraftTree, TreeRow
 from specdec.verify.noise import GumbelNoise
 from tests.fakes import save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
 from tests.lora_adapters import request_for, save_adapter
+from tests.quantized_checkpoints import quantize_folder
 
 SHAPE = DraftShape(3, 2, 6)
 
@@ -89,6 +91,21 @@ def test_adapters_are_those_of_plain_torch(folder: Path, tmp_path: Path) -> None
     assert found[0] == found[1]
     plain = llm.generate(prompts, params, use_tqdm=False)
     assert [output.token_ids == own for output, own in zip(plain, found[0], strict=True)] == [False, True, False]
+
+
+@pytest.mark.parametrize("name", ["fp8-blocks", "awq", "gptq-8"])
+def test_quantised_weights_stay_as_they_are_stored(folder: Path, tmp_path: Path, name: str) -> None:
+    """Drafts and plain decoding are those of the dequantised weights in plain torch."""
+    quantize_folder(folder / "target", tmp_path / "target", name)
+    (tmp_path / "head").symlink_to(folder / "head")
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    found = []
+    for kernels in ("torch", "triton"):
+        llm = load(tmp_path, kernels)
+        found.append(llm.generate([[5, 6, 7, 8, 9]], params, use_tqdm=False)[0].token_ids)
+    assert found[0] == found[1]
+    layer = llm.model.layers[0]
+    assert isinstance(layer.down_proj, QuantizedProjection)
 
 
 def test_choices_of_more_nodes_than_a_tree_may_have(folder: Path) -> None:
