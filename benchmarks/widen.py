@@ -2,9 +2,9 @@
 
     python -m benchmarks.widen FOLDER
 
-Writes FOLDER/target, FOLDER/eagle3 and FOLDER/eagle in bfloat16. They are for measuring speed at a realistic size: a
-step costs what a step of a 256M model costs, while text, logits and acceptance are those of the small demo. A table
-with figures of these checkpoints must say so.
+Writes FOLDER/target, and its heads FOLDER/eagle3, FOLDER/eagle and FOLDER/dspark, in bfloat16. They are for measuring
+speed at a realistic size: a step costs what a step of a 256M model costs, while text, logits and acceptance are those
+of the small demo. A table with figures of these checkpoints must say so.
 
 - Channels, attention heads and MLP neurons that the demo lacks are zero.
 - A norm over H channels of which h are used has the weights sqrt(h / H) and the epsilon h / H times the demo's.
@@ -59,6 +59,9 @@ class Sizes:
             entries["eagle_aux_hidden_state_layer_ids"] = taps
             inner = {"eagle_aux_hidden_state_layer_ids": [tap - 1 for tap in taps]}
             entries["eagle_config"] = config["eagle_config"] | inner
+        if "target_layer_ids" in config:
+            # Outputs of layers; those that the next layer of the demo reads are the inputs of its place.
+            entries["target_layer_ids"] = [self.layers[layer + 1] - 1 for layer in config["target_layer_ids"]]
         return entries
 
 
@@ -74,14 +77,21 @@ AXES = {
     "gate_proj": ("intermediate_size", "hidden_size"),
     "up_proj": ("intermediate_size", "hidden_size"),
     "down_proj": ("hidden_size", "intermediate_size"),
+    "markov_w1": (None, None),
+    "markov_w2": (None, None),
 }
+# Norms of the numbers of an attention head, which are as many as before.
+HEAD_NORMS = ("q_norm", "k_norm")
 
 
 def widen_tensor(name: str, tensor: Tensor, old: dict[str, Any], new: dict[str, Any]) -> Tensor:
     """Return a tensor of a checkpoint with the config.json `old` for one with `new`."""
     kind = name.split(".")[-2] if "." in name else name
-    if kind in ("d2t", "t2d"):
+    if kind in ("d2t", "t2d", *HEAD_NORMS) or name == "confidence_head.proj.bias":
         return tensor
+    if name == "confidence_head.proj.weight":
+        state, before = tensor.split([old["hidden_size"], tensor.shape[1] - old["hidden_size"]], 1)
+        return torch.cat([_pad(state, 1, "hidden_size", old, new), before], 1)
     if kind.endswith("norm"):
         scaled = tensor * (old["hidden_size"] / new["hidden_size"]) ** 0.5
         return F.pad(scaled, (0, new["hidden_size"] - old["hidden_size"]))
@@ -134,9 +144,9 @@ def widen_head(source: Path, folder: Path, sizes: Sizes) -> None:
 
 
 def widen(folder: Path, sizes: Sizes) -> None:
-    """Write target and both heads into a folder."""
+    """Write the target and its heads into a folder."""
     widen_target(folder / "target", sizes)
-    for head in ("eagle3", "eagle"):
+    for head in ("eagle3", "eagle", "dspark"):
         widen_head(DEMO / head, folder / head, sizes)
 
 
@@ -153,7 +163,7 @@ def _write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="where target, eagle3 and eagle are written; 600 MB")
+    parser.add_argument("folder", type=Path, help="where the target and its heads are written; 700 MB")
     folder = parser.parse_args().folder
     widen(folder, Sizes())
     print(folder)

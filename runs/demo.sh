@@ -22,9 +22,11 @@ for kind in eagle eagle3 dspark; do
   head=$out/$kind
   python -m specdec.train_eagle.train --config "runs/demo-$kind.yaml" \
     --model "$target" --data "$out/prepared" --out "$head"
-  # One more epoch with its own learning rate schedule.
+  # Further epochs with their own learning rate schedule.
+  more=(--epochs 1 --lr 0.0008)
+  [ "$kind" = dspark ] && more=(--epochs 2 --lr 0.001)
   python -m specdec.train_eagle.train --config "runs/demo-$kind.yaml" \
-    --model "$target" --data "$out/prepared" --out "$head-more" --start "$head/run" --epochs 1 --lr 0.0008 --seed 7
+    --model "$target" --data "$out/prepared" --out "$head-more" --start "$head/run" "${more[@]}" --seed 7
   head=$head-more
   python -m specdec.train_eagle.evaluate --model "$target" --draft "$head" --out "$head/evaluation" \
     --draft-depth 6 --draft-branching 10 --draft-nodes 60 --min-reach 0 \

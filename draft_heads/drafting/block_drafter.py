@@ -68,7 +68,8 @@ class BlockDrafter(TreeDrafter[Paths]):
     The head's cache holds the context rows of known tokens, entry i that of token i - 1. The rows of a block lie
     behind the known tokens while it is drafted, at the rotary positions from the last known token's on.
 
-    Levels are free after the pass, so all that a row may have are searched, and the best nodes of all are kept.
+    Levels cost nothing after the pass. Still, nodes that are reached too seldom cost the target's pass their rows, so
+    the search ends like that of a head by levels, at `DraftShape.min_reach`; the best nodes of all are kept.
 
     Args:
         head: the block head; for the other arguments see `TreeDrafter`.
@@ -112,10 +113,6 @@ class BlockDrafter(TreeDrafter[Paths]):
         output, tokens = self.readout.projection, self.readout.tokens
         cache = DraftingCache(self.kv, self.features, self.rope, self.block_size, head.first_entry, self.branching)
         return self.kernels.fused_block(weights, output, self.llama.vocab_size, tokens, self._scorer_rows, cache)
-
-    @property
-    def _stops_early(self) -> bool:
-        return False
 
     def _read(self, rows: Sequence[DraftRow]) -> Tensor:
         """Write the context rows of the tokens to be read; return the embedding of each row's last token."""

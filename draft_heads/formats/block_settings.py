@@ -16,10 +16,13 @@ NEUTRAL = {"logit_scale": 1, "input_embedding_scale": 1, "output_multiplier": 1,
 
 
 def block_rows(folder: Path) -> int | None:
-    """Return the rows of a block of the head in a folder; None if its config.json is not of a block head."""
+    """Return the rows that a block head's pass has for trees of any depth.
+
+    None for a head whose pass has fewer rows for shallower trees, or if config.json is not of a block head.
+    """
     try:
-        own = BlockSettings(HeadSettings.from_json(read_config(folder)), 0)
-        return own.block_size if own.value("mask_token_id") is not None else None
+        own = BlockSettings(HeadSettings.from_json(read_config(folder)), 1)
+        return own.block_size if own.value("mask_token_id") is not None and not all(own.causal()) else None
     except CheckpointError:
         # Loading the head says what is wrong.
         return None

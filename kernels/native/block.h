@@ -281,10 +281,14 @@ static void tree_work(void *argument, int thread, int64_t begin, int64_t end) {
                     found = insert(own[i], node * width + i, width, found, chosen, best);
                 }
             }
+            float sum = 0;
             for (int64_t i = 0; i < width; i++) {
                 reached[i] = chosen[i];
+                sum += expf(chosen[i]);
                 frontier[i] = tokens[best[i]];
             }
+            if (sum < d->least_reach && q->depths[tree] > level + 1)
+                q->depths[tree] = level + 1;
         }
     }
 }

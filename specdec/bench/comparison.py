@@ -14,7 +14,7 @@ from specdec.bench.mode import PLAIN, Mode
 from specdec.bench.peers import ADAPTERS, PeerMode, PeerSetup, load_peer
 from specdec.bench.prompt_file import GivenPrompt
 from specdec.bench.timed_run import Contender, EngineContender
-from specdec.config import AUTO, NGRAM, EngineConfig, default_shape, draft_names
+from specdec.config import AUTO, DEMO_HEADS, NGRAM, EngineConfig, default_shape, draft_names
 from specdec.core.device import resolve_device
 from specdec.core.sampling_params import SamplingParams
 from specdec.engine.named_checkpoints import named_target
@@ -152,7 +152,7 @@ def _named_target(comparison: Comparison) -> Path | None:
     """Return the target that a head among the drafts names, which all modes share."""
     for mode in comparison.modes:
         revision = {**comparison.settings, **mode.settings}.get("draft_revision")
-        heads = [name for name in draft_names(mode.draft) if name not in (AUTO, "eagle", NGRAM)]
+        heads = [name for name in draft_names(mode.draft) if name not in (AUTO, *DEMO_HEADS, NGRAM)]
         for head in heads:
             if target := named_target(checkpoint_path(head, revision)):
                 return target

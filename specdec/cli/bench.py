@@ -15,9 +15,10 @@ from specdec.bench.peers import parse_peers
 from specdec.bench.prompt_file import GivenPrompt, read_prompt_file
 from specdec.cli.model_options import OWNERS, Chat, Model
 from specdec.cli.options import Command, Verbose, options_for, with_options
-from specdec.config import DEMO, EngineConfig, default_shape, engine_config
+from specdec.config import DEMO, EngineConfig, default_shape
 from specdec.core.sampling_params import SamplingParams
 from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.engine.llm_settings import engine_config
 from specdec.scheduling.scheduler_config import SchedulerConfig
 
 if TYPE_CHECKING:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 import typer
 
 from specdec.cli.options import options_for
-from specdec.config import DEMO, EngineConfig, default_shape, engine_config
+from specdec.config import DEMO, EngineConfig, default_shape
 from specdec.core.sampling_params import SamplingParams
 from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.engine.llm_settings import engine_config
 from specdec.scheduling.scheduler_config import SchedulerConfig
 
 if TYPE_CHECKING:
@@ -28,9 +29,9 @@ SHOWN_DEFAULTS = {
 # What was found by its revision is a folder.
 NO_REVISIONS: dict[str, Any] = {"revision": None, "draft_revision": None}
 DRAFT_HELP = (
-    "auto (the head that the model's config.json or card names, else ngram), eagle (the demo's head), a head or small "
-    "model by its folder or its org/name on the hub, ngram, one of these and ngram (eagle,ngram), or none; default: "
-    "auto."
+    "auto (the head that the model's config.json or card names, else ngram), eagle (which is eagle3) or dspark (the "
+    "demo's heads), a head or small model by its folder or its org/name on the hub, ngram, one of these and ngram "
+    "(eagle,ngram), or none; default: auto."
 )
 Model = Annotated[
     str | None,

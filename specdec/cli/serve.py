@@ -10,8 +10,9 @@ import typer
 from specdec.cli.model_options import DRAFT_HELP
 from specdec.cli.options import Verbose, options_for, with_options
 from specdec.cli.startup import spinner
-from specdec.config import AUTO, DEMO, EngineConfig, default_shape, engine_config
+from specdec.config import AUTO, DEMO, EngineConfig, default_shape
 from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.engine.llm_settings import engine_config
 from specdec.engine.speculative_config import parse_speculative_config
 from specdec.kv_transfer.kv_transfer_config import Role
 from specdec.scheduling.scheduler_config import Policy, SchedulerConfig

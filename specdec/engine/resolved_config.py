@@ -6,10 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specdec.config import AUTO, DEMO, DEMO_HEAD, NGRAM, EngineConfig, default_shape, draft_names, engine_config
+from specdec.config import AUTO, DEMO, DEMO_HEAD, DEMO_HEADS, NGRAM, EngineConfig, default_shape, draft_names
 from specdec.core.device import name_of, resolve_device, resolve_dtype
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.formats.block_settings import block_rows
+from specdec.engine.llm_settings import engine_config
 from specdec.engine.named_checkpoints import named_head, named_target
 from specdec.models.hub import checkpoint_path, shown_path
 
@@ -51,7 +52,7 @@ def resolved_config(model: str | Path | None, draft: str | Path | None, settings
         sources = _given_sources(model, draft, config)
     if not isinstance(shape, DraftShape):
         rows = None if sources.draft is None else block_rows(sources.draft)
-        # A block's levels are all drafted by one pass, so that none costs more.
+        # The levels are all drafted by one pass, so that none costs more.
         deepest = {} if rows is None else {"depth": rows}
         shape = replace(default_shape(device.type), **{**deepest, **(shape or {})})
     if config.verify == "block":
@@ -107,11 +108,11 @@ def _draft_sources(draft: str | Path | None, revision: str | None, is_demo: bool
     if name in ("", "none", AUTO):
         alone = name or "none"
         raise ValueError(f"draft is {str(draft)!r}; it must be {alone} alone, or sources separated by one comma")
-    if name == "eagle":
+    if name in DEMO_HEADS and not Path(name).is_dir():
         if not is_demo:
             raise ValueError(
-                "draft 'eagle' is the demo model's own head; give the folder or hub name of this model's, ngram, none, "
-                "or auto"
+                f"draft {name!r} is the demo model's own head; give the folder or hub name of this model's, ngram, "
+                "none, or auto"
             )
-        return DEMO_HEAD, len(names) > 1
+        return DEMO_HEADS[str(name)], len(names) > 1
     return checkpoint_path(name, revision), len(names) > 1

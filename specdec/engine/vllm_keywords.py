@@ -5,8 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict
 
-from specdec.config import AUTO, LLMSettings
+from specdec.config import AUTO
 from specdec.draft_heads.drafting.draft_shape import DraftShape
+from specdec.engine.llm_settings import LLMSettings
 from specdec.engine.speculative_config import parse_speculative_config
 from specdec.kernels.settings import Foreign
 

@@ -97,8 +97,7 @@ class Request:
 def wanted(served: Served, request: Request, row: DraftRow) -> set[TokenPath]:
     tokens = list(row.token_ids)
     taps = [tap[: len(tokens) - 1] for tap in request.taps]
-    bounds = DraftShape(served.shape.depth, served.shape.branching, served.shape.nodes)
-    return dense_search(cache(lambda path: served.logits(tokens, taps, path)), row, bounds)
+    return dense_search(cache(lambda path: served.logits(tokens, taps, path)), row, served.shape)
 
 
 @settings(max_examples=10)
@@ -128,7 +127,6 @@ def test_trees_are_those_of_a_search_over_the_description(
             for request in requests
         ]
         for request, row, tree in zip(requests, rows, served.drafter.propose(rows).read(), strict=True):
-            # All levels are there after the pass, whatever `min_reach` says.
             assert paths_of(tree) == (wanted(served, request, row) if row.num_nodes else set())
             request.read = max(request.read, row.draft_prefill_end)
             request.tokens += [request.random.randrange(VOCAB) for _ in range(request.random.randint(1, 5))]

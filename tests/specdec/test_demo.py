@@ -83,7 +83,7 @@ def test_the_answer_is_readable(eagle: LLM) -> None:
 def test_both_fit_the_package() -> None:
     files = [file for file in DEMO.rglob("*") if file.is_file()]
     assert sum(file.stat().st_size for file in files) < 40 * 2**20
-    for part in ("target", "eagle", "eagle3"):
+    for part in ("target", "eagle", "eagle3", "dspark"):
         card = (DEMO / part / "README.md").read_text(encoding="utf-8")
         for named in ("CC BY-SA 4.0", "GSM8K", "MIT", "PSF"):
             assert named in card

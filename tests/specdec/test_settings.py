@@ -12,8 +12,9 @@ import typer
 
 from specdec import DraftShape, SamplingParams
 from specdec.cli.app import app
-from specdec.config import EngineConfig, LLMSettings, engine_config
+from specdec.config import EngineConfig
 from specdec.core.sampling_params import BeamSearchParams
+from specdec.engine.llm_settings import LLMSettings, engine_config
 from specdec.kernels.settings import check_settings, kinds_of, setting, settings_of
 from specdec.scheduling.scheduler_config import SchedulerConfig
 
