@@ -16,8 +16,9 @@ from specdec.kernels.native_library import library_file
 from specdec.kernels.quantized_tensor import QuantizedTensor
 from specdec.models.gguf_blocks import READERS
 from specdec.models.gguf_file import GgufFile
+from tests.fakes import save_random_head
 from tests.quantized_rows import gguf_blocks
-from tests.specdec.gguf_writing import random_model, write_gguf
+from tests.specdec.gguf_writing import TOKENS, random_model, write_gguf
 
 needs_library = pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
 TEXT = "hello 123, it's ünïcode\n"
@@ -81,6 +82,19 @@ def test_drafts_change_no_bit(files: dict[str, Path], name: str, dtype: str) -> 
     for draft in ("ngram", files[name]):
         llm = LLM(files[name], draft=draft, adaptive_drafts=False, **settings)
         assert outcome(llm) == plain
+    assert llm.stats().drafts_verified > 0
+
+
+@needs_library
+@pytest.mark.parametrize("readout", [{"draft_vocab": 40}, {"draft_rank": 8}, {"quantization": "q8"}])
+def test_a_head_reads_parts_of_a_packed_output_matrix(
+    files: dict[str, Path], tmp_path: Path, readout: dict[str, Any]
+) -> None:
+    sizes = {"vocab_size": len(TOKENS), "hidden_size": 64, "intermediate_size": 96}
+    save_random_head(tmp_path, **sizes)
+    settings: dict[str, Any] = {"dtype": "float32", "kernels": "native"}
+    llm = LLM(files["Q8_0"], tmp_path, adaptive_drafts=False, **readout, **settings)
+    assert outcome(llm) == outcome(LLM(files["Q8_0"], draft=None, **settings))
     assert llm.stats().drafts_verified > 0
 
 
