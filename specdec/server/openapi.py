@@ -40,7 +40,8 @@ def answers(kind: type[msgspec.Struct], *, may_stream: bool = False) -> Response
     """
     content: dict[str, Any] = {JSON: {"schema": _reference(kind)}}
     if may_stream:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        # Without a schema: tools differ in whether one describes the stream or an event.
+        content["text/event-stream"] = {}
     return {200: {"description": "The answer", "content": content}, **ERRORS}
 
 

@@ -78,8 +78,8 @@ def poisoned_outputs(*modules: str) -> Iterator[None]:
         yield
 
 
-def assert_as_exact(actual: Tensor, plain: Tensor, exact: Tensor) -> None:
-    """Assert that the largest error is at most twice that of plain torch in the same dtype.
+def assert_as_exact(actual: Tensor, plain: Tensor, exact: Tensor, slack: float = 2) -> None:
+    """Assert that the largest error is at most `slack` times that of plain torch in the same dtype.
 
     Among few numbers torch may by chance have next to none; the kernels' own bound, three roundings in float32 and
     one to the result's dtype, is enough there.
@@ -94,7 +94,7 @@ def assert_as_exact(actual: Tensor, plain: Tensor, exact: Tensor) -> None:
     ours, theirs = ((part.double() - exact).abs().max().item() for part in (actual, plain))
     least = (3 * ROUNDING[torch.float32] + ROUNDING[actual.dtype]) * exact.abs().max().item()
     # NaN fails.
-    assert ours <= max(2 * theirs, least), (ours, theirs)
+    assert ours <= max(slack * theirs, least), (ours, theirs)
 
 
 def huge(numbers: int) -> Tensor:

@@ -97,12 +97,14 @@ class World(NamedTuple):
         return World(self.folder / "sliding", self.sliding_target, self.tokenizer, adapters=self.adapters)
 
     def adapter(self, number: int) -> LoRARequest | None:
-        """The request for one of the adapters; None for 0."""
-        return request_for(self.adapters[number - 1], number) if number else None
+        """The request for one of the adapters; None for 0, and where the target has none."""
+        return request_for(self.adapters[number - 1], number) if number and self.adapters else None
 
     def adapted(self, number: int) -> "World":
-        """The same with an adapter merged into the target, for what is expected; itself for 0."""
-        return self._replace(target=_merged(self.target, self.adapters[number - 1])) if number else self
+        """The same with an adapter merged into the target, for what is expected; itself where a request has none."""
+        if not (number and self.adapters):
+            return self
+        return self._replace(target=_merged(self.target, self.adapters[number - 1]))
 
     def stored(self, name: str) -> "World":
         """A quantised checkpoint of the target, one of `FORMATS`, and the same drafts; its target is dequantised."""

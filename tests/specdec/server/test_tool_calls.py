@@ -148,6 +148,7 @@ async def _last() -> RequestOutput:
 
 SERVICE: Any = SimpleNamespace(
     names=["tiny"],
+    answer_name=lambda _: "tiny",
     tool_parser=HermesParser,
     speculation_figures=lambda *_: (None, None),
     step_reporter=partial(StepReporter, None),
