@@ -90,7 +90,7 @@ def widen_tensor(name: str, tensor: Tensor, old: dict[str, Any], new: dict[str, 
     if kind in ("d2t", "t2d", *HEAD_NORMS) or name == "confidence_head.proj.bias":
         return tensor
     if name == "confidence_head.proj.weight":
-        state, before = tensor.split([old["hidden_size"], tensor.shape[1] - old["hidden_size"]], 1)
+        state, before = torch.split(tensor, [old["hidden_size"], tensor.shape[1] - old["hidden_size"]], 1)
         return torch.cat([_pad(state, 1, "hidden_size", old, new), before], 1)
     if kind.endswith("norm"):
         scaled = tensor * (old["hidden_size"] / new["hidden_size"]) ** 0.5
