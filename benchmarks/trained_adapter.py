@@ -27,7 +27,7 @@ class _Adapted(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         added: Tensor = x @ self.down.T @ self.up.T
         found: Tensor = self.base(x) + 2 * added
-    return found
+        return found
 
 
 def train_adapter(target: Path, folder: Path, tokens: list[int], rank: int, steps: int) -> tuple[float, float]:
