@@ -23,7 +23,7 @@ ADAPTED = "adapters"
 
 
 class LowRank(NamedTuple):
-    """What an adapter adds beside a weight: `x @ down.T @ up.T`. Rank 0 is nothing.
+    """Low-rank update of one weight: an adapter adds `x @ down.T @ up.T` to its product. Rank 0 adds nothing.
 
     Attributes:
         down: `[rank, inputs]`.

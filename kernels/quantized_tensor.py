@@ -199,7 +199,7 @@ def _by_bytes(change: Callable[[list[Tensor]], Tensor], tensors: list[Tensor]) -
 
 
 class RowSource(Protocol):
-    """Where a weight's rows are read."""
+    """Source of a weight's rows, dequantised."""
 
     def read(self, rows: Tensor, dtype: torch.dtype, /) -> Tensor:
         """Return rows, int64 `[count]`, as numbers `[count, inputs]`."""

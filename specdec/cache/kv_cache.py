@@ -28,7 +28,7 @@ class BlockTransfers(Protocol):
 
     @property
     def has_layer_transfers(self) -> bool:
-        """Whether the coming pass must call the two methods below."""
+        """True if the coming pass must call `wait_for_layer_load` and `save_kv_layer`."""
         ...
 
     def wait_for_layer_load(self, layer: int) -> None:

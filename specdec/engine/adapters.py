@@ -1,4 +1,4 @@
-"""Adapters of an engine: which are loaded, and which make way for others."""
+"""LoRA adapters of an engine: loading, unloading, and eviction of the least recently used."""
 
 import logging
 import threading
@@ -35,7 +35,7 @@ class EngineAdapters:
         # The least recently used first; then those that were unloaded while requests had them.
         self._loaded: dict[LoRARequest, LoadedAdapter] = {}
         self._leaving: list[LoadedAdapter] = []
-        # No adapter may make way between its choice and the request that gets it.
+        # An adapter must not be evicted between its lookup and the request that gets it.
         self._lock = threading.RLock()
 
     @contextmanager
@@ -81,7 +81,7 @@ class EngineAdapters:
             return list(self._loaded)
 
     def close(self) -> None:
-        """Let go of the target's layers."""
+        """Release the bank, and with it the target's layers."""
         self._bank = None
 
     def _load(self, request: LoRARequest) -> LoadedAdapter:

@@ -130,7 +130,7 @@ class KVConnector(ABC):
 
     @property
     def has_layer_transfers(self) -> bool:
-        """Whether the coming pass has to call `wait_for_layer_load` and `save_kv_layer`."""
+        """True if the coming pass must call `wait_for_layer_load` and `save_kv_layer`."""
         return False
 
     def wait_for_layer_load(self, layer: int) -> None:  # noqa: B027

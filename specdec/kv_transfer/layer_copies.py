@@ -29,7 +29,7 @@ class LayerCopies(Protocol):
 
     @property
     def is_pending(self) -> bool:
-        """Whether the coming pass has anything to load or to save."""
+        """True if the coming pass has blocks to load or to save."""
         ...
 
     def wait_for_layer_load(self, layer: int) -> None:
@@ -91,8 +91,9 @@ class _LoadedByThread(NamedTuple):
 
 
 class ThreadCopies:
-    """Copies in host memory, by a thread beside the engine's. What it has not begun when it is needed, or has failed
-    to copy, the engine's thread copies itself.
+    """Copies between two parts of host memory, made by a background thread.
+
+    The engine's thread makes a copy itself if it needs one that has not begun, or that failed.
 
     Args:
         device: `[blocks, layers, block_size, …]`, on a CPU.

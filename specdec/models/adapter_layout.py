@@ -1,4 +1,4 @@
-"""Where adapters lie in a Llama: the products of a layer, their parts, and the bank beside them."""
+"""Layout of adapters in a Llama: the products of a layer, their parts, and the bank of loaded adapters."""
 
 from typing import NamedTuple
 

@@ -17,7 +17,7 @@ ALL_INPUTS = -1
 
 @dataclass(frozen=True)
 class QuantizationConfig:
-    """How a checkpoint's weights are quantised.
+    """Quantisation of a checkpoint's weights.
 
     Attributes:
         bits: of a number, for AWQ and GPTQ.

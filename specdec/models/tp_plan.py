@@ -138,17 +138,17 @@ class Shard:
 
     @property
     def is_first(self) -> bool:
-        """Whether the part begins with the embedding."""
+        """True if the part begins with the embedding."""
         return self.layers.start == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether the part ends with the last norm and the output matrix."""
+        """True if the part ends with the last norm and the output matrix."""
         return self.layers.stop == self.layers.total
 
     @property
     def holds_embedding(self) -> bool:
-        """Whether the part has the embedding, which may be the output matrix as well."""
+        """True if the part has the embedding, which may be the output matrix as well."""
         return self.is_first or (self.is_last and self.whole.tie_word_embeddings)
 
     @property
@@ -265,7 +265,7 @@ def stage_layers(num_layers: int, stage: int, num_stages: int) -> Span:
 
 
 def plan_of(settings: Mapping[str, object]) -> TPPlan:
-    """Return the model's plan: that of its config.json's `base_model_tp_plan`, and `TP_PLAN` for what it leaves out.
+    """Return the model's plan, from `base_model_tp_plan` of its config.json; `TP_PLAN` gives the words it leaves out.
 
     Args:
         settings: the config.json.
