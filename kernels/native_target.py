@@ -43,6 +43,7 @@ class NativeTarget:
         table, packed, embedding = embedding_fields(library, weights.embedding)
         self._kept = (weights, layers, pointers, tapped, embedding, norm)
         self._vocab_size, self._adapters = weights.output.size, layers[0].adapters
+        self._layout = cache_layout(cache.kv)
         self._target = TargetFields(
             weights.embedding.shape[1],
             len(layers),
@@ -78,45 +79,50 @@ class NativeTarget:
             counts = [len(row.tokens) + len(tree) for row, tree in zip(rows, trees, strict=True)]
             spans = self._adapters.spans(adapters, counts)
         logits = cache.rotary.new_empty(sum(scored) + len(parents), self._vocab_size)
-        calls = _Calls(before_layer)
+        calls = None if before_layer is None else _Calls(before_layer)
         self.library.target_pass(
             self._target,
             PassFields(
                 len(rows),
                 blocks,
                 cache.block_size,
-                *cache_layout(cache.kv),
+                *self._layout,
                 *map(address_of, (tokens, cached, known, nodes, scored, tables, above)),
                 cache.rotary.data_ptr(),
                 cache.kv.data_ptr(),
                 None if cache.scales is None else cache.scales.data_ptr(),
                 None if cache.features is None else cache.features.data_ptr(),
                 logits.data_ptr(),
-                calls.pointer,
+                NO_CALLS if calls is None else calls.pointer,
                 len(spans) // 3,
                 address_of(spans) if spans else None,
             ),
         )
-        calls.check()
+        if calls is not None:
+            calls.check()
         return logits
 
 
 class _Calls:
-    """Calls of a Python function by the library, which no exception can pass through."""
+    """Calls of a Python function by the library, which no exception can pass through.
 
-    def __init__(self, function: Callable[[int], None] | None) -> None:
+    Attributes:
+        pointer: what the library calls.
+    """
+
+    def __init__(self, function: Callable[[int], None]) -> None:
         self._function = function
         self._error: BaseException | None = None
-        self.pointer = NO_CALLS if function is None else BEFORE_LAYER(self._call)
+        self.pointer = BEFORE_LAYER(self._call)
 
     def _call(self, layer: int) -> None:
-        if self._function is not None and self._error is None:
+        if self._error is None:
             try:
                 self._function(layer)
             except BaseException as error:
                 self._error = error
 
     def check(self) -> None:
-        """Raise what the function has raised; it was not called again."""
+        """Raise the function's first error, after which it is not called again."""
         if self._error is not None:
             raise self._error
