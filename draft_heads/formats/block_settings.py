@@ -16,12 +16,14 @@ NEUTRAL = {"logit_scale": 1, "input_embedding_scale": 1, "output_multiplier": 1,
 
 
 def block_rows(folder: Path) -> int | None:
-    """Return the rows that a block head's pass has for trees of any depth.
+    """Return the rows of a block head's pass, if they are as many for trees of any depth.
 
-    None for a head whose pass has fewer rows for shallower trees, or if config.json is not of a block head.
+    None for a head with causal layers alone, whose pass has fewer rows for shallower trees, and if config.json is not
+    of a block head.
     """
     try:
-        own = BlockSettings(HeadSettings.from_json(read_config(folder)), 1)
+        settings = HeadSettings.from_json(read_config(folder))
+        own = BlockSettings(settings, settings.layer.get("num_hidden_layers") or 1)
         return own.block_size if own.value("mask_token_id") is not None and not all(own.causal()) else None
     except CheckpointError:
         # Loading the head says what is wrong.

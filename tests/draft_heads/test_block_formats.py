@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from specdec.draft_heads.formats.block_settings import block_rows
 from specdec.draft_heads.formats.head_kind import Source
 from specdec.draft_heads.formats.head_kinds import KINDS, describe_folder
 from specdec.draft_heads.formats.speculators_block import speculators_files
@@ -49,6 +50,21 @@ def test_format_is_told_by_its_tensors(name: str, tmp_path: Path) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
+def test_rows_of_a_pass_that_no_tree_makes_fewer(name: str, tmp_path: Path) -> None:
+    """Read from config.json alone, before the head is loaded."""
+    fixture = BLOCK_FORMATS[name]()
+    head = fixture.head
+    assert isinstance(head, Block)
+    assert block_rows(fixture.write(tmp_path)) == (None if all(head.causal) else head.size)
+
+
+def test_rows_where_only_the_first_layer_is_causal(tmp_path: Path) -> None:
+    fixture = BLOCK_FORMATS["zlab_dflash"]()
+    fixture.config["layer_types"] = ["sliding_attention", "full_attention"]
+    assert block_rows(fixture.write(tmp_path)) == fixture.config["block_size"]
+
+
 def same_logits(head: BlockHead, block: Block, readout: torch.Tensor) -> None:
     """Compare the logits after a random path with those of the description."""
     generator = random.Random(3)
