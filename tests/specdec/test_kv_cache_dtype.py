@@ -13,12 +13,14 @@ from torch import Tensor
 from specdec import LLM, SamplingParams
 from specdec.cache.kv_cache import KVDtypes, entry_bytes
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+from specdec.draft_heads.llama.llama_layer import LlamaLayer
 from specdec.engine.engine_builder import EngineBuilder
 from specdec.kernels import kv_entries
 from specdec.models.llama import load_llama, read_llama_config
 from tests.coded_cache import CODES
 from tests.fakes import edit_json, save_random_llama
 from tests.kernel_sets import TORCH
+from tests.quantized_checkpoints import quantize_folder
 from tests.specdec.kv_transfer.engines import GREEDY, PROMPT, SIZE, disk, run
 from tests.specdec.kv_transfer.engines import engine as connected
 from tests.specdec.parallel.ranked_engine import engine, texts
@@ -109,6 +111,38 @@ def test_scales_of_a_checkpoint(world: World, tmp_path: Path, form: str, shape: 
     assert model.kv_scales is not None
     by_head = 0.001 * torch.tensor([0.0, 1.0, 0.0, 1.0]) if len(shape) == 3 else 0
     torch.testing.assert_close(model.kv_scales, EACH + by_head)
+
+
+@pytest.mark.parametrize("form", ["{}_scale", "{}_proj.output_scale"])
+@pytest.mark.parametrize("name", ["fp8-channels", "fp8", "packed-4"])
+def test_scales_beside_quantised_weights(world: World, tmp_path: Path, name: str, form: str) -> None:
+    """One checkpoint with both: its weights and its scales are those of two that have one each."""
+    target, whole = world.folder / "target", tmp_path / "whole"
+    quantize_folder(target, whole, name)
+    weights = load_llama(whole, torch.float64, CPU, TORCH)
+    edit_tensors(whole, scales_by_layer(form))
+    quantization = json.loads((whole / "config.json").read_text())["quantization_config"]
+    edit_json(whole / "config.json", quantization_config={**quantization, "kv_cache_scheme": SCHEME})
+    model = load_llama(whole, torch.float64, CPU, TORCH)
+    assert model.kv_scales is not None
+    torch.testing.assert_close(model.kv_scales, EACH)
+    assert model.config.kv_cache_dtype == "fp8_e4m3"
+    rows, seed = torch.arange(4), torch.Generator().manual_seed(1)
+    for one, other in zip(model.layers, weights.layers, strict=True):
+        assert isinstance(one, LlamaLayer)
+        assert isinstance(other, LlamaLayer)
+        x = torch.randn(
+            4, one.qkv_proj.weight.shape[1], dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+        )
+        assert torch.equal(one.qkv_proj(x), other.qkv_proj(x))
+    assert torch.equal(model.embed_tokens(rows), weights.embed_tokens(rows))
+    found = []
+    for drafter in (None, world.draft("eagle")):
+        llm = LLM(whole, drafter, dtype="float32", kernels="native", adaptive_drafts=False)
+        assert llm.engine.worker.cache.target.dtype == torch.float8_e4m3fn
+        params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+        found.append(llm.generate([PROMPT], params, use_tqdm=False)[0].token_ids)
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("kernels", ["torch", "native"])
