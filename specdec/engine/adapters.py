@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 class EngineAdapters:
     """Loads adapters into the places of a bank when a request first asks for them.
 
-    One that no unfinished request has makes way, the least recently used first.
+    When all places are taken, the least recently used adapter that no unfinished request has is evicted.
 
     Args:
         model: the target; without a bank it has no adapters.

@@ -127,13 +127,11 @@ def test_scales_beside_quantised_weights(world: World, tmp_path: Path, name: str
     assert model.kv_scales is not None
     torch.testing.assert_close(model.kv_scales, EACH)
     assert model.config.kv_cache_dtype == "fp8_e4m3"
-    rows, seed = torch.arange(4), torch.Generator().manual_seed(1)
+    rows, drawn = torch.arange(4), torch.Generator().manual_seed(1)
     for one, other in zip(model.layers, weights.layers, strict=True):
         assert isinstance(one, LlamaLayer)
         assert isinstance(other, LlamaLayer)
-        x = torch.randn(
-            4, one.qkv_proj.weight.shape[1], dtype=torch.float64, generator=torch.Generator().manual_seed(1)
-        )
+        x = torch.randn(4, one.qkv_proj.weight.shape[1], dtype=torch.float64, generator=drawn)
         assert torch.equal(one.qkv_proj(x), other.qkv_proj(x))
     assert torch.equal(model.embed_tokens(rows), weights.embed_tokens(rows))
     found = []
