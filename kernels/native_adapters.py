@@ -13,7 +13,7 @@ from specdec.kernels.adapters import LayerAdapter, LowRank
 from specdec.kernels.fused import FusedLayer
 from specdec.kernels.native_library import BLOCK, AdapterFields, Library, LoRAFields, LoRAPartFields, numbers
 from specdec.kernels.native_operations import NativeLayer
-from specdec.kernels.packed_matrix import PackedMatrix
+from specdec.kernels.packed_matrix import PackedMatrix, blocks_in_turn
 from specdec.kernels.ragged_rows import RaggedRows
 
 
@@ -69,7 +69,13 @@ class NativeAdapters:
             kept.append(PackedMatrix(weight, None, self.library.dtype, self.library.weights, **layout))
             return kept[-1]
 
-        placed = _placed(parts, stride := 2 if name == "gate_up" else 1)
+        columns_in_turn = None
+        if name == "gate_up":
+            columns_in_turn, parts = blocks_in_turn(len(parts[0].up)), [_joined(parts)]
+        elif any(start % BLOCK for start in _starts(parts)):
+            # The library adds to whole blocks of a weight, so each part must begin with one.
+            parts = [_joined(parts)]
+        placed = [(start // BLOCK, part) for start, part in zip(_starts(parts), parts, strict=True) if len(part.down)]
         if not placed:
             return LoRAFields()
         # Each rank is made even, as the depth of every matrix is.
@@ -79,25 +85,20 @@ class NativeAdapters:
             order += [*range(total, total + len(down)), *[-1] * (len(down) % 2)]
             total += len(down)
         low = packed(torch.cat([down for _, (down, _) in placed]), order=torch.tensor(order))
-        ups = [packed(up) for _, (_, up) in placed]
+        ups = [packed(up, order=columns_in_turn) for _, (_, up) in placed]
         fields = [
-            LoRAPartFields(first, stride, column, up.fields)
+            LoRAPartFields(first, column, up.fields)
             for (first, _), column, up in zip(placed, columns, ups, strict=True)
         ]
         return LoRAFields(len(fields), low.fields, tuple(fields))
 
 
-def _placed(parts: Sequence[LowRank], stride: int) -> list[tuple[int, LowRank]]:
-    """Return the parts that are not empty, each with the block of the weight at which it begins.
+def _starts(parts: Sequence[LowRank]) -> list[int]:
+    """Return the weight's column at which each part begins."""
+    return [0, *accumulate(len(part.up) for part in parts)][: len(parts)]
 
-    Blocks of `stride` parts lie in the weight in turn. Parts that do not begin with a block are made one.
-    """
-    if stride > 1:
-        firsts = list(range(len(parts)))
-    else:
-        starts = [0, *accumulate(len(part.up) for part in parts)][: len(parts)]
-        if any(start % BLOCK for start in starts):
-            whole: Tensor = torch.block_diag(*(part.up for part in parts))  # type: ignore[no-untyped-call]
-            parts, starts = [LowRank(torch.cat([part.down for part in parts]), whole)], [0]
-        firsts = [start // BLOCK for start in starts]
-    return [(first, part) for first, part in zip(firsts, parts, strict=True) if len(part.down)]
+
+def _joined(parts: Sequence[LowRank]) -> LowRank:
+    """Return parts as one, of the sum of their ranks."""
+    up: Tensor = torch.block_diag(*(part.up for part in parts))  # type: ignore[no-untyped-call]
+    return LowRank(torch.cat([part.down for part in parts]), up)

@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.fused import LayerWeights
-from specdec.kernels.integers import ceil_div
 from specdec.kernels.native_library import (
-    BLOCK,
     LayerFields,
     Library,
     MatrixFields,
@@ -20,7 +18,7 @@ from specdec.kernels.native_library import (
     address_of,
     cache_layout,
 )
-from specdec.kernels.packed_matrix import PackedMatrix
+from specdec.kernels.packed_matrix import PackedMatrix, blocks_in_turn
 from specdec.kernels.quantized_tensor import QuantizedTensor
 from specdec.kernels.ragged_rows import RaggedRows
 from specdec.kernels.settings import Quantization
@@ -115,15 +113,10 @@ class NativeLayer:
     def __init__(self, library: Library, weights: LayerWeights, quantization: Quantization = "none") -> None:
         self.library = library
         hidden, intermediate = weights.down[0].shape
-        width = ceil_div(intermediate, BLOCK) * BLOCK
-        # Blocks of gate and up in turn.
-        columns = torch.arange(width)
-        gate = torch.where(columns < intermediate, columns, -1).view(-1, 1, BLOCK)
-        up = torch.where(gate >= 0, gate + intermediate, -1)
-        order = torch.cat([gate, up], 1).flatten()
+        order = blocks_in_turn(intermediate)
         made = partial(PackedMatrix, dtype=library.dtype, memory=library.weights, quantization=quantization)
         qkv, output = made(*weights.qkv), made(*weights.output)
-        gate_up, down = made(*weights.gate_up, order=order), made(*weights.down, depth=width)
+        gate_up, down = made(*weights.gate_up, order=order), made(*weights.down, depth=len(order) // 2)
         norms = [
             None if norm is None else norm.detach().float().contiguous()
             for norm in (weights.input_norm, weights.query_norm, weights.key_norm, weights.post_norm)

@@ -11,6 +11,20 @@ from specdec.kernels.quantized_tensor import QuantizedTensor
 from specdec.kernels.settings import Quantization
 
 
+def blocks_in_turn(columns: int) -> Tensor:
+    """Return the order of gate's and up's columns in their joined weight: blocks of both in turn.
+
+    Args:
+        columns: of each.
+
+    Returns:
+        int64, see `PackedMatrix`: rows of gate, of up behind them, and -1 behind each one's last.
+    """
+    places = torch.arange(ceil_div(columns, BLOCK) * BLOCK)
+    gate = torch.where(places < columns, places, -1).view(-1, 1, BLOCK)
+    return torch.cat([gate, torch.where(gate >= 0, gate + columns, -1)], 1).flatten()
+
+
 class PackedMatrix:
     """A weight and bias packed for the library.
 

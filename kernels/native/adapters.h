@@ -81,17 +81,15 @@ static void add_adapters(const context *c, const step *s, size_t offset, float *
             const int kind = input_kind(up, dtype), way = way_of(up, dtype);
             const char *low =
                 (const char *)c->buffers[LOW].memory + rows->begin * stride + part->column * size_of(kind);
-            /* Its blocks that lie in the range: side by side in the weight, or one by one. */
-            int64_t block = begin > part->first ? (begin - part->first + part->stride - 1) / part->stride : 0;
-            for (int64_t last; block < up->blocks && part->first + block * part->stride < end; block = last) {
-                last = block + 1;
-                if (part->stride == 1)
-                    last = up->blocks < end - part->first ? up->blocks : end - part->first;
-                float *to = out + rows->begin * out_stride + (part->first + block * part->stride) * BLOCK - first_column;
-                product p = {up, low, stride, to, out_stride, block * BLOCK, to - block * BLOCK, out_stride,
-                             rows->end - rows->begin};
-                multiply(&p, way, block, last);
-            }
+            /* Its blocks that lie in the range. */
+            const int64_t block = begin > part->first ? begin - part->first : 0;
+            const int64_t last = up->blocks < end - part->first ? up->blocks : end - part->first;
+            if (block >= last)
+                continue;
+            float *to = out + rows->begin * out_stride + (part->first + block) * BLOCK - first_column;
+            product p = {up, low, stride, to, out_stride, block * BLOCK, to - block * BLOCK, out_stride,
+                         rows->end - rows->begin};
+            multiply(&p, way, block, last);
         }
     }
 }

@@ -46,10 +46,10 @@ typedef struct {
     matrix qkv, output, gate_up, down; /* gate_up: blocks of gate and up in turn */
 } layer;
 
-/* Columns of an adapted product: `up` takes numbers from `column` on of a row of `low`, and its blocks add to every
-   `stride`th block of the weight from `first` on. */
+/* Columns of an adapted product: `up` takes numbers from `column` on of a row of `low`, and its blocks add to those of
+   the weight from `first` on. */
 typedef struct {
-    int64_t first, stride, column;
+    int64_t first, column;
     matrix up;
 } lora_part;
 
