@@ -53,7 +53,7 @@ class ServedAdapters:
             await self._llm.add_lora(adapter)
             self._served[name] = adapter
             if number == most + 1:
-                logger.warning("%d adapters for max_loras %d: they make way for each other", len(self._given), most)
+                logger.warning("%d adapters for max_loras %d: they evict each other", len(self._given), most)
 
     def get(self, model: str | None) -> LoRARequest | None:
         """Return the adapter that a request names as its model; None for the model itself."""
