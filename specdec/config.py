@@ -170,7 +170,11 @@ class EngineConfig:
         panel="Model",
     )
     max_loras: int = setting(
-        8, "Most adapters that are loaded at a time; the least recently used idle one is evicted.", least=1, most=4096, panel="Model"
+        8,
+        "Most adapters that are loaded at a time; the least recently used idle one is evicted.",
+        least=1,
+        most=4096,
+        panel="Model",
     )
     max_lora_rank: int = setting(16, "Largest rank of an adapter.", least=1, most=256, panel="Model")
     draft_vocab: int | Path | None = setting(
