@@ -17,19 +17,19 @@ bench() { # NAME KIND ARGUMENTS
   python -m specdec bench "$kind" --ignore-eos --max-tokens 64 --output "$root/benchmarks/results/peers_$name.json" "$@"
 }
 llama() { echo "--peer llama.cpp:gguf=gguf/$1-bf16$2.gguf --peer llama.cpp:gguf=gguf/$1-f16$2.gguf"; }
-server() { echo "--peer llama-server:gguf/$1-eagle3-$2-nostop.gguf:gguf=gguf/$1-$2-nostop.gguf,tokens=3"; }
+server() { echo "--peer llama-server:gguf/$1-eagle3-$2.gguf:gguf=gguf/$1-$2.gguf,tokens=3"; }
 chain=adaptive_drafts=false,depth=3,branching=1,nodes=3,min_reach=0
 
 # shellcheck disable=SC2046
 bench wide latency --model wide/target --draft wide/eagle3 --draft wide/eagle3:adaptive_drafts=false \
-  --draft wide/eagle3:$chain $(llama wide -nostop) $(server wide bf16) $(server wide f16) --num-prompts 3 --rounds 3
+  --draft wide/eagle3:$chain $(llama wide ) $(server wide bf16) $(server wide f16) --num-prompts 3 --rounds 3
 # shellcheck disable=SC2046
-bench wide_batch8 throughput --model wide/target --draft wide/eagle3 $(llama wide -nostop) --num-prompts 4 --rounds 3
+bench wide_batch8 throughput --model wide/target --draft wide/eagle3 $(llama wide ) --num-prompts 4 --rounds 3
 # shellcheck disable=SC2046
-bench demo latency --draft eagle --draft eagle:adaptive_drafts=false $(llama demo -nostop) $(server demo bf16) \
+bench demo latency --draft eagle --draft eagle:adaptive_drafts=false $(llama demo ) $(server demo bf16) \
   --num-prompts 8 --rounds 5
 # shellcheck disable=SC2046
-bench demo_batch8 throughput --draft eagle $(llama demo -nostop) --num-prompts 4 --rounds 5
+bench demo_batch8 throughput --draft eagle $(llama demo ) --num-prompts 4 --rounds 5
 # shellcheck disable=SC2046
 bench smollm2 latency --model smollm2 --draft ngram $(llama smollm2 "") --num-prompts 3 --rounds 3
 # shellcheck disable=SC2046

@@ -13,7 +13,7 @@ from specdec.kernels.adapters import LayerAdapter, LowRank
 from specdec.kernels.fused import FusedLayer
 from specdec.kernels.native_library import BLOCK, AdapterFields, Library, LoRAFields, LoRAPartFields, numbers
 from specdec.kernels.native_operations import NativeLayer
-from specdec.kernels.packed_matrix import PackedMatrix, blocks_in_turn
+from specdec.kernels.packed_matrix import PackedMatrix
 from specdec.kernels.ragged_rows import RaggedRows
 
 
@@ -69,13 +69,12 @@ class NativeAdapters:
             kept.append(PackedMatrix(weight, None, self.library.dtype, self.library.weights, **layout))
             return kept[-1]
 
-        columns_in_turn = None
-        if name == "gate_up":
-            columns_in_turn, parts = blocks_in_turn(len(parts[0].up)), [_joined(parts)]
-        elif any(start % BLOCK for start in _starts(parts)):
+        in_turn = name == "gate_up"
+        if not in_turn and any(start % BLOCK for start in _starts(parts)):
             # The library adds to whole blocks of a weight, so each part must begin with one.
             parts = [_joined(parts)]
-        placed = [(start // BLOCK, part) for start, part in zip(_starts(parts), parts, strict=True) if len(part.down)]
+        firsts = [0, 2] if in_turn else [start // BLOCK for start in _starts(parts)]
+        placed = [(first, part) for first, part in zip(firsts, parts, strict=True) if len(part.down)]
         if not placed:
             return LoRAFields()
         # Each rank is made even, as the depth of every matrix is.
@@ -85,10 +84,9 @@ class NativeAdapters:
             order += [*range(total, total + len(down)), *[-1] * (len(down) % 2)]
             total += len(down)
         low = packed(torch.cat([down for _, (down, _) in placed]), order=torch.tensor(order))
-        ups = [packed(up, order=columns_in_turn) for _, (_, up) in placed]
         fields = [
-            LoRAPartFields(first, column, up.fields)
-            for (first, _), column, up in zip(placed, columns, ups, strict=True)
+            LoRAPartFields(first, in_turn, column, packed(up).fields)
+            for (first, (_, up)), column in zip(placed, columns, strict=True)
         ]
         return LoRAFields(len(fields), low.fields, tuple(fields))
 

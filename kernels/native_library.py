@@ -55,7 +55,7 @@ class LayerFields(Structure):
 class LoRAPartFields(Structure):
     """`lora_part` of native.h."""
 
-    _fields_ = [*_fields(c_int64, "first column"), ("up", MatrixFields)]
+    _fields_ = [*_fields(c_int64, "first in_turn column"), ("up", MatrixFields)]
 
 
 class LoRAFields(Structure):

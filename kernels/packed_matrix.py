@@ -12,7 +12,7 @@ from specdec.kernels.settings import Quantization
 
 
 def blocks_in_turn(columns: int) -> Tensor:
-    """Return the order of gate's and up's columns in their joined weight: blocks of both in turn.
+    """Return the order of gate's and up's columns in their joined weight: two blocks of each in turn.
 
     Args:
         columns: of each.
@@ -20,8 +20,8 @@ def blocks_in_turn(columns: int) -> Tensor:
     Returns:
         int64, see `PackedMatrix`: rows of gate, of up behind them, and -1 behind each one's last.
     """
-    places = torch.arange(ceil_div(columns, BLOCK) * BLOCK)
-    gate = torch.where(places < columns, places, -1).view(-1, 1, BLOCK)
+    places = torch.arange(ceil_div(columns, 2 * BLOCK) * 2 * BLOCK)
+    gate = torch.where(places < columns, places, -1).view(-1, 1, 2 * BLOCK)
     return torch.cat([gate, torch.where(gate >= 0, gate + columns, -1)], 1).flatten()
 
 

@@ -81,12 +81,15 @@ static void add_adapters(const context *c, const step *s, size_t offset, float *
             const int kind = input_kind(up, dtype), way = way_of(up, dtype);
             const char *low =
                 (const char *)c->buffers[LOW].memory + rows->begin * stride + part->column * size_of(kind);
-            /* Its blocks that lie in the range. */
-            const int64_t block = begin > part->first ? begin - part->first : 0;
-            const int64_t last = up->blocks < end - part->first ? up->blocks : end - part->first;
+            /* Its blocks that lie in the range, and where in the weight the first of them does. */
+            int64_t block = begin > part->first ? begin - part->first : 0, last = end - part->first;
+            int64_t place = part->first + block;
+            if (part->in_turn)
+                block = begin / 2, last = end / 2, place = begin + part->first;
+            last = up->blocks < last ? up->blocks : last;
             if (block >= last)
                 continue;
-            float *to = out + rows->begin * out_stride + (part->first + block) * BLOCK - first_column;
+            float *to = out + rows->begin * out_stride + place * BLOCK - first_column;
             product p = {up, low, stride, to, out_stride, block * BLOCK, to - block * BLOCK, out_stride,
                          rows->end - rows->begin};
             multiply(&p, way, block, last);

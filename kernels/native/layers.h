@@ -64,19 +64,17 @@ static void multiply_part(const chunks *job, int64_t begin, int64_t end, int dty
     }
 }
 
-/* Multiply gate and up, whose blocks alternate, and write `silu(gate) * up` as inputs to `down`. */
+/* Multiply gate and up, of which each chunk has two blocks, and write `silu(gate) * up` as inputs to `down`. */
 static void multiply_gated(const chunks *job, int64_t begin, int64_t end, const matrix *down, char *out) {
     const int dtype = job->c->dtype, kind = input_kind(down, dtype);
     for (int64_t last; begin < end; begin = last) {
         last = multiply_chunk(job, begin, end);
         for (int64_t row = 0; row < job->rows; row++)
-            for (int64_t block = begin; block < last; block += 2) {
-                const float *gate = job->own + (row * CHUNK + block - begin) * BLOCK, *up = gate + BLOCK;
-                char *to = out + row * input_stride(down, dtype) + block / 2 * BLOCK * size_of(kind);
-                for (int i = 0; i < BLOCK; i += LANES) {
-                    vf g = load(gate + i);
-                    store_as(to + i * size_of(kind), g / (splat(1) + exp_(-g)) * load(up + i), kind);
-                }
+            for (int i = 0; i < CHUNK / 2 * BLOCK; i += LANES) {
+                const float *gate = job->own + row * CHUNK * BLOCK + i;
+                char *to = out + row * input_stride(down, dtype) + (begin / 2 * BLOCK + i) * size_of(kind);
+                vf g = load(gate);
+                store_as(to, g / (splat(1) + exp_(-g)) * load(gate + CHUNK / 2 * BLOCK), kind);
             }
     }
 }

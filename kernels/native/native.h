@@ -43,13 +43,13 @@ typedef struct {
     int64_t heads, kv_heads, head_dim, hidden, window; /* window: tokens that a row sees, itself included; 0 for all */
     double eps;
     const float *input_norm, *query_norm, *key_norm, *post_norm; /* all but the last may be NULL */
-    matrix qkv, output, gate_up, down; /* gate_up: blocks of gate and up in turn */
+    matrix qkv, output, gate_up, down; /* gate_up: two blocks of gate, two of up, in turn */
 } layer;
 
 /* Columns of an adapted product: `up` takes numbers from `column` on of a row of `low`, and its blocks add to those of
-   the weight from `first` on. */
+   the weight from `first` on; or, where parts lie in turn, two blocks to each chunk of four. */
 typedef struct {
-    int64_t first, column;
+    int64_t first, in_turn, column;
     matrix up;
 } lora_part;
 

@@ -260,6 +260,10 @@ INLINE void multiply_rows(const product *p, int way, int rows, int64_t row, int6
     int64_t block = begin;
     for (; block + side_by_side <= end; block += side_by_side)
         multiply_tile(p, way, rows, side_by_side, row, block);
+    if (side_by_side == 4 && block + 2 <= end) {
+        multiply_tile(p, way, rows, 2, row, block);
+        block += 2;
+    }
     for (; block < end; block++)
         multiply_tile(p, way, rows, 1, row, block);
 }
