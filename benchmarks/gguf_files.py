@@ -4,10 +4,11 @@
 
 SOURCE is llama.cpp's source folder, whose converter writes the files (it needs `sentencepiece`); the source package of
 llama-cpp-python holds it under vendor/llama.cpp. Written: FOLDER/wide, FOLDER/smollm2, FOLDER/smollm2-q4_1.gguf and,
-in bfloat16 and float16, FOLDER/gguf/NAME-TYPE.gguf and FOLDER/gguf/NAME-eagle3-TYPE.gguf. Files that are there are kept.
+in bfloat16 and float16, FOLDER/gguf/NAME-TYPE.gguf and FOLDER/gguf/NAME-eagle3-TYPE.gguf. Files that are there are
+kept.
 
-llama.cpp forbids end tokens where it is told to ignore them, which changes the text. In the files of the demo and of its
-widened twin the end token is therefore an ordinary one, with a text that llama.cpp does not take for an end.
+llama.cpp forbids end tokens where it is told to ignore them, which changes the text. In the files of the demo and of
+its widened twin the end token is therefore an ordinary one, with a text that llama.cpp does not take for an end.
 """
 
 import argparse
@@ -46,7 +47,8 @@ def convert(source: Path, checkpoint: Path, file: Path, dtype: str, target: Path
         return
     of_target = ["--target-model-dir", str(target)] if target else []
     command = [sys.executable, "-c", CONVERTER.format(source=str(source)), str(checkpoint), *of_target]
-    subprocess.run([*command, "--outtype", dtype, "--outfile", str(file)], check=True, env={**os.environ, "TQDM_DISABLE": "1"})
+    quiet = {**os.environ, "TQDM_DISABLE": "1"}
+    subprocess.run([*command, "--outtype", dtype, "--outfile", str(file)], check=True, env=quiet)
 
 
 def without_end(target: Path, folder: Path) -> Path:

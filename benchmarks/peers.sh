@@ -3,10 +3,8 @@
 #
 #     bash benchmarks/peers.sh FOLDER
 #
-# FOLDER holds `wide` (`python -m benchmarks.widen`), `smollm2` (`python -m benchmarks.smollm2`), `smollm2-q4_1.gguf`
-# (`python -m benchmarks.smollm2 --gguf`), which both engines read as it is, and `gguf`: the same checkpoints and EAGLE-3 heads as llama.cpp's converter writes them, NAME-TYPE.gguf and NAME-eagle3-TYPE.gguf. In
-# those of `wide` and `demo` the end token is made an ordinary one, as llama.cpp forbids end tokens it is to ignore.
-# llama-server must be on the PATH. Results go to benchmarks/results/peers_*.json.
+# `python -m benchmarks.gguf_files FOLDER` writes what is measured: the checkpoints, and the same weights as GGUF.
+# llama-cpp-python must be installed, and llama-server on the PATH. Results go to benchmarks/results/peers_*.json.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 export PYTHONPATH=$root
