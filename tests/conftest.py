@@ -1,4 +1,6 @@
-"""Test processes and their threads, Hypothesis profiles, a silent transformers, and caches that begin as NaN."""
+"""Test processes and their threads, Hypothesis profiles, a silent transformers, and what every engine in tests begins
+with: caches of NaN, and costs of steps that are measured once.
+"""
 
 import os
 from collections.abc import Iterator
@@ -38,13 +40,18 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
 
 @pytest.fixture(autouse=True, scope="session")
 def patched_triton_language() -> None:
-    """Patch `triton.language` for Triton's interpreter once, not at every launch: it took a third of kernel tests."""
+    """Spare Triton's interpreter two things that took half of the time of kernel tests.
+
+    It patches `triton.language` at every launch; here once. And after every sum and product of integers it computes
+    whether it overflowed, but looks at that only while debugging.
+    """
     if os.environ.get("TRITON_INTERPRET") == "1":
         import triton.language as tl
         from triton.runtime import interpreter
 
         interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
         interpreter._patch_lang = lambda _: SimpleNamespace(restore=lambda: None)
+        interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
 
 
 class _PoisonedTorch:
@@ -65,4 +72,13 @@ def nan_cache() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in ("cache.kv_cache", "kv_transfer.host_blocks"):
             patch.setattr(f"specdec.{module}.torch", _PoisonedTorch())
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def short_measurements() -> Iterator[None]:
+    """Every engine measures its steps once instead of seven times or more: that took longer than what is tested."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"ROUNDS": 1, "LEAST_SECONDS": 0.0, "IN_A_ROW": 1}.items():
+            patch.setattr(f"specdec.execution.cost_measurement.{name}", value)
         yield
