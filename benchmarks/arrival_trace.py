@@ -1,15 +1,16 @@
-"""Arrivals of requests for `benchmarks.simulate`, and the trace that is committed.
+"""Arrivals of requests for `benchmarks.simulate`, which sends them to a real server.
 
     python -m benchmarks.arrival_trace
 
-writes `traces/bursty.jsonl`. Public traces of chat services cannot be had where this project is tested, so this one is
-drawn, once, with a fixed seed: 160 requests in 18 seconds, in bursts (a Poisson process that changes between 1 and
-12 arrivals a second, for 4 seconds on average), to 10 shared prefixes of unequal popularity (Zipf), with lengths of a
-chat: a shared prefix of 256 to 768 tokens, a question of 16 to 256, an answer of 16 to 96.
+writes `traces/bursty.jsonl`. Recorded traces (`benchmarks.recorded_trace`) have prompts that the demo model has no
+positions for, so this one is drawn, once, with a fixed seed: 160 requests in 18 seconds, in bursts (a Poisson process
+that changes between 1 and 12 arrivals a second, for 4 seconds on average), to 10 shared prefixes of unequal popularity
+(Zipf), with lengths of a chat: a shared prefix of 256 to 768 tokens, a question of 16 to 256, an answer of 16 to 96.
 """
 
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -17,6 +18,22 @@ TRACE = Path(__file__).parent / "traces" / "bursty.jsonl"
 SEED, REQUESTS, GROUPS = 20261123, 160, 10
 # Arrivals per second in quiet and in busy times, and seconds of either on average.
 RATES, DWELL = (1.0, 12.0), 4.0
+
+
+@dataclass(frozen=True)
+class TracedRequest:
+    """One request of any trace, as the simulation needs it.
+
+    Attributes:
+        at: seconds from the beginning.
+        size, answer: tokens of prompt and output.
+        blocks: names of the prompt's full blocks; equal ones are equal from the beginning of the prompt on.
+    """
+
+    at: float
+    size: int
+    answer: int
+    blocks: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -39,6 +56,17 @@ class Arrival:
 def read(file: Path = TRACE) -> list[Arrival]:
     """Return the arrivals of a trace, in order."""
     return [Arrival(**json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def traced(trace: Sequence[Arrival], block: int) -> list[TracedRequest]:
+    """Return the requests with the names of their blocks of so many tokens."""
+    found = []
+    for index, each in enumerate(trace):
+        shared, size = each.prefix // block, each.prefix + each.question
+        blocks = [f"{each.group}/{number}" for number in range(shared)]
+        blocks += [f"{each.group}/{index}/{number}" for number in range(shared, size // block)]
+        found.append(TracedRequest(each.at, size, each.answer, tuple(blocks)))
+    return found
 
 
 def draw() -> list[Arrival]:

@@ -1,14 +1,11 @@
-"""A simulation, not a measurement: 1, 8 and 64 replicas under a recorded arrival trace, routed by prefix or in turn.
+"""One simulated replica beside a real server, under a drawn arrival trace.
 
     python -m benchmarks.simulate
 
 First the costs of a replica are measured on this machine: steps with and without drafts at several batch sizes, prompt
 tokens, and what a request costs outside the engine. Then the trace is sent to a real server with one replica, and to
 the simulated one with these costs; the difference is what the model gets wrong. Costs are measured before and after,
-because other programs may use the machine. Then 1, 8 and 64 replicas are simulated, each with its own copy of the
-trace, so that all have the same load: half of what the capacity model allows, and nearly all of it. The same is done
-with the costs of an 8B Llama on a GPU, which are computed from its weights and the GPU's data sheet. These, tau and c
-there, and the network between router and replicas (0.2 ms, 1 GB/s) are assumed, not measured.
+because other programs may use the machine. `benchmarks.replicas` simulates many replicas with these costs.
 
 Needs simpy (`pip install -e '.[simulate]'`).
 """
@@ -22,18 +19,17 @@ import time
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import Any
 
 import torch
 from openai import AsyncOpenAI
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.arrival_trace import TRACE, Arrival, read
-from benchmarks.capacity import Costs, cache_tokens, kv_bytes_per_token, roofline_costs
+from benchmarks.arrival_trace import TRACE, Arrival, read, traced
+from benchmarks.capacity import Costs, cache_tokens, kv_bytes_per_token
 from benchmarks.report import read_prompts, write
 from benchmarks.serving import server
-from benchmarks.simulated_replicas import BLOCK, Engine, Job, job_seconds, jobs_of, simulate
+from benchmarks.simulated_replicas import Engine, figures, hit_share, job_seconds, jobs_of, simulate
 from specdec import LLM, SamplingParams
 from specdec.config import DEMO
 from specdec.core.outputs import SpeculationStats
@@ -41,21 +37,11 @@ from specdec.models.llama import read_llama_config
 from specdec.scheduling.scheduler_config import SchedulerConfig
 
 BATCHES = (1, 2, 4, 8, 16)
-REPLICAS = (1, 8, 64)
-POLICIES = ("prefix", "round robin")
-CACHE_BYTES = 1 << 30
-# Seconds to a replica, and bytes per second: assumed.
-NETWORK = (0.0002, 1e9)
+CACHE_BYTES, BLOCK = 1 << 30, 16
 # Tokens of prompts and outputs with which steps are timed; the trace's means are near.
 PROMPT, NEW_TOKENS = 640, 48
-# Requests that decode at once, for the capacity model.
-ROWS = 8
-# An 8B Llama in bfloat16 on a GPU of 80 GB: its data sheet, of which half is taken to be reached, and assumed drafts.
-PARAMETERS, GPU_MEMORY, GPU_BANDWIDTH, GPU_FLOPS = 8.0e9, 72e9, 3.35e12 / 2, 0.99e15 / 2
-GPU_KV_BYTES = kv_bytes_per_token(32, 8, 128, 2)
-GPU_TAU, GPU_C = 3.0, 1.3
-# Loads as shares of what the capacity model allows; the first is the real server's too.
-LOADS = (0.5, 0.9)
+# Requests that decode at once, for the capacity model, and the load as a share of what that allows.
+ROWS, LOAD = 8, 0.5
 
 
 def cut(tokens: Sequence[int], start: int, size: int) -> list[int]:
@@ -168,60 +154,6 @@ def cache_counts(port: int) -> tuple[float, float]:
     return float(found[0][0]), float(found[1][0])
 
 
-def figures(times: Sequence[tuple[float, float]]) -> dict[str, float]:
-    """Return milliseconds: mean, median and nine in ten of the times to the first and to the last token."""
-    found: dict[str, float] = {}
-    for name, values in zip(("first", "last"), zip(*times, strict=True), strict=True):
-        found[f"{name}_ms_mean"] = round(1000 * statistics.fmean(values), 1)
-        found[f"{name}_ms_median"] = round(1000 * statistics.median(values), 1)
-        found[f"{name}_ms_nine_in_ten"] = round(1000 * statistics.quantiles(values, n=10)[-1], 1)
-    return found
-
-
-def many_replicas(
-    trace: Sequence[Arrival], costs: Costs, engine: Engine
-) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """Simulate all numbers of replicas, policies and loads.
-
-    Returns:
-        A row of figures of each, and what the capacity model says beside what one simulated replica reaches.
-    """
-    # What is cached depends little on the speed.
-    jobs = jobs_of(trace, 1, 1.0)
-    simulate(jobs, 1, costs, "prefix", engine)
-    uncached = statistics.fmean(job.size - job.cached for job in jobs)
-    answer = statistics.fmean(each.answer for each in trace)
-    most = costs.requests_per_second(ROWS, uncached, answer)
-    rate = len(trace) / trace[-1].at
-    rows = []
-    for load in LOADS:
-        for num_replicas in REPLICAS:
-            for policy in POLICIES:
-                jobs = jobs_of(trace, num_replicas, load * most / rate)
-                busy = simulate(jobs, num_replicas, costs, policy, engine)
-                row: dict[str, Any] = {"load": load, "replicas": num_replicas, "policy": policy}
-                row |= {
-                    "prefix_hits": hit_share(jobs),
-                    "busy": round(busy, 3),
-                    **figures([job_seconds(job) for job in jobs]),
-                }
-                rows.append(row)
-    jobs = jobs_of(trace, 1, 1e6)
-    simulate(jobs, 1, costs, "prefix", replace(engine, seats=ROWS))
-    return rows, {
-        "decoding_at_once": ROWS,
-        "uncached_prompt_tokens": round(uncached, 1),
-        "answer_tokens": round(answer, 1),
-        "model_requests_per_s": round(most, 2),
-        "simulated_requests_per_s": round(len(trace) / max(job.end for job in jobs), 2),
-    }
-
-
-def hit_share(jobs: Sequence[Job]) -> float:
-    """Return the share of prompt tokens that were found in a cache."""
-    return round(sum(job.cached for job in jobs) / sum(job.size for job in jobs), 3)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--threads", type=int, default=1, help="threads of the engine")
@@ -243,10 +175,11 @@ def main() -> None:
         cache_tokens(CACHE_BYTES, 0, kv_bytes) // BLOCK,
     )
     # What is cached does not depend on the speed, as one replica's cache holds the trace.
-    jobs = jobs_of(trace, 1, 1.0)
+    requests = traced(trace, BLOCK)
+    jobs = jobs_of(requests, 1, 1.0)
     simulate(jobs, 1, calibration.costs(), "prefix", engine)
     uncached = statistics.fmean(job.size - job.cached for job in jobs)
-    speed = LOADS[0] * calibration.costs().requests_per_second(ROWS, uncached, answer) / rate
+    speed = LOAD * calibration.costs().requests_per_second(ROWS, uncached, answer) / rate
 
     command = [sys.executable, "-m", "specdec", "serve", "--threads", str(args.threads)]
     with server(command) as port:
@@ -255,7 +188,7 @@ def main() -> None:
     calibration.measure()
     costs = calibration.costs()
     costs = replace(costs, overhead=max(0.0, wait - costs.step(0, 16)))
-    jobs = jobs_of(trace, 1, speed)
+    jobs = jobs_of(requests, 1, speed)
     simulate(jobs, 1, costs, "prefix", engine)
     found, wanted = figures([job_seconds(job) for job in jobs]), figures(real)
     found["prefix_hits"], wanted["prefix_hits"] = hit_share(jobs), hits
@@ -264,13 +197,7 @@ def main() -> None:
         for name in found
     }
 
-    costs = replace(costs, network=NETWORK)
-    rows, capacity = many_replicas(trace, costs, engine)
-    gpu_engine = replace(engine, capacity=cache_tokens(GPU_MEMORY, 2 * PARAMETERS, GPU_KV_BYTES) // BLOCK)
-    gpu = roofline_costs(BATCHES, 2 * PARAMETERS, PARAMETERS, PROMPT * GPU_KV_BYTES, GPU_BANDWIDTH, GPU_FLOPS)
-    gpu = replace(gpu, cycle=(GPU_C,) * len(BATCHES), tau=(GPU_TAU,) * len(BATCHES), network=NETWORK)
-    gpu_rows, gpu_capacity = many_replicas(trace, gpu, gpu_engine)
-    _show(check, rows + gpu_rows)
+    _show(check)
     write(
         "simulate",
         {
@@ -282,30 +209,15 @@ def main() -> None:
             "kv_bytes_per_token": kv_bytes,
             "speed_of_one_replica": round(speed, 3),
             "one_replica": check,
-            "capacity": capacity,
-            "rows": rows,
-            "assumed_gpu": {
-                "costs": asdict(gpu),
-                "engine": asdict(gpu_engine),
-                "kv_bytes_per_token": GPU_KV_BYTES,
-                "capacity": gpu_capacity,
-                "rows": gpu_rows,
-            },
         },
     )
 
 
-def _show(check: dict[str, dict[str, float]], rows: Sequence[dict[str, Any]]) -> None:
-    console = Console()
+def _show(check: dict[str, dict[str, float]]) -> None:
     table = Table("one replica", "real", "simulated", "ratio")
     for name, each in check.items():
         table.add_row(name, *(f"{value:.2f}" for value in each.values()))
-    console.print(table)
-    console.width = 160
-    table = Table(*rows[0])
-    for row in rows:
-        table.add_row(*map(str, row.values()))
-    console.print(table)
+    Console().print(table)
 
 
 if __name__ == "__main__":

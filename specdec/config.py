@@ -155,7 +155,10 @@ class EngineConfig:
         panel="Model",
     )
     draft_tensor_parallel_size: int = setting(
-        1, "Number of processes that share the draft model; 1: each has all of it.", least=1, panel="Drafts"
+        1,
+        "Number of processes that share the draft model: 1, so that each has all of it, or tensor_parallel_size.",
+        least=1,
+        panel="Drafts",
     )
     quantization: Quantization = setting(
         "none",
@@ -253,10 +256,10 @@ class EngineConfig:
 
     def _check_ranks(self) -> None:
         size = self.tensor_parallel_size
-        if self.draft_tensor_parallel_size != 1:
+        if self.draft_tensor_parallel_size not in (1, size):
             raise ValueError(
-                f"draft_tensor_parallel_size is {self.draft_tensor_parallel_size}; only 1 is supported: each rank has "
-                "the whole draft model"
+                f"draft_tensor_parallel_size is {self.draft_tensor_parallel_size}; it must be 1 or "
+                f"tensor_parallel_size, which is {size}"
             )
         if size > 1 and self.quantization != "none":
             raise ValueError(

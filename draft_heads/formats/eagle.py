@@ -62,6 +62,7 @@ class EagleKind(HeadKind[EagleConfig, EagleHead]):
             reads=llama.hidden_size,
             tokens=tokens,
             id_maps=() if tokens is None else self.id_maps,
+            selects_rows=tokens is not None,
             variants=("fc.bias",) if config.fc_bias else (),
             assumptions=(*assumptions, *guesses),
         )

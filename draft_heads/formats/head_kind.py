@@ -51,6 +51,7 @@ class HeadDescription(Generic[C]):
         tokens: int64, the target's ids of the output matrix's rows; None for all tokens in order.
         id_maps: tensors of token ids that the file may hold.
         taps: the target layers that the head reads; None if it reads the target's final state only.
+        selects_rows: whether the output matrix consists of rows of another one, which `tokens` selects.
         variants: what plain heads of this kind do not have, by names of config.json.
         assumptions: one sentence each.
     """
@@ -67,6 +68,7 @@ class HeadDescription(Generic[C]):
     tokens: Tensor | None = None
     id_maps: tuple[str, ...] = ()
     taps: TapIds | None = None
+    selects_rows: bool = False
     variants: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()
 
@@ -224,6 +226,7 @@ def filled(
     """
     with torch.device("meta"):
         head = make()
+        target.divide(head)
     allocate(head, target.embedding.dtype, target.embedding.device)
     named = {**tensors, **lent}
     for layer in range(head.llama.num_layers):

@@ -22,6 +22,7 @@ from specdec.draft_heads.llama.checkpoint_files import (
     read_config,
     read_tensors,
 )
+from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.kernels.kernel_set import KernelSet
 
 # By name. The first that recognises a folder describes it.
@@ -36,10 +37,21 @@ def load_head(folder: Path, target: TargetParts, kernels: KernelSet) -> LoadedHe
     Raises:
         CheckpointError: no head, or none that is supported and fits the target, with the reason.
     """
+    found = fitting_head(folder, target.config)
+    with error_context(folder):
+        return found.kind.build(found, target, kernels)
+
+
+def fitting_head(folder: Path, target: LlamaConfig) -> HeadDescription[Any]:
+    """Recognise a complete head that fits a target, without reading its weights.
+
+    Raises:
+        CheckpointError: as `load_head`.
+    """
     found = read_head(folder)
     with error_context(folder):
-        found.check(target.config)
-        return found.kind.build(found.limited_to(target.config.max_position), target, kernels)
+        found.check(target)
+        return found.limited_to(target.max_position)
 
 
 def describe_folder(folder: Path) -> HeadDescription[Any]:

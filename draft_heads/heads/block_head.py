@@ -132,7 +132,8 @@ class BlockHead(FeatureHead):
         return self.markov_head or self.domino_head or self.candidate_selector
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        return F.embedding(tokens, self.embed_tokens.weight)
+        embedded: Tensor = self.embed_tokens(tokens)
+        return embedded
 
     def feature_of(self, output: TargetOutput) -> Tensor:
         """Return `fc` of the taps, `[rows, hidden_size]`, which the cache keeps of each token."""

@@ -1,6 +1,6 @@
 """The interface between drafters and draft heads, and the base of heads that read the target's states."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple, Protocol
 
@@ -111,8 +111,10 @@ class FeatureHead(nn.Module):
     Attributes:
         config: the head's shape.
         embed_tokens: its token embedding, which may be the target's own tensor.
+        layers: its decoder layers.
     """
 
+    layers: nn.ModuleList
     taps: tuple[int, ...] = ()
     first_entry = 1
 
@@ -168,8 +170,10 @@ class TargetParts(NamedTuple):
         embedding: `[vocab_size, hidden_size]`.
         output: the output matrix, prepared for inference.
         config: the target's shape.
+        divide: replaces parts of a head that was made on the meta device by a rank's own, where ranks share it.
     """
 
     embedding: Tensor
     output: Product
     config: LlamaConfig
+    divide: Callable[[FeatureHead], None] = lambda _: None

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from specdec.draft_heads.heads.draft_head import FeatureHead, HeadConfig
 from specdec.draft_heads.llama.llama_layer import Attention, LlamaLayer
@@ -43,7 +42,7 @@ class EagleHead(FeatureHead):
 
     def forward(self, tokens: Tensor, features: Tensor, rotary: Rotary, attentions: Sequence[Attention]) -> Tensor:
         """Return the predicted features, `[rows, hidden_size]`; for the arguments see `DraftHead`."""
-        hidden: Tensor = self.fc(torch.cat([F.embedding(tokens, self.embed_tokens.weight), features], -1))
+        hidden: Tensor = self.fc(torch.cat([self.embed_tokens(tokens), features], -1))
         for layer, attention in zip(self.layers, attentions, strict=True):
             hidden = layer(hidden, rotary, attention)
         return hidden

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from specdec.draft_heads.heads.draft_head import FeatureHead, HeadConfig, TargetOutput
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
@@ -105,7 +104,7 @@ class Eagle3Head(FeatureHead):
 
     def forward(self, tokens: Tensor, features: Tensor, rotary: Rotary, attentions: Sequence[Attention]) -> Tensor:
         """Return the states that the head reads of itself one token later, `[rows, hidden_size]`; see `DraftHead`."""
-        embedded = F.embedding(tokens, self.embed_tokens.weight)
+        embedded = self.embed_tokens(tokens)
         first, *later = self.layers
         hidden: Tensor = first(embedded, features, rotary, attentions[0])
         for layer, attention in zip(later, attentions[1:], strict=True):

@@ -59,7 +59,7 @@ def serve(
             metavar="JSON",
             rich_help_panel="Drafts",
             help="The draft as vLLM's JSON: method, model, num_speculative_tokens (depth of the trees), "
-            "draft_tensor_parallel_size (1).",
+            "draft_tensor_parallel_size.",
         ),
     ] = None,
     api_key: Annotated[
@@ -137,12 +137,13 @@ def serve(
     given = options_for(ServerSettings, options)
     server = ServerSettings(**given, api_key=tuple(api_key or ()))
     shape = options_for(DraftShape, options)
+    settings = {**options_for(EngineConfig, options), **options_for(SchedulerConfig, options)}
     if speculative_config is not None:
         if draft is not None:
             raise ValueError("--speculative-config and --draft exclude each other; leave one out")
-        draft, depth = parse_speculative_config(speculative_config, "--speculative-config")
-        shape = {"depth": depth, **shape} if depth is not None else shape
-    settings = {**options_for(EngineConfig, options), **options_for(SchedulerConfig, options)}
+        named = parse_speculative_config(speculative_config, "--speculative-config")
+        draft, shape = named.draft, {**named.shape, **shape}
+        settings = {**named.settings, **settings}
     own = {"max_queued_requests": max_queued_requests, "scheduling_policy": scheduling_policy, "role": role}
     settings |= {name: value for name, value in own.items() if value is not None}
     # Report mistakes before importing torch.

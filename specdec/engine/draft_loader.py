@@ -2,12 +2,14 @@
 
 import logging
 from collections.abc import Collection
+from pathlib import Path
 
 import torch
 from torch import nn
 
 from specdec.config import EngineConfig
 from specdec.core.device import DTYPES
+from specdec.draft_heads.formats.head_kind import LoadedHead
 from specdec.draft_heads.formats.head_kinds import load_head
 from specdec.draft_heads.heads.draft_head import DraftModel, FeatureHead, first_difference
 from specdec.draft_heads.heads.readout import CandidateReadout, MatrixReadout, trimmed_readout
@@ -17,6 +19,8 @@ from specdec.kernels.projection import Product
 from specdec.models.hub import shown_path
 from specdec.models.llama import LlamaModel
 from specdec.models.llama_draft import LlamaDraftHead, holds_llama, load_llama_draft
+from specdec.models.sharded_llama import ShardedLlama
+from specdec.models.split_head import load_split_head, load_split_llama, split_kernels
 
 logger = logging.getLogger(__name__)
 
@@ -37,15 +41,14 @@ def load_drafts(
     if folder is None:
         return None
     if holds_llama(folder):
-        where = (DTYPES[config.dtype], torch.device(config.device), kernels)
-        draft_model = load_llama_draft(folder, config.model, target.config, *where)
+        draft_model = _load_llama(config, folder, target, kernels)
     else:
-        loaded = load_head(folder, target.parts, kernels)
+        loaded = _load_head(config, folder, target, kernels)
         name, described = shown_path(folder), loaded.description
         logger.info("%s: %s in the layout of %s", name, described.label, described.settings.layout)
         for assumption in described.assumptions:
             logger.info("%s: assumed: %s", name, assumption)
-        draft_model = settle_taps(loaded, target, config.model, kernels)
+        draft_model = settle_taps(loaded, target, config.model, draft_kernels(config, kernels))
     positions, context = draft_model.head.llama.max_position, config.context(target.config.max_position)
     if positions < context:
         logger.warning(
@@ -60,6 +63,31 @@ def load_drafts(
         assert isinstance(readout, MatrixReadout)
         readout = CandidateReadout(readout, config.draft_rank)
     return DraftModel(head, readout)
+
+
+def draft_kernels(config: EngineConfig, kernels: KernelSet) -> KernelSet:
+    """Return the kernels that run the draft model."""
+    return kernels if config.draft_tensor_parallel_size == 1 else split_kernels(kernels)
+
+
+def _load_head(config: EngineConfig, folder: Path, target: LlamaModel, kernels: KernelSet) -> LoadedHead:
+    if config.draft_tensor_parallel_size == 1:
+        return load_head(folder, target.parts, kernels)
+    assert isinstance(target, ShardedLlama)
+    return load_split_head(folder, target, kernels, keeps_matrix=_keeps_matrix(config))
+
+
+def _load_llama(config: EngineConfig, folder: Path, target: LlamaModel, kernels: KernelSet) -> DraftModel:
+    where = (DTYPES[config.dtype], torch.device(config.device), kernels)
+    if config.draft_tensor_parallel_size == 1:
+        return load_llama_draft(folder, config.model, target.config, *where)
+    assert isinstance(target, ShardedLlama)
+    return load_split_llama(folder, target, *where, keeps_matrix=_keeps_matrix(config))
+
+
+def _keeps_matrix(config: EngineConfig) -> bool:
+    """Return whether rows of the output matrix are taken by their tokens, which may be any rank's."""
+    return config.draft_vocab is not None or config.draft_rank is not None
 
 
 def load_replacement(

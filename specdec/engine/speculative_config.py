@@ -18,10 +18,23 @@ class SpeculativeConfig(NamedTuple):
     Attributes:
         draft: folder of a head or of a small model, or "ngram".
         depth: most draft tokens in a row, None for the default.
+        draft_tensor_parallel_size: ranks that share the draft model, None for the default.
     """
 
     draft: str
     depth: int | None
+    draft_tensor_parallel_size: int | None = None
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """The bounds of draft trees that are given."""
+        return {} if self.depth is None else {"depth": self.depth}
+
+    @property
+    def settings(self) -> dict[str, int]:
+        """The engine's settings that are given."""
+        size = self.draft_tensor_parallel_size
+        return {} if size is None else {"draft_tensor_parallel_size": size}
 
 
 def parse_speculative_config(given: str | Mapping[str, Any], option: str) -> SpeculativeConfig:
@@ -61,7 +74,10 @@ def parse_speculative_config(given: str | Mapping[str, Any], option: str) -> Spe
     depth = config.get("num_speculative_tokens")
     if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int) or not 1 <= depth <= 64):
         raise ValueError(f"{option} has num_speculative_tokens {depth!r}; it must be a whole number from 1 to 64")
-    if config.get("draft_tensor_parallel_size") not in (None, 1):
-        size = config["draft_tensor_parallel_size"]
-        raise ValueError(f"{option} has draft_tensor_parallel_size {size!r}; only 1 is supported")
-    return SpeculativeConfig(NGRAM if method == NGRAM else str(model), depth)
+    size = config.get("draft_tensor_parallel_size")
+    if size is not None and (type(size) is not int or size < 1 or (method == NGRAM and size > 1)):
+        raise ValueError(
+            f"{option} has draft_tensor_parallel_size {size!r}; it must be 1 or, for a draft model, "
+            "tensor_parallel_size"
+        )
+    return SpeculativeConfig(NGRAM if method == NGRAM else str(model), depth, size)

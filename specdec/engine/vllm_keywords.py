@@ -115,9 +115,10 @@ def own_settings(
     if "speculative_config" in given:
         if draft not in (None, AUTO):
             raise ValueError(f"draft is {str(draft)!r} and speculative_config is given; leave one out")
-        draft, depth = parse_speculative_config(given.pop("speculative_config"), "speculative_config")
-        if depth is not None:
+        named = parse_speculative_config(given.pop("speculative_config"), "speculative_config")
+        draft, bounds = named.draft, named.shape
+        given |= named.settings
+        if bounds:
             shape = given.get("shape")
-            bounds = {"depth": depth}
             given["shape"] = replace(shape, **bounds) if isinstance(shape, DraftShape) else {**(shape or {}), **bounds}
     return draft, given  # type: ignore[return-value]

@@ -16,7 +16,7 @@ from specdec.draft_heads.drafting.drafter import Drafter, NoDrafter, Proposal
 from specdec.draft_heads.drafting.drafters import drafter_of, shape_for
 from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
 from specdec.draft_heads.heads.draft_head import DraftModel
-from specdec.engine.draft_loader import load_replacement
+from specdec.engine.draft_loader import draft_kernels, load_replacement
 from specdec.execution.model_runner import ModelRunner
 from specdec.execution.split_verifier import SplitVerifier
 from specdec.execution.worker import Worker
@@ -136,7 +136,7 @@ class WorkerBuilder:
             self.dtype,
             self.shape,
             self.proposal,
-            self.kernels,
+            draft_kernels(config, self.kernels),
         )
 
     def _capture_graphs(self, runner: ModelRunner, drafter: Drafter) -> None:

@@ -6,7 +6,6 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from specdec.draft_heads.heads.draft_head import TargetOutput, TargetParts
 from specdec.draft_heads.llama.checkpoint_files import (
@@ -113,7 +112,8 @@ class LlamaModel(nn.Module):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Return the embeddings of tokens, `[rows, hidden_size]`."""
-        return F.embedding(tokens, self.embed_tokens.weight)
+        embedded: Tensor = self.embed_tokens(tokens)
+        return embedded
 
     def whole(self, logits: Tensor) -> Tensor:
         """Return logits of the whole vocabulary, `[rows, vocab_size]`: here those of `output`."""

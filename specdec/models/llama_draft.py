@@ -88,7 +88,11 @@ def load_llama_draft(
     Raises:
         CheckpointError: the model cannot be loaded, or it has another vocabulary.
     """
-    model = load_llama(folder, dtype, device, kernels)
+    return draft_of(load_llama(folder, dtype, device, kernels), folder, target, sizes)
+
+
+def draft_of(model: LlamaModel, folder: Path, target: Path, sizes: LlamaConfig) -> DraftModel:
+    """Return the draft model of a loaded Llama; see `load_llama_draft` for the other arguments and the errors."""
     own = model.config.vocab_size
     if own != sizes.vocab_size:
         raise CheckpointError(

@@ -79,6 +79,11 @@ class RankGroup:
         return x
 
 
+def lone_group(device: torch.device) -> RankGroup:
+    """Return a group of this process alone."""
+    return RankGroup(0, 1, cast(Any, dist).HashStore(), device, timeout=1)
+
+
 def file_store(file: str) -> Store:
     """Return a store in a file, for ranks of one machine."""
     return cast(Any, dist).FileStore(file)

@@ -5,51 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
 from specdec.draft_heads.heads.draft_head import TargetOutput, TargetParts
-from specdec.draft_heads.llama.llama_layer import LlamaLayer
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kernels.linear import Linear
-from specdec.kernels.projection import Product
 from specdec.models.checkpoint import read_settings, read_weights
 from specdec.models.llama import LlamaModel, built_llama, check_whole, read_llama_config, untied
-from specdec.models.rank_group import RankGroup
 from specdec.models.rank_layout import RankGroups
+from specdec.models.split_parts import SplitEmbedding, gathered, split_rows
 from specdec.models.tp_plan import Shard, TPPlan, plan_of
-
-
-class RowSplitLinear(Linear):
-    """A linear layer whose inputs are split over ranks; the ranks' outputs are summed."""
-
-    def __init__(self, like: nn.Linear, group: RankGroup) -> None:
-        super().__init__(like.in_features, like.out_features, bias=like.bias is not None)
-        self.group = group
-
-    def inference_form(self, kernels: KernelSet) -> Product:
-        """Return the product followed by the sum over ranks."""
-        return SummedProduct(super().inference_form(kernels), self.group)
-
-
-class SummedProduct:
-    """A product with a rank's own inputs, summed over the ranks by one all-reduce."""
-
-    def __init__(self, product: Product, group: RankGroup) -> None:
-        self.product, self.group = product, group
-        self.weight, self.bias, self.size = product.weight, product.bias, product.size
-
-    @property
-    def keeps_weight(self) -> bool:
-        return self.product.keeps_weight
-
-    def like(self, weight: Tensor) -> Product:
-        """Return the same product of another weight."""
-        return SummedProduct(self.product.like(weight), self.group)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Multiply: each rank's `[rows, in_features / ranks]` to `[rows, out_features]`, the same on all ranks."""
-        return self.group.all_reduce(self.product(x))
 
 
 class ShardedLlama(LlamaModel):
@@ -78,16 +42,13 @@ class ShardedLlama(LlamaModel):
         self.first_layer, self.is_last, self.num_stages = shard.layers.start, shard.is_last, self.stages.size
         if not shard.holds_embedding:
             del self.embed_tokens
+        elif shard.plan.vocabulary:
+            self.embed_tokens = SplitEmbedding(shard.vocab, self.config.hidden_size, group)
         if not shard.is_last:
             del self.norm
             self.lm_head = None
         self.num_parameters = sum(parameter.numel() for parameter in self.parameters())
-        for layer in self.layers:
-            assert isinstance(layer, LlamaLayer)
-            if shard.plan.attention:
-                layer.o_proj = RowSplitLinear(layer.o_proj, group)
-            if shard.plan.mlp:
-                layer.down_proj = RowSplitLinear(layer.down_proj, group)
+        split_rows(self.layers, shard.plan, group)
 
     def enter(self, tokens: Tensor, tap_layers: Sequence[int]) -> tuple[Tensor, dict[int, Tensor]]:
         """Return the input of the shard's first layer, which the stage before sends if there is one."""
@@ -110,27 +71,9 @@ class ShardedLlama(LlamaModel):
         """Wait until the next stage has taken what was sent to it."""
         self.stages.flush()
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Return the embeddings of tokens, `[rows, hidden_size]`.
-
-        Each rank looks up the tokens of its part of the vocabulary, and the ranks are summed.
-        """
-        if not self.shard.plan.vocabulary:
-            return super().embed(tokens)
-        start, stop, _ = self.shard.vocab
-        is_elsewhere = (tokens < start) | (tokens >= stop)
-        own = F.embedding((tokens - start).masked_fill_(is_elsewhere, 0), self.embed_tokens.weight)
-        return self.group.all_reduce(own.masked_fill_(is_elsewhere[:, None], 0))
-
     def whole(self, logits: Tensor) -> Tensor:
         """Gather the logits of all ranks, `[rows, vocab_size]`; a collective, so all ranks must call it."""
-        if not self.shard.plan.vocabulary:
-            return logits
-        if not len(logits):
-            return logits.new_empty(0, self.shard.whole.vocab_size)
-        padding = self.shard.vocab_chunk - logits.shape[1]
-        parts = self.group.all_gather(F.pad(logits, (0, padding)) if padding else logits)
-        return torch.cat(parts, 1)[:, : self.shard.whole.vocab_size]
+        return gathered(logits, self.shard.whole.vocab_size, self.group) if self.shard.plan.vocabulary else logits
 
     @property
     def parts(self) -> TargetParts:

@@ -139,17 +139,17 @@ def test_the_server_is_not_open_to_others_by_itself() -> None:
     assert ServerSettings().allowed_origins == ()
 
 
-CONFIGS: list[tuple[dict[str, Any], tuple[str, int | None]]] = [
-    ({"method": "ngram", "num_speculative_tokens": 4}, ("ngram", 4)),
-    ({"method": "eagle3", "model": "head", "num_speculative_tokens": 3}, ("head", 3)),
-    ({"model": "head", "draft_tensor_parallel_size": 1}, ("head", None)),
-    ({"method": "draft_model", "model": "small"}, ("small", None)),
-    ({}, ("ngram", None)),
+CONFIGS: list[tuple[dict[str, Any], tuple[str, int | None, int | None]]] = [
+    ({"method": "ngram", "num_speculative_tokens": 4}, ("ngram", 4, None)),
+    ({"method": "eagle3", "model": "head", "num_speculative_tokens": 3}, ("head", 3, None)),
+    ({"model": "head", "draft_tensor_parallel_size": 2}, ("head", None, 2)),
+    ({"method": "draft_model", "model": "small"}, ("small", None, None)),
+    ({}, ("ngram", None, None)),
 ]
 
 
 @pytest.mark.parametrize(("config", "wanted"), CONFIGS, ids=str)
-def test_vllms_speculative_config(config: dict[str, Any], wanted: tuple[str, int | None]) -> None:
+def test_vllms_speculative_config(config: dict[str, Any], wanted: tuple[str, int | None, int | None]) -> None:
     assert parse_speculative_config(json.dumps(config), "--speculative-config") == wanted
 
 
@@ -165,6 +165,8 @@ def test_vllms_speculative_config(config: dict[str, Any], wanted: tuple[str, int
         {"method": "ngram", "num_speculative_tokens": True},
         {"method": "ngram", "num_speculative_tokens": 65},
         {"method": "ngram", "draft_tensor_parallel_size": 2},
+        {"model": "head", "draft_tensor_parallel_size": 0},
+        {"model": "head", "draft_tensor_parallel_size": "2"},
         {"method": "ngram", "Method": "ngram"},
     ],
     ids=str,

@@ -1,0 +1,152 @@
+"""Draft models that are split over the ranks of their target."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specdec.draft_heads.formats.head_kind import HeadDescription, LoadedHead
+from specdec.draft_heads.formats.head_kinds import fitting_head
+from specdec.draft_heads.heads.draft_head import DraftModel, FeatureHead, TargetParts
+from specdec.draft_heads.heads.readout import MatrixReadout
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context
+from specdec.kernels.kernel_set import KernelSet
+from specdec.models.checkpoint import read_weights
+from specdec.models.llama_draft import draft_of
+from specdec.models.rank_group import RankGroup, lone_group
+from specdec.models.rank_layout import RankGroups
+from specdec.models.sharded_llama import ShardedLlama, load_shard
+from specdec.models.split_parts import SplitEmbedding, SplitReadout, split_rows
+from specdec.models.tp_plan import TP_PLAN, Shard, TPPlan
+
+# Heads name their layers as targets do. What has no word is replicated: `fc`, whose output every rank needs whole, and
+# edge scorers, of which a path needs the rows of its tokens.
+HEAD_PLAN = {name: word for name, word in TP_PLAN.items() if not name.endswith("_norm")}
+WHOLE_VOCABULARY = {"embed_tokens": "replicate", "lm_head": "replicate"}
+EMBEDDING, OUTPUT = "embed_tokens.weight", "lm_head.weight"
+
+
+def split_kernels(kernels: KernelSet) -> KernelSet:
+    """Return the kernels of a split draft model: passes in one call leave no place for what the ranks exchange."""
+    return replace(kernels, fused_target=None, fused_layer=None, fused_drafting=None, fused_block=None)
+
+
+def load_split_head(folder: Path, target: ShardedLlama, kernels: KernelSet, *, keeps_matrix: bool) -> LoadedHead:
+    """Load this rank's part of a head. Files are mapped into memory, and only the part is read.
+
+    Embedding and output matrix are split where the target's are, unless the head scores selected rows of a matrix.
+
+    Args:
+        keeps_matrix: have the output matrix whole on each rank, and the embedding.
+
+    Raises:
+        CheckpointError: as `load_head`.
+        ValueError: the head cannot be split over so many ranks.
+    """
+    found, group = fitting_head(folder, target.shard.whole), target.group
+    splits_vocabulary = target.shard.plan.vocabulary and not keeps_matrix and not found.selects_rows
+    plan = TPPlan(HEAD_PLAN if splits_vocabulary else HEAD_PLAN | WHOLE_VOCABULARY)
+    with _split_context(folder):
+        part = HeadPart(Shard.of(found.config.llama, group.rank, group.size, plan), group)
+    parts = part_of_target(target) if splits_vocabulary else target.parts
+    with error_context(folder):
+        loaded = found.kind.build(part.described(found), parts._replace(divide=part.divide), split_kernels(kernels))
+    if not splits_vocabulary:
+        return loaded
+    other = None if loaded.other is None else gathering(loaded.other, group)
+    return loaded._replace(draft=gathering(loaded.draft, group), other=other)
+
+
+def load_split_llama(
+    folder: Path,
+    target: ShardedLlama,
+    dtype: torch.dtype,
+    device: torch.device,
+    kernels: KernelSet,
+    *,
+    keeps_matrix: bool,
+) -> DraftModel:
+    """Load this rank's part of a model that drafts for a target.
+
+    Args:
+        keeps_matrix: as in `load_split_head`, but the embedding is split.
+
+    Raises:
+        CheckpointError: as `load_llama_draft`.
+        ValueError: the model cannot be split over so many ranks.
+    """
+    groups = RankGroups(target.group, lone_group(device))
+    with _split_context(folder):
+        model = load_shard(folder, dtype, device, split_kernels(kernels), groups)
+    draft = draft_of(model, folder, target.folder, target.shard.whole)
+    if not model.shard.plan.vocabulary:
+        return draft
+    if keeps_matrix:
+        return draft._replace(readout=MatrixReadout(model.parts.output, model.config.vocab_size))
+    return gathering(draft, target.group)
+
+
+def gathering(draft: DraftModel, group: RankGroup) -> DraftModel:
+    """Return a draft model whose ranks gather the logits of their parts of the output matrix."""
+    assert isinstance(draft.readout, MatrixReadout)
+    return draft._replace(readout=SplitReadout(draft.readout, group))
+
+
+def part_of_target(target: ShardedLlama) -> TargetParts:
+    """Return what a head may use of this rank's part of a target. A last stage reads its part of the embedding."""
+    shard, weight = target.shard, target.norm.weight
+    if shard.holds_embedding:
+        embedding = target.embed_tokens.weight
+    else:
+        whole = read_weights(target.folder, weight.dtype)[EMBEDDING]
+        embedding = shard.cut(EMBEDDING, whole).to(weight.device, weight.dtype, copy=True)
+    return TargetParts(embedding, target.output, shard.whole)
+
+
+class HeadPart:
+    """One rank's part of a head."""
+
+    def __init__(self, shard: Shard, group: RankGroup) -> None:
+        self.shard, self.group = shard, group
+
+    def described(self, found: HeadDescription[Any]) -> HeadDescription[Any]:
+        """Return the description of the part: its own sizes, and its parts of the tensors."""
+        tensors = copy(found.tensors)
+        tensors.by_name = {name: self.cut(name, tensor) for name, tensor in tensors.by_name.items()}
+        return replace(found, tensors=tensors, config=replace(found.config, llama=self.shard.config))
+
+    def cut(self, name: str, tensor: Tensor) -> Tensor:
+        """Return the part of a tensor, without a copy."""
+        return (self._output(len(tensor)) if name == OUTPUT else self.shard).cut(name, tensor)
+
+    def divide(self, head: FeatureHead) -> None:
+        """Replace the parts of a head on the meta device that exchange something, or have fewer tokens."""
+        shard, size = self.shard, self.shard.whole.hidden_size
+        if shard.plan.vocabulary:
+            head.embed_tokens = SplitEmbedding(shard.vocab, size, self.group)
+            matrix = getattr(head, "lm_head", None)
+            if matrix is not None:
+                head.lm_head = nn.Linear(size, self._output(matrix.out_features).vocab.size, bias=False)
+        split_rows(head.layers, shard.plan, self.group)
+
+    def _output(self, tokens: int) -> Shard:
+        """Return the shard of an output matrix of so many tokens."""
+        return replace(self.shard, whole=replace(self.shard.whole, vocab_size=tokens))
+
+
+@contextmanager
+def _split_context(folder: Path) -> Iterator[None]:
+    """Say of an error about sizes which draft model has them, and that it need not be split."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except ValueError as error:
+        raise ValueError(
+            f"{folder}: {error}; draft_tensor_parallel_size 1 leaves the draft model whole on each rank"
+        ) from None

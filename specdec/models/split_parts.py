@@ -1,0 +1,114 @@
+"""Parts of targets and draft models that are split over ranks, with what the ranks exchange in them."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from specdec.draft_heads.heads.readout import MatrixReadout
+from specdec.draft_heads.llama.llama_layer import DecoderLayer
+from specdec.kernels.integers import ceil_div
+from specdec.kernels.kernel_set import KernelSet
+from specdec.kernels.linear import Linear
+from specdec.kernels.projection import Product
+from specdec.kernels.types import Candidates
+from specdec.models.rank_group import RankGroup
+from specdec.models.tp_plan import Span, TPPlan
+
+
+class RowSplitLinear(Linear):
+    """A linear layer whose inputs are split over ranks; the ranks' outputs are summed."""
+
+    def __init__(self, like: nn.Linear, group: RankGroup) -> None:
+        super().__init__(like.in_features, like.out_features, bias=like.bias is not None)
+        self.group = group
+
+    def inference_form(self, kernels: KernelSet) -> Product:
+        """Return the product followed by the sum over ranks."""
+        return SummedProduct(super().inference_form(kernels), self.group)
+
+
+class SummedProduct:
+    """A product with a rank's own inputs, summed over the ranks by one all-reduce."""
+
+    def __init__(self, product: Product, group: RankGroup) -> None:
+        self.product, self.group = product, group
+        self.weight, self.bias, self.size = product.weight, product.bias, product.size
+
+    @property
+    def keeps_weight(self) -> bool:
+        return self.product.keeps_weight
+
+    def like(self, weight: Tensor) -> Product:
+        """Return the same product of another weight."""
+        return SummedProduct(self.product.like(weight), self.group)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Multiply: each rank's `[rows, in_features / ranks]` to `[rows, out_features]`, the same on all ranks."""
+        return self.group.all_reduce(self.product(x))
+
+
+def split_rows(layers: Iterable[nn.Module], plan: TPPlan, group: RankGroup) -> None:
+    """Have decoder layers, which are made on the meta device with a rank's sizes, sum their outputs over the ranks."""
+    for layer in layers:
+        assert isinstance(layer, DecoderLayer)
+        if plan.attention:
+            layer.o_proj = RowSplitLinear(layer.o_proj, group)
+        if plan.mlp:
+            layer.down_proj = RowSplitLinear(layer.down_proj, group)
+
+
+class SplitEmbedding(nn.Embedding):
+    """A token embedding of which each rank holds a part of the vocabulary.
+
+    Args:
+        vocab: tokens of this rank.
+    """
+
+    def __init__(self, vocab: Span, size: int, group: RankGroup) -> None:
+        super().__init__(vocab.size, size, _weight=torch.empty(vocab.size, size))
+        self.vocab, self.group = vocab, group
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the embeddings of tokens, `[rows, size]`.
+
+        Each rank looks up its own tokens, and the ranks are summed.
+        """
+        start, stop, _ = self.vocab
+        is_elsewhere = (tokens < start) | (tokens >= stop)
+        own = F.embedding((tokens - start).masked_fill_(is_elsewhere, 0), self.weight)
+        return self.group.all_reduce(own.masked_fill_(is_elsewhere[:, None], 0))
+
+
+def gathered(logits: Tensor, total: int, group: RankGroup) -> Tensor:
+    """Return the logits of all ranks, `[rows, total]`; a collective, so all ranks must call it.
+
+    Args:
+        logits: `[rows, part]`, of this rank's `Shard.vocab`.
+    """
+    if not len(logits):
+        return logits.new_empty(0, total)
+    padding = ceil_div(total, group.size) - logits.shape[1]
+    parts = group.all_gather(F.pad(logits, (0, padding)) if padding else logits)
+    return torch.cat(parts, 1)[:, :total]
+
+
+class SplitReadout:
+    """A readout whose output matrix is split over ranks by its rows; the ranks gather their logits.
+
+    Gathering all of them is exact for whatever follows: filters, edits, noise, drawn drafts. The best tokens and the
+    log-sum-exp of each rank would be fewer bytes, but serve plain search alone.
+
+    Args:
+        own: the readout of this rank's rows; its `tokens` are those of all rows.
+    """
+
+    def __init__(self, own: MatrixReadout, group: RankGroup) -> None:
+        self.own, self.group = own, group
+        self.size = own.vocab_size if own.tokens is None else len(own.tokens)
+
+    def __call__(self, hidden: Tensor) -> Candidates:
+        """Return the logits of states, `[rows, hidden_size]`, the same on all ranks."""
+        own = self.own(hidden)
+        return own._replace(scores=gathered(own.scores, self.size, self.group))
