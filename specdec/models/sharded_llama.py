@@ -14,7 +14,7 @@ from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.linear import Linear
 from specdec.kernels.projection import Product
 from specdec.models.checkpoint import read_settings, read_weights
-from specdec.models.llama import LlamaModel, built_llama, check_whole, read_llama_config, untied
+from specdec.models.llama import LlamaModel, built_llama, check_whole, normalised, read_llama_config, untied
 from specdec.models.rank_group import RankGroup
 from specdec.models.rank_layout import RankGroups
 from specdec.models.tp_plan import Shard, TPPlan, plan_of
@@ -137,6 +137,8 @@ class ShardedLlama(LlamaModel):
         """Sizes, embedding and output matrix of the whole model, read from the checkpoint at each use."""
         weight = self.norm.weight
         tensors = read_weights(self.folder, weight.dtype)
+        if self.shard.whole.normalised_head:
+            tensors["lm_head.weight"] = normalised(tensors["lm_head.weight"], weight.dtype)
 
         def whole(name: str) -> Tensor:
             return tensors[name].to(weight.device, weight.dtype, copy=True)
