@@ -164,6 +164,13 @@ class Baichuan(nn.Module):
             weight = weight / weight.norm(dim=1, keepdim=True)
         return Output(self.model(tokens) @ weight.T)
 
+    def greedy(self, prompt: list[int], count: int) -> list[int]:
+        """Return the likeliest tokens behind a prompt, one after another."""
+        text = list(prompt)
+        for _ in range(count):
+            text.append(int(self(torch.tensor([text])).logits[0, -1].argmax()))
+        return text[len(prompt) :]
+
     def reading_codes(self, dtype: torch.dtype) -> "Baichuan":
         """Return the same model whose attention reads keys and values in 8 bits."""
         other = copy.deepcopy(self)

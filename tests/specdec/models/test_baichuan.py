@@ -108,13 +108,6 @@ def test_logits_of_trees_equal_the_twins_of_each_path(
     assert (logits - torch.stack(expected)).abs().max() < tolerance
 
 
-def greedy(model: Baichuan, prompt: list[int], count: int) -> list[int]:
-    text = list(prompt)
-    for _ in range(count):
-        text.append(int(model(torch.tensor([text])).logits[0, -1].argmax()))
-    return text[len(prompt) :]
-
-
 @pytest.mark.parametrize("head", ["eagle", "eagle3", "itself"])
 @pytest.mark.parametrize(("kernels", "dtype"), [("torch", "float64"), ("native", "float32")])
 def test_drafted_tokens_equal_the_twins(tmp_path: Path, head: str, kernels: KernelChoice, dtype: str) -> None:
@@ -130,7 +123,7 @@ def test_drafted_tokens_equal_the_twins(tmp_path: Path, head: str, kernels: Kern
     shape = DraftShape(4, 1, 4) if head == "itself" else DraftShape(4, 4, 12)
     llm = LLM(tmp_path / "target", draft, dtype=dtype, kernels=kernels, shape=shape, adaptive_drafts=False)
     outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=21, ignore_eos=True), use_tqdm=False)
-    assert [output.token_ids for output in outputs] == [greedy(model, prompt, 21) for prompt in prompts]
+    assert [output.token_ids for output in outputs] == [model.greedy(prompt, 21) for prompt in prompts]
     if head == "itself":
         assert [output.stats.tau for output in outputs] == [5.0] * 3
 
