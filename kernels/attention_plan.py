@@ -28,11 +28,11 @@ class Config(NamedTuple):
 # group; 16 is the least that `tl.dot` takes), and how each goes through its keys.
 #
 # Registers bound these, shared memory hardly. Compiled for sm_80 and sm_90, none spills more than two registers, those
-# of the models in `tests/kernels/test_aot_tree_attention.py` none, but for eight in tiles of 64 with a window, and up
-# to 14 where entries are in 8 bits; it prints what each takes. None takes more than 99 KB of shared memory, all that a
-# block gets on sm_86 and sm_89; of low bfloat16 tiles, which wait for memory, two run at least on a multiprocessor of
-# an A100 or H100. float32 products run without tensor cores, and a thread holds whole rows of both factors: low tiles,
-# many warps.
+# of the models in `tests/kernels/test_aot_tree_attention.py` none, but for eight in tiles of 64 with a window or with
+# slopes, and up to 14 where entries are in 8 bits; it prints what each takes. None takes more than 99 KB of shared
+# memory, all that a block gets on sm_86 and sm_89; of low bfloat16 tiles, which wait for memory, two run at least on a
+# multiprocessor of an A100 or H100. float32 products run without tensor cores, and a thread holds whole rows of both
+# factors: low tiles, many warps.
 CONFIGS = {
     (2, 16): {16: Config(64, 4), 64: Config(64, 4), 128: Config(64, 8)},
     (2, 32): {16: Config(64, 4), 64: Config(64, 4), 128: Config(64, 8)},

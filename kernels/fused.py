@@ -18,6 +18,7 @@ class LayerWeights(NamedTuple):
     Attributes:
         heads: query heads.
         window: tokens that a row sees, itself included; 0 for all.
+        slopes: of the query heads' ALiBi bias, `[heads]`; None without.
         eps: of all norms.
         input_norm: of what queries, keys and values are made from; None where the caller makes it, or none is wanted.
         query_norm: of each query head, `[head_dim]`, or None.
@@ -29,6 +30,7 @@ class LayerWeights(NamedTuple):
     kv_heads: int
     head_dim: int
     window: int
+    slopes: Tensor | None
     eps: float
     input_norm: Tensor | None
     query_norm: Tensor | None

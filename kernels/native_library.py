@@ -47,7 +47,7 @@ class LayerFields(Structure):
     _fields_ = [
         *_fields(c_int64, "heads kv_heads head_dim hidden window"),
         ("eps", c_double),
-        *_fields(c_void_p, "input_norm query_norm key_norm post_norm"),
+        *_fields(c_void_p, "input_norm query_norm key_norm post_norm slopes"),
         *_fields(MatrixFields, "qkv output gate_up down"),
     ]
 
@@ -162,7 +162,7 @@ _CALLS: dict[str, tuple[Any, list[Any]]] = {
     "move": (c_int, [c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p]),
     "attend": (
         c_int,
-        [c_void_p, c_int64, c_int64, c_int64, c_int64, c_double, POINTER(StepFields), c_void_p, c_void_p],
+        [c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_double, POINTER(StepFields), c_void_p, c_void_p],
     ),
     "draft": (c_int, [c_void_p, POINTER(HeadFields), POINTER(DraftingFields)]),
     "draft_block": (c_int, [c_void_p, POINTER(BlockFields), POINTER(DraftingFields)]),
@@ -267,10 +267,20 @@ class Library:
         """Run a pass; the arrays that `given` names last are written."""
         _check(self._pass(self._context, target, given))
 
-    def attend(self, step: StepFields, kv_heads: int, window: int, scale: float, query: Tensor, out: Tensor) -> None:
-        """Attend with `query` `[rows, heads, head_dim]`, contiguous."""
+    def attend(
+        self,
+        step: StepFields,
+        kv_heads: int,
+        window: int,
+        slopes: Tensor | None,
+        scale: float,
+        query: Tensor,
+        out: Tensor,
+    ) -> None:
+        """Attend with `query` `[rows, heads, head_dim]`, contiguous, and `slopes` float32 `[heads]`."""
         (_, heads, dim), given, own = query.shape, query.data_ptr(), out.data_ptr()
-        _check(self._attend(self._context, heads, kv_heads, dim, window, scale, step, given, own))
+        falling = None if slopes is None else slopes.data_ptr()
+        _check(self._attend(self._context, heads, kv_heads, dim, window, falling, scale, step, given, own))
 
     def draft(self, head: HeadFields, drafting: DraftingFields) -> None:
         """Read tokens and search draft trees; the arrays that `drafting` names last are written."""

@@ -117,11 +117,11 @@ class NativeLayer:
         made = partial(PackedMatrix, dtype=library.dtype, memory=library.weights, quantization=quantization)
         qkv, output = made(*weights.qkv), made(*weights.output)
         gate_up, down = made(*weights.gate_up, order=order), made(*weights.down, depth=len(order) // 2)
-        norms = [
-            None if norm is None else norm.detach().float().contiguous()
-            for norm in (weights.input_norm, weights.query_norm, weights.key_norm, weights.post_norm)
+        vectors = [
+            None if vector is None else vector.detach().float().contiguous()
+            for vector in (weights.input_norm, weights.query_norm, weights.key_norm, weights.post_norm, weights.slopes)
         ]
-        self._kept = (qkv, output, gate_up, down, norms)
+        self._kept = (qkv, output, gate_up, down, vectors)
         self.fields = LayerFields(
             weights.heads,
             weights.kv_heads,
@@ -129,7 +129,7 @@ class NativeLayer:
             hidden,
             weights.window,
             weights.eps,
-            *(None if norm is None else norm.data_ptr() for norm in norms),
+            *(None if vector is None else vector.data_ptr() for vector in vectors),
             qkv.fields,
             output.fields,
             gate_up.fields,
@@ -222,11 +222,13 @@ class NativeOperations:
     def __init__(self, library: Library) -> None:
         self.library = library
 
-    def tree_attention(self, query: Tensor, kv: Tensor, rows: RaggedRows, scale: float, window: int = 0) -> Tensor:
+    def tree_attention(
+        self, query: Tensor, kv: Tensor, rows: RaggedRows, scale: float, window: int = 0, slopes: Tensor | None = None
+    ) -> Tensor:
         """See `specdec.kernels.tree_attention`."""
-        query = query.contiguous()
+        query, slopes = query.contiguous(), None if slopes is None else slopes.float()
         out = torch.empty_like(query)
-        self.library.attend(step_of(rows).over(kv), kv.shape[1] // 2, window, scale, query, out)
+        self.library.attend(step_of(rows).over(kv), kv.shape[1] // 2, window, slopes, scale, query, out)
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

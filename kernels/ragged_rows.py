@@ -148,6 +148,27 @@ class RowGroup:
             made = self._masks[group, dtype] = self._make_masks(group, dtype)
         return made
 
+    def biased_masks(self, group: int, dtype: torch.dtype, slopes: Tensor) -> "Masks":
+        """Return the masks plus slope times position, ALiBi's bias up to a constant of each row, which changes nothing.
+
+        Positions count from the tail. All rows see all keys before it, and of its keys such as lie in the order of
+        their positions: a key's position is the number of keys that the row sees before it.
+
+        Args:
+            slopes: `[kv_heads * group]`.
+        """
+        tiles, rows, keys = self.shape
+        seen = torch.ones(tiles, rows, self.tail, dtype=torch.int64, device=slopes.device)
+        if self.hidden is not None:
+            seen[..., self.tail - self.hidden.shape[-1] :] = self.hidden.logical_not()
+        places = torch.arange(self.tail - keys, 0, device=slopes.device), (seen.cumsum(-1) - seen)[:, None, None]
+        masks = []
+        for mask, at in zip(self.masks(group, dtype), places, strict=True):
+            bias = (slopes.to(dtype).view(1, -1, group, 1, 1) * at).expand(tiles, -1, -1, rows, -1)
+            bias = bias.reshape(tiles, len(slopes) // group, group * rows, at.shape[-1])
+            masks.append(bias if mask is None else mask + bias)
+        return Masks(*masks)
+
     def _make_masks(self, group: int, dtype: torch.dtype) -> "Masks":
         where = self.hidden if self.hidden is not None else self.padding
         if where is None:
@@ -232,8 +253,8 @@ class Masks(NamedTuple):
     """Masks of 0 and -inf, to be added to scores; None if all keys are seen.
 
     Attributes:
-        prefix: `[tiles, 1, group * rows, keys - tail]`, the same for all rows of a tile and stored once.
-        tail: `[tiles, 1, group * rows, tail]`.
+        prefix: `[tiles, 1 or kv_heads, group * rows, keys - tail]`, the same for all rows of a tile and stored once.
+        tail: `[tiles, 1 or kv_heads, group * rows, tail]`.
     """
 
     prefix: Tensor | None

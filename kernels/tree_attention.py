@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specdec.kernels.ancestor_bits import num_bits, num_bits_64, shift
 from specdec.kernels.attention_plan import CONFIGS, HOPPER_CONFIGS, STAGES, AttentionGeometry, Plan, chip_of
 from specdec.kernels.kv_codes import CODE_UNITS, CODES, decode
 from specdec.kernels.kv_entries import LARGEST, scales_of
@@ -27,7 +28,9 @@ MAX_GROUP = min(max(heights) for heights in CONFIGS.values())
 JOINED_PARTS = 16
 
 
-def tree_attention(query: Tensor, kv: Tensor, rows: RaggedRows, scale: float, window: int = 0) -> Tensor:
+def tree_attention(
+    query: Tensor, kv: Tensor, rows: RaggedRows, scale: float, window: int = 0, slopes: Tensor | None = None
+) -> Tensor:
     """Compute attention of ragged query rows over a paged cache, causal along chains and by ancestors in trees.
 
     Scores and sums are float32; float32 input is multiplied as such, never as TF32. The first call of a step lays
@@ -41,6 +44,8 @@ def tree_attention(query: Tensor, kv: Tensor, rows: RaggedRows, scale: float, wi
         rows: what each query row sees; trees of at most 128 nodes.
         scale: factor of the scores.
         window: tokens that a row sees, itself included; 0 for all. No tree is deeper.
+        slopes: `[heads]`, float32 or float64, for ALiBi (Press et al. 2108.12409): a head's slope times the distance
+            to a key, in positions, is taken from the score. Rows of a block (`sees_later`) have none.
 
     Returns:
         `[rows, heads, head_dim]` in the query's dtype, contiguous.
@@ -50,7 +55,7 @@ def tree_attention(query: Tensor, kv: Tensor, rows: RaggedRows, scale: float, wi
     """
     num_rows, heads, dim = query.shape
     kv_heads = kv.shape[1] // 2
-    _check(query, kv, rows)
+    _check(query, kv, rows, slopes)
     group, padded = heads // kv_heads, triton.next_power_of_2(dim)
     plan = plan_of(rows, AttentionGeometry(query.element_size(), padded, group, kv_heads, window))
 
@@ -64,8 +69,9 @@ def tree_attention(query: Tensor, kv: Tensor, rows: RaggedRows, scale: float, wi
     if kv.dtype in LARGEST:
         entries = kv.view(torch.uint8), scales_of(kv)
     tree_attention_kernel[(len(plan.items) * kv_heads,)](
-        query, *entries, output, parts, log_sums, *inputs, scale * math.log2(math.e), window, kv_heads, *strides,
-        CODES=CODES.get(kv.dtype, 0), UNIT=CODE_UNITS.get(kv.dtype, 1.0), WINDOWED=window > 0,
+        query, *entries, output, parts, log_sums, *inputs, slopes, scale * math.log2(math.e), window, kv_heads,
+        *strides, CODES=CODES.get(kv.dtype, 0), UNIT=CODE_UNITS.get(kv.dtype, 1.0), WINDOWED=window > 0,
+        SLOPED=slopes is not None,
         WORDS=rows.ancestors.shape[1], BLOCK_SIZE=rows.block_size, BLOCK_N=plan.config.keys,
         **shape, num_warps=plan.config.warps, num_stages=STAGES,
     )  # fmt: skip
@@ -91,10 +97,11 @@ def plan_of(rows: RaggedRows, heads: AttentionGeometry) -> Plan:
     return plan
 
 
-def _check(query: Tensor, kv: Tensor, rows: RaggedRows) -> None:
+def _check(query: Tensor, kv: Tensor, rows: RaggedRows, slopes: Tensor | None) -> None:
     assert query.shape[0], "a step has at least one query row"
     assert rows.visible.is_contiguous()
     assert rows.ancestors.is_contiguous()
+    assert slopes is None or not rows.sees_later
     if query.dtype not in DTYPES or (kv.dtype != query.dtype and kv.dtype not in LARGEST):
         raise ValueError(f"query is {query.dtype}, cache {kv.dtype}; both must be one of {DTYPES}")
     if query.shape[2] not in HEAD_DIMS or kv.shape[2] != query.shape[2]:
@@ -119,28 +126,6 @@ def _load(pointers, mask, MASKED: tl.constexpr):
 
 
 @triton.jit
-def _shift(bits, by):
-    """Return uint64 bits shifted down by `by` places, or up where it is negative."""
-    # In two halves, as a shift by 64 or more is undefined.
-    down, up = tl.minimum(tl.maximum(by, 0), 126), tl.minimum(tl.maximum(-by, 0), 126)
-    bits = bits >> (down // 2).to(tl.uint64) >> (down - down // 2).to(tl.uint64)
-    return bits << (up // 2).to(tl.uint64) << (up - up // 2).to(tl.uint64)
-
-
-@triton.jit
-def _num_bits(bits):
-    """Return the number of bits that are set in each uint64 number, as int32."""
-    bits -= (bits >> 1) & 0x5555555555555555
-    bits = (bits & 0x3333333333333333) + ((bits >> 2) & 0x3333333333333333)
-    bits = (bits + (bits >> 4)) & 0x0F0F0F0F0F0F0F0F
-    # By shifts rather than a product: the sum of all bytes in the lowest.
-    bits += bits >> 8
-    bits += bits >> 16
-    bits += bits >> 32
-    return (bits & 0x7F).to(tl.int32)
-
-
-@triton.jit
 def _attend(
     b_acc,  # float32 [BLOCK_M, BLOCK_D], weighted sum of values so far
     b_top,  # float32 [BLOCK_M], highest score so far
@@ -158,10 +143,13 @@ def _attend(
     b_visible,  # [BLOCK_M]
     b_low,  # uint64 [BLOCK_M], bits of nodes 0 to 63
     b_high,  # uint64 [BLOCK_M], bits of nodes 64 to 127; not looked at where there is one word
+    b_slope,  # float32 [BLOCK_M], times log2(e); and
+    b_depth,  # int32 [BLOCK_M], a row's number of bits; not looked at without slopes
     scale,
     kv_slot,
     MASKED: tl.constexpr,  # whether some row does not see some entry
     WINDOWED: tl.constexpr,
+    SLOPED: tl.constexpr,
     WORDS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -190,21 +178,38 @@ def _attend(
             # Slots of codes have an even number of bytes, and scales two.
             o_scale = slot * (kv_slot // 2)
             b_score *= (_load(p_k_scale + o_scale, m_n, MASKED).to(tl.float32) * UNIT)[None, :]
+        if SLOPED:
+            # How far a cached entry is before the row; it is negative.
+            b_distance = entry[None, :] - (b_visible + b_depth - 1)[:, None]
         if MASKED:
             # [BLOCK_M]: bit n stands for the node in entry `at + n`.
-            b_bits = _shift(b_low, at - tree_start)
+            b_bits = shift(b_low, at - tree_start)
             if WORDS == 2:
-                b_bits |= _shift(b_high, at - tree_start - 64)
+                b_bits |= shift(b_high, at - tree_start - 64)
             # Tested by halves, as a GPU's words have 32 bits.
             b_half = b_bits.to(tl.uint32)[:, None]
             if BLOCK_N > 32:
                 b_half = tl.where((o_n < 32)[None, :], b_half, (b_bits >> 32).to(tl.uint32)[:, None])
             m_node = (b_half >> (o_n % 32).to(tl.uint32)[None, :]) & 1 != 0
             m_seen = entry[None, :] < b_visible[:, None]
+            if SLOPED:
+                # A node's distance is the number of the row's bits behind the node's: those from `at` on, less those up
+                # to the node.
+                b_from = num_bits_64(shift(b_low, tl.maximum(at - tree_start, 0)))
+                if WORDS == 2:
+                    b_from += num_bits_64(shift(b_high, tl.maximum(at - tree_start - 64, 0)))
+                b_up_to = num_bits(b_half & (0xFFFFFFFF >> (31 - o_n % 32).to(tl.uint32))[None, :])
+                if BLOCK_N > 32:
+                    b_up_to += tl.where((o_n < 32)[None, :], 0, num_bits(b_bits.to(tl.uint32))[:, None])
+                b_distance = tl.where(m_seen, b_distance, b_up_to - b_from[:, None])
             if WINDOWED:
                 m_seen = m_seen & (entry[None, :] >= b_first[:, None])
+            if SLOPED:
+                b_score += b_slope[:, None] * b_distance.to(tl.float32)
             # Neither holds from the end on: that is a whole block's, or the last entry's that a row sees.
             b_score = tl.where(m_seen | m_node, b_score, float("-inf"))
+        elif SLOPED:
+            b_score += b_slope[:, None] * b_distance.to(tl.float32)
         b_new_top = tl.maximum(b_top, tl.max(b_score, 1))
         # A row that has seen no key so far: weights are exp2(-inf - 0), not exp2(-inf + inf).
         b_base = tl.where(b_new_top == float("-inf"), 0.0, b_new_top) if MASKED else b_new_top
@@ -232,6 +237,7 @@ def tree_attention_kernel(
     p_tables,  # int64 [requests, blocks]
     p_visible,  # int64 [rows]
     p_ancestors,  # int64 [rows, WORDS]
+    p_slope,  # float32 or float64 [heads]; None where there are none
     scale,  # run-time: costs nothing; times log2(e), for exp2
     window,  # run-time: a bound of the loops
     kv_heads,  # run-time: needed outside the loop only
@@ -243,6 +249,7 @@ def tree_attention_kernel(
     CODES: tl.constexpr,  # constexpr: the kind of codes, 0 for none; one in an engine
     UNIT: tl.constexpr,  # constexpr: what codes as they are decoded are in units of
     WINDOWED: tl.constexpr,  # constexpr: layers without a window do without its mask
+    SLOPED: tl.constexpr,  # constexpr: likewise layers without slopes
     WORDS: tl.constexpr,  # constexpr: trees of 64 nodes, the usual ones, do without the second word
     GROUP: tl.constexpr,  # constexpr: fixed in a model, and a divisor
     HEAD_DIM: tl.constexpr,  # constexpr: fixed in a model; where it is a power of two, no mask is needed
@@ -279,6 +286,14 @@ def tree_attention_kernel(
     if CODES != 0:
         p_k_scale = p_scale + i_head
         p_v_scale = p_k_scale + kv_heads
+    b_slope, b_depth = b_visible, b_visible
+    if WINDOWED or SLOPED:
+        b_depth = num_bits_64(b_low)
+        if WORDS == 2:
+            b_depth += num_bits_64(b_high)
+    if SLOPED:
+        # log2(e), as the scale has it.
+        b_slope = tl.load(p_slope + head).to(tl.float32) * 1.4426950408889634
     b_acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     b_top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     b_sum = tl.zeros([BLOCK_M], tl.float32)
@@ -286,9 +301,6 @@ def tree_attention_kernel(
     seen_by_all = tl.minimum(tl.min(b_visible, 0), end)
     middle = begin + tl.maximum(seen_by_all - begin, 0) // BLOCK_N * BLOCK_N
     if WINDOWED:
-        b_depth = _num_bits(b_low)
-        if WORDS == 2:
-            b_depth += _num_bits(b_high)
         b_first = tl.where(m_m, b_visible + b_depth - window, begin)
         # From here on no row begins.
         begun = begin + tl.cdiv(tl.maximum(tl.max(b_first, 0) - begin, 0), BLOCK_N) * BLOCK_N
@@ -296,19 +308,19 @@ def tree_attention_kernel(
         middle = tl.maximum(middle, begun)
         b_acc, b_top, b_sum = _attend(
             b_acc, b_top, b_sum, b_q, p_k, p_v, p_k_scale, p_v_scale, p_table, begin, begun, tree_start, b_first,
-            b_visible, b_low, b_high, scale, kv_slot, True, WINDOWED, WORDS, HEAD_DIM, BLOCK_SIZE, BLOCK_N,
-            BLOCK_D, CODES, UNIT,
+            b_visible, b_low, b_high, b_slope, b_depth, scale, kv_slot, True, WINDOWED, SLOPED, WORDS, HEAD_DIM,
+            BLOCK_SIZE, BLOCK_N, BLOCK_D, CODES, UNIT,
         )  # fmt: skip
         begin = begun
     b_acc, b_top, b_sum = _attend(
         b_acc, b_top, b_sum, b_q, p_k, p_v, p_k_scale, p_v_scale, p_table, begin, middle, tree_start, b_visible,
-        b_visible, b_low, b_high, scale, kv_slot, False, False, WORDS, HEAD_DIM, BLOCK_SIZE, BLOCK_N,
-        BLOCK_D, CODES, UNIT,
+        b_visible, b_low, b_high, b_slope, b_depth, scale, kv_slot, False, False, SLOPED, WORDS, HEAD_DIM,
+        BLOCK_SIZE, BLOCK_N, BLOCK_D, CODES, UNIT,
     )  # fmt: skip
     b_acc, b_top, b_sum = _attend(
         b_acc, b_top, b_sum, b_q, p_k, p_v, p_k_scale, p_v_scale, p_table, middle, end, tree_start, b_visible,
-        b_visible, b_low, b_high, scale, kv_slot, True, False, WORDS, HEAD_DIM, BLOCK_SIZE, BLOCK_N,
-        BLOCK_D, CODES, UNIT,
+        b_visible, b_low, b_high, b_slope, b_depth, scale, kv_slot, True, False, SLOPED, WORDS, HEAD_DIM,
+        BLOCK_SIZE, BLOCK_N, BLOCK_D, CODES, UNIT,
     )  # fmt: skip
 
     # A row may see nothing of a part: output 0, log-sum-exp -inf.

@@ -12,7 +12,9 @@ from specdec.kernels.ragged_rows import RaggedRows, RowGroup
 _FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
-def tree_attention(query: Tensor, kv: Tensor, rows: RaggedRows, scale: float, window: int = 0) -> Tensor:
+def tree_attention(
+    query: Tensor, kv: Tensor, rows: RaggedRows, scale: float, window: int = 0, slopes: Tensor | None = None
+) -> Tensor:
     """See `specdec.kernels.tree_attention`; takes any head_dim and tree, and float64, which it also computes in.
 
     Query heads of a group share one copy of their keys. Rows that see all keys, as in plain decoding, are not
@@ -33,6 +35,9 @@ def tree_attention(query: Tensor, kv: Tensor, rows: RaggedRows, scale: float, wi
         q = q.reshape(tiles, kv_heads, group * num_rows, dim)
         k, v = _entries(part, kv, query.dtype).view(tiles, num_keys, 2, kv_heads, dim).permute(2, 0, 3, 1, 4).unbind(0)
         masks = part.masks(group, query.dtype)
+        if slopes is not None:
+            # Positions are large numbers: float32 at least.
+            masks = part.biased_masks(group, torch.promote_types(query.dtype, torch.float32), slopes)
         before = num_keys - part.tail
         if before == 0 or masks.tail is None:
             mixed, _ = attend(q, k, v, masks.tail, scale)
@@ -76,7 +81,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -
     """Attend from `q` `[tiles, heads, rows, head_dim]` to `k`, `v` `[tiles, heads, keys, head_dim]`.
 
     Args:
-        mask: `[tiles, 1, rows, keys]`, added to the scores; every row must see a key.
+        mask: `[tiles, 1 or heads, rows, keys]`, added to the scores; every row must see a key.
     """
     if q.device.type == "cpu":
         return Attended(*_FUSED(q, k, v, attn_mask=mask, scale=scale))

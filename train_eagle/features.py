@@ -14,11 +14,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from specdec.draft_heads.heads.draft_head import FeatureHead, TargetOutput
+from specdec.draft_heads.llama.llama_layer import Attention, PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
+from specdec.kernels.kernel_set import torch_kernels
+from specdec.kernels.ragged_rows import RaggedRows
 from specdec.models.llama import LlamaModel
 from specdec.train_eagle.chat_mask import Sample
 from specdec.train_eagle.prepared_data import write_json, write_whole
 from specdec.train_eagle.unrolled_attention import UnrolledAttention
+from specdec.verify.noise import GumbelNoise
 
 PARTS = ("tokens", "mask", "features", "taps")
 
@@ -63,6 +67,7 @@ class OnlineFeatures:
 
     def __init__(self, model: LlamaModel, samples: Sequence[Sample], tap_layers: Sequence[int]) -> None:
         config, weight = model.config, model.embed_tokens.weight
+        self.kernels = torch_kernels(GumbelNoise(weight.device))
         self.model, self.samples, self.tap_layers = model, samples, tuple(tap_layers)
         self.lengths = [len(sample.token_ids) for sample in samples]
         self.device = weight.device
@@ -76,11 +81,36 @@ class OnlineFeatures:
         tokens = torch.tensor([token for sample in samples for token in sample.token_ids], device=self.device)
         mask = torch.tensor([said for sample in samples for said in sample.mask], device=self.device)
         positions = torch.cat([torch.arange(length, device=self.device) for length in lengths])
-        attention = [UnrolledAttention(lengths) for _ in range(self.model.config.num_layers)]
-        output: TargetOutput = self.model(tokens, rotary_at(self.rope, positions), attention, self.tap_layers)
+        attentions = self._attentions(lengths, positions)
+        output: TargetOutput = self.model(tokens, rotary_at(self.rope, positions), attentions, self.tap_layers)
         features = output.features
         taps = torch.cat(output.taps, -1) if output.taps else features.new_empty(len(features), 0)
         return FeatureBatch(lengths, tokens, mask, features, taps)
+
+    def _attentions(self, lengths: Sequence[int], positions: Tensor) -> list[Attention]:
+        """Return the layers' attentions: those with a window or ALiBi as in serving, the others by fused kernels."""
+        config, tokens = self.model.config, len(positions)
+        slopes = config.slopes(self.rope.dtype, self.device)
+        slots, starts = torch.arange(tokens, device=self.device), list(accumulate(lengths, initial=0))[:-1]
+        # A cache of this batch alone, in blocks of one token.
+        tables = torch.tensor(starts, device=self.device)[:, None] + torch.arange(max(lengths), device=self.device)
+        rows = RaggedRows(
+            query_lens=lengths,
+            lengths=lengths,
+            tree_starts=lengths,
+            block_tables=tables,
+            visible=positions + 1,
+            ancestors=positions.new_zeros(tokens, 1),
+            block_size=1,
+        )
+
+        def attention(window: int) -> Attention:
+            if not window and slopes is None:
+                return UnrolledAttention(lengths)
+            kv = self.rope.new_empty(tokens, 2 * config.num_kv_heads, config.head_dim)
+            return PagedAttention(kv, slots, rows, self.kernels, window, slopes=slopes)
+
+        return [attention(window) for window in config.layer_windows]
 
 
 class FeatureStore:

@@ -68,8 +68,11 @@ class TrainingKind(ABC, Generic[H]):
 def layer_config(target: LlamaConfig) -> LlamaConfig:
     """Return one layer of the target's sizes with default rotary settings, as the official heads have."""
     # A Llama's settings, whatever the target's family.
-    plain: Any = dict.fromkeys(("tie_word_embeddings", "attention_bias", "output_bias", "mlp_bias", "qk_norm"), False)
-    return replace(target, num_layers=1, rope=RopeConfig(theta=target.rope.theta), windows=(), **plain)
+    plain: Any = dict.fromkeys(
+        ("tie_word_embeddings", "attention_bias", "output_bias", "mlp_bias", "qk_norm", "normalised_head"), False
+    )
+    rope = RopeConfig(theta=target.rope.theta)
+    return replace(target, num_layers=1, rope=rope, windows=(), alibi_slopes=(), **plain)
 
 
 def initialise(head: FeatureHead, model: LlamaModel) -> None:

@@ -113,7 +113,7 @@ class ModelDrafter(TreeDrafter[Tensor]):
         return self._forward(tokens, features, positions, levels.slots[level - 1], ragged)
 
     def _forward(self, tokens: Tensor, features: Tensor, positions: Tensor, slots: Tensor, rows: RaggedRows) -> Tensor:
-        attentions = [PagedAttention(kv, slots, rows, self.kernels) for kv in self.kv]
+        attentions = [PagedAttention(kv, slots, rows, self.kernels, slopes=self.slopes) for kv in self.kv]
         hidden: Tensor = self.head(tokens, features, rotary_at(self.rope, positions), attentions)
         return hidden
 

@@ -94,6 +94,7 @@ class TreeDrafter(ABC, Generic[State]):
         self.first, self.kv, self.block_size, self.dtype = head.first_entry, kv, block_size, dtype
         self.features = kv.new_empty(kv.shape[1], 0, dtype=dtype) if features is None else features
         self.rope = llama.rope.table(llama.head_dim, llama.max_position, dtype).to(kv.device)
+        self.slopes = llama.slopes(dtype, kv.device)
         self.proposal = proposal
         self.branching = min(shape.branching, readout.size)
         self.draw_sizes = DrawSizes.of(self.branching, shape)

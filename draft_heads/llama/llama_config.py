@@ -4,9 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from specdec.draft_heads.llama.alibi import alibi_slopes
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.draft_heads.llama.kv_scheme import kv_cache_dtype_of, quantizes_kv_alone
-from specdec.draft_heads.llama.rope import RopeConfig
+from specdec.draft_heads.llama.rope import WITHOUT_ROTATION, RopeConfig
 
 # Keys that change what the model computes, with the only values that are supported.
 REQUIRED_VALUES: dict[str, tuple[Any, ...]] = {
@@ -26,7 +30,12 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "mistral": {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096},
     "qwen2": {"max_position_embeddings": 32768, "sliding_window": 4096, "use_sliding_window": False},
     "qwen3": {"max_position_embeddings": 32768, "sliding_window": 4096, "use_sliding_window": False, "head_dim": 128},
+    "baichuan": {"model_max_length": 4096},
 }
+
+# Baichuan's config.json says neither whether positions are rotary, as in the models of 7 billion parameters, nor
+# whether the head is normalised, as in Baichuan 2. vLLM and SGLang tell it by these.
+ROTARY_BAICHUAN_HIDDEN, ROTARY_BAICHUAN, BAICHUAN_2_VOCAB = 4096, "BaiChuanForCausalLM", 125696
 
 # Families whose attention may have a sliding window, and the first layer of Qwen's that has it by default.
 SLIDING_FAMILIES = ("mistral", "qwen2", "qwen3")
@@ -68,10 +77,12 @@ class LlamaConfig:
     """Sizes of a model of the Llama family, or of a draft head made of Llama layers.
 
     Qwen2 has biases at queries, keys and values only. Qwen3 normalises the queries and keys of each head (`qk_norm`).
-    Mistral is a Llama.
+    Mistral is a Llama. Baichuan-13B has ALiBi in place of rotary embeddings.
 
     Attributes:
         windows: tokens that each layer's attention sees, the own one included, 0 for all; empty where all see all.
+        alibi_slopes: of each head's ALiBi bias; empty without.
+        normalised_head: whether the rows of the output matrix are divided by their length (Baichuan 2).
         kv_cache_dtype: of keys and values in the cache, where the checkpoint asks for 8 bits.
     """
 
@@ -91,12 +102,20 @@ class LlamaConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     windows: tuple[int, ...] = ()
+    alibi_slopes: tuple[float, ...] = ()
+    normalised_head: bool = False
     kv_cache_dtype: str | None = None
 
     @property
     def layer_windows(self) -> tuple[int, ...]:
         """Window of each layer, 0 for none."""
         return self.windows or (0,) * self.num_layers
+
+    def slopes(self, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+        """Return the slopes of ALiBi for attention in `dtype`, `[num_heads]`, in float32 at least; None without."""
+        if not self.alibi_slopes:
+            return None
+        return torch.tensor(self.alibi_slopes, dtype=torch.promote_types(dtype, torch.float32), device=device)
 
     def has_bias(self, module: str) -> bool:
         """Return whether a linear layer has a bias, by its name in a checkpoint."""
@@ -115,6 +134,8 @@ class LlamaConfig:
         """
         family = config.get("model_type")
         config = {**DEFAULTS.get(str(family), {}), **config}
+        if family == "baichuan" and config.get("max_position_embeddings") is None:
+            config["max_position_embeddings"] = config["model_max_length"]
         kv_cache_dtype = kv_cache_dtype_of(config)
         if quantizes_kv_alone(config):
             config["quantization_config"] = None
@@ -156,10 +177,17 @@ class LlamaConfig:
             if family not in SLIDING_FAMILIES:
                 raise CheckpointError(f"config.json: sliding_window = {window} is not supported")
             windows = tuple(window if is_sliding else 0 for is_sliding in sliding)
-        # Where a family's model in transformers has no biases, their settings are without effect.
-        bias = flag("attention_bias") and family not in ("mistral", "qwen2")
+        rope, has_alibi = RopeConfig.from_json(config), _has_alibi(config, hidden)
+        if has_alibi and rope.rope_type != "default":
+            raise CheckpointError(f"config.json: rope type {rope.rope_type!r} is not supported beside ALiBi")
+        tied, vocab_size = flag("tie_word_embeddings"), count("vocab_size")
+        normalised = family == "baichuan" and vocab_size == BAICHUAN_2_VOCAB
+        if normalised and tied:
+            raise CheckpointError("config.json: tie_word_embeddings is not supported with a normalised head")
+        # Where a family's own model has no biases, their settings are without effect.
+        bias = flag("attention_bias") and family not in ("mistral", "qwen2", "baichuan")
         return cls(
-            vocab_size=count("vocab_size"),
+            vocab_size=vocab_size,
             hidden_size=hidden,
             intermediate_size=count("intermediate_size"),
             num_layers=layers,
@@ -168,15 +196,23 @@ class LlamaConfig:
             head_dim=head_dim,
             max_position=count("max_position_embeddings", 2048),
             rms_norm_eps=float(epsilon),
-            rope=RopeConfig.from_json(config),
-            tie_word_embeddings=flag("tie_word_embeddings"),
+            rope=WITHOUT_ROTATION if has_alibi else rope,
+            tie_word_embeddings=tied,
             attention_bias=bias or family == "qwen2",
             output_bias=bias,
-            mlp_bias=flag("mlp_bias") and family not in ("mistral", "qwen2", "qwen3"),
+            mlp_bias=flag("mlp_bias") and family not in ("mistral", "qwen2", "qwen3", "baichuan"),
             qk_norm=family == "qwen3",
             windows=windows if any(windows) else (),
+            alibi_slopes=alibi_slopes(heads) if has_alibi else (),
+            normalised_head=normalised,
             kv_cache_dtype=kv_cache_dtype,
         )
+
+
+def _has_alibi(config: Mapping[str, Any], hidden: int) -> bool:
+    """Return whether a config.json is of a Baichuan with ALiBi."""
+    is_rotary = hidden == ROTARY_BAICHUAN_HIDDEN or ROTARY_BAICHUAN in str(config.get("architectures"))
+    return config.get("model_type") == "baichuan" and not is_rotary
 
 
 def _sliding_layers(config: Mapping[str, Any], layers: int) -> list[bool]:

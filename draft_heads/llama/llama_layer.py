@@ -43,6 +43,7 @@ class PagedAttention:
         rows: what each row sees.
         window: tokens that a row sees at most, itself included; 0 for all.
         scales: float32 `[2 * kv_heads]`, of codes, from the checkpoint; None to measure each head.
+        slopes: of ALiBi, `[heads]`; None without.
     """
 
     def __init__(
@@ -53,13 +54,15 @@ class PagedAttention:
         kernels: KernelSet,
         window: int = 0,
         scales: Tensor | None = None,
+        slopes: Tensor | None = None,
     ) -> None:
         self.kv, self.slots, self.rows, self.kernels = kv, slots, rows, kernels
-        self.window, self.scales = window, scales
+        self.window, self.scales, self.slopes = window, scales, slopes
 
     def __call__(self, qkv: Tensor, rotary: Rotary, num_heads: int) -> Tensor:
         query = self.kernels.rotary_store(qkv, *rotary, self.kv, self.slots, num_heads, self.scales)
-        return self.kernels.tree_attention(query, self.kv, self.rows, query.shape[-1] ** -0.5, self.window)
+        scale = query.shape[-1] ** -0.5
+        return self.kernels.tree_attention(query, self.kv, self.rows, scale, self.window, self.slopes)
 
 
 class RMSNorm(nn.Module):
@@ -110,7 +113,7 @@ class DecoderLayer(nn.Module):
 
     Args:
         input_size: of what queries, keys and values are made from.
-        window: of a layer that runs in one call; else `PagedAttention` has it.
+        window: of a layer that runs in one call; else `PagedAttention` has it, as it has ALiBi's slopes.
 
     Attributes:
         fused: the layer in one call, once it is prepared for a kernel set that has that.
@@ -172,6 +175,7 @@ class DecoderLayer(nn.Module):
                 kv_heads=config.num_kv_heads,
                 head_dim=config.head_dim,
                 window=self.window,
+                slopes=config.slopes(torch.float32, torch.device("cpu")),
                 eps=config.rms_norm_eps,
                 input_norm=input_norm,
                 query_norm=None if self.q_norm is None else self.q_norm.weight,

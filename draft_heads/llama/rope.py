@@ -96,6 +96,8 @@ class RopeConfig:
         """
         exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
         inverse = 1.0 / (self.theta**exponents)
+        if self.rope_type == WITHOUT_ROTATION.rope_type:
+            return torch.zeros_like(inverse), 1.0
         if self.rope_type == "linear":
             return inverse / self.factor, 1.0
         if self.rope_type == "llama3":
@@ -152,6 +154,10 @@ class RopeConfig:
         angles = torch.arange(positions, dtype=torch.float32)[:, None] * inverse
         cos, sin = angles.cos() * scale, angles.sin() * scale
         return torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)], 1)[:, :, None].to(dtype)
+
+
+# Of models whose attention knows positions otherwise: each angle is 0, and numbers stay as they are.
+WITHOUT_ROTATION = RopeConfig("none")
 
 
 def rotary_at(table: Tensor, positions: Tensor) -> Rotary:

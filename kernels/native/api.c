@@ -76,9 +76,9 @@ int specdec_layer(context *c, const layer *l, const step *s, const void *x, cons
     return c->form->run_layer(c, l, s, x, residual, out);
 }
 
-int specdec_attend(context *c, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t window, double scale, const step *s,
-                   const void *query, void *out) {
-    return c->form->attend(c, heads, kv_heads, head_dim, window, scale, s, query, out);
+int specdec_attend(context *c, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t window,
+                   const float *slopes, double scale, const step *s, const void *query, void *out) {
+    return c->form->attend(c, heads, kv_heads, head_dim, window, slopes, scale, s, query, out);
 }
 
 int specdec_norm(context *c, int64_t rows, int64_t size, const void *x, const void *weight, double eps, void *out) {

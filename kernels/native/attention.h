@@ -24,6 +24,7 @@ typedef struct {
     int kind; /* of keys and values */
     float scale;
     int64_t window, first; /* tokens that a row sees, 0 for all; first entry that any row sees */
+    const float *slopes; /* [heads] of ALiBi, or NULL */
 } tile;
 
 INLINE int64_t rows_together(int64_t group) { return group < TILE_QUERIES ? TILE_QUERIES / group : 1; }
@@ -160,6 +161,16 @@ INLINE void score_keys(const char *const *keys, int64_t count, int64_t dim, int 
     }
 }
 
+/* Add ALiBi's bias (Press et al. 2021) to scores, still to be scaled: `slope` for each position that a key lies before the
+   last one, which is the row's own. Cached keys and ancestors are in the order of positions. */
+INLINE void add_distances(float *scores, int64_t count, float slope) {
+    float lane[LANES];
+    for (int i = 0; i < LANES; i++)
+        lane[i] = (float)i;
+    for (int64_t i = 0; i < count; i += LANES)
+        store(scores + i, fma_(load(lane) + splat((float)(i - count + 1)), splat(slope), load(scores + i)));
+}
+
 /* Turn scores, still to be scaled, into weights, up to a factor, which is returned. */
 INLINE float exp_scores(float *scores, int64_t count, float scale) {
     for (int i = 0; i < LANES; i++)
@@ -281,6 +292,8 @@ INLINE void attend_kind(const tile *t, int kind, const float *queries, int64_t q
     score_keys(rest, count, dim, kind, n, query + q * query_bytes, scores + q * stride + before, stride)
         FOR_QUERIES(begin, begin + group, SCORE_REST);
         scale_each(rest, key_scale, count, kind, group, scores + begin * stride + before, stride);
+        for (int64_t q = begin; t->slopes && q < begin + group; q++)
+            add_distances(scores + q * stride, before + count, t->slopes[t->kv_head * group + q - begin] / t->scale);
         for (int64_t q = begin; q < begin + group; q++)
             share[q] = exp_scores(scores + q * stride, before + count, t->scale);
     }

@@ -161,7 +161,7 @@ static void mix_work(void *argument, int thread, int64_t begin, int64_t end) {
     for (int64_t item = begin; item < end; item++) {
         const int64_t *rows = first + item / l->kv_heads, head = item % l->kv_heads;
         tile t = {j->s, rows[0], rows[1], l->heads, l->kv_heads, head, l->head_dim, (int)j->s->kv_kind,
-                  1.0f / sqrtf((float)l->head_dim), l->window, 0};
+                  1.0f / sqrtf((float)l->head_dim), l->window, 0, l->slopes};
         float *queries = (float *)j->c->buffers[QKV].memory + t.begin * width + head * numbers;
         float *out = own + tile_floats(j->s, group, l->head_dim) - rows_together(group) * numbers;
         attend_tile(&t, queries, width, own, out);
@@ -342,6 +342,7 @@ static int run_product_into(context *c, const matrix *m, int64_t rows, const voi
 typedef struct {
     context *c;
     int64_t heads, kv_heads, head_dim, window;
+    const float *slopes;
     double scale;
     const step *s;
     const char *query;
@@ -357,7 +358,7 @@ static void attend_work(void *argument, int thread, int64_t begin, int64_t end) 
     for (int64_t item = begin; item < end; item++) {
         const int64_t *rows = first + item / j->kv_heads, head = item % j->kv_heads;
         tile t = {j->s, rows[0], rows[1], j->heads, j->kv_heads, head, j->head_dim, (int)j->s->kv_kind,
-                  (float)j->scale, j->window, 0};
+                  (float)j->scale, j->window, 0, j->slopes};
         float *out = queries - rows_together(group) * numbers;
         for (int64_t row = t.begin; row < t.end; row++)
             to_floats(queries + (row - t.begin) * numbers,
@@ -369,13 +370,13 @@ static void attend_work(void *argument, int thread, int64_t begin, int64_t end) 
     }
 }
 
-static int attend(context *c, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t window, double scale,
-                  const step *s, const void *query, void *out) {
+static int attend(context *c, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t window, const float *slopes,
+                  double scale, const step *s, const void *query, void *out) {
     const int64_t group = heads / kv_heads;
     if (reserve_own(c, tile_floats(s, group, head_dim) + rows_together(group) * group * head_dim) ||
         !reserve(&c->buffers[TILES], (s->rows + 1) * sizeof(int64_t)))
         return -1;
-    attend_job j = {c, heads, kv_heads, head_dim, window, scale, s, query, out};
+    attend_job j = {c, heads, kv_heads, head_dim, window, slopes, scale, s, query, out};
     pool_each(c->threads, cut_tiles(s, group, c->buffers[TILES].memory) * kv_heads, 1, attend_work, &j);
     return 0;
 }

@@ -43,6 +43,7 @@ typedef struct {
     int64_t heads, kv_heads, head_dim, hidden, window; /* window: tokens that a row sees, itself included; 0 for all */
     double eps;
     const float *input_norm, *query_norm, *key_norm, *post_norm; /* all but the last may be NULL */
+    const float *slopes; /* [heads] of ALiBi, or NULL */
     matrix qkv, output, gate_up, down; /* gate_up: two blocks of gate, two of up, in turn */
 } layer;
 
@@ -221,8 +222,8 @@ struct form {
     int (*product)(context *, const matrix *, int64_t rows, const void *x, void *out);
     int (*rows)(context *, const matrix *, int64_t count, const int64_t *rows, void *out);
     int (*run_layer)(context *, const layer *, const step *, const void *x, const void *residual, void *out);
-    int (*attend)(context *, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t window, double scale,
-                  const step *, const void *query, void *out);
+    int (*attend)(context *, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t window,
+                  const float *slopes, double scale, const step *, const void *query, void *out);
     int (*norm)(context *, int64_t rows, int64_t size, const void *x, const void *weight, double eps, void *out);
     int (*run_pass)(context *, const target *, const pass *);
     int (*noise)(context *, int64_t count, int64_t size, const noise_key *, int64_t stream, int64_t lane,

@@ -156,8 +156,10 @@ class TapProbe:
         """Return a batch of whole texts and attentions storing to `kv`, `[layers, slots, 2 * kv_heads, head_dim]`."""
         rows, trees = self._rows(texts, [0] * len(texts)), HostTrees.empty(len(texts))
         batch = TreeBatch.pack(rows, trees, BLOCK_SIZE, self.device)
-        layers = zip(kv, config.layer_windows, strict=True)
-        return batch, [PagedAttention(own, batch.slots, batch.rows, self.kernels, window) for own, window in layers]
+        layers, slopes = zip(kv, config.layer_windows, strict=True), config.slopes(self.dtype, self.device)
+        return batch, [
+            PagedAttention(own, batch.slots, batch.rows, self.kernels, window, slopes=slopes) for own, window in layers
+        ]
 
     def _rows(self, texts: Sequence[list[int]], cached: Sequence[int]) -> list[TreeRow]:
         rows = zip(texts, cached, self.tables, strict=True)

@@ -57,6 +57,7 @@ class ModelRunner:
         self.max_position = config.max_position
         positions = min(config.max_position, max(longest, LONGEST_MEASURED))
         self.rope = config.rope.table(config.head_dim, positions, dtype).to(cache.target.device)
+        self.slopes = config.slopes(dtype, cache.target.device)
         self.graphs: StepGraphs | None = None
         self.one_call = self._one_call()
 
@@ -145,10 +146,10 @@ class ModelRunner:
         cache = self.cache
         scales = cache.target_scales if cache.target_scales is not None else [None] * len(cache.target_layers)
         layers = zip(cache.target_layers, self.model.config.layer_windows, scales, strict=True)
-        for layer, (kv, *others) in enumerate(layers):
+        for layer, (kv, window, own) in enumerate(layers):
             if before_layer is not None:
                 before_layer(layer)
-            yield PagedAttention(kv, batch.slots, batch.rows, cache.kernels, *others)
+            yield PagedAttention(kv, batch.slots, batch.rows, cache.kernels, window, own, self.slopes)
 
     @torch.inference_mode()
     def run_dummy(self, rows: Sequence[TreeRow], trees: DraftTrees) -> None:

@@ -6,12 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec.draft_heads.llama.checkpoint_files import error_context, read_config, read_tensors
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context, read_config, read_tensors
 from specdec.draft_heads.llama.kv_scheme import is_kv_scale
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.models.gguf_file import GgufFile, is_gguf
 from specdec.models.quantization_config import QuantizationConfig, with_plain_weights
 from specdec.models.quantized_weights import quantized_tensors
+
+# Queries, keys and values of a layer in one matrix.
+PACKED = ".W_pack.weight"
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -39,11 +42,29 @@ def read_weights(path: Path, dtype: torch.dtype) -> dict[str, Tensor]:
         settings = read_config(path)
         quantization = QuantizationConfig.from_json(settings)
         if quantization is None:
-            return tensors
+            return _unpacked(tensors)
         config = LlamaConfig.from_json(with_plain_weights(settings))
         scales = {name: tensor for name, tensor in tensors.items() if is_kv_scale(name)}
         weights = {name: tensor for name, tensor in tensors.items() if name not in scales}
-        return quantized_tensors(weights, quantization, dtype, config.has_bias) | scales
+        return _unpacked(quantized_tensors(weights, quantization, dtype, config.has_bias)) | scales
+
+
+def _unpacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors with Baichuan's `W_pack` as the three matrices that it holds, without a copy.
+
+    So tensor-parallel plans name these, and each rank takes its heads of every one.
+
+    Raises:
+        CheckpointError: a matrix whose rows are no three equal parts.
+    """
+    for name in [name for name in tensors if name.endswith(PACKED)]:
+        packed, prefix = tensors.pop(name), name.removesuffix(PACKED)
+        size, rest = divmod(packed.shape[0], 3)
+        if rest:
+            raise CheckpointError(f"{name} has {packed.shape[0]} rows; they must be those of queries, keys and values")
+        for place, part in enumerate("qkv"):
+            tensors[f"{prefix}.{part}_proj.weight"] = packed.narrow(0, place * size, size)
+    return tensors
 
 
 def has_tokenizer(path: Path) -> bool:

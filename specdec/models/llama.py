@@ -31,6 +31,7 @@ from specdec.kernels.fused import FeatureWeights, TargetWeights
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.linear import prepare_for_inference
 from specdec.kernels.projection import Product
+from specdec.kernels.quantized_tensor import QuantizedTensor
 from specdec.models.checkpoint import read_settings, read_weights
 from specdec.models.quantization_config import QuantizationConfig, with_plain_weights
 
@@ -155,7 +156,7 @@ def read_llama_config(folder: Path) -> LlamaConfig:
 
 
 def load_llama(folder: Path, dtype: torch.dtype, device: torch.device, kernels: KernelSet) -> LlamaModel:
-    """Load a Llama, Mistral, Qwen2 or Qwen3 from a Hugging Face checkpoint folder or a GGUF file, strictly.
+    """Load a Llama, Mistral, Qwen2, Qwen3 or Baichuan from a Hugging Face checkpoint folder or a GGUF file, strictly.
 
     Raises:
         CheckpointError: see `read_llama_config`; or tensors that are missing, unexpected or of another shape than
@@ -199,10 +200,26 @@ def built_llama(
     """
     with error_context(folder):
         model = _fitting(config, make, tensors)
+        if config.normalised_head and model.lm_head is not None:
+            tensors["lm_head.weight"] = normalised(tensors["lm_head.weight"], dtype)
     place(model, tensors, dtype, device)
     model.requires_grad_(False).eval()
     prepare_for_inference(model, kernels)
     return model
+
+
+def normalised(matrix: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return Baichuan 2's output matrix, of which its model uses the rows divided by their length.
+
+    Args:
+        dtype: of the arithmetic, which is done in float32 at least.
+
+    Raises:
+        CheckpointError: a quantised matrix.
+    """
+    if isinstance(matrix, QuantizedTensor):
+        raise CheckpointError("lm_head is quantised, which a normalised head cannot be; leave it in plain numbers")
+    return F.normalize(matrix.to(torch.promote_types(dtype, torch.float32))).to(dtype)
 
 
 def check_whole(folder: Path, config: LlamaConfig, tensors: Mapping[str, Tensor]) -> None:

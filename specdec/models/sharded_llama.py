@@ -10,7 +10,7 @@ from torch import Tensor
 from specdec.draft_heads.heads.draft_head import TargetOutput, TargetParts
 from specdec.kernels.kernel_set import KernelSet
 from specdec.models.checkpoint import read_settings, read_weights
-from specdec.models.llama import LlamaModel, built_llama, check_whole, read_llama_config, untied
+from specdec.models.llama import LlamaModel, built_llama, check_whole, normalised, read_llama_config, untied
 from specdec.models.rank_layout import RankGroups
 from specdec.models.split_parts import SplitEmbedding, gathered, split_rows
 from specdec.models.tp_plan import Shard, TPPlan, plan_of
@@ -80,6 +80,8 @@ class ShardedLlama(LlamaModel):
         """Sizes, embedding and output matrix of the whole model, read from the checkpoint at each use."""
         weight = self.norm.weight
         tensors = read_weights(self.folder, weight.dtype)
+        if self.shard.whole.normalised_head:
+            tensors["lm_head.weight"] = normalised(tensors["lm_head.weight"], weight.dtype)
 
         def whole(name: str) -> Tensor:
             return tensors[name].to(weight.device, weight.dtype, copy=True)

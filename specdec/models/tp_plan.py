@@ -187,6 +187,7 @@ class Shard:
             self.whole,
             num_layers=self.layers.size,
             windows=self.whole.windows[self.layers.start : self.layers.stop],
+            alibi_slopes=self.whole.alibi_slopes[self.heads.start : self.heads.stop],
             num_heads=self.heads.size,
             num_kv_heads=self.kv_heads.size,
             intermediate_size=self.neurons.size,

@@ -8,6 +8,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from specdec.draft_heads.llama.alibi import alibi_slopes
 from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
 from specdec.kernels.tree import ROOT, DraftTree
 from tests.strategies import draft_trees, seeds, shuffled_tables
@@ -32,6 +33,12 @@ class Case(NamedTuple):
     first: int
     seed: int
     window: int = 0
+    alibi: bool = False
+
+    def slopes(self, kv_heads: int, dtype: torch.dtype = torch.float64) -> Tensor | None:
+        """Slopes of the query heads, where the case has ALiBi."""
+        heads = kv_heads * self.group
+        return torch.tensor(alibi_slopes(heads), dtype=dtype) if self.alibi else None
 
 
 class Built(NamedTuple):
@@ -41,6 +48,11 @@ class Built(NamedTuple):
     kv: Tensor
     rows: RaggedRows
     slots_seen: list[list[int]]
+
+
+def biases(slopes: Tensor | None, keys: int) -> Tensor | float:
+    """ALiBi's bias of a row's keys in the order of positions, float64 `[keys, heads]`; 0 without."""
+    return 0.0 if slopes is None else torch.arange(1 - keys, 1)[:, None] * slopes.double()
 
 
 def climb(tree: DraftTree, node: int) -> list[int]:
@@ -124,7 +136,7 @@ def small_cases(draw: st.DrawFn) -> Case:
     first = draw(st.integers(0, 1))
     requests = draw(st.lists(small_parts(first), min_size=1, max_size=3))
     sizes = draw(st.sampled_from([1, 3, 4])), draw(st.sampled_from([8, 16, 24]))
-    return Case(requests, *sizes, first, draw(seeds), draw(windows(requests)))
+    return Case(requests, *sizes, first, draw(seeds), draw(windows(requests)), draw(st.booleans()))
 
 
 def chain(start: int, count: int) -> tuple[Tensor, RaggedRows]:

@@ -103,6 +103,7 @@ def test_norms(own: Library, size: int, rows: int, eps: float) -> None:
 
 @given(libraries, small_cases(), st.integers(1, 2), st.sampled_from([2, 6, 16, 64, 80]))
 @example(library("portable", 2, torch.float32), Case([Part(70, 1, star(130), 130)], 2, 16, 0, 0), 1, 8)
+@example(library(FORMS[-1], 2, torch.float32), Case([Part(2000, 1, star(3), 3)], 5, 16, 0, 0, alibi=True), 1, 8)
 def test_attention(own: Library, case: Case, kv_heads: int, dim: int) -> None:
     """A row's attention is exact, and has the same bits as if its path were cached; the rest of the cache is NaN."""
     made = build(case)
@@ -111,8 +112,9 @@ def test_attention(own: Library, case: Case, kv_heads: int, dim: int) -> None:
     kv[written] = normal(case.seed, int(written.sum()), 2 * kv_heads, dim).to(own.dtype)
     query = normal(case.seed + 1, len(made.slots_seen), kv_heads * case.group, dim).to(own.dtype)
     attend = NativeOperations(own).tree_attention
-    actual = attend(query, kv, made.rows, SCALE, case.window)
-    exact = tree_attention(query.double(), kv.double(), made.rows, SCALE, case.window)
+    slopes = case.slopes(kv_heads)
+    actual = attend(query, kv, made.rows, SCALE, case.window, slopes)
+    exact = tree_attention(query.double(), kv.double(), made.rows, SCALE, case.window, slopes)
     error = (actual.double() - exact).abs()
     assert (error <= ROUNDING[own.dtype] * exact.abs() + 2e-6 * kv[written].abs().max().double()).all()
     for row, slots in enumerate(made.slots_seen):
@@ -126,7 +128,7 @@ def test_attention(own: Library, case: Case, kv_heads: int, dim: int) -> None:
             ancestors=torch.zeros(1, 1, dtype=torch.int64),
             block_size=4,
         )
-        assert attend(query[row : row + 1], path, rows, SCALE).equal(actual[row : row + 1])
+        assert attend(query[row : row + 1], path, rows, SCALE, 0, slopes).equal(actual[row : row + 1])
 
 
 def test_rows_of_a_block_see_each_other() -> None:

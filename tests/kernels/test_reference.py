@@ -13,8 +13,10 @@ from specdec.kernels.ragged_rows import MASKED_KEYS, TILE_ROWS
 from specdec.kernels.rotary_store_reference import rotary_store, rotate_
 from specdec.kernels.tree import DraftTree
 from specdec.kernels.tree_attention_reference import attend, attend_generic, merge, tree_attention
-from tests.kernels.attention_cases import DIM, KV_HEADS, Built, Case, Part, build, star, windows
+from tests.kernels.attention_cases import DIM, KV_HEADS, Built, Case, Part, biases, build, star, windows
 from tests.strategies import draft_trees, seeds
+
+EMPTY = DraftTree()
 
 
 @st.composite
@@ -38,17 +40,19 @@ def cases(draw: st.DrawFn) -> Case:
         first,
         draw(seeds),
         draw(windows(requests)),
+        draw(st.booleans()),
     )
 
 
-def naive_attention(built: Built, scale: float) -> Tensor:
+def naive_attention(built: Built, scale: float, slopes: Tensor | None) -> Tensor:
     """One row at a time: softmax over the keys that it sees, in float64."""
     kv = built.kv.double().unflatten(1, (2, KV_HEADS))
     group = built.query.shape[1] // KV_HEADS
     output = []
     for query, slots in zip(built.query.double(), built.slots_seen, strict=True):
         keys, values = kv[slots].repeat_interleave(group, dim=2).unbind(1)
-        weights = torch.softmax(torch.einsum("hd,khd->kh", query, keys) * scale, 0)
+        scores = torch.einsum("hd,khd->kh", query, keys) * scale + biases(slopes, len(slots))
+        weights = torch.softmax(scores, 0)
         output.append(torch.einsum("kh,khd->hd", weights, values))
     return torch.stack(output)
 
@@ -56,13 +60,15 @@ def naive_attention(built: Built, scale: float) -> Tensor:
 @given(cases())
 @example(Case([Part(5, 1, star(TILE_ROWS), TILE_ROWS)], 2, 8, 0, 0))
 @example(Case([Part(5, 0, star(4), 1)], 2, 8, 1, 0))
-@example(Case([Part(3, TILE_ROWS, star(1), 1), Part(0, 1, DraftTree(), 0)], 1, 16, 0, 0))
-@example(Case([Part(0, 1, DraftTree(), 0)], 1, 8, 0, 0))
+@example(Case([Part(3, TILE_ROWS, star(1), 1), Part(0, 1, EMPTY, 0)], 1, 16, 0, 0))
+@example(Case([Part(0, 1, EMPTY, 0)], 1, 8, 0, 0))
 @example(Case([Part(700, TILE_ROWS + 3, star(4), 4), Part(9, 1, star(2), 2)], 2, 8, 0, 0, window=600))
+@example(Case([Part(1300, 1, star(4), 4), Part(1290, 9, star(2), 2)], 2, 8, 0, 0, alibi=True))
+@example(Case([Part(1300, 1, EMPTY, 0)], 2, 8, 0, 0, alibi=True))
 def test_tree_attention_equals_loop_over_rows(case: Case) -> None:
-    built = build(case)
-    actual = tree_attention(built.query, built.kv, built.rows, 0.7, case.window)
-    torch.testing.assert_close(actual, naive_attention(built, 0.7), rtol=1e-12, atol=1e-13)
+    built, slopes = build(case), case.slopes(KV_HEADS)
+    actual = tree_attention(built.query, built.kv, built.rows, 0.7, case.window, slopes)
+    torch.testing.assert_close(actual, naive_attention(built, 0.7, slopes), rtol=1e-12, atol=1e-13)
 
 
 @given(cases(), st.sampled_from([(torch.float32, 1e-6), (torch.bfloat16, 2**-9), (torch.float16, 2**-12)]))
@@ -71,12 +77,13 @@ def test_tree_attention_in_low_precision_rounds_thrice(case: Case, precision: tu
     dtype, eps = precision
     built = build(case)
     built = built._replace(query=built.query.to(dtype), kv=built.kv.to(dtype))
-    actual = tree_attention(built.query, built.kv, built.rows, 0.7, case.window)
+    slopes = case.slopes(KV_HEADS, torch.float32)
+    actual = tree_attention(built.query, built.kv, built.rows, 0.7, case.window, slopes)
     assert actual.dtype == dtype
-    error = (actual.double() - naive_attention(built, 0.7)).abs()
+    error = (actual.double() - naive_attention(built, 0.7, slopes)).abs()
     sizes = built._replace(kv=torch.cat([built.kv[:, :KV_HEADS], built.kv[:, KV_HEADS:].abs()], 1))
     # Beside that, small weights of many keys are subnormal in float16.
-    assert (error <= 3 * eps * naive_attention(sizes, 0.7) + 1e-4).all()
+    assert (error <= 3 * eps * naive_attention(sizes, 0.7, slopes) + 1e-4).all()
 
 
 @pytest.mark.parametrize("masked", [False, True])

@@ -18,7 +18,7 @@ from specdec.kernels.ragged_rows import RaggedRows
 from specdec.kernels.tree import DraftTree
 from specdec.kernels.tree_attention import HEAD_DIMS, JOINED_PARTS, tree_attention
 from tests.kernels import attention_cases
-from tests.kernels.attention_cases import Case, Part, blocks, build, star, windows
+from tests.kernels.attention_cases import Case, Part, biases, blocks, build, star, windows
 from tests.kernels.kernel_checks import DEVICE, DTYPES, ROUNDING, huge, poisoned_outputs
 from tests.strategies import draft_trees, seeds
 
@@ -28,6 +28,8 @@ SCALE = 0.3
 # Of float32: scores are rounded some times on their way to weights.
 TRIFLE = 8 * ROUNDING[torch.float32]
 EMPTY = DraftTree()
+# A path of 128 nodes.
+LINE = DraftTree((1,) * 128, tuple(range(-1, 127)))
 
 
 class Shape(NamedTuple):
@@ -59,6 +61,7 @@ def cases(draw: st.DrawFn, most: int = 3, longest: int = 60, most_rows: int = 15
         first,
         draw(seeds),
         draw(windows(requests)),
+        draw(st.booleans()),
     )
 
 
@@ -73,6 +76,7 @@ class Built(NamedTuple):
     rows: RaggedRows
     slots_seen: list[list[int]]
     window: int
+    slopes: Tensor | None
 
 
 def built_for(case: Case, shape: Shape) -> Built:
@@ -89,7 +93,9 @@ def widened(made: attention_cases.Built, case: Case, shape: Shape) -> Built:
     wide = torch.full((len(made.slots_seen), heads + 2 * shape.kv_heads, shape.head_dim), float("nan"))
     wide[:, :heads] = torch.randn(len(wide), heads, shape.head_dim, generator=generator)
     wide, kv = wide.to(DEVICE, shape.dtype), kv.to(DEVICE, shape.dtype)
-    return Built(wide[:, :heads], kv, on_device(made.rows), made.slots_seen, case.window)
+    slopes = case.slopes(shape.kv_heads, torch.float32)
+    slopes = None if slopes is None else slopes.to(DEVICE)
+    return Built(wide[:, :heads], kv, on_device(made.rows), made.slots_seen, case.window, slopes)
 
 
 def on_device(rows: RaggedRows) -> RaggedRows:
@@ -104,7 +110,9 @@ def exact_attention(built: Built) -> Tensor:
     output = []
     for query, slots in zip(built.query.double().cpu(), built.slots_seen, strict=True):
         keys, values = kv[slots].repeat_interleave(group, dim=2).unbind(1)
-        weights = torch.softmax(torch.einsum("hd,khd->kh", query, keys) * SCALE, 0)
+        slopes = None if built.slopes is None else built.slopes.cpu()
+        scores = torch.einsum("hd,khd->kh", query, keys) * SCALE + biases(slopes, len(slots))
+        weights = torch.softmax(scores, 0)
         output.append(torch.einsum("kh,khd->hd", weights, values))
     return torch.stack(output).to(built.query.device)
 
@@ -113,7 +121,7 @@ def attended(built: Built) -> tuple[Tensor, Plan]:
     """By the kernel, whose output and parts are NaN before, and how; planned anew."""
     rows = replace(built.rows)
     with poisoned_outputs("tree_attention"):
-        output = tree_attention(built.query, built.kv, rows, SCALE, built.window)
+        output = tree_attention(built.query, built.kv, rows, SCALE, built.window, built.slopes)
     (plan,) = rows.plans.values()
     return output, plan
 
@@ -121,7 +129,7 @@ def attended(built: Built) -> tuple[Tensor, Plan]:
 def assert_attends(actual: Tensor, built: Built) -> None:
     """The largest error is at most twice the twin's, or one rounding where that has none by chance, and a trifle."""
     plain, exact = (
-        tree_attention_reference.tree_attention(built.query, built.kv, built.rows, SCALE, built.window),
+        tree_attention_reference.tree_attention(built.query, built.kv, built.rows, SCALE, built.window, built.slopes),
         exact_attention(built),
     )
     assert actual.dtype == plain.dtype
@@ -148,6 +156,8 @@ def planning(processors: int, min_part: int) -> Iterator[None]:
     Case([Part(9, 0, DraftTree((1, 2) * 64, tuple(range(-1, 127))), 20)], 4, 24, 1, 0), Shape(1, 64, torch.float32)
 )
 @example(Case([Part(0, 130, EMPTY, 0), Part(300, 1, EMPTY, 0)], 4, 16, 0, 0), Shape(1, 128, torch.float16))
+@example(Case([Part(63, 1, LINE, 128)], 1, 16, 0, 0, alibi=True), Shape(2, 32, torch.float32))
+@example(Case([Part(95, 1, LINE, 70)], 4, 16, 0, 0, 140, alibi=True), Shape(1, 16, torch.bfloat16))
 def test_errors_are_no_larger_than_the_twins(case: Case, shape: Shape) -> None:
     built = built_for(case, shape)
     output, _ = attended(built)

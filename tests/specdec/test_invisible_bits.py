@@ -41,7 +41,7 @@ def outcome(output: RequestOutput) -> object:
     quantization=st.sampled_from(get_args(Quantization)),
     kv_cache_dtype=st.sampled_from(KV_CACHE_DTYPES),
     draft_kv_cache_dtype=st.sampled_from([None, *KV_CACHE_DTYPES]),
-    stored=st.sampled_from([None, None, *FORMATS]),
+    stored=st.sampled_from([None, None, "alibi", *FORMATS]),
     seats=st.integers(1, 5),
     chunk=st.integers(5, 64),
     blocks=st.integers(20, 60),
@@ -65,7 +65,7 @@ def test_logits_are_those_of_plain_decoding(
     seed: int,
 ) -> None:
     if stored is not None:
-        world = world.stored(stored)
+        world = world.alibi if stored == "alibi" else world.stored(stored)
     cases = [case._replace(params=cut(case.params, chunk - seats)) for case in cases]
     loras: dict[str, Any] = {"enable_lora": any(case.adapter for case in cases), "max_lora_rank": 17}
     plain = LLM(

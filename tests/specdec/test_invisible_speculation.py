@@ -50,7 +50,7 @@ CASES = 2000 if settings.default and settings.default.max_examples >= 2000 else 
     processed=st.booleans(),
     ngrams=st.booleans(),
     predicted=st.booleans(),
-    sliding=st.booleans(),
+    attention=st.sampled_from(["plain", "sliding", "alibi"]),
     kv_cache_dtype=st.sampled_from(["auto", *KV_CACHE_DTYPES]),
     draft_kv_cache_dtype=st.sampled_from([None, *KV_CACHE_DTYPES]),
     stored=st.sampled_from([None, None, None, *FORMATS]),
@@ -70,14 +70,16 @@ def test_output_is_that_of_the_plain_loop(
     processed: bool,
     ngrams: bool,
     predicted: bool,
-    sliding: bool,
+    attention: str,
     kv_cache_dtype: str,
     draft_kv_cache_dtype: str | None,
     stored: str | None,
     updated: int | None,
 ) -> None:
-    if sliding:
+    if attention == "sliding":
         world, shape = world.sliding, replace(shape, nodes=min(shape.nodes, WINDOW))
+    elif attention == "alibi":
+        world = world.alibi
     elif stored is not None:
         world = world.stored(stored)
     world = world.with_cache(kv_cache_dtype)

@@ -19,6 +19,7 @@ from specdec.kernels.native_library import library_file
 from specdec.kernels.quantized_linear import QuantizedProjection
 from specdec.kernels.tree import DraftTree, TreeRow
 from specdec.verify.noise import GumbelNoise
+from tests.baichuan import save_baichuan
 from tests.fakes import save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
 from tests.lora_adapters import request_for, save_adapter
 from tests.quantized_checkpoints import quantize_folder
@@ -152,6 +153,17 @@ def test_trees_of_a_small_model_are_those_of_plain_torch(folder: Path, scored: d
         found.append(([output.token_ids for output in outputs], trees))
         assert sum(map(len, trees)) > 10
     assert found[0] == found[1]
+
+
+def test_a_target_with_alibi_says_what_its_twin_says(tmp_path: Path) -> None:
+    """Of three heads, over trees."""
+    sizes = {"hidden_size": 48, "num_attention_heads": 3, "num_hidden_layers": 1}
+    twin, prompt = save_baichuan(tmp_path / "target", **sizes), [5, 6, 7, 8, 9]
+    save_random_head(tmp_path / "head", num_key_value_heads=3, **sizes)
+    with load(tmp_path, "triton") as llm:
+        output = llm.generate([prompt], GREEDY, use_tqdm=False)[0]
+        assert output.token_ids == twin.greedy(prompt, 7)
+        assert output.stats.drafted > 0
 
 
 @pytest.mark.parametrize(

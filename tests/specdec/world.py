@@ -35,6 +35,7 @@ from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.kernels.kv_entries import KV_DTYPES
 from specdec.kernels.tree import DraftTree
 from specdec.scheduling.integrity import check_scheduler
+from tests.baichuan import Baichuan, save_baichuan
 from tests.coded_cache import as_stored
 from tests.fakes import (
     TINY,
@@ -74,10 +75,11 @@ DRAFTS = {
 
 class World(NamedTuple):
     folder: Path
-    target: LlamaForCausalLM | MistralForCausalLM
+    target: LlamaForCausalLM | MistralForCausalLM | Baichuan
     tokenizer: Tokenizer
     sliding_target: MistralForCausalLM | None = None
     adapters: tuple[Path, ...] = ()
+    alibi_target: Baichuan | None = None
 
     def draft(self, drafter: str) -> Path | None:
         """The folder of one of `DRAFTS`."""
@@ -88,6 +90,8 @@ class World(NamedTuple):
         """The same checkpoints, and the target as it is when it reads its keys and values from such a cache."""
         if kv_cache_dtype == "auto":
             return self
+        if isinstance(self.target, Baichuan):
+            return self._replace(target=self.target.reading_codes(KV_DTYPES[kv_cache_dtype]))
         return self._replace(target=reading_codes(self.target, KV_DTYPES[kv_cache_dtype]))
 
     @property
@@ -95,6 +99,12 @@ class World(NamedTuple):
         """The same weights with a sliding window in every layer, and the same drafts."""
         assert self.sliding_target is not None
         return World(self.folder / "sliding", self.sliding_target, self.tokenizer, adapters=self.adapters)
+
+    @property
+    def alibi(self) -> "World":
+        """A model whose attention has ALiBi, and the same drafts."""
+        assert self.alibi_target is not None
+        return World(self.folder / "alibi", self.alibi_target, self.tokenizer)
 
     def adapter(self, number: int) -> LoRARequest | None:
         """The request for one of the adapters; None for 0, and where the target has none."""
@@ -151,9 +161,8 @@ def make_world(folder: Path) -> World:
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
     fast.save_pretrained(folder / "target")
     assert len(vocab) == VOCAB == TINY["vocab_size"]
-    return World(
-        folder, target, fast.backend_tokenizer, make_sliding(folder, target), make_adapters(folder / "lora", target)
-    )
+    sliding, adapters = make_sliding(folder, target), make_adapters(folder / "lora", target)
+    return World(folder, target, fast.backend_tokenizer, sliding, adapters, make_alibi(folder))
 
 
 def make_adapters(folder: Path, target: LlamaForCausalLM) -> tuple[Path, ...]:
@@ -185,7 +194,7 @@ def make_stored(world: World, name: str) -> World:
 def link_drafts(folder: Path, own: Path) -> None:
     """Link to the drafts of a world in a folder of another."""
     for other in folder.iterdir():
-        if other.name not in ("target", "sliding") and not other.name.startswith("stored-"):
+        if other.name not in ("target", "sliding", "alibi") and not other.name.startswith("stored-"):
             (own / other.name).symlink_to(other)
 
 
@@ -198,9 +207,23 @@ def make_sliding(folder: Path, target: LlamaForCausalLM) -> MistralForCausalLM:
     sliding.load_state_dict(target.state_dict())
     sliding.save_pretrained(own / "target")
     link_drafts(folder, own)
+    copy_tokenizer(folder, own)
+    return sliding.eval()
+
+
+def make_alibi(folder: Path) -> Baichuan:
+    """Write a model with ALiBi, beside links to the drafts of a world."""
+    own = folder / "alibi"
+    target = save_baichuan(own / "target")
+    link_drafts(folder, own)
+    copy_tokenizer(folder, own)
+    return target
+
+
+def copy_tokenizer(folder: Path, own: Path) -> None:
+    """Copy the tokenizer of a world's target to another's."""
     for file in (folder / "target").glob("*token*"):
         shutil.copy(file, own / "target")
-    return sliding.eval()
 
 
 tokens = st.integers(0, VOCAB - 1)

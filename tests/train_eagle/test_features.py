@@ -1,9 +1,12 @@
 """The target's states: as in serving, and the same whether made anew or kept on disk."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from transformers import MistralConfig, MistralForCausalLM
 
 from specdec import LLM
 from specdec.draft_heads.heads.draft_head import TargetOutput
@@ -12,22 +15,45 @@ from specdec.kernels.tree import TreeRow
 from specdec.models.llama import load_llama
 from specdec.train_eagle.chat_mask import Sample
 from specdec.train_eagle.features import PARTS, FeatureBatch, FeatureStore, OnlineFeatures
-from tests.fakes import save_random_llama
+from tests.baichuan import save_baichuan
+from tests.fakes import TINY, save_random_llama
 from tests.kernel_sets import TORCH
 
 CPU = torch.device("cpu")
 TAPS = (2, 3, 6)
 
 
+def save_sliding(folder: Path, **sizes: Any) -> None:
+    """A Mistral whose window is shorter than the conversations."""
+    torch.manual_seed(0)
+    MistralForCausalLM(MistralConfig(**{**TINY, "sliding_window": 8, **sizes})).to(torch.float64).save_pretrained(
+        folder
+    )
+
+
+TARGETS: dict[str, Callable[..., object]] = {
+    "llama": save_random_llama,
+    "window": save_sliding,
+    "alibi": save_baichuan,
+}
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("target")
-    save_random_llama(folder, num_hidden_layers=7, initializer_range=0.15)
+    return saved("llama", tmp_path_factory.mktemp("target"))
+
+
+def saved(kind: str, folder: Path) -> Path:
+    TARGETS[kind](folder, num_hidden_layers=7, initializer_range=0.15)
     return folder
 
 
 @pytest.fixture(scope="module")
 def source(folder: Path) -> OnlineFeatures:
+    return source_of(folder)
+
+
+def source_of(folder: Path) -> OnlineFeatures:
     generator = torch.Generator().manual_seed(0)
     samples = []
     for i in range(23):
@@ -50,9 +76,12 @@ class Watcher:
         return output.features
 
 
+@pytest.mark.parametrize("kind", TARGETS)
 def test_packed_conversations_have_the_states_of_serving(
-    folder: Path, source: OnlineFeatures, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    folder = saved(kind, tmp_path)
+    source = source_of(folder)
     llm, watcher = LLM(folder, draft=None, dtype="float64"), Watcher()
     monkeypatch.setattr(llm.engine.worker.runner, "head", watcher)
     monkeypatch.setattr(llm.engine.worker.runner, "taps", TAPS)

@@ -150,6 +150,42 @@ SUPPORTED: dict[str, dict[str, Any]] = {
     "Qwen/Qwen3-8B": {**_QWEN3, "max_window_layers": 36},
 }
 
+_BAICHUAN = {
+    "architectures": ["BaichuanForCausalLM"],
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "model_max_length": 4096,
+    "model_type": "baichuan",
+    "rms_norm_eps": 1e-06,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+}
+_BAICHUAN_7B = {
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "max_position_embeddings": 4096,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "vocab_size": 64000,
+}
+_BAICHUAN_13B = {
+    "hidden_size": 5120,
+    "intermediate_size": 13696,
+    "num_attention_heads": 40,
+    "num_hidden_layers": 40,
+    "vocab_size": 64000,
+}
+_BAICHUAN_2 = {"vocab_size": 125696, "z_loss_weight": 0}
+
+# Of a family that transformers does not have, with the published sizes: some of them say how a model computes.
+TWINS: dict[str, dict[str, Any]] = {
+    "baichuan-inc/Baichuan-7B": {**_BAICHUAN, **_BAICHUAN_7B, "architectures": ["BaiChuanForCausalLM"]},
+    "baichuan-inc/Baichuan-13B-Chat": {**_BAICHUAN, **_BAICHUAN_13B},
+    "baichuan-inc/Baichuan2-7B-Chat": {**_BAICHUAN, **_BAICHUAN_7B, **_BAICHUAN_2},
+    "baichuan-inc/Baichuan2-13B-Chat": {**_BAICHUAN, **_BAICHUAN_13B, **_BAICHUAN_2},
+}
+
 # Names by which they are refused, and the `model_type` of their config.json.
 REFUSED: dict[str, dict[str, Any]] = {
     "microsoft/Phi-3-mini-4k-instruct": {**_MISTRAL, "model_type": "phi3", "auto_map": {"AutoConfig": "x.X"}},

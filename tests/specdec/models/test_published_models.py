@@ -13,7 +13,7 @@ from specdec import LLM
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.models.llama import read_llama_config
 from tests.specdec.chunked_pass import assert_logits_equal
-from tests.specdec.models.published_configs import REFUSED, REFUSED_AS, SIZES, SUPPORTED, TOKENS
+from tests.specdec.models.published_configs import REFUSED, REFUSED_AS, SIZES, SUPPORTED, TOKENS, TWINS
 
 TABLE = Path(__file__).parents[3] / "docs" / "models.md"
 
@@ -59,4 +59,4 @@ def test_the_context_is_the_published_one(tmp_path: Path) -> None:
 
 def test_the_documents_list_these_models_and_no_others() -> None:
     listed = re.findall(r"`([\w.-]+/[\w.-]+)`", TABLE.read_text(encoding="utf-8").split("## Draft heads")[0])
-    assert sorted(listed) == sorted([*SUPPORTED, *REFUSED])
+    assert sorted(listed) == sorted([*SUPPORTED, *TWINS, *REFUSED])

@@ -17,7 +17,8 @@ from specdec.execution.split_verifier import best_of
 from specdec.execution.worker import Worker
 from specdec.kernels.types import NO_TOKEN
 from specdec.models.sharded_llama import ShardedLlama
-from tests.fakes import save_random_llama
+from tests.baichuan import NORMALISED, save_baichuan
+from tests.fakes import save_random_head, save_random_llama
 from tests.specdec.parallel.ranked_engine import PROMPTS, check_with_little_memory, engine, prompt_logits, texts
 from tests.specdec.parallel.thread_ranks import thread_ranks
 from tests.specdec.world import World
@@ -124,6 +125,22 @@ def test_logits_are_those_of_one_rank(
             found.append(prompt_logits(llm, monkeypatch))
     assert found[0].shape == (37, 97)
     assert (found[1] - found[0]).abs().max() < 1e-9
+
+
+def test_slopes_and_a_normalised_head_are_those_of_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of six heads each rank has three; an EAGLE-1 head reads the whole output matrix."""
+    sizes = {"hidden_size": 24, "num_attention_heads": 6, "num_hidden_layers": 1, **NORMALISED}
+    save_baichuan(tmp_path / "target", **sizes)
+    save_random_head(tmp_path / "head", num_key_value_heads=6, **sizes)
+    found, drafted = [], []
+    for size in (1, 2):
+        settings: dict[str, Any] = {"prefill_stretch": 0, "tensor_parallel_size": size, "adaptive_drafts": False}
+        with thread_ranks(), LLM(tmp_path / "target", tmp_path / "head", dtype="float64", **settings) as llm:
+            found.append(prompt_logits(llm, monkeypatch))
+            output = llm.generate([[5, 6, 7]], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))[0]
+            drafted.append((output.token_ids, output.stats.drafted, output.stats.steps))
+    assert (found[1] - found[0]).abs().max() < 1e-9
+    assert drafted[0] == drafted[1]
 
 
 def test_a_rank_holds_its_part(world: World) -> None:
