@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from specdec.draft_heads.heads.draft_head import TargetOutput, TargetParts
 from specdec.draft_heads.llama.checkpoint_files import (
