@@ -10,6 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from specdec.draft_heads.llama.alibi import alibi_slopes
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import LlamaLayer, PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
@@ -157,6 +158,7 @@ configs = st.builds(
     output_bias=st.booleans(),
     mlp_bias=st.booleans(),
     qk_norm=st.booleans(),
+    alibi_slopes=st.sampled_from([(), alibi_slopes(CONFIG.num_heads)]),
 )
 
 
@@ -186,8 +188,9 @@ def runner(
 
     def run(states: Tensor, start: int) -> Tensor:
         slots, rows = chain(start, len(states))
+        attention = PagedAttention(kv, slots, rows, kernels, slopes=config.slopes(dtype, slots.device))
         with torch.inference_mode():
-            output: Tensor = layer(states, rotary_at(table, slots), PagedAttention(kv, slots, rows, kernels))
+            output: Tensor = layer(states, rotary_at(table, slots), attention)
         return output
 
     return run
