@@ -21,6 +21,7 @@ from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.tree import DraftTree, TreeRow
 from specdec.kernels.types import NO_TOKEN, Acceptance
 from specdec.kv_transfer.kv_connector import KVConnector
+from specdec.models.lora_adapter import AdapterFiles
 from specdec.scheduling.rank_values import read_values
 from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.step_plan import PlannedRow, RowResult, StepPlan
@@ -108,6 +109,15 @@ class LLMEngine:
         with on_device(self.worker.device), self.kernels.limited_threads():
             self.executor.update_draft(folder, kept_tokens)
         self.scheduler.begin_with_draft(rank_values)
+
+    def load_adapter(self, place: int, files: AdapterFiles) -> None:
+        """Load an adapter into a place of the banks that no row of a later step has before, between two steps.
+
+        Raises:
+            ValueError: none that fits; the place keeps what it has.
+        """
+        with on_device(self.worker.device), self.kernels.limited_threads():
+            self.executor.load_adapter(place, files)
 
     def is_sending(self, request: Request) -> bool:
         """Return whether a finished request's answer must wait, as another engine would not find its blocks yet."""

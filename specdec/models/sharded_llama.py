@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from specdec.draft_heads.heads.draft_head import TargetOutput, TargetParts
+from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import LlamaLayer
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.linear import Linear
@@ -88,6 +89,10 @@ class ShardedLlama(LlamaModel):
                 layer.o_proj = RowSplitLinear(layer.o_proj, group)
             if shard.plan.mlp:
                 layer.down_proj = RowSplitLinear(layer.down_proj, group)
+
+    @property
+    def whole_config(self) -> LlamaConfig:
+        return self.shard.whole
 
     def enter(self, tokens: Tensor, tap_layers: Sequence[int]) -> tuple[Tensor, dict[int, Tensor]]:
         """Return the input of the shard's first layer, which the stage before sends if there is one."""

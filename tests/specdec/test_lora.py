@@ -218,7 +218,6 @@ def test_requests_that_cannot_be_served_are_refused(world: World, tmp_path: Path
         (lambda: LoRARequest("x", 0, "x"), ValueError, "lora_int_id is 0; it must be between 1"),
         (lambda: LoRARequest("", 1, "x"), ValueError, "lora_name is empty"),
         (lambda: LoRARequest("x", 1, lora_pth="x"), ValueError, "the nearest it has is 'lora_path'"),
-        (lambda: LLM(world.folder / "target", None, enable_lora=True, tensor_parallel_size=2), ValueError, "one rank"),
     ]
     for call, kind, message in refused:
         with pytest.raises(kind, match=message):

@@ -175,7 +175,6 @@ def test_modules_are_read_in_both_forms() -> None:
         (["--lora-modules", "a=b"], "--lora-modules needs --enable-lora; give both"),
         (["--lora-modules", "tiny=b", "--enable-lora", "--served-model-name", "tiny"], "an adapter is called 'tiny'"),
         (["--lora-modules", "a=nowhere", "--enable-lora"], "nowhere: no such folder"),
-        (["--enable-lora", "--tensor-parallel-size", "2"], "adapters are for one rank"),
     ],
 )
 def test_mistakes_at_the_start_are_one_line(
