@@ -279,9 +279,11 @@ class LLM:
 
         Raises:
             CheckpointError: no head, or a damaged one; the present one goes on.
-            ValueError: a head of another shape, or an engine without a head; likewise.
+            ValueError: a head of another shape, or an engine without a head, or an adapter of the head is loaded;
+                likewise.
         """
         folder = checkpoint_path(draft)
+        self._adapters.check_draft()
         with self._shared.turn() as engine:
             engine.update_draft(folder, self._kept_tokens)
             self._requests.draft_identity = identity({"head": checkpoint_identity(folder)})

@@ -83,15 +83,36 @@ class EngineAdapters:
                     f"lora_int_id {request.lora_int_id} is that of {other.lora_name!r} from {other.lora_path}; give "
                     "each adapter its own, or unload that one"
                 )
-        began, folder = time.perf_counter(), Path(request.lora_path)
+        began = time.perf_counter()
         place, evicted = self._free_place()
+        paths = request.lora_path, request.draft_lora_path
+        files = AdapterFiles(*(Path(path) if path else None for path in paths))
         with self._shared.turn() as engine:
-            engine.load_adapter(place, AdapterFiles(folder))
+            engine.load_adapter(place, files)
         if evicted is not None:
             del self._loaded[evicted]
-        facts = {"name": request.lora_name, "files": [content_identity(folder / name) for name in (CONFIG, WEIGHTS)]}
-        logger.info("adapter %s: %s, loaded in %.1f s", request.lora_name, folder, time.perf_counter() - began)
+        facts: dict[str, object] = {"name": request.lora_name, "files": _content(files.target)}
+        if files.draft is not None:
+            # Entries of the draft model's cache depend on it.
+            facts["draft_files"] = _content(files.draft)
+        found = [str(folder) for folder in files if folder is not None]
+        logger.info(
+            "adapter %s: %s, loaded in %.1f s", request.lora_name, ", ".join(found), time.perf_counter() - began
+        )
         return LoadedAdapter(request, place, identity(facts))
+
+    def check_draft(self) -> None:
+        """Refuse to have the draft model replaced while an adapter of it is loaded.
+
+        Raises:
+            ValueError: one is.
+        """
+        with self._lock:
+            self._leaving = [adapter for adapter in self._leaving if adapter.is_used]
+            for adapter in [*self._loaded.values(), *self._leaving]:
+                if adapter.draft_place:
+                    name = adapter.request.lora_name
+                    raise ValueError(f"the adapter {name!r} is made for the present draft model too; unload it first")
 
     def _free_place(self) -> tuple[int, LoRARequest | None]:
         """Return a place that no unfinished request has, and whose it is, None if nobody's."""
@@ -106,3 +127,7 @@ class EngineAdapters:
             f"running requests have max_loras {self._config.max_loras} other adapters; try again later, or raise "
             "max_loras"
         )
+
+
+def _content(folder: Path | None) -> list[str]:
+    return [] if folder is None else [content_identity(folder / name) for name in (CONFIG, WEIGHTS)]

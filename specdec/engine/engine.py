@@ -184,8 +184,15 @@ class LLMEngine:
             # All trees of a batch have as many levels as its deepest; nodes beyond this row's bounds need slots too.
             lacking = self.scheduler.blocks_with_drafts(request) - len(table)
             table = [*table, *[self._null_block] * lacking]
+        adapter = request.adapter
         return DraftRow(
-            table, request.num_draft_cached, row.draft_prefill_end, row.num_nodes, row.max_depth, request.context
+            table,
+            request.num_draft_cached,
+            row.draft_prefill_end,
+            row.num_nodes,
+            row.max_depth,
+            request.context,
+            adapter=0 if adapter is None else adapter.draft_place,
         )
 
     def _results(self, plan: list[PlannedRow], order: StepOrder, outcome: StepOutcome) -> list[RowResult]:
@@ -284,7 +291,7 @@ def _end_without_token(request: Request) -> None:
 
 
 def _tree_row(row: PlannedRow) -> TreeRow:
-    request = row.request
+    request, adapter = row.request, row.request.adapter
     scores_prompt = request.params.prompt_logprobs is not None and request.num_cached < request.num_prompt
     scores_last = row.sampled or row.choices is not None
     return TreeRow(
@@ -292,10 +299,11 @@ def _tree_row(row: PlannedRow) -> TreeRow:
         num_cached=request.num_cached,
         block_table=request.block_table,
         num_scored=row.num_known if scores_prompt else int(scores_last),
-        adapter=_adapter_place(row),
+        adapter=0 if adapter is None else adapter.target_place,
     )
 
 
 def _adapter_place(row: PlannedRow) -> int:
+    """Return the place of a row's adapter in the banks, 0 for none."""
     adapter = row.request.adapter
     return 0 if adapter is None else adapter.place

@@ -1,13 +1,19 @@
-"""Layout of adapters in a Llama: the products of its layers, their parts, and the bank of loaded adapters."""
+"""Layout of adapters in a target or a draft model: the products of its layers, their parts, and their bank."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from torch import nn
+
+from specdec.draft_heads.heads.block_head import BlockHead
+from specdec.draft_heads.heads.draft_head import CachedHead
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import DecoderLayer
 from specdec.kernels.adapters import AdapterBank, LayerAdapter, StackedAdapters
 from specdec.kernels.kernel_set import KernelSet
+from specdec.kernels.projection import Product
 from specdec.models.llama import LlamaModel
+from specdec.models.llama_draft import LlamaDraftHead
 from specdec.models.sharded_llama import ShardedLlama, SummedProduct
 
 
@@ -78,6 +84,38 @@ def target_part(model: LlamaModel, adapter: Sequence[LayerAdapter]) -> Sequence[
     ]
 
 
+def draft_layout(head: CachedHead) -> AdapterLayout:
+    """Return the products of a draft model's layers."""
+    return [adapted_products(head.llama, layer.input_size) for layer in _draft_layers(head)]
+
+
+def draft_part(head: CachedHead, adapter: Sequence[LayerAdapter]) -> Sequence[LayerAdapter]:
+    """Return an adapter of a draft model's layers as its bank takes it.
+
+    A block head makes keys and values of known tokens by one product for all layers, which comes behind them.
+    """
+    if not isinstance(head, BlockHead):
+        return adapter
+    return [*adapter, {"qkv": [low for layer in adapter for low in layer["qkv"][1:]]}]
+
+
+def _draft_layers(head: CachedHead) -> list[DecoderLayer]:
+    model = head.model if isinstance(head, LlamaDraftHead) else head
+    assert isinstance(model, nn.Module)
+    return [layer for layer in model.get_submodule("layers").children() if isinstance(layer, DecoderLayer)]
+
+
+def attach_draft_adapters(head: CachedHead, kernels: KernelSet, places: int, rank: int) -> AdapterBank:
+    """Have a prepared draft model carry adapters, and return their bank, which is empty; see `attach_adapters`."""
+    carriers: list[nn.Module] = [*_draft_layers(head)]
+    layout = list(draft_layout(head))
+    if isinstance(head, BlockHead):
+        parts = tuple(part for products in layout for part in products["qkv"].parts[1:])
+        carriers.append(head)
+        layout.append({"qkv": AdaptedProduct("_project", head.llama.hidden_size, parts)})
+    return _bank(carriers, layout, kernels, places, rank)
+
+
 def attach_adapters(model: LlamaModel, kernels: KernelSet, places: int, rank: int) -> AdapterBank:
     """Have the layers of a prepared target carry adapters, and return their bank, which is empty.
 
@@ -86,34 +124,36 @@ def attach_adapters(model: LlamaModel, kernels: KernelSet, places: int, rank: in
         rank: their largest rank.
     """
     layers = [layer for layer in model.layers if isinstance(layer, DecoderLayer)]
-    layout = [adapted_products(model.config) for _ in layers]
-    model.adapters = bank_of(layers, layout, kernels, places, rank)
+    model.adapters = _bank(layers, [adapted_products(model.config)] * len(layers), kernels, places, rank)
     return model.adapters
 
 
-def bank_of(
-    layers: Sequence[DecoderLayer], layout: AdapterLayout, kernels: KernelSet, places: int, rank: int
+def _bank(
+    carriers: Sequence[nn.Module], layout: AdapterLayout, kernels: KernelSet, places: int, rank: int
 ) -> AdapterBank:
-    """Return a bank of adapters of prepared layers, which carry them from now on; see `attach_adapters`."""
-    fused = [layer.fused for layer in layers if hasattr(layer, "fused")]
-    if kernels.fused_adapters is not None and len(fused) == len(layers):
-        return kernels.fused_adapters(fused)
+    """Return the bank of the adapters of layers, and perhaps of one module behind them."""
+    layers = [carrier for carrier in carriers if isinstance(carrier, DecoderLayer)]
+    if kernels.fused_adapters is not None and all(hasattr(layer, "fused") for layer in layers):
+        beside: Product | None = None
+        if len(layers) < len(carriers):
+            beside = carriers[-1].__dict__[layout[-1]["qkv"].attribute]
+        return kernels.fused_adapters([layer.fused for layer in layers], beside)
     bank = StackedAdapters(kernels.grouped_lora, places, rank)
-    for layer, products in zip(layers, layout, strict=True):
-        own = {name: layer.__dict__[product.attribute] for name, product in products.items()}
+    for carrier, products in zip(carriers, layout, strict=True):
+        own = {name: carrier.__dict__[product.attribute] for name, product in products.items()}
         # Of a product that ranks sum, each rank's adapters are a part of the sum.
         given = {
-            name: (product.product if isinstance(product, SummedProduct) else product, sizes_of(products[name]))
+            name: (product.product if isinstance(product, SummedProduct) else product, _sizes(products[name]))
             for name, product in own.items()
         }
-        for name, adapted in bank.adapt(given, layer.post_attention_layernorm.weight).items():
+        for name, adapted in bank.adapt(given, layers[0].post_attention_layernorm.weight).items():
             if isinstance(own[name], SummedProduct):
                 own[name].product = adapted
             else:
-                layer.__dict__[products[name].attribute] = adapted
+                carrier.__dict__[products[name].attribute] = adapted
     return bank
 
 
-def sizes_of(product: AdaptedProduct) -> tuple[int, ...]:
+def _sizes(product: AdaptedProduct) -> tuple[int, ...]:
     """Return the inputs of a product, then the columns of its parts."""
     return product.inputs, *(part.columns for part in product.parts)
