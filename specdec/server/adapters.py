@@ -54,6 +54,10 @@ class ServedAdapters:
             if number == most + 1:
                 logger.warning("%d adapters for max_loras %d: they evict each other", len(self._given), most)
 
+    def serve_given(self) -> None:
+        """Serve the adapters of the settings without loading them; a request that names one that is none fails."""
+        self._served |= self._given
+
     def get(self, model: str | None) -> LoRARequest | None:
         """Return the adapter that a request names as its model; None for the model itself."""
         return self._served.get(model) if model is not None else None
