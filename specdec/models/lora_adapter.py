@@ -38,9 +38,11 @@ _REQUIRED: dict[str, tuple[Any, ...]] = {
     "arrow_config": (None,),
     "use_qalora": (False, None),
     "use_bdlora": (None, False),
+    "kasa_config": (None,),
+    "monteclora_config": (None,),
 }
 # Ways to begin that change the base weights too, unless PEFT converts the adapter when it saves it.
-_CHANGING_BASE = ("pissa", "olora", "corda", "loftq")
+_CHANGING_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 _TENSOR = re.compile(r"(?:layers\.(\d+)|midlayer)\.(.+)\.lora_([AB])(?:\.default)?\.weight")
 _PREFIXES = ("base_model.model.", "model.")
 

@@ -68,6 +68,8 @@ def test_names_without_prefix_are_read_too(world: World, tmp_path: Path) -> None
         ({"peft_type": "IA3"}, "peft_type = 'IA3' is not supported; it must be 'LORA'"),
         ({"fan_in_fan_out": True}, "fan_in_fan_out = True is not supported"),
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights = 'pissa_niter_4' changes the base weights"),
+        ({"init_lora_weights": "lora_ga"}, "init_lora_weights = 'lora_ga' changes the base weights"),
+        ({"kasa_config": {"beta": 1}}, r"kasa_config = \{'beta': 1\} is not supported; it must be None"),
         ({"r": 0}, "r holds 0; it must be a number above 0"),
         ({"lora_alpha": "8"}, "lora_alpha holds '8'; it must be a number above 0"),
         ({"rank_pattern": {"(": 3}}, r"rank_pattern holds '\(', no regular expression"),
