@@ -209,6 +209,7 @@ class DraftingRow(NamedTuple):
         temperature: to divide scores by.
         limits: min_p, top_k and top_p of the scores after that; None to keep all tokens.
         noise: of the first level; None without noise.
+        adapter: place of the request's adapter in the head's bank, 0 for none.
     """
 
     block_table: Sequence[int]
@@ -220,6 +221,7 @@ class DraftingRow(NamedTuple):
     temperature: float
     limits: tuple[float, float, float] | None
     noise: NoiseKey | None
+    adapter: int = 0
 
 
 class DraftingCache(NamedTuple):

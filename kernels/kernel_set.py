@@ -76,7 +76,8 @@ class KernelSet:
         fused_layer: prepares a decoder layer that runs in one call; None where its parts are called one by one.
         fused_target: prepares a target's pass in one call; None where its parts are called one by one.
         grouped_lora: adds what adapters make of a product's inputs, where products are called one by one.
-        fused_adapters: prepares a bank of adapters for a model's layers in one call; None where there are none.
+        fused_adapters: prepares a bank of adapters for a model's layers in one call, and for a product beside them or
+            None; None where there are none.
         torch_threads: threads that torch's operations may use beside these; None for all. Torch's threads spin for
             milliseconds after an operation, and keep threads of our own from their processors.
         fused_drafting: prepares a drafter in one call with a head, its output matrix, the vocabulary size, the tokens
@@ -111,7 +112,7 @@ class KernelSet:
         Callable[[BlockWeights, Product, int, Tensor | None, Tensor | None, DraftingCache], FusedDrafting] | None
     ) = None
     fused_target: Callable[[TargetWeights, TargetCache], FusedTarget] | None = None
-    fused_adapters: Callable[[Sequence[FusedLayer]], AdapterBank] | None = None
+    fused_adapters: Callable[[Sequence[FusedLayer], Product | None], AdapterBank] | None = None
     torch_threads: int | None = None
     head_dims: tuple[int, ...] | None = None
     max_nodes: int | None = None

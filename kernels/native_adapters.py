@@ -11,9 +11,18 @@ from torch import Tensor
 
 from specdec.kernels.adapters import LayerAdapter, LowRank
 from specdec.kernels.fused import FusedLayer
-from specdec.kernels.native_library import BLOCK, AdapterFields, Library, LoRAFields, LoRAPartFields, numbers
-from specdec.kernels.native_operations import NativeLayer
+from specdec.kernels.native_library import (
+    BLOCK,
+    MOST_PARTS,
+    AdapterFields,
+    Library,
+    LoRAFields,
+    LoRAPartFields,
+    numbers,
+)
+from specdec.kernels.native_operations import NativeLayer, NativeProjection
 from specdec.kernels.packed_matrix import PackedMatrix
+from specdec.kernels.projection import Product
 from specdec.kernels.ragged_rows import RaggedRows
 
 
@@ -22,15 +31,23 @@ class NativeAdapters:
 
     Args:
         layers: of the model, in order.
+        context: a product beside the layers, whose adapter comes behind theirs, under the name "qkv"; None without.
+
+    Attributes:
+        running: see `RowAdapters`.
     """
 
-    def __init__(self, library: Library, layers: Sequence[FusedLayer]) -> None:
+    def __init__(self, library: Library, layers: Sequence[FusedLayer], context: Product | None = None) -> None:
         self.library = library
+        self.running = numbers([])
         # By place: its layers' fields, and the matrices that these point to.
         self._places: dict[int, tuple[ctypes.Array[AdapterFields], list[PackedMatrix]]] = {}
         for number, layer in enumerate(layers):
             assert isinstance(layer, NativeLayer)
             layer.adapters, layer.number = self, number
+        if context is not None:
+            assert isinstance(context, NativeProjection)
+            context.adapters, context.number = self, len(layers)
 
     def put(self, place: int, layers: Sequence[LayerAdapter]) -> None:
         """See `AdapterBank.put`."""
@@ -42,7 +59,12 @@ class NativeAdapters:
         self._places[place] = (AdapterFields * len(made))(*made), kept
 
     def use(self, rows: RaggedRows) -> None:
-        """Do nothing: layers find their adapters by the rows."""
+        """See `AdapterBank.use`. Layers find their adapters by the rows themselves."""
+        self.running = self.spans(rows.adapters, rows.query_lens) if rows.adapters else numbers([])
+
+    def addresses(self, adapters: Sequence[int]) -> "array[int]":
+        """Return where the layers of each request's adapter lie, 0 for none."""
+        return numbers(ctypes.addressof(self._places[place][0]) if place else 0 for place in adapters)
 
     def spans(self, adapters: Sequence[int], counts: Sequence[int]) -> "array[int]":
         """Return the adapted rows of requests as `adapter_rows` of native.h, three numbers each.
@@ -69,8 +91,8 @@ class NativeAdapters:
             kept.append(PackedMatrix(weight, None, self.library.dtype, self.library.weights, **layout))
             return kept[-1]
 
-        in_turn = name == "gate_up"
-        if not in_turn and any(start % BLOCK for start in _starts(parts)):
+        in_turn, starts = name == "gate_up", _starts(parts)
+        if not in_turn and (len(parts) > MOST_PARTS or any(start % BLOCK for start in starts)):
             # The library adds to whole blocks of a weight, so each part must begin with one.
             parts = [_joined(parts)]
         firsts = [0, 2] if in_turn else [start // BLOCK for start in _starts(parts)]

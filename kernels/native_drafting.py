@@ -20,7 +20,7 @@ from specdec.kernels.native_library import (
     numbers,
     room,
 )
-from specdec.kernels.native_operations import NativeLayer, NativeProjection, embedding_fields
+from specdec.kernels.native_operations import NativeLayer, NativeProjection, RowAdapters, embedding_fields
 from specdec.kernels.projection import Product
 from specdec.kernels.tree import DraftTree
 from specdec.kernels.types import NoiseSource
@@ -36,7 +36,12 @@ class NativeTrees(ABC):
 
     Args:
         noise: of sampled rows.
+
+    Attributes:
+        adapters: those of the head's layers; None without.
     """
+
+    adapters: RowAdapters | None = None
 
     def __init__(self, library: Library, noise: NoiseSource, vocab_size: int, cache: DraftingCache) -> None:
         self.library, self.noise, self.vocab_size, self.cache = library, noise, vocab_size, cache
@@ -74,6 +79,10 @@ class NativeTrees(ABC):
         if any(row.limits is not None for row in with_trees):
             limits = torch.tensor([row.limits or KEEP_ALL for row in with_trees], dtype=torch.float32)
         noise = self._noise(with_trees)
+        adapters = None
+        if any(row.adapter for row in rows):
+            assert self.adapters is not None
+            adapters = self.adapters.addresses([row.adapter for row in ordered])
         self._draft(
             DraftingFields(
                 len(rows),
@@ -94,6 +103,7 @@ class NativeTrees(ABC):
                 None if noise is None else address_of(noise),
                 *map(address_of, (sizes, nodes, parents, ranks)),
                 address_of(values),
+                None if adapters is None else address_of(adapters),
             ),
         )
         found = [DraftTree()] * len(rows)
@@ -108,7 +118,11 @@ class NativeTrees(ABC):
         if all(row.noise is None for row in rows):
             return None
         depth = max(row.depth for row in rows)
-        keys = [key and key._replace(position=key.position + level) for *_, key in rows for level in range(depth)]
+        keys = [
+            key and key._replace(position=key.position + level)
+            for key in (row.noise for row in rows)
+            for level in range(depth)
+        ]
         return numbers(self.noise.addresses(keys, self.vocab_size))
 
 
@@ -134,6 +148,7 @@ class NativeDrafting(NativeTrees):
         super().__init__(library, noise, vocab_size, cache)
         layers = [layer for layer in head.layers if isinstance(layer, NativeLayer)]
         assert len(layers) == len(head.layers)
+        self.adapters = layers[0].adapters
         kind = WITHOUT_FEATURES
         if head.input is not None:
             kind = WITH_INPUT_PRODUCT
@@ -193,6 +208,7 @@ class NativeBlockDrafting(NativeTrees):
         super().__init__(library, noise, vocab_size, cache)
         layers = [layer for layer in head.layers if isinstance(layer, NativeLayer)]
         assert len(layers) == len(head.layers)
+        self.adapters = layers[0].adapters
         given = head.hidden_norm, head.norm, head.key_norms
         norms = [None if norm is None else norm.detach().float().contiguous() for norm in given]
         pointers, causal = numbers([layer.address for layer in layers]), numbers(map(int, head.causal))

@@ -23,6 +23,8 @@ NESTED = 3
 NO_OFFSETS, OFFSET_KINDS = 0, {"minima": 1, "zeros": 2}
 # Columns of a weight that lie side by side.
 BLOCK = 16
+# Parts of an adapted product.
+MOST_PARTS = 3
 # Called with the number of a layer.
 BEFORE_LAYER = ctypes.CFUNCTYPE(None, c_int64)
 NOT_BUILT = "the native kernels are not built: install a C compiler (gcc or clang), and specdec once more"
@@ -61,7 +63,7 @@ class LoRAPartFields(Structure):
 class LoRAFields(Structure):
     """`lora` of native.h."""
 
-    _fields_ = [("parts", c_int64), ("low", MatrixFields), ("part", LoRAPartFields * 3)]
+    _fields_ = [("parts", c_int64), ("low", MatrixFields), ("part", LoRAPartFields * MOST_PARTS)]
 
 
 class AdapterFields(Structure):
@@ -135,7 +137,7 @@ class DraftingFields(Structure):
         *_fields(c_int64, "rows trees width table_blocks block_size first kv_bytes kv_kind slot_bytes most"),
         ("least_reach", c_double),
         *_fields(c_void_p, "tokens starts ends tables budgets depths features rotary kv temperatures limits"),
-        *_fields(c_void_p, "noise sizes nodes parents ranks values"),
+        *_fields(c_void_p, "noise sizes nodes parents ranks values adapters"),
     ]
 
 
@@ -152,7 +154,7 @@ _CALLS: dict[str, tuple[Any, list[Any]]] = {
     "open": (c_void_p, [c_char_p, c_int64, c_int64]),
     "close": (None, [c_void_p]),
     "form": (c_char_p, [c_void_p]),
-    "product": (c_int, [c_void_p, POINTER(MatrixFields), c_int64, c_void_p, c_void_p]),
+    "product": (c_int, [c_void_p, POINTER(MatrixFields), POINTER(StepFields), c_int64, c_void_p, c_void_p]),
     "rows": (c_int, [c_void_p, POINTER(MatrixFields), c_int64, c_void_p, c_void_p]),
     "layer": (c_int, [c_void_p, POINTER(LayerFields), POINTER(StepFields), c_void_p, c_void_p, c_void_p]),
     "pass": (c_int, [c_void_p, POINTER(TargetFields), POINTER(PassFields)]),
@@ -250,9 +252,13 @@ class Library:
             self._calls["close"](self._context)
             self._context = None
 
-    def product(self, matrix: MatrixFields, x: Tensor, out: Tensor) -> None:
-        """Multiply `x` `[rows, inputs]`, contiguous, with a packed weight into `out` `[rows, columns]`."""
-        _check(self._product(self._context, matrix, x.shape[0], x.data_ptr(), out.data_ptr()))
+    def product(self, matrix: MatrixFields, x: Tensor, out: Tensor, step: StepFields | None = None) -> None:
+        """Multiply `x` `[rows, inputs]`, contiguous, with a packed weight into `out` `[rows, columns]`.
+
+        Args:
+            step: rows with adapters; None where there are none.
+        """
+        _check(self._product(self._context, matrix, step, x.shape[0], x.data_ptr(), out.data_ptr()))
 
     def rows(self, matrix: MatrixFields, rows: Tensor, out: Tensor) -> None:
         """Write rows of a weight of few bits, int64 `[count]`, into `out` `[count, inputs]`."""

@@ -24,6 +24,20 @@ from specdec.kernels.ragged_rows import RaggedRows
 from specdec.kernels.settings import Quantization
 
 
+class RowAdapters(Protocol):
+    """Adapters of layers, as `native_adapters` keeps them.
+
+    Attributes:
+        running: the adapted rows of products of no layer, as `spans` returns them.
+    """
+
+    running: "array[int]"
+
+    def spans(self, adapters: Sequence[int], counts: Sequence[int]) -> "array[int]": ...
+
+    def addresses(self, adapters: Sequence[int]) -> "array[int]": ...
+
+
 class NativeProjection:
     """`x @ weight.T + bias` with the weight packed for the library.
 
@@ -31,9 +45,14 @@ class NativeProjection:
         weight: `[out_features, in_features]`.
         bias: `[out_features]` or None.
         quantization: of the weight; see `PackedMatrix`.
+
+    Attributes:
+        adapters: those beside the product, among which it has a `number`; None without.
     """
 
     keeps_weight = False
+    adapters: RowAdapters | None = None
+    number = 0
 
     def __init__(
         self, library: Library, weight: Tensor, bias: Tensor | None = None, quantization: Quantization = "none"
@@ -55,8 +74,14 @@ class NativeProjection:
         """Multiply: `[rows, in_features]` to `[rows, out_features]`."""
         out = x.new_empty(x.shape[0], self.size)
         if x.shape[0]:
-            self.library.product(self.packed.fields, x.contiguous(), out)
+            self.library.product(self.packed.fields, x.contiguous(), out, self._adapted(x.shape[0]))
         return out
+
+    def _adapted(self, rows: int) -> StepFields | None:
+        if self.adapters is None or not self.adapters.running:
+            return None
+        spans = self.adapters.running
+        return StepFields(rows=rows, layer=self.number, spans=len(spans) // 3, adapted=address_of(spans))
 
 
 class PackedRows:
@@ -92,12 +117,6 @@ def embedding_fields(library: Library, embedding: Tensor) -> tuple[int | None, i
         return None, addressof(packed.fields), packed
     table = embedding.contiguous()
     return table.data_ptr(), None, table
-
-
-class RowAdapters(Protocol):
-    """Adapters of layers, as `native_adapters` keeps them."""
-
-    def spans(self, adapters: Sequence[int], counts: Sequence[int]) -> "array[int]": ...
 
 
 class NativeLayer:

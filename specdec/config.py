@@ -267,12 +267,7 @@ class EngineConfig:
                 "use quantization 'none', or tensor_parallel_size 1"
             )
         for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-            if (size := getattr(self, name)) > 1 and self.enable_lora:
-                raise ValueError(
-                    f"enable_lora is given and {name} is {size}; adapters are for one rank; use {name} 1, or merge the "
-                    "adapter into the checkpoint"
-                )
-            if size > 1 and self.kv_transfer_config is not None:
+            if (size := getattr(self, name)) > 1 and self.kv_transfer_config is not None:
                 raise ValueError(
                     f"kv_transfer_config is given and {name} is {size}; connectors store the cache of one rank; leave "
                     f"it out, or use {name} 1"

@@ -35,7 +35,6 @@ from specdec.engine.shared_engine import SharedEngine
 from specdec.engine.vllm_keywords import FOREIGN_CALL, FOREIGN_SEARCH, LLMKeywords, own_settings
 from specdec.kernels.settings import check_call
 from specdec.kv_transfer.cache_identity import checkpoint_identity, identity
-from specdec.models.adapter_layout import attach_adapters
 from specdec.models.hub import checkpoint_path, shown_path
 
 logger = logging.getLogger(__name__)
@@ -91,8 +90,6 @@ class LLM:
             self.model = load_target(own_config, kernels, ranks.groups(torch.device(own_config.device)))
             size = f"{self.model.num_parameters:,} parameters{ranks.share}"
             logger.info("target %s: %s, %s, loaded in %.1f s", name, size, how, time.perf_counter() - began)
-            if config.enable_lora:
-                attach_adapters(self.model, kernels, config.max_loras, config.max_lora_rank)
             self._requests = RequestMaker.read(config, self.model.config)
             self.tokenizer, self.max_model_len = self._requests.tokenizer, self._requests.max_model_len
             self.generation_config = self._requests.generation_config
@@ -107,7 +104,7 @@ class LLM:
         self.engine.ring = ring
         logger.info("ready after %.1f s", time.perf_counter() - began)
         self._shared = SharedEngine(self.engine)
-        self._adapters = EngineAdapters(config, self.model, self._shared)
+        self._adapters = EngineAdapters(config, self._shared)
         if config.draft is not None and self.engine.scheduler.draft_budget is not None:
             self._requests.draft_context = self.engine.scheduler.draft_budget.context
 
@@ -123,7 +120,6 @@ class LLM:
         Calls that run in other threads, and all later ones, raise a ValueError.
         """
         self._shared.close()
-        self._adapters.close()
         engine = self.__dict__.pop("engine", None)
         if engine is not None:
             engine.shutdown()
@@ -283,9 +279,11 @@ class LLM:
 
         Raises:
             CheckpointError: no head, or a damaged one; the present one goes on.
-            ValueError: a head of another shape, or an engine without a head; likewise.
+            ValueError: a head of another shape, or an engine without a head, or an adapter of the head is loaded;
+                likewise.
         """
         folder = checkpoint_path(draft)
+        self._adapters.check_draft()
         with self._shared.turn() as engine:
             engine.update_draft(folder, self._kept_tokens)
             self._requests.draft_identity = identity({"head": checkpoint_identity(folder)})

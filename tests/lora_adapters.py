@@ -4,12 +4,14 @@ import copy
 import json
 import math
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdec import LoRARequest
@@ -36,21 +38,61 @@ def save_adapter(
     size: float = 0.3,
     **settings: Any,
 ) -> Path:
-    """Write a random adapter.
+    """Write a random adapter of a model.
 
     Args:
         ranks: of modules whose name ends so, where it is another.
         size: of the numbers in the second matrices.
         settings: of adapter_config.json.
     """
+    shapes = {name: tuple(part.weight.shape) for name, part in model.named_modules() if name.endswith(tuple(modules))}
+    return write_adapter(folder, shapes, rank, seed, ranks, size, **settings)
+
+
+def save_draft_adapter(folder: Path, head: Path, rank: int = 4, seed: int = 0, size: float = 0.3) -> Path:
+    """Write a random adapter of all layers of a draft model in a folder."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in draft_modules(head).items()}
+    return write_adapter(folder, shapes, rank, seed, None, size)
+
+
+def draft_modules(head: Path) -> dict[str, Tensor]:
+    """Weights of a draft model's adapted modules."""
+    tensors = load_file(head / "model.safetensors")
+    return {
+        name.removesuffix(".weight"): tensor
+        for name, tensor in tensors.items()
+        if name.removesuffix(".weight").endswith(MODULES)
+    }
+
+
+def save_merged_draft(folder: Path, head: Path, adapter: Path) -> Path:
+    """Write a draft model with an adapter merged into its weights."""
+    shutil.copytree(head, folder)
+    tensors, low = load_file(head / "model.safetensors"), load_file(adapter / "adapter_model.safetensors")
+    for name, weight in draft_modules(head).items():
+        down, up = (low[f"base_model.model.{name}.lora_{letter}.weight"].double() for letter in "AB")
+        # The scale of `write_adapter`.
+        tensors[f"{name}.weight"] = weight.double() + 2 * up @ down
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def write_adapter(
+    folder: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    rank: int,
+    seed: int,
+    ranks: Mapping[str, int] | None,
+    size: float,
+    **settings: Any,
+) -> Path:
+    """Write a random adapter of modules with weights of these shapes; see `save_adapter`."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
-    for name, part in model.named_modules():
-        if not name.endswith(tuple(modules)):
-            continue
+    for name, (columns, inputs) in shapes.items():
         own = next((rank for end, rank in (ranks or {}).items() if name.endswith(end)), rank)
-        down = torch.randn(own, part.in_features, generator=generator) / math.sqrt(part.in_features)
-        up = torch.randn(part.out_features, own, generator=generator) * size
+        down = torch.randn(own, inputs, generator=generator) / math.sqrt(inputs)
+        up = torch.randn(columns, own, generator=generator) * size
         tensors |= {f"base_model.model.{name}.lora_A.weight": down, f"base_model.model.{name}.lora_B.weight": up}
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
@@ -61,7 +103,7 @@ def save_adapter(
         "r": rank,
         "lora_alpha": 2 * rank,
         "lora_dropout": 0.05,
-        "target_modules": sorted({module.rpartition(".")[2] for module in modules}),
+        "target_modules": sorted({name.rpartition(".")[2] for name in shapes}),
         "bias": "none",
         "use_dora": False,
         "modules_to_save": None,

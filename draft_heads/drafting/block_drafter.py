@@ -19,6 +19,7 @@ from specdec.draft_heads.heads.edge_scorers import CANDIDATES
 from specdec.draft_heads.heads.readout import MatrixReadout, Readout
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
+from specdec.kernels.adapters import AdapterBank
 from specdec.kernels.fused import DraftingCache, FusedDrafting
 from specdec.kernels.integers import ceil_div
 from specdec.kernels.kernel_set import KernelSet
@@ -86,6 +87,7 @@ class BlockDrafter(TreeDrafter[Paths]):
         shape: DraftShape,
         proposal: Proposal,
         kernels: KernelSet,
+        adapters: AdapterBank | None = None,
     ) -> None:
         self.head, self.scorer = head, head.edge_scorer
         scorer = self.scorer
@@ -94,7 +96,7 @@ class BlockDrafter(TreeDrafter[Paths]):
         if scorer is not None and len(scorer.successors) < head.llama.vocab_size:
             self._scorer_rows = torch.zeros(head.llama.vocab_size, dtype=torch.int64, device=kv.device)
             self._scorer_rows[head.draft_tokens] = torch.arange(len(head.draft_tokens), device=kv.device)
-        super().__init__(head, readout, kv, features, block_size, dtype, shape, proposal, kernels)
+        super().__init__(head, readout, kv, features, block_size, dtype, shape, proposal, kernels, adapters)
         rows, device = head.config.block_size, kv.device
         most = CANDIDATES if scorer is None else scorer.candidates
         self.num_candidates = max(self.branching, min(most, readout.size))
@@ -116,7 +118,9 @@ class BlockDrafter(TreeDrafter[Paths]):
 
     def _read(self, rows: Sequence[DraftRow]) -> Tensor:
         """Write the context rows of the tokens to be read; return the embedding of each row's last token."""
-        _, slots, positions, features, _ = self._unread(rows)
+        unread = self._unread(rows)
+        _, slots, positions, features, _ = unread
+        self._adapt(self._reading_rows(rows, unread))
         rotary = rotary_at(self.rope, positions)
         for kv, stored in zip(self.kv, self.head.context(features).unbind(1), strict=True):
             self.kernels.rotary_store(stored.contiguous(), *rotary, kv, slots, 0, None)
@@ -145,6 +149,7 @@ class BlockDrafter(TreeDrafter[Paths]):
             PagedAttention(kv, levels.slots[0], seen[causal], self.kernels)
             for kv, causal in zip(self.kv, config.causal, strict=True)
         ]
+        self._adapt(seen[0])
         rotary = rotary_at(self.rope, levels.positions + self._offsets[:width].repeat(num_rows))
         found: Tensor = self.head(tokens, rotary, attentions)
         slots = slice(config.first_row, config.first_row + levels.depth)

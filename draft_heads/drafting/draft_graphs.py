@@ -11,6 +11,7 @@ from specdec.draft_heads.drafting.draft_levels import DraftLevels
 from specdec.draft_heads.drafting.row_sampling import RowSampling
 from specdec.draft_heads.drafting.tree_draw import TreeDraw
 from specdec.draft_heads.drafting.tree_search import TreeSearch
+from specdec.kernels.adapters import AdapterBuffer
 from specdec.kernels.attention_plan import AttentionGeometry, Plan
 from specdec.kernels.integers import next_power_of_2
 from specdec.kernels.plan_buffer import Capture, PlanBuffer, PlanSize
@@ -28,12 +29,14 @@ class GraphKey(NamedTuple):
         depth: levels.
         width: nodes that each row expands at each level.
         plans: the attention plan of each level but the last.
+        adapted: tiles of rows with adapters.
     """
 
     rows: int
     depth: int
     width: int
     plans: tuple[PlanSize, ...]
+    adapted: int
 
 
 class LoopGraphs(Generic[Grown]):
@@ -62,7 +65,8 @@ class LoopGraphs(Generic[Grown]):
         # A plan depends on how long rows are, not on what they see.
         outlines = [levels.outline(level, levels.positions) for level in range(1, levels.num_passes + 1)]
         plans = [plan_of(outline, self.heads) for outline in outlines]
-        key = GraphKey(levels.num_rows, levels.depth, levels.width, tuple(map(PlanSize.of, plans)))
+        adapted = AdapterBuffer.size(levels.adapted)
+        key = GraphKey(levels.num_rows, levels.depth, levels.width, tuple(map(PlanSize.of, plans)), adapted)
         graph = self.captured.get(key)
         if graph is None:
             graph = self.captured[key] = _Graph(self, levels, hidden, plans)
@@ -102,6 +106,8 @@ class _Graph(Generic[Grown]):
         self.sampling = RowSampling.buffer(rows, device, torch.promote_types(hidden.dtype, torch.float32))
         self.hidden = hidden.new_zeros(rows, hidden.shape[1])
         self.plans = [PlanBuffer(plan) for plan in plans]
+        tiles = AdapterBuffer.size(levels.adapted)
+        self.adapters = AdapterBuffer(len(levels.positions), tiles, device) if tiles else None
         self.levels = replace(
             levels,
             positions=torch.zeros_like(levels.positions),
@@ -112,6 +118,8 @@ class _Graph(Generic[Grown]):
             noise=NoiseRows((), self.noise),
             sampling=self.sampling,
             plans={owner.heads: [buffer.plan for buffer in self.plans]},
+            adapters=(),
+            adapted=None if self.adapters is None else self.adapters.rows,
         )
         self._fill(levels, hidden, plans)
         self._replay: Callable[[], Grown] = owner.capture(lambda: owner.grow(self.levels, self.hidden))
@@ -132,3 +140,6 @@ class _Graph(Generic[Grown]):
         self.hidden[: len(hidden)].copy_(hidden)
         for buffer, plan in zip(self.plans, plans, strict=True):
             buffer.fill(plan)
+        if self.adapters is not None:
+            assert levels.adapted is not None
+            self.adapters.fill(levels.adapted)

@@ -9,6 +9,7 @@ from torch import Tensor
 from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.draft_heads.drafting.row_sampling import RowSampling
 from specdec.draft_heads.drafting.tree_search import Frontier
+from specdec.kernels.adapters import ADAPTED, AdapterRows
 from specdec.kernels.attention_plan import AttentionGeometry, Plan
 from specdec.kernels.integers import ceil_div
 from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
@@ -38,6 +39,8 @@ class DraftLevels:
         first: the head's first entry.
         plans: the attention plan of each level but the last; made by the kernel where missing.
         is_block: whether one pass over `width` rows, which see each other, drafts all levels.
+        adapters: see `RaggedRows`.
+        adapted: the rows of each pass that have an adapter.
     """
 
     depth: int
@@ -54,6 +57,8 @@ class DraftLevels:
     first: int
     plans: dict[AttentionGeometry, list[Plan]] = field(default_factory=dict)
     is_block: bool = False
+    adapters: Sequence[int] = ()
+    adapted: AdapterRows | None = None
     _bits: Tensor | None = None
     _wide: tuple[NoiseRows, RowSampling | None] | None = None
 
@@ -79,7 +84,7 @@ class DraftLevels:
             slots_of(row.block_table, start, start + count, block_size) for row, start in zip(rows, base, strict=True)
         ]
         by_level = upload(slots, device).view(len(rows), levels, width).transpose(0, 1)
-        return DraftLevels(
+        found = DraftLevels(
             depth=levels + 1,
             width=width,
             frontier=width,
@@ -92,7 +97,10 @@ class DraftLevels:
             noise=NoiseRows(keys),
             sampling=RowSampling.of([row.context.sampling for row in rows], device, dtype),
             first=first,
+            adapters=adapters_of(rows),
         )
+        found.adapted = AdapterRows.of(found.outline(1, found.positions))
+        return found
 
     @property
     def num_passes(self) -> int:
@@ -133,6 +141,7 @@ class DraftLevels:
         rows = self.outline(level, self._bits.reshape(num_rows * width, -1).contiguous())
         for heads, plans in self.plans.items():
             rows.plans[heads] = plans[level - 1]
+        rows.plans[ADAPTED] = self.adapted
         return rows
 
     def outline(self, level: int, ancestors: Tensor) -> RaggedRows:
@@ -147,6 +156,7 @@ class DraftLevels:
             block_size=self.block_size,
             first=self.first,
             sees_later=self.is_block,
+            adapters=self.adapters,
         )
 
     def block_rows(self, bits: Tensor) -> RaggedRows:
@@ -158,7 +168,13 @@ class DraftLevels:
         rows = self.outline(1, bits.repeat(self.num_rows, 1))
         for heads, plans in self.plans.items():
             rows.plans[heads] = plans[0]
+        rows.plans[ADAPTED] = self.adapted
         return rows
+
+
+def adapters_of(rows: Sequence[DraftRow]) -> Sequence[int]:
+    """Return the place of each row's adapter, nothing if no row has one."""
+    return [row.adapter for row in rows] if any(row.adapter for row in rows) else ()
 
 
 def own_bits(levels: int, width: int, device: torch.device) -> Tensor:

@@ -33,6 +33,7 @@ class DraftRow(NamedTuple):
         max_depth: most levels: deeper nodes could not be emitted, or have no place in the cache.
         context: how the request samples, and its tokens; at temperature > 0 drafts follow its noise.
         full_depth: whether all `max_depth` levels are drafted, even where `DraftShape.min_reach` would stop.
+        adapter: place of the request's adapter of the draft model, 0 for none.
     """
 
     block_table: Sequence[int]
@@ -42,6 +43,7 @@ class DraftRow(NamedTuple):
     max_depth: int
     context: Context
     full_depth: bool = False
+    adapter: int = 0
 
     @property
     def token_ids(self) -> Sequence[int]:

@@ -40,7 +40,7 @@ def drafter_of(
     Args:
         shape: as `shape_for` returns it.
     """
-    rest = (draft.readout, kv, features, block_size, dtype, shape, proposal, kernels)
+    rest = (draft.readout, kv, features, block_size, dtype, shape, proposal, kernels, draft.adapters)
     if isinstance(draft.head, BlockHead):
         return BlockDrafter(draft.head, *rest)
     return ModelDrafter(cast("DraftHead", draft.head), *rest)

@@ -15,13 +15,13 @@ from specdec.draft_heads.heads.draft_head import CachedHead, DraftHead
 from specdec.draft_heads.heads.readout import MatrixReadout, Readout
 from specdec.draft_heads.llama.llama_layer import PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
+from specdec.kernels.adapters import AdapterBank
 from specdec.kernels.fused import DraftingCache, FusedDrafting
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.ragged_rows import RaggedRows
 from specdec.kernels.types import Candidates, NoiseKey, Stream, TopK
 from specdec.kernels.upload import upload
 from specdec.verify.transforms import NodeRows, processed_logits
-from specdec.verify.tree_batch import pad_block_tables
 
 
 class ModelDrafter(TreeDrafter[Tensor]):
@@ -45,9 +45,10 @@ class ModelDrafter(TreeDrafter[Tensor]):
         shape: DraftShape,
         proposal: Proposal,
         kernels: KernelSet,
+        adapters: AdapterBank | None = None,
     ) -> None:
         self.head = head
-        super().__init__(head, readout, kv, features, block_size, dtype, shape, proposal, kernels)
+        super().__init__(head, readout, kv, features, block_size, dtype, shape, proposal, kernels, adapters)
         self._own_bits = own_bits(shape.depth - 1, self.branching, kv.device)
 
     def _one_call(self, head: CachedHead) -> FusedDrafting | None:
@@ -61,23 +62,12 @@ class ModelDrafter(TreeDrafter[Tensor]):
 
     def _read(self, rows: Sequence[DraftRow]) -> Tensor:
         """Run the head over the tokens to be read; return its state after each row's last."""
-        tokens, slots, positions, features, counts = self._unread(rows)
-        device = self.kv.device
-        lengths = [row.draft_prefill_end for row in rows]
-        ragged = RaggedRows(
-            query_lens=counts,
-            lengths=lengths,
-            tree_starts=lengths,
-            block_tables=pad_block_tables([row.block_table for row in rows], device),
-            visible=positions + (self.first + 1),
-            ancestors=positions.new_zeros(len(positions), 1),
-            block_size=self.block_size,
-            first=self.first,
-        )
-        hidden = self._forward(tokens, features, positions, slots, ragged)
+        unread = self._unread(rows)
+        tokens, slots, positions, features, counts = unread
+        hidden = self._forward(tokens, features, positions, slots, self._reading_rows(rows, unread))
         if len(rows) == hidden.shape[0]:
             return hidden
-        return hidden.index_select(0, upload(counts, device).cumsum(0) - 1)
+        return hidden.index_select(0, upload(counts, self.kv.device).cumsum(0) - 1)
 
     def _levels(self, rows: Sequence[DraftRow], depth: int, width: int, keys: Sequence[NoiseKey | None]) -> DraftLevels:
         device = self.kv.device
@@ -113,6 +103,7 @@ class ModelDrafter(TreeDrafter[Tensor]):
         return self._forward(tokens, features, positions, levels.slots[level - 1], ragged)
 
     def _forward(self, tokens: Tensor, features: Tensor, positions: Tensor, slots: Tensor, rows: RaggedRows) -> Tensor:
+        self._adapt(rows)
         attentions = [PagedAttention(kv, slots, rows, self.kernels, slopes=self.slopes) for kv in self.kv]
         hidden: Tensor = self.head(tokens, features, rotary_at(self.rope, positions), attentions)
         return hidden

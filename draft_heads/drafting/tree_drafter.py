@@ -7,22 +7,24 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from specdec.draft_heads.drafting.draft_levels import DraftLevels
+from specdec.draft_heads.drafting.draft_levels import DraftLevels, adapters_of
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import DraftRow, Proposal
 from specdec.draft_heads.drafting.tree_draw import DrawSizes, TreeDraw
 from specdec.draft_heads.drafting.tree_search import Frontier, TreeSearch
 from specdec.draft_heads.heads.draft_head import CachedHead
 from specdec.draft_heads.heads.readout import Readout
+from specdec.kernels.adapters import AdapterBank
 from specdec.kernels.draft_trees import DraftTrees, HostTrees
 from specdec.kernels.fused import DraftingRow, FusedDrafting
 from specdec.kernels.integers import ceil_div
 from specdec.kernels.kernel_set import KernelSet
+from specdec.kernels.ragged_rows import RaggedRows
 from specdec.kernels.types import Candidates, NoiseKey, Stream, TopK
 from specdec.kernels.upload import upload
 from specdec.verify.noise import noise_key
 from specdec.verify.sampling import Context, Sampling
-from specdec.verify.tree_batch import slots_of
+from specdec.verify.tree_batch import pad_block_tables, slots_of
 from specdec.verify.verifier import noise_keys
 
 if TYPE_CHECKING:
@@ -71,6 +73,7 @@ class TreeDrafter(ABC, Generic[State]):
         shape: bounds of a tree.
         proposal: how tokens are chosen at temperature > 0.
         kernels: the verifier's own, so that coupled drafts at temperature > 0 follow the same draw.
+        adapters: the bank of adapters of the head's layers; None where rows have none.
 
     Attributes:
         graphs: CUDA graphs of the loops over levels, or None.
@@ -88,8 +91,9 @@ class TreeDrafter(ABC, Generic[State]):
         shape: DraftShape,
         proposal: Proposal,
         kernels: KernelSet,
+        adapters: AdapterBank | None = None,
     ) -> None:
-        self.kernels, self.readout, self.shape = kernels, readout, shape
+        self.kernels, self.readout, self.shape, self.adapters = kernels, readout, shape, adapters
         self.llama = llama = head.llama
         self.first, self.kv, self.block_size, self.dtype = head.first_entry, kv, block_size, dtype
         self.features = kv.new_empty(kv.shape[1], 0, dtype=dtype) if features is None else features
@@ -197,7 +201,9 @@ class TreeDrafter(ABC, Generic[State]):
             tokens = row.token_ids[start:end]
             limits = sampling.limits if sampling.filters else None
             given.append(
-                DraftingRow(row.block_table, tokens, start, end, row.num_nodes, depth, temperature, limits, noise)
+                DraftingRow(
+                    row.block_table, tokens, start, end, row.num_nodes, depth, temperature, limits, noise, row.adapter
+                )
             )
         return given
 
@@ -323,6 +329,26 @@ class TreeDrafter(ABC, Generic[State]):
         features = self.features.index_select(0, upload(sources, device))
         own, places, turns = (upload(part, device) for part in (tokens, slots, positions))
         return Unread(own, places, turns, features, counts)
+
+    def _reading_rows(self, rows: Sequence[DraftRow], unread: Unread) -> RaggedRows:
+        """Return what the entries to be written see of the head's cache."""
+        lengths = [row.draft_prefill_end for row in rows]
+        return RaggedRows(
+            query_lens=unread.counts,
+            lengths=lengths,
+            tree_starts=lengths,
+            block_tables=pad_block_tables([row.block_table for row in rows], self.kv.device),
+            visible=unread.positions + (self.first + 1),
+            ancestors=unread.positions.new_zeros(len(unread.positions), 1),
+            block_size=self.block_size,
+            first=self.first,
+            adapters=adapters_of(rows),
+        )
+
+    def _adapt(self, rows: RaggedRows) -> None:
+        """Have the head's next products adapt these rows."""
+        if self.adapters is not None:
+            self.adapters.use(rows)
 
 
 def _step_keys(contexts: Sequence[Context]) -> list[NoiseKey | None]:

@@ -11,6 +11,7 @@ from specdec.draft_heads.heads.readout import Readout
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import Attention, new_embedding, split_layer
 from specdec.draft_heads.llama.rope import Rotary
+from specdec.kernels.adapters import AdapterBank
 from specdec.kernels.fused import FeatureWeights, HeadWeights
 from specdec.kernels.projection import Product
 
@@ -157,10 +158,12 @@ class DraftModel(NamedTuple):
     Attributes:
         head: computes states from tokens: a `DraftHead`, or a `BlockHead`.
         readout: computes scores of next tokens from states.
+        adapters: the bank of adapters of the head's layers; None where requests may have none.
     """
 
     head: CachedHead
     readout: Readout
+    adapters: AdapterBank | None = None
 
 
 class TargetParts(NamedTuple):

@@ -123,7 +123,7 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: LlamaConfig, input_size: int, window: int = 0) -> None:
         super().__init__()
-        self.config, self.window = config, window
+        self.config, self.input_size, self.window = config, input_size, window
         hidden, dim = config.hidden_size, config.head_dim
         qkv_size = (config.num_heads + 2 * config.num_kv_heads) * dim
         self.qkv_proj = Linear(input_size, qkv_size, bias=config.attention_bias)

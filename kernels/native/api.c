@@ -64,8 +64,9 @@ context *specdec_open(const char *form_name, int64_t threads, int64_t dtype) {
 
 const char *specdec_form(const context *c) { return c->form->name; }
 
-int specdec_product(context *c, const matrix *m, int64_t rows, const void *x, void *out) {
-    return c->form->product(c, m, rows, x, out);
+/* `s`: adapters of the rows beside a product of no layer, or NULL. */
+int specdec_product(context *c, const matrix *m, const step *s, int64_t rows, const void *x, void *out) {
+    return c->form->product(c, m, s, rows, x, out);
 }
 
 int specdec_rows(context *c, const matrix *m, int64_t count, const int64_t *rows, void *out) {

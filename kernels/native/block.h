@@ -66,8 +66,10 @@ static int write_context(context *c, const block_head *h, const drafting *d) {
             slots[at] = slot_of(d, row, entry);
             positions[at] = entry - d->first;
         }
+    step s = {.rows = count, .layer = h->layers};
     if (norm(c, count, h->hidden, features, h->hidden_norm, h->eps, features) ||
-        run_product_into(c, &h->context, count, features, rows, h->context.columns) ||
+        adapt_rows(c, d, d->rows, 0, &s) ||
+        run_product_into(c, &h->context, &s, count, features, rows, h->context.columns) ||
         reserve_own(c, 2 * h->layer[0]->head_dim))
         return -1;
     context_job j = {c, h, d, rows, slots, positions};
@@ -117,8 +119,11 @@ static char *run_block(context *c, const block_head *h, const drafting *d, const
     }
     step s = {most, words, d->table_blocks, d->block_size, d->first, d->kv_kind, d->slot_bytes, slots, request,
               d->tables, visible, NULL, d->ends, lengths, cos, sin, NULL, NULL};
+    if (adapt_rows(c, d, d->trees, rows, &s))
+        return NULL;
     for (int64_t l = 0; l < h->layers; l++) {
         s.kv = (char *)d->kv + l * d->kv_bytes;
+        s.layer = l;
         s.ancestors = (const int64_t *)(h->causal[l] ? causal : bits);
         if (run_layer(c, h->layer[l], &s, NULL, states, spare))
             return NULL;
@@ -327,7 +332,7 @@ static int run_block_drafting(context *c, const block_head *h, const drafting *d
         roots[tree] = d->tokens[at - 1];
     }
     const char *states = run_block(c, h, d, roots, depth);
-    if (!states || run_product_into(c, &h->output, slots, states, scores, stride))
+    if (!states || run_product_into(c, &h->output, NULL, slots, states, scores, stride))
         return -1;
     block_job j = {c, h, d, &q, roots, kept, room, stride, scores, values + trees * own,
                    values + trees * own + slots * room, places};

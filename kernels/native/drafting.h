@@ -29,7 +29,7 @@ static int read_tokens(context *c, const draft_head *h, const drafting *d, char 
         }
     step s = {count, 1, d->table_blocks, d->block_size, d->first, d->kv_kind, d->slot_bytes, slots, request, d->tables,
               visible, nothing, d->ends, d->ends, cos, sin, NULL, NULL};
-    if (run_head(c, h, &s, d->kv, d->kv_bytes, d->tokens, features, states))
+    if (adapt_rows(c, d, d->rows, 0, &s) || run_head(c, h, &s, d->kv, d->kv_bytes, d->tokens, features, states))
         return -1;
     at = 0;
     for (int64_t row = 0; row < d->trees; row++) {

@@ -290,6 +290,7 @@ typedef struct {
     void *out;
     int kind;
     int64_t stride;
+    const step *adapted; /* adapters of the rows, or NULL */
 } product_job;
 
 static void inputs_work(void *argument, int thread, int64_t begin, int64_t end) {
@@ -307,23 +308,31 @@ static void inputs_work(void *argument, int thread, int64_t begin, int64_t end) 
 static void product_work(void *argument, int thread, int64_t begin, int64_t end) {
     const product_job *j = argument;
     chunks job = {j->c, j->weight, j->c->buffers[INPUTS].memory, NULL, j->rows, 0, j->c->own[thread].memory,
-                  NULL, 0};
+                  j->adapted, offsetof(layer_adapter, qkv)};
     multiply_part(&job, begin, end, j->kind, j->out, j->stride);
 }
 
 static int do_product(context *c, const product_job *j) {
     const matrix *m = j->weight;
+    const int is_adapted = j->adapted && j->adapted->spans;
     if (reserve_own(c, larger(j->rows * CHUNK * BLOCK, m->depth)) ||
-        !reserve(&c->buffers[INPUTS], j->rows * input_stride(m, (int)c->dtype)))
+        !reserve(&c->buffers[INPUTS], j->rows * input_stride(m, (int)c->dtype)) ||
+        (is_adapted && reserve_low(c, j->adapted)))
         return -1;
     pool_each(c->threads, j->rows, ROWS_AT_ONCE, inputs_work, (void *)j);
+    if (is_adapted)
+        run_low(c, j->adapted, offsetof(layer_adapter, qkv), c->buffers[INPUTS].memory, input_stride(m, (int)c->dtype));
     pool_each(c->threads, m->blocks, CHUNK, product_work, (void *)j);
     return 0;
 }
 
-static int run_product(context *c, const matrix *m, int64_t rows, const void *x, void *out) {
-    product_job j = {c, m, rows, x, out, (int)c->dtype, m->columns};
+static int run_product_beside(context *c, const matrix *m, const step *s, int64_t rows, const void *x, void *out) {
+    product_job j = {c, m, rows, x, out, (int)c->dtype, m->columns, s};
     return do_product(c, &j);
+}
+
+static int run_product(context *c, const matrix *m, int64_t rows, const void *x, void *out) {
+    return run_product_beside(c, m, NULL, rows, x, out);
 }
 
 /* Rows of the matrix that was packed, in the context's type. */
@@ -333,9 +342,10 @@ static int read_rows(context *c, const matrix *m, int64_t count, const int64_t *
     return 0;
 }
 
-/* The product as floats, in rows of `stride`. */
-static int run_product_into(context *c, const matrix *m, int64_t rows, const void *x, float *out, int64_t stride) {
-    product_job j = {c, m, rows, x, out, FLOAT32, stride};
+/* The product as floats, in rows of `stride`; `s` has the adapters of the rows, or is NULL. */
+static int run_product_into(context *c, const matrix *m, const step *s, int64_t rows, const void *x, float *out,
+                            int64_t stride) {
+    product_job j = {c, m, rows, x, out, FLOAT32, stride, s};
     return do_product(c, &j);
 }
 

@@ -64,6 +64,7 @@ typedef struct {
     lora_part part[MOST_PARTS];
 } lora;
 
+/* Of a product that belongs to no layer, `qkv` alone. */
 typedef struct {
     lora qkv, output, gate_up, down;
 } layer_adapter;
@@ -151,10 +152,11 @@ typedef struct {
     const float *const *noise; /* [trees][largest depth] of all tokens each, or NULL; NULL for a row without */
     int64_t *sizes, *nodes, *parents, *ranks; /* [trees]; [trees][most]: tokens, parents (-1 the root), ranks by value */
     float *values; /* [trees][most]: log-probabilities of the nodes' paths */
+    const layer_adapter *const *adapters; /* [rows]: layers of each row's adapter, NULL for none; or NULL */
 } drafting;
 
 /* A block head: its layers run over `rows` rows under each root, the last token and mask tokens, of which the last
-   `slots` predict. `context` makes keys and values of all layers from a feature. With a `rank`, `predecessors` of the
+   `slots` predict. `context` makes keys and values of all layers from a feature; its adapters come behind the layers'. With a `rank`, `predecessors` of the
    token before times `successors` of a candidate is added to its score. */
 typedef struct {
     int64_t hidden, layers, rows, slots, mask, rank;
@@ -201,6 +203,7 @@ enum {
     STATES, INPUTS, QKV, TILES, MIXED, SUMS, ACTIVATED, LOW, /* of a layer */
     PAIRS, SPARE, FRONTIER, ROTARY, BITS, NUMBERS, SCORES, CANDIDATES, VALUES, /* of a search */
     READ, READ_NUMBERS, /* of the tokens read before it */
+    SPANS, /* adapted rows of a drafter's step */
     STREAM, PASS_ROTARY, PASS_NUMBERS, WANTED, TAPPED, /* of a pass of the target */
     BUFFERS
 };
@@ -219,7 +222,7 @@ typedef struct {
 /* The operations as compiled for one kind of processor. Each returns 0, or -1 without memory. */
 struct form {
     const char *name;
-    int (*product)(context *, const matrix *, int64_t rows, const void *x, void *out);
+    int (*product)(context *, const matrix *, const step *, int64_t rows, const void *x, void *out);
     int (*rows)(context *, const matrix *, int64_t count, const int64_t *rows, void *out);
     int (*run_layer)(context *, const layer *, const step *, const void *x, const void *residual, void *out);
     int (*attend)(context *, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t window,

@@ -118,6 +118,27 @@ static void score_work(void *argument, int thread, int64_t begin, int64_t end) {
     }
 }
 
+/* Have a step's rows adapted: `each` of every one of the first `requests`, or with 0 the tokens read of them. */
+static int adapt_rows(context *c, const drafting *d, int64_t requests, int64_t each, step *s) {
+    if (!d->adapters)
+        return 0;
+    adapter_rows *spans = reserve(&c->buffers[SPANS], requests * sizeof *spans);
+    if (!spans)
+        return -1;
+    s->spans = 0;
+    s->adapted = spans;
+    for (int64_t row = 0, begin = 0, end; row < requests; row++, begin = end) {
+        const layer_adapter *own = d->adapters[row];
+        const int64_t last = s->spans - 1;
+        end = begin + (each ? each : d->ends[row] - d->starts[row]);
+        if (own && last >= 0 && spans[last].end == begin && spans[last].layers == own)
+            spans[last].end = end;
+        else if (own)
+            spans[s->spans++] = (adapter_rows){begin, end, own};
+    }
+    return 0;
+}
+
 /* The head's states `[count, hidden]` of tokens after `features`; `states` may not be `features`. */
 static int run_head(context *c, const draft_head *h, const step *given, char *kv, size_t kv_bytes,
                     const int64_t *tokens, const char *features, char *states) {
@@ -153,6 +174,7 @@ static int run_head(context *c, const draft_head *h, const step *given, char *kv
     step s = *given;
     for (int64_t l = 0; l < h->layers; l++) {
         s.kv = kv + l * kv_bytes;
+        s.layer = l;
         if (run_layer(c, h->layer[l], &s, l == 0 && h->kind == WITH_NORMS ? pairs : NULL, residual, states))
             return -1;
         if (l + 1 < h->layers) {
@@ -173,7 +195,7 @@ static int run_readout(context *c, const draft_head *h, int64_t count, const cha
             return -1;
         inputs = normed;
     }
-    return run_product_into(c, &h->output, count, inputs, scores, stride);
+    return run_product_into(c, &h->output, NULL, count, inputs, scores, stride);
 }
 
 /* The frontier: the nodes to expand next, `width` of each row. */
@@ -275,7 +297,8 @@ static int run_search(context *c, const draft_head *h, search *q, frontier *f) {
         step s = {most, q->words, d->table_blocks, d->block_size, d->first, d->kv_kind, d->slot_bytes, f->slots,
                   f->request, d->tables, f->visible, (const int64_t *)f->bits, d->ends, f->lengths, f->cos, f->sin,
                   NULL, NULL};
-        if (run_head(c, h, &s, d->kv, d->kv_bytes, f->tokens, f->features, f->states))
+        if (adapt_rows(c, d, trees, d->width, &s) ||
+            run_head(c, h, &s, d->kv, d->kv_bytes, f->tokens, f->features, f->states))
             return -1;
         uint64_t *spare = f->parent_bits;
         f->parent_bits = f->bits;

@@ -207,7 +207,7 @@ class AsyncLLM:
         adapter = None if lora_request is None else with_whole_path(lora_request)
         add = Add(number, tokens, msgspec.Raw(encode(own)), int(priority), cache_salt, interval, trace, adapter)
         self._connection.send(add)
-        stream = RequestStream(name, text, tokens, params.n)
+        stream = RequestStream(name, text, tokens, params.n, adapter)
         self._streams[number], self._numbers[name] = stream, number
         self._none_running.clear()
         shown = ShownStates(params.output_kind)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from specdec.async_engine.messages import Delta
 from specdec.core.choices import ChoiceScore
+from specdec.core.lora_request import LoRARequest
 from specdec.core.outputs import (
     CompletionOutput,
     Logprob,
@@ -77,10 +78,18 @@ class RequestStream:
     Args:
         prompt: text as given, None for token ids.
         num_samples: `SamplingParams.n`.
+        lora_request: adapter of the request, None without one.
     """
 
-    def __init__(self, request_id: str, prompt: str | None, prompt_token_ids: Sequence[int], num_samples: int) -> None:
-        self.request_id = request_id
+    def __init__(
+        self,
+        request_id: str,
+        prompt: str | None,
+        prompt_token_ids: Sequence[int],
+        num_samples: int,
+        lora_request: LoRARequest | None = None,
+    ) -> None:
+        self.request_id, self._lora_request = request_id, lora_request
         self._prompt, self._prompt_token_ids = prompt, list(prompt_token_ids)
         self._samples = [_Sample(index) for index in range(num_samples)]
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
@@ -132,4 +141,5 @@ class RequestStream:
             num_cached_tokens=self._num_cached_tokens,
             metrics=self._metrics,
             choices=self._choices,
+            lora_request=self._lora_request,
         )

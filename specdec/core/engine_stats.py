@@ -5,6 +5,11 @@ from dataclasses import dataclass, field, fields
 from itertools import accumulate
 from typing import NamedTuple
 
+from specdec.core.lora_request import LoadedAdapter
+
+# Fields of `EngineStats` that are not added up as they are.
+_NO_NUMBERS = ("trees_by_accepted", "adapters", "outlook")
+
 
 class DraftOutlook(NamedTuple):
     """Prediction for steps with the draft model's trees, where tree size adapts to load.
@@ -18,6 +23,32 @@ class DraftOutlook(NamedTuple):
     pays: bool
     cycle_cost: float
     tau: float
+
+
+@dataclass
+class TreeCount:
+    """Verified draft trees, and the tokens of outputs that their steps yielded."""
+
+    trees: int = 0
+    tokens: int = 0
+
+    @property
+    def tau(self) -> float:
+        """Mean tokens per step with a tree: accepted drafts and the bonus token."""
+        return self.tokens / self.trees if self.trees else 0.0
+
+
+@dataclass
+class AdapterTrees:
+    """Draft trees of the requests with an adapter.
+
+    Attributes:
+        plain: trees that the draft model drafted without an adapter of its own, chains among them.
+        adapted: those of the draft model with the adapter that was given for it.
+    """
+
+    plain: TreeCount = field(default_factory=TreeCount)
+    adapted: TreeCount = field(default_factory=TreeCount)
 
 
 @dataclass
@@ -42,6 +73,7 @@ class EngineStats:
         tree_tokens: tokens of outputs that steps with a draft tree yielded, each row's step by itself.
         drafts_verified: draft nodes that were verified.
         trees_by_accepted: verified draft trees by the number of their tokens that became output.
+        adapters: trees of the requests with an adapter, by its name.
         draft_seconds, verify_seconds: time of drafting, and of the steps without it, as far as steps are timed.
         queued, finished, aborted: numbers of requests added, ended by themselves, and ended from outside. Each beam of
             a search is a request, which finishes when its children replace it or the search has its result.
@@ -68,6 +100,7 @@ class EngineStats:
     tree_tokens: int = 0
     drafts_verified: int = 0
     trees_by_accepted: dict[int, int] = field(default_factory=dict)
+    adapters: dict[str, AdapterTrees] = field(default_factory=dict)
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     queued: int = 0
@@ -81,17 +114,25 @@ class EngineStats:
 
         The outlook is that of the first engine that has one.
         """
-        names = [each.name for each in fields(EngineStats) if each.name not in ("trees_by_accepted", "outlook")]
+        names = [each.name for each in fields(EngineStats) if each.name not in _NO_NUMBERS]
         total = EngineStats(**{name: sum(getattr(part, name) for part in parts) for name in names})
         total.kv_usage /= max(1, len(parts))
         for part in parts:
             for accepted, trees in part.trees_by_accepted.items():
                 total.trees_by_accepted[accepted] = total.trees_by_accepted.get(accepted, 0) + trees
+            for name, own in part.adapters.items():
+                sums = total.adapters.setdefault(name, AdapterTrees())
+                for count, more in ((sums.plain, own.plain), (sums.adapted, own.adapted)):
+                    count.trees, count.tokens = count.trees + more.trees, count.tokens + more.tokens
         total.outlook = next((part.outlook for part in parts if part.outlook is not None), None)
         return total
 
-    def count_tree(self, num_nodes: int, num_accepted: int, num_new: int) -> None:
+    def count_tree(self, num_nodes: int, num_accepted: int, num_new: int, adapter: LoadedAdapter | None = None) -> None:
         """Count a verified draft tree, of which `num_accepted` tokens became output, `num_new` with the bonus token."""
+        if adapter is not None:
+            own = self.adapters.setdefault(adapter.request.lora_name, AdapterTrees())
+            count = own.adapted if adapter.draft_place else own.plain
+            count.trees, count.tokens = count.trees + 1, count.tokens + num_new
         self.tree_tokens += num_new
         self.drafts_verified += num_nodes
         self.trees_by_accepted[num_accepted] = self.trees_by_accepted.get(num_accepted, 0) + 1

@@ -19,12 +19,14 @@ class AdapterUser(Protocol):
 @checked_keywords()
 @dataclass(frozen=True)
 class LoRARequest:
-    """A LoRA adapter in PEFT's format, by vLLM's fields.
+    """A LoRA adapter in PEFT's format, by vLLM's fields, and perhaps one of the draft model with it.
 
     Attributes:
         lora_name: its name.
         lora_int_id: a number from 1 on.
-        lora_path: its folder.
+        lora_path: its folder; empty where the target alone is served, and its drafts are adapted.
+        draft_lora_path: folder of the draft model's adapter, with which it drafts for these requests; None to draft
+            without one. It changes no output.
 
     Raises:
         ValueError: a field of another kind, or an empty one.
@@ -32,14 +34,19 @@ class LoRARequest:
 
     lora_name: str
     lora_int_id: int
-    lora_path: str
+    lora_path: str = ""
+    draft_lora_path: str | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.lora_path, Path):
-            object.__setattr__(self, "lora_path", str(self.lora_path))
-        for name in ("lora_name", "lora_path"):
-            check_text(name, getattr(self, name))
-            if not getattr(self, name):
+        for name in ("lora_path", "draft_lora_path"):
+            if isinstance(value := getattr(self, name), Path):
+                object.__setattr__(self, name, str(value))
+        for name in ("lora_name", "lora_path", "draft_lora_path"):
+            value = getattr(self, name)
+            if value is None and name == "draft_lora_path":
+                continue
+            check_text(name, value)
+            if not value and (name != "lora_path" or self.draft_lora_path is None):
                 raise ValueError(f"{name} is empty; give the adapter's")
         number = whole_number("lora_int_id", self.lora_int_id)
         if not 1 <= number <= MAX_WHOLE:
@@ -67,7 +74,12 @@ def with_whole_path(lora_request: LoRARequest) -> LoRARequest:
     """
     if not isinstance(lora_request, LoRARequest):
         raise ValueError(f"lora_request is {lora_request!r:.60}; it must be a LoRARequest")
-    return replace(lora_request, lora_path=str(Path(lora_request.lora_path).absolute()))
+
+    def whole(path: str) -> str:
+        return str(Path(path).absolute())
+
+    target, draft = lora_request.lora_path, lora_request.draft_lora_path
+    return replace(lora_request, lora_path=target and whole(target), draft_lora_path=draft and whole(draft))
 
 
 @dataclass(eq=False)
@@ -76,8 +88,8 @@ class LoadedAdapter:
 
     Attributes:
         request: what it was loaded for.
-        place: its number in the bank, from 1 on.
-        identity: stands for its name and its content in the hashes of cache blocks.
+        place: its number in the banks of target and draft model, from 1 on.
+        identity: stands for its name and its content, both models', in the hashes of cache blocks.
     """
 
     request: LoRARequest
@@ -86,6 +98,16 @@ class LoadedAdapter:
     _users: "weakref.WeakSet[AdapterUser]" = field(default_factory=weakref.WeakSet, repr=False)
     # Beams are made while other threads make requests.
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    @property
+    def target_place(self) -> int:
+        """Its place for the target, 0 where it does not adapt it."""
+        return self.place if self.request.lora_path else 0
+
+    @property
+    def draft_place(self) -> int:
+        """Its place for the draft model, 0 where it does not adapt it."""
+        return self.place if self.request.draft_lora_path else 0
 
     def add_user(self, request: AdapterUser) -> None:
         """Note a request that has it."""

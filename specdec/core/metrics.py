@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from specdec.core.engine_stats import EngineStats
+from specdec.core.engine_stats import EngineStats, TreeCount
 
 # Per metric the field of `EngineStats`, and help.
 GAUGES = {
@@ -42,6 +42,12 @@ COUNTERS = {
 }
 # A server counts them where answers leave it.
 _GENERATED = "vllm:generation_tokens"
+# Of each adapter, with and without one of the draft model: per metric the field of `TreeCount`, and help.
+ADAPTER_COUNTERS = {
+    "specdec:adapter_drafts": ("trees", "Draft trees verified of the requests with an adapter."),
+    "specdec:adapter_tree_tokens": ("tokens", "Output tokens of steps with these trees; per draft, this is tau."),
+}
+ADAPTER_LABELS = ("lora_name", "draft_model")
 PER_DEPTH = "vllm:spec_decode_num_accepted_tokens_per_pos"
 
 
@@ -85,5 +91,16 @@ def engine_metrics(stats: EngineStats, model: str) -> Iterator[Metric]:
         yield Gauge(name, labels, getattr(stats, field))
     for name, (field, _) in COUNTERS.items():
         yield Counter(name, labels, getattr(stats, field))
+    for *own, count in adapter_counts(stats):
+        for name, (field, _) in ADAPTER_COUNTERS.items():
+            yield Counter(name, {**labels, **dict(zip(ADAPTER_LABELS, own, strict=True))}, getattr(count, field))
     yield Counter(_GENERATED, labels, stats.generated_tokens)
     yield Vector(PER_DEPTH, labels, list(stats.accepted_per_depth))
+
+
+def adapter_counts(stats: EngineStats) -> Iterator[tuple[str, str, TreeCount]]:
+    """Yield values of `ADAPTER_LABELS` with their trees, as far as there are any."""
+    for name, own in stats.adapters.items():
+        for draft_model, count in (("plain", own.plain), ("adapted", own.adapted)):
+            if count.trees:
+                yield name, draft_model, count

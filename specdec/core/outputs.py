@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from specdec.core.choices import ChoiceScore
+from specdec.core.lora_request import LoRARequest
 
 # Log-probabilities of the model's own distribution, or of the one that is sampled from.
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
@@ -220,6 +221,7 @@ class RequestOutput:
         num_cached_tokens: prompt tokens that were found in the prefix cache; None before the request first ran.
         metrics: times of the request.
         choices: the scores of `SamplingParams.choices`, in their order, once all are known; None unless asked for.
+        lora_request: the adapter of the request, None without one.
     """
 
     request_id: str
@@ -231,6 +233,7 @@ class RequestOutput:
     num_cached_tokens: int | None = None
     metrics: RequestMetrics | None = None
     choices: list[ChoiceScore] | None = None
+    lora_request: LoRARequest | None = None
 
     @property
     def text(self) -> str:

@@ -323,6 +323,7 @@ class RequestGroup:
             num_cached_tokens=first.num_cached_prompt,
             metrics=self.metrics(),
             choices=first.choices.scores() if first.choices is not None and first.choices.is_complete else None,
+            lora_request=None if first.adapter is None else first.adapter.request,
         )
 
     def metrics(self) -> RequestMetrics:

@@ -8,12 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from specdec.config import EngineConfig
-from specdec.core.device import DTYPES
 from specdec.core.lora_request import LoadedAdapter, LoRARequest
 from specdec.engine.shared_engine import SharedEngine
 from specdec.kv_transfer.cache_identity import content_identity, identity
-from specdec.models.llama import LlamaModel
-from specdec.models.lora_adapter import CONFIG, WEIGHTS, read_adapter
+from specdec.models.lora_adapter import CONFIG, WEIGHTS, AdapterFiles
 from specdec.scheduling.scheduler import QueueFullError
 
 logger = logging.getLogger(__name__)
@@ -25,13 +23,11 @@ class EngineAdapters:
     When all places are taken, the least recently used adapter that no unfinished request has is evicted.
 
     Args:
-        model: the target; without a bank it has no adapters.
         shared: the engine, between whose steps adapters are loaded.
     """
 
-    def __init__(self, config: EngineConfig, model: LlamaModel, shared: SharedEngine) -> None:
+    def __init__(self, config: EngineConfig, shared: SharedEngine) -> None:
         self._config, self._shared = config, shared
-        self._sizes, self._bank = model.config, model.adapters
         # The least recently used first; then those that were unloaded while requests had them.
         self._loaded: dict[LoRARequest, LoadedAdapter] = {}
         self._leaving: list[LoadedAdapter] = []
@@ -52,7 +48,7 @@ class EngineAdapters:
             return
         if not isinstance(request, LoRARequest):
             raise ValueError(f"lora_request is {request!r:.60}; it must be a LoRARequest")
-        if self._bank is None:
+        if not self._config.enable_lora:
             with self._shared.turn():
                 raise ValueError(f"lora_request names {request.lora_name!r}; start the engine with enable_lora")
         with self._lock:
@@ -80,10 +76,6 @@ class EngineAdapters:
         with self._lock:
             return list(self._loaded)
 
-    def close(self) -> None:
-        """Release the bank, and with it the target's layers."""
-        self._bank = None
-
     def _load(self, request: LoRARequest) -> LoadedAdapter:
         for other in self._loaded:
             if other.lora_int_id == request.lora_int_id:
@@ -91,27 +83,51 @@ class EngineAdapters:
                     f"lora_int_id {request.lora_int_id} is that of {other.lora_name!r} from {other.lora_path}; give "
                     "each adapter its own, or unload that one"
                 )
-        assert self._bank is not None
-        began, folder, config = time.perf_counter(), Path(request.lora_path), self._config
-        layers = read_adapter(folder, self._sizes, config.max_lora_rank, DTYPES[config.dtype])
-        place = self._free_place()
-        with self._shared.turn():
-            self._bank.put(place, layers)
-        facts = {"name": request.lora_name, "files": [content_identity(folder / name) for name in (CONFIG, WEIGHTS)]}
-        logger.info("adapter %s: %s, loaded in %.1f s", request.lora_name, folder, time.perf_counter() - began)
+        began = time.perf_counter()
+        place, evicted = self._free_place()
+        paths = request.lora_path, request.draft_lora_path
+        files = AdapterFiles(*(Path(path) if path else None for path in paths))
+        with self._shared.turn() as engine:
+            engine.load_adapter(place, files)
+        if evicted is not None:
+            del self._loaded[evicted]
+        facts: dict[str, object] = {"name": request.lora_name, "files": _content(files.target)}
+        if files.draft is not None:
+            # Entries of the draft model's cache depend on it.
+            facts["draft_files"] = _content(files.draft)
+        found = [str(folder) for folder in files if folder is not None]
+        logger.info(
+            "adapter %s: %s, loaded in %.1f s", request.lora_name, ", ".join(found), time.perf_counter() - began
+        )
         return LoadedAdapter(request, place, identity(facts))
 
-    def _free_place(self) -> int:
-        """Return a place that no unfinished request has, and forget the adapter in it."""
+    def check_draft(self) -> None:
+        """Refuse to have the draft model replaced while an adapter of it is loaded.
+
+        Raises:
+            ValueError: one is.
+        """
+        with self._lock:
+            self._leaving = [adapter for adapter in self._leaving if adapter.is_used]
+            for adapter in [*self._loaded.values(), *self._leaving]:
+                if adapter.draft_place:
+                    name = adapter.request.lora_name
+                    raise ValueError(f"the adapter {name!r} is made for the present draft model too; unload it first")
+
+    def _free_place(self) -> tuple[int, LoRARequest | None]:
+        """Return a place that no unfinished request has, and whose it is, None if nobody's."""
         self._leaving = [adapter for adapter in self._leaving if adapter.is_used]
         taken = {adapter.place for adapter in [*self._loaded.values(), *self._leaving]}
         if free := [place for place in range(1, self._config.max_loras + 1) if place not in taken]:
-            return free[0]
+            return free[0], None
         for request, adapter in self._loaded.items():
             if not adapter.is_used:
-                del self._loaded[request]
-                return adapter.place
+                return adapter.place, request
         raise QueueFullError(
             f"running requests have max_loras {self._config.max_loras} other adapters; try again later, or raise "
             "max_loras"
         )
+
+
+def _content(folder: Path | None) -> list[str]:
+    return [] if folder is None else [content_identity(folder / name) for name in (CONFIG, WEIGHTS)]

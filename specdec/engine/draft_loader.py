@@ -16,6 +16,7 @@ from specdec.draft_heads.heads.readout import CandidateReadout, MatrixReadout, t
 from specdec.engine.tap_probe import settle_taps
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.projection import Product
+from specdec.models.adapter_layout import attach_draft_adapters
 from specdec.models.hub import shown_path
 from specdec.models.llama import LlamaModel
 from specdec.models.llama_draft import LlamaDraftHead, holds_llama, load_llama_draft
@@ -55,14 +56,17 @@ def load_drafts(
             f"{folder} has {positions} positions, fewer than the {context} tokens of a request: beyond them nothing "
             "is drafted; limit requests by max_model_len, or take another draft model"
         )
-    head, readout = draft_model
+    head, readout, _ = draft_model
     if config.draft_vocab is not None:
         assert isinstance(readout, MatrixReadout)
         readout = trimmed_readout(readout, config.draft_vocab, kept_tokens)
     if config.draft_rank is not None:
         assert isinstance(readout, MatrixReadout)
         readout = CandidateReadout(readout, config.draft_rank)
-    return DraftModel(head, readout)
+    adapters = None
+    if config.enable_lora:
+        adapters = attach_draft_adapters(head, kernels, config.max_loras, config.max_lora_rank)
+    return DraftModel(head, readout, adapters)
 
 
 def draft_kernels(config: EngineConfig, kernels: KernelSet) -> KernelSet:

@@ -21,6 +21,7 @@ from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.tree import DraftTree, TreeRow
 from specdec.kernels.types import NO_TOKEN, Acceptance
 from specdec.kv_transfer.kv_connector import KVConnector
+from specdec.models.lora_adapter import AdapterFiles
 from specdec.scheduling.rank_values import read_values
 from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.step_plan import PlannedRow, RowResult, StepPlan
@@ -109,6 +110,15 @@ class LLMEngine:
             self.executor.update_draft(folder, kept_tokens)
         self.scheduler.begin_with_draft(rank_values)
 
+    def load_adapter(self, place: int, files: AdapterFiles) -> None:
+        """Load an adapter into a place of the banks that no row of a later step has before, between two steps.
+
+        Raises:
+            ValueError: none that fits; the place keeps what it has.
+        """
+        with on_device(self.worker.device), self.kernels.limited_threads():
+            self.executor.load_adapter(place, files)
+
     def is_sending(self, request: Request) -> bool:
         """Return whether a finished request's answer must wait, as another engine would not find its blocks yet."""
         return self._hands_over and self.connector is not None and self.connector.is_sending(request)
@@ -174,8 +184,15 @@ class LLMEngine:
             # All trees of a batch have as many levels as its deepest; nodes beyond this row's bounds need slots too.
             lacking = self.scheduler.blocks_with_drafts(request) - len(table)
             table = [*table, *[self._null_block] * lacking]
+        adapter = request.adapter
         return DraftRow(
-            table, request.num_draft_cached, row.draft_prefill_end, row.num_nodes, row.max_depth, request.context
+            table,
+            request.num_draft_cached,
+            row.draft_prefill_end,
+            row.num_nodes,
+            row.max_depth,
+            request.context,
+            adapter=0 if adapter is None else adapter.draft_place,
         )
 
     def _results(self, plan: list[PlannedRow], order: StepOrder, outcome: StepOutcome) -> list[RowResult]:
@@ -274,7 +291,7 @@ def _end_without_token(request: Request) -> None:
 
 
 def _tree_row(row: PlannedRow) -> TreeRow:
-    request = row.request
+    request, adapter = row.request, row.request.adapter
     scores_prompt = request.params.prompt_logprobs is not None and request.num_cached < request.num_prompt
     scores_last = row.sampled or row.choices is not None
     return TreeRow(
@@ -282,10 +299,11 @@ def _tree_row(row: PlannedRow) -> TreeRow:
         num_cached=request.num_cached,
         block_table=request.block_table,
         num_scored=row.num_known if scores_prompt else int(scores_last),
-        adapter=_adapter_place(row),
+        adapter=0 if adapter is None else adapter.target_place,
     )
 
 
 def _adapter_place(row: PlannedRow) -> int:
+    """Return the place of a row's adapter in the banks, 0 for none."""
     adapter = row.request.adapter
     return 0 if adapter is None else adapter.place

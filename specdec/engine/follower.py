@@ -9,9 +9,9 @@ other. The process ends when the socket is closed, however that happens.
 import os
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 import torch
 
@@ -28,18 +28,21 @@ from specdec.engine.rank_messages import (
     Answer,
     Failure,
     Fit,
+    LoadAdapter,
     LoadDrafts,
     LoadUpdate,
     Message,
     Refusal,
     Rehearsed,
     Tap,
+    UseAdapter,
     UseUpdate,
 )
 from specdec.engine.worker_builder import WorkerBuilder
 from specdec.execution.step_codec import OrderReader, SentOrder
 from specdec.execution.step_order import PassOrder
 from specdec.execution.worker import Worker
+from specdec.models.lora_adapter import AdapterWeights
 from specdec.models.rank_group import LOOPBACK, Store, file_store
 from specdec.models.rank_layout import join_groups
 
@@ -61,7 +64,7 @@ class Follower:
         self._reader = OrderReader()
         self._worker: Worker | None = None
         self._builder: WorkerBuilder
-        self._update: DraftModel | None = None
+        self._update: DraftModel | AdapterWeights | None = None
 
     def run(self) -> None:
         """Do what the first rank says until it closes the connection, or until something fails."""
@@ -123,11 +126,18 @@ class Follower:
                     self._worker = self._builder.build(num_blocks, num_host_blocks)
                     self._answer(0)
                 case LoadUpdate(folder, kept):
-                    self._answer(self._load(folder, kept))
+                    self._answer(self._load(lambda: self._builder.load_draft(folder, kept)))
                 case UseUpdate():
                     assert self._worker is not None
-                    assert self._update is not None
+                    assert isinstance(self._update, DraftModel)
                     self._worker, self._update = self._builder.with_draft(self._worker, self._update), None
+                    self._answer(0)
+                case LoadAdapter(files):
+                    self._answer(self._load(lambda: self._builder.read_adapter(files)))
+                case UseAdapter(place):
+                    assert isinstance(self._update, AdapterWeights)
+                    self._builder.put_adapter(place, self._update)
+                    self._update = None
                     self._answer(0)
                 case PassOrder() as order:
                     assert self._worker is not None
@@ -147,9 +157,9 @@ class Follower:
         own, self._worker = self._worker.cache.num_blocks * self._builder.block_bytes, None
         return own
 
-    def _load(self, folder: Path, kept: frozenset[int]) -> Answer:
+    def _load(self, load: Callable[[], DraftModel | AdapterWeights]) -> Answer:
         try:
-            self._update = self._builder.load_draft(folder, kept)
+            self._update = load()
         except ValueError as error:
             self._update = None
             return Refusal(str(error))

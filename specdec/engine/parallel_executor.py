@@ -1,18 +1,22 @@
 """An executor over several ranks: the first in this process, the others in processes of their own."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from specdec.cache.kv_cache_manager import BlockMove
 from specdec.engine.followers import Followers
-from specdec.engine.rank_messages import Allocate, LoadUpdate, UseUpdate
+from specdec.engine.rank_messages import Allocate, LoadAdapter, LoadUpdate, UseAdapter, UseUpdate
 from specdec.execution.executor import WorkerMaker
 from specdec.execution.step_codec import OrderWriter
 from specdec.execution.step_order import EntryMoves, PassOrder, StepOrder, StepOutcome
 from specdec.execution.worker import Worker
 from specdec.kernels.draft_trees import DraftTrees, HostTrees
 from specdec.kernels.tree import DraftTree, TreeRow
+from specdec.models.lora_adapter import AdapterFiles
+
+Loaded = TypeVar("Loaded")
 
 
 class ParallelExecutor:
@@ -79,19 +83,41 @@ class ParallelExecutor:
         """See `Executor.update_draft`. A head that one rank refuses is taken by none."""
         followers = self._followers
         followers.tell(LoadUpdate(folder, frozenset(kept_tokens)), followers.last_stage)
-        draft = refusal = None
-        with self._together():
-            try:
-                draft = self._workers.load_draft(folder, kept_tokens)
-            except ValueError as error:
-                refusal = str(error)
-        refusal = followers.refusal(followers.last_stage) or refusal
-        if draft is None or refusal is not None:
-            raise ValueError(refusal)
+        draft = self._loaded(lambda: self._workers.load_draft(folder, kept_tokens), followers.last_stage)
         followers.tell(UseUpdate(), followers.last_stage)
         with self._together():
             self.worker = self._workers.with_draft(self.worker, draft)
         followers.refusal(followers.last_stage)
+
+    def load_adapter(self, place: int, files: AdapterFiles) -> None:
+        """See `Executor.load_adapter`. An adapter that one rank refuses is taken by none."""
+        followers = self._followers
+        everywhere = [*followers.last_stage, *followers.earlier_stages]
+        followers.tell(LoadAdapter(files), followers.last_stage)
+        # The draft model is in the last stage alone.
+        followers.tell(LoadAdapter(files._replace(draft=None)), followers.earlier_stages)
+        adapter = self._loaded(lambda: self._workers.read_adapter(files), everywhere)
+        followers.tell(UseAdapter(place))
+        with self._together():
+            self._workers.put_adapter(place, adapter)
+        followers.refusal(everywhere)
+
+    def _loaded(self, load: Callable[[], Loaded], ranks: Sequence[int]) -> Loaded:
+        """Return what this rank loads, once the others have loaded theirs.
+
+        Raises:
+            ValueError: one of them refuses it.
+        """
+        loaded = refusal = None
+        with self._together():
+            try:
+                loaded = load()
+            except ValueError as error:
+                refusal = str(error)
+        refusal = self._followers.refusal(ranks) or refusal
+        if loaded is None or refusal is not None:
+            raise ValueError(refusal)
+        return loaded
 
     def check_health(self) -> None:
         """See `Executor.check_health`."""

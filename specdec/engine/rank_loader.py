@@ -8,6 +8,7 @@ from specdec.config import EngineConfig
 from specdec.core.device import DTYPES
 from specdec.core.launch import current_launch
 from specdec.kernels.kernel_set import KernelSet, choose_kernels
+from specdec.models.adapter_layout import attach_adapters
 from specdec.models.llama import LlamaModel, load_llama
 from specdec.models.rank_layout import RankGroups, RankLayout
 from specdec.models.sharded_llama import load_shard
@@ -54,7 +55,7 @@ def kernels_of(config: EngineConfig) -> KernelSet:
 
 
 def load_target(config: EngineConfig, kernels: KernelSet, groups: RankGroups | None) -> LlamaModel:
-    """Load the target, or this rank's part of it.
+    """Load the target, or this rank's part of it, with a bank for adapters if it is to have any.
 
     Raises:
         CheckpointError: see `load_llama`.
@@ -62,5 +63,9 @@ def load_target(config: EngineConfig, kernels: KernelSet, groups: RankGroups | N
     """
     where = DTYPES[config.dtype], torch.device(config.device)
     if groups is None:
-        return load_llama(config.model, *where, kernels)
-    return load_shard(config.model, *where, kernels, groups)
+        model = load_llama(config.model, *where, kernels)
+    else:
+        model = load_shard(config.model, *where, kernels, groups)
+    if config.enable_lora:
+        attach_adapters(model, kernels, config.max_loras, config.max_lora_rank)
+    return model

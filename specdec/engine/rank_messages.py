@@ -6,6 +6,7 @@ from typing import NamedTuple
 from specdec.config import EngineConfig
 from specdec.execution.step_codec import SentOrder
 from specdec.execution.step_order import PassOrder
+from specdec.models.lora_adapter import AdapterFiles
 
 
 class Join(NamedTuple):
@@ -66,8 +67,20 @@ class UseUpdate(NamedTuple):
     """Draft with the head that was loaded last, from the next step on."""
 
 
+class LoadAdapter(NamedTuple):
+    """Read an adapter; see `WorkerMaker.read_adapter`."""
+
+    files: AdapterFiles
+
+
+class UseAdapter(NamedTuple):
+    """Put the adapter that was read last into a place of the banks."""
+
+    place: int
+
+
 class Refusal(NamedTuple):
-    """Answer to `LoadUpdate`: the head does not fit, and the rank goes on with the present one."""
+    """Answer to `LoadUpdate` and `LoadAdapter`: it does not fit, and the rank goes on with what it has."""
 
     reason: str
 
@@ -82,8 +95,21 @@ class Failure(NamedTuple):
     reason: str
 
 
-Message = Join | LoadDrafts | Tap | Fit | Rehearsed | Allocate | LoadUpdate | UseUpdate | PassOrder | SentOrder
+Message = (
+    Join
+    | LoadDrafts
+    | Tap
+    | Fit
+    | Rehearsed
+    | Allocate
+    | LoadUpdate
+    | UseUpdate
+    | LoadAdapter
+    | UseAdapter
+    | PassOrder
+    | SentOrder
+)
 BEAT = 1.0
 # Answers. To `Join`: 0, twice, when the rank is there and when it has loaded. To `LoadDrafts` and `Tap`: bytes of a
-# block. To `Fit`: number of blocks. To `Allocate`, `LoadUpdate` and `UseUpdate`: 0.
+# block. To `Fit`: number of blocks. To `Allocate`, and to those that load and use: 0.
 Answer = int | Refusal | Alive | Failure

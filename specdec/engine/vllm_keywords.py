@@ -25,7 +25,7 @@ FOREIGN_ENGINE = {
     "cpu_offload_gb": Foreign("all weights are on the device", (0, 0.0)),
     "max_cpu_loras": _NO_EFFECT,
     "lora_dtype": Foreign("adapters have the dtype of the model; see dtype", ("auto",)),
-    "fully_sharded_loras": Foreign("adapters are for one rank", (False,)),
+    "fully_sharded_loras": Foreign("ranks split adapters as they split the weights beside them", (False,)),
     "enable_sleep_mode": Foreign("use close()", (False,)),
     "generation_config": Foreign("defaults are those of the checkpoint; give SamplingParams for others", ("auto",)),
     "runner": Foreign("this engine generates text", ("auto", "generate")),

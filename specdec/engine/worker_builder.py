@@ -22,7 +22,9 @@ from specdec.execution.split_verifier import SplitVerifier
 from specdec.execution.worker import Worker
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.kv_entries import KV_DTYPES, LARGEST
+from specdec.models.adapter_layout import draft_layout, draft_part, target_layout, target_part
 from specdec.models.llama import LlamaModel
+from specdec.models.lora_adapter import AdapterFiles, AdapterWeights, read_adapter
 from specdec.models.sharded_llama import ShardedLlama
 from specdec.verify.verifier import Verifier, verifier_of
 
@@ -110,6 +112,39 @@ class WorkerBuilder:
         except BaseException:
             self.draft, self.head = before
             raise
+
+    def read_adapter(self, files: AdapterFiles) -> AdapterWeights:
+        """See `WorkerMaker.read_adapter`."""
+        target = None
+        if files.target is not None:
+            layout = target_layout(self.model.whole_config)
+            whole = read_adapter(files.target, layout, self.config.max_lora_rank, self.dtype)
+            target = target_part(self.model, whole)
+        draft = None
+        if files.draft is not None:
+            if self.head is None:
+                raise ValueError(
+                    f"draft_lora_path is {str(files.draft)!r}, and the engine drafts without a model; leave it out"
+                )
+            if (size := self.config.draft_tensor_parallel_size) > 1:
+                raise ValueError(
+                    f"draft_lora_path is {str(files.draft)!r} and draft_tensor_parallel_size is {size}; adapters are "
+                    "of whole draft models; leave it out, or use draft_tensor_parallel_size 1"
+                )
+            layers = draft_layout(self.head)
+            own = read_adapter(files.draft, layers, self.config.max_lora_rank, self.dtype, of="draft model")
+            draft = draft_part(self.head, own)
+        return AdapterWeights(target, draft)
+
+    def put_adapter(self, place: int, adapter: AdapterWeights) -> None:
+        """See `WorkerMaker.put_adapter`."""
+        if adapter.target is not None:
+            assert self.model.adapters is not None
+            self.model.adapters.put(place, adapter.target)
+        if adapter.draft is not None:
+            assert self.draft is not None
+            assert self.draft.adapters is not None
+            self.draft.adapters.put(place, adapter.draft)
 
     def _worker(self, cache: KVCache) -> Worker:
         runner = ModelRunner(self.model, cache, self.dtype, self.head, self.longest, self.taps)

@@ -9,6 +9,7 @@ from specdec.execution.step_order import StepOrder, StepOutcome
 from specdec.execution.worker import Worker
 from specdec.kernels.draft_trees import DraftTrees
 from specdec.kernels.tree import TreeRow
+from specdec.models.lora_adapter import AdapterFiles, AdapterWeights
 
 
 class WorkerMaker(Protocol):
@@ -31,6 +32,18 @@ class WorkerMaker(Protocol):
 
     def with_draft(self, worker: Worker, draft: DraftModel) -> Worker:
         """Return a worker over the same cache that drafts with another head; later ones are built with it as well."""
+        ...
+
+    def read_adapter(self, files: AdapterFiles) -> AdapterWeights:
+        """Read an adapter, as far as this process has what it changes.
+
+        Raises:
+            ValueError: none that fits, with the reason.
+        """
+        ...
+
+    def put_adapter(self, place: int, adapter: AdapterWeights) -> None:
+        """Put an adapter into a place of the banks, between two steps."""
         ...
 
 
@@ -79,6 +92,14 @@ class Executor(Protocol):
         """
         ...
 
+    def load_adapter(self, place: int, files: AdapterFiles) -> None:
+        """Load an adapter into a place of all workers' banks, between two steps.
+
+        Raises:
+            ValueError: none that fits; the place keeps what it has.
+        """
+        ...
+
     def check_health(self) -> None:
         """Raise an `ExecutorDeadError` if a worker is gone."""
         ...
@@ -119,6 +140,10 @@ class InProcessExecutor:
     def update_draft(self, folder: Path, kept_tokens: Collection[int]) -> None:
         """See `Executor.update_draft`."""
         self.worker = self._workers.with_draft(self.worker, self._workers.load_draft(folder, kept_tokens))
+
+    def load_adapter(self, place: int, files: AdapterFiles) -> None:
+        """See `Executor.load_adapter`."""
+        self._workers.put_adapter(place, self._workers.read_adapter(files))
 
     def check_health(self) -> None:
         """Do nothing: the worker lives as long as this process."""

@@ -32,6 +32,7 @@ class SentRow(NamedTuple):
         part: num_cached, number of known tokens of the row, and num_scored.
         table: block table.
         draft: num_draft_cached, draft_prefill_end, num_nodes and max_depth.
+        adapters: of the target and of the draft model.
         padding: blocks that the draft's table has beyond the other.
         chain: draft nodes that need no model.
     """
@@ -42,6 +43,7 @@ class SentRow(NamedTuple):
     part: tuple[int, int, int]
     table: "array[int]"
     draft: tuple[int, int, int, int]
+    adapters: tuple[int, int]
     padding: "array[int]"
     chain: ChainNodes | None
 
@@ -84,6 +86,7 @@ class OrderWriter:
                     (part.num_cached, len(part.tokens), part.num_scored),
                     array("q", part.block_table),
                     (draft.num_draft_cached, draft.draft_prefill_end, draft.num_nodes, draft.max_depth),
+                    (part.adapter, draft.adapter),
                     array("q", draft.block_table[len(part.block_table) :]),
                     chain,
                 )
@@ -101,13 +104,13 @@ class OrderReader:
         """Return the order that was written."""
         before, self._contexts = self._contexts, {}
         parts, drafts = [], []
-        for number, new, tokens, (cached, count, scored), table, numbers, padding, _ in sent.rows:
+        for number, new, tokens, (cached, count, scored), table, numbers, adapters, padding, _ in sent.rows:
             context = before[number] if new is None else Context(new.sampling, [], new.num_prompt)
             self._contexts[number] = context
             known = context.token_ids
             assert isinstance(known, list)
             known += tokens
             blocks = table.tolist()
-            parts.append(TreeRow(known[cached : cached + count], cached, blocks, scored))
-            drafts.append(DraftRow([*blocks, *padding], *numbers, context))
+            parts.append(TreeRow(known[cached : cached + count], cached, blocks, scored, adapters[0]))
+            drafts.append(DraftRow([*blocks, *padding], *numbers, context, adapter=adapters[1]))
         return StepOrder(parts, drafts, [row.chain for row in sent.rows], sent.sampled, sent.moves, sent.needs_logits)

@@ -1,12 +1,21 @@
-"""Layout of adapters in a Llama: the products of a layer, their parts, and the bank of loaded adapters."""
+"""Layout of adapters in a target or a draft model: the products of its layers, their parts, and their bank."""
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from torch import nn
+
+from specdec.draft_heads.heads.block_head import BlockHead
+from specdec.draft_heads.heads.draft_head import CachedHead
 from specdec.draft_heads.llama.llama_config import LlamaConfig
-from specdec.draft_heads.llama.llama_layer import LlamaLayer
-from specdec.kernels.adapters import AdapterBank, StackedAdapters
+from specdec.draft_heads.llama.llama_layer import DecoderLayer
+from specdec.kernels.adapters import AdapterBank, LayerAdapter, StackedAdapters
 from specdec.kernels.kernel_set import KernelSet
+from specdec.kernels.projection import Product
 from specdec.models.llama import LlamaModel
+from specdec.models.llama_draft import LlamaDraftHead
+from specdec.models.sharded_llama import ShardedLlama
+from specdec.models.split_parts import SummedProduct
 
 
 class AdaptedPart(NamedTuple):
@@ -20,7 +29,7 @@ class AdaptedProduct(NamedTuple):
     """A product of a layer that adapters may change.
 
     Attributes:
-        attribute: its name in `LlamaLayer`.
+        attribute: its name in `DecoderLayer`.
         inputs: columns of its weight.
         parts: the layers of the Hugging Face layout that are joined in it.
     """
@@ -30,8 +39,16 @@ class AdaptedProduct(NamedTuple):
     parts: tuple[AdaptedPart, ...]
 
 
-def adapted_products(config: LlamaConfig) -> dict[str, AdaptedProduct]:
-    """Return the products of a layer by their names in `LayerWeights`."""
+# The products of each layer that adapters may change, by their names in `LayerWeights`.
+AdapterLayout = Sequence[Mapping[str, AdaptedProduct]]
+
+
+def adapted_products(config: LlamaConfig, inputs: int | None = None) -> dict[str, AdaptedProduct]:
+    """Return the products of a layer by their names in `LayerWeights`.
+
+    Args:
+        inputs: of queries, keys and values, where they are others than the hidden state.
+    """
     hidden, width = config.hidden_size, config.intermediate_size
     heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
 
@@ -39,29 +56,105 @@ def adapted_products(config: LlamaConfig) -> dict[str, AdaptedProduct]:
         return tuple(AdaptedPart(f"{where}.{name}_proj", size) for name, size in columns.items())
 
     return {
-        "qkv": AdaptedProduct("qkv_proj", hidden, parts("self_attn", q=heads, k=kv_heads, v=kv_heads)),
+        "qkv": AdaptedProduct("qkv_proj", inputs or hidden, parts("self_attn", q=heads, k=kv_heads, v=kv_heads)),
         "output": AdaptedProduct("o_proj", heads, parts("self_attn", o=hidden)),
         "gate_up": AdaptedProduct("gate_up_proj", hidden, parts("mlp", gate=width, up=width)),
         "down": AdaptedProduct("down_proj", width, parts("mlp", down=hidden)),
     }
 
 
+def target_layout(config: LlamaConfig) -> AdapterLayout:
+    """Return the products of a whole target."""
+    return [adapted_products(config)] * config.num_layers
+
+
+def target_part(model: LlamaModel, adapter: Sequence[LayerAdapter]) -> Sequence[LayerAdapter]:
+    """Return what this rank has of an adapter of the whole target: its layers, split as the weights beside them."""
+    if not isinstance(model, ShardedLlama):
+        return adapter
+    shard, layout = model.shard, target_layout(model.shard.whole)
+    return [
+        {
+            name: [
+                shard.cut_low_rank(f"layers.{layer}.{part.module}", low)
+                for part, low in zip(product.parts, adapter[layer][name], strict=True)
+            ]
+            for name, product in layout[layer].items()
+        }
+        for layer in range(shard.layers.start, shard.layers.stop)
+    ]
+
+
+def draft_layout(head: CachedHead) -> AdapterLayout:
+    """Return the products of a draft model's layers."""
+    return [adapted_products(head.llama, layer.input_size) for layer in _draft_layers(head)]
+
+
+def draft_part(head: CachedHead, adapter: Sequence[LayerAdapter]) -> Sequence[LayerAdapter]:
+    """Return an adapter of a draft model's layers as its bank takes it.
+
+    A block head makes keys and values of known tokens by one product for all layers, which comes behind them.
+    """
+    if not isinstance(head, BlockHead):
+        return adapter
+    return [*adapter, {"qkv": [low for layer in adapter for low in layer["qkv"][1:]]}]
+
+
+def _draft_layers(head: CachedHead) -> list[DecoderLayer]:
+    model = head.model if isinstance(head, LlamaDraftHead) else head
+    assert isinstance(model, nn.Module)
+    return [layer for layer in model.get_submodule("layers").children() if isinstance(layer, DecoderLayer)]
+
+
+def attach_draft_adapters(head: CachedHead, kernels: KernelSet, places: int, rank: int) -> AdapterBank:
+    """Have a prepared draft model carry adapters, and return their bank, which is empty; see `attach_adapters`."""
+    carriers: list[nn.Module] = [*_draft_layers(head)]
+    layout = list(draft_layout(head))
+    if isinstance(head, BlockHead):
+        parts = tuple(part for products in layout for part in products["qkv"].parts[1:])
+        carriers.append(head)
+        layout.append({"qkv": AdaptedProduct("_project", head.llama.hidden_size, parts)})
+    return _bank(carriers, layout, kernels, places, rank)
+
+
 def attach_adapters(model: LlamaModel, kernels: KernelSet, places: int, rank: int) -> AdapterBank:
-    """Have the layers of a prepared model carry adapters, and return their bank, which is empty.
+    """Have the layers of a prepared target carry adapters, and return their bank, which is empty.
 
     Args:
         places: most adapters.
         rank: their largest rank.
     """
-    layers = [layer for layer in model.layers if isinstance(layer, LlamaLayer)]
-    if kernels.fused_adapters is not None:
-        model.adapters = kernels.fused_adapters([layer.fused for layer in layers])
-        return model.adapters
-    model.adapters = bank = StackedAdapters(kernels.grouped_lora, places, rank)
-    products = adapted_products(model.config)
-    sizes = {name: (each.inputs, *(part.columns for part in each.parts)) for name, each in products.items()}
-    for layer in layers:
-        own = {name: (layer.__dict__[each.attribute], sizes[name]) for name, each in products.items()}
-        for name, product in bank.adapt(own, model.norm.weight).items():
-            layer.__dict__[products[name].attribute] = product
+    layers = [layer for layer in model.layers if isinstance(layer, DecoderLayer)]
+    model.adapters = _bank(layers, [adapted_products(model.config)] * len(layers), kernels, places, rank)
+    return model.adapters
+
+
+def _bank(
+    carriers: Sequence[nn.Module], layout: AdapterLayout, kernels: KernelSet, places: int, rank: int
+) -> AdapterBank:
+    """Return the bank of the adapters of layers, and perhaps of one module behind them."""
+    layers = [carrier for carrier in carriers if isinstance(carrier, DecoderLayer)]
+    if kernels.fused_adapters is not None and all(hasattr(layer, "fused") for layer in layers):
+        beside: Product | None = None
+        if len(layers) < len(carriers):
+            beside = carriers[-1].__dict__[layout[-1]["qkv"].attribute]
+        return kernels.fused_adapters([layer.fused for layer in layers], beside)
+    bank = StackedAdapters(kernels.grouped_lora, places, rank)
+    for carrier, products in zip(carriers, layout, strict=True):
+        own = {name: carrier.__dict__[product.attribute] for name, product in products.items()}
+        # Of a product that ranks sum, each rank's adapters are a part of the sum.
+        given = {
+            name: (product.product if isinstance(product, SummedProduct) else product, _sizes(products[name]))
+            for name, product in own.items()
+        }
+        for name, adapted in bank.adapt(given, layers[0].post_attention_layernorm.weight).items():
+            if isinstance(own[name], SummedProduct):
+                own[name].product = adapted
+            else:
+                carrier.__dict__[products[name].attribute] = adapted
     return bank
+
+
+def _sizes(product: AdaptedProduct) -> tuple[int, ...]:
+    """Return the inputs of a product, then the columns of its parts."""
+    return product.inputs, *(part.columns for part in product.parts)

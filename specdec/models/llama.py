@@ -72,6 +72,11 @@ class LlamaModel(nn.Module):
         self.num_parameters = sum(parameter.numel() for parameter in self.parameters())
 
     @property
+    def whole_config(self) -> LlamaConfig:
+        """Sizes of the whole model, of which a rank may hold a part."""
+        return self.config
+
+    @property
     def lm_head_weight(self) -> Tensor:
         """`[vocab_size, hidden_size]`."""
         return self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight

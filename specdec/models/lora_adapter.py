@@ -2,9 +2,9 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file
@@ -18,9 +18,8 @@ from specdec.draft_heads.llama.checkpoint_files import (
     listed,
     read_object,
 )
-from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.kernels.adapters import LayerAdapter, LowRank
-from specdec.models.adapter_layout import adapted_products
+from specdec.models.adapter_layout import AdapterLayout
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -39,27 +38,46 @@ _REQUIRED: dict[str, tuple[Any, ...]] = {
     "arrow_config": (None,),
     "use_qalora": (False, None),
     "use_bdlora": (None, False),
+    "kasa_config": (None,),
+    "monteclora_config": (None,),
 }
 # Ways to begin that change the base weights too, unless PEFT converts the adapter when it saves it.
-_CHANGING_BASE = ("pissa", "olora", "corda", "loftq")
-_TENSOR = re.compile(r"layers\.(\d+)\.(.+)\.lora_([AB])(?:\.default)?\.weight")
+_CHANGING_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+_TENSOR = re.compile(r"(?:layers\.(\d+)|midlayer)\.(.+)\.lora_([AB])(?:\.default)?\.weight")
 _PREFIXES = ("base_model.model.", "model.")
 
 
-def read_adapter(folder: Path, config: LlamaConfig, max_rank: int, dtype: torch.dtype) -> list[LayerAdapter]:
-    """Read an adapter for a target, strictly.
+class AdapterFiles(NamedTuple):
+    """Folders of an adapter: of the target and of the draft model, None for the one that has none."""
+
+    target: Path | None
+    draft: Path | None = None
+
+
+class AdapterWeights(NamedTuple):
+    """What a rank has of an adapter: its layers of the target and of the draft model; None as in `AdapterFiles`."""
+
+    target: Sequence[LayerAdapter] | None
+    draft: Sequence[LayerAdapter] | None = None
+
+
+def read_adapter(
+    folder: Path, layout: AdapterLayout, max_rank: int, dtype: torch.dtype, *, of: str = "target"
+) -> list[LayerAdapter]:
+    """Read an adapter for a model, strictly.
 
     Its scale, alpha / rank or with rank-stabilised LoRA (2312.03732) alpha / sqrt(rank), is in the second matrices.
 
     Args:
-        config: of the target.
+        layout: of the model's layers.
         max_rank: the largest rank that is allowed.
+        of: what errors call the model.
 
     Returns:
         Each layer's adapter, in `dtype`.
 
     Raises:
-        CheckpointError: no adapter, one that does not fit the target, a rank above `max_rank`, or a feature that is not
+        CheckpointError: no adapter, one that does not fit the model, a rank above `max_rank`, or a feature that is not
             supported.
     """
     if not folder.is_dir():
@@ -71,16 +89,16 @@ def read_adapter(folder: Path, config: LlamaConfig, max_rank: int, dtype: torch.
     with error_context(folder):
         _check_settings(settings)
         scales = _Scales(settings, max_rank, dtype)
-        pairs = _pairs(_tensors(folder / WEIGHTS), config)
+        pairs = _pairs(_tensors(folder / WEIGHTS), layout, of)
         return [
             {
                 name: [
-                    _low_rank(pairs, f"layers.{layer}.{part.module}", (product.inputs, part.columns), scales)
+                    _low_rank(pairs, f"layers.{layer}.{part.module}", (product.inputs, part.columns), scales, of)
                     for part in product.parts
                 ]
-                for name, product in adapted_products(config).items()
+                for name, product in products.items()
             }
-            for layer in range(config.num_layers)
+            for layer, products in enumerate(layout)
         ]
 
 
@@ -111,14 +129,21 @@ class _Scales:
         self.is_stabilised = settings.get("use_rslora") is True
         self.ranks, self.alphas = (_patterns(settings, name) for name in ("rank_pattern", "alpha_pattern"))
 
-    def of(self, module: str) -> tuple[float, float]:
-        """Return rank and scale of a module, by its name in the target."""
-        rank = next((rank for pattern, rank in self.ranks if pattern.match(module)), self.rank)
-        alpha = next((alpha for pattern, alpha in self.alphas if pattern.match(module)), self.alpha)
+    def of(self, modules: Sequence[str]) -> tuple[float, float]:
+        """Return rank and scale of a module, by its names in the model."""
+        rank, alpha = _matching(self.ranks, modules, self.rank), _matching(self.alphas, modules, self.alpha)
         return rank, alpha / (math.sqrt(rank) if self.is_stabilised else rank)
 
 
-def _patterns(settings: Mapping[str, Any], name: str) -> list[tuple[re.Pattern[str], float]]:
+_Patterns = list[tuple[re.Pattern[str], float]]
+
+
+def _matching(patterns: _Patterns, modules: Sequence[str], other: float) -> float:
+    """Return the number of the first pattern that one of the names matches."""
+    return next((number for pattern, number in patterns if any(map(pattern.match, modules))), other)
+
+
+def _patterns(settings: Mapping[str, Any], name: str) -> _Patterns:
     """Read names or regular expressions of modules with a number each, as PEFT matches them: behind a dot."""
     given = settings.get(name) or {}
     if not isinstance(given, Mapping):
@@ -147,26 +172,35 @@ def _tensors(file: Path) -> dict[str, Tensor]:
     return found
 
 
-# The two matrices of each adapted module, by its name.
-_Pairs = dict[str, dict[str, Tensor]]
+class _Module(NamedTuple):
+    """The two matrices of an adapted module by their letters, and the module's names in the model."""
+
+    matrices: dict[str, Tensor]
+    names: tuple[str, ...]
 
 
-def _pairs(tensors: Mapping[str, Tensor], config: LlamaConfig) -> _Pairs:
+def _pairs(tensors: Mapping[str, Tensor], layout: AdapterLayout, of: str) -> dict[str, _Module]:
+    """Return the modules that an adapter has, by their names in the layout."""
     check_weight_dtypes(tensors)
-    known = {part.module for product in adapted_products(config).values() for part in product.parts}
-    found: _Pairs = {}
+    known = {part.module for product in layout[0].values() for part in product.parts}
+    found: dict[str, _Module] = {}
     foreign = []
     for name, tensor in tensors.items():
-        match = _TENSOR.fullmatch(_without_prefixes(name))
-        if match is None or match[2] not in known or int(match[1]) >= config.num_layers:
+        bare = _without_prefixes(name)
+        match = _TENSOR.fullmatch(bare)
+        # EAGLE-3's official name of a head's first layer.
+        layer = int((match[1] or 0) if match else 0)
+        if match is None or match[2] not in known or layer >= len(layout) or (match[1] is None and of == "target"):
             foreign.append(name)
-        else:
-            found.setdefault(f"layers.{match[1]}.{match[2]}", {})[match[3]] = tensor
+            continue
+        own = f"layers.{layer}.{match[2]}"
+        names = f"model.{own}", bare[: match.end(2)]
+        found.setdefault(own, _Module({}, names)).matrices[match[3]] = tensor
     if foreign:
         modules = ", ".join(sorted(module.rpartition(".")[2] for module in known))
         raise CheckpointError(
-            f"tensors that are not supported: {listed(sorted(foreign))}; adapters are for {modules} of the target's "
-            f"{config.num_layers} layers"
+            f"tensors that are not supported: {listed(sorted(foreign))}; adapters are for {modules} of the {of}'s "
+            f"{len(layout)} layers"
         )
     if not found:
         raise CheckpointError(f"{WEIGHTS}: no tensors")
@@ -179,24 +213,24 @@ def _without_prefixes(name: str) -> str:
     return name
 
 
-def _low_rank(pairs: _Pairs, name: str, sizes: tuple[int, int], scales: _Scales) -> LowRank:
+def _low_rank(modules: Mapping[str, _Module], name: str, sizes: tuple[int, int], scales: _Scales, of: str) -> LowRank:
     """Return a module's matrices, scaled; those of rank 0 for a module that is not adapted.
 
     Args:
         sizes: inputs and columns of its weight.
     """
     (inputs, columns), dtype = sizes, scales.dtype
-    pair = pairs.get(name)
-    if pair is None:
+    module = modules.get(name)
+    if module is None:
         return LowRank(torch.zeros(0, inputs, dtype=dtype), torch.zeros(columns, 0, dtype=dtype))
     for which in "AB":
-        if which not in pair:
+        if which not in module.matrices:
             raise CheckpointError(f"{name}: missing tensor lora_{which}")
-    down, up = pair["A"], pair["B"]
-    rank, scale = scales.of(f"model.{name}")
+    down, up = module.matrices["A"], module.matrices["B"]
+    rank, scale = scales.of(module.names)
     if down.shape != (rank, inputs) or up.shape != (columns, rank):
         raise CheckpointError(
-            f"{name}: lora_A has shape {list(down.shape)} and lora_B {list(up.shape)}; rank {rank:g} and the target "
+            f"{name}: lora_A has shape {list(down.shape)} and lora_B {list(up.shape)}; rank {rank:g} and the {of} "
             f"say [{rank:g}, {inputs}] and [{columns}, {rank:g}]"
         )
     if rank > scales.max_rank:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from specdec.draft_heads.heads.draft_head import TargetOutput, TargetParts
+from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.kernels.kernel_set import KernelSet
 from specdec.models.checkpoint import read_settings, read_weights
 from specdec.models.llama import LlamaModel, built_llama, check_whole, normalised, read_llama_config, untied
@@ -49,6 +50,10 @@ class ShardedLlama(LlamaModel):
             self.lm_head = None
         self.num_parameters = sum(parameter.numel() for parameter in self.parameters())
         split_rows(self.layers, shard.plan, group)
+
+    @property
+    def whole_config(self) -> LlamaConfig:
+        return self.shard.whole
 
     def enter(self, tokens: Tensor, tap_layers: Sequence[int]) -> tuple[Tensor, dict[int, Tensor]]:
         """Return the input of the shard's first layer, which the stage before sends if there is one."""

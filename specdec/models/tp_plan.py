@@ -11,6 +11,7 @@ from torch import Tensor
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.draft_heads.llama.kv_scheme import is_kv_scale
 from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.kernels.adapters import LowRank
 from specdec.kernels.integers import ceil_div
 
 # transformers' `base_model_tp_plan` of the families that this engine serves, with the lm_head's. Theirs has no entry
@@ -232,6 +233,19 @@ class Shard:
             shape = list(tensor.shape)
             raise CheckpointError(f"{name} has shape {shape}, config.json says {span.total} in dimension {dim}")
         return tensor.narrow(dim, span.start, span.size)
+
+    def cut_low_rank(self, module: str, update: LowRank) -> LowRank:
+        """Return the rank's part of an update of low rank: `up` is split by columns of the weight, or `down` by inputs.
+
+        Args:
+            module: the weight's, in a checkpoint, without its `model.`.
+        """
+        way, name = WORDS[self.plan.word(module)], f"{module}.weight"
+        down, up = update
+        return LowRank(
+            self.cut(name, down) if way == BY_INPUTS else down,
+            self.cut(name, up) if way == BY_OUTPUTS else up,
+        )
 
     def _span(self, module: str) -> Span:
         """Return the part of a module's split dimension."""

@@ -52,7 +52,10 @@ class Front:
         server: Mapping[str, Any],
     ) -> None:
         own = {name: value for name, value in settings.items() if name not in OF_THE_DEVICE}
-        remote = None if prefill is None else RemotePrefill(HandleReplicas(prefill).generate)
+        remote = None
+        if prefill is not None:
+            calls = HandleReplicas(prefill)
+            remote = RemotePrefill(calls.generate, calls.ask)
         keywords = cast(LLMKeywords, {**own, "device": "cpu"})
         self._llm = ReplicatedLLM(HandleReplicas(replicas), model, draft, prefill=remote, **keywords)
         self._service = Service(self._llm, ServerSettings(**server), model or "demo")
@@ -60,6 +63,8 @@ class Front:
     async def __serve_build_asgi_app__(self) -> ASGIApp:
         """Return the application; Ray Serve asks for it once."""
         await self._llm.start()
+        # Replicas may start later than this; they load adapters with the first requests.
+        self._service.adapters.serve_given()
         return build_app(self._service)
 
 
@@ -83,6 +88,11 @@ def build(arguments: dict[str, Any]) -> serve.Application:
     for name in server:
         if name not in ServerSettings.__dataclass_fields__:
             raise unknown_name("server", name, ServerSettings.__dataclass_fields__)
+    if server.get("allow_runtime_lora_updating"):
+        raise ValueError(
+            "allow_runtime_lora_updating is given; one front end would know of an adapter that others do not; name "
+            "all in lora_modules, and deploy the application anew to change them"
+        )
     timeout = ServerSettings(**server).engine_timeout
     front, prefill = cast(Any, Front), None
     if "prefill_settings" in arguments:

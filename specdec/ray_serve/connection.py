@@ -10,16 +10,19 @@ from typing import Any, Protocol
 from specdec.async_engine.errors import CLOSED, EngineDeadError
 from specdec.async_engine.messages import (
     Abort,
+    AdapterChanged,
     Add,
     CheckIntegrity,
     Delta,
     FromEngine,
     GetStats,
     Integrity,
+    LoadAdapter,
     News,
     Refused,
     Stats,
     ToEngine,
+    UnloadAdapter,
     decode_from_engine,
     decode_params,
     encode,
@@ -145,6 +148,8 @@ class ReplicaConnection:
                     self._beside(self._abort(under_way))
             case GetStats() | CheckIntegrity():
                 self._beside(self._ask(message))
+            case LoadAdapter() | UnloadAdapter():
+                self._beside(self._change_adapter(message))
 
     def use_draft(self, draft: str | None) -> None:
         """Do nothing: `ReplicatedLLM` replaces no heads."""
@@ -159,9 +164,12 @@ class ReplicaConnection:
         await self._replicas.close()
 
     def _hashes(self, add: Add) -> list[bytes]:
-        hashes = list[bytes]()
+        hashes, salt = list[bytes](), add.cache_salt
+        if add.adapter is not None:
+            # Not the engine's own salt, which the adapter's files enter; it sets prefixes apart just as well.
+            salt = f"{add.adapter} {salt}"
         # The last token is always computed.
-        extend_hashes(hashes, add.prompt[:-1], self._block_size, add.cache_salt)
+        extend_hashes(hashes, add.prompt[:-1], self._block_size, salt)
         return hashes
 
     def _beside(self, work: Coroutine[Any, Any, None]) -> None:
@@ -238,6 +246,32 @@ class ReplicaConnection:
             self._handle(Stats(message.call_id, EngineStats.total(each)))
         else:
             self._handle(_joint(message.call_id, [answer for answer in answers if isinstance(answer, Integrity)]))
+
+    async def _change_adapter(self, message: LoadAdapter | UnloadAdapter) -> None:
+        """Load or unload an adapter on all replicas.
+
+        One that starts later loads an adapter when a request asks for it. One that has loaded an adapter that another
+        refuses keeps it until another adapter needs its place: no request names it.
+        """
+        question = encode(message)
+        try:
+            answers = [decode_from_engine(data) for data in await self._replicas.ask(question)]
+        except Exception as error:
+            problem = f"a replica did not answer: {reason_of(error)}; try again"
+            self._handle(AdapterChanged(message.call_id, problem, queue_full=True))
+            return
+        found = [answer for answer in answers if isinstance(answer, AdapterChanged)]
+        refused = next((answer for answer in found if answer.problem is not None), None)
+        if refused is None and self._prefill is not None:
+            await self._prefill.tell(question)
+        self._handle(
+            AdapterChanged(
+                message.call_id,
+                None if refused is None else refused.problem,
+                refused is not None and refused.queue_full,
+                any(answer.was_loaded for answer in found),
+            )
+        )
 
 
 def _joint(call_id: int, answers: Sequence[Integrity]) -> Integrity:

@@ -201,6 +201,10 @@ class OwnReplicas:
         """Call all replicas."""
         return await self._calls.ask(question)
 
+    async def ask_prefill(self, question: bytes) -> Sequence[bytes]:
+        """Call all of the replicas that compute prompts."""
+        return await self._handles[PREFILL].ask(question)
+
     def prefill(self, name: str, request: bytes, route: Route) -> AsyncIterator[bytes]:
         """Call one of the replicas that compute prompts."""
         return self._handles[PREFILL].generate(name, request, route)

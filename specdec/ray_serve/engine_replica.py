@@ -9,15 +9,18 @@ from specdec.async_engine.async_llm import engine_setup
 from specdec.async_engine.errors import EngineDeadError
 from specdec.async_engine.messages import (
     Abort,
+    AdapterChanged,
     Add,
     CheckIntegrity,
     Delta,
     FromEngine,
     GetStats,
     Integrity,
+    LoadAdapter,
     News,
     Refused,
     Stats,
+    UnloadAdapter,
     decode_params,
     decode_to_engine,
     encode,
@@ -93,7 +96,7 @@ class EngineReplica:
         # Requests by their numbers in the engine process, and these by their callers' names.
         self._relays: dict[int, _Relay] = {}
         self._numbers: dict[str, int] = {}
-        self._calls: dict[int, asyncio.Future[Stats | Integrity]] = {}
+        self._calls: dict[int, asyncio.Future[Stats | Integrity | AdapterChanged]] = {}
         self._new_number = itertools.count()
 
     async def check_health(self) -> None:
@@ -136,13 +139,13 @@ class EngineReplica:
             self._supervisor.send(Abort(number))
 
     async def ask(self, question: bytes) -> bytes:
-        """Return the engine process's answer to `GetStats` or `CheckIntegrity`.
+        """Return the engine process's answer to `GetStats`, `CheckIntegrity`, `LoadAdapter` or `UnloadAdapter`.
 
         Raises:
             EngineDeadError: the engine process is not there.
         """
         message = decode_to_engine(question)
-        assert isinstance(message, GetStats | CheckIntegrity)
+        assert isinstance(message, GetStats | CheckIntegrity | LoadAdapter | UnloadAdapter)
         message.call_id = next(self._new_number)
         answer = self._calls[message.call_id] = asyncio.get_running_loop().create_future()
         try:
@@ -166,7 +169,7 @@ class EngineReplica:
             case Refused(number):
                 if relay := self._relays.get(number):
                     relay.fail(message)
-            case Stats() | Integrity():
+            case Stats() | Integrity() | AdapterChanged():
                 answer = self._calls.get(message.call_id)
                 if answer is not None and not answer.done():
                     answer.set_result(message)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import cast
 
@@ -19,6 +19,7 @@ PATIENCE = 5.0
 # Seconds for which no replica is asked once none was there to take a call.
 PAUSE = 5.0
 
+Ask = Callable[[bytes], Awaitable[Sequence[bytes]]]
 Generate = Callable[[str, bytes, Route], AsyncIterator[bytes]]
 logger = logging.getLogger(__name__)
 
@@ -30,11 +31,12 @@ class RemotePrefill:
 
     Args:
         generate: calls one prefill replica, by `EngineReplica.generate`.
+        ask: calls all of them, by `EngineReplica.ask`; None to tell them nothing.
         patience: seconds that a request waits for its prompt.
     """
 
-    def __init__(self, generate: Generate, patience: float = PATIENCE) -> None:
-        self._generate, self._patience = generate, patience
+    def __init__(self, generate: Generate, ask: Ask | None = None, patience: float = PATIENCE) -> None:
+        self._generate, self._ask, self._patience = generate, ask, patience
         # Set once no replica was there, 0 again once there is one.
         self._paused_until = 0.0
 
@@ -71,10 +73,25 @@ class RemotePrefill:
         finally:
             route.done = True
 
+    async def tell(self, question: bytes) -> None:
+        """Have all load or unload an adapter, as far as they can in time.
+
+        One that could not loads it with the first prompt that needs it, and gives up one that is not used any more when
+        another needs its place.
+        """
+        if self._ask is None:
+            return
+        try:
+            async with asyncio.timeout(self._patience):
+                await self._ask(question)
+        except Exception as error:
+            logger.warning("not all prefill replicas were told of an adapter: %s", reason_of(error))
+
     async def _call(self, name: str, add: Add, route: Route) -> int | None:
         # None of the request's own parameters has a part in the blocks.
         params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False)
-        request = Add(add.number, add.prompt, msgspec.Raw(encode(params)), add.priority, add.cache_salt)
+        given = (add.number, add.prompt, msgspec.Raw(encode(params)), add.priority, add.cache_salt)
+        request = Add(*given, adapter=add.adapter)
         num_cached = None
         parts = cast("AsyncGenerator[bytes]", self._generate(name, encode(request), route))
         async with aclosing(parts):

@@ -44,9 +44,6 @@ class ReplicatedLLM(AsyncLLM):
                 f"collect_drafts is {self.config.collect_drafts}; one engine writes there; use no replicas"
             )
 
-        if self.config.enable_lora:
-            raise ValueError("enable_lora is given; adapters are for one engine; use no replicas")
-
     async def update_draft(self, draft: str | Path) -> None:
         """Refuse: replicas that start later would have another head than the others.
 
@@ -88,7 +85,7 @@ def replicated_here(
     uses_gpu = config.device.startswith("cuda")
     arguments = (str(config.model), config.sources, setup.settings, engine_timeout)
     own = OwnReplicas(num_replicas, uses_gpu, *arguments, num_prefill)
-    prefill = RemotePrefill(own.prefill) if num_prefill else None
+    prefill = RemotePrefill(own.prefill, own.ask_prefill) if num_prefill else None
     return ReplicatedLLM(own, config.model, config.sources, prefill=prefill, **setup.settings)
 
 

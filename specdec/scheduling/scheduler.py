@@ -219,7 +219,7 @@ class Scheduler:
                 commit(request)
                 stats.generated_tokens += result.num_new
                 if result.num_nodes:
-                    stats.count_tree(result.num_nodes, result.num_accepted, result.num_new)
+                    stats.count_tree(result.num_nodes, result.num_accepted, result.num_new, request.adapter)
             if request.finish_reason is not None:
                 self._release(request)
 

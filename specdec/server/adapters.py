@@ -3,11 +3,10 @@
 import asyncio
 import itertools
 import logging
-from pathlib import Path
 
 from specdec.async_engine.async_llm import AsyncLLM
 from specdec.async_engine.errors import EngineDeadError
-from specdec.core.lora_request import LoRARequest
+from specdec.core.lora_request import LoRARequest, with_whole_path
 from specdec.scheduling.scheduler import QueueFullError
 from specdec.server.errors import ApiError
 from specdec.server.lora_modules import read_lora_modules
@@ -34,12 +33,12 @@ class ServedAdapters:
         if (settings.lora_modules or settings.allow_runtime_lora_updating) and not llm.config.enable_lora:
             option = "--lora-modules" if settings.lora_modules else "--allow-runtime-lora-updating"
             raise ValueError(f"{option} needs --enable-lora; give both")
-        self._given = {name: self._named(name, path) for name, path in read_lora_modules(settings.lora_modules).items()}
+        self._given = {module.lora_name: self._named(*module) for module in read_lora_modules(settings.lora_modules)}
 
-    def _named(self, name: str, path: str) -> LoRARequest:
+    def _named(self, name: str, path: str, draft_path: str | None) -> LoRARequest:
         if name in self._names:
             raise ValueError(f"an adapter is called {name!r}, as the model is; give it another name")
-        return LoRARequest(name, next(self._ids), str(Path(path).absolute()))
+        return with_whole_path(LoRARequest(name, next(self._ids), path, draft_path))
 
     async def start(self) -> None:
         """Load the adapters of the settings.
@@ -55,6 +54,10 @@ class ServedAdapters:
             if number == most + 1:
                 logger.warning("%d adapters for max_loras %d: they evict each other", len(self._given), most)
 
+    def serve_given(self) -> None:
+        """Serve the adapters of the settings without loading them; a request that names one that is none fails."""
+        self._served |= self._given
+
     def get(self, model: str | None) -> LoRARequest | None:
         """Return the adapter that a request names as its model; None for the model itself."""
         return self._served.get(model) if model is not None else None
@@ -63,10 +66,11 @@ class ServedAdapters:
         """Return the adapters that clients may name."""
         return list(self._served.values())
 
-    async def load(self, name: str, path: str, in_place: bool) -> None:
+    async def load(self, name: str, path: str, draft_path: str | None, in_place: bool) -> None:
         """Serve an adapter from now on.
 
         Args:
+            path, draft_path: see `LoRARequest`.
             in_place: whether it may replace one of the same name.
 
         Raises:
@@ -78,7 +82,7 @@ class ServedAdapters:
             if before is not None and not in_place:
                 raise ApiError(400, f"the adapter {name!r} is loaded already; unload it first", param="lora_name")
             try:
-                adapter = self._named(name, path)
+                adapter = self._named(name, path, draft_path)
                 await self._llm.add_lora(adapter)
                 self._served[name] = adapter
                 if before is not None:

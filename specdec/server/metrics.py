@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from specdec.core.engine_stats import EngineStats
-from specdec.core.metrics import COUNTERS, GAUGES, PER_DEPTH
+from specdec.core.metrics import ADAPTER_COUNTERS, ADAPTER_LABELS, COUNTERS, GAUGES, PER_DEPTH, adapter_counts
 from specdec.core.outputs import RequestOutput
 from specdec.core.sampling_params import SamplingParams
 from specdec.server.traces import RequestSpan
@@ -160,6 +160,11 @@ class _EngineCollector(Collector):
         for name, (attribute, help) in COUNTERS.items():
             counter = CounterMetricFamily(name, help, labels=_LABELS)
             counter.add_metric(self._labels, getattr(stats, attribute))
+            yield counter
+        for name, (attribute, help) in ADAPTER_COUNTERS.items():
+            counter = CounterMetricFamily(name, help, labels=(*_LABELS, *ADAPTER_LABELS))
+            for *own, trees in adapter_counts(stats):
+                counter.add_metric((*self._labels, *own), getattr(trees, attribute))
             yield counter
         accepted = "Draft tokens that became output, by depth in the tree; position 0 is depth 1."
         depths = CounterMetricFamily(PER_DEPTH, accepted, labels=(*_LABELS, "position"))

@@ -34,10 +34,11 @@ class UpdateDraftRequest(RequestModel):
 
 
 class LoadAdapterRequest(RequestModel):
-    """vLLM's fields: a name, and the adapter's folder on the server's machine."""
+    """vLLM's fields: a name, and the adapter's folder on the server's machine, beside it the draft model's."""
 
     lora_name: str
-    lora_path: str
+    lora_path: str = ""
+    draft_lora_path: str | None = None
     load_inplace: bool | None = None
 
 

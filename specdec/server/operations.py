@@ -107,7 +107,7 @@ async def load_lora_adapter(body: LoadAdapterRequest, request: Request) -> Respo
     """Serve an adapter, which requests name as their model."""
     service = service_of(request)
     service.accept(body, None)
-    await service.adapters.load(body.lora_name, body.lora_path, bool(body.load_inplace))
+    await service.adapters.load(body.lora_name, body.lora_path, body.draft_lora_path, bool(body.load_inplace))
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
 

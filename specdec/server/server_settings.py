@@ -52,7 +52,8 @@ class ServerSettings:
     )
     lora_modules: Sequence[str] = setting(
         (),
-        "Adapter that requests choose by its name as their model, NAME=FOLDER, or vLLM's JSON: name, path; repeatable.",
+        "Adapter that requests choose by its name as their model, NAME=FOLDER, or vLLM's JSON: name, path, and "
+        "draft_lora_path for the draft model's; repeatable.",
         metavar="NAME=FOLDER|JSON",
         shown_default="none",
     )

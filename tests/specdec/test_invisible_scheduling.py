@@ -237,7 +237,7 @@ def test_output_is_that_of_the_request_alone(
             case.params,
             priority=case.priority,
             cache_salt=case.salt,
-            lora_request=world.adapter(case.adapter),
+            lora_request=world.adapter(case.adapter, llm.config.draft),
         )
         for case in cases
     ]

@@ -103,7 +103,7 @@ def test_output_is_that_of_the_plain_loop(
         draft_rank=rank if own else None,
         logprobs_mode="processed_logprobs" if processed else "raw_logprobs",
         enable_lora=any(case.adapter for case in cases),
-        max_loras=2,
+        max_loras=3,
         max_lora_rank=17,
     )
 

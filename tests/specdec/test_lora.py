@@ -7,27 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from specdec import LLM, BeamSearchParams, CheckpointError, DraftShape, LoRARequest, QueueFullError, SamplingParams
+from specdec import LLM, BeamSearchParams, CheckpointError, LoRARequest, QueueFullError, SamplingParams
 from specdec.core.request import Request
 from specdec.kernels.native_adapters import NativeAdapters
 from specdec.kernels.native_library import library_file
 from specdec.verify.sampling import Sampling
 from tests.lora_adapters import merged, request_for, save_adapter
 from tests.specdec import oracle
+from tests.specdec.adapted_engine import GREEDY, engine, prompts
 from tests.specdec.world import BLOCKS, World
-
-SHAPE = DraftShape(4, 3, 12)
-GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
-
-
-def engine(world: World, draft: str = "none", **settings: Any) -> LLM:
-    defaults = {"dtype": "float64", "shape": SHAPE, "adaptive_drafts": False, "enable_lora": True, "max_lora_rank": 17}
-    return LLM(world.folder / "target", world.draft(draft), **{**defaults, **settings})
-
-
-def prompts(count: int, length: int = 30) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(3)
-    return [torch.randint(3, 97, (length + 9 * i,), generator=generator).tolist() for i in range(count)]
 
 
 def expected(world: World, number: int, prompt: Sequence[int], params: SamplingParams) -> list[int]:
@@ -218,7 +206,6 @@ def test_requests_that_cannot_be_served_are_refused(world: World, tmp_path: Path
         (lambda: LoRARequest("x", 0, "x"), ValueError, "lora_int_id is 0; it must be between 1"),
         (lambda: LoRARequest("", 1, "x"), ValueError, "lora_name is empty"),
         (lambda: LoRARequest("x", 1, lora_pth="x"), ValueError, "the nearest it has is 'lora_path'"),
-        (lambda: LLM(world.folder / "target", None, enable_lora=True, tensor_parallel_size=2), ValueError, "one rank"),
     ]
     for call, kind, message in refused:
         with pytest.raises(kind, match=message):

@@ -1,6 +1,7 @@
 """The engine on a simulated GPU: all tensors on one device, one host wait a step, graphs captured and replayed."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -18,7 +19,7 @@ from specdec.execution.cuda_graphs import CudaGraphs
 from specdec.kernels.adapters import LEAST_TILES
 from specdec.scheduling.step_cost import PreemptionCost
 from tests.fakes import save_random_block, save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
-from tests.lora_adapters import request_for, save_adapter
+from tests.lora_adapters import save_adapter, save_draft_adapter
 from tests.simulated_gpu import GPU, SimulatedGPU, SimulatedTensor, simulated_gpu
 
 SHAPE = DraftShape(3, 2, 6)
@@ -168,24 +169,47 @@ def test_tokens_are_those_of_a_cpu_and_the_host_waits_once_a_step(
 def test_adapters_on_a_device(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Steps with adapters and without are replayed from graphs of their own; the host waits for no adapter."""
     target = LlamaForCausalLM.from_pretrained(folder / "target", dtype="float64")
-    adapter = request_for(save_adapter(tmp_path / "adapter", target, 5), 1)
+    draft = save_draft_adapter(tmp_path / "draft", folder / "head3")
+    adapter = LoRARequest("a", 1, str(save_adapter(tmp_path / "adapter", target, 5)), str(draft))
     params = [SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True) for count in (3, 4)]
     settings = {"enable_lora": True, "max_loras": 1}
     own = load(folder, "head3", **settings)
-    expected, without = run(own, params, [adapter, None]), run(own, params)
-    assert expected[0] != without[0]
-    assert expected[1] == without[1]
+    expected, without = drafted(own, params, adapter), run(own, params)
+    own.remove_lora(1)
+    plainly = drafted(own, params, replace(adapter, draft_lora_path=None))
+    assert expected[0] == plainly[0] != [one[0] for one in without]
+    assert expected[1][0] != plainly[1][0]
+    assert expected[1][1] == plainly[1][1]
     monkeypatch.setattr("specdec.execution.cuda_graphs.WARM_UPS", 1)
     with simulated_gpu(monkeypatch) as gpu:
         llm = load(folder, "head3", device="cuda", **settings)
         llm.add_lora(adapter)
         before = len(gpu.waits)
-        assert run(llm, params, [adapter, None]) == expected
-        assert set(gpu.waits[before:]) == {"specdec.kernels.upload: tolist"}
+        assert drafted(llm, params, adapter) == expected
+        assert set(gpu.waits[before:]) == {"specdec.kernels.upload: tolist", "specdec.engine.tree_trace: tolist"}
         assert run(llm, params) == without
-        graphs = llm.engine.worker.runner.graphs
+        graphs, drafting = llm.engine.worker.runner.graphs, graphs_of_drafting(llm)
         assert graphs is not None
+        assert drafting is not None
         assert {tiles for _, _, tiles in graphs.captured} == {0, LEAST_TILES}
+        assert {key.adapted for key in drafting.search.captured} == {0, LEAST_TILES}
+
+
+def drafted(
+    llm: LLM, params: list[SamplingParams], adapter: LoRARequest
+) -> tuple[list[list[int]], list[list[tuple[int, ...]]]]:
+    """The tokens and the trees of two requests in one batch, of which the first has an adapter."""
+    given = zip(PROMPTS, params, (adapter, None), strict=True)
+    groups = [llm.new_group(prompt, own, lora_request=one) for prompt, own, one in given]
+    for group in groups:
+        group.start_trace()
+        llm.engine.add_request(group.requests[0])
+    while llm.engine.has_unfinished:
+        llm.engine.step()
+    steps = [group.requests[0].steps for group in groups]
+    return [[t for step in own for t in step.trace.output] for own in steps if own], [
+        [step.trace.tokens for step in own] for own in steps
+    ]
 
 
 def test_graphs_are_captured_anew_for_another_head(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

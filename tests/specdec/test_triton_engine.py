@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from specdec import LLM, SamplingParams
+from specdec import LLM, LoRARequest, SamplingParams
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import Drafter, DraftRow
 from specdec.kernels.draft_trees import DraftTrees
@@ -21,7 +21,7 @@ from specdec.kernels.tree import DraftTree, TreeRow
 from specdec.verify.noise import GumbelNoise
 from tests.baichuan import save_baichuan
 from tests.fakes import save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
-from tests.lora_adapters import request_for, save_adapter
+from tests.lora_adapters import save_adapter, save_draft_adapter
 from tests.quantized_checkpoints import quantize_folder
 
 SHAPE = DraftShape(3, 2, 6)
@@ -79,17 +79,25 @@ def test_adapters_are_those_of_plain_torch(folder: Path, tmp_path: Path) -> None
     """Two adapters and none in one batch, with drafts, and prompts in chunks."""
     target = LlamaForCausalLM.from_pretrained(folder / "target", dtype="float64")
     folders = [save_adapter(tmp_path / f"a{rank}", target, rank, seed=rank) for rank in (3, 18)]
-    given = [request_for(folders[0], 1), None, request_for(folders[1], 2)]
+    drafts = [save_draft_adapter(tmp_path / f"d{rank}", folder / "head3", rank, seed=rank) for rank in (3, 18)]
+    given = [
+        LoRARequest("a", 1, str(folders[0]), str(drafts[0])),
+        None,
+        LoRARequest("b", 2, str(folders[1]), str(drafts[1])),
+    ]
     prompts = [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14], [20, 21, 22], [5, 6, 7, 8, 9, 10, 11, 12, 40]]
     params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
-    found = []
+    found, trees = [], []
     settings = {"max_num_batched_tokens": 16, "max_num_seqs": 8, "enable_lora": True, "max_lora_rank": 18}
     for kernels in ("torch", "triton"):
         llm = load(folder, kernels, draft=folder / "head3", **settings)
-        outputs = llm.generate(prompts, params, lora_request=given, use_tqdm=False)
+        states = llm.stream(prompts, params, lora_request=given, trace=True)
+        outputs = sorted((state for state in states if state.finished), key=lambda state: int(state.request_id))
         found.append([output.token_ids for output in outputs])
+        trees.append([step.trace and step.trace.tokens for output in outputs for step in output.outputs[0].steps])
         assert llm.stats().drafts_verified > 0
     assert found[0] == found[1]
+    assert trees[0] == trees[1]
     plain = llm.generate(prompts, params, use_tqdm=False)
     assert [output.token_ids == own for output, own in zip(plain, found[0], strict=True)] == [False, True, False]
 

@@ -46,7 +46,7 @@ from tests.fakes import (
     save_random_llama,
     save_shallow_llama,
 )
-from tests.lora_adapters import merged, request_for, save_adapter
+from tests.lora_adapters import merged, request_for, save_adapter, save_draft_adapter
 from tests.quantized_checkpoints import quantize_folder
 from tests.specdec import oracle
 from tests.specdec.oracle import Expected
@@ -59,6 +59,8 @@ EOS = 2
 WINDOW = 12
 
 
+# Number of the adapter with which the draft model is adapted; the target is as with the first.
+WITH_DRAFT = 3
 # Block heads of every kind.
 BLOCKS = ("dflash", "dspark", "domino", "dflash2")
 # What drafts, and its folder in a world.
@@ -106,15 +108,30 @@ class World(NamedTuple):
         assert self.alibi_target is not None
         return World(self.folder / "alibi", self.alibi_target, self.tokenizer)
 
-    def adapter(self, number: int) -> LoRARequest | None:
-        """The request for one of the adapters; None for 0, and where the target has none."""
-        return request_for(self.adapters[number - 1], number) if number and self.adapters else None
+    def adapter(self, number: int, draft: Path | None = None) -> LoRARequest | None:
+        """The request for one of the adapters; None for 0, and where the target has none.
+
+        Args:
+            draft: folder of the draft model, of which `WITH_DRAFT` has an adapter too.
+        """
+        if not (number and self.adapters):
+            return None
+        found = request_for(self._adapter(number), number)
+        if draft is None or number != WITH_DRAFT:
+            return found
+        folder = self.folder / "lora" / f"draft-{draft.name}"
+        if not folder.exists():
+            save_draft_adapter(folder, draft)
+        return replace(found, draft_lora_path=str(folder))
+
+    def _adapter(self, number: int) -> Path:
+        return self.adapters[number - 1 if number < WITH_DRAFT else 0]
 
     def adapted(self, number: int) -> "World":
         """The same with an adapter merged into the target, for what is expected; itself where a request has none."""
         if not (number and self.adapters):
             return self
-        return self._replace(target=_merged(self.target, self.adapters[number - 1]))
+        return self._replace(target=_merged(self.target, self._adapter(number)))
 
     def stored(self, name: str) -> "World":
         """A quantised checkpoint of the target, one of `FORMATS`, and the same drafts; its target is dequantised."""
@@ -287,7 +304,7 @@ class Arrival(NamedTuple):
 
 
 # A request's adapter, 0 for none.
-adapters = st.sampled_from([0, 0, 1, 2])
+adapters = st.sampled_from([0, 0, 1, 2, WITH_DRAFT])
 requests = st.one_of(*[parameters()] * 4, scorings)
 arrivals = st.lists(
     st.builds(Arrival, st.integers(0, 6), st.lists(tokens, min_size=1, max_size=40), requests, adapters),
@@ -317,7 +334,8 @@ def run(
     while any(group is None or not group.finished for group in groups):
         for i, case in enumerate(cases):
             if groups[i] is None and case.step <= step:
-                adapter = world.adapter(case.adapter) if world else None
+                # While one of the draft model is loaded, no head can replace it.
+                adapter = world.adapter(case.adapter, None if updates else llm.config.draft) if world else None
                 group = groups[i] = llm.new_group(case.prompt, case.params, lora_request=adapter)
                 for request in group.requests:
                     llm.engine.add_request(request)

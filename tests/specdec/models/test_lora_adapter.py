@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
-from specdec.models.adapter_layout import adapted_products
+from specdec.models.adapter_layout import adapted_products, target_layout
 from specdec.models.llama import read_llama_config
 from specdec.models.lora_adapter import read_adapter
 from tests.fakes import edit_json
@@ -32,7 +32,7 @@ FILE = "adapter_model.safetensors"
 def test_it_adds_what_merging_adds(world: World, tmp_path: Path, settings: dict[str, Any]) -> None:
     config = read_llama_config(world.folder / "target")
     save_adapter(tmp_path, world.target, **settings)
-    adapter = read_adapter(tmp_path, config, 16, torch.float64)
+    adapter = read_adapter(tmp_path, target_layout(config), 16, torch.float64)
     expected, before = (model.state_dict() for model in (merged(world.target, tmp_path), world.target))
     for layer, own in enumerate(adapter):
         for name, product in adapted_products(config).items():
@@ -48,7 +48,9 @@ def test_names_without_prefix_are_read_too(world: World, tmp_path: Path) -> None
     second = save_adapter(tmp_path / "second", world.target)
     bare = {name.removeprefix("base_model.model.model."): each for name, each in load_file(first / FILE).items()}
     save_file(bare, second / FILE)
-    for one, other in zip(*(read_adapter(each, config, 16, torch.float64) for each in (first, second)), strict=True):
+    for one, other in zip(
+        *(read_adapter(each, target_layout(config), 16, torch.float64) for each in (first, second)), strict=True
+    ):
         assert all(
             a.equal(b)
             for name in one
@@ -66,6 +68,8 @@ def test_names_without_prefix_are_read_too(world: World, tmp_path: Path) -> None
         ({"peft_type": "IA3"}, "peft_type = 'IA3' is not supported; it must be 'LORA'"),
         ({"fan_in_fan_out": True}, "fan_in_fan_out = True is not supported"),
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights = 'pissa_niter_4' changes the base weights"),
+        ({"init_lora_weights": "lora_ga"}, "init_lora_weights = 'lora_ga' changes the base weights"),
+        ({"kasa_config": {"beta": 1}}, r"kasa_config = \{'beta': 1\} is not supported; it must be None"),
         ({"r": 0}, "r holds 0; it must be a number above 0"),
         ({"lora_alpha": "8"}, "lora_alpha holds '8'; it must be a number above 0"),
         ({"rank_pattern": {"(": 3}}, r"rank_pattern holds '\(', no regular expression"),
@@ -86,7 +90,7 @@ def test_settings_that_are_not_honoured_are_refused(
 
 def refuse(world: World, folder: Path, message: str, max_rank: int = 16) -> None:
     with pytest.raises(CheckpointError, match=message) as caught:
-        read_adapter(folder, read_llama_config(world.folder / "target"), max_rank, torch.float64)
+        read_adapter(folder, target_layout(read_llama_config(world.folder / "target")), max_rank, torch.float64)
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith(str(folder))
 

@@ -3,13 +3,17 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import LlamaForCausalLM
 
-from specdec import LLM, EngineDeadError, QueueFullError, RequestOutput, SamplingParams
+from specdec import LLM, EngineDeadError, LoRARequest, QueueFullError, RequestOutput, SamplingParams
 from specdec.async_engine.async_llm import AsyncLLM
 from specdec.async_engine.messages import (
+    AdapterChanged,
     Integrity,
     Refused,
     Stats,
@@ -19,6 +23,7 @@ from specdec.ray_serve.connection import MOST_ATTEMPTS
 from specdec.ray_serve.engine_replica import EngineReplica
 from specdec.ray_serve.replicated_llm import ReplicatedLLM
 from specdec.ray_serve.route import Route
+from tests.lora_adapters import save_adapter, save_draft_adapter
 from tests.specdec.async_engine.served import ENDLESS, SETTINGS, SHORT, assert_idle, states_of
 from tests.specdec.ray_serve.scripted import Script, run_limited, token
 from tests.specdec.tiny_checkpoints import Tiny
@@ -50,20 +55,33 @@ class OneReplica:
         await self.replica.close()
 
 
-def test_one_replica_with_an_engine_process(tiny: Tiny) -> None:
+def test_one_replica_with_an_engine_process(tiny: Tiny, tmp_path: Path) -> None:
     """All in one test, which starts one process."""
     arguments: Any = (tiny.target, tiny.head)
-    offline = LLM(*arguments, **SETTINGS)
+    own: Any = {**SETTINGS, "enable_lora": True}
+    target = LlamaForCausalLM.from_pretrained(tiny.target, dtype="float64")
+    draft = str(save_draft_adapter(tmp_path / "draft", tiny.head))
+    adapter = LoRARequest("a", 1, str(save_adapter(tmp_path / "adapter", target)), draft)
+    offline = LLM(*arguments, **own)
     prompts = [[3 + index, 4, 5] * 12 for index in range(6)]
 
     async def run() -> None:
-        async with ReplicatedLLM(OneReplica(EngineReplica(*arguments, SETTINGS, 60.0)), *arguments, **SETTINGS) as llm:
+        async with ReplicatedLLM(OneReplica(EngineReplica(*arguments, own, 60.0)), *arguments, **own) as llm:
             assert llm.healthy
             assert llm.engine_pid is None
             found = await asyncio.gather(*(states_of(llm, prompt, SHORT) for prompt in prompts))
             expected = offline.generate(prompts, SHORT)
             assert [states[-1].token_ids for states in found] == [output.token_ids for output in expected]
             assert (await llm.stats()).generated_tokens == 6 * 12
+
+            with pytest.raises(ValueError, match="x: no such folder"):
+                await llm.add_lora(replace(adapter, lora_path=str(tmp_path / "x")))
+            await llm.add_lora(adapter)
+            states = await states_of(llm, prompts[0], SHORT, lora_request=adapter)
+            (adapted,) = offline.generate([prompts[0]], SHORT, lora_request=adapter)
+            assert states[-1].token_ids == adapted.token_ids != expected[0].token_ids
+            assert (await llm.stats()).adapters == {"a": offline.stats().adapters["a"]}
+            assert [await llm.remove_lora(1) for _ in range(2)] == [True, False]
 
             with pytest.raises(ValueError, match="prompt"):
                 await states_of(llm, [], SHORT)
@@ -179,6 +197,29 @@ def test_abort(scripted: Callable[..., Any], calls: list[Any]) -> None:
     assert script.aborted == (["r1"] if len(calls) > 1 else [])
 
 
+def test_an_adapter_that_a_replica_does_not_load_is_refused(scripted: Callable[..., Any]) -> None:
+    adapter = LoRARequest("a", 1, "/a")
+
+    def load(*answers: AdapterChanged) -> None:
+        scripted(Script(answers=answers), lambda llm: llm.add_lora(adapter))
+
+    fine = AdapterChanged(0)
+    load(fine, fine)
+    with pytest.raises(ValueError, match="no such folder"):
+        load(fine, AdapterChanged(0, "/a: no such folder"))
+    with pytest.raises(QueueFullError, match="other adapters"):
+        load(AdapterChanged(0, "running requests have max_loras 1 other adapters", True), fine)
+
+    class Gone(Script):
+        async def ask(self, question: bytes) -> Sequence[bytes]:  # noqa: ARG002
+            raise GONE
+
+    with pytest.raises(QueueFullError, match=r"a replica did not answer: The actor died; try again"):
+        scripted(Gone(), lambda llm: llm.add_lora(adapter))
+    answers = [AdapterChanged(0), AdapterChanged(0, was_loaded=True)]
+    assert scripted(Script(answers=answers), lambda llm: llm.remove_lora(1))
+
+
 def test_figures_of_all_replicas(scripted: Callable[..., Any]) -> None:
     outlook = DraftOutlook(True, 1.5, 2.5)
     parts = [
@@ -209,17 +250,20 @@ def test_hashes_are_those_of_the_engine(tiny: Tiny) -> None:
                 yield part
 
     async def run() -> None:
-        spy = Spy(*[[token(None), token("length")]] * 3)
+        spy = Spy(*[[token(None), token("length")]] * 6)
         async with ReplicatedLLM(spy, tiny.target, None, **SETTINGS) as llm:
             with pytest.raises(ValueError, match="replicas cannot replace their head; deploy the application anew"):
                 await llm.update_draft(tiny.head)
             for prompt, salt in (([5] * 32, None), ([5] * 33, None), ([5] * 33, "s")):
                 await states_of(llm, prompt, ONE, cache_salt=salt)
+            for adapter in (LoRARequest("a", 1, "/a"), LoRARequest("a", 1, "/a", "/d"), LoRARequest("a", 1, "/a")):
+                await states_of(llm, [5] * 33, ONE, lora_request=adapter)
 
     run_limited(run)
     with pytest.raises(ValueError, match="collect_drafts is ring; one engine writes there; use no replicas"):
         ReplicatedLLM(Script(), tiny.target, None, **{**SETTINGS, "collect_drafts": "ring"})
-    with pytest.raises(ValueError, match="enable_lora is given; adapters are for one engine; use no replicas"):
-        ReplicatedLLM(Script(), tiny.target, None, **{**SETTINGS, "enable_lora": True})
-    assert [len(each) for each in seen] == [1, 2, 2]
+    assert [len(each) for each in seen] == [1, *[2] * 5]
     assert seen[1][0] == seen[0][0] != seen[2][0]
+    # Prefixes are routed within an adapter, that of the draft model included.
+    assert len({each[0] for each in seen}) == 4
+    assert seen[5] == seen[3] != seen[4]

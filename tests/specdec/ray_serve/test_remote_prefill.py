@@ -12,7 +12,17 @@ import pytest
 
 from specdec import LLM, RequestOutput, SamplingParams
 from specdec.async_engine.async_llm import AsyncLLM
-from specdec.async_engine.messages import Add, Delta, News, Refused, decode_params, decode_to_engine, encode
+from specdec.async_engine.messages import (
+    AdapterChanged,
+    Add,
+    Delta,
+    LoadAdapter,
+    News,
+    Refused,
+    decode_params,
+    decode_to_engine,
+    encode,
+)
 from specdec.async_engine.outbox import Outbox
 from specdec.core.outputs import SpeculationStats
 from specdec.engine.resolved_config import resolved_config
@@ -49,7 +59,9 @@ class EngineHere:
         assert isinstance(add, Add)
         self.requests.append(add)
         route.replica = "A"
-        group = llm.new_group(add.prompt, decode_params(add.params), cache_salt=add.cache_salt)
+        group = llm.new_group(
+            add.prompt, decode_params(add.params), cache_salt=add.cache_salt, lora_request=add.adapter
+        )
         outbox = Outbox(99, group, add.interval)
         for each in group.requests:
             llm.engine.add_request(each)
@@ -63,6 +75,10 @@ class EngineHere:
         raise AssertionError((name, route))
 
     async def ask(self, question: bytes) -> Sequence[bytes]:
+        match decode_to_engine(question):
+            case LoadAdapter(call_id, adapter):
+                self.llm.add_lora(adapter)
+                return [encode(AdapterChanged(call_id))]
         raise AssertionError(question)
 
     async def close(self) -> None:
@@ -71,7 +87,7 @@ class EngineHere:
 
 def served(world: World, replicas: Any, prefill: RemotePrefill, use: Use) -> Any:
     """What a front end of these replicas gives."""
-    settings: LLMKeywords = {"dtype": "float64", "block_size": SIZE, "max_model_len": 128}
+    settings: LLMKeywords = {"dtype": "float64", "block_size": SIZE, "max_model_len": 128, "enable_lora": True}
 
     async def inside() -> Any:
         async with ReplicatedLLM(replicas, world.folder / "target", None, prefill=prefill, **settings) as llm:
@@ -110,6 +126,29 @@ def test_a_request_passes_through_both(world: World, tmp_path: Path, params: Sam
     assert [decode_params(add.params).max_tokens for add in prefill.requests] == [1, 1]
     sent = decode_params(decode.requests[0].params)
     assert (sent.temperature, sent.seed, sent.max_tokens) == (params.temperature, params.seed, params.max_tokens)
+
+
+def test_a_request_has_its_adapter_in_both(world: World, tmp_path: Path) -> None:
+    """Both have it loaded, and the decode replica finds the blocks that the adapted target has made."""
+    adapters, own = [world.adapter(number) for number in (1, 2)], {"enable_lora": True, "max_lora_rank": 17}
+    assert adapters[0] is not None
+
+    async def all_of(llm: AsyncLLM) -> list[int]:
+        await llm.add_lora(adapters[0])
+        outputs = [(await states_of(llm, PROMPT, GREEDY, lora_request=each))[-1] for each in adapters]
+        return [output.token_ids for output in outputs]
+
+    with (
+        engine(world, "none", disk(tmp_path), role="prefill", **own) as first,
+        engine(world, "none", disk(tmp_path), role="decode", **own) as second,
+        engine(world, "none", None, **own) as third,
+    ):
+        prefill = EngineHere(first)
+        found = served(world, EngineHere(second), RemotePrefill(prefill.generate, prefill.ask), all_of)
+        expected = third.generate([PROMPT] * 2, GREEDY, lora_request=adapters, use_tqdm=False)
+        assert found == [output.token_ids for output in expected]
+        assert second.stats().external_prefix_hits == 2 * WHOLE
+        assert first.list_loras() == adapters
 
 
 def test_tokens_that_were_cached_before_are_shown(world: World, tmp_path: Path) -> None:

@@ -154,7 +154,8 @@ def test_clients_change_adapters_only_where_that_is_allowed(server: Served, adap
 
 
 def test_modules_are_read_in_both_forms() -> None:
-    assert read_lora_modules(["a=x/y=z", '{"name": "b", "path": "c"}']) == {"a": "x/y=z", "b": "c"}
+    given = ["a=x/y=z", '{"name": "b", "path": "c"}', '{"name": "d", "draft_lora_path": "e"}']
+    assert read_lora_modules(given) == [("a", "x/y=z", None), ("b", "c", None), ("d", "", "e")]
     for given, message in (
         (["a"], "lora_modules holds 'a'; it must be NAME=FOLDER"),
         (["=x"], "it must be NAME=FOLDER"),
@@ -175,7 +176,6 @@ def test_modules_are_read_in_both_forms() -> None:
         (["--lora-modules", "a=b"], "--lora-modules needs --enable-lora; give both"),
         (["--lora-modules", "tiny=b", "--enable-lora", "--served-model-name", "tiny"], "an adapter is called 'tiny'"),
         (["--lora-modules", "a=nowhere", "--enable-lora"], "nowhere: no such folder"),
-        (["--enable-lora", "--tensor-parallel-size", "2"], "adapters are for one rank"),
     ],
 )
 def test_mistakes_at_the_start_are_one_line(
