@@ -1,6 +1,7 @@
 """Adapters over several ranks: the tokens of one rank, and loading by all ranks or by none."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,4 +63,15 @@ def test_an_adapter_that_one_rank_refuses_is_loaded_by_none(
             assert llm.list_loras() == []
         assert adapted_texts(llm, given) == one_rank
         assert llm.remove_lora(1)
+        assert adapted_texts(llm, given) == one_rank
+
+
+def test_a_draft_model_that_is_split_takes_no_adapter(world: World, one_rank: list[Sequence[int]]) -> None:
+    given = [world.adapter(number) for number in NUMBERS]
+    settings: dict[str, Any] = {"enable_lora": True, "max_lora_rank": 17, "draft_tensor_parallel_size": 2}
+    with engine(world, "eagle3", 2, max_num_seqs=4, **settings) as llm:
+        first = given[0]
+        assert first is not None
+        with pytest.raises(ValueError, match="draft_tensor_parallel_size is 2; adapters are of whole draft models"):
+            llm.add_lora(replace(first, lora_int_id=9, lora_name="both", draft_lora_path=first.lora_path))
         assert adapted_texts(llm, given) == one_rank
