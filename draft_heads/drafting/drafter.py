@@ -33,6 +33,8 @@ class DraftRow(NamedTuple):
         max_depth: most levels: deeper nodes could not be emitted, or have no place in the cache.
         context: how the request samples, and its tokens; at temperature > 0 drafts follow its noise.
         full_depth: whether all `max_depth` levels are drafted, even where `DraftShape.min_reach` would stop.
+        draft_start: first entry of the drafter's own cache that holds something, up to `num_draft_cached`. It lies as
+            far back as the drafter's rows depend on, or is 0.
     """
 
     block_table: Sequence[int]
@@ -42,6 +44,7 @@ class DraftRow(NamedTuple):
     max_depth: int
     context: Context
     full_depth: bool = False
+    draft_start: int = 0
 
     @property
     def token_ids(self) -> Sequence[int]:

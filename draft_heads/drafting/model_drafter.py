@@ -73,6 +73,7 @@ class ModelDrafter(TreeDrafter[Tensor]):
             ancestors=positions.new_zeros(len(positions), 1),
             block_size=self.block_size,
             first=self.first,
+            firsts=[max(row.draft_start, self.first) for row in rows],
         )
         hidden = self._forward(tokens, features, positions, slots, ragged)
         if len(rows) == hidden.shape[0]:
@@ -113,7 +114,8 @@ class ModelDrafter(TreeDrafter[Tensor]):
         return self._forward(tokens, features, positions, levels.slots[level - 1], ragged)
 
     def _forward(self, tokens: Tensor, features: Tensor, positions: Tensor, slots: Tensor, rows: RaggedRows) -> Tensor:
-        attentions = [PagedAttention(kv, slots, rows, self.kernels) for kv in self.kv]
+        layers = zip(self.kv, self.head.windows, strict=True)
+        attentions = [PagedAttention(kv, slots, rows, self.kernels, window) for kv, window in layers]
         hidden: Tensor = self.head(tokens, features, rotary_at(self.rope, positions), attentions)
         return hidden
 

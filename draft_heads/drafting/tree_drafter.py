@@ -73,6 +73,7 @@ class TreeDrafter(ABC, Generic[State]):
         kernels: the verifier's own, so that coupled drafts at temperature > 0 follow the same draw.
 
     Attributes:
+        windows: entries that the head's rows see in each layer, 0 for all.
         graphs: CUDA graphs of the loops over levels, or None.
         one_call: the drafter in one call; None where the kernel set or the head does not have it.
     """
@@ -91,6 +92,7 @@ class TreeDrafter(ABC, Generic[State]):
     ) -> None:
         self.kernels, self.readout, self.shape = kernels, readout, shape
         self.llama = llama = head.llama
+        self.windows = head.windows
         self.first, self.kv, self.block_size, self.dtype = head.first_entry, kv, block_size, dtype
         self.features = kv.new_empty(kv.shape[1], 0, dtype=dtype) if features is None else features
         self.rope = llama.rope.table(llama.head_dim, llama.max_position, dtype).to(kv.device)
@@ -196,7 +198,18 @@ class TreeDrafter(ABC, Generic[State]):
             tokens = row.token_ids[start:end]
             limits = sampling.limits if sampling.filters else None
             given.append(
-                DraftingRow(row.block_table, tokens, start, end, row.num_nodes, depth, temperature, limits, noise)
+                DraftingRow(
+                    row.block_table,
+                    tokens,
+                    start,
+                    end,
+                    max(row.draft_start, self.first),
+                    row.num_nodes,
+                    depth,
+                    temperature,
+                    limits,
+                    noise,
+                )
             )
         return given
 

@@ -30,8 +30,11 @@ KINDS: dict[str, HeadKind[Any, Any]] = {
 }
 
 
-def load_head(folder: Path, target: TargetParts, kernels: KernelSet) -> LoadedHead:
+def load_head(folder: Path, target: TargetParts, kernels: KernelSet, window: int | None = None) -> LoadedHead:
     """Load a head of any kind.
+
+    Args:
+        window: most tokens that its layers see; None for as many as config.json says.
 
     Raises:
         CheckpointError: no head, or none that is supported and fits the target, with the reason.
@@ -39,7 +42,7 @@ def load_head(folder: Path, target: TargetParts, kernels: KernelSet) -> LoadedHe
     found = read_head(folder)
     with error_context(folder):
         found.check(target.config)
-        return found.kind.build(found.limited_to(target.config.max_position), target, kernels)
+        return found.kind.build(found.limited_to(target.config.max_position, window), target, kernels)
 
 
 def describe_folder(folder: Path) -> HeadDescription[Any]:

@@ -1,7 +1,7 @@
 """Settings of Llama-family config.json files. Settings that the engine would not honour are refused."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
@@ -97,6 +97,12 @@ class LlamaConfig:
     def layer_windows(self) -> tuple[int, ...]:
         """Window of each layer, 0 for none."""
         return self.windows or (0,) * self.num_layers
+
+    def with_window(self, window: int | None) -> "LlamaConfig":
+        """Return the same layers, none of which sees more than `window` tokens; None for no such limit."""
+        if window is None:
+            return self
+        return replace(self, windows=tuple(min(own or window, window) for own in self.layer_windows))
 
     def has_bias(self, module: str) -> bool:
         """Return whether a linear layer has a bias, by its name in a checkpoint."""

@@ -38,9 +38,9 @@ def load_drafts(
         return None
     if holds_llama(folder):
         where = (DTYPES[config.dtype], torch.device(config.device), kernels)
-        draft_model = load_llama_draft(folder, config.model, target.config, *where)
+        draft_model = load_llama_draft(folder, config.model, target.config, *where, config.draft_window_size)
     else:
-        loaded = load_head(folder, target.parts, kernels)
+        loaded = load_head(folder, target.parts, kernels, config.draft_window_size)
         name, described = shown_path(folder), loaded.description
         logger.info("%s: %s in the layout of %s", name, described.label, described.settings.layout)
         for assumption in described.assumptions:

@@ -175,7 +175,13 @@ class LLMEngine:
             lacking = self.scheduler.blocks_with_drafts(request) - len(table)
             table = [*table, *[self._null_block] * lacking]
         return DraftRow(
-            table, request.num_draft_cached, row.draft_prefill_end, row.num_nodes, row.max_depth, request.context
+            table,
+            request.num_draft_cached,
+            row.draft_prefill_end,
+            row.num_nodes,
+            row.max_depth,
+            request.context,
+            draft_start=request.draft_start,
         )
 
     def _results(self, plan: list[PlannedRow], order: StepOrder, outcome: StepOutcome) -> list[RowResult]:

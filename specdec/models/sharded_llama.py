@@ -89,6 +89,10 @@ class ShardedLlama(LlamaModel):
             if shard.plan.mlp:
                 layer.down_proj = RowSplitLinear(layer.down_proj, group)
 
+    @property
+    def windows(self) -> tuple[int, ...]:
+        return self.shard.whole.layer_windows
+
     def enter(self, tokens: Tensor, tap_layers: Sequence[int]) -> tuple[Tensor, dict[int, Tensor]]:
         """Return the input of the shard's first layer, which the stage before sends if there is one."""
         if self.shard.is_first:

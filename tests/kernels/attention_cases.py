@@ -26,12 +26,27 @@ class Part(NamedTuple):
 
 
 class Case(NamedTuple):
+    """Requests of a step.
+
+    Attributes:
+        slid: whether entries that no row sees hold nothing, and blocks of them are none; rows then see somewhat less.
+    """
+
     parts: list[Part]
     group: int
     block_size: int
     first: int
     seed: int
     window: int = 0
+    slid: bool = False
+
+    def begin(self, place: int) -> int:
+        """The first entry that rows of a part see."""
+        part = self.parts[place]
+        if not self.slid:
+            return self.first
+        begin = part.cached + 1 - self.window if self.window else 0
+        return max(self.first, min(max(0, begin) + (self.seed + place) % 5, part.cached))
 
 
 class Built(NamedTuple):
@@ -54,14 +69,17 @@ def build(case: Case) -> Built:
     longest = max(len(table) for table in plan.tables)
     words = max(1, -(-max(len(part.tree) for part in case.parts) // WORD_BITS))
     visible, ancestors, slots_seen, stored = [], [], [], []
-    for part, table, length in zip(case.parts, plan.tables, lengths, strict=True):
+    firsts, tables = [case.begin(place) for place in range(len(case.parts))], []
+    for part, table, length, first in zip(case.parts, plan.tables, lengths, firsts, strict=True):
         slots = [table[s // size] * size + s % size for s in range(length)]
-        stored += slots[case.first :]
+        stored += slots[first:]
+        lost = first // size if case.slid else 0
+        tables.append([*[NOT_A_BLOCK] * lost, *table[lost:], *[NOT_A_BLOCK] * (longest - len(table))])
         root_end = part.cached + part.chain
         for i in range(part.chain):
             visible.append(part.cached + i + 1)
             ancestors.append([0] * words)
-            slots_seen.append(slots[case.first : part.cached + i + 1])
+            slots_seen.append(slots[first : part.cached + i + 1])
         for node in range(len(part.tree) - part.asked, len(part.tree)):
             path = climb(part.tree, node)
             row = [0] * words
@@ -70,7 +88,7 @@ def build(case: Case) -> Built:
                 row[above // WORD_BITS] += -(1 << 63) if bit == 63 else 1 << bit
             visible.append(root_end)
             ancestors.append(row)
-            slots_seen.append(slots[case.first : root_end] + [slots[root_end + above] for above in path])
+            slots_seen.append(slots[first:root_end] + [slots[root_end + above] for above in path])
     generator = torch.Generator().manual_seed(case.seed)
     kv = torch.full((plan.num_blocks * size, 2 * KV_HEADS, DIM), float("nan"), dtype=torch.float64)
     kv[stored] = torch.randn(len(stored), 2 * KV_HEADS, DIM, dtype=torch.float64, generator=generator)
@@ -78,11 +96,12 @@ def build(case: Case) -> Built:
         query_lens=[part.chain + part.asked for part in case.parts],
         lengths=lengths,
         tree_starts=[part.cached + part.chain for part in case.parts],
-        block_tables=torch.tensor([[*t, *[NOT_A_BLOCK] * (longest - len(t))] for t in plan.tables]),
+        block_tables=torch.tensor(tables),
         visible=torch.tensor(visible),
         ancestors=torch.tensor(ancestors),
         block_size=size,
         first=case.first,
+        firsts=firsts if case.slid else (),
     )
     query = torch.randn(len(visible), KV_HEADS * case.group, DIM, dtype=torch.float64, generator=generator)
     # In the order of positions, so the window is the end.
@@ -124,7 +143,7 @@ def small_cases(draw: st.DrawFn) -> Case:
     first = draw(st.integers(0, 1))
     requests = draw(st.lists(small_parts(first), min_size=1, max_size=3))
     sizes = draw(st.sampled_from([1, 3, 4])), draw(st.sampled_from([8, 16, 24]))
-    return Case(requests, *sizes, first, draw(seeds), draw(windows(requests)))
+    return Case(requests, *sizes, first, draw(seeds), draw(windows(requests)), draw(st.booleans()))
 
 
 def chain(start: int, count: int) -> tuple[Tensor, RaggedRows]:

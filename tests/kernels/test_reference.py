@@ -38,6 +38,7 @@ def cases(draw: st.DrawFn) -> Case:
         first,
         draw(seeds),
         draw(windows(requests)),
+        draw(st.booleans()),
     )
 
 
