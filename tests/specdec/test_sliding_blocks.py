@@ -1,6 +1,7 @@
 """Requests of many windows' length in a cache of three, whose memory is NaN where nothing was written."""
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from specdec.kernels.native_library import library_file
 from specdec.scheduling.integrity import check_scheduler
 from specdec.verify.sampling import Sampling
 from tests.specdec import oracle
+from tests.specdec.kv_transfer.engines import disk
 from tests.specdec.world import VOCAB, WINDOW, World
 
 BLOCK, DRAFT_WINDOW = 8, 9
@@ -34,8 +36,8 @@ def load(world: World, drafter: str, blocks: int, **settings: Any) -> LLM:
         **settings,
     }
     # How large a block is, only an engine knows.
-    parts = LLM(world.folder / "target", world.draft(drafter), kv_cache_memory=1 << 20, **settings).engine.worker.cache
-    size = sum(part[0].numel() * part.element_size() for part in parts.parts.values())
+    with LLM(world.folder / "target", world.draft(drafter), kv_cache_memory=1 << 20, **settings) as other:
+        size = sum(part[0].numel() * part.element_size() for part in other.engine.worker.cache.parts.values())
     llm = LLM(world.folder / "target", world.draft(drafter), kv_cache_memory=blocks * size, **settings)
     for part in llm.engine.worker.cache.parts.values():
         part[llm.engine.worker.cache.null_block] = float("nan")
@@ -115,6 +117,19 @@ def test_a_cached_prefix_is_used_though_its_beginning_is_gone(world: World) -> N
     run(llm, again)
     assert again.output().num_cached_tokens == len(PROMPT) - 1
     assert again.output().token_ids == expected(world.sliding, 0.0)[:8]
+
+
+def test_a_restart_loads_the_last_window_alone(world: World, tmp_path: Path) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    outputs = []
+    for _ in range(2):
+        with load(world.sliding, "eagle", 6, kv_transfer_config=disk(tmp_path)) as llm:
+            outputs += llm.generate([PROMPT], params, use_tqdm=False)
+            stats = llm.engine.connector.get_kv_connector_stats()
+    assert outputs[0].token_ids == outputs[1].token_ids == expected(world.sliding, 0.0)[:8]
+    assert outputs[1].num_cached_tokens == len(PROMPT) - 1
+    assert stats.loaded_blocks == -(-WINDOW // BLOCK)
+    assert outputs[0].stats.tau == outputs[1].stats.tau
 
 
 def test_a_model_with_a_layer_that_sees_all_keeps_every_block(world: World) -> None:

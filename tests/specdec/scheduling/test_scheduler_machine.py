@@ -532,3 +532,24 @@ def test_nobody_waits_longer_than_promised(case: Case, coming: list[Arrival], se
         if not world.alive and step >= max(arrival.step for arrival in coming):
             break
     assert not waiting
+
+
+@settings(max_examples=500 if NIGHTLY else 15)
+@given(
+    case=cases(max_blocks=14, connectors=True),
+    size=st.integers(1, 3),
+    window=st.sampled_from([4, 6, 9]),
+    reach=st.integers(1, 3),
+    seed=seeds,
+)
+def test_long_requests_share_what_has_not_slid_out(case: Case, size: int, window: int, reach: int, seed: int) -> None:
+    """One prompt of several lengths, all longer than the windows: prefixes are found without their beginning."""
+    kept, chance = KeptEntries(window, reach), random.Random(seed)
+    blocks = max(case.blocks, 3 + -(-window // size))
+    world = World(case._replace(blocks=blocks, size=size, caching=True, kept=kept))
+    for _ in range(5):
+        world.add([0] * chance.randint(window + 2, 30), chance.randint(3, 12), samples=chance.choice([1, 1, 2]))
+        for _ in range(chance.randint(1, 12)):
+            world.end(world.begin(), chance)
+            world.check()
+    world.run_out(chance)
