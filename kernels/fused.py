@@ -204,6 +204,7 @@ class DraftingRow(NamedTuple):
     Attributes:
         block_table: the request's blocks, enough for the entries of expanded nodes behind `end`.
         tokens: the tokens of entries `start .. end - 1`, which the head reads; of at least one.
+        first: first entry of the head's that these rows see.
         num_nodes: most nodes of the tree under the last token; 0 for no tree.
         depth: most levels of the tree.
         temperature: to divide scores by.
@@ -216,6 +217,7 @@ class DraftingRow(NamedTuple):
     tokens: Sequence[int]
     start: int
     end: int
+    first: int
     num_nodes: int
     depth: int
     temperature: float

@@ -68,7 +68,9 @@ class NativeTrees(ABC):
             [block for row in ordered for block in (*row.block_table, *[0] * (blocks - len(row.block_table)))]
         )
         tokens = numbers([token for row in ordered for token in row.tokens])
-        starts, ends = numbers([row.start for row in ordered]), numbers([row.end for row in ordered])
+        starts, ends, firsts = (
+            numbers(list(given)) for given in zip(*((row.start, row.end, row.first) for row in ordered), strict=True)
+        )
         budgets, depths = numbers([row.num_nodes for row in with_trees]), numbers([row.depth for row in with_trees])
         most = max(budgets, default=0)
         sizes, nodes, parents, ranks = room(trees), room(trees * most), room(trees * most), room(trees * most)
@@ -94,7 +96,7 @@ class NativeTrees(ABC):
                 *cache_layout(cache.kv),
                 most,
                 least_reach,
-                *map(address_of, (tokens, starts, ends, tables, budgets, depths)),
+                *map(address_of, (tokens, starts, ends, firsts, tables, budgets, depths)),
                 cache.features.data_ptr() or None,
                 cache.rotary.data_ptr(),
                 cache.kv.data_ptr(),

@@ -79,7 +79,7 @@ class StepFields(Structure):
         *_fields(c_int64, "rows words table_blocks block_size first kv_kind slot_bytes"),
         *_fields(c_void_p, "slots request tables visible ancestors tree_starts lengths cos sin kv kv_scales"),
         *_fields(c_int64, "layer spans"),
-        ("adapted", c_void_p),
+        *_fields(c_void_p, "adapted firsts"),
     ]
 
 
@@ -136,7 +136,7 @@ class DraftingFields(Structure):
     _fields_ = [
         *_fields(c_int64, "rows trees width table_blocks block_size first kv_bytes kv_kind slot_bytes most"),
         ("least_reach", c_double),
-        *_fields(c_void_p, "tokens starts ends tables budgets depths features rotary kv temperatures limits"),
+        *_fields(c_void_p, "tokens starts ends firsts tables budgets depths features rotary kv temperatures limits"),
         *_fields(c_void_p, "noise sizes nodes parents ranks values adapters"),
     ]
 

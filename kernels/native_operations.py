@@ -207,6 +207,7 @@ class Step:
             numbers(rows.tree_starts),
             numbers(rows.lengths),
         ]
+        firsts = numbers(rows.firsts) if rows.firsts else None
         self.fields = StepFields(
             len(request),
             rows.ancestors.shape[1],
@@ -218,6 +219,9 @@ class Step:
             None,
             *(tensor.data_ptr() for tensor in self.tensors),
         )
+        if firsts is not None:
+            self.tensors.append(firsts)
+            self.fields.firsts = firsts.data_ptr()
 
     def over(self, kv: Tensor, scales: Tensor | None = None) -> StepFields:
         """Return the fields, with one layer's cache and the checkpoint's scales of it."""

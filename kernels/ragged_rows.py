@@ -42,6 +42,8 @@ class RaggedRows:
         block_size: entries a block.
         first: first entry that any row sees. The EAGLE head's entry 0 does not exist (it would need
             the feature of token -1), so its rows see from entry 1.
+        firsts: the same for each request, host side; empty where it is `first` for all. Earlier entries of a request
+            may hold nothing.
         sees_later: whether the rows of a request may see each other whatever their order.
         adapters: place of each request's adapter in the bank, 0 for none, host side; empty if no request has one.
     """
@@ -56,6 +58,7 @@ class RaggedRows:
     first: int = 0
     sees_later: bool = False
     adapters: Sequence[int] = ()
+    firsts: Sequence[int] = ()
 
     def row_groups(self, window: int = 0) -> "list[RowGroup]":
         """Return tiles of similar shape, batched, for the plain-torch attention; made once a step.
@@ -80,7 +83,7 @@ class RaggedRows:
             for at in range(0, count, most):
                 rows = min(most, count - at)
                 entry = length - count + at
-                begin = self.first
+                begin = self.firsts[request] if self.firsts else self.first
                 if window:
                     begin = max(begin, min(entry, self.tree_starts[request]) + 1 - window)
                 tiles.append(Tile(request, start + at, rows, begin, length if self.sees_later else entry + rows))
@@ -222,7 +225,7 @@ class RowGroup:
         # A tile's first row sees least: up to itself in a chain, up to the tree's start in a tree.
         width = max(end - min(end - tile.rows + 1, start) for tile, (end, start, _) in zip(tiles, bounds, strict=True))
         # No row's window begins behind that of a last row of a chain.
-        slides = window > 0 and any(tile.end - window > rows.first for tile in tiles)
+        slides = window > 0 and any(tile.end - window > tile.begin for tile in tiles)
         if slides:
             width = longest
         hidden = None

@@ -194,6 +194,14 @@ class EngineConfig:
         shown_default="score all exactly",
         panel="Drafts",
     )
+    draft_window_size: int | None = setting(
+        None,
+        "Most tokens that the draft model's attention sees, the own one included. Heads lose acceptance on texts that "
+        "are longer than those of their training; a window avoids it.",
+        least=1,
+        shown_default="as its config.json says",
+        panel="Drafts",
+    )
     collect_drafts: Path | None = setting(
         None,
         "Folder in which prompts and outputs of some requests are kept, as tokens, to train the head further on them.",

@@ -103,10 +103,10 @@ def speculators(head: Block, kind: str, **settings: Any) -> dict[str, Any]:
 
 def speculators_dflash() -> Fixture:
     """Some tokens only, and a layer within a window, which is causal by default."""
-    head = block(36, tokens=FEW, causal=(False, True), anchor_first=False)
-    layer = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 40, "use_sliding_window": True}
+    head = block(36, tokens=FEW, causal=(False, True), anchor_first=False, windows=(0, 7))
+    layer = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 7, "use_sliding_window": True}
     config = speculators(head, "dflash", layer=layer, sample_from_anchor=False)
-    return fixture(config, {**without(head, "embed"), **maps(FEW)}, head, positions=40, verifier="org/target")
+    return fixture(config, {**without(head, "embed"), **maps(FEW)}, head, verifier="org/target")
 
 
 def speculators_dspark() -> Fixture:
@@ -146,10 +146,10 @@ def zlab_dflash2() -> Fixture:
 
 def speculators_dflash2() -> Fixture:
     """A layer within a window, which is not causal by default."""
-    head = block(41, layers=1, rank=4, kind="dflash2", anchor_first=False)
-    layer = {"layer_types": ["sliding_attention"], "sliding_window": 40, "use_sliding_window": True}
+    head = block(41, layers=1, rank=4, kind="dflash2", anchor_first=False, windows=(7,))
+    layer = {"layer_types": ["sliding_attention"], "sliding_window": 7, "use_sliding_window": True}
     config = speculators(head, "dflash2", layer=layer, sample_from_anchor=False, **dflash2_sizes(head))
-    return fixture(config, without(head, "embed", "lm_head"), head, positions=40, verifier="org/target")
+    return fixture(config, without(head, "embed", "lm_head"), head, verifier="org/target")
 
 
 BLOCK_FORMATS: dict[str, Callable[[], Fixture]] = {

@@ -38,6 +38,8 @@ class Block:
     theta: float = 10000.0
     tokens: list[int] | None = None
     qk_norm: bool = True
+    # Per layer, the tokens of context that it sees, those of the block included where it is causal; none for all.
+    windows: tuple[int, ...] = ()
     # Domino: slots without a correction. DFlash2: candidates that the selector scores.
     prefix: int = 1
     top_k: int = VOCAB
@@ -169,10 +171,12 @@ def states(head: Block, tokens: Sequence[int], taps: Sequence[Tensor]) -> Tensor
         query, key = rotate(query, places[rows:], head.theta), rotate(key, places, head.theta)
         mixed = torch.empty(head.size, HEADS, DIM).to(x)
         for row in range(head.size):
-            seen = rows + (row + 1 if head.causal[layer] else head.size)
+            seen, first = rows + (row + 1 if head.causal[layer] else head.size), 0
+            if head.windows and head.windows[layer]:
+                first = max(0, rows - head.windows[layer] + (row + 1 if head.causal[layer] else 0))
             for h in range(HEADS):
-                weights = (key[:seen, h // group] @ query[row, h] / math.sqrt(DIM)).softmax(0)
-                mixed[row, h] = weights @ value[:seen, h // group]
+                weights = (key[first:seen, h // group] @ query[row, h] / math.sqrt(DIM)).softmax(0)
+                mixed[row, h] = weights @ value[first:seen, h // group]
         x = x + finish(mixed.flatten(1) @ own["self_attn.o_proj.weight"].T)
         normed, finish = around(norm(x, own["post_attention_layernorm.weight"]), own, "mlp_conv")
         gate, up = (normed @ own[f"mlp.{name}_proj.weight"].T for name in ("gate", "up"))

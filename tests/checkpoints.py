@@ -30,6 +30,7 @@ class Head:
             `0.kn`, and biases such as `0.q_bias`.
         taps: indices of transformers' `hidden_states` that it reads.
         tokens: which ones it scores, in the order of `out`; None for all.
+        window: tokens that a row sees, itself included; 0 for all.
     """
 
     eagle3: bool
@@ -44,6 +45,7 @@ class Head:
     tokens: list[int] | None = None
     norm_before_residual: bool = False
     norm_output: bool = False
+    window: int = 0
 
 
 @dataclass

@@ -217,11 +217,11 @@ def speculators_eagle3() -> Fixture:
 def speculators_eagle3_qwen3() -> Fixture:
     """Qwen3 layers within a window; norm_before_residual is left to the default; two layers."""
     extra = {**qkv_biases(10), "o_bias": TARGET_HIDDEN, "qn": 10, "kn": 10}
-    head = eagle3(18, head_dim=10, layers=2, extra=extra, norm_before_residual=True)
-    layer = {"model_type": "qwen3", "attention_bias": True, "sliding_window": 40, "use_sliding_window": True}
+    head = eagle3(18, head_dim=10, layers=2, extra=extra, norm_before_residual=True, window=12)
+    layer = {"model_type": "qwen3", "attention_bias": True, "sliding_window": 12, "use_sliding_window": True}
     layer["layer_types"] = ["sliding_attention"] * 2
     config = speculators_config(head, "eagle3", layer=layer, draft_vocab_size=len(FEW))
-    return Fixture(config, {**named(head, "layers.0."), **maps(FEW)}, head, facts={"positions": 40})
+    return Fixture(config, {**named(head, "layers.0."), **maps(FEW)}, head)
 
 
 FORMATS: dict[str, Callable[[], Fixture]] = {

@@ -44,11 +44,14 @@ def accuracy(llm: LLM, outputs: Sequence[RequestOutput], depth: int) -> list[lis
         ValueError: what drafts is no head that reads the target's states.
     """
     head, readout = head_of(llm)
+    # The unrolled passes know no windows: as far as none slides they are the same.
+    windows = () if isinstance(head, BlockHead) else head.windows
+    longest = min([head.llama.max_position, *filter(None, windows)])
     samples = []
     for output in outputs:
         # The engine drafts from the first token of an answer on.
         known = len(output.prompt_token_ids) + 1
-        tokens = [*output.prompt_token_ids, *output.token_ids][: head.llama.max_position]
+        tokens = [*output.prompt_token_ids, *output.token_ids][:longest]
         if len(tokens) > known:
             samples.append(Sample(tokens, [i >= known for i in range(len(tokens))]))
     source = OnlineFeatures(llm.model, samples, head.taps)

@@ -107,13 +107,17 @@ def slot_states(
     positions = torch.cat([torch.arange(length, device=device) for length in batch.lengths])
     context = head.context(batch.read_by(head))
     groups, of_context = block_groups(batch.lengths, anchors), rotary_at(table, positions)
+    kinds = list(zip(config.causal, head.llama.layer_windows, strict=True))
     masks = {
-        causal: [block_mask(positions.new_zeros(group.seen), group.anchors, size, causal=causal) for group in groups]
-        for causal in set(config.causal)
+        (causal, window): [
+            block_mask(positions.new_zeros(group.seen), group.anchors, size, causal=causal, window=window)
+            for group in groups
+        ]
+        for causal, window in set(kinds)
     }
     attentions = [
-        PackedBlockAttention(context[:, layer], of_context, batch.lengths, groups, masks[causal], size)
-        for layer, causal in enumerate(config.causal)
+        PackedBlockAttention(context[:, layer], of_context, batch.lengths, groups, masks[kind], size)
+        for layer, kind in enumerate(kinds)
     ]
     tokens = torch.full((len(anchors), size), config.mask_token, device=device)
     tokens[:, 0] = batch.tokens[anchors]

@@ -146,8 +146,8 @@ class BlockDrafter(TreeDrafter[Paths]):
         tokens = torch.cat([roots, masks], 1).flatten()
         seen = [levels.block_rows(bits[:width]) for bits in self._bits]
         attentions = [
-            PagedAttention(kv, levels.slots[0], seen[causal], self.kernels)
-            for kv, causal in zip(self.kv, config.causal, strict=True)
+            PagedAttention(kv, levels.slots[0], seen[causal], self.kernels, window)
+            for kv, causal, window in zip(self.kv, config.causal, config.windows, strict=True)
         ]
         self._adapt(seen[0])
         rotary = rotary_at(self.rope, levels.positions + self._offsets[:width].repeat(num_rows))

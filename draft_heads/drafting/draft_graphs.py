@@ -1,6 +1,6 @@
 """CUDA graphs of the drafting loops, captured once and replayed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Generic, NamedTuple, TypeVar
 
@@ -28,7 +28,7 @@ class GraphKey(NamedTuple):
         rows: rows of the batch, padding included.
         depth: levels.
         width: nodes that each row expands at each level.
-        plans: the attention plan of each level but the last.
+        plans: the attention plans of each level but the last, of each geometry in turn.
         adapted: tiles of rows with adapters.
     """
 
@@ -45,14 +45,18 @@ class LoopGraphs(Generic[Grown]):
     Args:
         grow: the loop, which must wait for nothing.
         capture: `CudaGraphs.capture` on a GPU.
-        heads: geometry of the head's attention.
+        geometries: geometries of the head's attention, one per window of its layers.
         max_blocks: most blocks of a request.
     """
 
     def __init__(
-        self, grow: Callable[[DraftLevels, Tensor], Grown], capture: Capture, heads: AttentionGeometry, max_blocks: int
+        self,
+        grow: Callable[[DraftLevels, Tensor], Grown],
+        capture: Capture,
+        geometries: Sequence[AttentionGeometry],
+        max_blocks: int,
     ) -> None:
-        self.grow, self.capture, self.heads, self.max_blocks = grow, capture, heads, max_blocks
+        self.grow, self.capture, self.geometries, self.max_blocks = grow, capture, geometries, max_blocks
         self.captured: dict[GraphKey, _Graph[Grown]] = {}
 
     def __call__(self, levels: DraftLevels, hidden: Tensor) -> Grown:
@@ -64,7 +68,7 @@ class LoopGraphs(Generic[Grown]):
         """
         # A plan depends on how long rows are, not on what they see.
         outlines = [levels.outline(level, levels.positions) for level in range(1, levels.num_passes + 1)]
-        plans = [plan_of(outline, self.heads) for outline in outlines]
+        plans = [plan_of(outline, geometry) for geometry in self.geometries for outline in outlines]
         adapted = AdapterBuffer.size(levels.adapted)
         key = GraphKey(levels.num_rows, levels.depth, levels.width, tuple(map(PlanSize.of, plans)), adapted)
         graph = self.captured.get(key)
@@ -108,6 +112,9 @@ class _Graph(Generic[Grown]):
         self.plans = [PlanBuffer(plan) for plan in plans]
         tiles = AdapterBuffer.size(levels.adapted)
         self.adapters = AdapterBuffer(len(levels.positions), tiles, device) if tiles else None
+        by_geometry, each = {}, levels.num_passes
+        for place, geometry in enumerate(owner.geometries):
+            by_geometry[geometry] = [buffer.plan for buffer in self.plans[place * each : (place + 1) * each]]
         self.levels = replace(
             levels,
             positions=torch.zeros_like(levels.positions),
@@ -117,7 +124,7 @@ class _Graph(Generic[Grown]):
             base=(),
             noise=NoiseRows((), self.noise),
             sampling=self.sampling,
-            plans={owner.heads: [buffer.plan for buffer in self.plans]},
+            plans=by_geometry,
             adapters=(),
             adapted=None if self.adapters is None else self.adapters.rows,
         )

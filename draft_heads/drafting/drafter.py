@@ -34,6 +34,8 @@ class DraftRow(NamedTuple):
         context: how the request samples, and its tokens; at temperature > 0 drafts follow its noise.
         full_depth: whether all `max_depth` levels are drafted, even where `DraftShape.min_reach` would stop.
         adapter: place of the request's adapter of the draft model, 0 for none.
+        draft_start: first entry of the drafter's own cache that holds something, up to `num_draft_cached`. It lies as
+            far back as the drafter's rows depend on, or is 0.
     """
 
     block_table: Sequence[int]
@@ -44,6 +46,7 @@ class DraftRow(NamedTuple):
     context: Context
     full_depth: bool = False
     adapter: int = 0
+    draft_start: int = 0
 
     @property
     def token_ids(self) -> Sequence[int]:

@@ -104,7 +104,10 @@ class ModelDrafter(TreeDrafter[Tensor]):
 
     def _forward(self, tokens: Tensor, features: Tensor, positions: Tensor, slots: Tensor, rows: RaggedRows) -> Tensor:
         self._adapt(rows)
-        attentions = [PagedAttention(kv, slots, rows, self.kernels, slopes=self.slopes) for kv in self.kv]
+        layers = zip(self.kv, self.head.windows, strict=True)
+        attentions = [
+            PagedAttention(kv, slots, rows, self.kernels, window, slopes=self.slopes) for kv, window in layers
+        ]
         hidden: Tensor = self.head(tokens, features, rotary_at(self.rope, positions), attentions)
         return hidden
 

@@ -76,6 +76,7 @@ class TreeDrafter(ABC, Generic[State]):
         adapters: the bank of adapters of the head's layers; None where rows have none.
 
     Attributes:
+        windows: entries that the head's rows see in each layer, 0 for all.
         graphs: CUDA graphs of the loops over levels, or None.
         one_call: the drafter in one call; None where the kernel set or the head does not have it.
     """
@@ -95,6 +96,7 @@ class TreeDrafter(ABC, Generic[State]):
     ) -> None:
         self.kernels, self.readout, self.shape, self.adapters = kernels, readout, shape, adapters
         self.llama = llama = head.llama
+        self.windows = head.windows
         self.first, self.kv, self.block_size, self.dtype = head.first_entry, kv, block_size, dtype
         self.features = kv.new_empty(kv.shape[1], 0, dtype=dtype) if features is None else features
         self.rope = llama.rope.table(llama.head_dim, llama.max_position, dtype).to(kv.device)
@@ -202,7 +204,17 @@ class TreeDrafter(ABC, Generic[State]):
             limits = sampling.limits if sampling.filters else None
             given.append(
                 DraftingRow(
-                    row.block_table, tokens, start, end, row.num_nodes, depth, temperature, limits, noise, row.adapter
+                    row.block_table,
+                    tokens,
+                    start,
+                    end,
+                    max(row.draft_start, self.first),
+                    row.num_nodes,
+                    depth,
+                    temperature,
+                    limits,
+                    noise,
+                    row.adapter,
                 )
             )
         return given
@@ -342,6 +354,7 @@ class TreeDrafter(ABC, Generic[State]):
             ancestors=unread.positions.new_zeros(len(unread.positions), 1),
             block_size=self.block_size,
             first=self.first,
+            firsts=[max(row.draft_start, self.first) for row in rows],
             adapters=adapters_of(rows),
         )
 

@@ -104,13 +104,16 @@ class BlockKind(HeadKind[BlockConfig, BlockHead]):
         """Return config.json and tensors: z-lab's layout of DFlash, and DeepSpec's of DSpark.
 
         Raises:
-            ValueError: as `layer_settings`, or layers of which some are causal.
+            ValueError: as `layer_settings`, or layers of which some are causal, and not those within a window.
         """
         own = head.config
         tensors = {name.removeprefix(DOMINO): tensor for name, tensor in head.split_parameters().items()}
         # The target's, as it is frozen.
         del tensors[EMBEDDING]
-        if len(set(own.causal)) > 1:
+        sliding = [window > 0 for window in head.llama.layer_windows]
+        # The layouts take sliding layers as causal unless they are told something of all layers.
+        said = {} if list(own.causal) == sliding else {"causal": all(own.causal)}
+        if said and len(set(own.causal)) > 1:
             raise ValueError(
                 "a head with causal and other layers cannot be saved: the layouts name sliding layers alone"
             )
@@ -118,7 +121,7 @@ class BlockKind(HeadKind[BlockConfig, BlockHead]):
             "target_layer_ids": [tap - 1 for tap in own.taps],
             "mask_token_id": own.mask_token,
             "sample_from_anchor": own.anchor_first,
-            **({"causal": True} if all(own.causal) else {}),
+            **said,
         }
         config = {
             **layer_settings(head.llama),

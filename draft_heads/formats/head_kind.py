@@ -88,9 +88,14 @@ class HeadDescription(Generic[C]):
             self.taps.of(target.num_layers)
         self.tensors.check(self.expected, self.id_maps)
 
-    def limited_to(self, max_position: int) -> "HeadDescription[C]":
-        """Return the same head with no more positions than its target has, which bounds its rotary table."""
-        llama = self.config.llama
+    def limited_to(self, max_position: int, window: int | None = None) -> "HeadDescription[C]":
+        """Return the same head with narrower limits.
+
+        Args:
+            max_position: positions of its target, which bound its rotary table.
+            window: most tokens that its layers see; None for as many as config.json says.
+        """
+        llama = self.config.llama.with_window(window)
         llama = replace(llama, max_position=min(llama.max_position, max_position))
         return replace(self, config=replace(self.config, llama=llama))
 

@@ -31,19 +31,25 @@ KINDS: dict[str, HeadKind[Any, Any]] = {
 }
 
 
-def load_head(folder: Path, target: TargetParts, kernels: KernelSet) -> LoadedHead:
+def load_head(folder: Path, target: TargetParts, kernels: KernelSet, window: int | None = None) -> LoadedHead:
     """Load a head of any kind.
+
+    Args:
+        window: most tokens that its layers see; None for as many as config.json says.
 
     Raises:
         CheckpointError: no head, or none that is supported and fits the target, with the reason.
     """
-    found = fitting_head(folder, target.config)
+    found = fitting_head(folder, target.config, window)
     with error_context(folder):
         return found.kind.build(found, target, kernels)
 
 
-def fitting_head(folder: Path, target: LlamaConfig) -> HeadDescription[Any]:
+def fitting_head(folder: Path, target: LlamaConfig, window: int | None = None) -> HeadDescription[Any]:
     """Recognise a complete head that fits a target, without reading its weights.
+
+    Args:
+        window: as for `load_head`.
 
     Raises:
         CheckpointError: as `load_head`.
@@ -51,7 +57,7 @@ def fitting_head(folder: Path, target: LlamaConfig) -> HeadDescription[Any]:
     found = read_head(folder)
     with error_context(folder):
         found.check(target)
-        return found.limited_to(target.max_position)
+        return found.limited_to(target.max_position, window)
 
 
 def describe_folder(folder: Path) -> HeadDescription[Any]:

@@ -72,19 +72,17 @@ class HeadSettings:
         if layer.get("num_hidden_layers") is None:
             layer["num_hidden_layers"] = max(1, tensors.num_layers)
             assumptions.append(f"config.json does not count its layers: the file has {layer['num_hidden_layers']}")
-        kinds = layer.get("layer_types") or ["sliding_attention"]
-        is_windowed = "sliding_attention" in kinds and layer.get("use_sliding_window", True) is not False
+        kinds, is_windowed = layer.get("layer_types") or [], layer.get("use_sliding_window", True) is not False
         window = layer.get("sliding_window") if is_windowed else None
         layer["sliding_window"] = None
-        layer["layer_types"] = [kind for kind in layer.get("layer_types") or () if kind != "sliding_attention"]
+        layer["layer_types"] = [kind for kind in kinds if kind != "sliding_attention"]
         config = LlamaConfig.from_json(layer)
         # One layer too many is enough to tell that layers are missing, and no number is too large.
         config = replace(config, num_layers=min(config.num_layers, tensors.num_layers + 1))
         if window is not None:
-            positive(self.layer, "sliding_window")
-            if window < config.max_position:
-                assumptions.append(f"its window is {window} tokens: it drafts only in the first {window} of a text")
-            config = replace(config, max_position=min(config.max_position, window))
+            window, layers = positive(self.layer, "sliding_window"), range(config.num_layers)
+            sliding = [not kinds or kinds[layer : layer + 1] == ["sliding_attention"] for layer in layers]
+            config = replace(config, windows=tuple(window * one for one in sliding) if any(sliding) else ())
         nested = section(layer, "rope_scaling") or section(layer, "rope_parameters")
         if not layer.get("rope_theta") and not nested.get("rope_theta"):
             assumptions.append(f"config.json has no rope_theta: {config.rope.theta:g}")
@@ -134,9 +132,13 @@ def layer_settings(llama: LlamaConfig) -> dict[str, Any]:
     Raises:
         ValueError: it cannot express the rope type.
     """
-    rope = llama.rope
+    rope, windows = llama.rope, llama.layer_windows
     if rope.rope_type != "default":
         raise ValueError(f"a head with rope type {rope.rope_type!r} cannot be saved; train it with the default one")
+    sliding: dict[str, Any] = {}
+    if any(windows):
+        kinds = ["sliding_attention" if window else "full_attention" for window in windows]
+        sliding = {"sliding_window": max(windows), "use_sliding_window": True, "layer_types": kinds}
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -151,4 +153,5 @@ def layer_settings(llama: LlamaConfig) -> dict[str, Any]:
         "max_position_embeddings": llama.max_position,
         "hidden_act": "silu",
         "rope_theta": rope.theta,
+        **sliding,
     }

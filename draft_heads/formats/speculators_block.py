@@ -23,7 +23,8 @@ def speculators_files(head: BlockHead, verifier: str | None = None) -> tuple[dic
     own, llama, tensors = head.config, head.llama, head.split_parameters()
     if own.domino or own.selector or own.convolution:
         raise ValueError("only DFlash and DSpark heads can be saved in speculators' layout")
-    if any(own.causal):
+    sliding = tuple(window > 0 for window in llama.layer_windows)
+    if any(own.causal) and own.causal != sliding:
         raise ValueError("a head with causal layers cannot be saved in speculators' layout, whose full layers are not")
     if not llama.qk_norm:
         raise ValueError("a head without norms of queries and keys cannot be saved in speculators' layout")
@@ -50,7 +51,7 @@ def speculators_files(head: BlockHead, verifier: str | None = None) -> tuple[dic
         "mask_token_id": own.mask_token,
         # Programs differ in what they take where the key is absent.
         "sample_from_anchor": own.anchor_first,
-        "sliding_window_non_causal": False,
+        "sliding_window_non_causal": any(sliding) and not any(own.causal),
     }
     if kind == "dspark":
         config["markov_rank"] = own.markov.rank if own.markov else 0

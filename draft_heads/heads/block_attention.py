@@ -42,7 +42,7 @@ def block_positions(anchors: Tensor, block_size: int) -> Tensor:
     return (anchors[:, None] + torch.arange(block_size, device=anchors.device)).flatten()
 
 
-def block_mask(documents: Tensor, anchors: Tensor, block_size: int, *, causal: bool) -> Tensor:
+def block_mask(documents: Tensor, anchors: Tensor, block_size: int, *, causal: bool, window: int = 0) -> Tensor:
     """Return which keys the rows of blocks see, bool `[blocks * block_size, context + blocks * block_size]`.
 
     A row sees the context rows of its own document before its anchor, and the rows of its own block.
@@ -51,11 +51,16 @@ def block_mask(documents: Tensor, anchors: Tensor, block_size: int, *, causal: b
         documents: int64 `[context]`, the document of each packed token.
         anchors: int64 `[blocks]`, places of the anchors among the packed tokens.
         causal: whether a row sees only the rows of its block up to itself.
+        window: tokens of context that a row sees, in a causal layer with the rows of its block up to itself; 0 for all.
     """
     places = torch.arange(len(documents), device=documents.device)
     before = (documents == documents[anchors][:, None]) & (places < anchors[:, None])
     rows = torch.arange(len(anchors) * block_size, device=documents.device)
     own = rows[:, None] // block_size == rows // block_size
+    before = before.repeat_interleave(block_size, 0)
     if causal:
         own &= rows <= rows[:, None]
-    return torch.cat([before.repeat_interleave(block_size, 0), own], 1)
+    if window:
+        begins = anchors.repeat_interleave(block_size) - window
+        before &= places >= (begins + rows % block_size + 1 if causal else begins)[:, None]
+    return torch.cat([before, own], 1)

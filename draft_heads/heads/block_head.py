@@ -67,6 +67,16 @@ class BlockConfig(HeadConfig):
         return self.block_size if self.anchor_first and self.domino is None else self.block_size - 1
 
     @property
+    def windows(self) -> tuple[int, ...]:
+        """Entries that a row's attention sees in each layer, 0 for all.
+
+        In a causal layer they are the last ones of the row's path. In others, a window counts the context before the
+        anchor (as speculators masks it), and all rows see the whole block besides.
+        """
+        pairs = zip(self.llama.layer_windows, self.causal, strict=True)
+        return tuple(window if is_causal or not window else window + self.block_size for window, is_causal in pairs)
+
+    @property
     def first_row(self) -> int:
         """The row of a block that predicts the token behind the anchor."""
         return 0 if self.anchor_first else 1
@@ -105,7 +115,8 @@ class BlockHead(FeatureHead):
         self.hidden_norm = RMSNorm(hidden, eps)
         conv, rows = config.convolution, config.block_size
         self.layers = nn.ModuleList(
-            LlamaLayer(llama) if conv is None else ConvolvedLayer(llama, conv, rows) for _ in range(llama.num_layers)
+            LlamaLayer(llama, window=window) if conv is None else ConvolvedLayer(llama, conv, rows, window)
+            for window in self.windows
         )
         self.norm = RMSNorm(hidden, eps)
         size = config.draft_vocab_size
@@ -120,6 +131,15 @@ class BlockHead(FeatureHead):
         self.candidate_selector = None if selector is None else SelectorScorer(selector, vocab_size, hidden)
         rank = markov.rank if markov and config.confidence_reads_token else 0
         self.confidence_head = ConfidenceHead(hidden, rank) if config.confidence else None
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        return self.config.windows
+
+    @property
+    def reach(self) -> int:
+        # Context rows depend on their own token's feature alone.
+        return max(self.windows) if all(self.windows) else 0
 
     @property
     def decoder_layers(self) -> list[LlamaLayer]:

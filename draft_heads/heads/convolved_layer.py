@@ -67,10 +67,11 @@ class ConvolvedLayer(LlamaLayer):
 
     Args:
         rows: of a block.
+        window: entries that a row's attention sees, 0 for all.
     """
 
-    def __init__(self, config: LlamaConfig, convolution: ConvolutionConfig, rows: int) -> None:
-        super().__init__(config)
+    def __init__(self, config: LlamaConfig, convolution: ConvolutionConfig, rows: int, window: int = 0) -> None:
+        super().__init__(config, window=window)
         self.attention_conv = BlockConvolution(config.hidden_size, convolution, rows)
         self.mlp_conv = BlockConvolution(config.hidden_size, convolution, rows)
 

@@ -37,12 +37,20 @@ class CachedHead(Protocol):
         feature_size: size of the feature that the cache keeps per token; 0 if the head reads only keys and values.
         first_entry: index of the first token that has a row: 1 if a row reads the previous token's feature, else 0.
             Rotary positions count from it.
+        windows: entries that a row's attention sees in each layer, as `PagedAttention.window`; 0 for all.
+        reach: number of the last entries that a row depends on through all layers, its own included; 0 for all.
     """
 
     llama: LlamaConfig
     taps: tuple[int, ...]
     feature_size: int
     first_entry: int
+
+    @property
+    def windows(self) -> tuple[int, ...]: ...
+
+    @property
+    def reach(self) -> int: ...
 
     def feature_of(self, output: TargetOutput) -> Tensor:
         """Return the features that the cache keeps, `[rows, feature_size]`; never called if that size is 0."""
@@ -128,6 +136,14 @@ class FeatureHead(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.embed_tokens.weight.dtype
 
+    @property
+    def windows(self) -> tuple[int, ...]:
+        return self.llama.layer_windows
+
+    @property
+    def reach(self) -> int:
+        return stacked_reach(self.windows)
+
     def feature_of(self, output: TargetOutput) -> Tensor:
         """Return the target states that the head reads; by default those after the final norm."""
         return output.features
@@ -150,6 +166,11 @@ class FeatureHead(nn.Module):
         for layer in range(self.llama.num_layers):
             split_layer(named, f"layers.{layer}.", self.llama)
         return named
+
+
+def stacked_reach(windows: Sequence[int]) -> int:
+    """Return how many of the last entries a row depends on where each layer reads the one below; 0 for all."""
+    return 1 + sum(window - 1 for window in windows) if all(windows) else 0
 
 
 class DraftModel(NamedTuple):

@@ -38,7 +38,9 @@ class EagleHead(FeatureHead):
         super().__init__(config)
         llama = config.llama
         self.fc = Linear(2 * llama.hidden_size, llama.hidden_size, bias=config.fc_bias)
-        self.layers = nn.ModuleList(LlamaLayer(llama, input_norm=i > 0) for i in range(llama.num_layers))
+        self.layers = nn.ModuleList(
+            LlamaLayer(llama, input_norm=i > 0, window=window) for i, window in enumerate(self.windows)
+        )
 
     def forward(self, tokens: Tensor, features: Tensor, rotary: Rotary, attentions: Sequence[Attention]) -> Tensor:
         """Return the predicted features, `[rows, hidden_size]`; for the arguments see `DraftHead`."""

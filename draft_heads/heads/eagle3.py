@@ -78,8 +78,9 @@ class Eagle3Head(FeatureHead):
         self.input_norm = RMSNorm(width, eps) if config.norm_before_fc else None
         self.fc_norm = TapNorm(len(config.taps), config.target_hidden_size, eps) if config.fc_norm else None
         self.fc = Linear(width, llama.hidden_size, bias=config.fc_bias)
-        later = (LlamaLayer(llama) for _ in range(llama.num_layers - 1))
-        self.layers = nn.ModuleList([Eagle3Layer(llama, config.norm_before_residual), *later])
+        first, *others = self.windows
+        later = (LlamaLayer(llama, window=window) for window in others)
+        self.layers = nn.ModuleList([Eagle3Layer(llama, config.norm_before_residual, first), *later])
         self.norm = RMSNorm(llama.hidden_size, eps)
         self.lm_head = nn.Linear(llama.hidden_size, config.draft_vocab_size, bias=False)
         tokens = torch.empty(config.draft_vocab_size, dtype=torch.int64)
@@ -139,8 +140,8 @@ class Eagle3Head(FeatureHead):
 class Eagle3Layer(DecoderLayer):
     """The first layer, whose attention reads embedding and state side by side; the residual is the state alone."""
 
-    def __init__(self, config: LlamaConfig, norm_before_residual: bool) -> None:
-        super().__init__(config, 2 * config.hidden_size)
+    def __init__(self, config: LlamaConfig, norm_before_residual: bool, window: int = 0) -> None:
+        super().__init__(config, 2 * config.hidden_size, window)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.norm_before_residual = norm_before_residual

@@ -1,7 +1,7 @@
 """Settings of Llama-family config.json files. Settings that the engine would not honour are refused."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -116,6 +116,12 @@ class LlamaConfig:
         if not self.alibi_slopes:
             return None
         return torch.tensor(self.alibi_slopes, dtype=torch.promote_types(dtype, torch.float32), device=device)
+
+    def with_window(self, window: int | None) -> "LlamaConfig":
+        """Return the same layers, none of which sees more than `window` tokens; None for no such limit."""
+        if window is None:
+            return self
+        return replace(self, windows=tuple(min(own or window, window) for own in self.layer_windows))
 
     def has_bias(self, module: str) -> bool:
         """Return whether a linear layer has a bias, by its name in a checkpoint."""

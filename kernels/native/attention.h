@@ -353,12 +353,13 @@ static void attend_rows(const tile *t, const float *queries, int64_t query_strid
 /* First entry that a row sees: of a node, as many before it as tokens of its path leave of the window. */
 static int64_t first_seen(const tile *t, int64_t row) {
     const step *s = t->s;
+    const int64_t least = s->firsts ? s->firsts[s->request[row]] : s->first;
     if (!t->window)
-        return s->first;
+        return least;
     int64_t first = s->visible[row] - t->window;
     for (int64_t word = 0; word < s->words; word++)
         first += __builtin_popcountll(s->ancestors[row * s->words + word]);
-    return first > s->first ? first : s->first;
+    return first > least ? first : least;
 }
 
 /* Attend with a tile's queries: rows of `query_stride` floats. `out` is `[rows][heads of the
@@ -366,7 +367,7 @@ static int64_t first_seen(const tile *t, int64_t row) {
    so that a row's keys are summed in their order. */
 static void attend_tile(const tile *t, const float *queries, int64_t query_stride, float *memory, float *out) {
     tile part = *t;
-    part.first = t->s->first;
+    part.first = t->s->firsts ? t->s->firsts[t->s->request[t->begin]] : t->s->first;
     int slides = 0;
     for (int64_t row = t->begin; row < t->end; row++)
         slides |= first_seen(t, row) > part.first;

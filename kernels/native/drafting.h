@@ -28,7 +28,7 @@ static int read_tokens(context *c, const draft_head *h, const drafting *d, char 
             visible[at] = entry + 1;
         }
     step s = {count, 1, d->table_blocks, d->block_size, d->first, d->kv_kind, d->slot_bytes, slots, request, d->tables,
-              visible, nothing, d->ends, d->ends, cos, sin, NULL, NULL};
+              visible, nothing, d->ends, d->ends, cos, sin, NULL, NULL, 0, 0, NULL, d->firsts};
     if (adapt_rows(c, d, d->rows, 0, &s) || run_head(c, h, &s, d->kv, d->kv_bytes, d->tokens, features, states))
         return -1;
     at = 0;

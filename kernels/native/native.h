@@ -85,6 +85,7 @@ typedef struct {
     const float *kv_scales; /* [2 * kv_heads] of the checkpoint, or NULL */
     int64_t layer, spans; /* number of the layer; of adapted rows, 0 for none */
     const adapter_rows *adapted;
+    const int64_t *firsts; /* [requests]: first entry that a request's rows see; NULL where it is `first` for all */
 } step;
 
 /* Kinds of heads, by the input of their first layer. */
@@ -137,13 +138,15 @@ typedef struct {
     const adapter_rows *adapted; /* [spans] */
 } pass;
 
-/* A call of the drafter: of `rows` requests the head reads the tokens `[starts, ends)`, and under the last ones of the
-   first `trees` it drafts trees: `width` children of a node, `width` nodes expanded a level. */
+/* A call of the drafter: of `rows` requests the head reads the tokens `[starts, ends)`, whose rows see entries from
+   `firsts` on, and under the last ones of the first `trees` it drafts trees: `width` children of a node, `width` nodes
+   expanded a level. */
 typedef struct {
     int64_t rows, trees, width, table_blocks, block_size, first, kv_bytes, kv_kind, slot_bytes;
     int64_t most; /* nodes of the largest tree */
     double least_reach; /* probability of a frontier below which a row's search ends */
-    const int64_t *tokens, *starts, *ends, *tables; /* of all rows in turn; [rows]; [rows]; [rows][table_blocks] */
+    const int64_t *tokens, *starts, *ends; /* of all rows in turn; [rows]; [rows] */
+    const int64_t *firsts, *tables; /* [rows]; [rows][table_blocks] */
     const int64_t *budgets, *depths; /* [trees]: most nodes and levels, at least 1 */
     const void *features, *rotary; /* [slots][hidden] or NULL; [positions][2][head_dim] */
     void *kv; /* [layers] of `kv_bytes` */

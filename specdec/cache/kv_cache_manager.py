@@ -1,10 +1,13 @@
 """Block tables of requests: allocation, sharing, copy on write, prefix search, swapping. Pure Python."""
 
+import sys
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import NamedTuple
 
 from specdec.cache.block_pool import BlockPool, extend_hashes
+from specdec.cache.kept_entries import BlockBounds, KeptEntries
+from specdec.cache.prefix_search import Prefix, PrefixSearch
 from specdec.core.request import Request
 
 
@@ -56,20 +59,6 @@ class PublishedBlock(NamedTuple):
     is_read: bool
 
 
-class Prefix(NamedTuple):
-    """Cached beginning of a request.
-
-    Attributes:
-        blocks: blocks that hold it, the last one perhaps in part.
-        num_tokens: its length.
-        num_draft_cached: length of the part that the draft head's cache covers.
-    """
-
-    blocks: list[int]
-    num_tokens: int
-    num_draft_cached: int
-
-
 class KVCacheManager:
     """Block tables of requests, over one `BlockPool` of the device and one of host memory for swapped requests.
 
@@ -77,19 +66,37 @@ class KVCacheManager:
     whose keys and values are in place are published to the prefix cache. Copies of blocks are queued in `moves`, to be
     applied in this order before the next forward pass.
 
+    Where all layers have sliding windows, blocks that have slid out are given back, as vLLM does it: a request's table
+    then begins with null blocks. Like others, they can be found by their hash until they are reused, and a prefix is
+    cached if the blocks of its last tokens are.
+
     Args:
         block_size: entries of a block.
         num_host_blocks: blocks of host memory to swap to.
         enable_prefix_caching: whether requests share the blocks of equal prefixes.
+        kept: how far back later rows read.
+        step_tokens: most tokens of a step.
 
     Attributes:
+        null_block: stands in block tables for blocks that were given back; the cache's null block.
+        bounds: of the blocks that a request holds.
+        prefixes: what is cached of requests.
         reports_published: whether `take_published` is called after each step.
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, num_host_blocks: int = 0, enable_prefix_caching: bool = True
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_host_blocks: int = 0,
+        enable_prefix_caching: bool = True,
+        kept: KeptEntries = KeptEntries(),  # noqa: B008
+        step_tokens: int = sys.maxsize,
     ) -> None:
+        self.kept, self.null_block = kept, num_blocks
+        self.bounds = BlockBounds(num_blocks, block_size, kept.window, step_tokens)
         self.pool = BlockPool(num_blocks)
+        self.prefixes = PrefixSearch(self.pool, block_size, kept, self.null_block)
         self.host = BlockPool(num_host_blocks)
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
@@ -126,23 +133,12 @@ class KVCacheManager:
             return Prefix([], 0, 0)
         if request.num_output == 0 and most > 0:
             for sample in request.cached_samples:
-                if sample.num_cached >= most:
-                    shared = sample.block_table[: self.blocks_for(most)]
-                    return Prefix(shared, most, min(sample.num_draft_cached, most))
+                if sample.num_cached >= most and sample.num_slid <= self.kept.num_slid(most, size):
+                    return self.prefixes.shared(sample, most)
         if not self.enable_prefix_caching:
             return Prefix([], 0, 0)
         self.hash_blocks(request)
-        blocks: list[int] = []
-        num_draft_cached = 0
-        for block_hash in request.block_hashes:
-            block = self.pool.find(block_hash)
-            if block is None:
-                break
-            if num_draft_cached == len(blocks) * size and self.pool.is_read(block):
-                num_draft_cached += size
-            blocks.append(block)
-        num_tokens = min(len(blocks) * size, most)
-        return Prefix(blocks[: self.blocks_for(num_tokens)], num_tokens, min(num_draft_cached, num_tokens))
+        return self.prefixes.find(request.block_hashes, most)
 
     def hash_blocks(self, request: Request) -> None:
         """Hash the request's full blocks ahead of its prefix search."""
@@ -168,10 +164,13 @@ class KVCacheManager:
     def take_prefix(self, request: Request, prefix: Prefix) -> None:
         """Give a request without blocks those of the prefix."""
         assert not request.block_table, "the request has blocks"
-        self.pool.share(prefix.blocks)
+        self.pool.share(prefix.held)
         request.block_table = list(prefix.blocks)
         request.cached_samples[request] = None
         request.num_cached, request.num_draft_cached = prefix.num_tokens, prefix.num_draft_cached
+        request.draft_start, request.num_slid = prefix.draft_start, prefix.num_slid
+        request.num_registered = prefix.num_slid
+        request.num_marked = self.blocks_for(prefix.draft_start)
 
     def load(self, request: Request, blocks: Sequence[int], sources: Sequence[BlockSource], num_tokens: int) -> None:
         """Append blocks that a connector fills to those of an admitted prefix, which ends with a whole block.
@@ -200,9 +199,9 @@ class KVCacheManager:
         The child's tokens begin with the parent's cached ones, or end within them.
         """
         shared = min(parent.num_cached, len(child.token_ids) - 1)
-        blocks = parent.block_table[: self.blocks_for(shared)]
+        assert parent.num_slid <= self.kept.num_slid(shared, self.block_size), "the child's last tokens were given back"
         child.block_hashes = parent.block_hashes[: shared // self.block_size]
-        self.take_prefix(child, Prefix(blocks, shared, min(parent.num_draft_cached, shared)))
+        self.take_prefix(child, self.prefixes.shared(parent, shared))
 
     def reserve(self, request: Request, num_entries: int) -> bool:
         """Make the entries from `num_cached` to `num_entries` writable; False, with no effect, if blocks lack."""
@@ -241,7 +240,7 @@ class KVCacheManager:
             del request.block_table[keep:]
 
     def commit(self, request: Request) -> None:
-        """Publish full blocks of cached tokens, and mark those that the draft head has read."""
+        """Publish full blocks of cached tokens, mark those that the draft head has read, give back what slid out."""
         size = self.block_size
         full = request.num_cached // size
         if self.enable_prefix_caching and request.num_registered < full:
@@ -257,6 +256,22 @@ class KVCacheManager:
                 self._published.setdefault(block, (request.block_hashes[request.num_marked], False))
             self.pool.mark_read(block)
             request.num_marked += 1
+        if self.kept.head_reach or self.kept.window:
+            self.catch_up(request)
+            self._slide(request)
+
+    def _slide(self, request: Request) -> None:
+        """Give back the blocks that no later row reads. What is published can be found until it is reused."""
+        count, before = self.kept.num_slid(request.num_cached, self.block_size), request.num_slid
+        if count > before:
+            table, start = request.block_table, count * self.block_size
+            self.pool.free(table[before:count])
+            table[before:count] = [self.null_block] * (count - before)
+            request.num_slid = count
+            request.draft_start = max(request.draft_start, start)
+            # Without a head it lies behind.
+            request.num_draft_cached = max(request.num_draft_cached, start)
+            request.num_marked = max(request.num_marked, count)
 
     def completed_blocks(self, request: Request, num_known: int) -> list[PublishedBlock]:
         """Return the blocks that `commit` will publish once this many known tokens more are cached."""
@@ -268,7 +283,22 @@ class KVCacheManager:
         return [PublishedBlock(table[place], request.block_hashes[place], True, False) for place in places]
 
     def catch_up(self, request: Request) -> None:
-        """Advance `num_draft_cached` over shared blocks that the draft head has read for other requests."""
+        """Advance `num_draft_cached` over what the draft head need not read.
+
+        That are shared blocks that it has read for other requests, and entries on which no later row of it depends.
+        """
+        size, reach = self.block_size, self.kept.head_reach
+        self._pass_read_blocks(request)
+        start = request.num_cached + 1 - reach
+        if reach and start > request.num_draft_cached:
+            place = start // size
+            if place < len(request.block_table) and self.pool.is_read(request.block_table[place]):
+                start = place * size
+            request.num_draft_cached = request.draft_start = start
+            request.num_marked = max(request.num_marked, self.blocks_for(start))
+            self._pass_read_blocks(request)
+
+    def _pass_read_blocks(self, request: Request) -> None:
         size = self.block_size
         while request.num_draft_cached % size == 0 and request.num_draft_cached + size <= request.num_cached:
             if not self.pool.is_read(request.block_table[request.num_draft_cached // size]):
@@ -277,31 +307,35 @@ class KVCacheManager:
 
     def release(self, request: Request) -> None:
         """Free all blocks of a request. Published blocks can be found until they are reused."""
-        self.pool.free(reversed(request.block_table))
+        self.pool.free(reversed(request.block_table[request.num_slid :]))
         self.host.free(request.host_blocks)
         request.block_table, request.host_blocks = [], []
         request.cached_samples.pop(request, None)
         request.num_cached = request.num_draft_cached = request.num_registered = request.num_marked = 0
+        request.num_slid = request.draft_start = 0
 
     def swap_out(self, request: Request) -> bool:
         """Move the request's blocks to host memory; False, with no effect, if too little is free."""
-        count = self.blocks_for(request.num_cached)
+        held = request.block_table[request.num_slid :]
+        count = self.blocks_for(request.num_cached) - request.num_slid
         if count > self.host.num_free:
             return False
         request.host_blocks = self.host.allocate(count)
-        pairs = zip(request.block_table[:count], request.host_blocks, strict=True)
+        pairs = zip(held[:count], request.host_blocks, strict=True)
         self.moves += [BlockMove(MoveKind.SWAP_OUT, *pair) for pair in pairs]
-        self.pool.free(reversed(request.block_table))
+        self.pool.free(reversed(held))
         request.block_table = []
         request.cached_samples.pop(request, None)
-        request.num_registered = request.num_marked = 0
+        request.num_registered = request.num_slid
+        request.num_marked = self.blocks_for(request.draft_start)
         return True
 
     def swap_in(self, request: Request) -> None:
         """Move the request's blocks back from host memory. The caller has checked that enough are free."""
-        request.block_table = self.pool.allocate(len(request.host_blocks))
+        held = self.pool.allocate(len(request.host_blocks))
+        request.block_table = [*[self.null_block] * request.num_slid, *held]
         request.cached_samples[request] = None
-        pairs = zip(request.host_blocks, request.block_table, strict=True)
+        pairs = zip(request.host_blocks, held, strict=True)
         self.moves += [BlockMove(MoveKind.SWAP_IN, *pair) for pair in pairs]
         self.host.free(request.host_blocks)
         request.host_blocks = []

@@ -36,6 +36,7 @@ def block_keys(config: EngineConfig, cache: KVCache, head: CachedHead | None, pr
         "kv": str(cache.draft.dtype),
         "head": checkpoint_identity(config.draft),
         "taps": head.taps,
+        "windows": head.windows,
         "shape": shape,
     }
     return BlockKeys(identity(target), identity(own), prefix)

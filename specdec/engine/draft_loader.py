@@ -76,17 +76,17 @@ def draft_kernels(config: EngineConfig, kernels: KernelSet) -> KernelSet:
 
 def _load_head(config: EngineConfig, folder: Path, target: LlamaModel, kernels: KernelSet) -> LoadedHead:
     if config.draft_tensor_parallel_size == 1:
-        return load_head(folder, target.parts, kernels)
+        return load_head(folder, target.parts, kernels, config.draft_window_size)
     assert isinstance(target, ShardedLlama)
-    return load_split_head(folder, target, kernels, keeps_matrix=_keeps_matrix(config))
+    return load_split_head(folder, target, kernels, config.draft_window_size, keeps_matrix=_keeps_matrix(config))
 
 
 def _load_llama(config: EngineConfig, folder: Path, target: LlamaModel, kernels: KernelSet) -> DraftModel:
-    where = (DTYPES[config.dtype], torch.device(config.device), kernels)
+    given = (DTYPES[config.dtype], torch.device(config.device), kernels, config.draft_window_size)
     if config.draft_tensor_parallel_size == 1:
-        return load_llama_draft(folder, config.model, target.config, *where)
+        return load_llama_draft(folder, config.model, target.config, *given)
     assert isinstance(target, ShardedLlama)
-    return load_split_llama(folder, target, *where, keeps_matrix=_keeps_matrix(config))
+    return load_split_llama(folder, target, *given, keeps_matrix=_keeps_matrix(config))
 
 
 def _keeps_matrix(config: EngineConfig) -> bool:

@@ -193,6 +193,7 @@ class LLMEngine:
             row.max_depth,
             request.context,
             adapter=0 if adapter is None else adapter.draft_place,
+            draft_start=request.draft_start,
         )
 
     def _results(self, plan: list[PlannedRow], order: StepOrder, outcome: StepOutcome) -> list[RowResult]:

@@ -5,6 +5,7 @@ import sys
 import time
 from functools import partial
 
+from specdec.cache.kept_entries import KeptEntries
 from specdec.cache.kv_cache_manager import KVCacheManager
 from specdec.config import EngineConfig
 from specdec.draft_heads.drafting.drafter import Proposal
@@ -70,17 +71,25 @@ class EngineBuilder:
             return self._assemble(num_blocks, num_host_blocks, measures=measures, connects=True)
 
     def _check_kernels(self) -> None:
-        asked = self.config.draft_kv_cache_dtype
-        if asked is not None and self.workers.head is None:
-            raise ValueError(
-                f"draft_kv_cache_dtype is {asked!r}; it is for a draft model's cache, and draft is "
-                f"{self.config.sources or 'none'!r}; leave it out, or name a head or small model"
-            )
+        for name in ("draft_kv_cache_dtype", "draft_window_size"):
+            asked = getattr(self.config, name)
+            if asked is not None and self.workers.head is None:
+                raise ValueError(
+                    f"{name} is {asked!r}; it is for a draft model's cache, and draft is "
+                    f"{self.config.sources or 'none'!r}; leave it out, or name a head or small model"
+                )
         for sizes in [self.model.config, *([self.workers.head.llama] if self.workers.head else [])]:
             self.kernels.check_model(sizes.head_dim, sizes.num_heads // sizes.num_kv_heads)
         # A request may bring a predicted text, whatever else drafts.
         nodes, window = self.workers.shape.nodes, self._window
         self.kernels.check_tree(max(self.workers.slots, nodes))
+        head, levels = self.workers.head, self.workers.shape.positions
+        narrowest = min((own for own in head.windows if own), default=levels) if head else levels
+        if levels > narrowest:
+            raise ValueError(
+                f"the draft model's sliding window of {narrowest} tokens is narrower than its drafts of {levels}; "
+                "raise draft_window_size, or lower draft_depth"
+            )
         if window is not None and nodes > window:
             raise ValueError(
                 f"draft_nodes {nodes} is more than the target's sliding window of {window} tokens, which no draft path "
@@ -90,7 +99,7 @@ class EngineBuilder:
     @property
     def _window(self) -> int | None:
         """The target's narrowest sliding window, which no path of a tree may leave; None without windows."""
-        return min((window for window in self.model.config.layer_windows if window), default=None)
+        return min((window for window in self.model.whole_config.layer_windows if window), default=None)
 
     def _num_blocks(self) -> int:
         """Return how many blocks the memory of every rank holds, or the seats can use if that is less."""
@@ -115,7 +124,7 @@ class EngineBuilder:
         executor = self._ranks.executor(self.workers)
         executor.start(num_blocks, num_host_blocks)
         connector = self._connector(executor) if connects else None
-        scheduler = self._scheduler(executor, connector, measures=measures)
+        scheduler = self._scheduler(executor, connector, measures=measures, gives_back=connects)
         hands_over = self.config.is_prefill
         return LLMEngine(scheduler, executor, self.kernels, self.config.logprobs_mode, hands_over=hands_over)
 
@@ -128,10 +137,23 @@ class EngineBuilder:
         cache.transfers = connector = make_connector(config.kv_transfer_config, context)
         return connector
 
-    def _scheduler(self, executor: Executor, connector: KVConnector | None, *, measures: bool) -> Scheduler:
+    @property
+    def _kept(self) -> KeptEntries:
+        head = self.workers.head
+        return KeptEntries.of(self.model.whole_config.layer_windows, None if head is None else head.reach)
+
+    def _scheduler(
+        self, executor: Executor, connector: KVConnector | None, *, measures: bool, gives_back: bool
+    ) -> Scheduler:
         config, workers, cache = self.config, self.workers, executor.worker.cache
         manager = KVCacheManager(
-            cache.num_blocks, cache.block_size, cache.num_host_blocks, config.enable_prefix_caching
+            cache.num_blocks,
+            cache.block_size,
+            cache.num_host_blocks,
+            config.enable_prefix_caching,
+            # A rehearsal's steps are not to be smaller than others.
+            self._kept if gives_back else KeptEntries(),
+            config.scheduler.max_num_batched_tokens,
         )
         swap_cost = measure_preemption_cost(executor) if cache.num_host_blocks else PreemptionCost()
         step_cost = None

@@ -59,6 +59,7 @@ class LLMSettings(TypedDict, total=False):
     max_lora_rank: int | None
     draft_vocab: int | str | Path | None
     draft_rank: int | None
+    draft_window_size: int | None
     collect_drafts: str | Path | None
     collect_drafts_share: float
     collect_drafts_limit: float

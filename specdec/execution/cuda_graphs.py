@@ -1,6 +1,6 @@
 """CUDA graphs of the target's pass and of the drafting loops."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -63,14 +63,16 @@ def attach_graphs(
     nodes = drafter.shape.slots if drafter is not None else 0
     words = max(1, ceil_div(nodes, WORD_BITS))
     target = runner.model.config
-    geometries = [_geometry(target, runner.dtype, window) for window in sorted({*target.layer_windows})]
+    geometries = _geometries(target, runner.dtype, target.layer_windows)
     runner.graphs = StepGraphs(runner.features, capture, geometries, max_rows, max_blocks, words)
     if drafter is not None:
-        rest = (capture, _geometry(drafter.llama, drafter.dtype), max_blocks)
+        rest = (capture, _geometries(drafter.llama, drafter.dtype, drafter.windows), max_blocks)
         most = MAX_DRAFT_PROBS_BYTES // (4 * runner.model.config.vocab_size * drafter.num_draft_probs)
         drafter.graphs = DraftGraphs(LoopGraphs(drafter.search, *rest), LoopGraphs(drafter.draw, *rest), most)
 
 
-def _geometry(config: LlamaConfig, dtype: torch.dtype, window: int = 0) -> AttentionGeometry:
-    group = config.num_heads // config.num_kv_heads
-    return AttentionGeometry(dtype.itemsize, next_power_of_2(config.head_dim), group, config.num_kv_heads, window)
+def _geometries(config: LlamaConfig, dtype: torch.dtype, windows: Sequence[int]) -> list[AttentionGeometry]:
+    """Return the geometries of layers' attention, one per window."""
+    group, dim = config.num_heads // config.num_kv_heads, next_power_of_2(config.head_dim)
+    sizes = (dtype.itemsize, dim, group, config.num_kv_heads)
+    return [AttentionGeometry(*sizes, window) for window in sorted({*windows})]

@@ -31,7 +31,7 @@ class SentRow(NamedTuple):
         tokens: known tokens that the order before did not have.
         part: num_cached, number of known tokens of the row, and num_scored.
         table: block table.
-        draft: num_draft_cached, draft_prefill_end, num_nodes and max_depth.
+        draft: num_draft_cached, draft_prefill_end, num_nodes, max_depth and draft_start.
         adapters: of the target and of the draft model.
         padding: blocks that the draft's table has beyond the other.
         chain: draft nodes that need no model.
@@ -42,7 +42,7 @@ class SentRow(NamedTuple):
     tokens: list[int]
     part: tuple[int, int, int]
     table: "array[int]"
-    draft: tuple[int, int, int, int]
+    draft: tuple[int, int, int, int, int]
     adapters: tuple[int, int]
     padding: "array[int]"
     chain: ChainNodes | None
@@ -85,7 +85,7 @@ class OrderWriter:
                     list(context.token_ids[sent:]),
                     (part.num_cached, len(part.tokens), part.num_scored),
                     array("q", part.block_table),
-                    (draft.num_draft_cached, draft.draft_prefill_end, draft.num_nodes, draft.max_depth),
+                    (*draft[1:5], draft.draft_start),
                     (part.adapter, draft.adapter),
                     array("q", draft.block_table[len(part.block_table) :]),
                     chain,
@@ -112,5 +112,7 @@ class OrderReader:
             known += tokens
             blocks = table.tolist()
             parts.append(TreeRow(known[cached : cached + count], cached, blocks, scored, adapters[0]))
-            drafts.append(DraftRow([*blocks, *padding], *numbers, context, adapter=adapters[1]))
+            read, end, nodes, depth, start = numbers
+            own = {"adapter": adapters[1], "draft_start": start}
+            drafts.append(DraftRow([*blocks, *padding], read, end, nodes, depth, context, **own))
         return StepOrder(parts, drafts, [row.chain for row in sent.rows], sent.sampled, sent.moves, sent.needs_logits)

@@ -161,14 +161,19 @@ def read_llama_config(folder: Path) -> LlamaConfig:
         return LlamaConfig.from_json(with_plain_weights(settings))
 
 
-def load_llama(folder: Path, dtype: torch.dtype, device: torch.device, kernels: KernelSet) -> LlamaModel:
+def load_llama(
+    folder: Path, dtype: torch.dtype, device: torch.device, kernels: KernelSet, window: int | None = None
+) -> LlamaModel:
     """Load a Llama, Mistral, Qwen2, Qwen3 or Baichuan from a Hugging Face checkpoint folder or a GGUF file, strictly.
+
+    Args:
+        window: most tokens that its layers see; None for as many as the checkpoint says.
 
     Raises:
         CheckpointError: see `read_llama_config`; or tensors that are missing, unexpected or of another shape than
             config.json says.
     """
-    config = read_llama_config(folder)
+    config = read_llama_config(folder).with_window(window)
     tensors = untied(folder, config, read_weights(folder, dtype))
     return built_llama(folder, config, lambda: LlamaModel(config), tensors, dtype, device, kernels)
 

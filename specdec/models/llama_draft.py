@@ -10,7 +10,7 @@ from torch import Tensor
 from specdec.draft_heads.formats.head_kinds import kind_of
 from specdec.draft_heads.formats.head_settings import HeadSettings
 from specdec.draft_heads.formats.head_tensors import HeadTensors
-from specdec.draft_heads.heads.draft_head import DraftModel, TargetOutput
+from specdec.draft_heads.heads.draft_head import DraftModel, TargetOutput, stacked_reach
 from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, read_config, read_tensors
 from specdec.draft_heads.llama.llama_config import LlamaConfig
@@ -37,9 +37,15 @@ class LlamaDraftHead:
 
     def __init__(self, model: LlamaModel, max_position: int) -> None:
         self.model = model
-        # Drafting knows no windows: it ends where the first would begin to slide.
-        windows = [window for window in model.config.layer_windows if window]
-        self.llama = replace(model.config, max_position=min(model.config.max_position, max_position, *windows))
+        self.llama = replace(model.config, max_position=min(model.config.max_position, max_position))
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        return self.llama.layer_windows
+
+    @property
+    def reach(self) -> int:
+        return stacked_reach(self.windows)
 
     def feature_of(self, output: TargetOutput) -> Tensor:
         """Return no features, `[rows, 0]`."""
@@ -77,18 +83,25 @@ def holds_llama(folder: Path) -> bool:
 
 
 def load_llama_draft(
-    folder: Path, target: Path, sizes: LlamaConfig, dtype: torch.dtype, device: torch.device, kernels: KernelSet
+    folder: Path,
+    target: Path,
+    sizes: LlamaConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    kernels: KernelSet,
+    window: int | None = None,
 ) -> DraftModel:
     """Load a model that drafts for a target.
 
     Args:
         target: the target's folder, for its tokenizer.
         sizes: the target's shape.
+        window: as for `load_llama`.
 
     Raises:
         CheckpointError: the model cannot be loaded, or it has another vocabulary.
     """
-    return draft_of(load_llama(folder, dtype, device, kernels), folder, target, sizes)
+    return draft_of(load_llama(folder, dtype, device, kernels, window), folder, target, sizes)
 
 
 def draft_of(model: LlamaModel, folder: Path, target: Path, sizes: LlamaConfig) -> DraftModel:

@@ -102,15 +102,23 @@ class ShardedLlama(LlamaModel):
 
 
 def load_shard(
-    folder: Path, dtype: torch.dtype, device: torch.device, kernels: KernelSet, groups: RankGroups
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    kernels: KernelSet,
+    groups: RankGroups,
+    window: int | None = None,
 ) -> ShardedLlama:
     """Load a rank's shard of a checkpoint, strictly. Files are mapped into memory, and only the shard is read.
+
+    Args:
+        window: as for `load_llama`.
 
     Raises:
         CheckpointError: see `load_llama`.
         ValueError: the model cannot be split over so many ranks; see `Shard.of`.
     """
-    config = read_llama_config(folder)
+    config = read_llama_config(folder).with_window(window)
     tensor, stages = groups
     plan = plan_of(read_settings(folder)) if tensor.size > 1 else TPPlan({})
     shard = Shard.of(config, tensor.rank, tensor.size, plan, stages.rank, stages.size)

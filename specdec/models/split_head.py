@@ -36,19 +36,22 @@ def split_kernels(kernels: KernelSet) -> KernelSet:
     return replace(kernels, fused_target=None, fused_layer=None, fused_drafting=None, fused_block=None)
 
 
-def load_split_head(folder: Path, target: ShardedLlama, kernels: KernelSet, *, keeps_matrix: bool) -> LoadedHead:
+def load_split_head(
+    folder: Path, target: ShardedLlama, kernels: KernelSet, window: int | None = None, *, keeps_matrix: bool
+) -> LoadedHead:
     """Load this rank's part of a head. Files are mapped into memory, and only the part is read.
 
     Embedding and output matrix are split where the target's are, unless the head scores selected rows of a matrix.
 
     Args:
+        window: as for `load_head`.
         keeps_matrix: have the output matrix whole on each rank, and the embedding.
 
     Raises:
         CheckpointError: as `load_head`.
         ValueError: the head cannot be split over so many ranks.
     """
-    found, group = fitting_head(folder, target.shard.whole), target.group
+    found, group = fitting_head(folder, target.shard.whole, window), target.group
     splits_vocabulary = target.shard.plan.vocabulary and not keeps_matrix and not found.selects_rows
     plan = TPPlan(HEAD_PLAN if splits_vocabulary else HEAD_PLAN | WHOLE_VOCABULARY)
     with _split_context(folder):
@@ -68,12 +71,14 @@ def load_split_llama(
     dtype: torch.dtype,
     device: torch.device,
     kernels: KernelSet,
+    window: int | None = None,
     *,
     keeps_matrix: bool,
 ) -> DraftModel:
     """Load this rank's part of a model that drafts for a target.
 
     Args:
+        window: as for `load_llama`.
         keeps_matrix: as in `load_split_head`, but the embedding is split.
 
     Raises:
@@ -82,7 +87,7 @@ def load_split_llama(
     """
     groups = RankGroups(target.group, lone_group(device))
     with _split_context(folder):
-        model = load_shard(folder, dtype, device, split_kernels(kernels), groups)
+        model = load_shard(folder, dtype, device, split_kernels(kernels), groups, window)
     draft = draft_of(model, folder, target.folder, target.shard.whole)
     if not model.shard.plan.vocabulary:
         return draft

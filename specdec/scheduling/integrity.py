@@ -44,19 +44,25 @@ def check_pool(pool: BlockPool, holders: Iterable[Iterable[int]] | None = None) 
 def check_blocks(manager: KVCacheManager, requests: Iterable[Request]) -> None:
     """Assert that counts, free lists, hashes and block tables agree; `requests` are all that hold blocks."""
     alive = list(requests)
-    check_pool(manager.pool, (request.block_table for request in alive))
+    check_pool(manager.pool, (request.block_table[request.num_slid :] for request in alive))
     check_pool(manager.host, (request.host_blocks for request in alive))
     for request in alive:
         assert not (request.block_table and request.host_blocks), "a request lies in both memories"
         assert request in request.cached_samples or not request.block_table, "a sample's blocks are not known of"
         assert not any(sample.host_blocks for sample in request.cached_samples), "a sample's blocks are elsewhere"
-        held = len(request.block_table) or len(request.host_blocks)
+        held = len(request.block_table) or request.num_slid + len(request.host_blocks)
         assert request.num_cached <= held * manager.block_size, "more is cached than there are entries"
         assert request.num_draft_cached <= request.num_cached <= len(request.token_ids), "counters out of order"
+        assert request.draft_start <= request.num_draft_cached, "the head's entries end before they begin"
+        slid = manager.kept.num_slid(request.num_cached, manager.block_size)
+        assert request.num_slid <= slid, "a block that is read was given back"
+        assert request.block_table[: request.num_slid] in ([], [manager.null_block] * request.num_slid), "no null block"
         hashes: list[bytes] = []
         extend_hashes(hashes, request.token_ids, manager.block_size, request.cache_salt)
         assert request.block_hashes == hashes[: len(request.block_hashes)], "a hash is of other tokens"
         for place, block in enumerate(request.block_table):
+            if place < request.num_slid:
+                continue
             name = manager.pool._hashes[block]
             # The block in which its cached tokens end may differ behind them.
             if name is not None and request.num_cached // manager.block_size != place:

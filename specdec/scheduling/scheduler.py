@@ -75,7 +75,8 @@ class Scheduler:
         max_choice_nodes: int = MOST_NODES,
     ) -> None:
         # One token of a step is kept for each of the other requests.
-        self.max_choice_nodes = min(max_choice_nodes, config.max_num_batched_tokens - config.max_num_seqs)
+        most_nodes = min(config.max_num_batched_tokens - config.max_num_seqs, manager.bounds.most_known - 1)
+        self.max_choice_nodes = min(max_choice_nodes, most_nodes)
         self.manager, self.config, self.step_cost, self.connector = manager, config, step_cost, connector
         manager.reports_published = connector is not None
         self.tree_sizer = None
@@ -98,7 +99,7 @@ class Scheduler:
 
     def admission(self, request: Request) -> Admission:
         """Return whether the request can be queued now, later or never."""
-        if self.manager.blocks_for(request.max_length - 1) > self.manager.pool.num_blocks:
+        if self.manager.bounds.most_blocks(request.max_length - 1) > self.manager.pool.num_blocks:
             return Admission.NEVER
         limit, waiting = self.config.max_queued_requests, len(self.waiting) + len(self.queues.waiting_for_kv)
         return Admission.OK if limit is None or waiting < limit else Admission.LATER

@@ -3,7 +3,8 @@
 import time
 from collections.abc import Sequence
 
-from specdec.cache.kv_cache_manager import KVCacheManager, Prefix
+from specdec.cache.kv_cache_manager import KVCacheManager
+from specdec.cache.prefix_search import Prefix
 from specdec.core.request import Request
 from specdec.kv_transfer.kv_connector import KVConnector
 from specdec.scheduling.request_queues import RequestQueues
@@ -106,10 +107,12 @@ class StepPlanner:
         if external is None:
             self.queues.waiting_for_kv.append(self.queues.waiting.pop(step.next_waiting))
             return
+        if prefix is not None and external:
+            prefix, external = manager.prefixes.without_slid(prefix, external)
         room = self._room(running) - step.blocks_kept
         lacking = self._blocks_lacking(request, prefix)
         if prefix is not None and lacking > room and prefix.num_tokens % manager.block_size:
-            prefix = _whole_blocks(prefix, manager.block_size)
+            prefix = manager.prefixes.whole_blocks(prefix)
             lacking = self._blocks_lacking(request, prefix)
         uncached = len(request.token_ids) - (request.num_cached if prefix is None else prefix.num_tokens + external)
         known = self._share(request, uncached, step)
@@ -124,7 +127,7 @@ class StepPlanner:
             step.seats_kept += 1
             step.blocks_kept += lacking
         elif full or lacking > room or known <= 0:
-            held = sum(len(other.block_table) for other in running[step.next_running :])
+            held = sum(len(other.block_table) - other.num_slid for other in running[step.next_running :])
             step.admitting = last is not None and lacking <= self._room(ahead) + held - step.blocks_kept
             if step.admitting:
                 self._preempt_last(step)
@@ -142,7 +145,7 @@ class StepPlanner:
         limit = self.config.long_prefill_token_threshold or uncached
         if uncached > 1:
             limit = min(limit, step.prompt_tokens)
-        room = step.tokens - step.decodes_left
+        room = min(step.tokens - step.decodes_left, self.manager.bounds.most_known)
         known = min(uncached, limit, room)
         # Choices hang below the last token. If their nodes have no room, both are left to a later step.
         return known - 1 if known == uncached and known + request.least_nodes > room else known
@@ -152,21 +155,21 @@ class StepPlanner:
 
         Blocks of drafts count as free. Blocks that `running` requests still need for their known tokens do not.
         """
-        size = self.manager.block_size
-        # `blocks_for` written out, as it would be called for each running request in each step with a queue.
+        lacking = self.manager.bounds.lacking
         claimed = sum(
-            -(-(len(request.token_ids) + request.least_nodes) // size) - len(request.block_table) for request in running
+            lacking(len(request.token_ids) + request.least_nodes, len(request.block_table), request.num_slid)
+            for request in running
         )
         return self.manager.pool.num_free - claimed - (self._watermark if running else 0)
 
     def _blocks_lacking(self, request: Request, prefix: Prefix | None) -> int:
         """Return how many free blocks the request takes until all its known tokens are cached, and a choice's nodes."""
-        total = self.manager.blocks_for(len(request.token_ids) + request.least_nodes)
+        manager, entries = self.manager, len(request.token_ids) + request.least_nodes
         if prefix is None:
-            return total
-        unheld = sum(self.manager.pool.is_free(block) for block in prefix.blocks)
-        copied = 1 if prefix.num_tokens % self.manager.block_size else 0
-        return total - len(prefix.blocks) + copied + unheld
+            return manager.bounds.lacking(entries, request.num_slid, request.num_slid)
+        unheld = sum(manager.pool.is_free(block) for block in prefix.held)
+        copied = 1 if prefix.num_tokens % manager.block_size else 0
+        return manager.bounds.lacking(entries, len(prefix.blocks), prefix.num_slid) + copied + unheld
 
     def _external_tokens(self, request: Request, prefix: Prefix | None) -> int | None:
         """Return how many tokens behind the prefix a connector can load, None while it fetches them."""
@@ -217,15 +220,9 @@ class StepPlanner:
         step.decodes_left -= request.num_uncached_tokens == 1
         step.preempted.append(request)
         step.stats.preemptions += 1
-        blocks = self.manager.blocks_for(request.num_cached)
+        blocks = self.manager.blocks_for(request.num_cached) - request.num_slid
         if self.preemption_cost.prefers_swap(request.num_cached, blocks) and self.manager.swap_out(request):
             step.stats.swaps += 1
         else:
             self.manager.release(request)
         self.queues.wait(request)
-
-
-def _whole_blocks(prefix: Prefix, block_size: int) -> Prefix:
-    """Return the prefix without its last, partly used block."""
-    count = prefix.num_tokens // block_size
-    return Prefix(prefix.blocks[:count], count * block_size, min(prefix.num_draft_cached, count * block_size))

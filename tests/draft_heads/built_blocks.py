@@ -27,6 +27,7 @@ def built(head: Block, max_position: int = 64, dtype: torch.dtype = torch.float6
         rms_norm_eps=EPS,
         rope=RopeConfig(theta=head.theta, original_max_position=max_position),
         qk_norm=head.qk_norm,
+        windows=head.windows,
     )
     weights, first = dict(head.weights), head.weights.get("markov_head.markov_w1.weight")
     domino, selector = weights.get("embed_proj.0.weight"), weights.get("candidate_selector.hidden_projection.weight")

@@ -74,8 +74,9 @@ class DenseHead:
         query, key = self._rotated(query), self._rotated(key)
         key, value = (part.repeat_interleave(HEADS // KV_HEADS, 1) for part in (key, value))
         scores = torch.einsum("ihd,jhd->hij", query, key) / self.head.head_dim**0.5
-        future = torch.ones(len(row), len(row), dtype=torch.bool).triu(1)
-        mixed = torch.einsum("hij,jhd->ihd", scores.masked_fill(future, float("-inf")).softmax(-1), value)
+        hidden = torch.ones(len(row), len(row), dtype=torch.bool)
+        hidden = hidden.triu(1) | hidden.tril(-(self.head.window or len(row)))
+        mixed = torch.einsum("hij,jhd->ihd", scores.masked_fill(hidden, float("-inf")).softmax(-1), value)
         hidden = residual + self._linear(mixed.flatten(1), f"{layer}.o")
         x = self._norm(hidden, f"{layer}.post")
         gate = self._linear(x, f"{layer}.gate")

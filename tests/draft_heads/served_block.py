@@ -49,7 +49,8 @@ def served_states(head: BlockHead, tokens: list[int], features: Tensor, kernels:
             )
         )
     attentions = [
-        PagedAttention(kv, slots, ways[causal], kernels) for kv, causal in zip(cache, config.causal, strict=True)
+        PagedAttention(kv, slots, ways[causal], kernels, window)
+        for kv, causal, window in zip(cache, config.causal, head.windows, strict=True)
     ]
     rows = torch.tensor([tokens[-1], *[config.mask_token] * (size - 1)])
     return head(rows, rotary_at(rope, known - 1 + torch.arange(size)), attentions)

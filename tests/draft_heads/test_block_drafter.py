@@ -35,6 +35,8 @@ BLOCKS = {
     "causal, few tokens": lambda: block(42, layers=1, causal=True, tokens=FEW, anchor_first=False),
     "vanilla": lambda: block(43, rank=6),
     "vanilla, causal": lambda: block(49, rank=6, causal=True),
+    "vanilla, in a window": lambda: block(50, rank=6, windows=(9, 9)),
+    "causal, in a window": lambda: block(51, causal=(True, False), windows=(6, 0), anchor_first=False),
     "gated, few tokens": lambda: block(44, layers=1, rank=6, kind="gated", tokens=FEW),
     "rnn": lambda: block(45, causal=(True, False), rank=6, kind="rnn"),
     "domino": lambda: block(46, layers=1, rank=6, kind="domino"),
@@ -80,7 +82,7 @@ class Request:
         self.taps = list(torch.randn(num_taps, MOST_TOKENS, TARGET_HIDDEN, dtype=torch.float64, generator=generator))
         self.sampling = Sampling(temperature=temperature, seed=seed)
         self.tokens = [self.random.randrange(VOCAB) for _ in range(length + 1)]
-        self.table, self.prompt, self.read = table, length, 0
+        self.table, self.prompt, self.read, self.start = table, length, 0, 0
 
     def store(self, served: Served) -> None:
         """The step that caches all known tokens but the last."""
@@ -88,10 +90,14 @@ class Request:
         taps = [tap[:end] for tap in self.taps]
         served.features[slots_of(self.table, 0, end, PAGE)] = served.head.feature_of(TargetOutput(taps[0], taps))
 
-    def row(self, nodes: int, max_depth: int) -> DraftRow:
+    def row(self, nodes: int, max_depth: int, reach: int = 0) -> DraftRow:
+        if reach:
+            # The head need not read what no row depends on.
+            self.start = max(self.start, len(self.tokens) - reach)
+            self.read = max(self.read, self.start)
         context = Context(self.sampling, self.tokens, self.prompt)
         end = len(self.tokens) if nodes else self.random.randint(0, len(self.tokens))
-        return DraftRow(self.table, self.read, end, nodes, max_depth, context)
+        return DraftRow(self.table, self.read, end, nodes, max_depth, context, draft_start=self.start)
 
 
 def wanted(served: Served, request: Request, row: DraftRow) -> set[TokenPath]:
@@ -123,7 +129,7 @@ def test_trees_are_those_of_a_search_over_the_description(
         for request in requests:
             request.store(served)
         rows = [
-            request.row(request.random.choice([0, shape.nodes]), request.random.choice([1, 2, 9]))
+            request.row(request.random.choice([0, shape.nodes]), request.random.choice([1, 2, 9]), served.head.reach)
             for request in requests
         ]
         for request, row, tree in zip(requests, rows, served.drafter.propose(rows).read(), strict=True):

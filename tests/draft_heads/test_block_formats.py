@@ -44,7 +44,8 @@ def test_format_is_told_by_its_tensors(name: str, tmp_path: Path) -> None:
     assert isinstance(head, Block)
     assert (found.label, str(found.settings.layout)) == KINDS_FOUND[name]
     assert found.settings.verifier == fixture.facts.get("verifier")
-    assert found.config.llama.max_position == fixture.facts.get("positions", 64)
+    assert found.config.llama.max_position == 64
+    assert found.config.llama.windows == fixture.head.windows
     assert (found.config.anchor_first, found.config.causal) == (head.anchor_first, head.causal)
     assert (found.embedding == Source.FILE) == ("embed_tokens.weight" in fixture.tensors)
 

@@ -30,10 +30,12 @@ def packed_states(module: BlockHead, tokens: Tensor, taps: list[Tensor], anchors
     positions = torch.cat([torch.arange(length) for length in LENGTHS])
     table = llama.rope.table(llama.head_dim, llama.max_position, torch.float64)
     context = module.context(module.feature_of(TargetOutput(taps[0], taps)))
-    masks = {way: block_mask(documents, anchors, config.block_size, causal=way) for way in (False, True)}
+    masks = [
+        block_mask(documents, anchors, config.block_size, causal=causal, window=window)
+        for causal, window in zip(config.causal, llama.layer_windows, strict=True)
+    ]
     attentions = [
-        BlockAttention(context[:, layer], rotary_at(table, positions), masks[causal])
-        for layer, causal in enumerate(config.causal)
+        BlockAttention(context[:, layer], rotary_at(table, positions), mask) for layer, mask in enumerate(masks)
     ]
     block_tokens = torch.full((len(anchors), config.block_size), config.mask_token)
     block_tokens[:, 0] = tokens[anchors]
@@ -44,6 +46,7 @@ def packed_states(module: BlockHead, tokens: Tensor, taps: list[Tensor], anchors
 HEADS = {
     "dflash": lambda: block(1, anchor_first=False),
     "one causal layer of three": lambda: block(2, layers=3, causal=(False, True, False)),
+    "within windows": lambda: block(5, layers=3, causal=(False, True, False), windows=(3, 6, 0)),
     "without norms of heads": lambda: block(3, layers=1, qk_norm=False, causal=True, theta=500.0),
 }
 

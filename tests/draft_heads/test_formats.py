@@ -70,7 +70,8 @@ class Served:
             first=1,
         )
         slots = torch.tensor(slots_of(self.table, first, end, BLOCK))
-        attentions = [PagedAttention(kv, slots, rows, TORCH) for kv in self.kv]
+        layers = zip(self.kv, self.draft.head.windows, strict=True)
+        attentions = [PagedAttention(kv, slots, rows, TORCH, window) for kv, window in layers]
         if not ancestors:
             self.known = end
         return self.draft.head(
@@ -208,9 +209,25 @@ def test_parts_that_config_json_does_not_mention_are_used(tmp_path: Path) -> Non
         assert describe_folder(fixture.write(tmp_path / name)).config == expected
 
 
-def test_a_window_limits_how_far_a_head_drafts(tmp_path: Path) -> None:
-    said = describe_folder(FORMATS["speculators_eagle3_qwen3"]().write(tmp_path)).assumptions
-    assert "its window is 40 tokens: it drafts only in the first 40 of a text" in said
+@pytest.mark.parametrize(
+    ("said", "windows"),
+    [
+        ({"layer_types": None}, (12, 12)),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, (0, 12)),
+        ({"layer_types": ["full_attention"]}, (0, 0)),
+        ({"use_sliding_window": False}, (0, 0)),
+        ({"sliding_window": None}, (0, 0)),
+    ],
+)
+def test_windows_are_those_of_the_layers_that_config_json_names(
+    tmp_path: Path, said: dict[str, object], windows: tuple[int, ...]
+) -> None:
+    fixture = FORMATS["speculators_eagle3_qwen3"]()
+    fixture.config["transformer_layer_config"] |= said
+    llama = describe_folder(fixture.write(tmp_path)).config.llama
+    assert llama.layer_windows == windows
+    assert llama.with_window(9).layer_windows == (9, 9)
+    assert llama.with_window(30).layer_windows == tuple(window or 30 for window in windows)
 
 
 def test_both_safetensors_and_pickles_are_peeked_and_loaded_alike(tmp_path: Path) -> None:

@@ -38,6 +38,10 @@ MOST_TOKENS = 70
 LM_HEAD = torch.randn(VOCAB, HIDDEN, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
 
 
+# Tokens that the head with a window sees.
+WINDOW = 9
+
+
 def drafter_of(heads: "Heads", kv: Tensor, features: Tensor, shape: DraftShape) -> ModelDrafter:
     readout = MatrixReadout(Projection(LM_HEAD), VOCAB)
     return ModelDrafter(heads.ours, readout, kv, features, 8, torch.float64, shape, Proposal.COUPLED, TORCH)
@@ -46,7 +50,8 @@ def drafter_of(heads: "Heads", kv: Tensor, features: Tensor, shape: DraftShape) 
 class DenseHead:
     """The head of a folder, made of transformers' decoder layer; a whole sequence each time."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, window: int | None) -> None:
+        self.window = window
         config = HFLlamaConfig(**TINY)
         config._attn_implementation = "sdpa"
         tensors = {name: tensor.double() for name, tensor in load_file(folder / "model.safetensors").items()}
@@ -62,6 +67,9 @@ class DenseHead:
         """Prediction at the last of `tokens` x_1 .. x_n, with features f_0 .. f_{n-1}."""
         rows = torch.cat([self.embedding[tokens], features], -1) @ self.weight.T + self.bias
         positions = torch.arange(len(tokens))[None]
+        if self.window is not None:
+            # The last row sees no others.
+            rows, positions = rows[-self.window :], positions[:, -self.window :]
         out: Tensor = self.layer(rows[None], position_embeddings=self.rotary(rows[None], positions))
         return out[0, -1]
 
@@ -71,14 +79,15 @@ class Heads(NamedTuple):
     ours: EagleHead
 
 
-@pytest.fixture(scope="module")
-def heads(tmp_path_factory: pytest.TempPathFactory) -> Heads:
+@pytest.fixture(scope="module", params=[None, WINDOW])
+def heads(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Heads:
     folder = tmp_path_factory.mktemp("head")
     save_random_head(folder)
     output = torch.zeros(VOCAB, HIDDEN, dtype=torch.float64)
-    ours = load_head(folder, TargetParts(output, Projection(output), LlamaConfig.from_json(TINY)), TORCH).draft.head
+    parts = TargetParts(output, Projection(output), LlamaConfig.from_json(TINY))
+    ours = load_head(folder, parts, TORCH, request.param).draft.head
     assert isinstance(ours, EagleHead)
-    return Heads(DenseHead(folder), ours)
+    return Heads(DenseHead(folder, request.param), ours)
 
 
 def naive_tree(head: DenseHead, row: DraftRow, features: Tensor, shape: DraftShape) -> set[TokenPath]:
@@ -103,7 +112,7 @@ class Request:
         self.features = torch.randn(MOST_TOKENS, HIDDEN, dtype=torch.float64, generator=generator)
         self.sampling = Sampling(temperature=temperature, seed=seed)
         self.tokens = [self.random.randrange(VOCAB) for _ in range(prompt)]
-        self.read = 0
+        self.read = self.start = 0
 
     def store(self, cache: Tensor) -> None:
         """The step that caches all known tokens."""
@@ -116,7 +125,10 @@ class Request:
         self.store(cache)
         self.tokens.append(self.random.randrange(VOCAB))
 
-    def row(self, shape: DraftShape) -> DraftRow:
+    def row(self, shape: DraftShape, reach: int = 0) -> DraftRow:
+        if reach and self.read < len(self.tokens) - reach:
+            # The head need not read what no row depends on.
+            self.read = self.start = len(self.tokens) - reach
         nodes = self.random.choice([0, shape.nodes, shape.nodes, max(1, shape.nodes // 2)])
         # Without nodes it reads nothing, or a part.
         return DraftRow(
@@ -127,6 +139,7 @@ class Request:
             else self.random.choice([0, self.random.randint(0, len(self.tokens))]),
             num_nodes=nodes,
             max_depth=self.random.choice([1, 2, 9, 9]),
+            draft_start=self.start,
             context=Context(self.sampling, self.tokens, self.prompt),
         )
 
@@ -168,7 +181,7 @@ def test_trees_equal_eagle2_with_dense_passes_over_many_rounds(
         request.store(features)
         request.tokens.append(request.random.randrange(VOCAB))
     for number in range(4):
-        rows = [request.row(shape) for request in requests]
+        rows = [request.row(shape, heads.ours.reach) for request in requests]
         trees = drafter.propose(rows).read()
         assert len(trees) == len(rows)
         for request, row, tree in zip(requests, rows, trees, strict=True):
@@ -179,7 +192,7 @@ def test_trees_equal_eagle2_with_dense_passes_over_many_rounds(
             if number == 1 and i == restarted:
                 # Its cache has gone and come again without the head's part.
                 kv[:, slots_of(request.table, 0, 8 * len(request.table), 8)] = float("nan")
-                request.read = 0
+                request.read = request.start = 0
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])

@@ -27,6 +27,12 @@ class Part(NamedTuple):
 
 
 class Case(NamedTuple):
+    """Requests of a step.
+
+    Attributes:
+        slid: whether entries that no row sees hold nothing, and blocks of them are none; rows then see somewhat less.
+    """
+
     parts: list[Part]
     group: int
     block_size: int
@@ -34,11 +40,20 @@ class Case(NamedTuple):
     seed: int
     window: int = 0
     alibi: bool = False
+    slid: bool = False
 
     def slopes(self, kv_heads: int, dtype: torch.dtype = torch.float64) -> Tensor | None:
         """Slopes of the query heads, where the case has ALiBi."""
         heads = kv_heads * self.group
         return torch.tensor(alibi_slopes(heads), dtype=dtype) if self.alibi else None
+
+    def begin(self, place: int) -> int:
+        """The first entry that rows of a part see."""
+        part = self.parts[place]
+        if not self.slid:
+            return self.first
+        begin = part.cached + 1 - self.window if self.window else 0
+        return max(self.first, min(max(0, begin) + (self.seed + place) % 5, part.cached))
 
 
 class Built(NamedTuple):
@@ -66,14 +81,17 @@ def build(case: Case) -> Built:
     longest = max(len(table) for table in plan.tables)
     words = max(1, -(-max(len(part.tree) for part in case.parts) // WORD_BITS))
     visible, ancestors, slots_seen, stored = [], [], [], []
-    for part, table, length in zip(case.parts, plan.tables, lengths, strict=True):
+    firsts, tables = [case.begin(place) for place in range(len(case.parts))], []
+    for part, table, length, first in zip(case.parts, plan.tables, lengths, firsts, strict=True):
         slots = [table[s // size] * size + s % size for s in range(length)]
-        stored += slots[case.first :]
+        stored += slots[first:]
+        lost = first // size if case.slid else 0
+        tables.append([*[NOT_A_BLOCK] * lost, *table[lost:], *[NOT_A_BLOCK] * (longest - len(table))])
         root_end = part.cached + part.chain
         for i in range(part.chain):
             visible.append(part.cached + i + 1)
             ancestors.append([0] * words)
-            slots_seen.append(slots[case.first : part.cached + i + 1])
+            slots_seen.append(slots[first : part.cached + i + 1])
         for node in range(len(part.tree) - part.asked, len(part.tree)):
             path = climb(part.tree, node)
             row = [0] * words
@@ -82,7 +100,7 @@ def build(case: Case) -> Built:
                 row[above // WORD_BITS] += -(1 << 63) if bit == 63 else 1 << bit
             visible.append(root_end)
             ancestors.append(row)
-            slots_seen.append(slots[case.first : root_end] + [slots[root_end + above] for above in path])
+            slots_seen.append(slots[first:root_end] + [slots[root_end + above] for above in path])
     generator = torch.Generator().manual_seed(case.seed)
     kv = torch.full((plan.num_blocks * size, 2 * KV_HEADS, DIM), float("nan"), dtype=torch.float64)
     kv[stored] = torch.randn(len(stored), 2 * KV_HEADS, DIM, dtype=torch.float64, generator=generator)
@@ -90,11 +108,12 @@ def build(case: Case) -> Built:
         query_lens=[part.chain + part.asked for part in case.parts],
         lengths=lengths,
         tree_starts=[part.cached + part.chain for part in case.parts],
-        block_tables=torch.tensor([[*t, *[NOT_A_BLOCK] * (longest - len(t))] for t in plan.tables]),
+        block_tables=torch.tensor(tables),
         visible=torch.tensor(visible),
         ancestors=torch.tensor(ancestors),
         block_size=size,
         first=case.first,
+        firsts=firsts if case.slid else (),
     )
     query = torch.randn(len(visible), KV_HEADS * case.group, DIM, dtype=torch.float64, generator=generator)
     # In the order of positions, so the window is the end.

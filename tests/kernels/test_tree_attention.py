@@ -210,15 +210,16 @@ def test_every_row_meets_every_entry_once(case: Case, kv_heads: int, processors:
     assert sorted(part for _, _, at, n in plan.joins.tolist() for part in range(at, at + n)) == sorted(of_part)
     row = 0
     firsts = rows.begins(case.window).tolist()
-    for count, length in zip(rows.query_lens, rows.lengths, strict=True):
+    for place, (count, length) in enumerate(zip(rows.query_lens, rows.lengths, strict=True)):
+        begin = case.begin(place)
         for entry in range(length - count, length):
             ranges = sorted(met.pop(row))
             # From the first, without gaps, to its own entry at least and to the tile's last row's at most.
             if case.window:
-                assert case.first <= ranges[0][0] <= max(case.first, firsts[row])
-                assert ranges[0][0] > entry - case.window - plan.height - 40
+                assert begin <= ranges[0][0] <= max(begin, firsts[row])
+                assert begin == ranges[0][0] or ranges[0][0] > entry - case.window - plan.height - 40
             else:
-                assert ranges[0][0] == case.first
+                assert ranges[0][0] == begin
             assert all(before[1] == after[0] for before, after in pairwise(ranges))
             assert entry < ranges[-1][1] <= min(length, entry + plan.height // case.group)
             row += 1

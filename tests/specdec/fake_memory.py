@@ -17,7 +17,7 @@ class FakeMemory:
     """Entries of the target (0) and of the head (1) by block and offset. None is an entry that was never written."""
 
     def __init__(self, manager: KVCacheManager) -> None:
-        self.size, pools = manager.block_size, (manager.pool, manager.host)
+        self.size, self.window, pools = manager.block_size, manager.kept.window, (manager.pool, manager.host)
         self.device, self.host = (
             [[[None] * self.size, [None] * self.size] for _ in range(pool.num_blocks)] for pool in pools
         )
@@ -48,12 +48,17 @@ class FakeMemory:
         return request.cache_salt, tuple(request.token_ids[: entry + 1])
 
     def check(self, request: Request) -> None:
-        """Assert that all entries counted as cached, by target and head, hold the request's own content."""
+        """Assert that all entries that count as cached and may be read hold the request's own content.
+
+        Of the target these are the last ones within the window, of the head those from `draft_start` on.
+        """
         table, blocks = request.block_table, self.device
         if request.host_blocks:
-            table, blocks = request.host_blocks, self.host
-        for head, count in ((0, request.num_cached), (1, request.num_draft_cached)):
-            for entry in range(count):
+            table, blocks = [None] * request.num_slid + request.host_blocks, self.host
+        first = max(0, request.num_cached + 1 - self.window) if self.window else 0
+        parts = ((0, first, request.num_cached), (1, request.draft_start, request.num_draft_cached))
+        for head, start, end in parts:
+            for entry in range(start, end):
                 found = blocks[table[entry // self.size]][head][entry % self.size]
                 assert found == self.right(request, entry), f"entry {entry}"
 

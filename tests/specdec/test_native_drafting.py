@@ -34,12 +34,13 @@ def _values(tree: DraftTree) -> list[float]:
 @pytest.mark.parametrize("params", PARAMS)
 @pytest.mark.parametrize("draft", ["eagle", "eagle3", "dflash", "dspark", "llama"])
 @pytest.mark.parametrize(
-    ("shape", "draft_vocab", "quantization"),
+    ("shape", "draft_vocab", "quantization", "window"),
     [
-        (DraftShape(5, 4, 30), None, "none"),
-        (DraftShape(4, 3, 9, min_reach=0.3), 40, "none"),
-        (DraftShape(4, 3, 9, min_reach=0.3), 40, "q8"),
-        (DraftShape(30, 3, 80), None, "q8"),
+        (DraftShape(5, 4, 30), None, "none", None),
+        (DraftShape(5, 4, 30), None, "none", 7),
+        (DraftShape(4, 3, 9, min_reach=0.3), 40, "none", None),
+        (DraftShape(4, 3, 9, min_reach=0.3), 40, "q8", 11),
+        (DraftShape(30, 3, 80), None, "q8", None),
     ],
 )
 def test_trees_are_the_same(
@@ -49,6 +50,7 @@ def test_trees_are_the_same(
     shape: DraftShape,
     draft_vocab: int | None,
     quantization: Quantization,
+    window: int | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     llm = LLM(
@@ -59,6 +61,7 @@ def test_trees_are_the_same(
         quantization=quantization,
         shape=shape,
         draft_vocab=draft_vocab,
+        draft_window_size=window,
         adaptive_drafts=False,
     )
     drafter = llm.engine.worker.drafter

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from specdec.cache.block_pool import extend_hashes
+from specdec.cache.kept_entries import KeptEntries
 from specdec.cache.kv_cache_manager import KVCacheManager
 from specdec.core.choices import Choices
 from specdec.core.request import Request
@@ -53,6 +54,8 @@ class Case(NamedTuple):
     connector: tuple[int, int, float, bool] | None
     # Whether the head reads prompts in the steps that compute them.
     reads_prompts: bool
+    # Entries that later rows read.
+    kept: KeptEntries
 
     def step_cost(self) -> StepCost | None:
         if self.prices is None:
@@ -60,6 +63,11 @@ class Case(NamedTuple):
         token, level = self.prices
         first, every = (Curve([(1, level * n), (9, 9 * level * n)]) for n in (1, 3))
         return StepCost(Curve([(1, 1 + token), (9, 1 + 9 * token)]), first_level=first, all_levels=every, depth=3)
+
+
+def fitted(kept: KeptEntries) -> KeptEntries:
+    """Return the entries of a window that holds the head's, too."""
+    return KeptEntries(max(kept.window, kept.head_reach + 1) if kept.window else 0, kept.head_reach)
 
 
 @st.composite
@@ -76,6 +84,9 @@ def cases(draw: st.DrawFn, max_seats: int = 4, max_blocks: int = 10, connectors:
         caching=caching,
         connector=draw(st.none() | connector) if connectors and caching else None,
         reads_prompts=draw(st.booleans()),
+        kept=draw(
+            st.builds(KeptEntries, st.sampled_from([0, 0, 3, 5, 8]), st.sampled_from([0, 1, 2, 4, 7])).map(fitted)
+        ),
         cost=draw(st.sampled_from([ALWAYS_SWAP, NEVER_SWAP])),
         shape=draw(st.none() | shapes),
         draft_context=draw(st.sampled_from([sys.maxsize, 9])),
@@ -104,7 +115,9 @@ class World:
 
     def __init__(self, case: Case, spoilt: float = 0.1) -> None:
         self.case, self.spoilt = case, spoilt
-        self.manager = KVCacheManager(case.blocks, case.size, case.host, case.caching)
+        self.manager = KVCacheManager(
+            case.blocks, case.size, case.host, case.caching, case.kept, case.config.max_num_batched_tokens
+        )
         self.connector = None if case.connector is None else FakeConnector(self.manager, *case.connector)
         args = (case.config, case.shape, case.cost, case.draft_context, case.step_cost())
         self.scheduler = Scheduler(self.manager, *args, reads_prompts=case.reads_prompts, connector=self.connector)
@@ -113,6 +126,12 @@ class World:
             self.connector.memory = self.memory
         self.requests: list[Request] = []
         self.beams: set[Request] = set()
+
+    @property
+    def room(self) -> int:
+        """Entries that a request may have in all: as many as it likes where it gives back what slid out."""
+        held = self.case.blocks * self.case.size
+        return held if self.manager.bounds.most_known == sys.maxsize else max(held, 40)
 
     @property
     def alive(self) -> list[Request]:
@@ -129,7 +148,7 @@ class World:
     ) -> None:
         """Queue the samples of a prompt, cut to what the cache can hold."""
         params = SamplingParams(speculation=speculation or Speculation())
-        room = self.case.blocks * self.case.size
+        room = self.room
         prompt = prompt[:room]
         most = min(most, room + 1 - len(prompt))
         fields: dict[str, Any] = {"cache_salt": salt, "end_tokens": frozenset([END]), "params": params}
@@ -142,9 +161,9 @@ class World:
 
     def add_choices(self, prompt: list[int], choices: list[list[int]]) -> None:
         """Queue a request that scores choices, cut to what the cache and a step can hold."""
-        most = min(self.scheduler.max_choice_nodes, self.case.blocks * self.case.size - 1)
+        most = min(self.scheduler.max_choice_nodes, self.room - 1)
         found = Choices([choice[: most + 1] for choice in choices])
-        prompt = prompt[: self.case.blocks * self.case.size - found.most_nodes]
+        prompt = prompt[: self.room - found.most_nodes]
         request = make_request(prompt, found.most_nodes + 1, choices=found, least_nodes=found.least_nodes)
         self.scheduler.add(request)
         self.requests.append(request)
@@ -513,3 +532,24 @@ def test_nobody_waits_longer_than_promised(case: Case, coming: list[Arrival], se
         if not world.alive and step >= max(arrival.step for arrival in coming):
             break
     assert not waiting
+
+
+@settings(max_examples=500 if NIGHTLY else 15)
+@given(
+    case=cases(max_blocks=14, connectors=True),
+    size=st.integers(1, 3),
+    window=st.sampled_from([4, 6, 9]),
+    reach=st.integers(1, 3),
+    seed=seeds,
+)
+def test_long_requests_share_what_has_not_slid_out(case: Case, size: int, window: int, reach: int, seed: int) -> None:
+    """One prompt of several lengths, all longer than the windows: prefixes are found without their beginning."""
+    kept, chance = KeptEntries(window, reach), random.Random(seed)
+    blocks = max(case.blocks, 3 + -(-window // size))
+    world = World(case._replace(blocks=blocks, size=size, caching=True, kept=kept))
+    for _ in range(5):
+        world.add([0] * chance.randint(window + 2, 30), chance.randint(3, 12), samples=chance.choice([1, 1, 2]))
+        for _ in range(chance.randint(1, 12)):
+            world.end(world.begin(), chance)
+            world.check()
+    world.run_out(chance)
