@@ -35,9 +35,13 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=32, help="prompts that tau is measured on")
     parser.add_argument("--training-prompts", type=int, default=64, help="other ones, whose answers train the head")
     parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
+    torch.set_num_threads(args.threads)
     params = SamplingParams(temperature=0, max_tokens=args.max_tokens, ignore_eos=True)
-    llm = LLM(args.model, args.draft, adaptive_drafts=False, enable_lora=True, max_lora_rank=args.rank)
+    llm = LLM(
+        args.model, args.draft, adaptive_drafts=False, enable_lora=True, max_lora_rank=args.rank, threads=args.threads
+    )
     prompts = [llm.chat_prompt(messages) for messages in read_prompts(TEXT)]
     measured, others = prompts[: args.prompts], prompts[args.prompts :][: args.training_prompts]
     with tempfile.TemporaryDirectory() as folder:
@@ -53,7 +57,14 @@ def main() -> None:
         draft_losses = train_draft_adapter(args.model, target, args.draft, head, samples, args.rank, args.draft_steps)
         llm.remove_lora(1)
         # Counted from here on.
-        llm = LLM(args.model, args.draft, adaptive_drafts=False, enable_lora=True, max_lora_rank=args.rank)
+        llm = LLM(
+            args.model,
+            args.draft,
+            adaptive_drafts=False,
+            enable_lora=True,
+            max_lora_rank=args.rank,
+            threads=args.threads,
+        )
         for request in (LoRARequest("target", 1, str(target)), LoRARequest("target", 2, str(target), str(head))):
             llm.generate(measured, params, lora_request=request, use_tqdm=False)
         found = llm.stats().adapters["target"]
@@ -88,5 +99,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(2)
     main()

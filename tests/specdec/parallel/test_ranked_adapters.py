@@ -10,6 +10,7 @@ import pytest
 from specdec import LLM, CheckpointError, LoRARequest, SamplingParams
 from specdec.engine.worker_builder import WorkerBuilder
 from specdec.models.lora_adapter import AdapterWeights
+from tests.lora_adapters import save_draft_adapter
 from tests.specdec.parallel.ranked_engine import PROMPTS, engine
 from tests.specdec.world import World
 
@@ -40,6 +41,22 @@ def test_tokens_are_those_of_one_rank(
     settings: dict[str, Any] = {"pipeline_parallel_size": stages, "enable_lora": True, "max_lora_rank": 17}
     with engine(world, drafter, ranks, max_num_seqs=4, **settings) as llm:
         assert adapted_texts(llm, [world.adapter(number) for number in NUMBERS]) == one_rank
+
+
+@pytest.mark.parametrize(("ranks", "stages"), [(2, 1), (1, 2)])
+def test_the_draft_model_of_every_rank_is_adapted(world: World, tmp_path: Path, ranks: int, stages: int) -> None:
+    """Ranks that drafted other trees would not come to the same outcome; stages before the last have no head."""
+    head = world.draft("eagle3")
+    assert head is not None
+    draft = str(save_draft_adapter(tmp_path, head))
+    given = [LoRARequest("a", 1, str(world.adapters[0]), draft), None, LoRARequest("b", 2, "", draft), None] * 2
+    found = []
+    for own in ({}, {"ranks": ranks, "pipeline_parallel_size": stages}):
+        with engine(world, "eagle3", enable_lora=True, max_lora_rank=17, **own) as llm:
+            texts, stats = adapted_texts(llm, given[:7]), llm.stats()
+            found.append((texts, stats.adapters, stats.trees_by_accepted, stats.drafts_verified))
+    assert found[0] == found[1]
+    assert found[0][1].keys() == {"a", "b"}
 
 
 def test_an_adapter_that_one_rank_refuses_is_loaded_by_none(

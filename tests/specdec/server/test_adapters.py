@@ -1,6 +1,7 @@
 """Adapters chosen by the model's name, loaded and unloaded while the server runs."""
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from specdec import LoRARequest, SamplingParams
 from specdec.cli.app import main
 from specdec.server.lora_modules import read_lora_modules
 from specdec.server.server_settings import ServerSettings
-from tests.lora_adapters import save_adapter
+from tests.lora_adapters import save_adapter, save_draft_adapter
 from tests.specdec.server.running import Served
 from tests.specdec.tiny_checkpoints import Tiny
 
@@ -124,6 +125,23 @@ def test_adapters_are_loaded_and_unloaded_while_requests_run(served: Served, ada
         assert change(served, "unload", lora_name=name)[0] == 200
     assert change(served, "load", lora_name="taxis", lora_path=str(adapters[0]))[0] == 200
     served.wait_until_idle()
+
+
+def test_the_draft_model_may_be_adapted_too(
+    served: Served, folders: Tiny, adapters: list[Path], tmp_path: Path
+) -> None:
+    """No text changes, and the metrics tell its trees apart."""
+    draft = str(save_draft_adapter(tmp_path, folders.head, size=0.5))
+    assert change(served, "unload", lora_name="taxis")[0] == 200
+    for name, more in (("trains", {}), ("adapted", {"draft_lora_path": draft})):
+        assert change(served, "load", lora_name=name, lora_path=str(adapters[1]), **more)[0] == 200
+        with OpenAI(base_url=f"{served.url}/v1", api_key="k", max_retries=0) as client:
+            assert complete(client, name).choices[0].text == expected(served, adapters[1], 2)
+        assert change(served, "unload", lora_name=name)[0] == 200
+    page = served.send("GET", "/metrics", None, KEY)[2].decode()
+    counts = re.findall(r'specdec:adapter_drafts_total{.*draft_model="(\w+)".*lora_name="(trains|adapted)"', page)
+    assert {("adapted", "adapted"), ("plain", "trains")} <= set(counts)
+    assert change(served, "load", lora_name="taxis", lora_path=str(adapters[0]))[0] == 200
 
 
 def test_what_cannot_be_loaded_is_refused(served: Served, folders: Tiny, adapters: list[Path]) -> None:
