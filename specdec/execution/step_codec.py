@@ -113,6 +113,6 @@ class OrderReader:
             blocks = table.tolist()
             parts.append(TreeRow(known[cached : cached + count], cached, blocks, scored, adapters[0]))
             read, end, nodes, depth, start = numbers
-            own = {"adapter": adapters[1], "draft_start": start}
-            drafts.append(DraftRow([*blocks, *padding], read, end, nodes, depth, context, **own))
+            given = ([*blocks, *padding], read, end, nodes, depth, context)
+            drafts.append(DraftRow(*given, adapter=adapters[1], draft_start=start))
         return StepOrder(parts, drafts, [row.chain for row in sent.rows], sent.sampled, sent.moves, sent.needs_logits)
