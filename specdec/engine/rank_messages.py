@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from specdec.config import EngineConfig
 from specdec.execution.step_codec import SentOrder
-from specdec.execution.step_order import PassOrder
+from specdec.execution.step_order import DraftOrder, PassOrder
 
 
 class Join(NamedTuple):
@@ -82,7 +82,9 @@ class Failure(NamedTuple):
     reason: str
 
 
-Message = Join | LoadDrafts | Tap | Fit | Rehearsed | Allocate | LoadUpdate | UseUpdate | PassOrder | SentOrder
+Message = (
+    Join | LoadDrafts | Tap | Fit | Rehearsed | Allocate | LoadUpdate | UseUpdate | PassOrder | DraftOrder | SentOrder
+)
 BEAT = 1.0
 # Answers. To `Join`: 0, twice, when the rank is there and when it has loaded. To `LoadDrafts` and `Tap`: bytes of a
 # block. To `Fit`: number of blocks. To `Allocate`, `LoadUpdate` and `UseUpdate`: 0.
