@@ -62,7 +62,9 @@ def gpu_case() -> dict[str, Any]:
 def demo_case() -> dict[str, Any]:
     """Return figures of the demo model, with the costs that were measured."""
     measured = json.loads((RESULTS / "simulate.json").read_text(encoding="utf-8"))
-    given = {name: tuple(value) if isinstance(value, list) else value for name, value in measured["costs"].items()}
+    given: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in measured["costs"].items()
+    }
     limit = read_llama_config(DEMO / "target").max_position
     trace = read(scale=DEMO_SCALE, longest=limit)
     tokens = measured["engine"]["capacity"] * measured["engine"].get("block", 16)

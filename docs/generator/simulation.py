@@ -1,6 +1,7 @@
 """Tables of the simulation of replicas."""
 
 from collections.abc import Callable
+from typing import Any
 
 from docs.generator.regions import table
 from docs.generator.results import read
@@ -29,43 +30,45 @@ def _check() -> str:
 
 
 def _replicas() -> str:
-    document = read("simulate")
     rows = []
-    for name, found in (
-        ("this CPU, demo model", document["rows"]),
-        ("assumed GPU, 8B", document["assumed_gpu"]["rows"]),
-    ):
-        for row in found:
+    for name, found in _cases():
+        for row in found["rows"]:
             # One replica has no choice.
-            if row["replicas"] > 1 or row["policy"] == "prefix":
-                policy = row["policy"] if row["replicas"] > 1 else ""
-                cells = [f"{row['load']:.0%}", str(row["replicas"]), policy, f"{row['prefix_hits']:.0%}"]
-                times = (row["first_ms_mean"], row["first_ms_nine_in_ten"], row["last_ms_mean"])
-                rows.append([name, *cells, *(f"{value:,.0f}" for value in times)])
+            policy = row["policy"] if row["replicas"] > 1 else ""
+            cells = [f"{row['load']:.0%}", str(row["replicas"]), policy, f"{row['prefix_hits']:.0%}"]
+            times = (row["first_ms_mean"], row["first_ms_nine_in_ten"], row["last_ms_mean"])
+            rows.append([name, *cells, *(f"{value:,.0f}" for value in times)])
     header = ["costs", "load", "replicas", "routing", "cached prompt tokens"]
-    return table([*header, "ms to first token, mean", "nine in ten", "ms to last token, mean"], rows)
+    document = read("replicas")
+    where = f"`benchmarks/results/replicas.json` (commit {document['commit']})"
+    source = f"Command: `python -m benchmarks.replicas`. Result: {where}."
+    return f"{table([*header, 'ms to first token, mean', 'nine in ten', 'ms to last token, mean'], rows)}\n\n{source}"
 
 
 def _capacity() -> str:
-    document = read("simulate")
     rows = []
-    for name, found in (("this CPU, demo model", document), ("assumed GPU, 8B", document["assumed_gpu"])):
-        capacity, costs = found["capacity"], found["costs"]
-        index = costs["batches"].index(capacity["decoding_at_once"])
-        rows.append(
-            [
-                name,
-                f"{found['kv_bytes_per_token']:,}",
-                f"{1000 * costs['plain'][index]:.1f}",
-                f"{costs['cycle'][index]:.2f}",
-                f"{costs['tau'][index]:.2f}",
-                f"{1000 * costs['token']:.2f}",
-                f"{capacity['model_requests_per_s']:.1f}",
-                f"{capacity['simulated_requests_per_s']:.1f}",
-            ]
-        )
-    header = ["costs", "KV bytes per token", "ms per plain step", "c", "tau", "ms per prompt token"]
-    return table([*header, "requests per second, model", "simulated"], rows)
+    for name, found in _cases():
+        costs, size = found["costs"], found["decoding_at_once"]
+        index = costs["batches"].index(size)
+        cells = [
+            name,
+            f"{found['kv_bytes_per_token']:,}",
+            f"{1000 * costs['plain'][index]:.1f}",
+            f"{costs['cycle'][index]:.2f}",
+            f"{costs['tau'][index]:.2f}",
+            f"{1000 * costs['token']:.2f}",
+        ]
+        for num_replicas, each in found["all_at_once"].items():
+            model, simulated = each["model_requests_per_s"], each["simulated_requests_per_s"]
+            own = [num_replicas, f"{each['uncached_prompt_tokens']:,.0f}", f"{model:.1f}", f"{simulated:.1f}"]
+            rows.append([*cells, *own, f"{simulated / model:.2f}"])
+    header = ["costs", "KV bytes per token", "ms per plain step", "c", "tau", "ms per prompt token", "replicas"]
+    return table([*header, "uncached prompt tokens", "requests per second, model", "simulated", "ratio"], rows)
+
+
+def _cases() -> list[tuple[str, dict[str, Any]]]:
+    document = read("replicas")
+    return [("this CPU, demo model", document["demo"]), ("assumed GPU, 8B", document["assumed_gpu"])]
 
 
 PARTS: dict[str, Callable[[], str]] = {

@@ -40,7 +40,7 @@ from specdec.engine.rank_messages import (
 )
 from specdec.engine.worker_builder import WorkerBuilder
 from specdec.execution.step_codec import OrderReader, SentOrder
-from specdec.execution.step_order import PassOrder
+from specdec.execution.step_order import DraftOrder, PassOrder
 from specdec.execution.worker import Worker
 from specdec.models.lora_adapter import AdapterWeights
 from specdec.models.rank_group import LOOPBACK, Store, file_store
@@ -142,6 +142,9 @@ class Follower:
                 case PassOrder() as order:
                     assert self._worker is not None
                     self._worker.run(order)
+                case DraftOrder(rows):
+                    assert self._worker is not None
+                    self._worker.run_dummy_drafts(rows)
                 case SentOrder() as sent:
                     assert self._worker is not None
                     self._worker.begin(self._reader.read(sent))

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from specdec.cache.kv_cache_manager import BlockMove
+from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.engine.followers import Followers
 from specdec.engine.rank_messages import Allocate, LoadAdapter, LoadUpdate, UseAdapter, UseUpdate
 from specdec.execution.executor import WorkerMaker
 from specdec.execution.step_codec import OrderWriter
-from specdec.execution.step_order import EntryMoves, PassOrder, StepOrder, StepOutcome
+from specdec.execution.step_order import DraftOrder, EntryMoves, PassOrder, StepOrder, StepOutcome
 from specdec.execution.worker import Worker
 from specdec.kernels.draft_trees import DraftTrees, HostTrees
 from specdec.kernels.tree import DraftTree, TreeRow
@@ -78,6 +79,12 @@ class ParallelExecutor:
         self._followers.tell(PassOrder(rows, trees, EntryMoves([], []), []))
         with self._together():
             self.worker.runner.run_dummy(rows, trees)
+
+    def run_dummy_drafts(self, rows: Sequence[DraftRow]) -> None:
+        """See `Executor.run_dummy_drafts`. The ranks may share the draft model."""
+        self._followers.tell(DraftOrder(rows), self._followers.last_stage)
+        with self._together():
+            self.worker.run_dummy_drafts(rows)
 
     def update_draft(self, folder: Path, kept_tokens: Collection[int]) -> None:
         """See `Executor.update_draft`. A head that one rank refuses is taken by none."""

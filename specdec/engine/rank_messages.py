@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from specdec.config import EngineConfig
 from specdec.execution.step_codec import SentOrder
-from specdec.execution.step_order import PassOrder
+from specdec.execution.step_order import DraftOrder, PassOrder
 from specdec.models.lora_adapter import AdapterFiles
 
 
@@ -107,6 +107,7 @@ Message = (
     | LoadAdapter
     | UseAdapter
     | PassOrder
+    | DraftOrder
     | SentOrder
 )
 BEAT = 1.0

@@ -12,7 +12,6 @@ from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.execution.dummy_rows import dummy_chain, dummy_draft_rows, dummy_reading_row, dummy_rows
 from specdec.execution.executor import Executor
-from specdec.execution.worker import Worker
 from specdec.scheduling.step_cost import Curve, PreemptionCost, StepCost
 
 # Least and most rounds of measurements, and the time that ends them between: steps of a small model are short beside
@@ -45,10 +44,10 @@ def measure_step_cost(executor: Executor, longest: int, shape: DraftShape | None
     if shape is not None:
         cost.depth = depth
         trees = partial(dummy_draft_rows, cache, context=context, shape=shape)
-        cost.first_level = _draft_curve(executor.worker, partial(trees, depth=1), ROWS)
-        cost.all_levels = _draft_curve(executor.worker, partial(trees, depth=depth), ROWS)
+        cost.first_level = _draft_curve(executor, partial(trees, depth=1), ROWS)
+        cost.all_levels = _draft_curve(executor, partial(trees, depth=depth), ROWS)
         sizes = [n for n in TOKENS if n < longest]
-        cost.reading = _draft_curve(executor.worker, lambda tokens: [dummy_reading_row(cache, tokens)], sizes)
+        cost.reading = _draft_curve(executor, lambda tokens: [dummy_reading_row(cache, tokens)], sizes)
     return cost
 
 
@@ -71,11 +70,10 @@ def _curve(work: Callable[[int], None], sizes: Sequence[int]) -> Curve:
     return Curve((seconds | {size: min(own) for size, own in times.items()}).items())
 
 
-def _draft_curve(worker: Worker, rows_of: Callable[[int], list[DraftRow]], sizes: Sequence[int]) -> Curve:
+def _draft_curve(executor: Executor, rows_of: Callable[[int], list[DraftRow]], sizes: Sequence[int]) -> Curve:
     @torch.inference_mode()
     def work(size: int) -> None:
-        worker.drafter.propose(rows_of(size))
-        worker.runner.wait()
+        executor.run_dummy_drafts(rows_of(size))
 
     return _curve(work, sizes)
 

@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.draft_heads.heads.draft_head import DraftModel
 from specdec.execution.step_order import StepOrder, StepOutcome
 from specdec.execution.worker import Worker
@@ -81,6 +82,10 @@ class Executor(Protocol):
         """Run a pass whose output nothing reads, and wait for it."""
         ...
 
+    def run_dummy_drafts(self, rows: Sequence[DraftRow]) -> None:
+        """Draft trees that nothing reads, and wait for them. The caller is in inference mode."""
+        ...
+
     def update_draft(self, folder: Path, kept_tokens: Collection[int]) -> None:
         """Replace the draft head of all workers, between two steps.
 
@@ -136,6 +141,10 @@ class InProcessExecutor:
     def run_dummy(self, rows: Sequence[TreeRow], trees: DraftTrees) -> None:
         """See `Executor.run_dummy`."""
         self.worker.runner.run_dummy(rows, trees)
+
+    def run_dummy_drafts(self, rows: Sequence[DraftRow]) -> None:
+        """See `Executor.run_dummy_drafts`."""
+        self.worker.run_dummy_drafts(rows)
 
     def update_draft(self, folder: Path, kept_tokens: Collection[int]) -> None:
         """See `Executor.update_draft`."""

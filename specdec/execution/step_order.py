@@ -61,6 +61,12 @@ class PassOrder(NamedTuple):
     moves: list[BlockMove]
 
 
+class DraftOrder(NamedTuple):
+    """Rows to be drafted for, whose trees nothing reads."""
+
+    rows: Sequence[DraftRow]
+
+
 class StepOutcome(NamedTuple):
     """Outcome of a step.
 

@@ -97,6 +97,11 @@ class Worker:
         self.cache.apply_moves(order.moves)
         self.runner.run_dummy(order.parts, order.trees)
 
+    def run_dummy_drafts(self, rows: Sequence[DraftRow]) -> None:
+        """Draft trees that nothing reads, and wait for them. The caller is in inference mode."""
+        self.drafter.propose(rows)
+        self.runner.wait()
+
     def _verify(self, order: StepOrder, trees: DraftTrees, logits: Tensor) -> list[Acceptance]:
         sampled = order.sampled
         if not sampled:

@@ -42,12 +42,11 @@ def engine(world: World, drafter: str, ranks: int = 1, **settings: Any) -> Itera
             "ngram" if drafter == "ngram" else world.draft(drafter),
             dtype="float64",
             shape=DraftShape(3, 3, 8),
-            adaptive_drafts=False,
             prefill_stretch=0,
             max_model_len=64,
             block_size=8,
             tensor_parallel_size=ranks,
-            **settings,
+            **{"adaptive_drafts": False, **settings},
         )
     with llm:
         yield llm

@@ -175,3 +175,11 @@ def test_only_all_ranks_share_a_draft_model(world: World) -> None:
         ValueError, match="draft_tensor_parallel_size is 2; it must be 1 or tensor_parallel_size, which"
     ):
         LLM(world.folder / "target", speculative_config=config)
+
+
+def test_costs_are_measured_by_all_ranks(world: World) -> None:
+    """Adaptive trees go by costs of drafting, which no rank can do alone."""
+    with engine(world, "eagle", 2, draft_tensor_parallel_size=2, adaptive_drafts=True) as llm:
+        texts, _ = outcome(llm)
+    with engine(world, "none") as one:
+        assert outcome(one)[0] == texts
