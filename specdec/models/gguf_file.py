@@ -109,7 +109,8 @@ class GgufFile:
             # llama.cpp has one architecture for both.
             return {"model_type": "mixtral" if architecture == "llama" else architecture}
         if architecture not in ARCHITECTURES:
-            return {"model_type": architecture}
+            # Baichuan is read from folders alone.
+            return {"model_type": "baichuan in a GGUF file" if architecture == "baichuan" else architecture}
         own = {key.removeprefix(f"{architecture}."): value for key, value in self.said.items()}
         found = {name: own[key] for key, name in SETTINGS.items() if own.get(key) is not None}
         special = {name: self.said.get(f"tokenizer.ggml.{key}") for key, name in SPECIAL.items()}

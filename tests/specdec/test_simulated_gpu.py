@@ -18,6 +18,7 @@ from specdec.execution import cost_measurement
 from specdec.execution.cuda_graphs import CudaGraphs
 from specdec.kernels.adapters import LEAST_TILES
 from specdec.scheduling.step_cost import PreemptionCost
+from tests.baichuan import save_baichuan
 from tests.fakes import save_random_block, save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
 from tests.lora_adapters import save_adapter, save_draft_adapter
 from tests.simulated_gpu import GPU, SimulatedGPU, SimulatedTensor, simulated_gpu
@@ -210,6 +211,19 @@ def drafted(
     return [[t for step in own for t in step.trace.output] for own in steps if own], [
         [step.trace.tokens for step in own] for own in steps
     ]
+
+
+def test_slopes_lie_on_the_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Captured passes read them, of a target with ALiBi and of such a model that drafts."""
+    sizes = {"hidden_size": 48, "num_attention_heads": 3, "num_hidden_layers": 1}
+    twin = save_baichuan(tmp_path / "target", **sizes)
+    params, prompt = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True), PROMPTS[1]
+    monkeypatch.setattr("specdec.execution.cuda_graphs.WARM_UPS", 1)
+    with simulated_gpu(monkeypatch):
+        llm = load(tmp_path, "target", device="cuda", shape=DraftShape(1, 1, 1), max_num_seqs=1)
+        assert llm.engine.worker.runner.graphs is not None
+        assert llm.generate([prompt], params, use_tqdm=False)[0].token_ids == twin.greedy(prompt, 3)
+        assert llm.stats().drafts_verified > 0
 
 
 def test_graphs_are_captured_anew_for_another_head(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

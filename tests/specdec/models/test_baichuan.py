@@ -27,6 +27,7 @@ from tests.baichuan import CONFIG, NORMALISED, ROTARY, Baichuan, save_baichuan, 
 from tests.fakes import edit_json, save_random_eagle3, save_random_head
 from tests.kernel_sets import TORCH
 from tests.kernels.attention_cases import climb
+from tests.quantized_checkpoints import quantize_folder
 from tests.specdec.chunked_pass import CPU, chunked_logits, random_tokens
 from tests.specdec.models.published_configs import TWINS
 from tests.strategies import draft_trees, shuffled_tables
@@ -126,6 +127,16 @@ def test_drafted_tokens_equal_the_twins(tmp_path: Path, head: str, kernels: Kern
     assert [output.token_ids for output in outputs] == [model.greedy(prompt, 21) for prompt in prompts]
     if head == "itself":
         assert [output.stats.tau for output in outputs] == [5.0] * 3
+
+
+@pytest.mark.parametrize("name", ["fp8-channels", "awq"])
+def test_a_quantised_packed_matrix_is_read_in_parts(tmp_path: Path, name: str) -> None:
+    save_baichuan(tmp_path / "plain")
+    twin, prompt = Baichuan(CONFIG), random_tokens(9)
+    twin.load_state_dict(quantize_folder(tmp_path / "plain", tmp_path / "stored", name))
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    llm = LLM(tmp_path / "stored", "ngram", dtype="float64")
+    assert llm.generate([prompt], params, use_tqdm=False)[0].token_ids == twin.greedy(prompt, 12)
 
 
 @pytest.mark.parametrize("name", TWINS)

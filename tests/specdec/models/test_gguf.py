@@ -96,7 +96,11 @@ def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
     model = random_model("llama")
     cases: list[tuple[dict[str, Any], str]] = [
         ({"kind": Kind.Q8_1}, r"model.gguf: \S+ is quantised as Q8_1, which cannot be read; take the model in another"),
-        ({"name": "gemma3"}, r"Gemma-3 \(model_type 'gemma3'\) is not supported; this engine serves llama, .*, qwen3$"),
+        (
+            {"name": "gemma3"},
+            r"Gemma-3 \(model_type 'gemma3'\) is not supported; this engine serves llama, .*, qwen3, baichuan$",
+        ),
+        ({"name": "baichuan"}, r"model_type 'baichuan in a GGUF file' is not supported"),
         ({"name": "phi3"}, r"model.gguf: Phi-3 \(model_type 'phi3'\) is not supported"),
         ({"facts": {"expert_count": 8}}, r"model.gguf: Mixtral \(model_type 'mixtral'\) is not supported"),
         ({"facts": {"attention.sliding_window": 64}}, r"model.gguf: .*sliding_window = 64 is not supported"),
