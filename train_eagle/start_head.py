@@ -37,6 +37,11 @@ def _begin_with_folder(head: FeatureHead, folder: Path, target: Path) -> None:
         raise ValueError(
             f"{folder}: an {kind.files.label} head, which is another kind than this run's; give its --head"
         )
+    if any(given.windows):
+        raise ValueError(
+            f"{folder}: its layers have a sliding window, and heads are trained without one; start from another head, "
+            "and serve it with draft_window_size"
+        )
     # Shapes alone would not tell which layers it reads, nor by which norms.
     own, wanted = (kind.files.official(one)[0] for one in (given, head))
     if different := [name for name in (own | wanted) if own.get(name) != wanted.get(name)]:

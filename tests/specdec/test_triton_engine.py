@@ -141,7 +141,7 @@ def test_choices_of_more_nodes_than_a_tree_may_have(folder: Path) -> None:
         assert own == pytest.approx(other, abs=1e-4)
 
 
-@pytest.mark.parametrize("scored", [{}, {"draft_vocab": 40}, {"draft_vocab": 60, "draft_rank": 8}])
+@pytest.mark.parametrize("scored", [{}, {"draft_vocab": 40}, {"draft_rank": 8, "draft_window_size": 6}])
 def test_trees_of_a_small_model_are_those_of_plain_torch(folder: Path, scored: dict[str, int]) -> None:
     """They follow the position's own noise, whichever tokens are scored."""
     prompts = [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14], [20]]

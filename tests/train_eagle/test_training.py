@@ -23,6 +23,7 @@ from specdec.train_eagle.read_config import read_config
 from specdec.train_eagle.train_config import TrainConfig
 from specdec.train_eagle.train_run import Run
 from specdec.train_eagle.training_state import SavedRun, saved_run
+from tests.fakes import edit_json
 from tests.word_llama import WORDS, save_word_llama
 
 REPOSITORY = Path(__file__).parents[2]
@@ -281,6 +282,9 @@ def test_a_head_in_a_folder_is_a_start_with_all_its_weights(
     )
     assert any(not torch.equal(fresh[name], tensor) for name, tensor in first.head.state_dict().items())
     assert all(torch.equal(second[name], tensor) for name, tensor in first.head.state_dict().items())
+    edit_json(tmp_path / "saved" / "config.json", sliding_window=12)
+    with pytest.raises(ValueError, match="saved: its layers have a sliding window, and heads are trained without one"):
+        Run(config(target, data, tmp_path / "second", **settings, start=tmp_path / "saved"))
 
 
 def test_a_run_says_what_it_does_and_keeps_its_settings(
