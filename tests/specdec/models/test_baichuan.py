@@ -19,15 +19,17 @@ from specdec.execution.model_runner import ModelRunner
 from specdec.kernels.draft_trees import HostTrees
 from specdec.kernels.kernel_set import choose_kernels
 from specdec.kernels.native_library import library_file
+from specdec.kernels.quantized_tensor import QuantizedTensor
 from specdec.kernels.settings import KernelChoice
 from specdec.kernels.tree import DraftTree, TreeRow
-from specdec.models.llama import load_llama
+from specdec.models.llama import load_llama, normalised
 from specdec.verify.noise import GumbelNoise
 from tests.baichuan import CONFIG, NORMALISED, ROTARY, Baichuan, save_baichuan, slopes
 from tests.fakes import edit_json, save_random_eagle3, save_random_head
 from tests.kernel_sets import TORCH
 from tests.kernels.attention_cases import climb
 from tests.quantized_checkpoints import quantize_folder
+from tests.quantized_rows import random_rows
 from tests.specdec.chunked_pass import CPU, chunked_logits, random_tokens
 from tests.specdec.models.published_configs import TWINS
 from tests.strategies import draft_trees, shuffled_tables
@@ -164,6 +166,8 @@ def test_what_is_not_honoured_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(CheckpointError, match=message):
             LlamaConfig.from_json({**CONFIG, **changes})
+    with pytest.raises(CheckpointError, match="lm_head is quantised, which a normalised head cannot be"):
+        normalised(QuantizedTensor(random_rows("int8", 32, 32, 32), torch.float32), torch.float32)
     save_baichuan(tmp_path)
     rows_less(tmp_path)
     with pytest.raises(CheckpointError, match=r"layers.0.self_attn.W_pack.weight has 95 rows"):
