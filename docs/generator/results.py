@@ -323,6 +323,17 @@ def _kv_cache_dtype() -> str:
     return f"{table(header, rows)}\n\n{_source('kv_cache_dtype', 'kv_cache_dtype')}"
 
 
+def _draft_window() -> str:
+    """Return tau at long contexts, with and without a window of the head."""
+    made: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
+    for row in read("draft_window")["rows"]:
+        made.setdefault((row["head"], str(row["window"] or "none")), {})[row["context"]] = row
+    first = next(iter(made.values()))
+    header = ["head", "`--draft-window-size`", *(f"prompts of {one['prompt_tokens']} tokens" for one in first.values())]
+    rows = [[*names, *(f"{one['tau']:.2f}" for one in own.values())] for names, own in made.items()]
+    return f"{table(header, rows)}\n\n{_source('draft_window', 'draft_window')}"
+
+
 def _quantized_logits() -> str:
     """Return what 8-bit weights change in the demo target's logits."""
     rows = [
@@ -437,6 +448,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "results-soak": _soak,
     "results-peers": _peers,
     "results-q8-products": _quantized_products,
+    "results-draft-window": _draft_window,
     "results-kv-cache-dtype": _kv_cache_dtype,
     "results-q8-logits": _quantized_logits,
     "results-q8-speed": _quantized_speed,
