@@ -83,7 +83,7 @@ def test_trees_equal_dense_passes_over_many_rounds(
     kv = torch.full(
         (llama.num_layers, plan.num_blocks * 8, 2 * llama.num_kv_heads, llama.head_dim), torch.nan, dtype=torch.float64
     )
-    drafter = ModelDrafter(*draft, kv, None, 8, torch.float64, shape, Proposal.COUPLED, TORCH)
+    drafter = ModelDrafter(draft.head, draft.readout, kv, None, 8, torch.float64, shape, Proposal.COUPLED, TORCH)
     chance = random.Random(seed)
     texts = [[chance.randrange(VOCAB) for _ in range(size)] for size in sizes]
     read = [0] * 3
