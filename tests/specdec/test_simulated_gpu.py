@@ -107,7 +107,11 @@ def run(
             {"kv_cache_memory": None, "max_num_batched_tokens": 32},
             [{"temperature": 0.7, "top_p": 0.9}, {"temperature": 1.0}],
         ),
-        ("head3", {"draft_window_size": 6}, [{"temperature": 0.7, "top_k": 9, "min_p": 0.1}, {"temperature": 1.0, "n": 2}]),
+        (
+            "head3",
+            {"draft_window_size": 6},
+            [{"temperature": 0.7, "top_k": 9, "min_p": 0.1}, {"temperature": 1.0, "n": 2}],
+        ),
         ("small", {"draft_rank": 8, "draft_vocab": 60}, [{}, {"temperature": 0.7}]),
         ("dspark", {"verify": "rejection", "draft_window_size": 8}, [{}, {"temperature": 0.8, "top_p": 0.8}]),
         ("head", {"shape": DraftShape(2, 2, 4)}, [PENALISED, LIMITED]),
