@@ -59,7 +59,11 @@ def read(file: Path = TRACE) -> list[Arrival]:
 
 
 def traced(trace: Sequence[Arrival], block: int) -> list[TracedRequest]:
-    """Return the requests with the names of their blocks of so many tokens."""
+    """Return the requests, each with the names of the full blocks of its prompt.
+
+    Args:
+        block: tokens of a block.
+    """
     found = []
     for index, each in enumerate(trace):
         shared, size = each.prefix // block, each.prefix + each.question

@@ -78,7 +78,12 @@ def demo_case() -> dict[str, Any]:
 
 
 def engine_of(tokens: int, block: int) -> Engine:
-    """Return an engine of the default limits, whose cache holds so many tokens."""
+    """Return an engine with the default limits.
+
+    Args:
+        tokens: that its cache holds.
+        block: tokens of a block.
+    """
     limits = SchedulerConfig()
     budget = limits.max_num_batched_tokens
     return Engine(limits.max_num_seqs, budget, limits.prefill_stretch, tokens // block, block)

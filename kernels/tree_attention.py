@@ -249,7 +249,7 @@ def tree_attention_kernel(
     CODES: tl.constexpr,  # constexpr: the kind of codes, 0 for none; one in an engine
     UNIT: tl.constexpr,  # constexpr: what codes as they are decoded are in units of
     WINDOWED: tl.constexpr,  # constexpr: layers without a window do without its mask
-    SLOPED: tl.constexpr,  # constexpr: likewise layers without slopes
+    SLOPED: tl.constexpr,  # constexpr: layers without slopes compute no distances
     WORDS: tl.constexpr,  # constexpr: trees of 64 nodes, the usual ones, do without the second word
     GROUP: tl.constexpr,  # constexpr: fixed in a model, and a divisor
     HEAD_DIM: tl.constexpr,  # constexpr: fixed in a model; where it is a power of two, no mask is needed

@@ -154,7 +154,7 @@ class TreeDrafter(ABC, Generic[State]):
 
     @property
     def _stops_early(self) -> bool:
-        """Whether levels that are reached too seldom are not drafted."""
+        """Return whether drafting ends at a level that is too rarely reached, `DraftShape.min_reach`."""
         return self.shape.min_reach > 0
 
     def propose(self, rows: Sequence[DraftRow]) -> DraftTrees:

@@ -1,4 +1,4 @@
-"""How far back a request's later rows read in its cache, where layers have sliding windows. Pure Python."""
+"""Cache entries of a request that are kept where layers have sliding windows. Pure Python."""
 
 import sys
 from collections.abc import Sequence

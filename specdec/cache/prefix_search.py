@@ -82,7 +82,10 @@ class PrefixSearch:
         return Prefix(blocks, num_tokens, read, num_slid, start)
 
     def whole_blocks(self, prefix: Prefix) -> Prefix:
-        """Return the prefix without its last, partly used block; nothing if rows behind read what has slid out."""
+        """Return the prefix without its last, partly used block.
+
+        Rows behind the shorter prefix may read blocks that were given back; then the empty prefix is returned.
+        """
         count = prefix.num_tokens // self._block_size
         num_tokens = count * self._block_size
         if prefix.num_slid > self._kept.num_slid(num_tokens, self._block_size):

@@ -101,12 +101,12 @@ class LoadedAdapter:
 
     @property
     def target_place(self) -> int:
-        """Its place for the target, 0 where it does not adapt it."""
+        """Place in the target's bank, 0 if the adapter leaves the target as it is."""
         return self.place if self.request.lora_path else 0
 
     @property
     def draft_place(self) -> int:
-        """Its place for the draft model, 0 where it does not adapt it."""
+        """Place in the draft model's bank, 0 if the adapter leaves the draft model as it is."""
         return self.place if self.request.draft_lora_path else 0
 
     def add_user(self, request: AdapterUser) -> None:

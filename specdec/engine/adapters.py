@@ -115,7 +115,7 @@ class EngineAdapters:
                     raise ValueError(f"the adapter {name!r} is made for the present draft model too; unload it first")
 
     def _free_place(self) -> tuple[int, LoRARequest | None]:
-        """Return a place that no unfinished request has, and whose it is, None if nobody's."""
+        """Return a place that no unfinished request uses, and the request of the adapter in it, None if it is empty."""
         self._leaving = [adapter for adapter in self._leaving if adapter.is_used]
         taken = {adapter.place for adapter in [*self._loaded.values(), *self._leaving]}
         if free := [place for place in range(1, self._config.max_loras + 1) if place not in taken]:

@@ -80,7 +80,7 @@ class UseAdapter(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """Answer to `LoadUpdate` and `LoadAdapter`: it does not fit, and the rank goes on with what it has."""
+    """Answer to `LoadUpdate` and `LoadAdapter`: what was to be loaded does not fit, and the rank keeps what it has."""
 
     reason: str
 

@@ -36,7 +36,7 @@ class WorkerMaker(Protocol):
         ...
 
     def read_adapter(self, files: AdapterFiles) -> AdapterWeights:
-        """Read an adapter, as far as this process has what it changes.
+        """Read this process's part of an adapter: of its layers, and of its columns and rows of their weights.
 
         Raises:
             ValueError: none that fits, with the reason.

@@ -55,7 +55,7 @@ class AdapterFiles(NamedTuple):
 
 
 class AdapterWeights(NamedTuple):
-    """What a rank has of an adapter: its layers of the target and of the draft model; None as in `AdapterFiles`."""
+    """A rank's part of an adapter: layers of the target and of the draft model, None for the one that has none."""
 
     target: Sequence[LayerAdapter] | None
     draft: Sequence[LayerAdapter] | None = None

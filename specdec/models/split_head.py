@@ -24,8 +24,8 @@ from specdec.models.sharded_llama import ShardedLlama, load_shard
 from specdec.models.split_parts import SplitEmbedding, SplitReadout, split_rows
 from specdec.models.tp_plan import TP_PLAN, Shard, TPPlan
 
-# Heads name their layers as targets do. What has no word is replicated: `fc`, whose output every rank needs whole, and
-# edge scorers, of which a path needs the rows of its tokens.
+# Heads name their layers as targets do. Modules that the plan does not name are replicated: `fc`, because every rank
+# needs its whole output, and edge scorers, because a path may need any token's row of their matrices.
 HEAD_PLAN = {name: word for name, word in TP_PLAN.items() if not name.endswith("_norm")}
 WHOLE_VOCABULARY = {"embed_tokens": "replicate", "lm_head": "replicate"}
 EMBEDDING, OUTPUT = "embed_tokens.weight", "lm_head.weight"
@@ -140,7 +140,7 @@ class HeadPart:
         split_rows(head.layers, shard.plan, self.group)
 
     def _output(self, tokens: int) -> Shard:
-        """Return the shard of an output matrix of so many tokens."""
+        """Return the shard of an output matrix that has `tokens` rows, the whole vocabulary's or fewer."""
         return replace(self.shard, whole=replace(self.shard.whole, vocab_size=tokens))
 
 

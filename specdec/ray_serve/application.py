@@ -23,7 +23,7 @@ from specdec.server.service import Service
 
 # Name of the deployment of the front ends, by which a configuration file sets its options.
 FRONT = "front"
-# Requests that a front end has under way; the replicas' own limits are lower.
+# Most requests that a front end passes on at a time. Replicas have lower limits of their own.
 MAX_ONGOING = 100_000
 ARGUMENTS = ("model", "draft", "settings", "server", "prefill_settings")
 # Settings of the replicas' device, which a front end may not have.
