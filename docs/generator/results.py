@@ -17,7 +17,7 @@ def read(name: str) -> dict[str, Any]:
     return document
 
 
-def _source(name: str, module: str = "") -> str:
+def source(name: str, module: str = "") -> str:
     """Return where a table comes from: command, file, machine and commit."""
     document = read(name)
     where = document["gpu"] or f"{document['processor']}, {document['threads']} threads"
@@ -28,7 +28,7 @@ def _source(name: str, module: str = "") -> str:
 
 
 def _with_source(name: str, header: list[str], rows: list[list[str]]) -> str:
-    return f"{table(header, rows)}\n\n{_source(name)}"
+    return f"{table(header, rows)}\n\n{source(name)}"
 
 
 def tau_by_rule() -> dict[tuple[str, str, float], float]:
@@ -289,40 +289,6 @@ def _peers() -> str:
     )
 
 
-def _quantized_products() -> str:
-    """Return how much faster products with 8-bit weights are, by form, dtype and rows."""
-    found: dict[tuple[str, str, int], dict[int, list[float]]] = {}
-    for row in read("quantization_products")["rows"]:
-        ratios = found.setdefault((row["form"], row["dtype"], row["threads"]), {})
-        ratios.setdefault(row["rows"], []).append(row["ratio"])
-    counts = sorted({count for ratios in found.values() for count in ratios})
-    rows = [
-        [form, dtype, str(threads), *(" / ".join(f"{ratio:.2f}" for ratio in ratios[count]) for count in counts)]
-        for (form, dtype, threads), ratios in found.items()
-    ]
-    header = ["form", "`--dtype`", "threads", *(f"{count} row{'s' * (count > 1)}" for count in counts)]
-    return f"{table(header, rows)}\n\n{_source('quantization_products', 'quantization products')}"
-
-
-def _kv_cache_dtype() -> str:
-    """Return what keys and values in 8 bits change, and the memory that they take."""
-
-    def figures(one: dict[str, Any]) -> list[str]:
-        by_text = [one[name] for name in ("sgd-eval", "gsm8k-eval")]
-        pairs = [
-            " / ".join(f"{text[what]:{form}}" for text in by_text)
-            for what, form in (("perplexity", ".3f"), ("mean_change_of_log_prob", ".3f"), ("tau", ".2f"))
-        ]
-        bytes_of = one["bytes_per_token_by_part"]
-        return [f"{bytes_of['target']} + {bytes_of['head']} + {bytes_of['features']}", str(one["blocks"]), *pairs]
-
-    made = read("kv_cache_dtype")
-    header = ["target", "head", "bytes a token: target + head + features", f"blocks in {made['cache_mib']} MiB"]
-    header += ["perplexity, sgd / gsm8k", "mean change of a log-probability", "tau"]
-    rows = [[one["kv_cache_dtype"], one["draft_kv_cache_dtype"], *figures(one)] for one in made["rows"]]
-    return f"{table(header, rows)}\n\n{_source('kv_cache_dtype', 'kv_cache_dtype')}"
-
-
 def _draft_window() -> str:
     """Return tau at long contexts, with and without a window of the head."""
     made: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
@@ -331,42 +297,7 @@ def _draft_window() -> str:
     first = next(iter(made.values()))
     header = ["head", "`--draft-window-size`", *(f"prompts of {one['prompt_tokens']} tokens" for one in first.values())]
     rows = [[*names, *(f"{one['tau']:.2f}" for one in own.values())] for names, own in made.items()]
-    return f"{table(header, rows)}\n\n{_source('draft_window', 'draft_window')}"
-
-
-def _quantized_logits() -> str:
-    """Return what 8-bit weights change in the demo target's logits."""
-    rows = [
-        [
-            name,
-            f"{row['mean_logit_difference']:.3f}",
-            f"{row['largest_logit_difference']:.2f}",
-            f"{100 * row['equal_greedy_tokens']:.1f} %",
-            " / ".join(f"{value:.3f}" for value in reversed(row["perplexities"])),
-        ]
-        for name, row in read("quantization_logits")["comparisons"].items()
-    ]
-    header = ["demo target", "mean difference", "largest", "equal greedy tokens", "perplexity of each"]
-    return f"{table(header, rows)}\n\n{_source('quantization_logits', 'quantization logits')}"
-
-
-def _quantized_speed() -> str:
-    """Return speed and memory of the widened target with 8-bit weights."""
-    speed = read("quantization_speed")
-    rows = [
-        [
-            kind,
-            f"{speed['weights_mib'][kind]:.0f} MiB",
-            *(f"{speed['tok_per_s'][f'{name} {kind}']:.0f}" for name in ("plain", "eagle3")),
-            f"{speed['eagle3_over_plain'][kind]:.2f}",
-        ]
-        for kind in speed["weights_mib"]
-    ]
-    ratios = speed["q8_over_none"]
-    header = ["`--quantization`", "weights", "plain, tok/s", "EAGLE-3, tok/s", "EAGLE-3 over plain"]
-    medians = f"{ratios['plain']:.2f} plain, {ratios['eagle3']:.2f} with EAGLE-3"
-    source = _source("quantization_speed", "quantization speed --wide FOLDER")
-    return f"{table(header, rows)}\n\nq8 over none, medians over prompts: {medians}, in {speed['dtype']}. {source}"
+    return f"{table(header, rows)}\n\n{source('draft_window', 'draft_window')}"
 
 
 def _readme_peers() -> str:
@@ -447,10 +378,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "results-refresh": _draft_refresh,
     "results-soak": _soak,
     "results-peers": _peers,
-    "results-q8-products": _quantized_products,
     "results-draft-window": _draft_window,
-    "results-kv-cache-dtype": _kv_cache_dtype,
-    "results-q8-logits": _quantized_logits,
-    "results-q8-speed": _quantized_speed,
     "results-readme": _readme_peers,
 }
