@@ -161,8 +161,8 @@ INLINE void score_keys(const char *const *keys, int64_t count, int64_t dim, int 
     }
 }
 
-/* Add ALiBi's bias (Press et al. 2021) to scores, still to be scaled: `slope` for each position that a key lies before the
-   last one, which is the row's own. Cached keys and ancestors are in the order of positions. */
+/* Add ALiBi's bias (Press et al. 2021) to scores, still to be scaled: `slope` for each position that a key lies before
+   the last one, which is the row's own. Cached keys and ancestors are in the order of positions. */
 INLINE void add_distances(float *scores, int64_t count, float slope) {
     float lane[LANES];
     for (int i = 0; i < LANES; i++)

@@ -29,5 +29,5 @@
 #include "drafting.h"
 #include "block.h"
 
-const form FORM = {FORM_NAME, run_product_beside, read_rows, run_layer, attend, norm_as_given, run_pass, noise, filter, run_walks, run_drafting,
-                   run_block_drafting};
+const form FORM = {FORM_NAME, run_product_beside, read_rows, run_layer, attend, norm_as_given, run_pass, noise, filter,
+                   run_walks, run_drafting, run_block_drafting};

@@ -159,8 +159,8 @@ typedef struct {
 } drafting;
 
 /* A block head: its layers run over `rows` rows under each root, the last token and mask tokens, of which the last
-   `slots` predict. `context` makes keys and values of all layers from a feature; its adapters come behind the layers'. With a `rank`, `predecessors` of the
-   token before times `successors` of a candidate is added to its score. */
+   `slots` predict. `context` makes keys and values of all layers from a feature; its adapters come behind the layers'.
+   With a `rank`, `predecessors` of the token before times `successors` of a candidate is added to its score. */
 typedef struct {
     int64_t hidden, layers, rows, slots, mask, rank;
     double eps;

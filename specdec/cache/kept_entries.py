@@ -4,6 +4,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from specdec.kernels.integers import ceil_div
+
 
 @dataclass(frozen=True)
 class KeptEntries:
@@ -36,6 +38,9 @@ class KeptEntries:
         return max(0, num_cached + 1 - self.window) // block_size if self.window else 0
 
 
+KEEPS_ALL = KeptEntries()
+
+
 class BlockBounds:
     """Bounds of the blocks that a request holds at once.
 
@@ -50,11 +55,11 @@ class BlockBounds:
         room = (num_blocks - 2) * block_size - window
         self._block_size = block_size
         self.most_known = min(step_tokens, room) if window and room > 0 else sys.maxsize
-        self._most_held = 2 + -(-(window + self.most_known) // block_size)
+        self._most_held = 2 + ceil_div(window + self.most_known, block_size)
 
     def most_blocks(self, num_entries: int) -> int:
         """Return how many blocks a request that grows to this many entries holds at once."""
-        total = -(-num_entries // self._block_size)
+        total = ceil_div(num_entries, self._block_size)
         return total if self.most_known == sys.maxsize else min(total, self._most_held)
 
     def lacking(self, num_entries: int, num_blocks: int, num_slid: int) -> int:
@@ -64,5 +69,5 @@ class BlockBounds:
             num_blocks: length of its block table.
             num_slid: null blocks at its beginning.
         """
-        lacking = -(-num_entries // self._block_size) - num_blocks
+        lacking = ceil_div(num_entries, self._block_size) - num_blocks
         return lacking if self.most_known == sys.maxsize else min(lacking, self._most_held - num_blocks + num_slid)

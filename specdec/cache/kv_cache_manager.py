@@ -6,7 +6,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from specdec.cache.block_pool import BlockPool, extend_hashes
-from specdec.cache.kept_entries import BlockBounds, KeptEntries
+from specdec.cache.kept_entries import KEEPS_ALL, BlockBounds, KeptEntries
 from specdec.cache.prefix_search import Prefix, PrefixSearch
 from specdec.core.request import Request
 
@@ -90,7 +90,7 @@ class KVCacheManager:
         block_size: int,
         num_host_blocks: int = 0,
         enable_prefix_caching: bool = True,
-        kept: KeptEntries = KeptEntries(),  # noqa: B008
+        kept: KeptEntries = KEEPS_ALL,
         step_tokens: int = sys.maxsize,
     ) -> None:
         self.kept, self.null_block = kept, num_blocks

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from specdec.cache.block_pool import BlockPool
 from specdec.cache.kept_entries import KeptEntries
 from specdec.core.request import Request
+from specdec.kernels.integers import ceil_div
 
 
 class Prefix(NamedTuple):
@@ -53,7 +54,7 @@ class PrefixSearch:
         read = num_slid
         while read < len(blocks) and self._pool.is_read(blocks[read]):
             read += 1
-        blocks = [*[self._null_block] * num_slid, *blocks[num_slid : -(-num_tokens // size)]]
+        blocks = [*[self._null_block] * num_slid, *blocks[num_slid : ceil_div(num_tokens, size)]]
         return Prefix(blocks, num_tokens, min(read * size, num_tokens), num_slid, num_slid * size)
 
     def _find_blocks(self, hashes: Sequence[bytes]) -> list[int]:
@@ -74,7 +75,7 @@ class PrefixSearch:
 
     def shared(self, other: Request, num_tokens: int) -> Prefix:
         """Return what a request has in common with another that has cached this many of its tokens."""
-        blocks, num_slid = other.block_table[: -(-num_tokens // self._block_size)], other.num_slid
+        blocks, num_slid = other.block_table[: ceil_div(num_tokens, self._block_size)], other.num_slid
         start, read = other.draft_start, min(other.num_draft_cached, num_tokens)
         if start > max(0, num_tokens + 1 - self._kept.head_reach):
             # The other's head has passed over entries that are not behind this one.

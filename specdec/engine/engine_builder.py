@@ -5,7 +5,7 @@ import sys
 import time
 from functools import partial
 
-from specdec.cache.kept_entries import KeptEntries
+from specdec.cache.kept_entries import KEEPS_ALL, KeptEntries
 from specdec.cache.kv_cache_manager import KVCacheManager
 from specdec.config import EngineConfig
 from specdec.draft_heads.drafting.drafter import Proposal
@@ -152,7 +152,7 @@ class EngineBuilder:
             cache.num_host_blocks,
             config.enable_prefix_caching,
             # A rehearsal's steps are not to be smaller than others.
-            self._kept if gives_back else KeptEntries(),
+            self._kept if gives_back else KEEPS_ALL,
             config.scheduler.max_num_batched_tokens,
         )
         swap_cost = measure_preemption_cost(executor) if cache.num_host_blocks else PreemptionCost()
