@@ -149,7 +149,10 @@ class HostSaves:
             pool.register(host_block, block_hash)
             parts = self._parts[host_block] = wanted
         else:
-            assert begun is None, "only a step's end registers blocks that it began to copy"
+            if begun is not None:
+                # Another request's block with the same hash was published first.
+                self._give_up([begun])
+                begun = None
             parts = wanted - self._parts[host_block]
             if not parts:
                 return []
