@@ -96,8 +96,9 @@ static void *wait_for_work(void *given) {
                 continue;
             }
             pthread_mutex_lock(&p->lock);
-            atomic_store(&p->asleep, 1);
-            while (atomic_load(&p->number) == number)
+            /* Said anew each time: the caller may wake this thread for a job that it has done, and take what it said
+               for heard. */
+            while (atomic_store(&p->asleep, 1), atomic_load(&p->number) == number)
                 pthread_cond_wait(&p->wake, &p->lock);
             pthread_mutex_unlock(&p->lock);
         }
