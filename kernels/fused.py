@@ -181,6 +181,9 @@ class BlockWeights(NamedTuple):
         predecessors: `[vocab, rank]`, whose product with a candidate's row of `successors` is added to its score; None
             for no such score.
         successors: `[draft_vocab, rank]`.
+        joint: `[gates x rank, inputs]` and `[gates x rank]`, which make the gates of a path's vector: one gate that
+            reads slot and token, or three that read path, token and slot; None where the token's row is the vector. See
+            `MarkovScorer`.
     """
 
     embedding: Tensor
@@ -196,6 +199,7 @@ class BlockWeights(NamedTuple):
     norm: Tensor
     predecessors: Tensor | None
     successors: Tensor | None
+    joint: tuple[Tensor, Tensor] | None
 
 
 class DraftingRow(NamedTuple):

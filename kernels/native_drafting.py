@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from specdec.kernels.draft_trees import HostTrees
 from specdec.kernels.fused import BlockWeights, DraftingCache, DraftingRow, HeadWeights
@@ -27,6 +28,8 @@ from specdec.kernels.types import NoiseSource
 
 WITHOUT_FEATURES, WITH_INPUT_PRODUCT, WITH_NORMS = range(3)
 LARGEST_WIDTH = 64
+# Gates of a Markov head take a multiple of these floats each, as `gate_floats` of edges.h has it.
+GATE_FLOATS = 16
 # min_p, top_k and top_p of rows without filters.
 KEEP_ALL = (0.0, 0, 1.0)
 
@@ -218,8 +221,10 @@ class NativeBlockDrafting(NativeTrees):
         assert isinstance(output, NativeProjection)
         parts = [None if part is None else part.detach().contiguous() for part in (head.predecessors, head.successors)]
         rank = 0 if parts[0] is None else parts[0].shape[1]
+        markov, joint = _gates(head.joint, rank)
         table, packed, embedding = embedding_fields(library, head.embedding)
-        self._kept = (layers, norms, pointers, causal, head.context, output, parts, embedding, tokens, scorer_rows)
+        self._kept = (layers, norms, pointers, causal, head.context, output, parts, joint)
+        self._tables = (embedding, tokens, scorer_rows)
         self._head = BlockFields(
             head.embedding.shape[1],
             len(layers),
@@ -227,16 +232,33 @@ class NativeBlockDrafting(NativeTrees):
             head.slots,
             head.mask_token,
             rank,
+            markov,
             head.eps,
             table,
             packed,
             *(None if norm is None else norm.data_ptr() for norm in norms),
             address_of(causal),
             address_of(pointers),
-            *(None if part is None else part.data_ptr() for part in (tokens, scorer_rows, *parts)),
+            *(None if part is None else part.data_ptr() for part in (tokens, scorer_rows, *parts, *joint)),
             head.context.fields,
             output.fields,
         )
 
     def _draft(self, drafting: DraftingFields) -> None:
         self.library.draft_block(self._head, drafting)
+
+
+def _gates(joint: tuple[Tensor, Tensor] | None, rank: int) -> tuple[int, tuple[Tensor, Tensor] | tuple[None, None]]:
+    """Return the kind of Markov head as native.h numbers it, and its gates as `block_head` has them."""
+    if joint is None:
+        return 0, (None, None)
+    weight, bias = (part.detach().float() for part in joint)
+    gates = len(bias) // rank
+    if gates == 1:
+        inputs = weight
+    else:
+        path, token, slot = torch.split(weight, [rank, rank, weight.shape[1] - 2 * rank], 1)
+        inputs = torch.cat([slot, token, path], 1)
+    lacking = -rank % GATE_FLOATS
+    padded = F.pad(inputs.reshape(gates, rank, -1), (0, 0, 0, lacking)).flatten(0, 1)
+    return (1 if gates == 1 else 2), (padded.t().contiguous(), F.pad(bias.view(gates, rank), (0, lacking)).flatten())

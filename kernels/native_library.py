@@ -98,11 +98,11 @@ class BlockFields(Structure):
     """`block_head` of native.h."""
 
     _fields_ = [
-        *_fields(c_int64, "hidden layers rows slots mask rank"),
+        *_fields(c_int64, "hidden layers rows slots mask rank markov"),
         ("eps", c_double),
         *_fields(c_void_p, "embedding packed_embedding hidden_norm norm key_norms causal layer"),
         *_fields(c_void_p, "tokens scorer_rows"),
-        *_fields(c_void_p, "predecessors successors"),
+        *_fields(c_void_p, "predecessors successors joint joint_bias"),
         *_fields(MatrixFields, "context output"),
     ]
 

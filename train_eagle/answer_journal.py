@@ -16,8 +16,8 @@ class AnswerRow(BaseModel):
     Attributes:
         conversation: number of the conversation's entry in the sources, from 0.
         turn: number of the answer in the conversation, from 0.
-        text: the answer.
-        problem: why there is none, in a few words.
+        text: the answer, or its beginning where there is a problem.
+        problem: why there is none, or no more of it, in a few words.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

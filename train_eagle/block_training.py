@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
-import torch
 from torch import Tensor
 
 from specdec.draft_heads.formats.head_kinds import KINDS
@@ -14,12 +13,10 @@ from specdec.models.llama import LlamaModel
 from specdec.train_eagle.block_trainer import BlockTrainer
 from specdec.train_eagle.head_trainer import HeadTrainer, LossSettings
 from specdec.train_eagle.train_config import RECIPES
-from specdec.train_eagle.training_kind import TrainingKind, initialise, layer_config
+from specdec.train_eagle.training_kind import TrainingKind, begin_as_target, initialise, input_norm, layer_config
 
 # Layers of the target that published heads read.
 MOST_TAPS = 5
-# Scale of a fresh head's weights for taps before the last, relative to other matrices.
-OTHER_TAPS = 0.2
 SIZES = frozenset({"layers", "block_size", "causal", "mask_token", "anchors", "draft_vocab_size"})
 
 
@@ -58,7 +55,11 @@ class DFlashTraining(TrainingKind[BlockHead]):
     def new(self, model: LlamaModel, draft_tokens: Tensor | None) -> BlockHead:
         head = BlockHead(self.config(model, draft_tokens))
         initialise(head, model)
-        _begin_as_target(head, model)
+        # The context rows of the first layer then are the target's own keys and values there, but for the norm of keys.
+        begin_as_target(head, head.fc, head.decoder_layers, model)
+        head.hidden_norm.weight.data.copy_(input_norm(model, head.taps))
+        # The target's output matrix reads states that its own norm has scaled.
+        head.norm.weight.data.copy_(model.norm.weight)
         if head.lm_head is not None and draft_tokens is not None:
             head.draft_tokens.copy_(draft_tokens)
             output = model.lm_head_weight
@@ -108,36 +109,18 @@ class DSparkTraining(DFlashTraining):
 
     Attributes:
         markov_rank: rank of the bias.
+        markov_kind: what the bias reads, see `MarkovConfig`.
     """
 
     block_size: int = RECIPES["dspark"]["block_size"]
     markov_rank: int = RECIPES["dspark"]["markov_rank"]
+    markov_kind: str = RECIPES["dspark"]["markov_kind"]
 
     files = KINDS["dspark"]
-    settings = SIZES | {"markov_rank", "confidence_weight"}
+    settings = SIZES | {"markov_rank", "markov_kind", "confidence_weight"}
     architecture = "Qwen3DSparkModel"
 
     def config(self, model: LlamaModel, draft_tokens: Tensor | None) -> BlockConfig:
         plain = super().config(model, draft_tokens)
-        return replace(plain, anchor_first=True, markov=MarkovConfig(self.markov_rank), confidence=True)
-
-
-@torch.no_grad()
-def _begin_as_target(head: BlockHead, model: LlamaModel) -> None:
-    """Begin with copies of the target's layers behind the last tap, and with that tap as the feature.
-
-    The context rows of the first layer then are the target's own keys and values there, but for the norm of keys. The
-    target's output matrix reads states that its own norm has scaled.
-    """
-    hidden, last = head.llama.hidden_size, head.taps[-1]
-    head.norm.weight.copy_(model.norm.weight)
-    head.fc.weight.mul_(OTHER_TAPS)
-    head.fc.weight[:, -hidden:] += torch.eye(hidden, device=head.fc.weight.device)
-    for place, layer in enumerate(head.decoder_layers):
-        given = dict(model.layers[min(last + place, len(model.layers) - 1)].named_parameters())
-        if place == 0:
-            head.hidden_norm.weight.copy_(given["input_layernorm.weight"])
-        for name, parameter in layer.named_parameters():
-            # Parts that only one of both has, such as norms of keys, stay as they are.
-            if name in given and given[name].shape == parameter.shape:
-                parameter.copy_(given[name])
+        markov = MarkovConfig(self.markov_rank, self.markov_kind)
+        return replace(plain, anchor_first=True, markov=markov, confidence=True)

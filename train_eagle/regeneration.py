@@ -37,7 +37,7 @@ class Conversation:
         number: number of its entry in the sources, from 0.
         messages: as given; answers take the places of the assistant's turns.
         answers: the target's answers so far.
-        problem: why it ends before its last answer; None if it does not.
+        problem: why it ends before the end of its last answer; None if it does not.
     """
 
     number: int
@@ -75,10 +75,9 @@ class Conversation:
         return found
 
     def take(self, row: AnswerRow) -> None:
-        """Add an answer, or the reason that there is none."""
-        if row.text is None:
-            self.problem = row.problem
-        else:
+        """Add an answer, or the reason that there is none; one with a reason is the beginning of a longer answer."""
+        self.problem = row.problem
+        if row.text is not None:
             self.answers.append(row.text)
 
 
@@ -106,7 +105,7 @@ def read_conversations(llm: LLM, sources: Iterable[Source], limit: int | None, b
 
 
 def run_settings(
-    llm: LLM, sources: Sequence[Source], limit: int | None, params: SamplingParams, temperatures: Sequence[float]
+    llm: LLM, sources: Sequence[Source], given: RegenerateSettings, params: SamplingParams
 ) -> dict[str, Any]:
     """Return what determines the answers, for the journal: drafts do so only under a rule that draws from them."""
     config = llm.config
@@ -115,13 +114,14 @@ def run_settings(
     return {
         "model": f"{shown_name(config.model)} ({_digest(config.model)})",
         "data": hashlib.sha256(" ".join(source.digest() for source in sources).encode()).hexdigest()[:12],
-        "limit": limit,
+        "limit": given.limit,
         **sampling,
-        "temperature": list(temperatures),
+        "temperature": list(given.temperature),
         "dtype": config.dtype,
         "quantization": config.quantization,
         "max_model_len": llm.max_model_len,
         "drafts": drafts,
+        **({"keep_cut": True} if given.keep_cut else {}),
     }
 
 
@@ -155,9 +155,9 @@ def regenerate_file(options: ModelOptions, given: RegenerateSettings) -> Summary
     llm = options.load()
     conversations = read_conversations(llm, sources, given.limit, bad)
     params = replace(options.params(llm), max_tokens=given.max_tokens, seed=given.seed)
-    settings = run_settings(llm, sources, given.limit, params, given.temperature)
+    settings = run_settings(llm, sources, given, params)
     unusable = sum(bad.counts.values())
-    run = Regeneration(llm, conversations, params, given.temperature, given.out, settings)
+    run = Regeneration(llm, conversations, params, given, settings)
     earlier, interrupted = len(run.journal.rows), False
     with progress_bar(len(conversations), "answering") as advance:
         try:
@@ -175,7 +175,8 @@ def regenerate_file(options: ModelOptions, given: RegenerateSettings) -> Summary
     lines = [bad.table("left out")] if bad.counts else []
     cut = sum(f"--max-tokens {given.max_tokens}" in (each.problem or "") for each in conversations)
     if cut:
-        lines.append(f"{cut:,} of {len(conversations):,} conversations have an answer that is cut; raise --max-tokens")
+        remedy = "" if given.keep_cut else "; raise --max-tokens, or give --keep-cut"
+        lines.append(f"{cut:,} of {len(conversations):,} conversations have an answer that is cut{remedy}")
     lines.append(f"{entries}: {ends}; {whole + part:,} in {given.out}")
     if earlier:
         lines.append(f"{earlier:,} answers were on disk from an earlier run of the same command")
@@ -203,7 +204,7 @@ class Regeneration:
 
     Args:
         params: of all answers, but for temperature and seed.
-        temperatures: given to conversations in turn.
+        given: temperatures, where to write, and whether to keep the beginnings of longer answers.
         settings: what determines the answers.
 
     Raises:
@@ -215,12 +216,11 @@ class Regeneration:
         llm: LLM,
         conversations: Sequence[Conversation],
         params: SamplingParams,
-        temperatures: Sequence[float],
-        out: Path,
+        given: RegenerateSettings,
         settings: dict[str, Any],
     ) -> None:
-        self.llm, self.conversations, self.params, self.temperatures = llm, conversations, params, temperatures
-        self.out = out
+        self.llm, self.conversations, self.params, self.given = llm, conversations, params, given
+        self.out = out = given.out
         self.tokens, self.seconds, self.stats = 0, 0.0, SpeculationStats()
         file = out.with_name(f"{out.name}.journal")
         if out.exists() and not file.exists():
@@ -279,6 +279,7 @@ class Regeneration:
                 continue
             part, nothing = part + bool(each.answers), nothing + (not each.answers)
             what = "later turns" if each.answers else "conversation"
+            what = "the rest" if self.given.keep_cut and each.answers else what
             bad.add(BadConversation(f"{each.problem}, {what} left out"), each.place)
         return whole, part, nothing
 
@@ -311,7 +312,7 @@ class Regeneration:
         number = conversation.number
         params = replace(
             self.params,
-            temperature=self.temperatures[number % len(self.temperatures)],
+            temperature=self.given.temperature[number % len(self.given.temperature)],
             max_tokens=min(self.params.max_tokens or room, room),
             seed=(self.params.seed or 0) + number * SEED_STEP + len(conversation.answers),
         )
@@ -325,7 +326,8 @@ class Regeneration:
         if output.finish_reason == "length":
             is_cut = len(output.token_ids) == self.params.max_tokens
             limit = f"--max-tokens {self.params.max_tokens}" if is_cut else "the context"
-            return self._problem(conversation, f"answer longer than {limit}")
+            kept = output.text if self.given.keep_cut and output.text.strip() else None
+            return self._problem(conversation, f"answer longer than {limit}", kept)
         if output.finish_reason != "stop":
             return self._problem(conversation, "answer failed in the engine")
         if not output.text.strip():
@@ -333,8 +335,8 @@ class Regeneration:
         return AnswerRow(conversation=conversation.number, turn=len(conversation.answers), text=output.text)
 
     @staticmethod
-    def _problem(conversation: Conversation, problem: str) -> AnswerRow:
-        return AnswerRow(conversation=conversation.number, turn=len(conversation.answers), problem=problem)
+    def _problem(conversation: Conversation, problem: str, text: str | None = None) -> AnswerRow:
+        return AnswerRow(conversation=conversation.number, turn=len(conversation.answers), text=text, problem=problem)
 
     def _add(self, conversation: Conversation, row: AnswerRow) -> None:
         self.journal.add(row)

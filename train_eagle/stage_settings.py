@@ -47,6 +47,12 @@ class RegenerateSettings(SourceSettings):
         short="-n",
         panel="Sampling",
     )
+    keep_cut: bool = setting(
+        False,
+        "Keep the beginning of a longer answer, as the last of its conversation.",
+        flags="--keep-cut/--leave-out-cut",
+        panel="Sampling",
+    )
     seed: int = setting(0, "Seed of the sampling.", least=0, short="-s", panel="Sampling")
 
     def __post_init__(self) -> None:

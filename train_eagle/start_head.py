@@ -1,12 +1,21 @@
 """The head that a training run starts from: another run's, or one in a folder, such as the one that is served."""
 
+from collections.abc import Mapping
 from pathlib import Path
+
+import torch
+from torch import Tensor
 
 from specdec.draft_heads.formats.head_kind import Source
 from specdec.draft_heads.formats.head_kinds import describe_folder
 from specdec.draft_heads.heads.draft_head import FeatureHead
 from specdec.train_eagle.head_export import from_folder
 from specdec.train_eagle.training_state import saved_run
+
+MARKOV = "markov_head."
+WEIGHT = f"{MARKOV}markov_w2.weight"
+# Trained embeddings of the Markov head are within about 1, where tanh of an eighth is linear to half a percent.
+LINEAR = 8.0
 
 
 def begin_with(head: FeatureHead, start: Path, target: Path) -> None:
@@ -24,7 +33,7 @@ def begin_with(head: FeatureHead, start: Path, target: Path) -> None:
         _begin_with_folder(head, start, target)
         return
     try:
-        head.load_state_dict(saved.head())
+        head.load_state_dict(_extended(saved.head(), head))
     except RuntimeError as error:
         raise ValueError(f"{start}: its head does not fit: {str(error).splitlines()[1].strip()}") from None
 
@@ -44,6 +53,9 @@ def _begin_with_folder(head: FeatureHead, folder: Path, target: Path) -> None:
         )
     # Shapes alone would not tell which layers it reads, nor by which norms.
     own, wanted = (kind.files.official(one)[0] for one in (given, head))
+    if own.get("markov_head_type") == "vanilla":
+        # See `_extended`.
+        own["markov_head_type"] = wanted.get("markov_head_type")
     if different := [name for name in (own | wanted) if own.get(name) != wanted.get(name)]:
         name = different[0]
         sizes = f"its {name} is {own.get(name)}, and this run's {wanted.get(name)}"
@@ -52,4 +64,30 @@ def _begin_with_folder(head: FeatureHead, folder: Path, target: Path) -> None:
     if describe_folder(folder).embedding != Source.FILE:
         # The target's, which the fresh head has.
         del tensors["embed_tokens.weight"]
-    head.load_state_dict(tensors, strict=False)
+    head.load_state_dict(_extended(tensors, head), strict=False)
+
+
+def _extended(tensors: dict[str, Tensor], head: FeatureHead) -> dict[str, Tensor]:
+    """Return a vanilla Markov head as one of `head`'s kind that scores as it does, and others as they are."""
+    scorer = getattr(head, "markov_head", None)
+    if scorer is None or scorer.kind == "vanilla" or WEIGHT not in tensors or not _is_vanilla(tensors):
+        return tensors
+    own = {f"{MARKOV}{name}": tensor.clone() for name, tensor in scorer.state_dict().items()}
+    rank = scorer.markov_w1.weight.shape[1]
+    if scorer.kind == "gated":
+        own[f"{MARKOV}gate_proj.weight"].zero_()
+        own[f"{MARKOV}gate_proj.bias"].zero_()
+        # A gate of 0 lets half through.
+        factor = 2.0
+    else:
+        joint = own[f"{MARKOV}joint_proj.weight"]
+        own[f"{MARKOV}joint_proj.bias"].zero_()
+        # The output is tanh(embedding / factor), which is nearly linear; states begin small.
+        factor = LINEAR
+        joint[2 * rank :] = 0
+        joint[2 * rank :, rank : 2 * rank] = torch.eye(rank) / factor
+    return {**own, **tensors, WEIGHT: tensors[WEIGHT] * factor}
+
+
+def _is_vanilla(tensors: Mapping[str, Tensor]) -> bool:
+    return not any(name.startswith((f"{MARKOV}gate_proj", f"{MARKOV}joint_proj")) for name in tensors)

@@ -9,6 +9,7 @@ from specdec.config import DEMO
 from specdec.kernels.settings import check_settings, setting
 
 LossKind = Literal["ce", "kl", "lk-hybrid", "ce-l1"]
+MarkovKind = Literal["vanilla", "gated", "rnn"]
 Tracker = Literal["tensorboard", "wandb", "all", "none"]
 # Hidden size of the targets that the published learning rates are for; narrower ones take more.
 PUBLISHED_SIZE = 4096
@@ -57,6 +58,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "causal": False,
         "anchors": 512,
         "markov_rank": 256,
+        "markov_kind": "vanilla",
         "confidence_weight": 1.0,
     },
 }
@@ -136,6 +138,14 @@ class TrainConfig:
         "Rank of a DSpark head's bias by the token before.",
         least=1,
         shown_default=f"{_by_head('markov_rank')}, at most a quarter of the target's hidden size",
+        panel="Model",
+    )
+    markov_kind: MarkovKind | None = setting(
+        None,
+        "What a DSpark head's bias reads: vanilla, the token before; gated, the state of the slot too; rnn, the whole "
+        "path.",
+        choices=get_args(MarkovKind),
+        shown_default=_by_head("markov_kind"),
         panel="Model",
     )
     mask_token: int | None = setting(

@@ -1,15 +1,17 @@
 """A kind of draft head as training sees it: fresh heads, their loss, and what is said about a published one."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, Self, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from specdec.draft_heads.formats.head_kind import HeadKind
 from specdec.draft_heads.heads.draft_head import FeatureHead
 from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.draft_heads.llama.llama_layer import LlamaLayer
 from specdec.draft_heads.llama.rope import RopeConfig
 from specdec.models.llama import LlamaModel
 from specdec.train_eagle.head_trainer import HeadTrainer, LossSettings, UnrolledTrainer
@@ -17,6 +19,8 @@ from specdec.train_eagle.head_trainer import HeadTrainer, LossSettings, Unrolled
 H = TypeVar("H", bound=FeatureHead)
 # Settings of heads that are unrolled over their own states.
 UNROLLED = frozenset({"unroll", "noise", "token_weight"})
+# Scale of a fresh head's weights for taps before the last, relative to other matrices.
+OTHER_TAPS = 0.2
 
 
 class TrainingKind(ABC, Generic[H]):
@@ -82,3 +86,34 @@ def initialise(head: FeatureHead, model: LlamaModel) -> None:
             nn.init.normal_(parameter, std=0.02)
     head.embed_tokens.weight.data.copy_(model.embed_tokens.weight)
     head.embed_tokens.weight.requires_grad_(False)
+
+
+def input_norm(model: LlamaModel, taps: Sequence[int]) -> Tensor:
+    """Return the weight of the norm with which the target's layer behind the last tap begins."""
+    layer = model.layers[taps[-1]]
+    assert isinstance(layer, LlamaLayer)
+    assert layer.input_layernorm is not None
+    return layer.input_layernorm.weight
+
+
+@torch.no_grad()
+def begin_as_target(head: FeatureHead, fc: nn.Linear, layers: Iterable[nn.Module], model: LlamaModel) -> None:
+    """Begin with copies of the target's layers behind the last tap, and with that tap as the feature.
+
+    A matrix that reads an embedding before the state takes the target's for the state. Parts that only one of both has,
+    such as norms of keys, stay as they are.
+
+    Args:
+        fc: reads the taps.
+        layers: the head's.
+    """
+    hidden = head.llama.hidden_size
+    fc.weight.mul_(OTHER_TAPS)
+    fc.weight[:, -hidden:] += torch.eye(hidden, device=fc.weight.device)
+    for place, layer in enumerate(layers, head.taps[-1]):
+        given = dict(model.layers[min(place, len(model.layers) - 1)].named_parameters())
+        for name, parameter in layer.named_parameters():
+            if name in given:
+                own = parameter[..., -given[name].shape[-1] :]
+                if own.shape == given[name].shape:
+                    own.copy_(given[name])

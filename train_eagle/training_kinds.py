@@ -7,11 +7,18 @@ from torch import Tensor
 
 from specdec.draft_heads.formats.head_kinds import KINDS
 from specdec.draft_heads.heads.eagle import EagleConfig, EagleHead
-from specdec.draft_heads.heads.eagle3 import Eagle3Config, Eagle3Head, default_taps
+from specdec.draft_heads.heads.eagle3 import Eagle3Config, Eagle3Head, Eagle3Layer, default_taps
 from specdec.models.llama import LlamaModel
 from specdec.train_eagle.block_training import DFlashTraining, DSparkTraining
 from specdec.train_eagle.head_trainer import HeadTrainer, LossSettings, UnrolledTrainer
-from specdec.train_eagle.training_kind import UNROLLED, TrainingKind, initialise, layer_config
+from specdec.train_eagle.training_kind import (
+    UNROLLED,
+    TrainingKind,
+    begin_as_target,
+    initialise,
+    input_norm,
+    layer_config,
+)
 
 
 class EagleTraining(TrainingKind[EagleHead]):
@@ -47,6 +54,11 @@ class Eagle3Training(TrainingKind[Eagle3Head]):
         taps = default_taps(target.num_layers)
         head = Eagle3Head(Eagle3Config(layer_config(target), taps, target.hidden_size, len(tokens)))
         initialise(head, model)
+        begin_as_target(head, head.fc, head.layers, model)
+        first = head.layers[0]
+        assert isinstance(first, Eagle3Layer)
+        first.hidden_norm.weight.data.copy_(input_norm(model, taps))
+        first.input_layernorm.weight.data.fill_(1)
         head.draft_tokens.copy_(tokens)
         head.lm_head.weight.data.copy_(output[tokens.to(output.device)])
         head.norm.weight.data.copy_(model.norm.weight)

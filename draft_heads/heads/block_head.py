@@ -218,7 +218,7 @@ class BlockHead(FeatureHead):
         Never called before the head is prepared for a kernel set with fused layers.
         """
         config, scorer = self.config, self.markov_head
-        if config.domino or config.selector or config.convolution or (scorer is not None and scorer.kind != "vanilla"):
+        if config.domino or config.selector or config.convolution:
             return None
         context: Product = self.__dict__["_project"]
         return BlockWeights(
@@ -235,6 +235,7 @@ class BlockHead(FeatureHead):
             norm=self.norm.weight,
             predecessors=None if scorer is None else scorer.markov_w1.weight,
             successors=None if scorer is None else scorer.successors,
+            joint=None if scorer is None else scorer.joint,
         )
 
     def prepare(self, kernels: KernelSet) -> bool:

@@ -95,6 +95,14 @@ class MarkovScorer(nn.Module):
     def successors(self) -> Tensor:
         return self.markov_w2.weight
 
+    @property
+    def joint(self) -> tuple[Tensor, Tensor] | None:
+        """Weight and bias of what makes a path's vector of more than its last token; None for kind "vanilla"."""
+        if self.kind == "vanilla":
+            return None
+        part = self.gate_proj if self.kind == "gated" else self.joint_proj
+        return part.weight, part.bias
+
     def forward(self, tokens: Tensor, hidden: Tensor, states: Tensor) -> Edges:
         """See `EdgeScorer`."""
         before = F.embedding(tokens, self.markov_w1.weight)

@@ -7,6 +7,7 @@ typedef struct {
     const drafting *d;
     search *q;
     const int64_t *roots; /* [trees] */
+    const char *states; /* [trees][depth][hidden], of the slots */
     int64_t kept, room, stride; /* candidates of a slot; floats of their scores and of all scores */
     float *scores, *values, *rest; /* [trees][depth][stride]; [..][room], with noise; [..], of the other tokens */
     int64_t *places; /* [trees][depth][kept], columns of the output */
@@ -220,24 +221,6 @@ static void slot_work(void *argument, int thread, int64_t begin, int64_t end) {
     }
 }
 
-/* Add the edges of a path to the scores of candidates: products of its vector with their rows, each `stride` floats
-   that end with zeros. */
-static void add_edges(float *scores, int64_t count, const float *vector, const float *rows, int64_t stride,
-                      float temperature) {
-    for (int64_t i = 0; i < count; i += SUMMED) {
-        vf sums[SUMMED];
-        float edges[SUMMED];
-        for (int n = 0; n < SUMMED; n++)
-            sums[n] = splat(0);
-        for (int64_t k = 0; k < stride; k += LANES)
-            for (int n = 0; n < SUMMED; n++)
-                sums[n] = fma_(load(vector + k), load(rows + (i + n) * stride + k), sums[n]);
-        sum_each(sums, edges);
-        for (int n = 0; n < SUMMED; n++)
-            scores[i + n] += edges[n] / temperature;
-    }
-}
-
 /* Search trees level by level among the slots' candidates. */
 static void tree_work(void *argument, int thread, int64_t begin, int64_t end) {
     const block_job *j = argument;
@@ -246,12 +229,15 @@ static void tree_work(void *argument, int thread, int64_t begin, int64_t end) {
     search *q = j->q;
     const int64_t width = d->width, kept = j->kept, rank = h->rank, stride = (rank + LANES - 1) / LANES * LANES;
     const size_t rank_bytes = rank * size_of(j->c->dtype);
-    float *rows = j->c->own[thread].memory, *vector = rows + j->room * stride;
+    const size_t state_bytes = h->hidden * size_of(j->c->dtype);
+    float *rows = j->c->own[thread].memory, *vector = rows + j->room * stride, *before = vector + stride;
+    float *after = before + width * rank, *own_edges = after + width * rank;
     memset(rows, 0, (j->room + 1) * stride * 4);
     for (int64_t tree = begin; tree < end; tree++) {
         int64_t frontier[LARGEST_WIDTH] = {j->roots[tree]};
         float reached[LARGEST_WIDTH] = {0}, scores[LARGEST_WIDTH + LANES + SUMMED];
         const float temperature = d->temperatures ? d->temperatures[tree] : 1;
+        memset(before, 0, width * rank * 4);
         for (int64_t level = 0; level < q->depths[tree]; level++) {
             const int64_t item = tree * q->depth + level, nodes = level ? width : 1, *places = j->places + item * kept;
             int64_t at = q->starts[level] + tree * nodes * width, *best = q->best + (level * d->trees + tree) * width;
@@ -262,12 +248,14 @@ static void tree_work(void *argument, int thread, int64_t begin, int64_t end) {
                 const int64_t row = h->scorer_rows ? h->scorer_rows[token] : token;
                 to_floats(rows + i * stride, (const char *)h->successors + row * rank_bytes, rank, j->c->dtype);
             }
+            begin_slot(h, j->states + item * state_bytes, j->c->dtype, own_edges);
             for (int64_t node = 0; node < nodes; node++) {
                 float *own = values + node * width;
                 int64_t *children = tokens + node * width, count = 0;
                 memcpy(scores, j->values + item * j->room, j->room * 4);
                 if (rank) {
                     to_floats(vector, (const char *)h->predecessors + frontier[node] * rank_bytes, rank, j->c->dtype);
+                    turn_into_vector(h, own_edges, vector, before + node * rank, after + node * rank);
                     add_edges(scores, kept, vector, rows, stride, temperature);
                 }
                 for (int64_t i = 0; i < kept; i++)
@@ -291,6 +279,7 @@ static void tree_work(void *argument, int thread, int64_t begin, int64_t end) {
                 reached[i] = chosen[i];
                 sum += expf(chosen[i]);
                 frontier[i] = tokens[best[i]];
+                memcpy(before + i * rank, after + best[i] / width * rank, rank * 4);
             }
             if (sum < d->least_reach && q->depths[tree] > level + 1)
                 q->depths[tree] = level + 1;
@@ -334,12 +323,12 @@ static int run_block_drafting(context *c, const block_head *h, const drafting *d
     const char *states = run_block(c, h, d, roots, depth);
     if (!states || run_product_into(c, &h->output, NULL, slots, states, scores, stride))
         return -1;
-    block_job j = {c, h, d, &q, roots, kept, room, stride, scores, values + trees * own,
+    block_job j = {c, h, d, &q, roots, states, kept, room, stride, scores, values + trees * own,
                    values + trees * own + slots * room, places};
     if (d->limits && reserve_ranks(c, h->output.columns))
         return -1;
     pool_each(c->threads, slots, 1, slot_work, &j);
-    if (reserve_own(c, (room + 1) * (h->rank + LANES)))
+    if (reserve_own(c, (room + 1) * (h->rank + LANES) + 2 * width * h->rank + edge_floats(h)))
         return -1;
     pool_each(c->threads, trees, 1, tree_work, &j);
     for (size_t row = 0; row < trees; row++)

@@ -27,6 +27,7 @@
 #include "walks.h"
 #include "search.h"
 #include "drafting.h"
+#include "edges.h"
 #include "block.h"
 
 const form FORM = {FORM_NAME, run_product_beside, read_rows, run_layer, attend, norm_as_given, run_pass, noise, filter,

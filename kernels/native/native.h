@@ -160,9 +160,12 @@ typedef struct {
 
 /* A block head: its layers run over `rows` rows under each root, the last token and mask tokens, of which the last
    `slots` predict. `context` makes keys and values of all layers from a feature; its adapters come behind the layers'.
-   With a `rank`, `predecessors` of the token before times `successors` of a candidate is added to its score. */
+   With a `rank`, `predecessors` of the token before times `successors` of a candidate is added to its score; what
+   `markov` gates read is in `joint`. */
+enum { VANILLA, GATED, RNN };
+
 typedef struct {
-    int64_t hidden, layers, rows, slots, mask, rank;
+    int64_t hidden, layers, rows, slots, mask, rank, markov;
     double eps;
     const void *embedding; /* of all tokens; or */
     const matrix *packed_embedding;
@@ -171,6 +174,7 @@ typedef struct {
     const layer *const *layer;
     const int64_t *tokens, *scorer_rows; /* the output's; the row of `successors` of each token; or NULL for all in order */
     const void *predecessors, *successors; /* [tokens][rank] */
+    const float *joint, *joint_bias; /* [hidden, rank, rank][gates]: of a slot's state, a token, a path's state; [gates] */
     matrix context, output;
 } block_head;
 

@@ -1,6 +1,7 @@
 """Drafting in one call against reading and searching level by level in Python."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
 from specdec.kernels.native_library import library_file
 from specdec.kernels.settings import Quantization
 from specdec.kernels.tree import DraftTree
-from tests.specdec.world import BLOCKS, VOCAB, World
+from tests.fakes import save_random_block
+from tests.specdec.world import BLOCKS, DRAFTS, VOCAB, World
 
 pytestmark = pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
 
@@ -32,7 +34,7 @@ def _values(tree: DraftTree) -> list[float]:
 
 
 @pytest.mark.parametrize("params", PARAMS)
-@pytest.mark.parametrize("draft", ["eagle", "eagle3", "dflash", "dspark", "llama"])
+@pytest.mark.parametrize("draft", ["eagle", "eagle3", "dflash", "dspark", "gated", "rnn", "llama"])
 @pytest.mark.parametrize(
     ("shape", "draft_vocab", "quantization", "window"),
     [
@@ -51,11 +53,18 @@ def test_trees_are_the_same(
     draft_vocab: int | None,
     quantization: Quantization,
     window: int | None,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if draft in DRAFTS:
+        folder = world.draft(draft)
+    else:
+        # A DSpark head whose Markov head is of another kind.
+        folder = tmp_path
+        save_random_block(folder, draft)
     llm = LLM(
         world.folder / "target",
-        world.draft(draft),
+        folder,
         dtype="float32",
         kernels="native",
         quantization=quantization,

@@ -197,6 +197,26 @@ def test_a_fresh_head_begins_with_the_layers_of_its_target(target: Path, data: P
     torch.testing.assert_close(values, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["gated", "rnn"])
+@pytest.mark.parametrize("part", ["run", ""])
+def test_a_vanilla_markov_head_goes_on_as_another_kind(
+    kind: str, part: str, target: Path, data: Path, tmp_path: Path
+) -> None:
+    """It begins with the same scores, from a run or from a head's folder; and not the other way round."""
+    first = run(target, data, tmp_path / "first", "dspark", epochs=4)
+    first.train()
+    start = tmp_path / "first" / part
+    same, other = (
+        run(target, data, tmp_path / name, "dspark", start=start, markov_kind=name) for name in ("vanilla", kind)
+    )
+    expected, found = same._validate(), other._validate()
+    torch.testing.assert_close(found.acceptance, expected.acceptance, rtol=0, atol=0.01)
+    assert other.head.markov_head.kind == kind
+    other.train()
+    with pytest.raises(ValueError, match=r"does not fit|markov_head_type"):
+        run(target, data, tmp_path / "back", "dspark", start=tmp_path / kind / part)
+
+
 def test_sizes_follow_from_the_recipe_and_the_target() -> None:
     samples = [Sample([5] * 200, [place > 99 for place in range(200)])] * 300
     plans = {

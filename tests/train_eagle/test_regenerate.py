@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -60,7 +61,8 @@ def run(target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
         fixed = {"model": target, "data": data, "out": tmp_path / "answers.jsonl", "dtype": "float64", "device": "cpu"}
         words = ["regenerate"]
         for name, value in {**fixed, "max_num_seqs": 4, "max_tokens": 60, "temperature": 1, **changes}.items():
-            words += [f"--{name.replace('_', '-')}", *map(str, value if isinstance(value, tuple) else (value,))]
+            given = () if value is True else value if isinstance(value, tuple) else (value,)
+            words += [f"--{name.replace('_', '-')}", *map(str, given)]
         with pytest.raises(SystemExit) as exited:
             main(words)
         assert isinstance(exited.value.code, int)
@@ -114,6 +116,24 @@ def test_what_is_left_out_is_counted_and_named(run: Run, data: Path, tmp_path: P
     ends = f"{14 - part - none} answered, {part} in part, {none} not at all, 0 unusable; {14 - none} in"
     assert f"14 conversations read: {ends}" in result.out
     assert len(answers(tmp_path)) == 14 - none
+
+
+def test_beginnings_of_longer_answers_can_be_kept(run: Run, tmp_path: Path) -> None:
+    """Each is the last of its conversation, and the beginning of the answer that a larger limit gives."""
+    result = run(max_tokens=12, keep_cut=True)
+    cut = {row["conversation"]: row for row in journal(tmp_path)[1:] if "text" in row and "problem" in row}
+    assert re.search(rf"answer longer than --max-tokens 12, the rest left out +{len(cut)} ", result.out)
+    assert "raise --max-tokens" not in result.out
+    kept = answers(tmp_path)
+    for file in tmp_path.glob("answers*"):
+        file.unlink()
+    run()
+    whole = {row["conversation"]: row for row in journal(tmp_path)[1:] if row["turn"] == 0}
+    first = {number: row for number, row in cut.items() if row["turn"] == 0}
+    assert first
+    for number, row in first.items():
+        assert whole[number].get("text", row["text"]).startswith(row["text"])
+        assert [messages[1]["content"] for messages in kept].count(row["text"])
 
 
 def test_a_run_without_answers_fails(run: Run) -> None:

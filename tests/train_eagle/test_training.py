@@ -16,6 +16,8 @@ import torch
 from safetensors.torch import load_file
 
 from specdec import LLM, DraftShape, SamplingParams
+from specdec.draft_heads.heads.eagle3 import Eagle3Head, Eagle3Layer
+from specdec.draft_heads.llama.llama_layer import LlamaLayer
 from specdec.train_eagle import train_log
 from specdec.train_eagle.preparation import prepare
 from specdec.train_eagle.program import main as program
@@ -75,6 +77,25 @@ def config(target: Path, data: Path, out: Path, **changes: Any) -> TrainConfig:
 def losses(out: Path) -> list[float]:
     records = [json.loads(line) for line in (out / "run" / "log.jsonl").read_text().splitlines()]
     return [record["loss"] for record in records if "loss" in record]
+
+
+@torch.no_grad()
+def test_an_eagle3_head_begins_with_a_layer_of_its_target(target: Path, data: Path, tmp_path: Path) -> None:
+    """Without the embedding, it does with its last tap what the target's layer behind it does."""
+    made = Run(config(target, data, tmp_path, head="eagle3"))
+    head, model = made.head, made.model
+    assert isinstance(head, Eagle3Head)
+    hidden = head.llama.hidden_size
+    assert head.fc.weight[:, -hidden:].sub(torch.eye(hidden)).abs().max() < 0.05
+    first, layer = head.layers[0], model.layers[head.taps[-1]]
+    assert isinstance(first, Eagle3Layer)
+    assert isinstance(layer, LlamaLayer)
+    assert layer.input_layernorm is not None
+    states = torch.randn(3, hidden, generator=torch.Generator().manual_seed(0))
+    first.qkv_proj.weight[:, :hidden] = 0
+    qkv = first.qkv_proj(torch.cat([first.input_layernorm(states), first.hidden_norm(states)], -1))
+    torch.testing.assert_close(qkv, layer.qkv_proj(layer.input_layernorm(states)))
+    torch.testing.assert_close(first.feed_forward(states), layer.feed_forward(states))
 
 
 @pytest.mark.parametrize(
