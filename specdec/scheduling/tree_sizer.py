@@ -26,7 +26,7 @@ FIRST_TREES = 8
 LARGEST_EVERY = 128
 # Seconds of plain steps after which the size is computed anew for the same load, and most steps in that time: with a
 # small model, computing it takes a tenth of a step.
-FIT_SECONDS, FIT_STEPS = 0.008, 16
+FIT_SECONDS, FIT_STEPS = 0.032, 64
 # Factor by which steps with trees must be predicted faster before they begin. What is chosen for being the best of
 # several predictions is worth less than predicted, and changes take time.
 MARGIN = 1.03
