@@ -179,7 +179,6 @@ def test_a_rank_that_fails_ends_the_engine(world: World, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"quantization": "q8"}, "quantization is 'q8' and tensor_parallel_size 2; 8-bit weights are not split"),
         ({"draft_tensor_parallel_size": 4}, "draft_tensor_parallel_size is 4; it must be 1 or tensor_parallel_size"),
         (
             {"kv_transfer_config": {"kv_connector": "OffloadingConnector"}},
