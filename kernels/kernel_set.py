@@ -42,6 +42,7 @@ from specdec.kernels.native_library import NOT_BUILT, Library, library_file
 from specdec.kernels.native_operations import NativeLayer, NativeOperations, NativeProjection
 from specdec.kernels.native_target import NativeTarget
 from specdec.kernels.native_walks import NativeWalks
+from specdec.kernels.packed_quantized import GROUP
 from specdec.kernels.projection import Product, Projection
 from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
 from specdec.kernels.rejection_walk_reference import walk_rejection
@@ -86,6 +87,7 @@ class KernelSet:
         head_dims: the only ones that attention takes; None for any.
         max_nodes: nodes of a tree, or levels times branching while drafting; None for any number.
         max_group: query heads per KV head; None for any number.
+        rounded_group: inputs of a row that share a scale where plain weights are rounded; None where they are not.
         noise: source of sampled rows' noise; None where the operations make it themselves.
     """
 
@@ -117,6 +119,7 @@ class KernelSet:
     head_dims: tuple[int, ...] | None = None
     max_nodes: int | None = None
     max_group: int | None = None
+    rounded_group: int | None = None
     noise: NoiseSource | None = None
 
     @contextmanager
@@ -209,6 +212,7 @@ def native_kernels(noise: NoiseSource, library: Library, quantization: Quantizat
         fused_target=partial(NativeTarget, library),
         fused_adapters=partial(NativeAdapters, library),
         torch_threads=1,
+        rounded_group=GROUP if quantization == "q8" else None,
         fused_drafting=partial(NativeDrafting, library, noise),
         fused_block=partial(NativeBlockDrafting, library, noise),
         rms_norm=operations.rms_norm,

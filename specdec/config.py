@@ -269,11 +269,6 @@ class EngineConfig:
                 f"draft_tensor_parallel_size is {self.draft_tensor_parallel_size}; it must be 1 or "
                 f"tensor_parallel_size, which is {size}"
             )
-        if size > 1 and self.quantization != "none":
-            raise ValueError(
-                f"quantization is {self.quantization!r} and tensor_parallel_size {size}; 8-bit weights are not split; "
-                "use quantization 'none', or tensor_parallel_size 1"
-            )
         for name in ("tensor_parallel_size", "pipeline_parallel_size"):
             if (size := getattr(self, name)) > 1 and self.kv_transfer_config is not None:
                 raise ValueError(

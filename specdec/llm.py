@@ -23,7 +23,7 @@ from specdec.core.request import RequestGroup
 from specdec.core.sampling_params import BeamSearchParams, SamplingParams
 from specdec.engine.adapters import EngineAdapters
 from specdec.engine.beam_search import BeamRequest, BeamSearch, run_searches
-from specdec.engine.draft_loader import load_drafts, release_output_weights
+from specdec.engine.draft_loader import load_drafts
 from specdec.engine.engine_builder import EngineBuilder
 from specdec.engine.prompts import Prompt, one_each, prompt_batch
 from specdec.engine.rank_loader import kernels_of, load_target, rank_config
@@ -97,8 +97,6 @@ class LLM:
             self._kept_tokens = kept = self.generation_config.end_tokens | special
             ranks.load_drafts(kept)
             drafts = load_drafts(own_config, self.model, kernels, kept)
-            if config.quantization != "none":
-                release_output_weights(self.model, drafts)
             logger.info("drafts: %s", self._drafts_in_words())
             self.engine = EngineBuilder(own_config, self.model, drafts, kernels, ranks).build()
         self.engine.ring = ring

@@ -71,7 +71,7 @@ def save_random_eagle3(folder: Path, seed: int = 0, draft_vocab_size: int = 60, 
     torch.manual_seed(seed)
     config = LlamaConfig.from_json({**TINY, "num_hidden_layers": 1, **overrides})
     taps = (0, 1, 2)
-    head = Eagle3Head(Eagle3Config(config, taps, TINY["hidden_size"], draft_vocab_size))
+    head = Eagle3Head(Eagle3Config(config, taps, config.hidden_size, draft_vocab_size))
     for parameter in head.parameters():
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=0.3)

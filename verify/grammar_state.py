@@ -1,6 +1,7 @@
 """The state of a request's grammar: tokens that may follow its output and a path of draft tokens."""
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -8,9 +9,22 @@ import numpy as np
 from specdec.kernels.integers import ceil_div
 
 if TYPE_CHECKING:
-    from xgrammar import GrammarMatcher
+    # Loaded with the first structured request.
+    from xgrammar import CompiledGrammar
 
 Mask = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class Grammar:
+    """A grammar, compiled by xgrammar for a model's tokens."""
+
+    def __init__(self, compiled: "CompiledGrammar") -> None:
+        self.compiled = compiled
+
+    @cached_property
+    def text(self) -> str:
+        """The compiled grammar as JSON, which other processes read several times faster than they compile it."""
+        return str(self.compiled.serialize_json())
 
 
 class GrammarState:
@@ -20,22 +34,17 @@ class GrammarState:
     was given up: known tokens never change. Draft tokens are taken back before the next question.
 
     Args:
-        matcher: xgrammar's matcher, at the beginning of its grammar.
         stop_tokens: tokens that end the output where the grammar is complete.
         num_prompt: tokens of the prompt, which the grammar does not concern.
         vocab_size: columns of the logits.
-        encode: returns the tokens of a text.
     """
 
-    def __init__(
-        self,
-        matcher: "GrammarMatcher",
-        stop_tokens: frozenset[int],
-        num_prompt: int,
-        vocab_size: int,
-        encode: Callable[[str], list[int]],
-    ) -> None:
-        self._matcher, self._stops, self._encode = matcher, stop_tokens, encode
+    def __init__(self, grammar: Grammar, stop_tokens: frozenset[int], num_prompt: int, vocab_size: int) -> None:
+        from xgrammar import GrammarMatcher
+
+        self.grammar, self.stop_tokens, self.vocab_size = grammar, stop_tokens, vocab_size
+        # Without a stop token, the matcher would take all that it finds in the vocabulary.
+        self._matcher = GrammarMatcher(grammar.compiled, override_stop_tokens=sorted(stop_tokens) or None)
         self._num_bytes = 4 * ceil_div(vocab_size, 32)
         self._num_read = num_prompt
         # Draft tokens that the matcher has taken, and tokens behind the end, which it does not know.
@@ -63,10 +72,13 @@ class GrammarState:
         self._read(token_ids)
         return self._mask(tuple(path)) is not None
 
-    def forced(self, token_ids: Sequence[int], path: Sequence[int]) -> list[int]:
+    def forced(self, token_ids: Sequence[int], path: Sequence[int], encode: Callable[[str], list[int]]) -> list[int]:
         """Return tokens that follow a path without a choice; none where the grammar leaves one, or forbids the path.
 
         Where it leaves one text and several ways to cut it into tokens, they are the tokenizer's: a guess.
+
+        Args:
+            encode: returns the tokens of a text.
         """
         self._read(token_ids)
         place = tuple(path)
@@ -80,7 +92,7 @@ class GrammarState:
         if self._matcher.is_terminated():
             return []
         text = self._matcher.find_jump_forward_string()
-        found = self._encode(text) if text else []
+        found = encode(text) if text else []
         # The matcher takes the longest beginning of them that the grammar has.
         while found and self._mask((*place, *found)) is None:
             found.pop()
@@ -117,7 +129,7 @@ class GrammarState:
         words = np.zeros((1, self._num_bytes // 4), np.int32)
         if self._matcher.is_terminated():
             bits = np.zeros(8 * self._num_bytes, np.uint8)
-            bits[sorted(self._stops)] = 1
+            bits[sorted(self.stop_tokens)] = 1
             return np.packbits(bits, bitorder="little")
         self._matcher.fill_next_token_bitmask(words)
         mask: Mask = words[0].view(np.uint8)
@@ -139,8 +151,8 @@ class GrammarState:
     def _accept(self, token: int) -> bool:
         # A request that ignores end tokens goes on behind the end, with end tokens alone.
         if self._matcher.is_terminated():
-            self._num_behind_end += token in self._stops
-            return token in self._stops
+            self._num_behind_end += token in self.stop_tokens
+            return token in self.stop_tokens
         return self._matcher.accept_token(token)
 
     def _take_back(self, count: int) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdec.kernels.integers import ceil_div
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.upload import upload
 from specdec.verify.grammar_state import GrammarState
@@ -79,7 +80,7 @@ def _edit(scores: Tensor, part: NodeRows) -> None:
     # Before the first level of drafting they are empty.
     paths = part.paths().to(device) if needs_paths else torch.empty(part.num_rows, 0, dtype=torch.int64, device=device)
     if sampling.grammar is not None:
-        _follow_grammar(scores, sampling.grammar, context, paths)
+        forbid_outside(sampling.grammar, scores, context, paths)
     if sampling.allowed_token_ids is not None:
         allowed = upload(sampling.allowed_token_ids, device)
         kept = scores[:, allowed]
@@ -98,12 +99,21 @@ def _edit(scores: Tensor, part: NodeRows) -> None:
         _penalise(scores, context, paths)
 
 
-def _follow_grammar(scores: Tensor, grammar: GrammarState, context: Context, paths: Tensor) -> None:
-    """Forbid the tokens that the grammar does not have after the output and each row's path."""
+def forbid_outside(
+    grammar: GrammarState, scores: Tensor, context: Context, paths: Tensor, first_token: int = 0
+) -> None:
+    """Forbid the tokens that a grammar does not have after the output and each row's path, in place.
+
+    Args:
+        scores: `[rows, tokens]` of one request, of tokens from `first_token` on.
+        paths: see `NodeRows`.
+    """
     drafted = [[token for token in path if token >= 0] for path in paths.tolist()]
-    masks = upload(grammar.masks(context.token_ids, drafted), scores.device, torch.uint8)
+    start, skipped = divmod(first_token, 8)
+    own = grammar.masks(context.token_ids, drafted)[:, start : ceil_div(first_token + scores.shape[1], 8)]
+    masks = upload(own, scores.device, torch.uint8)
     bits = masks[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=scores.device) & 1
-    scores.masked_fill_(bits.flatten(1)[:, : scores.shape[1]] == 0, float("-inf"))
+    scores.masked_fill_(bits.flatten(1)[:, skipped : skipped + scores.shape[1]] == 0, float("-inf"))
 
 
 def _forbid_words(scores: Tensor, context: Context, paths: Tensor) -> None:

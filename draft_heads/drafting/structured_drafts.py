@@ -1,6 +1,6 @@
 """Drafts of requests whose output follows a grammar: forced tokens as a chain, and trees without forbidden nodes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from specdec.draft_heads.drafting.chains import LONGEST_MATCH, Chain, ChainRates
 from specdec.kernels.draft_trees import DraftTrees, HostTrees
@@ -16,15 +16,16 @@ class ForcedText:
 
     Args:
         rates: acceptance of such chains.
+        encode: returns the tokens of a text.
     """
 
-    def __init__(self, grammar: GrammarState, rates: ChainRates) -> None:
-        self.grammar, self.rates = grammar, rates
+    def __init__(self, grammar: GrammarState, rates: ChainRates, encode: Callable[[str], list[int]]) -> None:
+        self.grammar, self.rates, self.encode = grammar, rates, encode
 
     def chains(self, token_ids: Sequence[int], depth: int) -> list[Chain]:
         """See `ChainSource.chains`."""
         found: list[int] = []
-        while len(found) < depth and (new := self.grammar.forced(token_ids, found)):
+        while len(found) < depth and (new := self.grammar.forced(token_ids, found, self.encode)):
             found += new
         return [Chain(found[:depth], LONGEST_MATCH, self.rates)] if found else []
 

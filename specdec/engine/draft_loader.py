@@ -22,6 +22,7 @@ from specdec.models.llama import LlamaModel
 from specdec.models.llama_draft import LlamaDraftHead, holds_llama, load_llama_draft
 from specdec.models.sharded_llama import ShardedLlama
 from specdec.models.split_head import load_split_head, load_split_llama, split_kernels
+from specdec.models.split_parts import SplitReadout
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +32,8 @@ def load_drafts(
 ) -> DraftModel | None:
     """Load the draft model; None if the settings name no folder.
 
+    With rounded weights, output matrices are then held in packed form alone, the target's too.
+
     Args:
         kept_tokens: tokens that stay in the draft vocabulary however small that is.
 
@@ -38,9 +41,15 @@ def load_drafts(
         CheckpointError: the folder holds nothing that can draft for this target, with the reason.
         ValueError: a draft vocabulary or rank that the draft model cannot have.
     """
-    folder = config.draft
-    if folder is None:
-        return None
+    drafts = None if config.draft is None else _load(config, config.draft, target, kernels, kept_tokens)
+    if config.quantization != "none":
+        _release_output_weights(target, drafts)
+    return drafts
+
+
+def _load(
+    config: EngineConfig, folder: Path, target: LlamaModel, kernels: KernelSet, kept_tokens: Collection[int]
+) -> DraftModel:
     if holds_llama(folder):
         draft_model = _load_llama(config, folder, target, kernels)
     else:
@@ -125,12 +134,10 @@ def load_replacement(
     assert isinstance(found.head, FeatureHead)
     if difference := first_difference(found.head.config, present.head.config):
         raise ValueError(f"{folder}: its {difference} as in the present head; start the engine anew with it")
-    if config.quantization != "none":
-        release_output_weights(target, found)
     return found
 
 
-def release_output_weights(target: LlamaModel, drafts: DraftModel | None) -> None:
+def _release_output_weights(target: LlamaModel, drafts: DraftModel | None) -> None:
     """Give up output matrices as they were loaded; their products read them in packed form.
 
     Draft models are made from them, so this comes after the last.
@@ -138,8 +145,9 @@ def release_output_weights(target: LlamaModel, drafts: DraftModel | None) -> Non
     products: list[Product] = [target.output]
     models: list[object] = [target]
     if drafts is not None:
-        if isinstance(drafts.readout, MatrixReadout):
-            products.append(drafts.readout.projection)
+        readout = drafts.readout.own if isinstance(drafts.readout, SplitReadout) else drafts.readout
+        if isinstance(readout, MatrixReadout):
+            products.append(readout.projection)
         models.append(drafts.head.model if isinstance(drafts.head, LlamaDraftHead) else drafts.head)
     assert not any(product.keeps_weight for product in products)
     matrices = [getattr(model, "lm_head", None) for model in models]

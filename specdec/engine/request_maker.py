@@ -155,11 +155,6 @@ class RequestMaker:
                 f"the prompt has {len(tokens)} tokens, and the context is {self.max_model_len}; shorten it"
             )
         params.check_tokens(vocab)
-        if params.structured_outputs is not None and self.config.tensor_parallel_size > 1:
-            raise ValueError(
-                f"structured_outputs is not supported with tensor_parallel_size {self.config.tensor_parallel_size}; "
-                "leave it out, or start an engine with tensor_parallel_size 1"
-            )
         longest = max(map(len, params.choices or ()), default=0)
         if len(tokens) + longest > self.max_model_len:
             raise ValueError(
@@ -192,7 +187,8 @@ class RequestMaker:
         """
         if self.tokenizer is None:
             raise ValueError("structured_outputs needs a tokenizer, and the model's folder has none; leave it out")
-        return GrammarCompiler(self.tokenizer, self.model.vocab_size, self.end_tokens)
+        is_shared = self.config.tensor_parallel_size > 1
+        return GrammarCompiler(self.tokenizer, self.model.vocab_size, self.end_tokens, is_shared=is_shared)
 
     def group(
         self,
@@ -232,8 +228,8 @@ class RequestMaker:
         predicted = self._predicted(params)
         grammars: list[GrammarState | None] = [None] * params.n
         if params.structured_outputs is not None:
-            compiled = self.grammars.compile(params.structured_outputs)
-            grammars = [self.grammars.state(compiled, len(tokens), ends) for _ in grammars]
+            grammar = self.grammars.compile(params.structured_outputs)
+            grammars = [self.grammars.state(grammar, len(tokens), ends) for _ in grammars]
         requests = [
             Request(
                 request_id=f"{group_id}-{index}",
@@ -293,7 +289,8 @@ class RequestMaker:
         if request.choices is not None:
             return
         if request.sampling.grammar is not None:
-            sources.append(ForcedText(request.sampling.grammar, ChainRates(self._forced_rates)))
+            rates = ChainRates(self._forced_rates)
+            sources.append(ForcedText(request.sampling.grammar, rates, self.grammars.encode))
         if predicted:
             rates = ChainRates(self._prediction_rates)
             request.prediction = PredictedText(predicted, request.num_prompt, rates)

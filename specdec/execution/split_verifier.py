@@ -16,16 +16,17 @@ from specdec.models.rank_group import RankGroup
 from specdec.models.sharded_llama import ShardedLlama
 from specdec.models.tp_plan import Span
 from specdec.verify.sampling import Context
-from specdec.verify.verifier import CoupledVerifier, Verifier
+from specdec.verify.transforms import forbid_outside
+from specdec.verify.verifier import CoupledVerifier, Verifier, node_rows
 
 
 class SplitVerifier:
     """A verifier of logits that are split over ranks. All ranks come to the same acceptances.
 
     Under the coupled rule each rank takes the maximum of score plus noise over its own part, and the ranks exchange
-    these maxima with their tokens: 16 bytes per row and rank. Filters (top_k, top_p, min_p), edits of logits
-    (penalties, biases, forbidden tokens, grammars), the rules that weigh p against q, and kernels that make noise
-    themselves need all logits, which are then gathered.
+    these maxima with their tokens: 16 bytes per row and rank. A grammar forbids tokens of each rank's own part.
+    Filters (top_k, top_p, min_p), other edits of logits (penalties, biases, forbidden tokens), the rules that weigh p
+    against q, and kernels that make noise themselves need all logits, which are then gathered.
     """
 
     def __init__(self, inner: Verifier, model: ShardedLlama, kernels: KernelSet) -> None:
@@ -41,9 +42,28 @@ class SplitVerifier:
         Args:
             logits: `[sum of (1 + nodes), part of the vocabulary]`.
         """
-        if self._split is not None and not any(one.sampling.edits or one.sampling.filters for one in contexts):
-            return self._split.verify(trees, contexts, logits)
+        if self._split is not None:
+            free = [_without_grammar(context) for context in contexts]
+            if not any(one.sampling.edits or one.sampling.filters for one in free):
+                return self._split.verify(trees, free, self._allowed(trees, contexts, logits))
         return self.inner.verify(trees, contexts, self.model.whole(logits))
+
+    def _allowed(self, trees: DraftTrees, contexts: Sequence[Context], logits: Tensor) -> Tensor:
+        """Return this rank's logits, -inf for tokens that the requests' grammars forbid."""
+        if all(one.sampling.grammar is None for one in contexts):
+            return logits
+        scores, start = logits.clone(), 0
+        for context, count, paths in node_rows(trees, contexts, logits.device):
+            if (grammar := context.sampling.grammar) is not None:
+                own = scores[start : start + count]
+                forbid_outside(grammar, own, context, paths(), self.model.shard.vocab.start)
+            start += count
+        return scores
+
+
+def _without_grammar(context: Context) -> Context:
+    sampling = context.sampling
+    return context if sampling.grammar is None else context._replace(sampling=replace(sampling, grammar=None))
 
 
 class SplitArgmax:

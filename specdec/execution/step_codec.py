@@ -1,11 +1,13 @@
 """Orders of steps on their way to other processes: of a request's tokens only the new ones are sent."""
 
 from array import array
+from dataclasses import replace
 from typing import NamedTuple
 
 from specdec.cache.kv_cache_manager import BlockMove
 from specdec.draft_heads.drafting.chains import ChainNodes
 from specdec.draft_heads.drafting.drafter import DraftRow
+from specdec.execution.grammar_codec import GrammarReader, GrammarWriter, SentGrammar
 from specdec.execution.step_order import StepOrder
 from specdec.kernels.tree import TreeRow
 from specdec.verify.sampling import Context, Sampling
@@ -15,11 +17,13 @@ class SentContext(NamedTuple):
     """A request that the reader does not know.
 
     Attributes:
+        sampling: without its grammar.
         num_prompt: tokens of its prompt.
     """
 
     sampling: Sampling
     num_prompt: int
+    grammar: SentGrammar | None
 
 
 class SentRow(NamedTuple):
@@ -64,6 +68,7 @@ class OrderWriter:
         # The requests of the order before: number, context, and tokens sent. Held contexts keep their ids.
         self._sent: dict[int, tuple[int, Context, int]] = {}
         self._next = 0
+        self._grammars = GrammarWriter()
 
     def write(self, order: StepOrder) -> SentOrder:
         """Return the order as it is sent."""
@@ -73,7 +78,7 @@ class OrderWriter:
             context = draft.context
             known = before.get(id(context))
             if known is None:
-                number, sent, new = self._next, 0, SentContext(context.sampling, context.num_prompt)
+                number, sent, new = self._next, 0, self._new(context)
                 self._next += 1
             else:
                 (number, _, sent), new = known, None
@@ -93,19 +98,25 @@ class OrderWriter:
             )
         return SentOrder(rows, order.sampled, list(order.moves), order.needs_logits)
 
+    def _new(self, context: Context) -> SentContext:
+        sampling, grammar = context.sampling, context.sampling.grammar
+        sent = None if grammar is None else self._grammars.write(grammar)
+        return SentContext(sampling if sent is None else replace(sampling, grammar=None), context.num_prompt, sent)
+
 
 class OrderReader:
     """Reads the orders of one writer, all of them in their order."""
 
     def __init__(self) -> None:
         self._contexts: dict[int, Context] = {}
+        self._grammars = GrammarReader()
 
     def read(self, sent: SentOrder) -> StepOrder:
         """Return the order that was written."""
         before, self._contexts = self._contexts, {}
         parts, drafts = [], []
         for number, new, tokens, (cached, count, scored), table, numbers, adapters, padding, _ in sent.rows:
-            context = before[number] if new is None else Context(new.sampling, [], new.num_prompt)
+            context = before[number] if new is None else self._context(new)
             self._contexts[number] = context
             known = context.token_ids
             assert isinstance(known, list)
@@ -116,3 +127,9 @@ class OrderReader:
             given = ([*blocks, *padding], read, end, nodes, depth, context)
             drafts.append(DraftRow(*given, adapter=adapters[1], draft_start=start))
         return StepOrder(parts, drafts, [row.chain for row in sent.rows], sent.sampled, sent.moves, sent.needs_logits)
+
+    def _context(self, new: SentContext) -> Context:
+        sampling = new.sampling
+        if new.grammar is not None:
+            sampling = replace(sampling, grammar=self._grammars.read(new.grammar, new.num_prompt))
+        return Context(sampling, [], new.num_prompt)

@@ -2,14 +2,15 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple
+from weakref import WeakValueDictionary
 
 from specdec.core.structured_outputs import StructuredOutputsParams
 from specdec.models.tokenizer import Tokenizer
-from specdec.verify.grammar_state import GrammarState
+from specdec.verify.grammar_state import Grammar, GrammarState
 
 if TYPE_CHECKING:
     # Loaded with the first structured request.
@@ -39,10 +40,16 @@ class GrammarCompiler:
     Args:
         vocab_size: columns of the model's logits.
         end_tokens: tokens after which the model's output ends.
+        is_shared: whether other ranks read the grammars; their text is then made here, and not within a step.
     """
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_tokens: frozenset[int]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, vocab_size: int, end_tokens: frozenset[int], *, is_shared: bool = False
+    ) -> None:
         self.tokenizer, self.vocab_size, self.end_tokens = tokenizer, vocab_size, end_tokens
+        self.is_shared = is_shared
+        # Those that something holds. The compiler keeps others too, and makes new objects of them.
+        self._held: WeakValueDictionary[_Source, Grammar] = WeakValueDictionary()
 
     def check(self, params: StructuredOutputsParams) -> None:
         """Refuse what is no grammar.
@@ -61,22 +68,28 @@ class GrammarCompiler:
             else:
                 Grammar.from_ebnf(source.text)
 
-    def compile(self, params: StructuredOutputsParams) -> "CompiledGrammar":
+    def compile(self, params: StructuredOutputsParams) -> Grammar:
         """Return the compiled grammar; large schemas take seconds.
 
         Raises:
             ValueError: see `check`.
         """
-        compiler = self._compiler
         with _one_line_errors(params):
             source = _source(params)
-            if source.kind == "regex":
-                return compiler.compile_regex(source.text)
-            return (
-                compiler.compile_lark(source.text) if source.kind == "lark" else compiler.compile_grammar(source.text)
-            )
+            grammar = self._held.get(source)
+            if grammar is None:
+                grammar = self._held[source] = Grammar(self._compiled(source))
+        if self.is_shared:
+            _ = grammar.text
+        return grammar
 
-    def state(self, compiled: "CompiledGrammar", num_prompt: int, end_tokens: frozenset[int]) -> GrammarState:
+    def _compiled(self, source: "_Source") -> "CompiledGrammar":
+        compiler, text = self._compiler, source.text
+        if source.kind == "regex":
+            return compiler.compile_regex(text)
+        return compiler.compile_lark(text) if source.kind == "lark" else compiler.compile_grammar(text)
+
+    def state(self, grammar: Grammar, num_prompt: int, end_tokens: frozenset[int]) -> GrammarState:
         """Return the state of a new request.
 
         Args:
@@ -84,12 +97,12 @@ class GrammarCompiler:
             end_tokens: tokens that end this request. Those that are text are possible where the grammar has that
                 text; the others, and the model's own, where it is complete.
         """
-        from xgrammar import GrammarMatcher
+        stops = self.end_tokens | (end_tokens & self.tokenizer.special_tokens)
+        return GrammarState(grammar, stops, num_prompt, self.vocab_size)
 
-        stops = sorted(self.end_tokens | (end_tokens & self.tokenizer.special_tokens))
-        # Without a stop token, the matcher would take all that it finds in the vocabulary.
-        matcher = GrammarMatcher(compiled, override_stop_tokens=stops or None)
-        return GrammarState(matcher, frozenset(stops), num_prompt, self.vocab_size, self._encode)
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text within an output."""
+        return list(self.tokenizer.backend.encode(text, add_special_tokens=False).ids)
 
     @cached_property
     def _compiler(self) -> "Compiler":
@@ -97,11 +110,6 @@ class GrammarCompiler:
 
         info = self.tokenizer.grammar_info(self.vocab_size, self.end_tokens)
         return Compiler(info, max_threads=THREADS, cache_limit_bytes=CACHE_BYTES)
-
-    @property
-    def _encode(self) -> Callable[[str], list[int]]:
-        backend = self.tokenizer.backend
-        return lambda text: list(backend.encode(text, add_special_tokens=False).ids)
 
 
 class _Source(NamedTuple):

@@ -55,7 +55,9 @@ def load_split_head(
     splits_vocabulary = target.shard.plan.vocabulary and not keeps_matrix and not found.selects_rows
     plan = TPPlan(HEAD_PLAN if splits_vocabulary else HEAD_PLAN | WHOLE_VOCABULARY)
     with _split_context(folder):
-        part = HeadPart(Shard.of(found.config.llama, group.rank, group.size, plan), group)
+        shard = Shard.of(found.config.llama, group.rank, group.size, plan)
+        shard.check_groups(kernels.rounded_group)
+    part = HeadPart(shard, group)
     parts = part_of_target(target) if splits_vocabulary else target.parts
     with error_context(folder):
         loaded = found.kind.build(part.described(found), parts._replace(divide=part.divide), split_kernels(kernels))

@@ -194,6 +194,27 @@ class Shard:
             intermediate_size=self.neurons.size,
         )
 
+    def check_groups(self, group: int | None) -> None:
+        """Check that no two ranks share a group of inputs whose weights are rounded by one scale.
+
+        Args:
+            group: inputs of a group; None where weights are not rounded.
+
+        Raises:
+            ValueError: a weight of which a rank's part ends within a group.
+        """
+        if group is None:
+            return
+        splits = ((self.plan.attention, "layers.0.self_attn.o_proj"), (self.plan.mlp, "layers.0.mlp.down_proj"))
+        for module in (module for is_split, module in splits if is_split):
+            span = self._span(module)
+            if (size := span.total // self.size) % group:
+                raise ValueError(
+                    f"tensor_parallel_size is {self.size}, and a rank has {size} of the {span.total} inputs of "
+                    f"{module.rpartition('.')[2]}, which quantization 'q8' rounds in groups of {group}; lower it until "
+                    f"{group} divides a rank's part, or use quantization 'none'"
+                )
+
     def own_name(self, name: str) -> str | None:
         """Return the name of a checkpoint's tensor in the part, which counts its own layers from 0; None if not held.
 

@@ -40,13 +40,12 @@ def engine(world: World, drafter: str, ranks: int = 1, **settings: Any) -> Itera
         llm = LLM(
             world.folder / "target",
             "ngram" if drafter == "ngram" else world.draft(drafter),
-            dtype="float64",
             shape=DraftShape(3, 3, 8),
             prefill_stretch=0,
             max_model_len=64,
             block_size=8,
             tensor_parallel_size=ranks,
-            **{"adaptive_drafts": False, **settings},
+            **{"dtype": "float64", "adaptive_drafts": False, **settings},
         )
     with llm:
         yield llm

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from specdec import LLM, SamplingParams
-from specdec.core.sampling_params import StructuredOutputsParams
 from specdec.draft_heads.heads.draft_head import DraftModel
 from specdec.engine.engine_builder import EngineBuilder
 from specdec.engine.worker_builder import WorkerBuilder
@@ -180,7 +179,6 @@ def test_a_rank_that_fails_ends_the_engine(world: World, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"quantization": "q8"}, "quantization is 'q8' and tensor_parallel_size 2; 8-bit weights are not split"),
         ({"draft_tensor_parallel_size": 4}, "draft_tensor_parallel_size is 4; it must be 1 or tensor_parallel_size"),
         (
             {"kv_transfer_config": {"kv_connector": "OffloadingConnector"}},
@@ -191,15 +189,6 @@ def test_a_rank_that_fails_ends_the_engine(world: World, monkeypatch: pytest.Mon
 def test_settings_that_several_ranks_do_not_support(world: World, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LLM(world.folder / "target", None, tensor_parallel_size=2, **settings)
-
-
-def test_requests_that_several_ranks_do_not_support(world: World) -> None:
-    params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a+"))
-    with (
-        engine(world, "none", 2) as llm,
-        pytest.raises(ValueError, match="structured_outputs is not supported with tensor_parallel_size 2; leave it"),
-    ):
-        llm.generate([[5, 6]], params, use_tqdm=False)
 
 
 def test_a_model_that_cannot_be_split_ends_all_ranks(world: World) -> None:

@@ -8,13 +8,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from xgrammar import CompiledGrammar, Grammar, GrammarCompiler, GrammarMatcher, TokenizerInfo, allocate_token_bitmask
+from xgrammar import CompiledGrammar, GrammarCompiler, GrammarMatcher, TokenizerInfo, allocate_token_bitmask
 
 from specdec.draft_heads.drafting.chains import ChainRates
 from specdec.draft_heads.drafting.structured_drafts import ForcedText, pruned
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.tree import DraftTree
-from specdec.verify.grammar_state import GrammarState
+from specdec.verify.grammar_state import Grammar, GrammarState
 from specdec.verify.sampling import Context, Sampling
 from specdec.verify.transforms import processed_logits
 from specdec.verify.verifier import verifier_of
@@ -35,7 +35,7 @@ PROMPT = [8, 8]
 @cache
 def compiled(grammar: str) -> CompiledGrammar:
     info = TokenizerInfo([*TOKENS[:-1], ""], vocab_size=VOCAB, stop_token_ids=[END])
-    return GrammarCompiler(info, max_threads=1).compile_grammar(Grammar.from_ebnf(f"root ::= {grammar}"))
+    return GrammarCompiler(info, max_threads=1).compile_grammar(f"root ::= {grammar}")
 
 
 def encode(text: str) -> list[int]:
@@ -49,7 +49,7 @@ def encode(text: str) -> list[int]:
 
 
 def state_of(grammar: str) -> GrammarState:
-    return GrammarState(GrammarMatcher(compiled(grammar)), frozenset([END]), len(PROMPT), VOCAB, encode)
+    return GrammarState(Grammar(compiled(grammar)), frozenset([END]), len(PROMPT), VOCAB)
 
 
 def allowed_after(grammar: str, tokens: Sequence[int]) -> set[int]:
@@ -99,7 +99,7 @@ def test_forced_tokens_are_in_the_grammar_and_single_ones_without_an_alternative
     grammar: str, seed: int, size: int, most: int
 ) -> None:
     output = random_output(grammar, seed, size)
-    chains = ForcedText(state_of(grammar), ChainRates()).chains([*PROMPT, *output], most)
+    chains = ForcedText(state_of(grammar), ChainRates(), encode).chains([*PROMPT, *output], most)
     assert len(chains) <= 1
     chain = list(chains[0].tokens) if chains else []
     assert len(chain) <= most
