@@ -65,7 +65,7 @@ class FusedLayer(Protocol):
             cos: rotary table rows, and `sin`, `[rows, 1, head_dim]`.
             kv: `[slots, 2 * kv_heads, head_dim]`, keys first; numbers, or codes as in `kv_entries`.
             slots: int64 `[rows]`, where the rows' keys and values go.
-            scales: float32 `[2 * kv_heads]`, of codes, from the checkpoint; None to measure each head.
+            scales: float32 `[2 * kv_heads]`, of codes, from the checkpoint; None: see `kv_entries.quantize`.
         """
         ...
 
@@ -110,7 +110,7 @@ class TargetCache(NamedTuple):
         features: `[slots, feature_size]`, or None.
         rotary: table of cosines and sines, `[positions, 2, 1, head_dim]`.
         block_size: entries of a block.
-        scales: float32 `[layers, 2 * kv_heads]`, of codes, from the checkpoint; None to measure each head.
+        scales: float32 `[layers, 2 * kv_heads]`, of codes, from the checkpoint; None: see `kv_entries.quantize`.
     """
 
     kv: Tensor

@@ -98,7 +98,7 @@ class KernelSet:
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     silu_and_mul: Callable[[Tensor], Tensor]
     rotary_store: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, Tensor | None], Tensor]
-    tree_attention: Callable[[Tensor, Tensor, RaggedRows, float, int, Tensor | None], Tensor]
+    tree_attention: Callable[[Tensor, Tensor, RaggedRows, float, int, Tensor | None, Tensor | None], Tensor]
     move_kv: Callable[[Tensor, Tensor, Tensor], None]
     copy_blocks: Callable[[Tensor, Tensor, Tensor, int], None]
     copy_between: Callable[[Tensor, Tensor, Tensor, Tensor], None]

@@ -16,7 +16,7 @@ CODE_UNITS = {torch.float8_e4m3fn: 256.0}
 
 @triton.jit
 def encode(
-    b_x,  # float32, scaled and finite
+    b_x,  # float32, scaled, and not NaN
     CODES: tl.constexpr,
     LARGEST: tl.constexpr,  # the number of the largest code
 ):

@@ -246,12 +246,19 @@ class NativeOperations:
         self.library = library
 
     def tree_attention(
-        self, query: Tensor, kv: Tensor, rows: RaggedRows, scale: float, window: int = 0, slopes: Tensor | None = None
+        self,
+        query: Tensor,
+        kv: Tensor,
+        rows: RaggedRows,
+        scale: float,
+        window: int = 0,
+        slopes: Tensor | None = None,
+        kv_scales: Tensor | None = None,
     ) -> Tensor:
         """See `specdec.kernels.tree_attention`."""
         query, slopes = query.contiguous(), None if slopes is None else slopes.float()
         out = torch.empty_like(query)
-        self.library.attend(step_of(rows).over(kv), kv.shape[1] // 2, window, slopes, scale, query, out)
+        self.library.attend(step_of(rows).over(kv, kv_scales), kv.shape[1] // 2, window, slopes, scale, query, out)
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec.kernels.kv_codes import CODES, encode
-from specdec.kernels.kv_entries import LARGEST, LEAST_SCALE, scales_of
+from specdec.kernels.kv_entries import LARGEST, LEAST_SCALE, scales_of, stores_scales
 from specdec.kernels.types import DTYPES
 
 # Numbers of a program: 16 a thread.
@@ -27,7 +27,7 @@ def rotary_store(
         kv: `[slots, 2 * kv_heads, head_dim]` of one layer, keys first, contiguous; or codes as in `kv_entries`.
         slots: int64 `[rows]`, where each row's keys and values go; of rows with the same slot any may stay.
         num_heads: query heads.
-        scales: float32 `[2 * kv_heads]`, of codes, from the checkpoint; None to measure each head.
+        scales: float32 `[2 * kv_heads]`, of codes, from the checkpoint; None: see `kv_entries.quantize`.
 
     Returns:
         `[rows, heads, head_dim]`, the rotated queries.
@@ -43,8 +43,8 @@ def rotary_store(
             f"cos {tuple(cos.shape)}, sin {tuple(sin.shape)} and slots {tuple(slots.shape)} do not fit {rows} rows"
         )
     is_coded = kv.dtype in LARGEST
-    stored = qkv.dtype if is_coded else kv.dtype
-    if qkv.dtype not in DTYPES or {cos.dtype, sin.dtype, stored} != {qkv.dtype} or slots.dtype != torch.int64:
+    plain = qkv.dtype if is_coded else kv.dtype
+    if qkv.dtype not in DTYPES or {cos.dtype, sin.dtype, plain} != {qkv.dtype} or slots.dtype != torch.int64:
         raise ValueError(f"qkv is {qkv.dtype}, cos {cos.dtype}, sin {sin.dtype}, cache {kv.dtype}, slots {slots.dtype}")
     whole = (is_coded or kv.is_contiguous()) and kv.stride()[1:] == (dim, 1) and slots.is_contiguous()
     if qkv.stride()[1:] != (dim, 1) or cos.stride(2) != 1 or sin.stride(2) != 1 or not whole:
@@ -55,10 +55,11 @@ def rotary_store(
         block_dim = triton.next_power_of_2(dim)
         block = max(1, min(triton.next_power_of_2(heads), BLOCK_SIZE // block_dim))
         codes = {"CODES": CODES[kv.dtype], "LARGEST": LARGEST[kv.dtype]} if is_coded else {"CODES": 0, "LARGEST": 0.0}
+        stored = scales_of(kv) if stores_scales(kv.dtype, scales) else None
         rotary_store_kernel[(rows, triton.cdiv(heads, block))](
-            qkv, cos, sin, kv.view(torch.uint8) if is_coded else kv, scales_of(kv) if is_coded else None, scales, slots,
-            query, qkv.stride(0), cos.stride(0), sin.stride(0), kv.stride(0), HEADS=num_heads,
-            KV_HEADS=(heads - num_heads) // 2, DIM=dim, BLOCK=block, BLOCK_DIM=block_dim, **codes, num_warps=4,
+            qkv, cos, sin, kv.view(torch.uint8) if is_coded else kv, stored, scales, slots, query, qkv.stride(0),
+            cos.stride(0), sin.stride(0), kv.stride(0), HEADS=num_heads, KV_HEADS=(heads - num_heads) // 2, DIM=dim,
+            BLOCK=block, BLOCK_DIM=block_dim, **codes, num_warps=4,
         )  # fmt: skip
     return query
 
@@ -69,14 +70,14 @@ def rotary_store_kernel(
     p_cos,  # [rows, 1, DIM]
     p_sin,  # [rows, 1, DIM]
     p_kv,  # [slots, 2 * KV_HEADS, DIM]; uint8 where there are codes
-    p_scale,  # bfloat16 [slots, 2 * KV_HEADS], beside the codes; None where there are none
-    p_given,  # float32 [2 * KV_HEADS]; None to measure each head
+    p_scale,  # bfloat16 [slots, 2 * KV_HEADS], beside the codes; None where slots store none
+    p_given,  # float32 [2 * KV_HEADS] of the checkpoint; None for 1, or to measure each head where slots store scales
     p_slots,  # [rows]
     p_query,  # [rows, HEADS, DIM]
     qkv_stride,  # run-time: qkv may be columns of a wider tensor
     cos_stride,  # run-time: cosines and sines lie side by side in one table
     sin_stride,  # run-time, for the same reason
-    kv_slot,  # run-time: from slot to slot; codes do not fill one
+    kv_slot,  # run-time: from slot to slot; codes beside scales do not fill one
     HEADS: tl.constexpr,  # a model has one or two; settles which heads are rotated
     KV_HEADS: tl.constexpr,  # as above
     DIM: tl.constexpr,  # a model has one or two; where it is a power of two, no masks are left
@@ -115,16 +116,17 @@ def rotary_store_kernel(
         b_x = b_x.to(tl.float32)
         m_head = (o_head >= HEADS) & (o_head < HEADS + 2 * KV_HEADS)
         # [BLOCK, 1]
-        if p_given is None:
-            b_scale = tl.max(tl.abs(b_x), 1)[:, None] / LARGEST
-        else:
-            b_scale = tl.load(p_given + o_head - HEADS, mask=m_head, other=0.0)
-        # Zero, or NaN where a number is not finite: so is the scale then.
-        b_stored = (b_scale + tl.sum(b_x * 0.0, 1)[:, None]).to(tl.bfloat16)
-        b_stored = tl.where(b_stored.to(tl.float32) < LEAST_SCALE, 0.0, b_stored)
-        # Slots of codes have an even number of bytes, and scales two.
-        tl.store(p_scale + slot * (kv_slot // 2) + (o_head - HEADS), b_stored, mask=m_head)
-        b_scale = b_stored.to(tl.float32)
-        m_some = b_scale > 0
-        b_x = tl.where(m_some, b_x / tl.where(m_some, b_scale, 1.0), 0.0)
+        if p_scale is not None:
+            # Zero is added, or NaN where a number is not finite: so is the scale then.
+            b_scale = tl.max(tl.abs(b_x), 1)[:, None] / LARGEST + tl.sum(b_x * 0.0, 1)[:, None]
+            b_scale = b_scale.to(tl.bfloat16)
+            b_scale = tl.where(b_scale.to(tl.float32) < LEAST_SCALE, 0.0, b_scale)
+            # Slots with scales have an even number of bytes, and scales two.
+            tl.store(p_scale + slot * (kv_slot // 2) + (o_head - HEADS), b_scale, mask=m_head)
+            b_scale = b_scale.to(tl.float32)
+            m_some = b_scale > 0
+            b_x = tl.where(m_some, b_x / tl.where(m_some, b_scale, 1.0), 0.0)
+        elif p_given is not None:
+            b_x = b_x / tl.load(p_given + o_head - HEADS, mask=m_head, other=1.0)
+        b_x = tl.where(b_x == b_x, b_x, 0.0)
         tl.store(p_entry + o_dim, encode(b_x, CODES, LARGEST), mask=m_stored)

@@ -16,7 +16,7 @@ from torch import Tensor
 from specdec.kernels.ancestor_bits import num_bits, num_bits_64, shift
 from specdec.kernels.attention_plan import CONFIGS, HOPPER_CONFIGS, STAGES, AttentionGeometry, Plan, chip_of
 from specdec.kernels.kv_codes import CODE_UNITS, CODES, decode
-from specdec.kernels.kv_entries import LARGEST, scales_of
+from specdec.kernels.kv_entries import LARGEST, scales_of, stores_scales
 from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
 from specdec.kernels.types import DTYPES
 
@@ -29,7 +29,13 @@ JOINED_PARTS = 16
 
 
 def tree_attention(
-    query: Tensor, kv: Tensor, rows: RaggedRows, scale: float, window: int = 0, slopes: Tensor | None = None
+    query: Tensor,
+    kv: Tensor,
+    rows: RaggedRows,
+    scale: float,
+    window: int = 0,
+    slopes: Tensor | None = None,
+    kv_scales: Tensor | None = None,
 ) -> Tensor:
     """Compute attention of ragged query rows over a paged cache, causal along chains and by ancestors in trees.
 
@@ -46,6 +52,7 @@ def tree_attention(
         window: tokens that a row sees, itself included; 0 for all. No tree is deeper.
         slopes: `[heads]`, float32 or float64, for ALiBi (Press et al. 2108.12409): a head's slope times the distance
             to a key, in positions, is taken from the score. Rows of a block (`sees_later`) have none.
+        kv_scales: float32 `[2 * kv_heads]`, of codes, from the checkpoint; None: see `kv_entries.quantize`.
 
     Returns:
         `[rows, heads, head_dim]` in the query's dtype, contiguous.
@@ -65,12 +72,11 @@ def tree_attention(
     shape = {"GROUP": group, "HEAD_DIM": dim, "BLOCK_M": plan.height, "BLOCK_D": padded, "enable_fp_fusion": True}
     inputs = (plan.items, rows.block_tables, rows.visible, rows.ancestors)
     strides = (*query.stride()[:2], *kv.stride()[:2], rows.block_tables.stride(0))
-    entries: tuple[Tensor, Tensor | None] = kv, None
-    if kv.dtype in LARGEST:
-        entries = kv.view(torch.uint8), scales_of(kv)
+    entries = kv.view(torch.uint8) if kv.dtype in LARGEST else kv
+    stored = scales_of(kv) if stores_scales(kv.dtype, kv_scales) else None
     tree_attention_kernel[(len(plan.items) * kv_heads,)](
-        query, *entries, output, parts, log_sums, *inputs, slopes, scale * math.log2(math.e), window, kv_heads,
-        *strides, CODES=CODES.get(kv.dtype, 0), UNIT=CODE_UNITS.get(kv.dtype, 1.0), WINDOWED=window > 0,
+        query, entries, stored, kv_scales, output, parts, log_sums, *inputs, slopes, scale * math.log2(math.e), window,
+        kv_heads, *strides, CODES=CODES.get(kv.dtype, 0), UNIT=CODE_UNITS.get(kv.dtype, 1.0), WINDOWED=window > 0,
         SLOPED=slopes is not None,
         WORDS=rows.ancestors.shape[1], BLOCK_SIZE=rows.block_size, BLOCK_N=plan.config.keys,
         **shape, num_warps=plan.config.warps, num_stages=STAGES,
@@ -133,7 +139,7 @@ def _attend(
     b_q,  # [BLOCK_M, BLOCK_D]
     p_k,  # [slots, HEAD_DIM], of one KV head
     p_v,
-    p_k_scale,  # bfloat16 [slots], of one KV head; not looked at where there are no codes
+    p_k_scale,  # bfloat16 [slots], of one KV head; not looked at where slots store none
     p_v_scale,
     p_table,  # int64 [blocks], of one request
     begin,
@@ -156,7 +162,7 @@ def _attend(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     CODES: tl.constexpr,
-    UNIT: tl.constexpr,
+    SCALED: tl.constexpr,  # whether slots store scales
 ):
     """Continue over entries `[begin, end)`; unmasked, they are a multiple of BLOCK_N."""
     o_n, o_d = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
@@ -174,10 +180,10 @@ def _attend(
             b_k = decode(b_k, CODES, b_q.dtype)
         # [BLOCK_M, BLOCK_N]
         b_score = tl.dot(b_q, tl.trans(b_k), input_precision="ieee") * scale
-        if CODES != 0:
-            # Slots of codes have an even number of bytes, and scales two.
+        if SCALED:
+            # Slots with scales have an even number of bytes, and scales two.
             o_scale = slot * (kv_slot // 2)
-            b_score *= (_load(p_k_scale + o_scale, m_n, MASKED).to(tl.float32) * UNIT)[None, :]
+            b_score *= _load(p_k_scale + o_scale, m_n, MASKED).to(tl.float32)[None, :]
         if SLOPED:
             # How far a cached entry is before the row; it is negative.
             b_distance = entry[None, :] - (b_visible + b_depth - 1)[:, None]
@@ -216,9 +222,11 @@ def _attend(
         b_weight = tl.exp2(b_score - b_base[:, None])
         b_shrink = tl.exp2(b_top - b_base)
         b_v = _load(p_v + o_kv, m_kv, MASKED or BLOCK_D != HEAD_DIM)
-        if CODES != 0:
-            b_scale = _load(p_v_scale + o_scale, m_n, MASKED).to(tl.float32) * UNIT
+        if SCALED:
+            b_scale = _load(p_v_scale + o_scale, m_n, MASKED).to(tl.float32)
             b_v = (decode(b_v, CODES, tl.float32) * b_scale[:, None]).to(b_q.dtype)
+        elif CODES != 0:
+            b_v = decode(b_v, CODES, b_q.dtype)
         b_acc = tl.dot(b_weight.to(b_v.dtype), b_v, b_acc * b_shrink[:, None], input_precision="ieee")
         b_sum = b_sum * b_shrink + tl.sum(b_weight, 1)
         b_top = b_new_top
@@ -229,7 +237,8 @@ def _attend(
 def tree_attention_kernel(
     p_query,  # [rows, heads, HEAD_DIM], any strides but 1 along HEAD_DIM
     p_kv,  # [slots, 2 * kv_heads, HEAD_DIM]; uint8 where there are codes
-    p_scale,  # bfloat16 [slots, 2 * kv_heads], beside the codes; None where there are none
+    p_scale,  # bfloat16 [slots, 2 * kv_heads], beside the codes; None where slots store none
+    p_given,  # float32 [2 * kv_heads] of the checkpoint; None where it has none
     p_output,  # [rows, heads, HEAD_DIM], contiguous
     p_part,  # float32 [parts, kv_heads, BLOCK_M, HEAD_DIM]
     p_log_sum,  # float32 [parts, kv_heads, BLOCK_M], base 2
@@ -283,9 +292,15 @@ def tree_attention_kernel(
     p_k = p_kv + i_head.to(tl.int64) * kv_head
     p_v = p_k + kv_heads.to(tl.int64) * kv_head
     p_k_scale, p_v_scale = p_k, p_v
-    if CODES != 0:
+    if p_scale is not None:
         p_k_scale = p_scale + i_head
         p_v_scale = p_k_scale + kv_heads
+    # Scales that all slots share are factors of the scores and of the output.
+    scale *= UNIT
+    value_scale = UNIT
+    if p_given is not None:
+        scale *= tl.load(p_given + i_head)
+        value_scale *= tl.load(p_given + kv_heads + i_head)
     b_slope, b_depth = b_visible, b_visible
     if WINDOWED or SLOPED:
         b_depth = num_bits_64(b_low)
@@ -309,22 +324,22 @@ def tree_attention_kernel(
         b_acc, b_top, b_sum = _attend(
             b_acc, b_top, b_sum, b_q, p_k, p_v, p_k_scale, p_v_scale, p_table, begin, begun, tree_start, b_first,
             b_visible, b_low, b_high, b_slope, b_depth, scale, kv_slot, True, WINDOWED, SLOPED, WORDS, HEAD_DIM,
-            BLOCK_SIZE, BLOCK_N, BLOCK_D, CODES, UNIT,
+            BLOCK_SIZE, BLOCK_N, BLOCK_D, CODES, p_scale is not None,
         )  # fmt: skip
         begin = begun
     b_acc, b_top, b_sum = _attend(
         b_acc, b_top, b_sum, b_q, p_k, p_v, p_k_scale, p_v_scale, p_table, begin, middle, tree_start, b_visible,
         b_visible, b_low, b_high, b_slope, b_depth, scale, kv_slot, False, False, SLOPED, WORDS, HEAD_DIM,
-        BLOCK_SIZE, BLOCK_N, BLOCK_D, CODES, UNIT,
+        BLOCK_SIZE, BLOCK_N, BLOCK_D, CODES, p_scale is not None,
     )  # fmt: skip
     b_acc, b_top, b_sum = _attend(
         b_acc, b_top, b_sum, b_q, p_k, p_v, p_k_scale, p_v_scale, p_table, middle, end, tree_start, b_visible,
         b_visible, b_low, b_high, b_slope, b_depth, scale, kv_slot, True, False, SLOPED, WORDS, HEAD_DIM,
-        BLOCK_SIZE, BLOCK_N, BLOCK_D, CODES, UNIT,
+        BLOCK_SIZE, BLOCK_N, BLOCK_D, CODES, p_scale is not None,
     )  # fmt: skip
 
     # A row may see nothing of a part: output 0, log-sum-exp -inf.
-    b_output = b_acc / tl.where(b_sum == 0, 1.0, b_sum)[:, None]
+    b_output = b_acc / tl.where(b_sum == 0, 1.0, b_sum)[:, None] * value_scale
     if i_part < 0:
         o_output = (row * kv_heads * GROUP + head) * HEAD_DIM
         tl.store(p_output + o_output[:, None] + o_d[None, :], b_output, mask=m_md)

@@ -13,7 +13,13 @@ _FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 def tree_attention(
-    query: Tensor, kv: Tensor, rows: RaggedRows, scale: float, window: int = 0, slopes: Tensor | None = None
+    query: Tensor,
+    kv: Tensor,
+    rows: RaggedRows,
+    scale: float,
+    window: int = 0,
+    slopes: Tensor | None = None,
+    kv_scales: Tensor | None = None,
 ) -> Tensor:
     """See `specdec.kernels.tree_attention`; takes any head_dim and tree, and float64, which it also computes in.
 
@@ -33,7 +39,8 @@ def tree_attention(
         q = query if part.queries is None else query.index_select(0, part.queries)
         q = q.view(tiles, num_rows, kv_heads, group, dim).permute(0, 2, 3, 1, 4)
         q = q.reshape(tiles, kv_heads, group * num_rows, dim)
-        k, v = _entries(part, kv, query.dtype).view(tiles, num_keys, 2, kv_heads, dim).permute(2, 0, 3, 1, 4).unbind(0)
+        entries = _entries(part, kv, query.dtype, kv_scales)
+        k, v = entries.view(tiles, num_keys, 2, kv_heads, dim).permute(2, 0, 3, 1, 4).unbind(0)
         masks = part.masks(group, query.dtype)
         if slopes is not None:
             # Positions are large numbers: float32 at least.
@@ -58,11 +65,11 @@ def tree_attention(
     return output.to(given)
 
 
-def _entries(part: RowGroup, kv: Tensor, dtype: torch.dtype) -> Tensor:
+def _entries(part: RowGroup, kv: Tensor, dtype: torch.dtype, scales: Tensor | None) -> Tensor:
     """Return the keys and values of a group, `[tiles * keys, 2 * kv_heads, head_dim]`."""
     if kv.dtype not in kv_entries.LARGEST:
         return part.gather(kv)
-    return kv_entries.read(part.gather(kv_entries.slots_of(kv)), kv, dtype)
+    return kv_entries.read(part.gather(kv_entries.slots_of(kv)), kv, dtype, scales)
 
 
 class Attended(NamedTuple):

@@ -102,8 +102,8 @@ class EngineConfig:
     kv_cache_dtype: KVCacheDtype = setting(
         "auto",
         "Keys and values of the target in the cache: auto, as the checkpoint asks, else as dtype; fp8 (fp8_e4m3), "
-        "fp8_e5m2 or int8, 8 bits and a scale by head: almost twice the tokens in the same memory, but the model's "
-        "outputs change.",
+        "fp8_e5m2 or int8, 8 bits: twice the tokens in the same memory (almost twice for int8 without the "
+        "checkpoint's scales), but the model's outputs change.",
     )
     draft_kv_cache_dtype: KVCacheDtype | None = setting(
         None, "The same of the draft model.", panel="Drafts", shown_default="kv_cache_dtype"

@@ -28,16 +28,25 @@ def _kv_cache_dtype() -> str:
     def figures(one: dict[str, Any]) -> list[str]:
         by_text = [one[name] for name in ("sgd-eval", "gsm8k-eval")]
         pairs = [
-            " / ".join(f"{text[what]:{form}}" for text in by_text)
-            for what, form in (("perplexity", ".3f"), ("mean_change_of_log_prob", ".3f"), ("tau", ".2f"))
+            " / ".join(f"{text['perplexity']:.3f} ± {text['standard_error_of_change']:.3f}" for text in by_text),
+            *(
+                " / ".join(f"{text[what]:{form}}" for text in by_text)
+                for what, form in (("mean_change_of_log_prob", ".3f"), ("tau", ".2f"))
+            ),
         ]
-        bytes_of = one["bytes_per_token_by_part"]
-        return [f"{bytes_of['target']} + {bytes_of['head']} + {bytes_of['features']}", str(one["blocks"]), *pairs]
+        bytes_of, requests = one["bytes_per_token_by_part"], one["requests"]
+        sizes = f"{bytes_of['target']} + {bytes_of['head']} + {bytes_of['features']}"
+        return [sizes, f"{requests['target']} / {requests['with_head']}", *pairs]
 
     made = read("kv_cache_dtype")
-    header = ["target", "head", "bytes a token: target + head + features", f"blocks in {made['cache_mib']} MiB"]
+    header = ["target", "head", "scales of the target", "bytes a token: target + head + features"]
+    header += [f"requests, where 16 bits hold {made['requests_in_16_bits']}: alone / with the head"]
     header += ["perplexity, sgd / gsm8k", "mean change of a log-probability", "tau"]
-    rows = [[one["kv_cache_dtype"], one["draft_kv_cache_dtype"], *figures(one)] for one in made["rows"]]
+    rows = []
+    for one in made["rows"]:
+        source_of = {"auto": "", "int8": "measured"}.get(one["kv_cache_dtype"], "1")
+        scales = "checkpoint's" if one["checkpoint_scales"] else source_of
+        rows.append([one["kv_cache_dtype"], one["draft_kv_cache_dtype"], scales, *figures(one)])
     return f"{table(header, rows)}\n\n{source('kv_cache_dtype', 'kv_cache_dtype')}"
 
 

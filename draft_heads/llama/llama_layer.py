@@ -42,7 +42,7 @@ class PagedAttention:
         slots: int64 `[rows]`, where the rows' own keys and values go.
         rows: what each row sees.
         window: tokens that a row sees at most, itself included; 0 for all.
-        scales: float32 `[2 * kv_heads]`, of codes, from the checkpoint; None to measure each head.
+        scales: float32 `[2 * kv_heads]`, of codes, from the checkpoint; None: see `kv_entries.quantize`.
         slopes: of ALiBi, `[heads]`; None without.
     """
 
@@ -62,7 +62,7 @@ class PagedAttention:
     def __call__(self, qkv: Tensor, rotary: Rotary, num_heads: int) -> Tensor:
         query = self.kernels.rotary_store(qkv, *rotary, self.kv, self.slots, num_heads, self.scales)
         scale = query.shape[-1] ** -0.5
-        return self.kernels.tree_attention(query, self.kv, self.rows, scale, self.window, self.slopes)
+        return self.kernels.tree_attention(query, self.kv, self.rows, scale, self.window, self.slopes, self.scales)
 
 
 class RMSNorm(nn.Module):

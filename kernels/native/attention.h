@@ -230,12 +230,12 @@ INLINE void mix_values(const char *const *values, int64_t offset, int64_t count,
         }
 }
 
-/* Multiply the numbers of some queries by the scales of their keys or values, `offset` bytes behind the keys; numbers
-   in 16 bits and more have none. */
-INLINE void scale_each(const char *const *keys, int64_t offset, int64_t count, int kind, int64_t queries,
-                       float *numbers, int64_t stride) {
-    for (int64_t i = 0; is_coded(kind) && i < count; i++) {
-        const float scale = load_kv_scale(keys[i] + offset, kind);
+/* Multiply the numbers of some queries by the scales that slots store of their keys or values, `offset` bytes behind
+   the keys. */
+INLINE void scale_each(const char *const *keys, int64_t offset, int64_t count, int64_t queries, float *numbers,
+                       int64_t stride) {
+    for (int64_t i = 0; i < count; i++) {
+        const float scale = load_kv_scale(keys[i] + offset);
         for (int64_t q = 0; q < queries; q++)
             numbers[q * stride + i] *= scale;
     }
@@ -268,7 +268,11 @@ INLINE void attend_kind(const tile *t, int kind, const float *queries, int64_t q
     const int64_t group = t->heads / t->kv_heads, dim = t->dim, all = (t->end - t->begin) * group;
     const int64_t offset = t->kv_heads * dim * kv_size(kind), stride = most_keys(t->s) + KEYS_MORE;
     const size_t query_bytes = dim * size_of(query_kind(kind));
+    const float *given = t->s->kv_scales;
+    const int scaled = stores_scales(kind, given);
     const int64_t key_scale = scale_offset(t->kv_heads, dim, t->kv_head), value_scale = key_scale + 2 * t->kv_heads;
+    const float scale = t->scale * shared_scale(kind, given, t->kv_head);
+    const float mixed_scale = shared_scale(kind, given, t->kv_heads + t->kv_head);
     const char **keys = (const char **)memory, **rest = keys + stride;
     float *scores = (float *)(rest + stride), *share = scores + all * stride;
     char *query = (char *)(share + all);
@@ -285,26 +289,30 @@ INLINE void attend_kind(const tile *t, int kind, const float *queries, int64_t q
 #define SCORE_SHARED(n)                                                                                                \
     score_keys(keys, before, dim, kind, n, query + q * query_bytes, scores + q * stride, stride)
     FOR_QUERIES(0, all, SCORE_SHARED);
-    scale_each(keys, key_scale, before, kind, all, scores, stride);
+    if (scaled)
+        scale_each(keys, key_scale, before, all, scores, stride);
     for (int64_t row = t->begin; row < t->end; row++) {
         const int64_t begin = (row - t->begin) * group, count = list_rest(t, row, shared, rest);
 #define SCORE_REST(n)                                                                                                  \
     score_keys(rest, count, dim, kind, n, query + q * query_bytes, scores + q * stride + before, stride)
         FOR_QUERIES(begin, begin + group, SCORE_REST);
-        scale_each(rest, key_scale, count, kind, group, scores + begin * stride + before, stride);
+        if (scaled)
+            scale_each(rest, key_scale, count, group, scores + begin * stride + before, stride);
         for (int64_t q = begin; t->slopes && q < begin + group; q++)
-            add_distances(scores + q * stride, before + count, t->slopes[t->kv_head * group + q - begin] / t->scale);
+            add_distances(scores + q * stride, before + count, t->slopes[t->kv_head * group + q - begin] / scale);
         for (int64_t q = begin; q < begin + group; q++)
-            share[q] = exp_scores(scores + q * stride, before + count, t->scale);
+            share[q] = exp_scores(scores + q * stride, before + count, scale) * mixed_scale;
     }
     memset(out, 0, all * dim * sizeof *out);
 #define MIX_SHARED(n) mix_values(keys, offset, before, dim, kind, n, scores + q * stride, stride, out + q * dim)
-    scale_each(keys, value_scale, before, kind, all, scores, stride);
+    if (scaled)
+        scale_each(keys, value_scale, before, all, scores, stride);
     FOR_QUERIES(0, all, MIX_SHARED);
     for (int64_t row = t->begin; row < t->end; row++) {
         const int64_t begin = (row - t->begin) * group, count = list_rest(t, row, shared, rest);
 #define MIX_REST(n) mix_values(rest, offset, count, dim, kind, n, scores + q * stride + before, stride, out + q * dim)
-        scale_each(rest, value_scale, count, kind, group, scores + begin * stride + before, stride);
+        if (scaled)
+            scale_each(rest, value_scale, count, group, scores + begin * stride + before, stride);
         FOR_QUERIES(begin, begin + group, MIX_REST);
         for (int64_t i = begin * dim; i < (begin + group) * dim; i++)
             out[i] *= share[i / dim];

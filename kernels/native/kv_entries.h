@@ -1,5 +1,5 @@
-/* Numbers of the cache, in 8 bits too: codes, and behind those of a slot a bfloat16 scale for each head. See
-   `kv_entries.py`. */
+/* Numbers of the cache, in 8 bits too: codes, whose scales are the checkpoint's, or without them 1 for 8-bit floats,
+   and for int8 a bfloat16 for each head behind a slot's codes. See `kv_entries.py`. */
 
 typedef uint8_t vb __attribute__((vector_size(LANES)));
 
@@ -48,23 +48,33 @@ INLINE float load_kv_one(const void *p, int kind) {
     return load_kv(lanes, kind)[0];
 }
 
-/* What codes as they are loaded are to be multiplied by. */
-INLINE float load_kv_scale(const char *p, int kind) {
-    uint16_t bits;
-    memcpy(&bits, p, 2);
-    return float_of((uint32_t)bits << 16) * (kind == KV_E4M3 ? 256.0f : 1.0f);
+/* Whether slots store scales beside their codes. `given`: the checkpoint's, or NULL. */
+INLINE int stores_scales(int kind, const float *given) { return kind == KV_INT8 && !given; }
+
+/* What numbers of a head, as they are loaded, are to be multiplied by in every slot. `head` counts keys' heads, then
+   values'. */
+INLINE float shared_scale(int kind, const float *given, int64_t head) {
+    return (kind == KV_E4M3 ? 256.0f : 1.0f) * (is_coded(kind) && given ? given[head] : 1.0f);
 }
 
-/* Bytes from a head's codes to its scale. `head` counts keys' heads, then values'. */
+/* A scale that a slot stores. */
+INLINE float load_kv_scale(const char *p) {
+    uint16_t bits;
+    memcpy(&bits, p, 2);
+    return float_of((uint32_t)bits << 16);
+}
+
+/* Bytes from a head's codes to its scale, where slots store them. */
 INLINE int64_t scale_offset(int64_t kv_heads, int64_t dim, int64_t head) {
     return 2 * kv_heads * dim + 2 * head - head * dim;
 }
 
 INLINE float largest_code(int kind) { return kind == KV_INT8 ? 127.0f : kind == KV_E4M3 ? 448.0f : 57344.0f; }
 
-/* Codes of finite numbers that are scaled, in the low bytes: the nearest, ties to even, at most the largest. */
+/* Codes of numbers that are scaled, in the low bytes: the nearest, ties to even, at most the largest; of NaN, 0. */
 INLINE vu codes_of(vf x, int kind) {
     const vf most = splat(largest_code(kind));
+    x = (vf)((vu)x & (vu)(x == x));
     x = -largest_of(-most, -largest_of(-most, x));
     if (kind == KV_INT8) /* The sum's last bits are the whole number. */
         return (vu)(x + splat(12582912.0f)) & 0xff;
@@ -84,10 +94,21 @@ INLINE float bfloat16_of(float x) {
     return x != x ? x : float_of((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000);
 }
 
-INLINE void encode_head(uint8_t *codes, char *scale, const float *x, int64_t dim, int kind, const float *given) {
+INLINE void encode_numbers(uint8_t *codes, const float *x, int64_t dim, int kind, float scale) {
+    float lanes[LANES] = {0};
+    const int64_t whole = dim / LANES * LANES;
+    memcpy(lanes, x + whole, (dim - whole) * 4);
+    for (int64_t i = 0; i < dim; i += LANES) {
+        vb some = __builtin_convertvector(codes_of(load(i < whole ? x + i : lanes) / splat(scale), kind), vb);
+        memcpy(codes + i, &some, i < whole ? LANES : dim - whole);
+    }
+}
+
+/* Store a head with a scale of its own: by its largest number. */
+INLINE void encode_scaled(uint8_t *codes, char *scale, const float *x, int64_t dim, int kind) {
     vf most = splat(0), check = splat(0);
     float lanes[LANES] = {0};
-    int64_t whole = dim / LANES * LANES;
+    const int64_t whole = dim / LANES * LANES;
     memcpy(lanes, x + whole, (dim - whole) * 4);
     for (int64_t i = 0; i < dim; i += LANES) {
         vf numbers = load(i < whole ? x + i : lanes);
@@ -96,36 +117,33 @@ INLINE void encode_head(uint8_t *codes, char *scale, const float *x, int64_t dim
     }
     /* Zero, or NaN where a number is not finite: so is the scale then, and shows in what reads it. */
     const float bad = sum_lanes(check);
-    float stored = bfloat16_of(given ? *given : largest_lane(most) / largest_code(kind));
+    float stored = bfloat16_of(largest_lane(most) / largest_code(kind));
     if (bad != bad)
         stored = bad;
     else if (stored < 1e-30f) /* `LEAST_SCALE` */
         stored = 0;
     const uint16_t bits = bits_of(stored) >> 16;
     memcpy(scale, &bits, 2);
-    if (!(stored > 0)) {
+    if (stored > 0)
+        encode_numbers(codes, x, dim, kind, stored);
+    else
         memset(codes, 0, dim);
-        return;
-    }
-    const vf divisor = splat(stored);
-    for (int64_t i = 0; i < dim; i += LANES) {
-        vb some = __builtin_convertvector(codes_of(load(i < whole ? x + i : lanes) / divisor, kind), vb);
-        memcpy(codes + i, &some, i < whole ? LANES : dim - whole);
-    }
 }
 
-/* Store a head of a row's keys or values, `head` of `2 * kv_heads`, in one layer's cache; quantised heads by the
-   checkpoint's scales `[2 * kv_heads]`, or where those are NULL by the head's largest number. */
+/* Store a head of a row's keys or values, `head` of `2 * kv_heads`, in one layer's cache. `scales`: the checkpoint's,
+   `[2 * kv_heads]`, or NULL. */
 static void store_head(char *kv, int kind, int64_t slot_bytes, const float *scales, int64_t slot, int64_t head,
                        int64_t kv_heads, int64_t dim, const float *x) {
-    char *to = kv + slot * slot_bytes + head * dim * kv_size(kind), *scale = to + scale_offset(kv_heads, dim, head);
-    const float *given = scales ? scales + head : NULL;
-    if (kind == KV_INT8)
-        encode_head((uint8_t *)to, scale, x, dim, KV_INT8, given);
+    char *to = kv + slot * slot_bytes + head * dim * kv_size(kind);
+    const float scale = scales ? scales[head] : 1.0f;
+    if (stores_scales(kind, scales))
+        encode_scaled((uint8_t *)to, to + scale_offset(kv_heads, dim, head), x, dim, KV_INT8);
+    else if (kind == KV_INT8)
+        encode_numbers((uint8_t *)to, x, dim, KV_INT8, scale);
     else if (kind == KV_E4M3)
-        encode_head((uint8_t *)to, scale, x, dim, KV_E4M3, given);
+        encode_numbers((uint8_t *)to, x, dim, KV_E4M3, scale);
     else if (kind == KV_E5M2)
-        encode_head((uint8_t *)to, scale, x, dim, KV_E5M2, given);
+        encode_numbers((uint8_t *)to, x, dim, KV_E5M2, scale);
     else
         from_floats(to, x, dim, kind);
 }

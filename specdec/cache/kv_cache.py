@@ -70,7 +70,7 @@ class KVCache:
         draft: the same for the head's own layers and sizes; None without a head.
         features: `[slots, feature_size]`, what the head reads of each cached token; None if it reads nothing.
         target_layers: `target`, layer by layer.
-        target_scales: float32 `[layers, 2 * kv_heads]`, of codes, from the checkpoint; None to measure each head.
+        target_scales: float32 `[layers, 2 * kv_heads]`, of codes, from the checkpoint; None: see `kv_entries.quantize`.
         null_block: index of the null block.
         parts: the three by name ("target", "head", "features"), each as `[blocks, ...]`; of codes, whole slots.
         transfers: what fills the blocks of moves of the kind `LOAD`, and copies blocks during a pass; None for nothing.
@@ -101,17 +101,17 @@ class KVCache:
         self.null_block = num_blocks
         slots = (num_blocks + 1) * block_size
 
-        def allocate(config: LlamaConfig, kv_dtype: torch.dtype) -> _Entries:
+        def allocate(config: LlamaConfig, kv_dtype: torch.dtype, scales: Tensor | None = None) -> _Entries:
             heads, dim = 2 * config.num_kv_heads, config.head_dim
             if kv_dtype not in kv_entries.LARGEST:
                 kv = torch.empty(config.num_layers, slots, heads, dim, dtype=kv_dtype, device=device)
                 return _Entries(kv, kv)
-            size = kv_entries.slot_bytes(heads, dim, kv_dtype)
+            size = kv_entries.slot_bytes(heads, dim, kv_dtype, scales)
             memory = torch.empty(config.num_layers, slots, size, dtype=torch.uint8, device=device)
             return _Entries(memory, kv_entries.kv_view(memory, heads, dim, kv_dtype))
 
         kv_dtypes = kv_dtypes or KVDtypes(dtype, dtype)
-        self._target = allocate(target, kv_dtypes.target)
+        self._target = allocate(target, kv_dtypes.target, target_scales)
         self._draft = allocate(head.llama, kv_dtypes.draft) if head else None
         self.target, self.draft = self._target.kv, None if self._draft is None else self._draft.kv
         width = head.feature_size if head else 0
@@ -200,10 +200,18 @@ def runs_of(moves: Sequence[BlockMove]) -> Iterator[list[BlockMove]]:
 
 
 def entry_bytes(
-    target: LlamaConfig, head: CachedHead | None, dtype: torch.dtype, kv_dtypes: KVDtypes | None = None
+    target: LlamaConfig,
+    head: CachedHead | None,
+    dtype: torch.dtype,
+    kv_dtypes: KVDtypes | None = None,
+    target_scales: Tensor | None = None,
 ) -> int:
     """Return how many bytes the cache holds of one token; see `KVCache`."""
     kv_dtypes = kv_dtypes or KVDtypes(dtype, dtype)
-    configs = [(target, kv_dtypes.target), *([(head.llama, kv_dtypes.draft)] if head else [])]
-    entries = sum(c.num_layers * kv_entries.slot_bytes(2 * c.num_kv_heads, c.head_dim, kv) for c, kv in configs)
+
+    def layers(config: LlamaConfig, kv_dtype: torch.dtype, scales: Tensor | None = None) -> int:
+        return config.num_layers * kv_entries.slot_bytes(2 * config.num_kv_heads, config.head_dim, kv_dtype, scales)
+
+    entries = layers(target, kv_dtypes.target, target_scales)
+    entries += layers(head.llama, kv_dtypes.draft) if head else 0
     return entries + (head.feature_size if head else 0) * dtype.itemsize

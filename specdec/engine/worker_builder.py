@@ -45,6 +45,7 @@ class WorkerBuilder:
         longest: limit of a request's tokens.
         draft_context: number of tokens from which on the draft model drafts nothing for a request; 0 without a model.
         kv_dtypes: of the cache's keys and values.
+        target_scales: the checkpoint's scales of them, where they are for the codes in use.
         block_bytes: memory of one cache block.
         taps: target layers that the head reads, in this process or in that of the last pipeline stage.
     """
@@ -61,7 +62,9 @@ class WorkerBuilder:
         # Beyond its positions a head would guess.
         self.draft_context = self.head.llama.max_position - self.shape.positions if self.head else 0
         self.kv_dtypes = self._kv_dtypes()
-        self.block_bytes = config.block_size * entry_bytes(model.config, self.head, self.dtype, self.kv_dtypes)
+        self.target_scales = self._target_scales()
+        entry = entry_bytes(model.config, self.head, self.dtype, self.kv_dtypes, self.target_scales)
+        self.block_bytes = config.block_size * entry
 
     def build(self, num_blocks: int, num_host_blocks: int = 0) -> Worker:
         """Allocate a cache, and capture CUDA graphs of common steps where they are used."""
@@ -76,7 +79,7 @@ class WorkerBuilder:
             num_host_blocks,
             kernels=self.model.kernels if isinstance(self.model, ShardedLlama) else self.kernels,
             kv_dtypes=self.kv_dtypes,
-            target_scales=self._target_scales(),
+            target_scales=self.target_scales,
         )
         # Captures and measurements read it.
         cache.clear_null_block()
@@ -96,6 +99,13 @@ class WorkerBuilder:
         scales, own = self.model.kv_scales, self.kv_dtypes.target
         if scales is not None and own in LARGEST and KV_DTYPES.get(made_for or "fp8_e4m3") == own:
             return scales
+        if own == torch.float8_e4m3fn:
+            logger.warning(
+                "kv_cache_dtype is fp8_e4m3, and the checkpoint has no scales for it: keys and values beyond %g become "
+                "%g; where that hurts, use fp8_e5m2 or int8",
+                LARGEST[own],
+                LARGEST[own],
+            )
         return None
 
     def load_draft(self, folder: Path, kept_tokens: Collection[int]) -> DraftModel:

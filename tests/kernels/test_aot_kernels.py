@@ -51,12 +51,11 @@ def layer(shape: Shape) -> Iterator[Specialisation]:
         return
     for code, largest in kv_entries.LARGEST.items():
         kind = {**sizes, **PLAIN_ENTRIES, "CODES": kv_codes.CODES[code], "LARGEST": largest}
-        del kind["p_scale"]
-        signature = typed(f"{tensors} p_kv:*u8 p_scale:*bf16", dtype)
-        yield Specialisation(f"rotary_store {label}, {code}", kernel, signature, kind)
-        given = {name: value for name, value in kind.items() if name != "p_given"}
-        signature = signature | typed("p_given", "fp32")
-        yield Specialisation(f"rotary_store {label}, {code}, checkpoint's scales", kernel, signature, given)
+        signature = typed(f"{tensors} p_kv:*u8", dtype)
+        stored = {"p_scale": "*bf16:16"} if kv_entries.stores_scales(code, None) else {}
+        for source, scales in (("", stored), (", checkpoint's scales", {"p_given": "*fp32:16"})):
+            left = {name: value for name, value in kind.items() if name not in scales}
+            yield Specialisation(f"rotary_store {label}, {code}{source}", kernel, signature | scales, left)
 
 
 def block_head(shape: Shape) -> Iterator[Specialisation]:

@@ -1,11 +1,13 @@
 """Registers and shared memory of the attention kernels, compiled for an H100 and an A100 without a GPU."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from specdec.kernels.attention_plan import CONFIGS, HOPPER_CONFIGS, STAGES, Config
 from specdec.kernels.kv_codes import CODE_UNITS, CODES
-from specdec.kernels.kv_entries import LARGEST
+from specdec.kernels.kv_entries import LARGEST, stores_scales
 from specdec.kernels.tree_attention import JOINED_PARTS, join_parts_kernel, tree_attention_kernel
 from tests.kernels.aot import SHARED_LIMIT, Specialisation, compile_all, table
 
@@ -24,10 +26,9 @@ MODELS = [
 WINDOWED = ("llama-3.1-8b", 2)
 # The model with ALiBi, whose low tiles are not compiled: they have registers left.
 SLOPED, LOW = "baichuan-13b", 16
-# Bytes that they may spill: a window and slopes add two numbers of each row, and codes their scales and their way to
-# numbers.
+# Bytes that they may spill: a window and slopes add two numbers of each row, and int8 the scales that slots store.
 ROW_SPILLS = 8
-CODE_SPILLS = 56
+SCALE_SPILLS = 56
 TABLES = {"p_item": "*i32:16", "p_tables": "*i64:16", "p_visible": "*i64:16", "p_ancestors": "*i64:16"}
 STRIDES = {"q_row": "i32:16", "q_head": "i32:16", "kv_slot": "i32:16", "kv_head": "i32:16", "table_row": "i32"}
 PARTS = {"p_part": "*fp32:16", "p_log_sum": "*fp32:16", "kv_heads": "i32"}
@@ -42,22 +43,26 @@ def specialisations(configs: dict[tuple[int, int], dict[int, Config]]) -> list[S
                 continue
             shape = {"GROUP": group, "HEAD_DIM": dim, "BLOCK_M": height, "BLOCK_D": dim}
             numbers = {"p_query": pointer, "p_kv": pointer, "p_output": pointer, "scale": "fp32", "window": "i32"}
-            kinds: list[tuple[bool, torch.dtype | None]] = [(False, None)]
+            kinds: list[tuple[bool, torch.dtype | None, bool]] = [(False, None, False)]
             if (model, words) == WINDOWED:
-                kinds += [(True, None), *((False, code) for code in LARGEST)]
-            for windowed, code in kinds:
-                entries = {"CODES": CODES.get(code, 0), "UNIT": CODE_UNITS.get(code, 1.0)}
-                if code is None:
-                    entries["p_scale"] = None
-                else:
-                    numbers = {**numbers, "p_kv": "*u8:16", "p_scale": "*bf16:16"}
+                kinds += [(True, None, False), *((False, code, False) for code in LARGEST)]
+                # A checkpoint's scales are outside the loops, but where each slot stores its own without them.
+                kinds += [(False, torch.int8, True), (False, torch.float8_e4m3fn, True)]
+            for windowed, code, given in kinds:
+                entries: dict[str, Any] = {"CODES": CODES.get(code, 0), "UNIT": CODE_UNITS.get(code, 1.0)}
+                scales = {"p_given": "*fp32:16"} if given else {}
+                if code is not None:
+                    numbers = {**numbers, "p_kv": "*u8:16"}
+                    if stores_scales(code, None) and not given:
+                        scales = {"p_scale": "*bf16:16"}
+                entries |= {name: None for name in ("p_scale", "p_given") if name not in scales}
                 entries |= {"SLOPED": model == SLOPED} | ({} if model == SLOPED else {"p_slope": None})
                 slopes = {"p_slope": "*fp32:16"} if model == SLOPED else {}
                 attention = Specialisation(
                     f"{model} {dtype}, {height} rows, {words} words{', window' if windowed else ''}"
-                    f"{', slopes' if model == SLOPED else ''}{f', {code}' if code else ''}",
+                    f"{', slopes' if model == SLOPED else ''}{f', {code}' if code else ''}{', its scales' * given}",
                     tree_attention_kernel,
-                    numbers | slopes | PARTS | TABLES | STRIDES,
+                    numbers | scales | slopes | PARTS | TABLES | STRIDES,
                     {
                         **shape,
                         **entries,
@@ -95,7 +100,8 @@ def test_nothing_spills_and_blocks_fit(arch: int, which: str) -> None:
     print(f"\n{table(compiled, arch)}")
     spills = {name: found.spills for name, found in compiled.items() if found.spills}
     allowed = {
-        name: ("window" in name or SLOPED in name) * ROW_SPILLS + ("torch." in name) * CODE_SPILLS for name in spills
+        name: ("window" in name or SLOPED in name) * ROW_SPILLS + name.endswith("torch.int8") * SCALE_SPILLS
+        for name in spills
     }
     assert not {name: count for name, count in spills.items() if count > allowed[name]}
     assert max(found.shared for found in compiled.values()) <= SHARED_LIMIT[arch]

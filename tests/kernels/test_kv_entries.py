@@ -1,5 +1,7 @@
 """Keys and values in 8 bits: codes against torch's own, stores of all kernel sets, and attention's error."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given
@@ -16,7 +18,7 @@ from specdec.kernels.native_operations import NativeOperations
 from specdec.kernels.ragged_rows import RaggedRows
 from specdec.kernels.rotary_store import rotary_store
 from specdec.kernels.tree_attention import tree_attention
-from tests.coded_cache import CODES, as_stored, coded, empty_codes, numbers_of
+from tests.coded_cache import CODES, as_stored, coded, empty_codes, is_unwritten, numbers_of, scales_in
 from tests.kernel_sets import TORCH
 from tests.kernels.attention_cases import Built, Case, build, chain, small_cases
 from tests.kernels.kernel_checks import DEVICE, DTYPES, ROUNDING
@@ -33,8 +35,13 @@ HALF_STEP = {torch.float8_e4m3fn: 2.0**-4, torch.float8_e5m2: 2.0**-3}
 LEAST_NORMAL = {torch.float8_e4m3fn: 2.0**-6, torch.float8_e5m2: 2.0**-14}
 
 
+def drawn_scales(seed: int, heads: int) -> Tensor:
+    """Return scales of a checkpoint, one for each head."""
+    return 0.001 + normal(seed, heads).abs() / 50
+
+
 def error_bound(x: Tensor, dtype: torch.dtype, scales: Tensor) -> Tensor:
-    """Most that numbers `[…, heads, head_dim]` may be off with these scales, in float64."""
+    """Most that numbers `[…, heads, head_dim]` within the codes' range may be off with these scales, in float64."""
     scales = scales.double()[..., None]
     if dtype == torch.int8:
         # Measured scales are rounded, by 2^-8 at most, so that the largest number may be past the last code's middle.
@@ -42,51 +49,80 @@ def error_bound(x: Tensor, dtype: torch.dtype, scales: Tensor) -> Tensor:
     return HALF_STEP[dtype] * (1 + 1e-5) * torch.maximum(x.double().abs(), LEAST_NORMAL[dtype] * scales)
 
 
-@given(seeds, st.integers(1, 5), st.sampled_from([2, 10, 64]), st.sampled_from([*DTYPES, torch.float64]), codes)
-def test_codes_are_the_nearest(seed: int, heads: int, dim: int, dtype: torch.dtype, code: torch.dtype) -> None:
+def within(x: Tensor, dtype: torch.dtype, scales: Tensor) -> Tensor:
+    """Return numbers `[…, heads, head_dim]`, and in place of those beyond the codes' range its ends, in float64."""
+    most = kv_entries.LARGEST[dtype] * scales.double().unsqueeze(-1)
+    return x.double().clamp(-most, most)
+
+
+@given(
+    seeds,
+    st.integers(1, 5),
+    st.sampled_from([2, 10, 64]),
+    st.sampled_from([*DTYPES, torch.float64]),
+    codes,
+    st.booleans(),
+)
+def test_codes_are_the_nearest(
+    seed: int, heads: int, dim: int, dtype: torch.dtype, code: torch.dtype, given: bool
+) -> None:
+    """With measured scales, with the checkpoint's, and with 1."""
     sizes = 10.0 ** (
         8 * normal(seed, 7, heads, 1).clamp(-2, 0.5) if dtype != torch.float16 else normal(seed, 7, heads, 1)
     )
     x = (normal(seed + 1, 7, heads, dim) * sizes).to(dtype)
-    stored, scales = kv_entries.quantize(x, code)
+    own = drawn_scales(seed + 2, heads) if given else None
+    stored, scales = kv_entries.quantize(x, code, own)
     found = kv_entries.dequantize(stored, scales, torch.float64)
-    assert scales.dtype == torch.bfloat16
-    assert ((found - x.double()).abs() <= error_bound(x, code, scales)).all()
-    # The largest number of a head has the largest code, or the one before where the scale was rounded up.
-    assert (found.abs().amax(-1) >= x.double().abs().amax(-1) * (1 - (2**-7 if code == torch.int8 else 2**-3))).all()
+    near = x.double()
+    if kv_entries.stores_scales(code, own):
+        assert scales.dtype == torch.bfloat16
+        # The largest number of a head has the largest code, or the one before where the scale was rounded up.
+        assert (found.abs().amax(-1) >= near.abs().amax(-1) * (1 - 2**-7)).all()
+    else:
+        assert (scales == (1 if own is None else own)).all()
+        near = within(x, code, scales)
+    assert ((found - near).abs() <= error_bound(near, code, scales)).all()
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_zeros_and_numbers_that_are_not_finite(code: torch.dtype) -> None:
+@pytest.mark.parametrize("given", [False, True])
+def test_zeros_and_numbers_that_are_not_finite(code: torch.dtype, given: bool) -> None:
     x = torch.zeros(4, 2, 8)
     x[1, 0, 3], x[2, 1, 5], x[3, 1] = float("nan"), -float("inf"), 1e-33
-    found = as_stored(x, code)
-    assert found[1, 0].isnan().all()
-    assert found[2, 1].isnan().all()
-    found[1, 0], found[2, 1] = 0, 0
+    scales = torch.tensor([0.5, 0.25]) if given else None
+    found = as_stored(x, code, scales)
+    if kv_entries.stores_scales(code, scales):
+        assert found[1, 0].isnan().all()
+        assert found[2, 1].isnan().all()
+        found[1, 0], found[2, 1] = 0, 0
+    else:
+        assert found[2, 1, 5] == -kv_entries.LARGEST[code] * (0.25 if given else 1)
+        found[2, 1, 5] = 0
     assert not found.any()
 
 
 def every_number() -> Tensor:
-    """Return every bfloat16 number that is finite, float32 `[heads, 64]`."""
-    numbers = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).float()
-    return torch.where(numbers.isfinite(), numbers, 0).view(-1, 64)
+    """Return every bfloat16 number, also those that are not finite, float32 `[heads, 64]`."""
+    return torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).float().view(-1, 64)
 
 
 @pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("scale", [1.0, 0.0371])
 def test_the_kernel_makes_the_same_codes(code: torch.dtype, scale: float) -> None:
-    """Of every bfloat16 number, by a given scale: what is too large becomes the largest code."""
+    """Of every bfloat16 number, by a given scale: what is too large becomes the largest code, and NaN 0."""
     x = every_number()[None].to(DEVICE)
     heads, still = x.shape[1], torch.ones(1, 1, 64, device=DEVICE)
     scales, slots = torch.full((heads,), scale, device=DEVICE), torch.tensor([1], device=DEVICE)
-    kv, plain = (empty_codes(3, heads, 64, code, DEVICE) for _ in range(2))
+    kv, plain = (empty_codes(3, heads, 64, code, DEVICE, scales) for _ in range(2))
     rotary_store(x.clone(), still, 0 * still, kv, slots, 0, scales)
     rotary_store_reference.rotary_store(x.clone(), still, 0 * still, plain, slots, 0, scales)
     # The unwritten slots too.
-    assert numbers_of(kv).nan_to_num(7).equal(numbers_of(plain).nan_to_num(7))
-    assert numbers_of(plain)[1].abs().max() == pytest.approx(kv_entries.LARGEST[code] * scale, rel=2**-8)
-    assert numbers_of(plain)[[0, 2]].isnan().all()
+    assert kv_entries.slots_of(kv).equal(kv_entries.slots_of(plain))
+    stored = numbers_of(plain, scales)[1]
+    assert stored.abs().max() == pytest.approx(kv_entries.LARGEST[code] * scale)
+    assert not stored[x[0].isnan()].any()
+    assert is_unwritten(plain[[0, 2]])
 
 
 @given(
@@ -107,17 +143,18 @@ def test_rotary_store_equals_its_twin(
     cos = torch.cat([angles.cos()] * 2, -1).to(dtype)
     sin = torch.cat([-angles.sin(), angles.sin()], -1).to(dtype)
     slots = torch.randperm(9, generator=torch.Generator().manual_seed(seed))[:rows].to(DEVICE)
-    scales = (0.001 + normal(seed + 2, 2 * kv_heads).abs() / 50).to(DEVICE) if given else None
-    kv, plain = (empty_codes(9, 2 * kv_heads, dim, code, DEVICE) for _ in range(2))
+    scales = drawn_scales(seed + 2, 2 * kv_heads).to(DEVICE) if given else None
+    kv, plain = (empty_codes(9, 2 * kv_heads, dim, code, DEVICE, scales) for _ in range(2))
     rotary_store(qkv.clone(), cos, sin, kv, slots, num_heads, scales)
     rotary_store_reference.rotary_store(qkv.clone(), cos, sin, plain, slots, num_heads, scales)
-    found, expected = numbers_of(kv), numbers_of(plain)
+    found, expected = numbers_of(kv, scales), numbers_of(plain, scales)
     unused = torch.ones(9, dtype=torch.bool, device=DEVICE)
     unused[slots] = False
-    assert found[unused].isnan().all()
+    assert is_unwritten(kv[unused])
     # Where a rotated key was rounded to another number, its code may be the next one.
-    measured = kv_entries.scales_of(plain)[slots]
-    step = 2 * error_bound(expected[slots], code, measured) + 8 * ROUNDING[dtype] * qkv.abs().max()
+    step = (
+        2 * error_bound(expected[slots], code, scales_in(plain, scales)[slots]) + 8 * ROUNDING[dtype] * qkv.abs().max()
+    )
     assert ((found - expected)[slots].abs() <= step).all()
     assert found[slots, kv_heads:].equal(expected[slots, kv_heads:])
 
@@ -143,15 +180,25 @@ def drawn(case: Case, kv_heads: int, dim: int, dtype: torch.dtype) -> tuple[Buil
     return made, query.to(dtype), numbers.to(dtype)
 
 
-def check_error(actual: Tensor, query: Tensor, numbers: Tensor, kv: Tensor, slots_seen: list[list[int]]) -> None:
+def check_error(
+    actual: Tensor,
+    query: Tensor,
+    numbers: Tensor,
+    kv: Tensor,
+    slots_seen: list[list[int]],
+    scales: Tensor | None = None,
+) -> None:
     """Check a result against what the codes stand for, closely, and against the numbers by the codes' own bounds."""
-    stood = numbers_of(kv)
+    stood = numbers_of(kv, scales)
     written = ~numbers[:, 0, 0].isnan()
     largest = stood[written].abs().max()
     near = exact_attention(query, stood, slots_seen)
     # Weights and values are rounded before they are multiplied, and the result is.
     assert ((actual.double() - near).abs() <= (6 * ROUNDING[query.dtype] + 1e-5) * largest).all()
-    bounds = error_bound(numbers[written], kv.dtype, kv_entries.scales_of(kv)[written])
+    used = scales_in(kv, scales)[written]
+    numbers = numbers.double()
+    numbers[written] = within(numbers[written], kv.dtype, used)
+    bounds = error_bound(numbers[written], kv.dtype, used)
     keys, values = bounds.unflatten(1, (2, -1)).unbind(1)
     # Scores are off by the keys' errors times the query; weights by a factor of twice that.
     shift = SCALE * query.double().abs().sum(-1).max() * keys.max()
@@ -160,36 +207,51 @@ def check_error(actual: Tensor, query: Tensor, numbers: Tensor, kv: Tensor, slot
     assert ((near - far).abs() <= bound).all()
 
 
-@given(small_cases(), st.integers(1, 2), st.sampled_from([2, 16, 80]), st.sampled_from([*DTYPES, torch.float64]), codes)
-def test_attention_in_torch(case: Case, kv_heads: int, dim: int, dtype: torch.dtype, code: torch.dtype) -> None:
+@given(
+    small_cases(),
+    st.integers(1, 2),
+    st.sampled_from([2, 16, 80]),
+    st.sampled_from([*DTYPES, torch.float64]),
+    codes,
+    st.booleans(),
+)
+def test_attention_in_torch(
+    case: Case, kv_heads: int, dim: int, dtype: torch.dtype, code: torch.dtype, given: bool
+) -> None:
     ROUNDING.setdefault(torch.float64, 2.0**-53)
     made, query, numbers = drawn(case, kv_heads, dim, dtype)
-    kv = coded(numbers, code)
-    actual = tree_attention_reference.tree_attention(query, kv, made.rows, SCALE, case.window)
+    scales = drawn_scales(case.seed + 2, 2 * kv_heads) if given else None
+    kv = coded(numbers, code, scales)
+    actual = tree_attention_reference.tree_attention(query, kv, made.rows, SCALE, case.window, kv_scales=scales)
     assert actual.dtype == dtype
-    check_error(actual, query, numbers, kv, made.slots_seen)
+    check_error(actual, query, numbers, kv, made.slots_seen, scales)
 
 
-@given(small_cases(), st.integers(1, 2), st.sampled_from([16, 80]), st.sampled_from(DTYPES), codes)
-def test_attention_in_triton(case: Case, kv_heads: int, dim: int, dtype: torch.dtype, code: torch.dtype) -> None:
+@given(small_cases(), st.integers(1, 2), st.sampled_from([16, 80]), st.sampled_from(DTYPES), codes, st.booleans())
+def test_attention_in_triton(
+    case: Case, kv_heads: int, dim: int, dtype: torch.dtype, code: torch.dtype, given: bool
+) -> None:
     made, query, numbers = drawn(case, kv_heads, dim, dtype)
-    kv = coded(numbers, code)
-    check_error(tree_attention(query, kv, made.rows, SCALE, case.window), query, numbers, kv, made.slots_seen)
+    scales = drawn_scales(case.seed + 2, 2 * kv_heads).to(DEVICE) if given else None
+    kv = coded(numbers, code, scales)
+    actual = tree_attention(query, kv, made.rows, SCALE, case.window, kv_scales=scales)
+    check_error(actual, query, numbers, kv, made.slots_seen, scales)
 
 
 @pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
-@given(libraries, small_cases(), st.integers(1, 2), st.sampled_from([2, 6, 16, 64, 80]), codes)
+@given(libraries, small_cases(), st.integers(1, 2), st.sampled_from([2, 6, 16, 64, 80]), codes, st.booleans())
 def test_attention_in_the_compiled_library(
-    own: Library, case: Case, kv_heads: int, dim: int, code: torch.dtype
+    own: Library, case: Case, kv_heads: int, dim: int, code: torch.dtype, given: bool
 ) -> None:
     """A row's attention has the same bits as if its path were cached."""
     made, query, numbers = drawn(case, kv_heads, dim, own.dtype)
-    kv = coded(numbers, code)
-    attend = NativeOperations(own).tree_attention
-    actual = attend(query, kv, made.rows, SCALE, case.window)
-    check_error(actual, query, numbers, kv, made.slots_seen)
+    scales = drawn_scales(case.seed + 2, 2 * kv_heads) if given else None
+    kv = coded(numbers, code, scales)
+    attend = partial(NativeOperations(own).tree_attention, scale=SCALE, kv_scales=scales)
+    actual = attend(query, kv, made.rows, window=case.window)
+    check_error(actual, query, numbers, kv, made.slots_seen, scales)
     for row, slots in enumerate(made.slots_seen):
-        path = empty_codes(len(slots) + -len(slots) % 4, 2 * kv_heads, dim, code, DEVICE)
+        path = empty_codes(len(slots) + -len(slots) % 4, 2 * kv_heads, dim, code, DEVICE, scales)
         kv_entries.slots_of(path)[: len(slots)] = kv_entries.slots_of(kv)[slots]
         rows = RaggedRows(
             query_lens=[1],
@@ -200,7 +262,7 @@ def test_attention_in_the_compiled_library(
             ancestors=torch.zeros(1, 1, dtype=torch.int64),
             block_size=4,
         )
-        assert attend(query[row : row + 1], path, rows, SCALE).equal(actual[row : row + 1])
+        assert attend(query[row : row + 1], path, rows).equal(actual[row : row + 1])
 
 
 def stored_by(kernels: KernelSet, kv: Tensor, scales: Tensor | None) -> Tensor:
@@ -231,20 +293,25 @@ def test_a_layer_stores_the_codes_of_its_keys_and_values(form: str, code: torch.
     scales = torch.linspace(0.002, 0.02, heads) if given else None
     plain = torch.full((80, heads, dim), float("nan"))
     stored_by(kernels, plain, None)
-    kv = empty_codes(80, heads, dim, code, DEVICE)
+    kv = empty_codes(80, heads, dim, code, DEVICE, scales)
     output = stored_by(kernels, kv, scales)
-    assert numbers_of(kv)[:13].equal(as_stored(plain[:13], code, scales).double())
-    assert numbers_of(kv)[13:].isnan().all()
-    twin = empty_codes(80, heads, dim, code, DEVICE)
+    stored = kv_entries.dequantize(*kv_entries.quantize(plain[:13], code, scales), torch.float64)
+    assert numbers_of(kv, scales)[:13].equal(stored)
+    assert is_unwritten(kv[13:])
+    twin = empty_codes(80, heads, dim, code, DEVICE, scales)
     expected = stored_by(TORCH, twin, scales)
     assert (output - expected).abs().max() <= 1e-2 * expected.abs().max()
 
 
 def test_slots_are_whole_and_aligned() -> None:
-    """Bytes of a slot: codes, two for a scale, up to a multiple of 16."""
+    """Bytes of a slot: codes alone, or with two for each scale that it stores, up to a multiple of 16."""
     for heads, dim in ((2, 128), (4, 64), (16, 128)):
         size = kv_entries.slot_bytes(heads, dim, torch.int8)
         assert size == -(-heads * (dim + 2) // 16) * 16
         assert kv_entries.slot_bytes(heads, dim, torch.bfloat16) == 2 * heads * dim
+        for code in CODES:
+            assert kv_entries.slot_bytes(heads, dim, code, torch.ones(heads)) == heads * dim
+        for code in (torch.float8_e4m3fn, torch.float8_e5m2):
+            assert kv_entries.slot_bytes(heads, dim, code) == heads * dim
     # Llama 3.1 8B: 1.97 times the tokens.
     assert kv_entries.slot_bytes(16, 128, torch.int8) == 2080

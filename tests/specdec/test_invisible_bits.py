@@ -16,8 +16,7 @@ from specdec.kernels.native_library import library_file
 from specdec.kernels.settings import Quantization
 from tests.coded_cache import KV_CACHE_DTYPES
 from tests.fakes import RandomDrafter
-from tests.quantized_checkpoints import FORMATS
-from tests.specdec.world import BLOCKS, VOCAB, Arrival, World, arrivals, cut, run, shapes
+from tests.specdec.world import BLOCKS, STORED, VOCAB, Arrival, World, arrivals, cut, run, shapes
 
 pytestmark = pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
 CASES = 1000 if settings.default and settings.default.max_examples >= 2000 else 40
@@ -41,7 +40,7 @@ def outcome(output: RequestOutput) -> object:
     quantization=st.sampled_from(get_args(Quantization)),
     kv_cache_dtype=st.sampled_from(KV_CACHE_DTYPES),
     draft_kv_cache_dtype=st.sampled_from([None, *KV_CACHE_DTYPES]),
-    stored=st.sampled_from([None, None, "alibi", *FORMATS]),
+    stored=st.sampled_from([None, None, "alibi", *STORED]),
     seats=st.integers(1, 5),
     chunk=st.integers(5, 64),
     blocks=st.integers(20, 60),

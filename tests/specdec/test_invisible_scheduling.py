@@ -28,6 +28,7 @@ from tests.specdec.oracle import Expected
 from tests.specdec.world import (
     BLOCKS,
     EOS,
+    SCALED,
     VOCAB,
     KnowingDrafter,
     World,
@@ -46,12 +47,13 @@ RECOMPUTE, SWAP = PreemptionCost(), PreemptionCost(recompute_token=1.0, swap_blo
 BLOCK_BYTES = 8 * (3 * 2 * 16 + 32) * 8
 
 
-def block_bytes(block_size: int, drafter: str, kv_cache_dtype: str, draft_kv_cache_dtype: str) -> int:
+def block_bytes(block_size: int, drafter: str, kv_cache_dtype: str, draft_kv_cache_dtype: str, scaled: bool) -> int:
     """Bytes of a block: a Llama reads no features, and a block head here has two layers."""
     slot = {name: slot_bytes(4, 8, KV_DTYPES.get(name, torch.float64)) for name in KV_CACHE_DTYPES}
     layers = {"none": 0, **dict.fromkeys(BLOCKS, 2)}.get(drafter, 1)
     features = 0 if drafter in ("none", "llama") else 32 * 8
-    return block_size * (2 * slot[kv_cache_dtype] + layers * slot[draft_kv_cache_dtype] + features)
+    own = 4 * 8 if scaled and kv_cache_dtype in ("auto", "int8") else slot[kv_cache_dtype]
+    return block_size * (2 * own + layers * slot[draft_kv_cache_dtype] + features)
 
 
 class Arrival(NamedTuple):
@@ -165,6 +167,7 @@ def kv_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     adaptive=st.sampled_from([False, False, True]),
     kv_cache_dtype=st.sampled_from(KV_CACHE_DTYPES),
     draft_kv_cache_dtype=st.sampled_from(KV_CACHE_DTYPES),
+    scaled=st.booleans(),
     seed=st.integers(0, 1000),
 )
 def test_output_is_that_of_the_request_alone(
@@ -189,13 +192,14 @@ def test_output_is_that_of_the_request_alone(
     adaptive: bool,
     kv_cache_dtype: str,
     draft_kv_cache_dtype: str,
+    scaled: bool,
     seed: int,
 ) -> None:
-    world = world.with_cache(kv_cache_dtype)
+    world = (world.stored(SCALED) if scaled else world).with_cache(kv_cache_dtype)
     cases = [case._replace(params=cut(case.params, max(0, budget - seats))) for case in cases]
     # Enough for one request at its longest, and not much more.
     num_blocks = -(-CONTEXT // block_size) + blocks // (block_size // 8)
-    per_block = block_bytes(block_size, drafter, kv_cache_dtype, draft_kv_cache_dtype)
+    per_block = block_bytes(block_size, drafter, kv_cache_dtype, draft_kv_cache_dtype, scaled)
     kv_transfer_config = None
     if connector is not None and caching:
         # The disk outlives the engines of all cases.

@@ -13,10 +13,10 @@ from specdec.kernels.tree import DraftTree
 from specdec.verify.sampling import Sampling
 from tests.coded_cache import KV_CACHE_DTYPES
 from tests.fakes import RandomDrafter
-from tests.quantized_checkpoints import FORMATS
 from tests.specdec import oracle
 from tests.specdec.world import (
     BLOCKS,
+    STORED,
     VOCAB,
     WINDOW,
     Arrival,
@@ -54,7 +54,7 @@ CASES = 2000 if settings.default and settings.default.max_examples >= 2000 else 
     draft_window=st.sampled_from([None, None, 8, 12, 20]),
     kv_cache_dtype=st.sampled_from(["auto", *KV_CACHE_DTYPES]),
     draft_kv_cache_dtype=st.sampled_from([None, *KV_CACHE_DTYPES]),
-    stored=st.sampled_from([None, None, None, *FORMATS]),
+    stored=st.sampled_from([None, None, None, *STORED]),
     updated=st.sampled_from([None, None, 1, 3, 6]),
 )
 def test_output_is_that_of_the_plain_loop(

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from specdec import LLM, SamplingParams
-from specdec.cache.kv_cache import KVDtypes, entry_bytes
+from specdec.cache.kv_cache import KVCache, KVDtypes, entry_bytes
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.draft_heads.llama.llama_layer import LlamaLayer
 from specdec.engine.engine_builder import EngineBuilder
 from specdec.kernels import kv_entries
 from specdec.models.llama import load_llama, read_llama_config
-from tests.coded_cache import CODES
+from tests.coded_cache import CODES, numbers_of
 from tests.fakes import edit_json, save_random_llama
 from tests.kernel_sets import TORCH
 from tests.quantized_checkpoints import quantize_folder
@@ -28,6 +28,7 @@ from tests.specdec.saved_llama import edit_tensors
 from tests.specdec.world import World
 
 WHOLE = len(PROMPT) // SIZE * SIZE
+QUANTIZATION = {"quant_method": "compressed-tensors", "config_groups": {}}
 SCHEME = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor", "dynamic": False}
 CPU = torch.device("cpu")
 Change = Callable[[dict[str, Tensor]], object]
@@ -35,28 +36,38 @@ Change = Callable[[dict[str, Tensor]], object]
 
 @pytest.mark.parametrize(("head_dim", "kv_heads", "least"), [(64, 2, 1.88), (128, 8, 1.96)])
 @pytest.mark.parametrize("code", CODES)
-def test_a_token_takes_little_more_than_half(
+def test_a_token_takes_half_the_bytes(
     world: World, head_dim: int, kv_heads: int, least: float, code: torch.dtype
 ) -> None:
-    """Bytes of target alone, and of numbers where the head keeps them."""
+    """Of the target alone. Scales that are stored with each token, of int8 alone, take a bit more."""
     config = replace(read_llama_config(world.folder / "target"), head_dim=head_dim, num_kv_heads=kv_heads)
-    plain = entry_bytes(config, None, torch.bfloat16)
+    plain, dtypes = entry_bytes(config, None, torch.bfloat16), KVDtypes(code, torch.bfloat16)
     assert plain == 2 * 2 * kv_heads * head_dim * 2
-    assert least < plain / entry_bytes(config, None, torch.bfloat16, KVDtypes(code, torch.bfloat16)) < 2
+    assert plain == 2 * entry_bytes(config, None, torch.bfloat16, dtypes, torch.ones(2, 2 * kv_heads))
+    times = plain / entry_bytes(config, None, torch.bfloat16, dtypes)
+    assert least < times < 2 if code == torch.int8 else times == 2
 
 
-def test_almost_twice_the_requests_run_in_the_same_memory(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kernels", ["torch", "native"])
+def test_twice_the_requests_run_in_the_same_memory(tmp_path: Path, kernels: str) -> None:
     """Counted: requests of one step, each of which needs three blocks."""
-    save_random_llama(tmp_path, head_dim=64)
     memory = 60 * SIZE * 2 * (4 * 64 * 2)
     params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
-    most = {}
-    for kv_cache_dtype in ("auto", "int8", "fp8"):
+    save_random_llama(tmp_path / "plain", head_dim=64)
+    for kind in ("int", "float"):
+        shutil.copytree(tmp_path / "plain", tmp_path / kind)
+        edit_tensors(tmp_path / kind, scales_by_layer("{}_scale"))
+        edit_json(
+            tmp_path / kind / "config.json",
+            quantization_config={**QUANTIZATION, "kv_cache_scheme": SCHEME | {"type": kind}},
+        )
+
+    def most(folder: str, kv_cache_dtype: str) -> int:
         llm = LLM(
-            tmp_path,
+            tmp_path / folder,
             None,
             dtype="bfloat16",
-            kernels="torch",
+            kernels=kernels,
             kv_cache_memory=memory,
             kv_cache_dtype=kv_cache_dtype,
             block_size=SIZE,
@@ -71,9 +82,13 @@ def test_almost_twice_the_requests_run_in_the_same_memory(tmp_path: Path) -> Non
         while llm.engine.has_unfinished:
             llm.engine.step()
             running.append(llm.stats().running)
-        most[kv_cache_dtype] = max(running)
-    assert most["auto"] == 20
-    assert most["int8"] == most["fp8"] == 37
+        return max(running)
+
+    assert most("plain", "auto") == 20
+    assert [most("plain", name) for name in ("fp8", "fp8_e5m2")] == [40, 40]
+    assert [most(folder, "auto") for folder in ("int", "float")] == [40, 40]
+    # Each token's heads have a scale.
+    assert most("plain", "int8") == 37
 
 
 def checkpoint(world: World, folder: Path, scales: Change | None, scheme: dict[str, object] | None) -> Path:
@@ -81,8 +96,8 @@ def checkpoint(world: World, folder: Path, scales: Change | None, scheme: dict[s
     shutil.copytree(world.folder / "target", folder, dirs_exist_ok=True)
     if scales is not None:
         edit_tensors(folder, scales)
-    quantization = {"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": scheme}
-    edit_json(folder / "config.json", quantization_config=quantization if scheme else None)
+    quantization = {**QUANTIZATION, "kv_cache_scheme": scheme} if scheme else None
+    edit_json(folder / "config.json", quantization_config=quantization)
     return folder
 
 
@@ -144,30 +159,54 @@ def test_scales_beside_quantised_weights(world: World, tmp_path: Path, name: str
 
 
 @pytest.mark.parametrize("kernels", ["torch", "native"])
-def test_a_checkpoint_with_scales_is_stored_by_them(world: World, tmp_path: Path, kernels: str) -> None:
-    """`auto` follows the checkpoint; another kind of code measures its scales, which then differ between tokens."""
-    folder = checkpoint(world, tmp_path, scales_by_layer("{}_scale", 2, 1, 1), SCHEME)
+@pytest.mark.parametrize("kind", ["float", "int"])
+def test_a_checkpoint_with_scales_is_stored_by_them(world: World, tmp_path: Path, kernels: str, kind: str) -> None:
+    """`auto` follows the checkpoint, and slots hold codes alone; another kind of code has its own scales."""
+    folder = checkpoint(world, tmp_path, scales_by_layer("{}_scale", 2, 1, 1), {**SCHEME, "type": kind})
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
-    def stored(kv_cache_dtype: str, draft: Path | None) -> tuple[torch.dtype, Tensor, list[int]]:
+    def run_with(folder: Path, kv_cache_dtype: str, draft: Path | None = None) -> tuple[KVCache, list[int]]:
         settings = {"dtype": "float32", "kernels": kernels, "block_size": SIZE, "adaptive_drafts": False}
         llm = LLM(folder, draft, kv_cache_dtype=kv_cache_dtype, **settings)
         (output,) = llm.generate([PROMPT], params, use_tqdm=False)
-        cache = llm.engine.worker.cache
-        scales = torch.stack([kv_entries.scales_of(kv) for kv in cache.target_layers])
-        return cache.target.dtype, scales[:, scales[0, :, 0].isfinite() & (scales[0, :, 0] > 0)], output.token_ids
+        return llm.engine.worker.cache, output.token_ids
 
-    expected = (EACH + 0.001 * torch.tensor([0.0, 1.0, 0.0, 1.0])).bfloat16()
-    plain = stored("auto", None)
-    for dtype, scales, tokens in (plain, stored("auto", world.draft("eagle3")), stored("fp8", None)):
-        assert dtype == torch.float8_e4m3fn
-        assert scales.shape[1] >= len(PROMPT) + 11
-        assert (scales == expected[:, None]).all()
-        assert tokens == plain[2]
-    for name in ("int8", "fp8_e5m2"):
-        dtype, scales, _ = stored(name, None)
-        assert dtype == kv_entries.KV_DTYPES[name]
-        assert len(scales[0, :, 0].unique()) > 10
+    def rows(numbers: Tensor) -> set[tuple[float, ...]]:
+        return {tuple(row) for row in numbers.flatten(1).tolist()}
+
+    def coded_rows(dtype: torch.dtype, scales: Tensor | None) -> set[tuple[float, ...]]:
+        return rows(kv_entries.dequantize(*kv_entries.quantize(written, dtype, scales), torch.float64))
+
+    # The first layer's keys and values do not depend on what the cache makes of others. Those of the prompt:
+    plain = run_with(world.folder / "target", "auto")[0].target_layers[0]
+    written = plain[:SIZE][plain[:SIZE].isfinite().all(-1).all(-1)]
+    assert len(written) == SIZE
+    scales = EACH[0] + 0.001 * torch.tensor([0.0, 1.0, 0.0, 1.0])
+    code, other = (torch.int8, "fp8_e4m3") if kind == "int" else (torch.float8_e4m3fn, "int8")
+    cache, tokens = run_with(folder, "auto")
+    for made, found in (
+        (cache, tokens),
+        run_with(folder, "auto", world.draft("eagle3")),
+        run_with(folder, {"int": "int8", "float": "fp8"}[kind]),
+    ):
+        assert made.target.dtype == code
+        assert made.parts["target"][0].nbytes == 2 * SIZE * 4 * 8
+        assert coded_rows(code, scales) <= rows(numbers_of(made.target_layers[0], scales))
+        assert found == tokens
+    for name in (other, "fp8_e5m2"):
+        made, _ = run_with(folder, name)
+        own = kv_entries.KV_DTYPES[name]
+        assert made.target.dtype == own
+        assert coded_rows(own, None) <= rows(numbers_of(made.target_layers[0]))
+
+
+def test_fp8_without_scales_is_warned_of(world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for scales, count in ((None, 1), (scales_by_layer("{}_scale"), 0)):
+        folder = checkpoint(world, tmp_path / str(count), scales, SCHEME)
+        with caplog.at_level("WARNING", "specdec"):
+            LLM(folder, None, kernels="torch")
+        assert [record.message.count("beyond 448 become 448") for record in caplog.records] == [1] * count
+        caplog.clear()
 
 
 def test_what_a_scheme_says_without_scales(world: World, tmp_path: Path) -> None:

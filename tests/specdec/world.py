@@ -40,6 +40,7 @@ from tests.coded_cache import as_stored
 from tests.fakes import (
     TINY,
     RandomDrafter,
+    edit_json,
     save_random_block,
     save_random_eagle3,
     save_random_head,
@@ -47,9 +48,10 @@ from tests.fakes import (
     save_shallow_llama,
 )
 from tests.lora_adapters import merged, request_for, save_adapter, save_draft_adapter
-from tests.quantized_checkpoints import quantize_folder
+from tests.quantized_checkpoints import FORMATS, quantize_folder
 from tests.specdec import oracle
 from tests.specdec.oracle import Expected
+from tests.specdec.saved_llama import edit_tensors
 from tests.strategies import speculations
 from tests.trees import chain_of
 
@@ -59,6 +61,9 @@ EOS = 2
 WINDOW = 12
 
 
+# Checkpoints whose weights are quantised, and one that has scales of keys and values.
+SCALED = "kv scales"
+STORED = (*FORMATS, SCALED)
 # Number of the adapter with which the draft model is adapted; the target is as with the first.
 WITH_DRAFT = 3
 # Block heads of every kind.
@@ -82,6 +87,7 @@ class World(NamedTuple):
     sliding_target: MistralForCausalLM | None = None
     adapters: tuple[Path, ...] = ()
     alibi_target: Baichuan | None = None
+    kv_scales: Tensor | None = None
 
     def draft(self, drafter: str) -> Path | None:
         """The folder of one of `DRAFTS`."""
@@ -90,11 +96,12 @@ class World(NamedTuple):
 
     def with_cache(self, kv_cache_dtype: str) -> "World":
         """The same checkpoints, and the target as it is when it reads its keys and values from such a cache."""
-        if kv_cache_dtype == "auto":
+        if kv_cache_dtype == "auto" and self.kv_scales is None:
             return self
+        dtype = KV_DTYPES["int8" if kv_cache_dtype == "auto" else kv_cache_dtype]
         if isinstance(self.target, Baichuan):
-            return self._replace(target=self.target.reading_codes(KV_DTYPES[kv_cache_dtype]))
-        return self._replace(target=reading_codes(self.target, KV_DTYPES[kv_cache_dtype]))
+            return self._replace(target=self.target.reading_codes(dtype))
+        return self._replace(target=reading_codes(self.target, dtype, self.kv_scales if dtype == torch.int8 else None))
 
     @property
     def sliding(self) -> "World":
@@ -134,8 +141,8 @@ class World(NamedTuple):
         return self._replace(target=_merged(self.target, self._adapter(number)))
 
     def stored(self, name: str) -> "World":
-        """A quantised checkpoint of the target, one of `FORMATS`, and the same drafts; its target is dequantised."""
-        return make_stored(self, name)
+        """A quantised checkpoint of the target, one of `STORED`, and the same drafts; its target is dequantised."""
+        return make_scaled(self) if name == SCALED else make_stored(self, name)
 
     def other(self, drafter: str) -> Path:
         """The folder of a head of the same shape with other weights, of EAGLE and block heads."""
@@ -146,12 +153,20 @@ class World(NamedTuple):
             return self.target(torch.tensor([list(tokens)])).logits[0, -1]
 
 
-def reading_codes(target: PreTrainedModel, dtype: torch.dtype) -> Any:
-    """Return a target with the same weights whose attention reads keys and values in 8 bits."""
-    name = f"codes-{dtype}"
+def reading_codes(target: PreTrainedModel, dtype: torch.dtype, scales: Tensor | None = None) -> Any:
+    """Return a target with the same weights whose attention reads keys and values in 8 bits.
+
+    Args:
+        scales: of a checkpoint, `[layers, 2 * kv_heads]`.
+    """
+    name = f"codes-{dtype}" + ("" if scales is None else "-scaled")
 
     def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **keywords: Any) -> Any:
-        stored = [as_stored(part.transpose(1, 2), dtype).transpose(1, 2) for part in (key, value)]
+        given = (None, None) if scales is None else scales[module.layer_idx].chunk(2)
+        stored = [
+            as_stored(part.transpose(1, 2), dtype, own).transpose(1, 2)
+            for part, own in zip((key, value), given, strict=True)
+        ]
         return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, *stored, *args, **keywords)
 
     AttentionInterface.register(name, attend)
@@ -195,6 +210,26 @@ def make_adapters(folder: Path, target: LlamaForCausalLM) -> tuple[Path, ...]:
 @functools.cache
 def _merged(target: LlamaForCausalLM | MistralForCausalLM, folder: Path) -> LlamaForCausalLM | MistralForCausalLM:
     return merged(target, folder)
+
+
+@cache
+def make_scaled(world: World) -> World:
+    """Write the target with scales of its keys and values in int8, beside links to its drafts."""
+    own = world.folder / "stored-scaled"
+    shutil.copytree(world.folder / "target", own / "target")
+    scales = torch.tensor([[0.03, 0.05, 0.02, 0.04], [0.06, 0.02, 0.03, 0.05]])
+
+    def add(tensors: dict[str, Tensor]) -> None:
+        for layer, row in enumerate(scales):
+            for name, part in zip(("k_scale", "v_scale"), row.chunk(2), strict=True):
+                tensors[f"model.layers.{layer}.self_attn.{name}"] = part.clone()
+
+    edit_tensors(own / "target", add)
+    scheme = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "attn_head", "dynamic": False}
+    quantization = {"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": scheme}
+    edit_json(own / "target" / "config.json", quantization_config=quantization)
+    link_drafts(world.folder, own)
+    return world._replace(folder=own, kv_scales=scales)
 
 
 @cache

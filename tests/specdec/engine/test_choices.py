@@ -1,13 +1,17 @@
 """Scores of choices: those of one request each, in one pass of the target."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.core.outputs import RequestOutput
 from specdec.engine.choice_prompts import common_length
+from specdec.kernels.draft_trees import DraftTrees
 from specdec.kernels.native_library import library_file
+from specdec.kernels.tree import TreeRow
 from tests.specdec.world import World
 
 QUIET: dict[str, Any] = {"adaptive_drafts": False, "prefill_stretch": 0}
@@ -48,6 +52,33 @@ def test_a_hundred_choices_take_one_pass(llm: LLM) -> None:
     for choice, own in zip(output.choices, one_by_one(llm, output), strict=True):
         assert choice.logprobs == pytest.approx(own, abs=1e-9)
         assert choice.normalized_logprob == pytest.approx(sum(own) / len(own), abs=1e-9)
+
+
+def test_rows_are_the_beginnings_of_choices(llm: LLM) -> None:
+    """A pass has a row for each beginning that choices have in common or alone, and none for a last token."""
+    runner, rows = llm.engine.worker.runner, list[int]()
+    prompt = [3 + i for i in range(2 * llm.engine.worker.cache.block_size + 1)]
+    llm.generate([prompt], SamplingParams(max_tokens=1))
+    forward = runner.forward
+
+    def counted(parts: Sequence[TreeRow], trees: DraftTrees) -> Tensor:
+        rows.append(sum(len(part.tokens) for part in parts) + sum(trees.sizes))
+        return forward(parts, trees)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "forward", counted)
+        for choices, expected in (
+            # The prompt's last token alone: as many rows as a plain step.
+            ([[50 + i] for i in range(100)], 1),
+            ([[50 + i, 7] for i in range(20)], 21),
+            ([[50, 7, 1 + i] for i in range(20)], 3),
+            ([[50, 7], [50, 7, 9], [50, 8, 9], [7]], 4),
+        ):
+            (output,) = llm.generate([prompt], SamplingParams(choices=choices))
+            assert output.choices is not None
+            assert rows == [expected], choices
+            assert expected == 1 + len({tuple(choice[:end]) for choice in choices for end in range(1, len(choice))})
+            rows.clear()
 
 
 def test_a_stream_has_one_state(llm: LLM) -> None:
