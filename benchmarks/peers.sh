@@ -32,6 +32,10 @@ bench demo_batch8 throughput --draft eagle $(llama demo) --num-prompts 4 --round
 bench smollm2 latency --model smollm2 --draft ngram $(llama smollm2) --num-prompts 3 --rounds 2
 # shellcheck disable=SC2046
 bench smollm2_batch8 throughput --model smollm2 $(llama smollm2) --num-prompts 4 --rounds 2
+# Time to the first token of prompts of 512 tokens.
+# shellcheck disable=SC2046
+bench wide_first latency --model wide/target --dataset "$root/benchmarks/prompts/gsm8k-512.jsonl" --max-tokens 2 \
+  $(llama wide) --num-prompts 4 --rounds 3
 # With n-gram drafts on both sides; then in float32, as on processors that do not multiply bfloat16.
 q4_1="--model smollm2-q4_1.gguf --draft ngram --num-prompts 4 --rounds 2"
 q4_1_peers="--peer llama.cpp:gguf=smollm2-q4_1.gguf --peer llama.cpp:ngram:gguf=smollm2-q4_1.gguf"

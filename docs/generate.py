@@ -10,7 +10,7 @@ written by hand. `tests/test_docs.py` checks that all of it is up to date.
 import argparse
 from pathlib import Path
 
-from docs.generator import code_map, fewer_bits, options, pictures, plots, results, simulation
+from docs.generator import code_map, fewer_bits, options, peers, pictures, plots, results, simulation
 from docs.generator.regions import fill, names
 
 ROOT = Path(__file__).parents[1]
@@ -20,7 +20,14 @@ DOCUMENTS = [
     *(path for path in sorted((ROOT / "docs").glob("*.md")) if path.name != "architecture.md"),
 ]
 IMAGES = ROOT / "docs" / "images"
-PARTS = {**options.PARTS, **code_map.PARTS, **results.PARTS, **fewer_bits.PARTS, **simulation.PARTS}
+PARTS = {
+    **options.PARTS,
+    **code_map.PARTS,
+    **results.PARTS,
+    **peers.PARTS,
+    **fewer_bits.PARTS,
+    **simulation.PARTS,
+}
 
 
 def documents() -> dict[Path, str]:

@@ -251,44 +251,6 @@ def _soak() -> str:
     return _with_source("soak", ["", "count"], rows)
 
 
-# Results of `benchmarks/peers.sh`, and what each measures.
-PEERS = {
-    "wide": "widened demo target (256M), one request",
-    "wide_batch8": "the same, 8 requests",
-    "demo": "demo target (8.4M), one request",
-    "demo_batch8": "the same, 8 requests",
-    "smollm2": "SmolLM2-135M-Instruct, one request",
-    "smollm2_batch8": "the same, 8 requests",
-}
-
-
-def _peers() -> str:
-    rows = []
-    for name, title in PEERS.items():
-        for mode in read(f"peers_{name}")["modes"]:
-            first = mode["first_ms"]
-            rows.append(
-                [
-                    title,
-                    _mode_name(mode["mode"]),
-                    f"{mode['tok_per_s']['median']:.0f}",
-                    f"{mode['speedup']['median']:.2f}",
-                    f"{mode['tau']:.2f}" if mode["tau"] else "",
-                    f"{first['median']:.0f}" if first else "",
-                    f"{mode['differing']} of {mode['prompts']}",
-                ]
-            )
-            title = ""
-    header = ["checkpoint", "mode", "tok/s", "over plain", "tau", "first token, ms", "other tokens than plain"]
-    document = read("peers_wide")
-    return (
-        f"{table(header, rows)}\n\n"
-        "Command: `bash benchmarks/peers.sh FOLDER`. Results: `benchmarks/results/peers_*.json` "
-        f"({document['processor']}, {document['threads']} threads, AVX-512 with bfloat16; torch {document['torch']}; "
-        f"llama-cpp-python {document['llama-cpp-python']}; commit {document['commit']})."
-    )
-
-
 def _draft_window() -> str:
     """Return tau at long contexts, with and without a window of the head."""
     made: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
@@ -298,41 +260,6 @@ def _draft_window() -> str:
     header = ["head", "`--draft-window-size`", *(f"prompts of {one['prompt_tokens']} tokens" for one in first.values())]
     rows = [[*names, *(f"{one['tau']:.2f}" for one in own.values())] for names, own in made.items()]
     return f"{table(header, rows)}\n\n{source('draft_window', 'draft_window')}"
-
-
-def _readme_peers() -> str:
-    """Return the README's table of speeds beside llama.cpp, over its own fastest plain decoding."""
-    rows = []
-    for name, title in PEERS.items():
-        modes = read(f"peers_{name}")["modes"]
-        fastest: dict[str, float] = {}
-        for mode in modes:
-            whose = "their" if mode["mode"].startswith("llama") else "our"
-            drafts = mode["mode"].split(":")[0] not in ("plain", "llama.cpp")
-            key = f"{whose} {'drafts' if drafts else 'plain'}"
-            fastest[key] = max(fastest.get(key, 0.0), mode["tok_per_s"]["median"])
-        plain = fastest["their plain"]
-        cells = [
-            f"{fastest[key] / plain:.2f}" if key in fastest else ""
-            for key in ("our plain", "our drafts", "their drafts")
-        ]
-        rows.append([title, *cells])
-    return table(["over llama.cpp without drafts", "specdec", "specdec with drafts", "llama.cpp with drafts"], rows)
-
-
-def _mode_name(mode: str) -> str:
-    """Return a mode of `specdec bench` without the names of files."""
-    kind = next((kind for kind in ("bf16", "f16") if f"-{kind}" in mode), "")
-    if mode.startswith("llama.cpp"):
-        return f"llama.cpp, {kind}"
-    if mode.startswith("llama-server"):
-        return f"llama.cpp, {kind}, the same head, chains of 3"
-    source, _, settings = mode.partition(":")
-    names = {"plain": "specdec, no drafts", "ngram": "specdec, n-grams"}
-    how = (
-        "" if source in names else ", chains of 3" if "branching=1" in settings else ", fixed trees" if settings else ""
-    )
-    return names.get(source, "specdec, EAGLE-3") + how
 
 
 def _draft_refresh() -> str:
@@ -377,7 +304,5 @@ PARTS: dict[str, Callable[[], str]] = {
     "results-training": _training,
     "results-refresh": _draft_refresh,
     "results-soak": _soak,
-    "results-peers": _peers,
     "results-draft-window": _draft_window,
-    "results-readme": _readme_peers,
 }
