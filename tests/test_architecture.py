@@ -1,10 +1,11 @@
-"""Layers and rooms: which module may import which."""
+"""Layers and rooms: which module may import which. Each test names all modules that break its rule."""
 
 import ast
 import os
 import re
 import subprocess
 import sys
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -76,6 +77,7 @@ def _room(module: str) -> str:
     return inside[0] if inside else "__init__"
 
 
+@cache
 def _imports(module: str) -> set[str]:
     """Names of all modules that a module imports: at its head, inside functions, and under TYPE_CHECKING."""
     names = set()
@@ -95,12 +97,13 @@ def test_modules_of_every_layer_are_found() -> None:
     assert "specdec.kernels.tree" in _imports("specdec.engine.engine")
 
 
-@pytest.mark.parametrize("module", SOURCES)
-def test_imports_point_downwards(module: str) -> None:
-    own = _layer(module)
-    assert own is not None
-    allowed = LAYERS[: LAYERS.index(own) + 1]
-    wrong = {name for name in _imports(module) if _layer(name) not in (None, *allowed)}
+def test_imports_point_downwards() -> None:
+    wrong = []
+    for module in SOURCES:
+        own = _layer(module)
+        assert own is not None
+        allowed = LAYERS[: LAYERS.index(own) + 1]
+        wrong += [(module, name) for name in _imports(module) if _layer(name) not in (None, *allowed)]
     assert not wrong
 
 
@@ -111,31 +114,35 @@ def test_every_room_has_a_floor(layer: str) -> None:
     assert len(rooms) <= MAX_ROOMS[layer]
 
 
-@pytest.mark.parametrize("module", [name for name in SOURCES if _layer(name) in FLOORS])
-def test_imports_point_to_earlier_rooms(module: str) -> None:
-    layer = _layer(module)
-    assert layer is not None
-    floors, room = FLOORS[layer], _room(module)
-    own = next(index for index, floor in enumerate(floors) if room in floor)
-    allowed = {room}.union(*floors[:own])
-    wrong = {name for name in _imports(module) & set(SOURCES) if _layer(name) == layer and _room(name) not in allowed}
+def test_imports_point_to_earlier_rooms() -> None:
+    wrong = []
+    for module in SOURCES:
+        layer, room = _layer(module), _room(module)
+        if layer not in FLOORS:
+            continue
+        floors = FLOORS[layer]
+        own = next(index for index, floor in enumerate(floors) if room in floor)
+        allowed = {room}.union(*floors[:own])
+        inside = [name for name in _imports(module) & set(SOURCES) if _layer(name) == layer]
+        wrong += [(module, name) for name in inside if _room(name) not in allowed]
     assert not wrong
 
 
-@pytest.mark.parametrize("module", SOURCES)
-def test_files_are_short(module: str) -> None:
-    assert len(SOURCES[module].read_text(encoding="utf-8").splitlines()) <= MAX_LINES
+def test_files_are_short() -> None:
+    lines = {module: len(file.read_text(encoding="utf-8").splitlines()) for module, file in SOURCES.items()}
+    assert {module: count for module, count in lines.items() if count > MAX_LINES} == {}
 
 
-@pytest.mark.parametrize("module", SOURCES)
-def test_layers_are_imported_through_the_package(module: str) -> None:
-    assert not {name for name in _imports(module) if name.split(".")[0] in LINKED}
+def test_layers_are_imported_through_the_package() -> None:
+    pairs = [(module, name) for module in SOURCES for name in _imports(module)]
+    assert [(module, name) for module, name in pairs if name.split(".")[0] in LINKED] == []
 
 
-@pytest.mark.parametrize("module", [name for name in SOURCES if _layer(name) == "kernels"])
-def test_kernels_need_only_torch_and_triton(module: str) -> None:
-    others = {name for name in _imports(module) if _layer(name) != "kernels"}
-    assert {name.split(".")[0] for name in others} <= {"torch", "triton", *sys.stdlib_module_names}
+def test_kernels_need_only_torch_and_triton() -> None:
+    kernels = [module for module in SOURCES if _layer(module) == "kernels"]
+    others = [(module, name) for module in kernels for name in _imports(module) if _layer(name) != "kernels"]
+    known = {"torch", "triton", *sys.stdlib_module_names}
+    assert [(module, name) for module, name in others if name.split(".")[0] not in known] == []
 
 
 def test_no_import_cycle() -> None:

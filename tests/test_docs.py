@@ -68,9 +68,8 @@ def test_command_has_help_and_examples(name: str) -> None:
     assert re.search(f"\n  specdec {name}[ \n]", f"{BY_NAME[name].help.split('Examples:')[1]}\n")
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_parameter_has_help(name: str) -> None:
-    assert PARAMETERS[name].help
+def test_parameters_have_help() -> None:
+    assert [name for name, parameter in PARAMETERS.items() if not parameter.help] == []
 
 
 @pytest.mark.parametrize("name", GROUP.commands)
@@ -78,15 +77,14 @@ def test_command_is_in_the_readme(name: str) -> None:
     assert f"specdec {name}" in README.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_option_is_listed(name: str) -> None:
-    text = OPTIONS.read_text(encoding="utf-8")
-    parameter = PARAMETERS[name]
-    for flag in (*parameter.opts, *parameter.secondary_opts):
-        if flag.startswith("--"):
-            assert re.search(rf"(?<![\w-]){flag}(?![\w-])", text), flag
-    if parameter.envvar:
-        assert parameter.envvar in text
+def test_options_are_listed() -> None:
+    listed = set(re.findall(r"(?<![\w-])--[\w-]+|[A-Z_]{3,}", OPTIONS.read_text(encoding="utf-8")))
+    lacking = []
+    for name, parameter in PARAMETERS.items():
+        flags = [flag for flag in (*parameter.opts, *parameter.secondary_opts) if flag.startswith("--")]
+        wanted = {*flags, *([parameter.envvar] if parameter.envvar else [])}
+        lacking += [(name, each) for each in wanted - listed]
+    assert lacking == []
 
 
 @pytest.mark.parametrize("command", COMMANDS)
