@@ -26,6 +26,8 @@ from specdec.models.adapter_layout import draft_layout, draft_part, target_layou
 from specdec.models.llama import LlamaModel
 from specdec.models.lora_adapter import AdapterFiles, AdapterWeights, read_adapter
 from specdec.models.sharded_llama import ShardedLlama
+from specdec.models.split_head import draft_shard
+from specdec.models.tp_plan import Shard
 from specdec.verify.verifier import Verifier, verifier_of
 
 logger = logging.getLogger(__name__)
@@ -62,6 +64,7 @@ class WorkerBuilder:
         # Beyond its positions a head would guess.
         self.draft_context = self.head.llama.max_position - self.shape.positions if self.head else 0
         self.kv_dtypes = self._kv_dtypes()
+        self._draft_shard = self._split_draft()
         self.target_scales = self._target_scales()
         entry = entry_bytes(model.config, self.head, self.dtype, self.kv_dtypes, self.target_scales)
         self.block_bytes = config.block_size * entry
@@ -84,6 +87,14 @@ class WorkerBuilder:
         # Captures and measurements read it.
         cache.clear_null_block()
         return self._worker(cache)
+
+    def _split_draft(self) -> Shard | None:
+        """Return which part of the draft model this rank adapts; None where it has all of it, or adapts none."""
+        config, model, head = self.config, self.model, self.head
+        if head is None or config.draft is None or config.draft_tensor_parallel_size == 1 or not config.enable_lora:
+            return None
+        assert isinstance(model, ShardedLlama)
+        return draft_shard(config.draft, head, model, config.draft_window_size)
 
     def _kv_dtypes(self) -> KVDtypes:
         config = self.config
@@ -136,14 +147,9 @@ class WorkerBuilder:
                 raise ValueError(
                     f"draft_lora_path is {str(files.draft)!r}, and the engine drafts without a model; leave it out"
                 )
-            if (size := self.config.draft_tensor_parallel_size) > 1:
-                raise ValueError(
-                    f"draft_lora_path is {str(files.draft)!r} and draft_tensor_parallel_size is {size}; adapters are "
-                    "of whole draft models; leave it out, or use draft_tensor_parallel_size 1"
-                )
-            layers = draft_layout(self.head)
+            layers = draft_layout(self.head, self._draft_shard)
             own = read_adapter(files.draft, layers, self.config.max_lora_rank, self.dtype, of="draft model")
-            draft = draft_part(self.head, own)
+            draft = draft_part(self.head, own, self._draft_shard)
         return AdapterWeights(target, draft)
 
     def put_adapter(self, place: int, adapter: AdapterWeights) -> None:

@@ -16,6 +16,7 @@ from specdec.models.llama import LlamaModel
 from specdec.models.llama_draft import LlamaDraftHead
 from specdec.models.sharded_llama import ShardedLlama
 from specdec.models.split_parts import SummedProduct
+from specdec.models.tp_plan import Shard
 
 
 class AdaptedPart(NamedTuple):
@@ -72,7 +73,11 @@ def target_part(model: LlamaModel, adapter: Sequence[LayerAdapter]) -> Sequence[
     """Return what this rank has of an adapter of the whole target: its layers, split as the weights beside them."""
     if not isinstance(model, ShardedLlama):
         return adapter
-    shard, layout = model.shard, target_layout(model.shard.whole)
+    return _part_of(adapter, target_layout(model.shard.whole), model.shard)
+
+
+def _part_of(adapter: Sequence[LayerAdapter], layout: AdapterLayout, shard: Shard) -> Sequence[LayerAdapter]:
+    """Return a rank's part of an adapter of a whole model."""
     return [
         {
             name: [
@@ -85,16 +90,26 @@ def target_part(model: LlamaModel, adapter: Sequence[LayerAdapter]) -> Sequence[
     ]
 
 
-def draft_layout(head: CachedHead) -> AdapterLayout:
-    """Return the products of a draft model's layers."""
-    return [adapted_products(head.llama, layer.input_size) for layer in _draft_layers(head)]
+def draft_layout(head: CachedHead, shard: Shard | None = None) -> AdapterLayout:
+    """Return the products of a draft model's layers.
+
+    Args:
+        shard: the part of the draft model that `head` is, for the products of the whole; None for those of `head`.
+    """
+    config = head.llama if shard is None else shard.whole
+    return [adapted_products(config, layer.input_size) for layer in _draft_layers(head)]
 
 
-def draft_part(head: CachedHead, adapter: Sequence[LayerAdapter]) -> Sequence[LayerAdapter]:
-    """Return an adapter of a draft model's layers as its bank takes it.
+def draft_part(head: CachedHead, adapter: Sequence[LayerAdapter], shard: Shard | None = None) -> Sequence[LayerAdapter]:
+    """Return what this rank has of an adapter of a draft model's layers, as its bank takes it.
 
     A block head makes keys and values of known tokens by one product for all layers, which comes behind them.
+
+    Args:
+        shard: the rank's part of the draft model; None where it has all of it.
     """
+    if shard is not None:
+        adapter = _part_of(adapter, draft_layout(head, shard), shard)
     if not isinstance(head, BlockHead):
         return adapter
     return [*adapter, {"qkv": [low for layer in adapter for low in layer["qkv"][1:]]}]

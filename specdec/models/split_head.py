@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from specdec.draft_heads.formats.head_kind import HeadDescription, LoadedHead
 from specdec.draft_heads.formats.head_kinds import fitting_head
-from specdec.draft_heads.heads.draft_head import DraftModel, FeatureHead, TargetParts
+from specdec.draft_heads.heads.draft_head import CachedHead, DraftModel, FeatureHead, TargetParts
 from specdec.draft_heads.heads.readout import MatrixReadout
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context
 from specdec.kernels.kernel_set import KernelSet
 from specdec.models.checkpoint import read_weights
-from specdec.models.llama_draft import draft_of
+from specdec.models.llama_draft import LlamaDraftHead, draft_of
 from specdec.models.rank_group import RankGroup, lone_group
 from specdec.models.rank_layout import RankGroups
 from specdec.models.sharded_llama import ShardedLlama, load_shard
@@ -96,6 +96,20 @@ def load_split_llama(
     if keeps_matrix:
         return draft._replace(readout=MatrixReadout(model.parts.output, model.config.vocab_size))
     return gathering(draft, target.group)
+
+
+def draft_shard(folder: Path, head: CachedHead, target: ShardedLlama, window: int | None = None) -> Shard:
+    """Return which part of a split draft model's layers this rank has.
+
+    Args:
+        folder: of the draft model.
+        window: as for `load_head`.
+    """
+    if isinstance(head, LlamaDraftHead):
+        assert isinstance(head.model, ShardedLlama)
+        return head.model.shard
+    found, group = fitting_head(folder, target.shard.whole, window), target.group
+    return Shard.of(found.config.llama, group.rank, group.size, TPPlan(HEAD_PLAN))
 
 
 def gathering(draft: DraftModel, group: RankGroup) -> DraftModel:

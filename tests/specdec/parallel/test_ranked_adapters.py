@@ -1,7 +1,6 @@
 """Adapters over several ranks: the tokens of one rank, and loading by all ranks or by none."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,16 +42,25 @@ def test_tokens_are_those_of_one_rank(
         assert adapted_texts(llm, [world.adapter(number) for number in NUMBERS]) == one_rank
 
 
-@pytest.mark.parametrize(("ranks", "stages"), [(2, 1), (1, 2)])
-def test_the_draft_model_of_every_rank_is_adapted(world: World, tmp_path: Path, ranks: int, stages: int) -> None:
-    """Ranks that drafted other trees would not come to the same outcome; stages before the last have no head."""
-    head = world.draft("eagle3")
+@pytest.mark.parametrize(
+    ("drafter", "ranks", "stages", "split"),
+    [("eagle3", 2, 1, 1), ("eagle3", 1, 2, 1), ("eagle3", 2, 1, 2), ("dspark", 2, 1, 2), ("llama", 2, 1, 2)],
+)
+def test_the_draft_model_of_every_rank_is_adapted(
+    world: World, tmp_path: Path, drafter: str, ranks: int, stages: int, split: int
+) -> None:
+    """Ranks that drafted other trees would not come to the same outcome; stages before the last have no head.
+
+    Where the draft model is split, each rank has its part of the adapter.
+    """
+    head = world.draft(drafter)
     assert head is not None
     draft = str(save_draft_adapter(tmp_path, head))
     given = [LoRARequest("a", 1, str(world.adapters[0]), draft), None, LoRARequest("b", 2, "", draft), None] * 2
     found = []
-    for own in ({}, {"ranks": ranks, "pipeline_parallel_size": stages}):
-        with engine(world, "eagle3", enable_lora=True, max_lora_rank=17, **own) as llm:
+    over: dict[str, Any] = {"ranks": ranks, "pipeline_parallel_size": stages, "draft_tensor_parallel_size": split}
+    for own in ({}, over):
+        with engine(world, drafter, enable_lora=True, max_lora_rank=17, **own) as llm:
             texts, stats = adapted_texts(llm, given[:7]), llm.stats()
             found.append((texts, stats.adapters, stats.trees_by_accepted, stats.drafts_verified))
     assert found[0] == found[1]
@@ -80,15 +88,4 @@ def test_an_adapter_that_one_rank_refuses_is_loaded_by_none(
             assert llm.list_loras() == []
         assert adapted_texts(llm, given) == one_rank
         assert llm.remove_lora(1)
-        assert adapted_texts(llm, given) == one_rank
-
-
-def test_a_draft_model_that_is_split_takes_no_adapter(world: World, one_rank: list[Sequence[int]]) -> None:
-    given = [world.adapter(number) for number in NUMBERS]
-    settings: dict[str, Any] = {"enable_lora": True, "max_lora_rank": 17, "draft_tensor_parallel_size": 2}
-    with engine(world, "eagle3", 2, max_num_seqs=4, **settings) as llm:
-        first = given[0]
-        assert first is not None
-        with pytest.raises(ValueError, match="draft_tensor_parallel_size is 2; adapters are of whole draft models"):
-            llm.add_lora(replace(first, lora_int_id=9, lora_name="both", draft_lora_path=first.lora_path))
         assert adapted_texts(llm, given) == one_rank
