@@ -231,13 +231,13 @@ static void tree_work(void *argument, int thread, int64_t begin, int64_t end) {
     const size_t rank_bytes = rank * size_of(j->c->dtype);
     const size_t state_bytes = h->hidden * size_of(j->c->dtype);
     float *rows = j->c->own[thread].memory, *vector = rows + j->room * stride, *before = vector + stride;
-    float *after = before + width * rank, *own_edges = after + width * rank;
+    float *after = before + width * stride, *own_edges = after + width * stride;
     memset(rows, 0, (j->room + 1) * stride * 4);
     for (int64_t tree = begin; tree < end; tree++) {
         int64_t frontier[LARGEST_WIDTH] = {j->roots[tree]};
         float reached[LARGEST_WIDTH] = {0}, scores[LARGEST_WIDTH + LANES + SUMMED];
         const float temperature = d->temperatures ? d->temperatures[tree] : 1;
-        memset(before, 0, width * rank * 4);
+        memset(before, 0, width * stride * 4);
         for (int64_t level = 0; level < q->depths[tree]; level++) {
             const int64_t item = tree * q->depth + level, nodes = level ? width : 1, *places = j->places + item * kept;
             int64_t at = q->starts[level] + tree * nodes * width, *best = q->best + (level * d->trees + tree) * width;
@@ -255,7 +255,7 @@ static void tree_work(void *argument, int thread, int64_t begin, int64_t end) {
                 memcpy(scores, j->values + item * j->room, j->room * 4);
                 if (rank) {
                     to_floats(vector, (const char *)h->predecessors + frontier[node] * rank_bytes, rank, j->c->dtype);
-                    turn_into_vector(h, own_edges, vector, before + node * rank, after + node * rank);
+                    turn_into_vector(h, own_edges, vector, before + node * stride, after + node * stride);
                     add_edges(scores, kept, vector, rows, stride, temperature);
                 }
                 for (int64_t i = 0; i < kept; i++)
@@ -279,7 +279,7 @@ static void tree_work(void *argument, int thread, int64_t begin, int64_t end) {
                 reached[i] = chosen[i];
                 sum += expf(chosen[i]);
                 frontier[i] = tokens[best[i]];
-                memcpy(before + i * rank, after + best[i] / width * rank, rank * 4);
+                memcpy(before + i * stride, after + best[i] / width * stride, stride * 4);
             }
             if (sum < d->least_reach && q->depths[tree] > level + 1)
                 q->depths[tree] = level + 1;
@@ -328,7 +328,7 @@ static int run_block_drafting(context *c, const block_head *h, const drafting *d
     if (d->limits && reserve_ranks(c, h->output.columns))
         return -1;
     pool_each(c->threads, slots, 1, slot_work, &j);
-    if (reserve_own(c, (room + 1) * (h->rank + LANES) + 2 * width * h->rank + edge_floats(h)))
+    if (reserve_own(c, (room + 1) * (h->rank + LANES) + 2 * width * (h->rank + LANES) + edge_floats(h)))
         return -1;
     pool_each(c->threads, trees, 1, tree_work, &j);
     for (size_t row = 0; row < trees; row++)
