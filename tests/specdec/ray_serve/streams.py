@@ -2,12 +2,11 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from openai import AsyncOpenAI
 
 from specdec import LLM, SamplingParams
-from tests.specdec.server.running import Served
 
 # Seconds in which Ray Serve starts two replicas, or a new one in place of a dead one.
 RECOVERY = 300
@@ -29,7 +28,12 @@ async def stream(
     return text
 
 
-def run(server: Served, work: Callable[[AsyncOpenAI], Coroutine[Any, Any, T]]) -> T:
+class Server(Protocol):
+    @property
+    def url(self) -> str: ...
+
+
+def run(server: Server, work: Callable[[AsyncOpenAI], Coroutine[Any, Any, T]]) -> T:
     async def connected() -> T:
         async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
             return await work(client)
