@@ -274,12 +274,11 @@ class EngineConfig:
                 f"quantization is {self.quantization!r} and tensor_parallel_size {size}; 8-bit weights are not split; "
                 "use quantization 'none', or tensor_parallel_size 1"
             )
-        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-            if (size := getattr(self, name)) > 1 and self.kv_transfer_config is not None:
-                raise ValueError(
-                    f"kv_transfer_config is given and {name} is {size}; connectors store the cache of one rank; leave "
-                    f"it out, or use {name} 1"
-                )
+        if (stages := self.pipeline_parallel_size) > 1 and self.kv_transfer_config is not None:
+            raise ValueError(
+                f"kv_transfer_config is given and pipeline_parallel_size is {stages}; connectors store blocks of "
+                "all layers; leave it out, or use pipeline_parallel_size 1"
+            )
 
     @property
     def sources(self) -> str | None:

@@ -6,8 +6,10 @@ from specdec.draft_heads.heads.draft_head import CachedHead
 from specdec.kv_transfer.cache_identity import BlockKeys, checkpoint_identity, identity, shape_of
 
 
-def block_keys(config: EngineConfig, cache: KVCache, head: CachedHead | None, prefix: str = "") -> BlockKeys:
-    """Return the keys of the engine's blocks.
+def block_keys(
+    config: EngineConfig, cache: KVCache, head: CachedHead | None, rank: int = 0, prefix: str = ""
+) -> BlockKeys:
+    """Return the keys of a rank's part of the engine's blocks.
 
     Kernel sets and devices count, since their results may differ in the last bit.
 
@@ -27,8 +29,9 @@ def block_keys(config: EngineConfig, cache: KVCache, head: CachedHead | None, pr
         "model": checkpoint_identity(config.model),
         "shape": shape_of(cache.parts, ["target"]),
     }
+    ranks = rank, config.tensor_parallel_size
     if head is None or config.draft is None:
-        return BlockKeys(identity(target), None, prefix)
+        return BlockKeys(identity(target), None, prefix, *ranks)
     shape = shape_of(cache.parts, ["features", "head"])
     assert cache.draft is not None
     own = {
@@ -39,4 +42,7 @@ def block_keys(config: EngineConfig, cache: KVCache, head: CachedHead | None, pr
         "windows": head.windows,
         "shape": shape,
     }
-    return BlockKeys(identity(target), identity(own), prefix)
+    if config.draft_tensor_parallel_size > 1:
+        # Copied heads give a rank's part the shape that it has of a whole draft model.
+        own["split"] = config.draft_tensor_parallel_size
+    return BlockKeys(identity(target), identity(own), prefix, *ranks)

@@ -10,6 +10,7 @@ from specdec.execution.step_order import StepOrder, StepOutcome
 from specdec.execution.worker import Worker
 from specdec.kernels.draft_trees import DraftTrees
 from specdec.kernels.tree import TreeRow
+from specdec.kv_transfer.kv_connector import KVConnector
 from specdec.models.lora_adapter import AdapterFiles, AdapterWeights
 
 
@@ -45,6 +46,17 @@ class WorkerMaker(Protocol):
 
     def put_adapter(self, place: int, adapter: AdapterWeights) -> None:
         """Put an adapter into a place of the banks, between two steps."""
+        ...
+
+    def connect(self, worker: Worker, rank: int = 0) -> KVConnector:
+        """Make the connector of the settings on a worker's cache.
+
+        Args:
+            rank: number of this process among the tensor-parallel ones.
+
+        Raises:
+            ValueError: a connector, or one of its settings, that cannot be used here.
+        """
         ...
 
 
@@ -105,6 +117,14 @@ class Executor(Protocol):
         """
         ...
 
+    def connect(self) -> KVConnector:
+        """Make the connector of the settings on the caches of all workers, and return it.
+
+        Raises:
+            ValueError: a connector, or one of its settings, that cannot be used here.
+        """
+        ...
+
     def check_health(self) -> None:
         """Raise an `ExecutorDeadError` if a worker is gone."""
         ...
@@ -153,6 +173,10 @@ class InProcessExecutor:
     def load_adapter(self, place: int, files: AdapterFiles) -> None:
         """See `Executor.load_adapter`."""
         self._workers.put_adapter(place, self._workers.read_adapter(files))
+
+    def connect(self) -> KVConnector:
+        """See `Executor.connect`."""
+        return self._workers.connect(self.worker)
 
     def check_health(self) -> None:
         """Do nothing: the worker lives as long as this process."""

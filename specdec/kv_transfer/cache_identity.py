@@ -24,13 +24,15 @@ class BlockKeys:
         target: identity of the target and of the cache's layout.
         head: identity of the head, which enters the keys of its parts alone; None without one.
         prefix: separates deployments that share a store.
-        rank: of the tensor-parallel process whose part of the blocks this is.
+        rank, num_ranks: of the tensor-parallel process whose part of the blocks this is. Ranks of engines of different
+            sizes hold different heads in blocks of one shape.
     """
 
-    def __init__(self, target: str, head: str | None, prefix: str = "", rank: int = 0) -> None:
+    def __init__(self, target: str, head: str | None, prefix: str = "", rank: int = 0, num_ranks: int = 1) -> None:
         start = f"{prefix}@" if prefix else ""
-        self._target = f"{start}{target}@tp_rank:{rank}@group:target@"
-        self._head = f"{start}{target}@tp_rank:{rank}@head:{head}@group:"
+        size = f"@tp_size:{num_ranks}" if num_ranks > 1 else ""
+        self._target = f"{start}{target}{size}@tp_rank:{rank}@group:target@"
+        self._head = f"{start}{target}{size}@tp_rank:{rank}@head:{head}@group:"
 
     def __call__(self, part: str, block_hash: bytes) -> str:
         """Return the key of a part ("target", "features", "head") of a block."""

@@ -1,0 +1,386 @@
+"""Connectors over several ranks: each stores and loads its part of a block, and all of them go by the same blocks."""
+
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdec import SamplingParams
+from specdec.core.request import Request
+from specdec.engine.engine_builder import EngineBuilder
+from specdec.execution.executor import ExecutorDeadError
+from specdec.kv_transfer import disk_store
+from specdec.kv_transfer.disk_store import DiskStore
+from specdec.kv_transfer.offloading_connector import OffloadingConnector
+from tests.specdec.kv_transfer.engines import DRAWN, GREEDY, PROMPT, SIZE, Computed, disk, engine, flush, run
+from tests.specdec.kv_transfer.mooncake import mooncake_master, needs_mooncake
+from tests.specdec.parallel.connected_ranks import Ranks, connected_ranks
+from tests.specdec.parallel.ranked_engine import PROMPTS, check_with_little_memory, texts
+from tests.specdec.parallel.ranked_engine import engine as ranked_engine
+from tests.specdec.parallel.thread_ranks import thread_ranks
+from tests.specdec.world import World
+
+WHOLE = len(PROMPT) // SIZE * SIZE
+OTHER = [token + 1 for token in PROMPT]
+HOST = {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": {"cpu_bytes_to_use": 1 << 20}}
+LAYERWISE = {
+    "kv_connector": "OffloadingConnector",
+    "kv_connector_extra_config": {"cpu_bytes_to_use": 1 << 20, "use_layerwise": True},
+}
+# The draft model is split.
+SPLIT = {"draft_tensor_parallel_size": 2}
+
+
+def plain(world: World, drafter: str, params: SamplingParams, prompt: list[int] = PROMPT) -> Computed:
+    """What one rank computes without a connector."""
+    with engine(world, drafter, None) as llm:
+        return run(llm, [prompt], params)
+
+
+def check_shared(config: dict[str, Any], world: World, drafter: str, params: SamplingParams, **settings: Any) -> None:
+    """Check two engines of two ranks with one pool: what the first has computed the second one loads."""
+    expected = plain(world, drafter, params)
+    with thread_ranks(), engine(world, drafter, None, tensor_parallel_size=2, **settings) as llm:
+        without = run(llm, [PROMPT], params)
+    assert (without.tokens, without.tau) == (expected.tokens, expected.tau)
+    with connected_ranks(world, drafter, config, **settings) as one:
+        first = run(one.llm, [PROMPT], params)
+        flush(one.llm)
+        with connected_ranks(world, drafter, config, **settings) as other:
+            second = run(other.llm, [PROMPT], params)
+            other.check_alike()
+    assert first == without
+    assert (second.tokens, second.tau) == (expected.tokens, expected.tau)
+    assert second.loaded == WHOLE
+    assert second.known == first.known - WHOLE
+    # Drafting starts on the loaded prefix; nothing of it is read again.
+    assert second.read == max(0, first.read - WHOLE)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "params", "settings"),
+    [
+        ("none", GREEDY, {}),
+        ("eagle", DRAWN, {}),
+        ("eagle3", GREEDY, {}),
+        ("eagle3", DRAWN, SPLIT),
+        ("dspark", DRAWN, {}),
+        ("dflash", GREEDY, SPLIT),
+        ("llama", DRAWN, SPLIT),
+    ],
+)
+def test_a_second_engine_computes_no_prefix_again(
+    world: World, tmp_path: Path, drafter: str, params: SamplingParams, settings: dict[str, Any]
+) -> None:
+    check_shared(disk(tmp_path), world, drafter, params, **settings)
+
+
+@needs_mooncake
+def test_engines_share_a_mooncake_pool(world: World, tmp_path: Path) -> None:
+    with mooncake_master(tmp_path) as master:
+        check_shared(master.config(), world, "eagle3", DRAWN)
+
+
+def test_a_restart_finds_the_prefix_on_the_disk(world: World, tmp_path: Path) -> None:
+    """Ranks in processes of their own have written all of their parts when the engine has ended."""
+    config = disk(tmp_path, use_layerwise=True)
+    with engine(world, "eagle3", config, tensor_parallel_size=2) as llm:
+        first = run(llm, [PROMPT], DRAWN)
+    with connected_ranks(world, "eagle3", config) as ranks:
+        again = run(ranks.llm, [PROMPT], DRAWN)
+        ranks.check_alike()
+    expected = plain(world, "eagle3", DRAWN)
+    assert first.tokens == again.tokens == expected.tokens
+    assert first.tau == again.tau == expected.tau
+    assert (first.loaded, again.loaded) == (0, WHOLE)
+
+
+@pytest.mark.parametrize(("config", "settings"), [(HOST, {}), (LAYERWISE, SPLIT)])
+def test_what_the_device_has_lost_is_in_host_memory(
+    world: World, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    """Two prompts alternate in a cache for one. Layers are copied beside the pass of each rank."""
+    calls: list[tuple[str, int, int]] = []
+    monkeypatch.setattr(EngineBuilder, "_num_blocks", lambda _: 8)
+    with connected_ranks(world, "eagle", config, max_model_len=64, **settings) as ranks:
+        for rank, connector in ranks.connectors.items():
+            for name in ("wait_for_layer_load", "save_kv_layer"):
+                method = getattr(connector, name)
+
+                def call(
+                    layer: int, name: str = name, rank: int = rank, method: Callable[[int], None] = method
+                ) -> None:
+                    calls.append((name, rank, layer))
+                    method(layer)
+
+                monkeypatch.setattr(connector, name, call)
+        found = [run(ranks.llm, [prompt], GREEDY) for prompt in (PROMPT, OTHER, PROMPT, OTHER)]
+        ranks.check_alike()
+        assert ranks.llm.engine.connector is not None
+        stats = ranks.llm.engine.connector.get_kv_connector_stats()
+    assert [each.tokens for each in found] == 2 * [plain(world, "eagle", GREEDY, p).tokens for p in (PROMPT, OTHER)]
+    assert found[2].tau == found[0].tau
+    assert [each.loaded for each in found] == [0, 0, WHOLE, WHOLE]
+    assert (stats.loaded_blocks, stats.failures) == (2 * WHOLE // SIZE, 0)
+    layers = range(world.target.config.num_hidden_layers) if config is LAYERWISE else range(0)
+    assert set(calls) == {
+        (name, rank, layer)
+        for name in ("wait_for_layer_load", "save_kv_layer")
+        for rank in range(2)
+        for layer in layers
+    }
+
+
+@pytest.mark.parametrize(("drafter", "settings", "config"), [("eagle3", {}, LAYERWISE), ("llama", SPLIT, HOST)])
+def test_tokens_are_those_of_one_rank_with_little_memory(
+    world: World,
+    expected: list[list[int]],
+    drafter: str,
+    settings: dict[str, Any],
+    config: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Requests are preempted, swapped, forked, and loaded from host memory with room for few blocks."""
+    monkeypatch.setattr(EngineBuilder, "_num_blocks", lambda _: 16)
+    swap = {"swap_space": 60_000 / (1 << 30)}
+    with ranked_engine(world, drafter, 2, kv_transfer_config=config, **swap, **settings) as llm:
+        check_with_little_memory(llm, expected, drafts=True)
+        llm.generate([[token + 20 for token in prompt] for prompt in PROMPTS], GREEDY, use_tqdm=False)
+        assert texts(llm) == expected
+        assert llm.stats().external_prefix_hits > 0
+
+
+class Stored:
+    """A folder in which two ranks have stored `PROMPT`.
+
+    Attributes:
+        folder: the folder.
+        files: of rank 1, by part, block after block, relative to the folder.
+    """
+
+    def __init__(self, world: World, folder: Path) -> None:
+        self.folder = folder
+        with connected_ranks(world, "eagle", disk(folder)) as ranks:
+            run(ranks.llm, [PROMPT], DRAWN)
+            self.files = {part: files_of(ranks, part) for part in ("target", "features", "head")}
+
+
+def files_of(ranks: Ranks, part: str) -> list[Path]:
+    (store,), keys = ranks.connectors[1]._stores, ranks.connectors[1]._key
+    assert isinstance(store, DiskStore)
+    request = ranks.llm.new_group(PROMPT, DRAWN).requests[0]
+    ranks.llm.engine.scheduler.manager.hash_blocks(request)
+    paths = [store._path(disk_store._name_of(keys(part, each))) for each in request.block_hashes]
+    return [path.relative_to(store.root.parent) for path in paths]
+
+
+@pytest.fixture(scope="module")
+def stored(world: World, tmp_path_factory: pytest.TempPathFactory) -> Stored:
+    return Stored(world, tmp_path_factory.mktemp("stored"))
+
+
+@pytest.fixture(scope="module")
+def alone(world: World) -> Computed:
+    return plain(world, "eagle", DRAWN)
+
+
+def flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[-9] ^= 4
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("part", "damage", "layerwise"),
+    [
+        ("target", flip, False),
+        ("target", flip, True),
+        ("target", Path.unlink, True),
+        ("features", flip, False),
+        ("features", Path.unlink, True),
+        ("head", flip, True),
+    ],
+)
+def test_a_block_that_rank_1_alone_has_lost(
+    world: World,
+    tmp_path: Path,
+    stored: Stored,
+    alone: Computed,
+    part: str,
+    damage: Callable[[Path], None],
+    layerwise: bool,
+) -> None:
+    """No rank uses it, so that all go on alike; once computed, it is stored again."""
+    shutil.copytree(stored.folder, tmp_path, dirs_exist_ok=True)
+    damage(tmp_path / stored.files[part][2])
+    loaded = 2 * SIZE if part == "target" else WHOLE
+    for expected in (loaded, WHOLE):
+        with connected_ranks(world, "eagle", disk(tmp_path, use_layerwise=layerwise)) as ranks:
+            found = run(ranks.llm, [PROMPT], DRAWN)
+            ranks.check_alike()
+        assert found.tokens == alone.tokens
+        assert found.loaded == expected
+        if part == "target":
+            assert found.tau == alone.tau
+            assert found.known == alone.known - expected
+
+
+@pytest.mark.parametrize("part", ["features", "head"])
+def test_ranks_that_have_stored_different_features_use_none(
+    world: World, tmp_path: Path, stored: Stored, alone: Computed, part: str
+) -> None:
+    """Records of two engines may differ in the last bit. Ranks that read different ones would draft different trees."""
+    shutil.copytree(stored.folder, tmp_path, dirs_exist_ok=True)
+    with connected_ranks(world, "eagle", disk(tmp_path)) as ranks:
+        (store,), keys = ranks.connectors[1]._stores, ranks.connectors[1]._key
+        request = ranks.llm.new_group(PROMPT, DRAWN).requests[0]
+        ranks.llm.engine.scheduler.manager.hash_blocks(request)
+        key = keys(part, request.block_hashes[1])
+        payload = memoryview(bytearray(len(ranks.connectors[1].memory.payload(part, 0))))
+        assert store.read([key], [payload]) == [True]
+        payload[0] ^= 1
+        store.remove([key])
+        store.write([key], [payload])
+        found = run(ranks.llm, [PROMPT], DRAWN)
+        ranks.check_alike()
+    assert found.tokens == alone.tokens
+    assert found.loaded == WHOLE
+
+
+def test_a_block_that_rank_1_evicts_between_query_and_read(
+    world: World, tmp_path: Path, stored: Stored, alone: Computed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(stored.folder, tmp_path, dirs_exist_ok=True)
+    read = DiskStore.read
+
+    def vanishing(self: DiskStore, keys: Any, payloads: Any) -> list[bool]:
+        if self.root.name == "rank-1-of-2" and len(keys) == WHOLE // SIZE:
+            self.remove([keys[2]])
+        return read(self, keys, payloads)
+
+    monkeypatch.setattr(DiskStore, "read", vanishing)
+    with connected_ranks(world, "eagle", disk(tmp_path)) as ranks:
+        found = run(ranks.llm, [PROMPT], DRAWN)
+    assert (found.tokens, found.loaded) == (alone.tokens, 2 * SIZE)
+
+
+def test_a_store_of_rank_1_that_hangs_delays_nobody(
+    world: World, stored: Stored, alone: Computed, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hanging, count_held = threading.Event(), DiskStore.count_held
+
+    def hang(self: DiskStore, keys: Any) -> int:
+        if self.root.name == "rank-1-of-2":
+            hanging.wait(20)
+        return count_held(self, keys)
+
+    monkeypatch.setattr(DiskStore, "count_held", hang)
+    with connected_ranks(world, "eagle", disk(stored.folder, load_timeout=0.3)) as ranks:
+        # Without a whole block it has nothing to look for.
+        late, early = (ranks.llm.new_group(prompt, DRAWN).requests[0] for prompt in (PROMPT, PROMPT[: SIZE - 1]))
+        order: list[Request] = []
+        for request in (late, early):
+            ranks.llm.engine.add_request(request)
+        ranks.llm.engine.step()
+        assert ranks.llm.stats().waiting_for_kv == 1
+        while ranks.llm.engine.has_unfinished:
+            order += [request for request in ranks.llm.engine.step() if request.finished]
+        assert ranks.connectors[0].reads.is_stalled(0)
+        hanging.set()
+    assert order == [early, late]
+    assert late.completion().token_ids == alone.tokens[0]
+    assert "took longer than 0.3 s" in caplog.text
+
+
+def test_a_failing_store_of_rank_1_is_named(
+    world: World, stored: Stored, alone: Computed, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(self: DiskStore, keys: Any) -> int:
+        if self.root.name == "rank-1-of-2":
+            raise OSError(5, "Input/output error")
+        return len(keys)
+
+    monkeypatch.setattr(DiskStore, "count_held", failing)
+    with connected_ranks(world, "eagle", disk(stored.folder)) as ranks:
+        found = run(ranks.llm, [PROMPT], DRAWN)
+        assert ranks.llm.engine.connector is not None
+        assert ranks.llm.engine.connector.get_kv_connector_stats().failures == 1
+    assert (found.tokens, found.loaded) == (alone.tokens, 0)
+    assert "rank 1: disk" in caplog.text
+    assert "Input/output error; tokens are computed instead" in caplog.text
+
+
+def test_engines_of_different_sizes_share_nothing(world: World, tmp_path: Path) -> None:
+    """Of two key-value heads a rank of two has one, and a rank of four a copy of one: blocks of the same shape."""
+    names: list[str] = []
+    with engine(world, "eagle", disk(tmp_path)) as llm:
+        assert run(llm, [PROMPT], GREEDY).loaded == 0
+        connector = llm.engine.connector
+        assert isinstance(connector, OffloadingConnector)
+        names += [connector._key(part, b"h") for part in ("target", "head")]
+    for ranks in (2, 4):
+        with connected_ranks(world, "eagle", disk(tmp_path), ranks) as each:
+            assert run(each.llm, [PROMPT], GREEDY).loaded == 0
+            assert each.workers[0].cache.target.shape[2] == 2
+            names += [own._key(part, b"h") for own in each.connectors.values() for part in ("target", "head")]
+    assert len(set(names)) == len(names) == 2 * (1 + 2 + 4)
+
+
+def test_roles(world: World, tmp_path: Path) -> None:
+    """What one engine of two ranks has prefilled another one decodes, and computes and reads none of it."""
+    expected = plain(world, "eagle3", DRAWN)
+    with connected_ranks(world, "eagle3", disk(tmp_path), role="decode") as decode:
+        with connected_ranks(world, "eagle3", disk(tmp_path), role="prefill") as prefill:
+            run(prefill.llm, [PROMPT], SamplingParams(temperature=0, max_tokens=1, ignore_eos=True))
+            flush(prefill.llm)
+        found = run(decode.llm, [PROMPT], DRAWN)
+    assert (found.tokens, found.tau, found.loaded) == (expected.tokens, expected.tau, WHOLE)
+    assert (found.known, found.read) == (expected.known - WHOLE, expected.read - WHOLE)
+
+
+class OfOneRank(OffloadingConnector):
+    """A connector that is not built in, for a single rank."""
+
+    supports_ranks = False
+
+    def __init__(self, config: Any, context: Any) -> None:
+        super().__init__(config.kv_connector_extra_config["blocks"], context.block_size, [], context.keys(""))
+
+
+class OfRanks(OfOneRank):
+    supports_ranks = True
+
+
+def test_a_connector_of_ones_own(world: World) -> None:
+    own = {"kv_connector": "OfRanks", "kv_connector_module_path": __name__, "kv_connector_extra_config": {"blocks": 40}}
+    with connected_ranks(world, "eagle", own) as ranks:
+        assert all(isinstance(each, OfRanks) for each in ranks.connectors.values())
+        assert run(ranks.llm, [PROMPT], GREEDY).tokens == plain(world, "eagle", GREEDY).tokens
+    message = r"kv_connector 'OfOneRank' serves one rank \(supports_ranks\), and tensor_parallel_size is 2; use 1"
+    with (
+        pytest.raises(ValueError, match=message),
+        connected_ranks(world, "eagle", {**own, "kv_connector": "OfOneRank"}),
+    ):
+        pass
+
+
+def test_settings_that_rank_1_alone_refuses(world: World, tmp_path: Path) -> None:
+    (tmp_path / "rank-1-of-2").write_text("no folder")
+    with (
+        pytest.raises(ValueError, match=r"root_dir .*rank-1-of-2.*; give a folder that can be written"),
+        connected_ranks(world, "none", disk(tmp_path)),
+    ):
+        pass
+
+
+def test_a_rank_that_fails_to_save_ends_the_engine(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its reason is the error's, and the engine can still be closed."""
+    with connected_ranks(world, "eagle", HOST) as ranks:
+        monkeypatch.setattr(ranks.connectors[1], "wait_for_save", lambda _: 1 // 0)
+        # What holds the rank's worker holds its connections.
+        ranks.workers.clear()
+        with pytest.raises(ExecutorDeadError, match="rank 1 of 2 failed: ZeroDivisionError"):
+            ranks.llm.generate([PROMPT], GREEDY, use_tqdm=False)
