@@ -102,7 +102,8 @@ class Followers:
         """Wait until all have done what they were told, for at most so long, whatever they say."""
         end = time.monotonic() + seconds
         for link in self._links.values():
-            link.answer(max(0.0, end - time.monotonic()))
+            if link.is_alive:
+                link.answer(max(0.0, end - time.monotonic()))
 
     def transferred(self) -> list[tuple[int, Any]]:
         """Return rank and output of connectors that have done something since the last call, without waiting."""

@@ -4,18 +4,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from hashlib import blake2b
 from queue import Empty, SimpleQueue
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
-from specdec.kv_transfer.block_store import NO_KEY, BlockStore
+from specdec.kv_transfer.block_store import BlockStore
+from specdec.kv_transfer.guarded_store import GuardedStore
 from specdec.kv_transfer.notes import Notes
 
-T = TypeVar("T")
 TARGET = "target"
-# Seconds between questions whether a store that failed answers again.
-RETRY_AFTER = 5.0
 # Blocks that are read, or written, in one call of a store.
 MOST_AT_ONCE = 16
 
@@ -105,8 +102,8 @@ class Transfers:
         common_parts: frozenset[str] = frozenset(),
     ) -> None:
         # Apart, since a store that is full can be read.
-        self._readable = [_Guard(store, notes, "tokens are computed instead") for store in stores]
-        self._writable = [_Guard(store, notes, "blocks are not written there") for store in stores]
+        self._readable = [GuardedStore(store, notes, "tokens are computed instead") for store in stores]
+        self._writable = [GuardedStore(store, notes, "blocks are not written there") for store in stores]
         self._memory, self._key, self._common_parts = memory, key, common_parts
         self._reads: SimpleQueue[Read | None] = SimpleQueue()
         self._writes: SimpleQueue[_Write | None] = SimpleQueue()
@@ -257,52 +254,8 @@ class Transfers:
                 self._post(Saved(write.block, True))
 
 
-def _close(directions: "tuple[_Guard, _Guard]", deadline: float) -> None:
+def _close(directions: tuple[GuardedStore, GuardedStore], deadline: float) -> None:
     """Close a store, unless it is in use until the deadline, when it is left to the end of the process."""
     taken = [guard.busy.acquire(timeout=max(0.1, deadline - time.monotonic())) for guard in directions]
     if all(taken):
         directions[0].store.close()
-
-
-class _Guard:
-    """One direction of a store, reading or writing, that is left alone after a failure until the store answers again.
-
-    Args:
-        notes: for failures.
-        consequence: of a failure, for its log line.
-
-    Attributes:
-        busy: held during calls of the store.
-    """
-
-    def __init__(self, store: BlockStore, notes: Notes, consequence: str) -> None:
-        self.store, self._notes, self._consequence, self.is_up = store, notes, consequence, True
-        self.busy, self._has_ended = threading.Lock(), threading.Event()
-
-    def call(self, default: T, operation: Callable[..., T], *arguments: object) -> T:
-        """Return what a store's method returns, or `default` if it fails or has failed."""
-        if not self.is_up:
-            return default
-        try:
-            with self.busy:
-                return operation(*arguments)
-        except Exception as error:
-            self.is_up = False
-            reason = next(iter(str(error).splitlines()), type(error).__name__)
-            self._notes.warn(
-                f"{self.store.name}: {reason}; {self._consequence}", f"{self.store.name} {self._consequence}"
-            )
-            # By a thread of its own, so that no request ever waits for a store that is known to be gone.
-            threading.Thread(target=self._wait_for_answer, name="kv-retry", daemon=True).start()
-            return default
-
-    def end(self) -> None:
-        """Ask a store that failed no more."""
-        self._has_ended.set()
-
-    def _wait_for_answer(self) -> None:
-        while not self._has_ended.wait(RETRY_AFTER):
-            with suppress(Exception), self.busy:
-                self.store.count_held([NO_KEY])
-                self.is_up = True
-                return
