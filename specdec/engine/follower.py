@@ -91,7 +91,9 @@ class Follower:
                 return
         finally:
             self._has_ended.set()
-            self._disconnect()
+            if self._transfers is not None:
+                # Others may wait for the end of this rank in an operation, so nothing is written any more.
+                self._transfers.stop()
 
     def _beat(self) -> None:
         """Give signs of life to the end of this rank."""
@@ -154,7 +156,8 @@ class Follower:
                     assert self._transfers is not None
                     self._transfers.follow(message)
                 case Disconnect():
-                    self._disconnect()
+                    assert self._transfers is not None
+                    self._transfers.shutdown()
                     self._answer(0)
                 case PassOrder() as order:
                     assert self._worker is not None
@@ -187,11 +190,6 @@ class Follower:
             return Refusal(str(error))
         self._transfers = RankTransfers(connector, lambda output: self._answer(Transferred(output)))
         return 0
-
-    def _disconnect(self) -> None:
-        transfers, self._transfers = self._transfers, None
-        if transfers is not None:
-            transfers.shutdown()
 
     def _load(self, load: Callable[[], DraftModel | AdapterWeights]) -> Answer:
         try:

@@ -44,9 +44,13 @@ class RankTransfers:
             if output := self._connector.get_finished():
                 self._send(output)
 
+    def stop(self) -> None:
+        """Report nothing more."""
+        self._has_ended.set()
+
     def shutdown(self) -> None:
         """See `KVConnector.shutdown`."""
-        self._has_ended.set()
+        self.stop()
         self._reporter.join()
         self._connector.shutdown()
 

@@ -1,5 +1,6 @@
 """The connector of an engine over several ranks, as its first rank sees it."""
 
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -97,7 +98,8 @@ class RankedConnector(KVConnector):
         return self.own.get_kv_connector_stats()
 
     def shutdown(self) -> None:
+        end = time.monotonic() + DISCONNECT_TIMEOUT
         with suppress(ExecutorDeadError):
             self._followers.tell(Disconnect())
         self.own.shutdown()
-        self._followers.wait(DISCONNECT_TIMEOUT)
+        self._followers.wait(max(0.0, end - time.monotonic()))
