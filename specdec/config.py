@@ -274,11 +274,6 @@ class EngineConfig:
                 f"quantization is {self.quantization!r} and tensor_parallel_size {size}; 8-bit weights are not split; "
                 "use quantization 'none', or tensor_parallel_size 1"
             )
-        if (stages := self.pipeline_parallel_size) > 1 and self.kv_transfer_config is not None:
-            raise ValueError(
-                f"kv_transfer_config is given and pipeline_parallel_size is {stages}; connectors store blocks of "
-                "all layers; leave it out, or use pipeline_parallel_size 1"
-            )
 
     @property
     def sources(self) -> str | None:

@@ -120,7 +120,8 @@ class EngineBuilder:
     ) -> LLMEngine:
         executor = self._ranks.executor(self.workers)
         executor.start(num_blocks, num_host_blocks)
-        connector = executor.connect() if connects and self.config.kv_transfer_config is not None else None
+        connects_kv = connects and self.config.kv_transfer_config is not None
+        connector = executor.connect(self.block_bytes) if connects_kv else None
         scheduler = self._scheduler(executor, connector, measures=measures, gives_back=connects)
         hands_over = self.config.is_prefill
         return LLMEngine(scheduler, executor, self.kernels, self.config.logprobs_mode, hands_over=hands_over)

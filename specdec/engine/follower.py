@@ -47,7 +47,7 @@ from specdec.engine.rank_messages import (
 from specdec.engine.rank_transfers import RankTransfers
 from specdec.engine.worker_builder import WorkerBuilder
 from specdec.execution.step_codec import OrderReader, SentOrder
-from specdec.execution.step_order import DraftOrder, PassOrder
+from specdec.execution.step_order import DraftOrder, EntryMoves, PassOrder
 from specdec.execution.worker import Worker
 from specdec.models.lora_adapter import AdapterWeights
 from specdec.models.rank_group import LOOPBACK, Store, file_store
@@ -150,8 +150,8 @@ class Follower:
                     self._builder.put_adapter(place, self._update)
                     self._update = None
                     self._answer(0)
-                case Connect():
-                    self._answer(self._connect())
+                case Connect(block_bytes):
+                    self._answer(self._connect(block_bytes))
                 case ReadKV() | BeginSaveKV() | SaveKV():
                     assert self._transfers is not None
                     self._transfers.follow(message)
@@ -159,9 +159,13 @@ class Follower:
                     assert self._transfers is not None
                     self._transfers.shutdown()
                     self._answer(0)
+                case EntryMoves() as accepted:
+                    assert self._worker is not None
+                    self._worker.move(accepted)
                 case PassOrder() as order:
                     assert self._worker is not None
                     self._worker.run(order)
+                    self._report()
                 case DraftOrder(rows):
                     assert self._worker is not None
                     self._worker.run_dummy_drafts(rows)
@@ -169,8 +173,7 @@ class Follower:
                     assert self._worker is not None
                     self._worker.begin(self._reader.read(sent))
                     self._worker.finish()
-                    if self._transfers is not None:
-                        self._transfers.report()
+                    self._report()
                 case _:
                     raise TypeError(f"a rank that has joined is told {message!r:.100}")
 
@@ -182,14 +185,18 @@ class Follower:
         own, self._worker = self._worker.cache.num_blocks * self._builder.block_bytes, None
         return own
 
-    def _connect(self) -> Answer:
+    def _connect(self, block_bytes: int) -> Answer:
         assert self._worker is not None
         try:
-            connector = self._builder.connect(self._worker, self._rank)
+            connector = self._builder.connect(self._worker, block_bytes, self._rank)
         except ValueError as error:
             return Refusal(str(error))
         self._transfers = RankTransfers(connector, lambda output: self._answer(Transferred(output)))
         return 0
+
+    def _report(self) -> None:
+        if self._transfers is not None:
+            self._transfers.report()
 
     def _load(self, load: Callable[[], DraftModel | AdapterWeights]) -> Answer:
         try:

@@ -128,12 +128,19 @@ class ParallelExecutor:
             raise ValueError(refusal)
         return loaded
 
-    def connect(self) -> KVConnector:
+    def connect(self, block_bytes: int) -> KVConnector:
         """See `Executor.connect`. A connector that one rank refuses is used by none."""
         followers = self._followers
-        followers.tell(Connect(), followers.last_stage)
-        own = self._loaded(lambda: self._workers.connect(self.worker), followers.last_stage)
-        return RankedConnector(own, followers)
+        followers.tell(Connect(block_bytes))
+        everywhere = [*followers.last_stage, *followers.earlier_stages]
+        own = self._loaded(lambda: self._workers.connect(self.worker, block_bytes), everywhere)
+        return RankedConnector(own, followers, self._settle)
+
+    def _settle(self) -> None:
+        """Have earlier stages move accepted entries now, which they do with the next step otherwise."""
+        if self._accepted.sources and self._followers.earlier_stages:
+            self._followers.tell(self._accepted, self._followers.earlier_stages)
+            self._accepted = EntryMoves([], [])
 
     def check_health(self) -> None:
         """See `Executor.check_health`."""

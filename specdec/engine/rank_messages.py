@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from specdec.config import EngineConfig
 from specdec.execution.step_codec import SentOrder
-from specdec.execution.step_order import DraftOrder, PassOrder
+from specdec.execution.step_order import DraftOrder, EntryMoves, PassOrder
 from specdec.models.lora_adapter import AdapterFiles
 
 
@@ -82,6 +82,8 @@ class UseAdapter(NamedTuple):
 class Connect(NamedTuple):
     """Make the connector of the settings on the worker's cache; see `WorkerMaker.connect`."""
 
+    block_bytes: int
+
 
 class ReadKV(NamedTuple):
     """Call `KVConnector.start_read_kv`."""
@@ -90,13 +92,13 @@ class ReadKV(NamedTuple):
 
 
 class BeginSaveKV(NamedTuple):
-    """Call `KVConnector.start_save_kv`: the next step is meant."""
+    """Call `KVConnector.start_save_kv`, for the next step."""
 
     metadata: Any
 
 
 class SaveKV(NamedTuple):
-    """Call `KVConnector.wait_for_save`: the step before is meant."""
+    """Call `KVConnector.wait_for_save`, for the step before."""
 
     metadata: Any
 
@@ -143,6 +145,7 @@ Message = (
     | BeginSaveKV
     | SaveKV
     | Disconnect
+    | EntryMoves
     | PassOrder
     | DraftOrder
     | SentOrder

@@ -1,7 +1,7 @@
 """The connector of an engine over several ranks, as its first rank sees it."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -26,12 +26,13 @@ class RankedConnector(KVConnector):
     Args:
         own: the first rank's connector.
         followers: the other ranks, whose connectors are made.
+        settle: brings the entries of the step before into place on all ranks.
     """
 
     supports_ranks = True
 
-    def __init__(self, own: KVConnector, followers: Followers) -> None:
-        self.own, self._followers = own, followers
+    def __init__(self, own: KVConnector, followers: Followers, settle: Callable[[], None]) -> None:
+        self.own, self._followers, self._settle = own, followers, settle
         self._has_begun = False
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
@@ -83,6 +84,7 @@ class RankedConnector(KVConnector):
     def wait_for_save(self, metadata: Any) -> None:
         # Others may have copies to wait for that were begun in vain.
         if metadata or self._has_begun:
+            self._settle()
             self._followers.tell(SaveKV(metadata))
         self._has_begun = False
         self.own.wait_for_save(metadata)

@@ -19,6 +19,7 @@ from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
 from specdec.draft_heads.heads.draft_head import DraftModel
 from specdec.engine.block_identity import block_keys
 from specdec.engine.draft_loader import draft_kernels, load_replacement
+from specdec.engine.rank_loader import layout_of
 from specdec.execution.model_runner import ModelRunner
 from specdec.execution.split_verifier import SplitVerifier
 from specdec.execution.worker import Worker
@@ -156,7 +157,7 @@ class WorkerBuilder:
         self._capture_graphs(runner, drafter)
         return Worker(runner, drafter, self._verifier())
 
-    def connect(self, worker: Worker, rank: int = 0) -> KVConnector:
+    def connect(self, worker: Worker, block_bytes: int, rank: int = 0) -> KVConnector:
         """See `WorkerMaker.connect`."""
         config, cache = self.config, worker.cache
         assert config.kv_transfer_config is not None
@@ -164,9 +165,11 @@ class WorkerBuilder:
         if config.tensor_parallel_size > 1:
             # Features are sums over ranks; a head that is split has its own part of keys and values.
             common = {"features"} if config.draft_tensor_parallel_size > 1 else {"features", "head"}
-        caches = KVCaches(cache.parts, self.kernels, config.tensor_parallel_size, frozenset(common))
+        layout = layout_of(config)
+        caches = KVCaches(cache.parts, self.kernels, layout.size, layout.tensor, frozenset(common))
         keys = partial(block_keys, config, cache, self.head, rank)
-        connector = make_connector(config.kv_transfer_config, ConnectorContext(caches, cache.block_size, keys, rank))
+        context = ConnectorContext(caches, cache.block_size, keys, block_bytes, rank)
+        connector = make_connector(config.kv_transfer_config, context)
         cache.transfers = connector
         return connector
 

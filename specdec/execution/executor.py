@@ -48,11 +48,12 @@ class WorkerMaker(Protocol):
         """Put an adapter into a place of the banks, between two steps."""
         ...
 
-    def connect(self, worker: Worker, rank: int = 0) -> KVConnector:
+    def connect(self, worker: Worker, block_bytes: int, rank: int = 0) -> KVConnector:
         """Make the connector of the settings on a worker's cache.
 
         Args:
-            rank: number of this process among the tensor-parallel ones.
+            block_bytes: size of a block in the rank where it is largest.
+            rank: number of this process.
 
         Raises:
             ValueError: a connector, or one of its settings, that cannot be used here.
@@ -117,8 +118,11 @@ class Executor(Protocol):
         """
         ...
 
-    def connect(self) -> KVConnector:
+    def connect(self, block_bytes: int) -> KVConnector:
         """Make the connector of the settings on the caches of all workers, and return it.
+
+        Args:
+            block_bytes: size of a block in the rank where it is largest.
 
         Raises:
             ValueError: a connector, or one of its settings, that cannot be used here.
@@ -174,9 +178,9 @@ class InProcessExecutor:
         """See `Executor.load_adapter`."""
         self._workers.put_adapter(place, self._workers.read_adapter(files))
 
-    def connect(self) -> KVConnector:
+    def connect(self, block_bytes: int) -> KVConnector:
         """See `Executor.connect`."""
-        return self._workers.connect(self.worker)
+        return self._workers.connect(self.worker, block_bytes)
 
     def check_health(self) -> None:
         """Do nothing: the worker lives as long as this process."""

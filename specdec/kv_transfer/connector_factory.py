@@ -27,12 +27,14 @@ class ConnectorContext:
         caches: the device's cache, in this rank.
         block_size: tokens of a block.
         keys: returns the function that makes keys of a part and a block hash. Its argument is the prefix of the keys.
+        block_bytes: size of a block in the rank where it is largest.
         rank: number of this process among those of `caches.num_ranks`.
     """
 
     caches: KVCaches
     block_size: int
     keys: Callable[[str], Callable[[str, bytes], str]]
+    block_bytes: int
     rank: int = 0
 
 
@@ -50,8 +52,8 @@ def make_connector(config: KVTransferConfig, context: ConnectorContext) -> KVCon
         connector = _built_in(config, context)
     if context.caches.num_ranks > 1 and not connector.supports_ranks:
         raise ValueError(
-            f"kv_connector {config.kv_connector!r} serves one rank (supports_ranks), and tensor_parallel_size is "
-            f"{context.caches.num_ranks}; use 1, or another connector"
+            f"kv_connector {config.kv_connector!r} serves one rank (supports_ranks), and the model is split over "
+            f"{context.caches.num_ranks}; use one rank, or another connector"
         )
     connector.register_kv_caches(context.caches)
     return connector
@@ -72,12 +74,12 @@ def _built_in(config: KVTransferConfig, context: ConnectorContext) -> KVConnecto
     tiers, notes = tiers_of(config), Notes(logger)
     rank, ranks = context.rank, context.caches.num_ranks
     sizes = [part[0].numel() * part.element_size() for part in context.caches.parts.values()]
-    # Every rank holds its part of a block, all parts of one size.
-    num_blocks = tiers.cpu_bytes_to_use // (ranks * sum(sizes))
+    # All ranks hold as many blocks.
+    block_bytes = ranks * context.block_bytes
+    num_blocks = tiers.cpu_bytes_to_use // block_bytes
     if num_blocks < 2:
         raise ValueError(
-            f"cpu_bytes_to_use is {tiers.cpu_bytes_to_use}; it must hold two blocks of {ranks * sum(sizes)} bytes at "
-            "least"
+            f"cpu_bytes_to_use is {tiers.cpu_bytes_to_use}; it must hold two blocks of {block_bytes} bytes at least"
         )
     stores: list[BlockStore] = [
         DiskStore(rank_folder(root, rank, ranks), most // ranks, notes) for root, most in tiers.disks

@@ -21,13 +21,15 @@ class KVCaches(NamedTuple):
         parts: by name ("target", "features", "head") the cache as `[blocks, …]`. One block id means the same tokens in
             all parts. The head's parts are absent where nothing reads features or no head drafts.
         kernels: the operations that copy blocks.
-        num_ranks: number of tensor-parallel ranks, each of which has such a cache for its part of every block.
-        common_parts: names of the parts that every rank has alike, bit for bit; none with a single rank.
+        num_ranks: number of ranks, each of which has such a cache for its part of every block.
+        num_drafting: number of those, the first ones, that have the draft model and its parts.
+        common_parts: names of the parts that all of these have alike, bit for bit; none with a single one.
     """
 
     parts: "Mapping[str, Tensor]"
     kernels: "KernelSet"
     num_ranks: int = 1
+    num_drafting: int = 1
     common_parts: frozenset[str] = frozenset()
 
 

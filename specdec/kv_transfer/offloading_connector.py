@@ -100,7 +100,7 @@ class OffloadingConnector(KVConnector):
             self._layers = layer_copies(*self.memory.tensors(TARGET), caches.kernels, self._notes)
         self._sizes = {name: len(self.memory.payload(name, 0)) for name in self.memory.names}
         self.transfers = Transfers(self._stores, self.memory, self._key, self._notes, caches.common_parts)
-        self.reads = RankReads(self.transfers, caches.num_ranks)
+        self.reads = RankReads(self.transfers, caches.num_ranks, caches.num_drafting)
         self._num_loaded = [0] * caches.num_ranks
         args = (self._num_blocks, self._block_size, self.memory.names, self.reads, self._timeout, self._notes)
         self.tier = HostTier(*args)
@@ -148,7 +148,8 @@ class OffloadingConnector(KVConnector):
 
     def start_read_kv(self, metadata: ReadMeta | None) -> None:
         for part, block in metadata.clears if metadata else ():
-            self.memory.clear(part, block)
+            if part in self._sizes:
+                self.memory.clear(part, block)
         for read in metadata.reads if metadata else ():
             self.transfers.read(read)
 
@@ -193,10 +194,12 @@ class OffloadingConnector(KVConnector):
             self._layers.wait_for_save()
         for parts, is_begun in {(save.parts, save.is_begun) for save in metadata}:
             saves = [save for save in metadata if (save.parts, save.is_begun) == (parts, is_begun)]
-            rest = [name for name in parts if not (is_begun and name == TARGET)]
+            # A rank without the draft model has the target's part alone.
+            own = parts & self._sizes.keys()
+            rest = [name for name in own if not (is_begun and name == TARGET)]
             copied = self.memory.store([save.block for save in saves], [save.host_block for save in saves], rest)
             self._stats.stored_blocks += len(saves)
-            self._stats.stored_bytes += len(saves) * sum(self._sizes[name] for name in parts)
+            self._stats.stored_bytes += len(saves) * sum(self._sizes[name] for name in own)
             self._saves.append((copied, [save.host_block for save in saves if not save.is_written]))
             for save in saves:
                 if TARGET in parts and FEATURES in self._sizes.keys() - parts:

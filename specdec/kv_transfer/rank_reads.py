@@ -1,7 +1,7 @@
 """Reads of blocks by all ranks: what they are asked for, and what every one of them has done. Pure Python."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from specdec.kv_transfer.transfers import TARGET, Fetched, Found, Read, Result, Saved
@@ -39,14 +39,15 @@ class RankReads:
     Args:
         own: the stores of the first rank.
         num_ranks: number of ranks.
+        num_drafting: number of the first ranks, which have other parts than the target's too.
     """
 
-    def __init__(self, own: Stores, num_ranks: int) -> None:
-        self._own, self._num_ranks = own, num_ranks
+    def __init__(self, own: Stores, num_ranks: int, num_drafting: int) -> None:
+        self._own, self._num_ranks, self._num_drafting = own, num_ranks, num_drafting
         self._meta = ReadMeta([], [])
-        # By job: the blocks that are being filled, and the answers of those ranks that have given theirs.
+        # By job: the blocks that are being filled, and by rank the answers that have been given.
         self._blocks: dict[int, Sequence[int]] = {}
-        self._answers: dict[int, list[Found | Fetched]] = {}
+        self._answers: dict[int, dict[int, Found | Fetched]] = {}
         # By result: how many of these each rank has given beyond those that all have given.
         self._saved: dict[Saved, list[int]] = {}
         # By rank: its reads without an answer, and since when it may have been at the first of them.
@@ -105,26 +106,34 @@ class RankReads:
     def _answer(self, rank: int, answer: Found | Fetched) -> list[Found | Fetched]:
         self._num_open[rank] -= 1
         self._since[rank] = time.monotonic()
-        answers = self._answers.setdefault(answer.job, [])
-        answers.append(answer)
-        if len(answers) < self._num_ranks:
+        by_rank = self._answers.setdefault(answer.job, {})
+        by_rank[rank] = answer
+        if len(by_rank) < self._num_ranks:
             return []
         del self._answers[answer.job]
+        answers = [by_rank[rank] for rank in range(self._num_ranks)]
         if counts := [each.num_blocks for each in answers if isinstance(each, Found)]:
             return [Found(answer.job, min(counts))]
         return [self._fetched(answer.job, [each for each in answers if isinstance(each, Fetched)])]
 
     def _fetched(self, job: int, answers: Sequence[Fetched]) -> Fetched:
-        """Return the parts that came to all ranks, and have the others cleared in blocks that are of use.
+        """Return the parts that came to all ranks that have them, and have others cleared in blocks that are of use.
 
         Where each rank has the whole draft model, all draft alike only if they read the same features and entries.
         """
         agreed, by_block = [], zip(*(each.parts for each in answers), strict=True)
         for block, ranks in zip(self._blocks.pop(job), by_block, strict=True):
-            first, *others = ranks
-            parts = {name: own for name, own in first.items() if all(other.get(name) == own for other in others)}
+            parts = _common(ranks[: self._num_drafting])
+            if TARGET not in _common(ranks):
+                parts.pop(TARGET, None)
             if TARGET in parts:
                 lost = set().union(*ranks) - parts.keys()
                 self._meta.clears.extend(Clear(name, block) for name in sorted(lost))
             agreed.append(parts)
         return Fetched(job, agreed)
+
+
+def _common(ranks: Sequence[Mapping[str, bytes]]) -> dict[str, bytes]:
+    """Return the parts that are alike in all of these."""
+    first, *others = ranks
+    return {name: own for name, own in first.items() if all(other.get(name) == own for other in others)}

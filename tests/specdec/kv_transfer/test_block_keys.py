@@ -1,6 +1,10 @@
 """Names of blocks in stores."""
 
+import pytest
+
+from specdec.engine.block_identity import place_of
 from specdec.kv_transfer.cache_identity import BlockKeys
+from specdec.models.rank_layout import RankLayout
 
 
 def test_the_key_of_a_single_rank_stays_as_it_is() -> None:
@@ -10,6 +14,17 @@ def test_the_key_of_a_single_rank_stays_as_it_is() -> None:
     assert keys("features", b"\x01") == "mine@t@tp_rank:0@head:h@group:features@01"
 
 
-def test_a_key_names_the_rank_and_their_number() -> None:
-    assert BlockKeys("t", "h", rank=1, num_ranks=2)("target", b"\x01") == "t@tp_size:2@tp_rank:1@group:target@01"
-    assert BlockKeys("t", "h", rank=1, num_ranks=4)("head", b"\x01") == "t@tp_size:4@tp_rank:1@head:h@group:head@01"
+@pytest.mark.parametrize(
+    ("rank", "layout", "place"),
+    [
+        (0, RankLayout(1, 1), "tp_rank:0"),
+        (1, RankLayout(2, 1), "tp_size:2@tp_rank:1"),
+        (1, RankLayout(4, 1), "tp_size:4@tp_rank:1"),
+        (0, RankLayout(1, 2), "tp_rank:0@pp_size:2@pp_rank:1"),
+        (3, RankLayout(2, 2), "tp_size:2@tp_rank:1@pp_size:2@pp_rank:0"),
+    ],
+)
+def test_a_key_names_the_ranks_place(rank: int, layout: RankLayout, place: str) -> None:
+    keys = BlockKeys("t", "h", place=place_of(layout, rank))
+    assert keys("target", b"\x01") == f"t@{place}@group:target@01"
+    assert keys("head", b"\x01") == f"t@{place}@head:h@group:head@01"

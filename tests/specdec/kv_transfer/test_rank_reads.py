@@ -10,6 +10,7 @@ from specdec.kv_transfer.transfers import TARGET, Fetched, Found, Read, Result, 
 
 HASHES = [b"a", b"b"]
 BLOCKS = [7, 3]
+TARGETS = st.sampled_from([{}, {TARGET: b""}])
 PARTS = st.dictionaries(st.sampled_from([TARGET, "features", "head"]), st.sampled_from([b"", b"x", b"y"]))
 
 
@@ -28,7 +29,8 @@ def answered(reads: RankReads, orders: list[list[Result]], mixed: list[int]) -> 
 
 @given(st.data(), st.integers(1, 3))
 def test_a_block_is_there_when_every_rank_has_its_part(data: st.DataObject, num_ranks: int) -> None:
-    reads = RankReads(Stores(), num_ranks)
+    num_drafting = data.draw(st.integers(1, num_ranks))
+    reads = RankReads(Stores(), num_ranks, num_drafting)
     assert reads.take() is None
     reads.look_up(0, HASHES)
     reads.look_up(1, HASHES[:1])
@@ -42,13 +44,16 @@ def test_a_block_is_there_when_every_rank_has_its_part(data: st.DataObject, num_
     )
     reads.fetch(0, HASHES, BLOCKS)
     assert reads.take() == ReadMeta([], [Read(0, HASHES, BLOCKS)])
-    came = [[data.draw(PARTS) for _ in BLOCKS] for _ in range(num_ranks)]
+    came = [[data.draw(PARTS) for _ in BLOCKS] for _ in range(num_drafting)]
+    # The others have the target's part alone.
+    came += [[data.draw(TARGETS) for _ in BLOCKS] for _ in range(num_ranks - num_drafting)]
     (fetched,) = answered(reads, [[Fetched(0, parts)] for parts in came], data.draw(st.permutations(range(num_ranks))))
     assert isinstance(fetched, Fetched)
     clears = []
     for place, block in enumerate(BLOCKS):
         ranks = [parts[place] for parts in came]
-        same = {name for name in ranks[0] if len({each.get(name) for each in ranks}) == 1}
+        holders = {TARGET: ranks, "features": ranks[:num_drafting], "head": ranks[:num_drafting]}
+        same = {name for name, all_ in holders.items() if {each.get(name) for each in all_} in ({b""}, {b"x"}, {b"y"})}
         assert set(fetched.parts[place]) == same
         if TARGET in same:
             clears += [Clear(name, block) for name in sorted({name for each in ranks for name in each} - same)]
@@ -58,7 +63,7 @@ def test_a_block_is_there_when_every_rank_has_its_part(data: st.DataObject, num_
 
 
 def test_a_rank_that_answers_nothing_stalls_reads() -> None:
-    reads = RankReads(Stores(), 2)
+    reads = RankReads(Stores(), 2, 2)
     assert (reads.has_stores, reads.may_hold(b"a"), reads.may_hold(b"b")) == (True, True, False)
     reads.look_up(0, HASHES)
     assert not reads.is_stalled(0)

@@ -61,14 +61,14 @@ def flip(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "damage", "layerwise"),
+    ("part", "damage", "settings"),
     [
-        ("target", flip, False),
-        ("target", flip, True),
-        ("target", Path.unlink, True),
-        ("features", flip, False),
-        ("features", Path.unlink, True),
-        ("head", flip, True),
+        ("target", flip, {}),
+        ("target", flip, {"use_layerwise": True}),
+        ("target", Path.unlink, {"use_layerwise": True}),
+        ("features", flip, {}),
+        ("features", Path.unlink, {"use_layerwise": True}),
+        ("head", flip, {"use_layerwise": True}),
     ],
 )
 def test_a_block_that_rank_1_alone_has_lost(
@@ -78,14 +78,14 @@ def test_a_block_that_rank_1_alone_has_lost(
     alone: Computed,
     part: str,
     damage: Callable[[Path], None],
-    layerwise: bool,
+    settings: dict[str, Any],
 ) -> None:
     """No rank uses it, so that all go on alike; once computed, it is stored again."""
     shutil.copytree(stored.folder, tmp_path, dirs_exist_ok=True)
     damage(tmp_path / stored.files[part][2])
     loaded = 2 * SIZE if part == "target" else WHOLE
     for expected in (loaded, WHOLE):
-        with connected_ranks(world, "eagle", disk(tmp_path, use_layerwise=layerwise)) as ranks:
+        with connected_ranks(world, "eagle", disk(tmp_path, **settings)) as ranks:
             found = run(ranks.llm, [PROMPT], DRAWN)
             ranks.check_alike()
         assert found.tokens == alone.tokens
@@ -115,6 +115,19 @@ def test_ranks_that_have_stored_different_features_use_none(
         ranks.check_alike()
     assert found.tokens == alone.tokens
     assert found.loaded == WHOLE
+
+
+def test_a_block_that_an_earlier_stage_has_lost(world: World, tmp_path: Path, alone: Computed) -> None:
+    """It has no features and no draft model, and lacks none."""
+    stages = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}
+    with connected_ranks(world, "eagle", disk(tmp_path), **stages) as ranks:
+        run(ranks.llm, [PROMPT], DRAWN)
+        lost = files_of(ranks, "target")[2]
+    flip(tmp_path / lost)
+    for loaded in (2 * SIZE, WHOLE):
+        with connected_ranks(world, "eagle", disk(tmp_path), **stages) as ranks:
+            found = run(ranks.llm, [PROMPT], DRAWN)
+        assert (found.tokens, found.tau, found.loaded) == (alone.tokens, alone.tau, loaded)
 
 
 def test_a_block_that_rank_1_evicts_between_query_and_read(

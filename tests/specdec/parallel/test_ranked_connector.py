@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
-from specdec import SamplingParams
+from specdec import DraftShape, SamplingParams
 from specdec.engine.engine_builder import EngineBuilder
 from specdec.execution.executor import ExecutorDeadError
 from specdec.kv_transfer.offloading_connector import OffloadingConnector
@@ -27,6 +29,8 @@ LAYERWISE = {
 }
 # The draft model is split.
 SPLIT = {"draft_tensor_parallel_size": 2}
+STAGES = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}
+BOTH = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
 
 
 def plain(world: World, drafter: str, params: SamplingParams, prompt: list[int] = PROMPT) -> Computed:
@@ -36,23 +40,27 @@ def plain(world: World, drafter: str, params: SamplingParams, prompt: list[int] 
 
 
 def check_shared(config: dict[str, Any], world: World, drafter: str, params: SamplingParams, **settings: Any) -> None:
-    """Check two engines of two ranks with one pool: what the first has computed the second one loads."""
+    """Check two engines of several ranks with one pool: a prompt and its answer, which the first has computed, the
+    second one loads.
+    """
     expected = plain(world, drafter, params)
-    with thread_ranks(), engine(world, drafter, None, tensor_parallel_size=2, **settings) as llm:
+    with thread_ranks(), engine(world, drafter, None, **{"tensor_parallel_size": 2, **settings}) as llm:
         without = run(llm, [PROMPT], params)
     assert (without.tokens, without.tau) == (expected.tokens, expected.tau)
     with connected_ranks(world, drafter, config, **settings) as one:
         first = run(one.llm, [PROMPT], params)
         flush(one.llm)
         with connected_ranks(world, drafter, config, **settings) as other:
-            second = run(other.llm, [PROMPT], params)
+            longer = [*PROMPT, *expected.tokens[0]]
+            second = run(other.llm, [longer], params)
             other.check_alike()
     assert first == without
-    assert (second.tokens, second.tau) == (expected.tokens, expected.tau)
-    assert second.loaded == WHOLE
-    assert second.known == first.known - WHOLE
-    # Drafting starts on the loaded prefix; nothing of it is read again.
-    assert second.read == max(0, first.read - WHOLE)
+    again = plain(world, drafter, params, longer)
+    assert (second.tokens, second.tau) == (again.tokens, again.tau)
+    assert second.loaded == len(longer) // SIZE * SIZE
+    assert second.known == again.known - second.loaded
+    # Drafting starts on the loaded prefix; of it nothing is read again but what the first one had not read at its end.
+    assert second.read <= max(0, again.read - second.loaded + SIZE)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +73,8 @@ def check_shared(config: dict[str, Any], world: World, drafter: str, params: Sam
         ("dspark", DRAWN, {}),
         ("dflash", GREEDY, SPLIT),
         ("llama", DRAWN, SPLIT),
+        ("eagle3", DRAWN, STAGES),
+        ("eagle", GREEDY, BOTH),
     ],
 )
 def test_a_second_engine_computes_no_prefix_again(
@@ -93,7 +103,7 @@ def test_a_restart_finds_the_prefix_on_the_disk(world: World, tmp_path: Path) ->
     assert (first.loaded, again.loaded) == (0, WHOLE)
 
 
-@pytest.mark.parametrize(("config", "settings"), [(HOST, {}), (LAYERWISE, SPLIT)])
+@pytest.mark.parametrize(("config", "settings"), [(HOST, {}), (LAYERWISE, SPLIT), (LAYERWISE, STAGES)])
 def test_what_the_device_has_lost_is_in_host_memory(
     world: World, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], settings: dict[str, Any]
 ) -> None:
@@ -120,16 +130,18 @@ def test_what_the_device_has_lost_is_in_host_memory(
     assert found[2].tau == found[0].tau
     assert [each.loaded for each in found] == [0, 0, WHOLE, WHOLE]
     assert (stats.loaded_blocks, stats.failures) == (2 * WHOLE // SIZE, 0)
-    layers = range(world.target.config.num_hidden_layers) if config is LAYERWISE else range(0)
     assert set(calls) == {
         (name, rank, layer)
         for name in ("wait_for_layer_load", "save_kv_layer")
-        for rank in range(2)
-        for layer in layers
+        for rank, worker in ranks.workers.items()
+        for layer in range(len(worker.cache.target_layers))
+        if config is LAYERWISE
     }
 
 
-@pytest.mark.parametrize(("drafter", "settings", "config"), [("eagle3", {}, LAYERWISE), ("llama", SPLIT, HOST)])
+@pytest.mark.parametrize(
+    ("drafter", "settings", "config"), [("eagle3", {}, LAYERWISE), ("llama", SPLIT, HOST), ("eagle", STAGES, LAYERWISE)]
+)
 def test_tokens_are_those_of_one_rank_with_little_memory(
     world: World,
     expected: list[list[int]],
@@ -141,11 +153,30 @@ def test_tokens_are_those_of_one_rank_with_little_memory(
     """Requests are preempted, swapped, forked, and loaded from host memory with room for few blocks."""
     monkeypatch.setattr(EngineBuilder, "_num_blocks", lambda _: 16)
     swap = {"swap_space": 60_000 / (1 << 30)}
-    with ranked_engine(world, drafter, 2, kv_transfer_config=config, **swap, **settings) as llm:
+    tensor = settings.get("tensor_parallel_size", 2)
+    own = {name: value for name, value in settings.items() if name != "tensor_parallel_size"}
+    with ranked_engine(world, drafter, tensor, kv_transfer_config=config, **swap, **own) as llm:
         check_with_little_memory(llm, expected, drafts=True)
         llm.generate([[token + 20 for token in prompt] for prompt in PROMPTS], GREEDY, use_tqdm=False)
         assert texts(llm) == expected
         assert llm.stats().external_prefix_hits > 0
+
+
+@pytest.mark.parametrize("settings", [{}, STAGES], ids=["tensor", "stages"])
+def test_accepted_nodes_are_in_place_when_their_block_is_stored(world: World, settings: dict[str, Any]) -> None:
+    """Each rank stores of an answer what plain decoding gives. Earlier stages move nodes with the next step only."""
+    found: list[list[dict[bytes, Tensor]]] = []
+    for drafter in ("llama", "none"):
+        with connected_ranks(world, drafter, HOST, shape=DraftShape(4, 4, 12), **settings) as ranks:
+            run(ranks.llm, [PROMPT], SamplingParams(temperature=0, max_tokens=80, ignore_eos=True))
+            pool = ranks.connectors[0].tier.pool
+            hashes = [block_hash for block_hash in pool._hashes if block_hash is not None]
+            memories = [each.memory.tensors("target")[1] for _, each in sorted(ranks.connectors.items())]
+            found.append([{each: memory[pool.find(each)].clone() for each in hashes} for memory in memories])
+    for own, expected in zip(*found, strict=True):
+        assert own.keys() == expected.keys()
+        assert len(own) == (len(PROMPT) + 79) // SIZE
+        assert all(torch.allclose(own[each], expected[each], atol=1e-9) for each in own)
 
 
 def test_engines_of_different_sizes_share_nothing(world: World, tmp_path: Path) -> None:
@@ -156,12 +187,12 @@ def test_engines_of_different_sizes_share_nothing(world: World, tmp_path: Path) 
         connector = llm.engine.connector
         assert isinstance(connector, OffloadingConnector)
         names += [connector._key(part, b"h") for part in ("target", "head")]
-    for ranks in (2, 4):
-        with connected_ranks(world, "eagle", disk(tmp_path), ranks) as each:
+    for settings in ({"tensor_parallel_size": 2}, {"tensor_parallel_size": 4}, BOTH):
+        with connected_ranks(world, "eagle", disk(tmp_path), **settings) as each:
             assert run(each.llm, [PROMPT], GREEDY).loaded == 0
             assert each.workers[0].cache.target.shape[2] == 2
             names += [own._key(part, b"h") for own in each.connectors.values() for part in ("target", "head")]
-    assert len(set(names)) == len(names) == 2 * (1 + 2 + 4)
+    assert len(set(names)) == len(names) == 2 * (1 + 2 + 4 + 4)
 
 
 def test_roles(world: World, tmp_path: Path) -> None:
@@ -194,7 +225,7 @@ def test_a_connector_of_ones_own(world: World) -> None:
     with connected_ranks(world, "eagle", own) as ranks:
         assert all(isinstance(each, OfRanks) for each in ranks.connectors.values())
         assert run(ranks.llm, [PROMPT], GREEDY).tokens == plain(world, "eagle", GREEDY).tokens
-    message = r"kv_connector 'OfOneRank' serves one rank \(supports_ranks\), and tensor_parallel_size is 2; use 1"
+    message = r"kv_connector 'OfOneRank' serves one rank \(supports_ranks\), and the model is split over 2; use one"
     with (
         pytest.raises(ValueError, match=message),
         connected_ranks(world, "eagle", {**own, "kv_connector": "OfOneRank"}),
