@@ -92,8 +92,10 @@ class Follower:
         finally:
             self._has_ended.set()
             if self._transfers is not None:
-                # Others may wait for the end of this rank in an operation, so nothing is written any more.
+                # Others may wait for the end of this rank in an operation, so nothing is written any more, and nothing
+                # keeps its groups.
                 self._transfers.stop()
+                self._transfers = None
 
     def _beat(self) -> None:
         """Give signs of life to the end of this rank."""
