@@ -269,12 +269,6 @@ class EngineConfig:
                 f"draft_tensor_parallel_size is {self.draft_tensor_parallel_size}; it must be 1 or "
                 f"tensor_parallel_size, which is {size}"
             )
-        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-            if (size := getattr(self, name)) > 1 and self.kv_transfer_config is not None:
-                raise ValueError(
-                    f"kv_transfer_config is given and {name} is {size}; connectors store the cache of one rank; leave "
-                    f"it out, or use {name} 1"
-                )
 
     @property
     def sources(self) -> str | None:

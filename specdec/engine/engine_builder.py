@@ -3,14 +3,12 @@
 import logging
 import sys
 import time
-from functools import partial
 
 from specdec.cache.kept_entries import KEEPS_ALL, KeptEntries
 from specdec.cache.kv_cache_manager import KVCacheManager
 from specdec.config import EngineConfig
 from specdec.draft_heads.drafting.drafter import Proposal
 from specdec.draft_heads.heads.draft_head import DraftModel
-from specdec.engine.block_identity import block_keys
 from specdec.engine.engine import LLMEngine
 from specdec.engine.memory_profile import Rehearsal, cache_bytes
 from specdec.engine.ranks import OneRank, Ranks
@@ -19,8 +17,7 @@ from specdec.execution.cost_measurement import measure_preemption_cost, measure_
 from specdec.execution.executor import Executor
 from specdec.kernels.integers import ceil_div
 from specdec.kernels.kernel_set import KernelSet
-from specdec.kv_transfer.connector_factory import ConnectorContext, make_connector
-from specdec.kv_transfer.kv_connector import KVCaches, KVConnector
+from specdec.kv_transfer.kv_connector import KVConnector
 from specdec.models.llama import LlamaModel
 from specdec.scheduling.choice_rows import MOST_NODES
 from specdec.scheduling.rank_values import read_values
@@ -123,19 +120,11 @@ class EngineBuilder:
     ) -> LLMEngine:
         executor = self._ranks.executor(self.workers)
         executor.start(num_blocks, num_host_blocks)
-        connector = self._connector(executor) if connects else None
+        connects_kv = connects and self.config.kv_transfer_config is not None
+        connector = executor.connect(self.block_bytes) if connects_kv else None
         scheduler = self._scheduler(executor, connector, measures=measures, gives_back=connects)
         hands_over = self.config.is_prefill
         return LLMEngine(scheduler, executor, self.kernels, self.config.logprobs_mode, hands_over=hands_over)
-
-    def _connector(self, executor: Executor) -> KVConnector | None:
-        config, cache = self.config, executor.worker.cache
-        if config.kv_transfer_config is None:
-            return None
-        keys = partial(block_keys, config, cache, self.workers.head)
-        context = ConnectorContext(KVCaches(cache.parts, self.kernels), cache.block_size, keys)
-        cache.transfers = connector = make_connector(config.kv_transfer_config, context)
-        return connector
 
     @property
     def _kept(self) -> KeptEntries:

@@ -26,21 +26,28 @@ from specdec.engine.rank_messages import (
     Alive,
     Allocate,
     Answer,
+    BeginSaveKV,
+    Connect,
+    Disconnect,
     Failure,
     Fit,
     LoadAdapter,
     LoadDrafts,
     LoadUpdate,
     Message,
+    ReadKV,
     Refusal,
     Rehearsed,
+    SaveKV,
     Tap,
+    Transferred,
     UseAdapter,
     UseUpdate,
 )
+from specdec.engine.rank_transfers import RankTransfers
 from specdec.engine.worker_builder import WorkerBuilder
 from specdec.execution.step_codec import OrderReader, SentOrder
-from specdec.execution.step_order import DraftOrder, PassOrder
+from specdec.execution.step_order import DraftOrder, EntryMoves, PassOrder
 from specdec.execution.worker import Worker
 from specdec.models.lora_adapter import AdapterWeights
 from specdec.models.rank_group import LOOPBACK, Store, file_store
@@ -65,6 +72,7 @@ class Follower:
         self._worker: Worker | None = None
         self._builder: WorkerBuilder
         self._update: DraftModel | AdapterWeights | None = None
+        self._transfers: RankTransfers | None = None
 
     def run(self) -> None:
         """Do what the first rank says until it closes the connection, or until something fails."""
@@ -83,6 +91,11 @@ class Follower:
                 return
         finally:
             self._has_ended.set()
+            if self._transfers is not None:
+                # Others may wait for the end of this rank in an operation, so nothing is written any more, and nothing
+                # keeps its groups.
+                self._transfers.stop()
+                self._transfers = None
 
     def _beat(self) -> None:
         """Give signs of life to the end of this rank."""
@@ -91,8 +104,8 @@ class Follower:
                 self._answer(Alive())
 
     def _join(self) -> None:
-        config, rank, timeout = self._connection.recv()
-        layout = layout_of(config)
+        config, self._rank, timeout = self._connection.recv()
+        rank, layout = self._rank, layout_of(config)
         self._config = config = rank_config(config, rank)
         self._device = torch.device(config.device)
         self._kernels = kernels_of(config)
@@ -139,9 +152,22 @@ class Follower:
                     self._builder.put_adapter(place, self._update)
                     self._update = None
                     self._answer(0)
+                case Connect(block_bytes):
+                    self._answer(self._connect(block_bytes))
+                case ReadKV() | BeginSaveKV() | SaveKV():
+                    assert self._transfers is not None
+                    self._transfers.follow(message)
+                case Disconnect():
+                    assert self._transfers is not None
+                    self._transfers.shutdown()
+                    self._answer(0)
+                case EntryMoves() as accepted:
+                    assert self._worker is not None
+                    self._worker.move(accepted)
                 case PassOrder() as order:
                     assert self._worker is not None
                     self._worker.run(order)
+                    self._report()
                 case DraftOrder(rows):
                     assert self._worker is not None
                     self._worker.run_dummy_drafts(rows)
@@ -149,6 +175,7 @@ class Follower:
                     assert self._worker is not None
                     self._worker.begin(self._reader.read(sent))
                     self._worker.finish()
+                    self._report()
                 case _:
                     raise TypeError(f"a rank that has joined is told {message!r:.100}")
 
@@ -159,6 +186,19 @@ class Follower:
         assert self._worker is not None
         own, self._worker = self._worker.cache.num_blocks * self._builder.block_bytes, None
         return own
+
+    def _connect(self, block_bytes: int) -> Answer:
+        assert self._worker is not None
+        try:
+            connector = self._builder.connect(self._worker, block_bytes, self._rank)
+        except ValueError as error:
+            return Refusal(str(error))
+        self._transfers = RankTransfers(connector, lambda output: self._answer(Transferred(output)))
+        return 0
+
+    def _report(self) -> None:
+        if self._transfers is not None:
+            self._transfers.report()
 
     def _load(self, load: Callable[[], DraftModel | AdapterWeights]) -> Answer:
         try:

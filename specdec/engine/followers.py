@@ -6,6 +6,7 @@ import subprocess
 import time
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -96,6 +97,17 @@ class Followers:
         if answer is None:
             raise self.failed(TimeoutError(f"no answer in {START_TIMEOUT:g} seconds"))
         return answer
+
+    def wait(self, seconds: float) -> None:
+        """Wait until all have done what they were told, for at most so long, whatever they say."""
+        end = time.monotonic() + seconds
+        for link in self._links.values():
+            if link.is_alive:
+                link.answer(max(0.0, end - time.monotonic()))
+
+    def transferred(self) -> list[tuple[int, Any]]:
+        """Return rank and output of connectors that have done something since the last call, without waiting."""
+        return [(rank, output) for rank, link in self._links.items() for output in link.take_transferred()]
 
     def check(self) -> None:
         """Check that all are there.

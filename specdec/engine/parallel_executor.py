@@ -8,13 +8,15 @@ from typing import TypeVar
 from specdec.cache.kv_cache_manager import BlockMove
 from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.engine.followers import Followers
-from specdec.engine.rank_messages import Allocate, LoadAdapter, LoadUpdate, UseAdapter, UseUpdate
+from specdec.engine.rank_messages import Allocate, Connect, LoadAdapter, LoadUpdate, UseAdapter, UseUpdate
+from specdec.engine.ranked_connector import RankedConnector
 from specdec.execution.executor import WorkerMaker
 from specdec.execution.step_codec import OrderWriter
 from specdec.execution.step_order import DraftOrder, EntryMoves, PassOrder, StepOrder, StepOutcome
 from specdec.execution.worker import Worker
 from specdec.kernels.draft_trees import DraftTrees, HostTrees
 from specdec.kernels.tree import DraftTree, TreeRow
+from specdec.kv_transfer.kv_connector import KVConnector
 from specdec.models.lora_adapter import AdapterFiles
 
 Loaded = TypeVar("Loaded")
@@ -125,6 +127,20 @@ class ParallelExecutor:
         if loaded is None or refusal is not None:
             raise ValueError(refusal)
         return loaded
+
+    def connect(self, block_bytes: int) -> KVConnector:
+        """See `Executor.connect`. A connector that one rank refuses is used by none."""
+        followers = self._followers
+        followers.tell(Connect(block_bytes))
+        everywhere = [*followers.last_stage, *followers.earlier_stages]
+        own = self._loaded(lambda: self._workers.connect(self.worker, block_bytes), everywhere)
+        return RankedConnector(own, followers, self._settle)
+
+    def _settle(self) -> None:
+        """Have earlier stages move accepted entries now, which they do with the next step otherwise."""
+        if self._accepted.sources and self._followers.earlier_stages:
+            self._followers.tell(self._accepted, self._followers.earlier_stages)
+            self._accepted = EntryMoves([], [])
 
     def check_health(self) -> None:
         """See `Executor.check_health`."""

@@ -8,8 +8,9 @@ import subprocess
 import threading
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from typing import Any
 
-from specdec.engine.rank_messages import BEAT, Alive, Answer, Failure, Refusal
+from specdec.engine.rank_messages import BEAT, Alive, Answer, Failure, Refusal, Transferred
 from specdec.engine.started_ranks import Process
 
 # Beats that a rank may miss before it counts as hung. They are counted rather than timed: a machine that stands still
@@ -26,6 +27,7 @@ class RankLink:
     def __init__(self, connection: Connection, process: Process) -> None:
         self._connection, self._process = connection, process
         self._answers: queue.SimpleQueue[int | Refusal | None] = queue.SimpleQueue()
+        self._transferred: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._failure: Failure | None = None
         self._ended, self._silent = threading.Event(), threading.Event()
         self._reader = threading.Thread(target=self._read, name="rank link", daemon=True)
@@ -44,6 +46,10 @@ class RankLink:
         with suppress(queue.Empty):
             return self._answers.get(timeout=timeout)
         return None
+
+    def take_transferred(self) -> list[Any]:
+        """Return what the follower's connector has done since the last call, without waiting."""
+        return [self._transferred.get() for _ in range(self._transferred.qsize())]
 
     @property
     def is_alive(self) -> bool:
@@ -94,6 +100,8 @@ class RankLink:
         """Keep an answer; return whether it is none but a sign of life."""
         if isinstance(said, Failure):
             self._failure = said
+        elif isinstance(said, Transferred):
+            self._transferred.put(said.output)
         elif isinstance(said, int | Refusal):
             self._answers.put(said)
         return isinstance(said, Alive)

@@ -1,11 +1,11 @@
 """Messages of the first rank to the others, and their answers."""
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from specdec.config import EngineConfig
 from specdec.execution.step_codec import SentOrder
-from specdec.execution.step_order import DraftOrder, PassOrder
+from specdec.execution.step_order import DraftOrder, EntryMoves, PassOrder
 from specdec.models.lora_adapter import AdapterFiles
 
 
@@ -79,14 +79,48 @@ class UseAdapter(NamedTuple):
     place: int
 
 
+class Connect(NamedTuple):
+    """Make the connector of the settings on the worker's cache; see `WorkerMaker.connect`."""
+
+    block_bytes: int
+
+
+class ReadKV(NamedTuple):
+    """Call `KVConnector.start_read_kv`."""
+
+    metadata: Any
+
+
+class BeginSaveKV(NamedTuple):
+    """Call `KVConnector.start_save_kv`, for the next step."""
+
+    metadata: Any
+
+
+class SaveKV(NamedTuple):
+    """Call `KVConnector.wait_for_save`, for the step before."""
+
+    metadata: Any
+
+
+class Disconnect(NamedTuple):
+    """Store what a connector has still to store, and give it up."""
+
+
 class Refusal(NamedTuple):
-    """Answer to `LoadUpdate` and `LoadAdapter`: what was to be loaded does not fit, and the rank keeps what it has."""
+    """Answer to `LoadUpdate`, `LoadAdapter` and `Connect`: it does not fit, and the rank keeps what it has."""
 
     reason: str
 
 
 class Alive(NamedTuple):
     """Sign of life of a follower, once it has loaded the target: one every `BEAT` seconds, whatever it does."""
+
+
+class Transferred(NamedTuple):
+    """What `KVConnector.get_finished` has returned on a follower. It answers no message."""
+
+    output: Any
 
 
 class Failure(NamedTuple):
@@ -106,11 +140,17 @@ Message = (
     | UseUpdate
     | LoadAdapter
     | UseAdapter
+    | Connect
+    | ReadKV
+    | BeginSaveKV
+    | SaveKV
+    | Disconnect
+    | EntryMoves
     | PassOrder
     | DraftOrder
     | SentOrder
 )
 BEAT = 1.0
 # Answers. To `Join`: 0, twice, when the rank is there and when it has loaded. To `LoadDrafts` and `Tap`: bytes of a
-# block. To `Fit`: number of blocks. To `Allocate`, and to those that load and use: 0.
-Answer = int | Refusal | Alive | Failure
+# block. To `Fit`: number of blocks. To `Allocate`, to those that load and use, and that connect and disconnect: 0.
+Answer = int | Refusal | Alive | Transferred | Failure

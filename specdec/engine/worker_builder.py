@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,12 +17,16 @@ from specdec.draft_heads.drafting.drafter import Drafter, NoDrafter, Proposal
 from specdec.draft_heads.drafting.drafters import drafter_of, shape_for
 from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
 from specdec.draft_heads.heads.draft_head import DraftModel
+from specdec.engine.block_identity import block_keys
 from specdec.engine.draft_loader import draft_kernels, load_replacement
+from specdec.engine.rank_loader import layout_of
 from specdec.execution.model_runner import ModelRunner
 from specdec.execution.split_verifier import SplitVerifier
 from specdec.execution.worker import Worker
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.kv_entries import KV_DTYPES, LARGEST
+from specdec.kv_transfer.connector_factory import ConnectorContext, make_connector
+from specdec.kv_transfer.kv_connector import KVCaches, KVConnector
 from specdec.models.adapter_layout import draft_layout, draft_part, target_layout, target_part
 from specdec.models.llama import LlamaModel
 from specdec.models.lora_adapter import AdapterFiles, AdapterWeights, read_adapter
@@ -167,6 +172,22 @@ class WorkerBuilder:
         drafter = self._drafter(cache)
         self._capture_graphs(runner, drafter)
         return Worker(runner, drafter, self._verifier())
+
+    def connect(self, worker: Worker, block_bytes: int, rank: int = 0) -> KVConnector:
+        """See `WorkerMaker.connect`."""
+        config, cache = self.config, worker.cache
+        assert config.kv_transfer_config is not None
+        common: set[str] = set()
+        if config.tensor_parallel_size > 1:
+            # Features are sums over ranks; a head that is split has its own part of keys and values.
+            common = {"features"} if config.draft_tensor_parallel_size > 1 else {"features", "head"}
+        layout = layout_of(config)
+        caches = KVCaches(cache.parts, self.kernels, layout.size, layout.tensor, frozenset(common))
+        keys = partial(block_keys, config, cache, self.head, rank)
+        context = ConnectorContext(caches, cache.block_size, keys, block_bytes, rank)
+        connector = make_connector(config.kv_transfer_config, context)
+        cache.transfers = connector
+        return connector
 
     def _verifier(self) -> Verifier:
         verifier = verifier_of(self.config.verify, self.kernels)

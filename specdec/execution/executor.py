@@ -10,6 +10,7 @@ from specdec.execution.step_order import StepOrder, StepOutcome
 from specdec.execution.worker import Worker
 from specdec.kernels.draft_trees import DraftTrees
 from specdec.kernels.tree import TreeRow
+from specdec.kv_transfer.kv_connector import KVConnector
 from specdec.models.lora_adapter import AdapterFiles, AdapterWeights
 
 
@@ -45,6 +46,18 @@ class WorkerMaker(Protocol):
 
     def put_adapter(self, place: int, adapter: AdapterWeights) -> None:
         """Put an adapter into a place of the banks, between two steps."""
+        ...
+
+    def connect(self, worker: Worker, block_bytes: int, rank: int = 0) -> KVConnector:
+        """Make the connector of the settings on a worker's cache.
+
+        Args:
+            block_bytes: size of a block in the rank where it is largest.
+            rank: number of this process.
+
+        Raises:
+            ValueError: a connector, or one of its settings, that cannot be used here.
+        """
         ...
 
 
@@ -105,6 +118,17 @@ class Executor(Protocol):
         """
         ...
 
+    def connect(self, block_bytes: int) -> KVConnector:
+        """Make the connector of the settings on the caches of all workers, and return it.
+
+        Args:
+            block_bytes: size of a block in the rank where it is largest.
+
+        Raises:
+            ValueError: a connector, or one of its settings, that cannot be used here.
+        """
+        ...
+
     def check_health(self) -> None:
         """Raise an `ExecutorDeadError` if a worker is gone."""
         ...
@@ -153,6 +177,10 @@ class InProcessExecutor:
     def load_adapter(self, place: int, files: AdapterFiles) -> None:
         """See `Executor.load_adapter`."""
         self._workers.put_adapter(place, self._workers.read_adapter(files))
+
+    def connect(self, block_bytes: int) -> KVConnector:
+        """See `Executor.connect`."""
+        return self._workers.connect(self.worker, block_bytes)
 
     def check_health(self) -> None:
         """Do nothing: the worker lives as long as this process."""

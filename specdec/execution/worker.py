@@ -87,15 +87,20 @@ class Worker:
         self._drafted = self._logits = None
         acceptances = self._verify(order, trees, logits)
         accepted = self._accepted_entries(order, acceptances)
-        self._move(accepted)
+        self.move(accepted)
         whole = self.runner.model.whole(logits) if order.needs_logits else None
         return StepOutcome(trees.read(), acceptances, whole, accepted, drafting)
 
     def run(self, order: PassOrder) -> None:
         """Run a pass whose output is for other ranks or for nothing, and wait for it."""
-        self._move(order.accepted)
+        self.move(order.accepted)
         self.cache.apply_moves(order.moves)
         self.runner.run_dummy(order.parts, order.trees)
+
+    def move(self, entries: EntryMoves) -> None:
+        """Move entries of accepted nodes behind their chain."""
+        if entries.sources:
+            self.cache.move(*entries)
 
     def run_dummy_drafts(self, rows: Sequence[DraftRow]) -> None:
         """Draft trees that nothing reads, and wait for them. The caller is in inference mode."""
@@ -124,10 +129,6 @@ class Worker:
                 source += [slots[node] for node in path]
                 target += slots[: len(path)]
         return EntryMoves(source, target)
-
-    def _move(self, entries: EntryMoves) -> None:
-        if entries.sources:
-            self.cache.move(*entries)
 
 
 def _split(order: StepOrder) -> tuple[list[DraftRow], list[DraftRow]]:

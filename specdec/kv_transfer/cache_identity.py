@@ -15,6 +15,8 @@ _WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
 # The hub's cache names a file's content by its hash.
 _HUB_BLOB = re.compile(r"[0-9a-f]{64}|[0-9a-f]{40}")
 TARGET_PARTS = ("target",)
+# The place of a single rank, as it was before there were several.
+ONE_RANK = "tp_rank:0"
 
 
 class BlockKeys:
@@ -24,13 +26,14 @@ class BlockKeys:
         target: identity of the target and of the cache's layout.
         head: identity of the head, which enters the keys of its parts alone; None without one.
         prefix: separates deployments that share a store.
-        rank: of the tensor-parallel process whose part of the blocks this is.
+        place: of the process whose part of the blocks this is. It names the numbers of ranks too, since ranks of
+            engines of different sizes hold different heads or layers in blocks of one shape.
     """
 
-    def __init__(self, target: str, head: str | None, prefix: str = "", rank: int = 0) -> None:
+    def __init__(self, target: str, head: str | None, prefix: str = "", place: str = ONE_RANK) -> None:
         start = f"{prefix}@" if prefix else ""
-        self._target = f"{start}{target}@tp_rank:{rank}@group:target@"
-        self._head = f"{start}{target}@tp_rank:{rank}@head:{head}@group:"
+        self._target = f"{start}{target}@{place}@group:target@"
+        self._head = f"{start}{target}@{place}@head:{head}@group:"
 
     def __call__(self, part: str, block_hash: bytes) -> str:
         """Return the key of a part ("target", "features", "head") of a block."""

@@ -18,6 +18,7 @@ from specdec.kv_transfer.notes import Notes
 
 logger = logging.getLogger(__name__)
 _NAME = re.compile(r"[0-9a-f]{64}\.kv")
+_OF_RANK = re.compile(r"rank-\d+-of-\d+")
 _PARTIAL = ".part"
 # Seconds after which an unfinished file belongs to no living process.
 _STALE = 600.0
@@ -95,7 +96,9 @@ class DiskStore:
     def _scan(self) -> None:
         """Find the files that are there, the least recently used first."""
         found, foreign = [], 0
-        for folder, _, names in os.walk(self.root):
+        for folder, folders, names in os.walk(self.root):
+            # Those of engines over several ranks are theirs.
+            folders[:] = [each for each in folders if not _OF_RANK.fullmatch(each)]
             for name in names:
                 file = Path(folder, name)
                 with suppress(FileNotFoundError):
@@ -199,6 +202,11 @@ class DiskStore:
     def _forget(self, name: str) -> None:
         if file := self._files.pop(name, None):
             self._total -= file.size
+
+
+def rank_folder(root: Path, rank: int, num_ranks: int) -> Path:
+    """Return the folder for a rank's files: the root for a single rank, else a part of it, in which it alone evicts."""
+    return root if num_ranks == 1 else root / f"rank-{rank}-of-{num_ranks}"
 
 
 def _name_of(key: str) -> str:

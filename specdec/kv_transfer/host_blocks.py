@@ -43,7 +43,8 @@ class HostBlocks:
 
     def clear(self, part: str, block: int) -> None:
         """Fill a part of a block with zeros."""
-        self._parts[part][block] = 0
+        # By numpy: a thread may not write a tensor that was made in inference mode, as other ranks make it.
+        self._bytes[part][block] = 0
 
     def load(self, sources: Sequence[int], targets: Sequence[int], parts: Sequence[str]) -> "Copied":
         """Copy parts of blocks `sources` of the host to blocks `targets` of the device."""

@@ -1,7 +1,7 @@
 """Which blocks are in host memory, and the searches of requests for blocks that the device lacks. Pure Python."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Protocol
@@ -15,7 +15,7 @@ from specdec.kv_transfer.transfers import TARGET, Fetched, Found, Result
 
 
 class Searches(Protocol):
-    """Reader of blocks from stores into host memory; see `Transfers`."""
+    """Reader of blocks from stores into host memory; see `RankReads`."""
 
     @property
     def has_stores(self) -> bool:
@@ -216,10 +216,10 @@ class HostTier:
         else:
             self._end(job)
 
-    def _fetched(self, job: _Job, parts: Sequence[frozenset[str]]) -> None:
+    def _fetched(self, job: _Job, parts: Sequence[Collection[str]]) -> None:
         for block, block_hash, came in zip(job.blocks, job.hashes, parts, strict=True):
             if TARGET in came:
-                self._parts[block] = came
+                self._parts[block] = frozenset(came)
                 self.pool.register(block, block_hash)
         self.pool.free(reversed(job.blocks))
         job.blocks = []

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from specdec.cache.kv_cache_manager import BlockSource, PublishedBlock
 from specdec.core.request import Request
@@ -21,10 +21,16 @@ class KVCaches(NamedTuple):
         parts: by name ("target", "features", "head") the cache as `[blocks, …]`. One block id means the same tokens in
             all parts. The head's parts are absent where nothing reads features or no head drafts.
         kernels: the operations that copy blocks.
+        num_ranks: number of ranks, each of which has such a cache for its part of every block.
+        num_drafting: number of those, the first ones, that have the draft model and its parts.
+        common_parts: names of the parts that all of these have alike, bit for bit; none with a single one.
     """
 
     parts: "Mapping[str, Tensor]"
     kernels: "KernelSet"
+    num_ranks: int = 1
+    num_drafting: int = 1
+    common_parts: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -32,9 +38,9 @@ class TransferStats:
     """Counts of a connector since the start.
 
     Attributes:
-        loaded_blocks, loaded_bytes: copied to the device.
-        stored_blocks, stored_bytes: copied from the device.
-        failures: operations of stores that failed; their tokens were computed, or their blocks not stored.
+        loaded_blocks, loaded_bytes: copied to the device, of each rank.
+        stored_blocks, stored_bytes: copied from the device, of each rank.
+        failures: operations of stores that failed, on any rank; their tokens were computed, or their blocks not stored.
     """
 
     loaded_blocks: int = 0
@@ -47,17 +53,24 @@ class TransferStats:
 class KVConnector(ABC):
     """Loads blocks of known tokens from elsewhere, and stores blocks that were computed.
 
-    One object serves both sides in a single process. Only the data below passes between them, so that they may live in
-    several. What a connector loads must be what the target would compute; whatever it cannot load is computed.
+    One object serves both sides in a single process. Over several ranks each has one, of which only the first rank's
+    serves the scheduler; its metadata go to the worker sides of all, and what each of them has done comes back.
+    Metadata that are false are not sent. What a connector loads must be what the target would compute; whatever it
+    cannot load is computed.
 
-    Scheduler side: `get_num_new_matched_tokens`, `update_state_after_alloc`, `build_layer_meta`,
+    Scheduler side: `get_num_new_matched_tokens`, `update_state_after_alloc`, `build_read_meta`, `build_layer_meta`,
     `build_connector_meta`, `update_connector_output`, `request_finished`, `is_sending`. Worker side:
-    `register_kv_caches`, `start_save_kv`, `start_load_kv`, `wait_for_load`, `wait_for_layer_load`, `save_kv_layer`,
-    `wait_for_save`, `get_finished`, `wait`, `shutdown`.
+    `register_kv_caches`, `start_read_kv`, `start_save_kv`, `start_load_kv`, `wait_for_load`, `wait_for_layer_load`,
+    `save_kv_layer`, `wait_for_save`, `get_finished`, `wait`, `shutdown`.
 
     A connector that copies whole blocks before and behind the pass leaves out what has to do with layers. One that
     copies layer by layer says so by `has_layer_transfers`; such a pass is not replayed from a CUDA graph.
+
+    Attributes:
+        supports_ranks: whether metadata can be pickled, and `update_connector_output` takes the output of every rank.
     """
+
+    supports_ranks: ClassVar[bool] = False
 
     @abstractmethod
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
@@ -80,6 +93,10 @@ class KVConnector(ABC):
         The last block may be used in part. With no external tokens, forget what was found for the request.
         """
 
+    def build_read_meta(self) -> Any:
+        """Return what the worker side shall begin to fetch. Called when a step has been planned, be it without rows."""
+        return None
+
     def build_layer_meta(self, upcoming: Sequence[PublishedBlock]) -> Any:  # noqa: ARG002
         """Return what the worker side shall copy during the coming pass.
 
@@ -100,8 +117,11 @@ class KVConnector(ABC):
         """
 
     @abstractmethod
-    def update_connector_output(self, output: Any) -> None:
-        """Take what `get_finished` returned. Called before each step is planned."""
+    def update_connector_output(self, output: Any, rank: int = 0) -> None:
+        """Take what `get_finished` returned on a rank. Called before each step is planned.
+
+        What a rank has lost is lost: only what all of them have loaded or stored counts.
+        """
 
     def request_finished(self, request: Request) -> None:  # noqa: B027
         """Forget a request that has left the queues, at whatever stage."""
@@ -113,6 +133,9 @@ class KVConnector(ABC):
     @abstractmethod
     def register_kv_caches(self, caches: KVCaches) -> None:
         """Take the device's cache, once, before any other call of the worker side."""
+
+    def start_read_kv(self, metadata: Any) -> None:  # noqa: B027
+        """Begin, without waiting, what `build_read_meta` has returned."""
 
     def start_save_kv(self, metadata: Any) -> None:  # noqa: B027
         """Take what `build_layer_meta` has returned. What a failed step has begun is brought to an end."""
@@ -149,7 +172,7 @@ class KVConnector(ABC):
 
     @abstractmethod
     def get_finished(self) -> Any:
-        """Return, without waiting, what the worker side has done since the last call."""
+        """Return, without waiting, what the worker side has done since the last call; something false for nothing."""
 
     @abstractmethod
     def wait(self, seconds: float) -> None:

@@ -40,7 +40,11 @@ class Notes:
             if len(self._last) > 1000:
                 self._last.clear()
 
+    def take(self) -> list[str]:
+        """Hand over the lines."""
+        return [self._lines.popleft() for _ in range(len(self._lines))]
+
     def flush(self) -> None:
         """Write the lines."""
-        while self._lines:
-            self._logger.warning(self._lines.popleft())
+        for line in self.take():
+            self._logger.warning(line)

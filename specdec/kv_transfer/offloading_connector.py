@@ -16,6 +16,7 @@ from specdec.kv_transfer.host_tier import HostTier
 from specdec.kv_transfer.kv_connector import KVCaches, KVConnector, TransferStats
 from specdec.kv_transfer.layer_copies import LayerCopies, Loaded, layer_copies
 from specdec.kv_transfer.notes import Notes
+from specdec.kv_transfer.rank_reads import RankReads, ReadMeta
 from specdec.kv_transfer.transfers import TARGET, Result, Saved, Transfers
 
 logger = logging.getLogger(__name__)
@@ -28,11 +29,18 @@ class Finished(NamedTuple):
 
     Attributes:
         results: of reads, writes and copies to host memory.
-        has_loaded: whether all copies to the device are done.
+        num_loaded: blocks that have been copied to the device.
+        lines: for the log.
+        num_failures: operations of stores that failed.
     """
 
     results: list[Result]
-    has_loaded: bool
+    num_loaded: int
+    lines: list[str]
+    num_failures: int
+
+    def __bool__(self) -> bool:
+        return any(self)
 
 
 class OffloadingConnector(KVConnector):
@@ -41,6 +49,9 @@ class OffloadingConnector(KVConnector):
     Published blocks are copied to host memory at the end of the step, and written to every store in the background. A
     request whose prefix is in host memory loads it when it is admitted. What only a store has is fetched to host memory
     first, by a thread, while the request waits without a seat.
+
+    Over several ranks each has host memory with as many blocks, whose numbers mean the same on all of them, and stores
+    for its own parts.
 
     Args:
         num_blocks: blocks of host memory.
@@ -53,6 +64,8 @@ class OffloadingConnector(KVConnector):
             by layer beside the pass; otherwise before and behind it.
         timeout: seconds after which a request no longer waits for its blocks.
     """
+
+    supports_ranks = True
 
     def __init__(
         self,
@@ -72,11 +85,13 @@ class OffloadingConnector(KVConnector):
         self._notes = notes or Notes(logger)
         self._use_layerwise = use_layerwise
         self._layers: LayerCopies | None = None
-        self._last_load: Loaded | None = None
+        # Loads, and of how many blocks: those that have begun, and all blocks since the start.
+        self._loads_begun: deque[tuple[Loaded, int]] = deque()
+        self._num_begun = 0
         # Blocks that go to host memory and no further.
         self._saves: deque[tuple[Copied, list[int]]] = deque()
         self._end: Callable[[], object] = lambda: None
-        self._stats = TransferStats()
+        self._stats, self._num_failures = TransferStats(), 0
 
     def register_kv_caches(self, caches: KVCaches) -> None:
         self.memory = HostBlocks(self._num_blocks, caches)
@@ -84,8 +99,10 @@ class OffloadingConnector(KVConnector):
         if self._use_layerwise:
             self._layers = layer_copies(*self.memory.tensors(TARGET), caches.kernels, self._notes)
         self._sizes = {name: len(self.memory.payload(name, 0)) for name in self.memory.names}
-        self.transfers = Transfers(self._stores, self.memory, self._key, self._notes)
-        args = (self._num_blocks, self._block_size, self.memory.names, self.transfers, self._timeout, self._notes)
+        self.transfers = Transfers(self._stores, self.memory, self._key, self._notes, caches.common_parts)
+        self.reads = RankReads(self.transfers, caches.num_ranks, caches.num_drafting)
+        self._num_loaded = [0] * caches.num_ranks
+        args = (self._num_blocks, self._block_size, self.memory.names, self.reads, self._timeout, self._notes)
         self.tier = HostTier(*args)
         # Also where the engine is given up without `shutdown`, or the program ends.
         self._end = weakref.finalize(self, self.transfers.shutdown, FLUSH)
@@ -103,6 +120,9 @@ class OffloadingConnector(KVConnector):
         assert count == len(block_ids), "one block per block of tokens"
         return self.tier.take(request, request.num_cached // self._block_size, count)
 
+    def build_read_meta(self) -> ReadMeta | None:
+        return self.reads.take()
+
     def build_connector_meta(self, published: Sequence[PublishedBlock]) -> list[Save]:
         return self.tier.saves.save(published) if self._stores_blocks else []
 
@@ -111,9 +131,13 @@ class OffloadingConnector(KVConnector):
             return []
         return self.tier.saves.begin(upcoming)
 
-    def update_connector_output(self, output: Finished) -> None:
-        self.tier.update(output.results)
-        if output.has_loaded:
+    def update_connector_output(self, output: Finished, rank: int = 0) -> None:
+        for line in output.lines:
+            logger.warning("%s%s", f"rank {rank}: " if rank else "", line)
+        self._stats.failures += output.num_failures
+        self.tier.update(self.reads.agree(rank, output.results))
+        self._num_loaded[rank] += output.num_loaded
+        if min(self._num_loaded) == self._num_begun:
             self.tier.loaded()
 
     def request_finished(self, request: Request) -> None:
@@ -122,13 +146,23 @@ class OffloadingConnector(KVConnector):
     def is_sending(self, request: Request) -> bool:
         return self.tier.is_sending(request)
 
+    def start_read_kv(self, metadata: ReadMeta | None) -> None:
+        for part, block in metadata.clears if metadata else ():
+            if part in self._sizes:
+                self.memory.clear(part, block)
+        for read in metadata.reads if metadata else ():
+            self.transfers.read(read)
+
     def start_load_kv(self, sources: Sequence[int], block_ids: Sequence[int]) -> None:
+        loaded: Loaded
         if self._layers is None:
-            self._last_load = self.memory.load(sources, block_ids, self.memory.names)
+            loaded = self.memory.load(sources, block_ids, self.memory.names)
         else:
             # Drafting, before the pass, reads the other parts.
             self.memory.load(sources, block_ids, [name for name in self.memory.names if name != TARGET])
-            self._last_load = self._layers.load(sources, block_ids)
+            loaded = self._layers.load(sources, block_ids)
+        self._loads_begun.append((loaded, len(sources)))
+        self._num_begun += len(sources)
         self._stats.loaded_blocks += len(sources)
         self._stats.loaded_bytes += len(sources) * sum(self._sizes.values())
 
@@ -160,10 +194,12 @@ class OffloadingConnector(KVConnector):
             self._layers.wait_for_save()
         for parts, is_begun in {(save.parts, save.is_begun) for save in metadata}:
             saves = [save for save in metadata if (save.parts, save.is_begun) == (parts, is_begun)]
-            rest = [name for name in parts if not (is_begun and name == TARGET)]
+            # A rank without the draft model has the target's part alone.
+            own = parts & self._sizes.keys()
+            rest = [name for name in own if not (is_begun and name == TARGET)]
             copied = self.memory.store([save.block for save in saves], [save.host_block for save in saves], rest)
             self._stats.stored_blocks += len(saves)
-            self._stats.stored_bytes += len(saves) * sum(self._sizes[name] for name in parts)
+            self._stats.stored_bytes += len(saves) * sum(self._sizes[name] for name in own)
             self._saves.append((copied, [save.host_block for save in saves if not save.is_written]))
             for save in saves:
                 if TARGET in parts and FEATURES in self._sizes.keys() - parts:
@@ -173,17 +209,21 @@ class OffloadingConnector(KVConnector):
                     self.transfers.write(save.host_block, save.block_hash, parts, copied.wait)
 
     def get_finished(self) -> Finished:
-        self._notes.flush()
         results = self.transfers.take_results()
         while self._saves and self._saves[0][0].is_done:
             results += [Saved(block, False) for block in self._saves.popleft()[1]]
-        return Finished(results, self._last_load is None or self._last_load.is_done)
+        num_loaded = 0
+        while self._loads_begun and self._loads_begun[0][0].is_done:
+            num_loaded += self._loads_begun.popleft()[1]
+        before, self._num_failures = self._num_failures, self._notes.num_failures
+        return Finished(results, num_loaded, self._notes.take(), self._num_failures - before)
 
     def wait(self, seconds: float) -> None:
         self.transfers.wait(seconds)
 
     def get_kv_connector_stats(self) -> TransferStats:
-        return replace(self._stats, failures=self._notes.num_failures)
+        # Those of this rank since the last `get_finished` too.
+        return replace(self._stats, failures=self._stats.failures + self._notes.num_failures - self._num_failures)
 
     def shutdown(self) -> None:
         self._end()

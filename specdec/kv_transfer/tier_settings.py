@@ -1,7 +1,7 @@
 """The tiers that `kv_connector_extra_config` asks for, by vLLM's and Mooncake's names. Pure Python."""
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,10 @@ class MooncakeSettings:
     Attributes:
         master_server_address: host:port of `mooncake_master`.
         metadata_server: URL of its metadata server, or "P2PHANDSHAKE".
-        local_hostname: this machine's name for the others, with a port or without.
+        local_hostname: this machine's name for the others, with a port or without. Rank r uses the port plus r.
         protocol: "tcp" or "rdma".
         device_name: devices of RDMA, "" for none.
-        global_segment_size: bytes of this process's memory for the pool.
+        global_segment_size: bytes of memory for the pool, of each rank's process.
         local_buffer_size: bytes of Mooncake's own transfer buffer.
     """
 
@@ -35,6 +35,13 @@ class MooncakeSettings:
     device_name: str = ""
     global_segment_size: int = 1 << 30
     local_buffer_size: int = 64 << 20
+
+    def of_rank(self, rank: int) -> "MooncakeSettings":
+        """Return the settings of a rank's client, which needs a port of its own."""
+        host, _, port = self.local_hostname.rpartition(":")
+        if not rank or not host:
+            return self
+        return replace(self, local_hostname=f"{host}:{int(port) + rank}")
 
 
 @dataclass

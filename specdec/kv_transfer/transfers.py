@@ -3,34 +3,49 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
 from queue import Empty, SimpleQueue
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
-from specdec.kv_transfer.block_store import NO_KEY, BlockStore
+from specdec.kv_transfer.block_store import BlockStore
+from specdec.kv_transfer.guarded_store import GuardedStore
 from specdec.kv_transfer.notes import Notes
 
-T = TypeVar("T")
 TARGET = "target"
-# Seconds between questions whether a store that failed answers again.
-RETRY_AFTER = 5.0
 # Blocks that are read, or written, in one call of a store.
 MOST_AT_ONCE = 16
 
 
+class Read(NamedTuple):
+    """Blocks that are looked up in the stores, or fetched from there.
+
+    Attributes:
+        job: number under which the result comes.
+        hashes: of the blocks, in order.
+        blocks: of host memory, to be filled; none to count how many the stores have.
+    """
+
+    job: int
+    hashes: Sequence[bytes]
+    blocks: Sequence[int]
+
+
 class Found(NamedTuple):
-    """Result of `look_up`: how many of the blocks are there before the first that is not."""
+    """Result of a look-up: how many of the blocks are there before the first that is not."""
 
     job: int
     num_blocks: int
 
 
 class Fetched(NamedTuple):
-    """Result of `fetch`: the parts that came, per block. A block without the target's part did not come."""
+    """Result of a fetch: the parts that came, per block. A block without the target's part did not come.
+
+    Each part has a digest of its content if all ranks must have the same, else none.
+    """
 
     job: int
-    parts: list[frozenset[str]]
+    parts: Sequence[Mapping[str, bytes]]
 
 
 class Saved(NamedTuple):
@@ -60,12 +75,6 @@ class HostMemory(Protocol):
         ...
 
 
-class _Job(NamedTuple):
-    job: int
-    hashes: Sequence[bytes]
-    blocks: Sequence[int]
-
-
 class _Write(NamedTuple):
     block: int
     block_hash: bytes
@@ -81,21 +90,26 @@ class Transfers:
         memory: the blocks that are filled and written.
         key: returns the key of a part of a block by its hash.
         notes: for failures.
+        common_parts: parts whose content must be the same on every rank.
     """
 
     def __init__(
-        self, stores: Sequence[BlockStore], memory: HostMemory, key: Callable[[str, bytes], str], notes: Notes
+        self,
+        stores: Sequence[BlockStore],
+        memory: HostMemory,
+        key: Callable[[str, bytes], str],
+        notes: Notes,
+        common_parts: frozenset[str] = frozenset(),
     ) -> None:
         # Apart, since a store that is full can be read.
-        self._readable = [_Guard(store, notes, "tokens are computed instead") for store in stores]
-        self._writable = [_Guard(store, notes, "blocks are not written there") for store in stores]
-        self._memory, self._key = memory, key
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._readable = [GuardedStore(store, notes, "tokens are computed instead") for store in stores]
+        self._writable = [GuardedStore(store, notes, "blocks are not written there") for store in stores]
+        self._memory, self._key, self._common_parts = memory, key, common_parts
+        self._reads: SimpleQueue[Read | None] = SimpleQueue()
         self._writes: SimpleQueue[_Write | None] = SimpleQueue()
         self._results: deque[Result] = deque()
         self._news, self._has_ended = threading.Event(), False
-        self._reading_since: float | None = None
-        loops = ((self._read, "kv-read"), (self._write, "kv-write")) if stores else ()
+        loops = ((self._read_all, "kv-read"), (self._write_all, "kv-write")) if stores else ()
         self._threads = [threading.Thread(target=loop, name=name, daemon=True) for loop, name in loops]
         for thread in self._threads:
             thread.start()
@@ -111,18 +125,9 @@ class Transfers:
         key = self._key(TARGET, block_hash)
         return any(guard.is_up and guard.store.may_hold(key) for guard in self._readable)
 
-    def is_stalled(self, seconds: float) -> bool:
-        """Return whether a read has taken longer than this, so that further ones would wait behind it."""
-        since = self._reading_since
-        return since is not None and time.monotonic() - since > seconds
-
-    def look_up(self, job: int, hashes: Sequence[bytes]) -> None:
-        """Count how many of the blocks the stores have; the result is `Found`."""
-        self._jobs.put(_Job(job, hashes, ()))
-
-    def fetch(self, job: int, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
-        """Fill blocks of host memory; the result is `Fetched`."""
-        self._jobs.put(_Job(job, hashes, blocks))
+    def read(self, read: Read) -> None:
+        """Look up or fetch blocks, behind all earlier reads; the result is `Found` or `Fetched`."""
+        self._reads.put(read)
 
     def write(self, block: int, block_hash: bytes, parts: frozenset[str], wait: Callable[[], None]) -> None:
         """Write parts of a block to all stores; the result is `Saved`.
@@ -144,7 +149,7 @@ class Transfers:
     def shutdown(self, seconds: float) -> None:
         """Write what is queued, at most so long, and end the threads."""
         self._has_ended = True
-        self._jobs.put(None)
+        self._reads.put(None)
         self._writes.put(None)
         deadline = time.monotonic() + seconds
         for guard in (*self._readable, *self._writable):
@@ -163,14 +168,12 @@ class Transfers:
         self._results.append(result)
         self._news.set()
 
-    def _read(self) -> None:
-        while (job := self._jobs.get()) is not None and not self._has_ended:
-            self._reading_since = time.monotonic()
-            if job.blocks:
-                self._post(Fetched(job.job, self._fetched(job)))
+    def _read_all(self) -> None:
+        while (read := self._reads.get()) is not None and not self._has_ended:
+            if read.blocks:
+                self._post(Fetched(read.job, self._fetched(read)))
             else:
-                self._post(Found(job.job, self._count(job.hashes)))
-            self._reading_since = None
+                self._post(Found(read.job, self._count(read.hashes)))
 
     def _count(self, hashes: Sequence[bytes]) -> int:
         keys = [self._key(TARGET, block_hash) for block_hash in hashes]
@@ -183,47 +186,52 @@ class Transfers:
                     count += guard.call(0, guard.store.count_held, keys[count:])
         return count
 
-    def _fetched(self, job: _Job) -> list[frozenset[str]]:
-        parts: list[set[str]] = [set() for _ in job.blocks]
+    def _fetched(self, read: Read) -> list[dict[str, bytes]]:
+        parts: list[dict[str, bytes]] = [{} for _ in read.blocks]
         count = 0
-        while count < len(job.blocks) and (more := self._fetch_some(job, count, count + MOST_AT_ONCE)):
+        while count < len(read.blocks) and (more := self._fetch_some(read, count, count + MOST_AT_ONCE)):
             for place in range(count, count + more):
-                parts[place].add(TARGET)
+                parts[place][TARGET] = b""
             count += more
         for name in self._memory.names:
             if name != TARGET:
-                for place in self._fetch_part(job, name, range(count)):
-                    parts[place].add(name)
-        return [frozenset(each) for each in parts]
+                for place in self._fetch_part(read, name, range(count)):
+                    parts[place][name] = self._digest(name, read.blocks[place])
+        return parts
 
-    def _fetch_some(self, job: _Job, start: int, end: int) -> int:
+    def _digest(self, name: str, block: int) -> bytes:
+        if name not in self._common_parts:
+            return b""
+        return blake2b(self._memory.payload(name, block), digest_size=16).digest()
+
+    def _fetch_some(self, read: Read, start: int, end: int) -> int:
         """Fetch the target's parts of blocks from `start` on; return how many came, one after another."""
         for guard in self._readable:
-            keys = [self._key(TARGET, block_hash) for block_hash in job.hashes[start:end]]
+            keys = [self._key(TARGET, block_hash) for block_hash in read.hashes[start:end]]
             count = guard.call(0, guard.store.count_held, keys)
-            payloads = [self._memory.payload(TARGET, block) for block in job.blocks[start : start + count]]
+            payloads = [self._memory.payload(TARGET, block) for block in read.blocks[start : start + count]]
             none: list[bool] = []
             came = guard.call(none, guard.store.read, keys[:count], payloads) if count else none
             if whole := next((place for place, each in enumerate(came) if not each), len(came)):
                 return whole
         return 0
 
-    def _fetch_part(self, job: _Job, name: str, places: Sequence[int]) -> set[int]:
+    def _fetch_part(self, read: Read, name: str, places: Sequence[int]) -> set[int]:
         """Fetch a part that a block may lack; return the places where it came. Others are filled with zeros."""
         missing = list(places)
         for guard in self._readable:
             tried, missing = missing, []
             for start in range(0, len(tried), MOST_AT_ONCE):
                 some = tried[start : start + MOST_AT_ONCE]
-                keys = [self._key(name, job.hashes[place]) for place in some]
-                payloads = [self._memory.payload(name, job.blocks[place]) for place in some]
+                keys = [self._key(name, read.hashes[place]) for place in some]
+                payloads = [self._memory.payload(name, read.blocks[place]) for place in some]
                 came = guard.call([False] * len(some), guard.store.read, keys, payloads)
                 missing += [place for place, each in zip(some, came, strict=True) if not each]
         for place in missing:
-            self._memory.clear(name, job.blocks[place])
+            self._memory.clear(name, read.blocks[place])
         return set(places).difference(missing)
 
-    def _write(self) -> None:
+    def _write_all(self) -> None:
         is_last = False
         while not is_last:
             batch = [self._writes.get()]
@@ -246,52 +254,8 @@ class Transfers:
                 self._post(Saved(write.block, True))
 
 
-def _close(directions: "tuple[_Guard, _Guard]", deadline: float) -> None:
+def _close(directions: tuple[GuardedStore, GuardedStore], deadline: float) -> None:
     """Close a store, unless it is in use until the deadline, when it is left to the end of the process."""
     taken = [guard.busy.acquire(timeout=max(0.1, deadline - time.monotonic())) for guard in directions]
     if all(taken):
         directions[0].store.close()
-
-
-class _Guard:
-    """One direction of a store, reading or writing, that is left alone after a failure until the store answers again.
-
-    Args:
-        notes: for failures.
-        consequence: of a failure, for its log line.
-
-    Attributes:
-        busy: held during calls of the store.
-    """
-
-    def __init__(self, store: BlockStore, notes: Notes, consequence: str) -> None:
-        self.store, self._notes, self._consequence, self.is_up = store, notes, consequence, True
-        self.busy, self._has_ended = threading.Lock(), threading.Event()
-
-    def call(self, default: T, operation: Callable[..., T], *arguments: object) -> T:
-        """Return what a store's method returns, or `default` if it fails or has failed."""
-        if not self.is_up:
-            return default
-        try:
-            with self.busy:
-                return operation(*arguments)
-        except Exception as error:
-            self.is_up = False
-            reason = next(iter(str(error).splitlines()), type(error).__name__)
-            self._notes.warn(
-                f"{self.store.name}: {reason}; {self._consequence}", f"{self.store.name} {self._consequence}"
-            )
-            # By a thread of its own, so that no request ever waits for a store that is known to be gone.
-            threading.Thread(target=self._wait_for_answer, name="kv-retry", daemon=True).start()
-            return default
-
-    def end(self) -> None:
-        """Ask a store that failed no more."""
-        self._has_ended.set()
-
-    def _wait_for_answer(self) -> None:
-        while not self._has_ended.wait(RETRY_AFTER):
-            with suppress(Exception), self.busy:
-                self.store.count_held([NO_KEY])
-                self.is_up = True
-                return

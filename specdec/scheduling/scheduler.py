@@ -168,6 +168,8 @@ class Scheduler:
         known = sum(row.num_known for row in step.rows)
         if self.draft_budget is not None:
             self.draft_budget.grant(step, size, self.manager)
+        if self.connector is not None:
+            self.connector.start_read_kv(self.connector.build_read_meta())
         plan = StepPlan(step.rows)
         if step.rows:
             plan.moves = self.manager.take_moves()

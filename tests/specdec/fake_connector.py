@@ -72,7 +72,7 @@ class FakeConnector(KVConnector):
     def build_connector_meta(self, published: Sequence[PublishedBlock]) -> list[Save]:
         return self.tier.saves.save(published)
 
-    def update_connector_output(self, output: list[Result]) -> None:
+    def update_connector_output(self, output: list[Result], rank: int = 0) -> None:  # noqa: ARG002
         self.tier.update(output)
         self.tier.loaded()
 
@@ -146,7 +146,7 @@ class FakeConnector(KVConnector):
                 kept = {}
             for index, part in enumerate(PARTS):
                 self.host[block][index] = deepcopy(kept.get(part, [None] * self.tier.block_size))
-            parts.append(frozenset(kept))
+            parts.append(dict.fromkeys(kept, b""))
         return Fetched(job, parts)
 
     def wait(self, seconds: float) -> None:  # noqa: ARG002

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from specdec import LLM, DraftShape, SamplingParams
 from specdec.core.outputs import CompletionOutput
+from specdec.engine.ranked_connector import RankedConnector
 from specdec.kv_transfer.offloading_connector import OffloadingConnector
 from tests.specdec.world import World
 
@@ -57,11 +58,19 @@ def engine(world: World, drafter: str, config: dict[str, Any] | None, **settings
         yield llm
 
 
-def flush(llm: LLM) -> None:
-    """Wait until everything is written."""
+def first_connector(llm: LLM) -> OffloadingConnector:
+    """The connector of an engine, or that of its first rank."""
     connector = llm.engine.connector
-    assert isinstance(connector, OffloadingConnector)
-    while connector.tier.saves.is_writing:
+    own = connector.own if isinstance(connector, RankedConnector) else connector
+    assert isinstance(own, OffloadingConnector)
+    return own
+
+
+def flush(llm: LLM) -> None:
+    """Wait until everything is written, on all ranks."""
+    connector, saves = llm.engine.connector, first_connector(llm).tier.saves
+    assert connector is not None
+    while saves.is_writing:
         connector.wait(0.1)
         connector.update_connector_output(connector.get_finished())
 

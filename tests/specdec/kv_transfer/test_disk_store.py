@@ -9,7 +9,7 @@ import pytest
 
 from specdec.kv_transfer import disk_store
 from specdec.kv_transfer.block_store import HEADER_SIZE, StoreError
-from specdec.kv_transfer.disk_store import DiskStore
+from specdec.kv_transfer.disk_store import DiskStore, rank_folder
 from specdec.kv_transfer.notes import Notes
 
 SIZE = 100
@@ -148,6 +148,19 @@ def test_other_files_are_left_alone(tmp_path: Path, notes: Notes, caplog: pytest
     opened(tmp_path, notes)
     assert "1 files that are no blocks are ignored" in caplog.text
     assert (old.exists(), new.exists()) == (False, True)
+
+
+def test_files_of_ranks_are_no_others_affair(tmp_path: Path, notes: Notes, caplog: pytest.LogCaptureFixture) -> None:
+    """An engine of one rank in the same folder neither counts nor evicts them."""
+    folders = [rank_folder(tmp_path, rank, 2) for rank in range(2)]
+    assert len({*folders, rank_folder(tmp_path, 0, 1)}) == 3
+    for folder in folders:
+        put(opened(folder, notes), "a", "b")
+    single = opened(rank_folder(tmp_path, 0, 1), notes, 1)
+    put(single, "c", "d")
+    assert len(single._files) == 1
+    assert all(opened(folder, notes).count_held(["a", "b"]) == 2 for folder in folders)
+    assert "are ignored" not in caplog.text
 
 
 def test_a_full_disk_is_an_error_of_the_store(tmp_path: Path, notes: Notes, monkeypatch: pytest.MonkeyPatch) -> None:

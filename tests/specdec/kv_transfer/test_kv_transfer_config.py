@@ -76,6 +76,12 @@ def test_tiers_are_stacked_in_the_order_given() -> None:
     assert (inside.disks, inside.pools) == (both.disks, both.pools)
 
 
+def test_each_rank_has_a_port_of_its_own() -> None:
+    given = MooncakeSettings(**POOL, local_hostname="10.0.0.1:7000")
+    assert [given.of_rank(rank).local_hostname for rank in (0, 2)] == ["10.0.0.1:7000", "10.0.0.1:7002"]
+    assert MooncakeSettings(**POOL).of_rank(1) == MooncakeSettings(**POOL)
+
+
 def test_an_engine_checks_it_before_it_loads_anything() -> None:
     model, connector = EngineConfig().model, {"kv_connector": "OffloadingConnector"}
     with pytest.raises(ValueError, match="leave enable_prefix_caching on"):

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from specdec.kv_transfer import transfers
+from specdec.kv_transfer import guarded_store
 from specdec.kv_transfer.block_store import NO_KEY, StoreError
 from specdec.kv_transfer.notes import Notes
-from specdec.kv_transfer.transfers import TARGET, Fetched, Found, Result, Saved, Transfers
+from specdec.kv_transfer.transfers import TARGET, Fetched, Found, Read, Result, Saved, Transfers
 
 SIZE = 4
 HASHES = [bytes([number]) for number in range(6)]
@@ -89,13 +89,13 @@ class World:
         raise TimeoutError
 
     def look_up(self) -> int:
-        self.transfers.look_up(1, HASHES)
+        self.transfers.read(Read(1, HASHES, ()))
         found = self.result()
         assert isinstance(found, Found)
         return found.num_blocks
 
     def fetch(self, count: int) -> list[bool]:
-        self.transfers.fetch(2, HASHES[:count], range(count))
+        self.transfers.read(Read(2, HASHES[:count], range(count)))
         fetched = self.result()
         assert isinstance(fetched, Fetched)
         return [TARGET in parts for parts in fetched.parts]
@@ -103,7 +103,7 @@ class World:
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfers, "RETRY_AFTER", 0.01)
+    monkeypatch.setattr(guarded_store, "RETRY_AFTER", 0.01)
 
 
 def fail() -> None:
@@ -120,7 +120,7 @@ def test_a_later_store_is_asked_for_what_the_first_lacks() -> None:
 
 
 def test_a_store_that_failed_is_asked_by_no_request_until_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfers, "RETRY_AFTER", 3600)
+    monkeypatch.setattr(guarded_store, "RETRY_AFTER", 3600)
     disk, pool = Store("disk", "ab"), Store("pool", "abcd")
     world = World(disk, pool)
     pool.fault = fail
@@ -172,11 +172,9 @@ def test_a_store_in_use_is_not_closed() -> None:
     pool.held.clear()
     disk.held.clear()
     pool.fault = lambda: going.wait(20)
-    world.transfers.look_up(1, HASHES)
+    world.transfers.read(Read(1, HASHES, ()))
     while not pool.asked:
         time.sleep(0.001)
-    assert not world.transfers.is_stalled(20)
-    assert world.transfers.is_stalled(0)
     world.transfers.shutdown(0.05)
     assert (disk.is_closed, pool.is_closed) == (True, False)
     going.set()

@@ -226,10 +226,6 @@ def test_a_stage_that_fails_ends_the_engine(world: World, monkeypatch: pytest.Mo
     ("settings", "message"),
     [
         ({"pipeline_parallel_size": 3}, "pipeline_parallel_size is 3; the model has 2 layers; lower it"),
-        (
-            {"pipeline_parallel_size": 2, "kv_transfer_config": {"kv_connector": "OffloadingConnector"}},
-            "kv_transfer_config is given and pipeline_parallel_size is 2; connectors store the cache of one rank",
-        ),
     ],
 )
 def test_what_stages_cannot_do(world: World, settings: dict[str, Any], message: str) -> None:

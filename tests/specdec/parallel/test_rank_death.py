@@ -10,6 +10,7 @@ import pytest
 
 from specdec import LLM, EngineDeadError
 from tests.specdec.async_engine.served import ENDLESS, SHORT, Served, is_alive, long_world, states_of
+from tests.specdec.kv_transfer.engines import disk
 from tests.specdec.world import World
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads /proc for the ranks' processes")
@@ -26,17 +27,21 @@ def children(pid: int) -> list[int]:
 def test_a_killed_rank_ends_requests_soon_and_the_group_is_restarted(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tokens are those of one process before and after, and no process is left."""
+    """The tokens are those of one process before and after, and no process is left, though blocks were being stored."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     expected = world_tokens(world)
-    with Served(long_world(world, tmp_path), tensor_parallel_size=2) as served:
+    connector = disk(tmp_path / "blocks", use_layerwise=True)
+    own = {"tensor_parallel_size": 2, "kv_transfer_config": connector, "block_size": 8}
+    with Served(long_world(world, tmp_path), **own) as served:
         llm = served.llm
 
         async def tokens() -> list[int]:
             return list((await states_of(llm, PROMPT, SHORT))[-1].outputs[0].token_ids)
 
         async def killed() -> float:
-            async for _ in llm.generate(PROMPT, ENDLESS):
+            async for state in llm.generate(PROMPT, ENDLESS):
+                if len(state.outputs[0].token_ids) < 32:
+                    continue
                 (rank,) = children(llm.engine_pid or 0)
                 os.kill(rank, signal.SIGKILL)
                 break
@@ -56,6 +61,7 @@ def test_a_killed_rank_ends_requests_soon_and_the_group_is_restarted(
         assert llm.engine_pid is not None
         left = [llm.engine_pid, *children(llm.engine_pid)]
         assert len(left) == 2
+    assert {file.parent.parent.name for file in tmp_path.rglob("*.kv")} == {"rank-0-of-2", "rank-1-of-2"}
     end = time.monotonic() + 10
     while any(is_alive(pid) for pid in left):
         assert time.monotonic() < end, "a process is left"

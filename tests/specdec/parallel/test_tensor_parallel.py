@@ -180,10 +180,6 @@ def test_a_rank_that_fails_ends_the_engine(world: World, monkeypatch: pytest.Mon
     ("settings", "message"),
     [
         ({"draft_tensor_parallel_size": 4}, "draft_tensor_parallel_size is 4; it must be 1 or tensor_parallel_size"),
-        (
-            {"kv_transfer_config": {"kv_connector": "OffloadingConnector"}},
-            "kv_transfer_config is given and tensor_parallel_size is 2; connectors store the cache of one rank",
-        ),
     ],
 )
 def test_settings_that_several_ranks_do_not_support(world: World, settings: dict[str, Any], message: str) -> None:

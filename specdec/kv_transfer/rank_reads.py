@@ -1,0 +1,139 @@
+"""Reads of blocks by all ranks: what they are asked for, and what every one of them has done. Pure Python."""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from specdec.kv_transfer.transfers import TARGET, Fetched, Found, Read, Result, Saved
+
+
+class Clear(NamedTuple):
+    """A part of a block of host memory that did not come to all ranks alike, so that each fills it with zeros."""
+
+    part: str
+    block: int
+
+
+class ReadMeta(NamedTuple):
+    """What each rank does in its host memory, in this order."""
+
+    clears: list[Clear]
+    reads: list[Read]
+
+
+class Stores(Protocol):
+    """What the first rank knows at once of its own stores; see `Transfers`."""
+
+    @property
+    def has_stores(self) -> bool: ...
+
+    def may_hold(self, block_hash: bytes) -> bool: ...
+
+
+class RankReads:
+    """The searches of a `HostTier` over all ranks, each of which has its own part of every block.
+
+    The blocks of host memory have the same numbers on all ranks. A block is found, fetched or saved when it is on every
+    rank, whatever their stores have lost: tokens whose blocks one rank lacks are computed by all.
+
+    Args:
+        own: the stores of the first rank.
+        num_ranks: number of ranks.
+        num_drafting: number of the first ranks, which have other parts than the target's too.
+    """
+
+    def __init__(self, own: Stores, num_ranks: int, num_drafting: int) -> None:
+        self._own, self._num_ranks, self._num_drafting = own, num_ranks, num_drafting
+        self._meta = ReadMeta([], [])
+        # By job: the blocks that are being filled, and by rank the answers that have been given.
+        self._blocks: dict[int, Sequence[int]] = {}
+        self._answers: dict[int, dict[int, Found | Fetched]] = {}
+        # By result: how many of these each rank has given beyond those that all have given.
+        self._saved: dict[Saved, list[int]] = {}
+        # By rank: its reads without an answer, and since when it may have been at the first of them.
+        self._num_open = [0] * num_ranks
+        self._since = [0.0] * num_ranks
+
+    @property
+    def has_stores(self) -> bool:
+        return self._own.has_stores
+
+    def may_hold(self, block_hash: bytes) -> bool:
+        """Return at once whether a store of the first rank may have its part of the block."""
+        return self._own.may_hold(block_hash)
+
+    def is_stalled(self, seconds: float) -> bool:
+        """Return whether a rank's read has taken longer than this, so that further ones would wait behind it."""
+        now = time.monotonic()
+        return any(count and now - since > seconds for count, since in zip(self._num_open, self._since, strict=True))
+
+    def look_up(self, job: int, hashes: Sequence[bytes]) -> None:
+        """Have all ranks count how many of the blocks their stores have; the result is `Found`."""
+        self._meta.reads.append(Read(job, hashes, ()))
+
+    def fetch(self, job: int, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
+        """Have all ranks fill blocks of their host memory; the result is `Fetched`."""
+        self._blocks[job] = blocks
+        self._meta.reads.append(Read(job, hashes, blocks))
+
+    def take(self) -> ReadMeta | None:
+        """Hand over what all ranks shall do; None for nothing."""
+        if not any(self._meta):
+            return None
+        meta, self._meta = self._meta, ReadMeta([], [])
+        now = time.monotonic()
+        self._since = [since if count else now for count, since in zip(self._num_open, self._since, strict=True)]
+        self._num_open = [count + len(meta.reads) for count in self._num_open]
+        return meta
+
+    def agree(self, rank: int, results: Iterable[Result]) -> list[Result]:
+        """Return what every rank has done, now that one has done this."""
+        agreed: list[Result] = []
+        for result in results:
+            agreed += self._save(rank, result) if isinstance(result, Saved) else self._answer(rank, result)
+        return agreed
+
+    def _save(self, rank: int, saved: Saved) -> list[Saved]:
+        counts = self._saved.setdefault(saved, [0] * self._num_ranks)
+        counts[rank] += 1
+        if not all(counts):
+            return []
+        counts[:] = [count - 1 for count in counts]
+        if not any(counts):
+            del self._saved[saved]
+        return [saved]
+
+    def _answer(self, rank: int, answer: Found | Fetched) -> list[Found | Fetched]:
+        self._num_open[rank] -= 1
+        self._since[rank] = time.monotonic()
+        by_rank = self._answers.setdefault(answer.job, {})
+        by_rank[rank] = answer
+        if len(by_rank) < self._num_ranks:
+            return []
+        del self._answers[answer.job]
+        answers = [by_rank[rank] for rank in range(self._num_ranks)]
+        if counts := [each.num_blocks for each in answers if isinstance(each, Found)]:
+            return [Found(answer.job, min(counts))]
+        return [self._fetched(answer.job, [each for each in answers if isinstance(each, Fetched)])]
+
+    def _fetched(self, job: int, answers: Sequence[Fetched]) -> Fetched:
+        """Return the parts that came to all ranks that have them, and have others cleared in blocks that are of use.
+
+        Where each rank has the whole draft model, all draft alike only if they read the same features and entries.
+        """
+        agreed, by_block = [], zip(*(each.parts for each in answers), strict=True)
+        for block, ranks in zip(self._blocks.pop(job), by_block, strict=True):
+            parts = _common(ranks[: self._num_drafting])
+            if TARGET not in _common(ranks):
+                parts.pop(TARGET, None)
+            if TARGET in parts:
+                lost = set().union(*ranks) - parts.keys()
+                self._meta.clears.extend(Clear(name, block) for name in sorted(lost))
+            agreed.append(parts)
+        return Fetched(job, agreed)
+
+
+def _common(ranks: Sequence[Mapping[str, bytes]]) -> dict[str, bytes]:
+    """Return the parts that are alike in all of these."""
+    first, *others = ranks
+    return {name: own for name, own in first.items() if all(other.get(name) == own for other in others)}
