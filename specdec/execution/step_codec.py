@@ -3,7 +3,7 @@
 from array import array
 from typing import NamedTuple
 
-from specdec.cache.kv_cache_manager import BlockMove
+from specdec.cache.block_moves import BlockMove
 from specdec.draft_heads.drafting.chains import ChainNodes
 from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.execution.step_order import StepOrder
