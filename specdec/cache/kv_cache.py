@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from specdec.cache.kv_cache_manager import BlockMove, MoveKind
+from specdec.cache.block_moves import BlockMove, MoveKind
 from specdec.draft_heads.heads.draft_head import CachedHead
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.kernels import kv_entries

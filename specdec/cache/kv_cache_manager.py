@@ -2,61 +2,12 @@
 
 import sys
 from collections.abc import Iterable, Sequence
-from enum import Enum
-from typing import NamedTuple
 
+from specdec.cache.block_moves import BlockMove, BlockSource, MoveKind, PublishedBlock
 from specdec.cache.block_pool import BlockPool, extend_hashes
 from specdec.cache.kept_entries import KEEPS_ALL, BlockBounds, KeptEntries
 from specdec.cache.prefix_search import Prefix, PrefixSearch
 from specdec.core.request import Request
-
-
-class MoveKind(Enum):
-    """The memories between which a block moves."""
-
-    COPY = "copy"
-    SWAP_OUT = "swap_out"
-    SWAP_IN = "swap_in"
-    LOAD = "load"
-
-
-class BlockMove(NamedTuple):
-    """Copy of one block's content: keys and values of target and head, and features.
-
-    Attributes:
-        source: a block of host memory for `SWAP_IN`, a connector's own number for `LOAD`, else a block of the device's.
-        target: a block of host memory for `SWAP_OUT`, else of the device's.
-    """
-
-    kind: MoveKind
-    source: int
-    target: int
-
-
-class BlockSource(NamedTuple):
-    """A block that a connector can load.
-
-    Attributes:
-        source: the connector's own number of it.
-        is_read: whether the draft head's keys and values come with it.
-    """
-
-    source: int
-    is_read: bool
-
-
-class PublishedBlock(NamedTuple):
-    """A block that a step has published, or that the draft head has read since.
-
-    Attributes:
-        is_new: whether the step has published it.
-        is_read: whether the draft head's keys and values of all its entries are written.
-    """
-
-    block: int
-    block_hash: bytes
-    is_new: bool
-    is_read: bool
 
 
 class KVCacheManager:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from specdec.cache.kv_cache_manager import BlockMove
+from specdec.cache.block_moves import BlockMove
 from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.engine.followers import Followers
 from specdec.engine.rank_messages import Allocate, Connect, LoadAdapter, LoadUpdate, UseAdapter, UseUpdate

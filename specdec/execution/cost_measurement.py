@@ -7,7 +7,7 @@ from statistics import median
 
 import torch
 
-from specdec.cache.kv_cache_manager import BlockMove, MoveKind
+from specdec.cache.block_moves import BlockMove, MoveKind
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.execution.dummy_rows import dummy_chain, dummy_draft_rows, dummy_reading_row, dummy_rows

@@ -4,7 +4,7 @@ from array import array
 from dataclasses import replace
 from typing import NamedTuple
 
-from specdec.cache.kv_cache_manager import BlockMove
+from specdec.cache.block_moves import BlockMove
 from specdec.draft_heads.drafting.chains import ChainNodes
 from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.execution.grammar_codec import GrammarReader, GrammarWriter, SentGrammar

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from specdec.cache.kv_cache_manager import BlockMove
+from specdec.cache.block_moves import BlockMove
 from specdec.draft_heads.drafting.chains import ChainNodes
 from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.execution.device_clock import Mark

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from specdec.cache.block_moves import PublishedBlock
 from specdec.cache.block_pool import BlockPool
-from specdec.cache.kv_cache_manager import PublishedBlock
 from specdec.kv_transfer.notes import Notes
 from specdec.kv_transfer.transfers import TARGET, Saved
 

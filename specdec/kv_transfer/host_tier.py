@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Protocol
 
+from specdec.cache.block_moves import BlockSource
 from specdec.cache.block_pool import BlockPool
-from specdec.cache.kv_cache_manager import BlockSource
 from specdec.core.request import Request
 from specdec.kv_transfer.host_saves import HEAD, HostSaves
 from specdec.kv_transfer.notes import Notes

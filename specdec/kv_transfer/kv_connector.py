@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from specdec.cache.kv_cache_manager import BlockSource, PublishedBlock
+from specdec.cache.block_moves import BlockSource, PublishedBlock
 from specdec.core.request import Request
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from specdec.cache.kv_cache_manager import BlockSource, PublishedBlock
+from specdec.cache.block_moves import BlockSource, PublishedBlock
 from specdec.core.request import Request
 from specdec.kv_transfer.block_store import BlockStore
 from specdec.kv_transfer.host_blocks import Copied, HostBlocks

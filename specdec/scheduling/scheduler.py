@@ -6,7 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from enum import Enum
 
-from specdec.cache.kv_cache_manager import KVCacheManager, PublishedBlock
+from specdec.cache.block_moves import PublishedBlock
+from specdec.cache.kv_cache_manager import KVCacheManager
 from specdec.core.engine_stats import EngineStats
 from specdec.core.request import Request
 from specdec.draft_heads.drafting.draft_shape import DraftShape

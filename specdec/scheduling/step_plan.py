@@ -6,7 +6,7 @@ Pure Python.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from specdec.cache.kv_cache_manager import BlockMove
+from specdec.cache.block_moves import BlockMove
 from specdec.core.choices import ChoiceTree
 from specdec.core.engine_stats import EngineStats
 from specdec.core.request import Request

@@ -20,7 +20,7 @@ from specdec.kernels.rotary_store import rotary_store
 from specdec.kernels.tree_attention import tree_attention
 from tests.coded_cache import CODES, as_stored, coded, empty_codes, is_unwritten, numbers_of, scales_in
 from tests.kernel_sets import TORCH
-from tests.kernels.attention_cases import Built, Case, build, chain, small_cases
+from tests.kernels.attention_cases import Built, Case, biases, build, chain, small_cases
 from tests.kernels.kernel_checks import DEVICE, DTYPES, ROUNDING
 from tests.kernels.native_forms import CONFIG, FORMS, kernels_of, libraries, library, normal
 from tests.strategies import seeds
@@ -159,13 +159,13 @@ def test_rotary_store_equals_its_twin(
     assert found[slots, kv_heads:].equal(expected[slots, kv_heads:])
 
 
-def exact_attention(query: Tensor, numbers: Tensor, slots_seen: list[list[int]]) -> Tensor:
+def exact_attention(query: Tensor, numbers: Tensor, slots_seen: list[list[int]], slopes: Tensor | None) -> Tensor:
     """One row at a time over the slots that it sees, in float64."""
     keys, values = numbers.double().unflatten(1, (2, -1)).unbind(1)
     group, output = query.shape[1] // keys.shape[1], []
     for row, slots in zip(query.double(), slots_seen, strict=True):
         own_keys, own_values = (part[slots].repeat_interleave(group, 1) for part in (keys, values))
-        weights = torch.softmax(torch.einsum("hd,khd->kh", row, own_keys) * SCALE, 0)
+        weights = torch.softmax(torch.einsum("hd,khd->kh", row, own_keys) * SCALE + biases(slopes, len(slots)), 0)
         output.append(torch.einsum("kh,khd->hd", weights, own_values))
     return torch.stack(output)
 
@@ -186,13 +186,14 @@ def check_error(
     numbers: Tensor,
     kv: Tensor,
     slots_seen: list[list[int]],
-    scales: Tensor | None = None,
+    scales: Tensor | None,
+    slopes: Tensor | None,
 ) -> None:
     """Check a result against what the codes stand for, closely, and against the numbers by the codes' own bounds."""
     stood = numbers_of(kv, scales)
     written = ~numbers[:, 0, 0].isnan()
     largest = stood[written].abs().max()
-    near = exact_attention(query, stood, slots_seen)
+    near = exact_attention(query, stood, slots_seen, slopes)
     # Weights and values are rounded before they are multiplied, and the result is.
     assert ((actual.double() - near).abs() <= (6 * ROUNDING[query.dtype] + 1e-5) * largest).all()
     used = scales_in(kv, scales)[written]
@@ -203,7 +204,7 @@ def check_error(
     # Scores are off by the keys' errors times the query; weights by a factor of twice that.
     shift = SCALE * query.double().abs().sum(-1).max() * keys.max()
     bound = torch.expm1(2 * shift) * largest + values.max()
-    far = exact_attention(query, numbers, slots_seen)
+    far = exact_attention(query, numbers, slots_seen, slopes)
     assert ((near - far).abs() <= bound).all()
 
 
@@ -221,10 +222,10 @@ def test_attention_in_torch(
     ROUNDING.setdefault(torch.float64, 2.0**-53)
     made, query, numbers = drawn(case, kv_heads, dim, dtype)
     scales = drawn_scales(case.seed + 2, 2 * kv_heads) if given else None
-    kv = coded(numbers, code, scales)
-    actual = tree_attention_reference.tree_attention(query, kv, made.rows, SCALE, case.window, kv_scales=scales)
+    kv, slopes = coded(numbers, code, scales), case.slopes(kv_heads)
+    actual = tree_attention_reference.tree_attention(query, kv, made.rows, SCALE, case.window, slopes, scales)
     assert actual.dtype == dtype
-    check_error(actual, query, numbers, kv, made.slots_seen, scales)
+    check_error(actual, query, numbers, kv, made.slots_seen, scales, slopes)
 
 
 @given(small_cases(), st.integers(1, 2), st.sampled_from([16, 80]), st.sampled_from(DTYPES), codes, st.booleans())
@@ -233,9 +234,10 @@ def test_attention_in_triton(
 ) -> None:
     made, query, numbers = drawn(case, kv_heads, dim, dtype)
     scales = drawn_scales(case.seed + 2, 2 * kv_heads).to(DEVICE) if given else None
-    kv = coded(numbers, code, scales)
-    actual = tree_attention(query, kv, made.rows, SCALE, case.window, kv_scales=scales)
-    check_error(actual, query, numbers, kv, made.slots_seen, scales)
+    kv, slopes = coded(numbers, code, scales), case.slopes(kv_heads, torch.float32)
+    slopes = None if slopes is None else slopes.to(DEVICE)
+    actual = tree_attention(query, kv, made.rows, SCALE, case.window, slopes, scales)
+    check_error(actual, query, numbers, kv, made.slots_seen, scales, slopes)
 
 
 @pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
@@ -246,10 +248,10 @@ def test_attention_in_the_compiled_library(
     """A row's attention has the same bits as if its path were cached."""
     made, query, numbers = drawn(case, kv_heads, dim, own.dtype)
     scales = drawn_scales(case.seed + 2, 2 * kv_heads) if given else None
-    kv = coded(numbers, code, scales)
-    attend = partial(NativeOperations(own).tree_attention, scale=SCALE, kv_scales=scales)
+    kv, slopes = coded(numbers, code, scales), case.slopes(kv_heads)
+    attend = partial(NativeOperations(own).tree_attention, scale=SCALE, slopes=slopes, kv_scales=scales)
     actual = attend(query, kv, made.rows, window=case.window)
-    check_error(actual, query, numbers, kv, made.slots_seen, scales)
+    check_error(actual, query, numbers, kv, made.slots_seen, scales, slopes)
     for row, slots in enumerate(made.slots_seen):
         path = empty_codes(len(slots) + -len(slots) % 4, 2 * kv_heads, dim, code, DEVICE, scales)
         kv_entries.slots_of(path)[: len(slots)] = kv_entries.slots_of(kv)[slots]

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
-from specdec.cache.kv_cache_manager import BlockSource, KVCacheManager, PublishedBlock
+from specdec.cache.block_moves import BlockSource, PublishedBlock
+from specdec.cache.kv_cache_manager import KVCacheManager
 from specdec.core.request import Request
 from specdec.kv_transfer.host_saves import HEAD, LayerSave, Save
 from specdec.kv_transfer.host_tier import HostTier

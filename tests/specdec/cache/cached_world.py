@@ -2,8 +2,9 @@
 
 from copy import deepcopy
 
+from specdec.cache.block_moves import BlockMove
 from specdec.cache.kept_entries import KeptEntries
-from specdec.cache.kv_cache_manager import BlockMove, KVCacheManager
+from specdec.cache.kv_cache_manager import KVCacheManager
 from specdec.cache.prefix_search import Prefix
 from specdec.core.request import Request
 from specdec.scheduling.integrity import check_blocks

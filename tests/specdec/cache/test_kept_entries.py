@@ -2,8 +2,8 @@
 
 import pytest
 
+from specdec.cache.block_moves import BlockSource
 from specdec.cache.kept_entries import KeptEntries
-from specdec.cache.kv_cache_manager import BlockSource
 from specdec.cache.prefix_search import Prefix
 from tests.specdec.cache.cached_world import World, count
 from tests.specdec.fake_memory import make_request

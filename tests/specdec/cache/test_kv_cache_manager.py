@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.cache.kv_cache_manager import BlockMove, MoveKind
+from specdec.cache.block_moves import BlockMove, MoveKind
 from specdec.cache.prefix_search import Prefix
 from specdec.core.request import Request
 from specdec.core.sampling_params import SamplingParams

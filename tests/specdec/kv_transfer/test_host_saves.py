@@ -2,8 +2,8 @@
 
 import logging
 
+from specdec.cache.block_moves import PublishedBlock
 from specdec.cache.block_pool import BlockPool
-from specdec.cache.kv_cache_manager import PublishedBlock
 from specdec.kv_transfer.host_saves import FEATURES, HEAD, HostSaves, LayerSave
 from specdec.kv_transfer.notes import Notes
 from specdec.kv_transfer.transfers import TARGET

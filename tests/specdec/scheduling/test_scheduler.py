@@ -9,7 +9,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from specdec.cache.kv_cache_manager import KVCacheManager, MoveKind
+from specdec.cache.block_moves import MoveKind
+from specdec.cache.kv_cache_manager import KVCacheManager
 from specdec.core.request import Request, RequestGroup
 from specdec.core.sampling_params import SamplingParams
 from specdec.core.speculation import Speculation
