@@ -68,7 +68,6 @@ def check_shared(config: dict[str, Any], world: World, drafter: str, params: Sam
     [
         ("none", GREEDY, {}),
         ("eagle", DRAWN, {}),
-        ("eagle3", GREEDY, {}),
         ("eagle3", DRAWN, SPLIT),
         ("dspark", DRAWN, {}),
         ("dflash", GREEDY, SPLIT),
