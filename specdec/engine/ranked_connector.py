@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from specdec.cache.kv_cache_manager import BlockSource, PublishedBlock
+from specdec.cache.block_moves import BlockSource, PublishedBlock
 from specdec.core.request import Request
 from specdec.engine.followers import Followers
 from specdec.engine.rank_messages import BeginSaveKV, Disconnect, ReadKV, SaveKV
