@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 
 python runs/train_demo_target.py --data "$data" --out "$target" --compile
 
-python -m specdec.train_eagle.regenerate --model "$target" --limit 5000 --temperature 0 0 1 \
+python -m specdec.train_eagle.regenerate --model "$target" --limit 9000 --temperature 0 0 1 \
   --data "$data/sgd-train.jsonl" --out "$out/answers-sgd.jsonl"
 python -m specdec.train_eagle.regenerate --model "$target" --limit 8000 --temperature 0 0 1 \
   --data "$data/gsm8k-train.jsonl" --out "$out/answers-gsm8k.jsonl"
@@ -22,17 +22,25 @@ for kind in eagle eagle3 dspark; do
   head=$out/$kind
   python -m specdec.train_eagle.train --config "runs/demo-$kind.yaml" \
     --model "$target" --data "$out/prepared" --out "$head"
-  # Further epochs with their own learning rate schedule.
-  more=(--epochs 1 --lr 0.0008)
-  [ "$kind" = dspark ] && more=(--epochs 2 --lr 0.001)
-  python -m specdec.train_eagle.train --config "runs/demo-$kind.yaml" \
-    --model "$target" --data "$out/prepared" --out "$head-more" --start "$head/run" "${more[@]}" --seed 7
-  head=$head-more
+  # Further runs with their own learning rate schedules, each from the weights of the one before.
+  runs=("--epochs 1 --lr 0.0008 --seed 7")
+  notes=runs/demo-data.md
+  if [ "$kind" = dspark ]; then
+    rnn="--markov-kind rnn"
+    runs=("--epochs 2 --lr 0.001 --seed 7" "$rnn --epochs 3 --lr 0.0012 --seed 11" "$rnn --epochs 1 --lr 0.0006 --seed 12")
+    notes=runs/demo-dspark-data.md
+  fi
+  for more in "${runs[@]}"; do
+    # shellcheck disable=SC2086
+    python -m specdec.train_eagle.train --config "runs/demo-$kind.yaml" \
+      --model "$target" --data "$out/prepared" --out "$head-more" --start "$head/run" $more
+    head=$head-more
+  done
   python -m specdec.train_eagle.evaluate --model "$target" --draft "$head" --out "$head/evaluation" \
     --draft-depth 6 --draft-branching 10 --draft-nodes 60 --min-reach 0 \
     --data sgd=benchmarks/prompts/sgd-eval.jsonl gsm8k=benchmarks/prompts/gsm8k-eval.jsonl
   python -m specdec.train_eagle.export --model "$target" --draft "$head" --out "$out/export/$kind" \
-    --evaluation "$head/evaluation/evaluation.json" --notes runs/demo-data.md \
+    --evaluation "$head/evaluation/evaluation.json" --notes "$notes" \
     --base-model specdec/demo/target --licence cc-by-sa-4.0
 done
 
