@@ -87,8 +87,11 @@ HEAD_NORMS = ("q_norm", "k_norm")
 def widen_tensor(name: str, tensor: Tensor, old: dict[str, Any], new: dict[str, Any]) -> Tensor:
     """Return a tensor of a checkpoint with the config.json `old` for one with `new`."""
     kind = name.split(".")[-2] if "." in name else name
-    if kind in ("d2t", "t2d", *HEAD_NORMS) or name == "confidence_head.proj.bias":
+    if kind in ("d2t", "t2d", *HEAD_NORMS) or name in ("confidence_head.proj.bias", "markov_head.joint_proj.bias"):
         return tensor
+    if name == "markov_head.joint_proj.weight":
+        path, state = torch.split(tensor, [tensor.shape[1] - old["hidden_size"], old["hidden_size"]], 1)
+        return torch.cat([path, _pad(state, 1, "hidden_size", old, new)], 1)
     if name == "confidence_head.proj.weight":
         state, before = torch.split(tensor, [old["hidden_size"], tensor.shape[1] - old["hidden_size"]], 1)
         return torch.cat([_pad(state, 1, "hidden_size", old, new), before], 1)
