@@ -116,26 +116,6 @@ def _tree_shapes() -> str:
     return _with_source("tree_shapes", ["depth, branching, nodes, min_reach", "tau", "cycle cost c", "speed-up"], rows)
 
 
-def _block_trees() -> str:
-    found = {
-        (row["prompts"], row["budget"], row["draft"], row["temperature"], row["kind"]): row["tau"]
-        for row in read("block_trees")["rows"]
-    }
-    heads = {draft: "DSpark" if "dspark" in draft else "EAGLE-3" for _, _, draft, _, _ in found}
-    budgets = sorted({budget for _, budget, *_ in found})
-    temperatures = sorted({temperature for *_, temperature, _ in found})
-    rows = [
-        [kind, str(budget), name]
-        + [f"{found[kind, budget, draft, t, form]:.2f}" for t in temperatures for form in ("chain", "tree")]
-        for kind in KINDS
-        for budget in budgets
-        for draft, name in heads.items()
-    ]
-    columns = [f"{form}, temperature {t:g}" for t in temperatures for form in ("chain", "tree")]
-    shown = _with_source("block_trees", ["prompts", "nodes", "head", *columns], rows)
-    return f"{shown} Run with `--draft eagle specdec/demo/dspark --prompts 60 --max-tokens 96`."
-
-
 def _candidates() -> str:
     rows = [
         [
@@ -292,7 +272,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "results-speed": _speed,
     "results-throughput": _throughput,
     "results-trees": _tree_shapes,
-    "results-block-trees": _block_trees,
     "results-never-slower": _never_slower,
     "results-candidates": _candidates,
     "results-coupling": _coupling,

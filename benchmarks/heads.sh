@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# The demo's three heads side by side: speed over plain decoding beside the demo and the widened target.
+#
+#     bash benchmarks/heads.sh FOLDER
+#
+# `python -m benchmarks.widen FOLDER` writes the widened checkpoints. Results go to benchmarks/results/heads_*.json.
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+wide=$(realpath "$1")
+export PYTHONPATH=$root
+cd "$root"
+bench() { # NAME KIND ARGUMENTS
+  name=$1 kind=$2
+  shift 2
+  python -m specdec bench "$kind" --ignore-eos --max-tokens 64 --output "benchmarks/results/heads_$name.json" "$@"
+}
+demo="--draft eagle --draft dspark --draft specdec/demo/eagle"
+widened="--model $wide/target --draft $wide/eagle3 --draft $wide/dspark --draft $wide/eagle"
+
+# shellcheck disable=SC2086
+bench wide latency $widened --num-prompts 3 --rounds 3
+# shellcheck disable=SC2086
+bench wide_temperature_1 latency $widened --temperature 1 --num-prompts 3 --rounds 2
+# shellcheck disable=SC2086
+bench demo latency $demo --num-prompts 8 --rounds 5
+# shellcheck disable=SC2086
+bench wide_batch8 throughput $widened --num-prompts 4 --rounds 2
+# shellcheck disable=SC2086
+bench demo_batch8 throughput $demo --num-prompts 8 --rounds 5

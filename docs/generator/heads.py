@@ -1,0 +1,69 @@
+"""Tables of the demo's heads side by side: tau by nodes, and speed."""
+
+from collections.abc import Callable
+
+from docs.generator.regions import table
+from docs.generator.results import KINDS, read, source
+
+# Results of `benchmarks/heads.sh`, and what each measures.
+RUNS = {
+    "wide": "widened target (256M), one request",
+    "wide_temperature_1": "the same, temperature 1",
+    "wide_batch8": "the same, 8 requests, temperature 0",
+    "demo": "demo target (8.4M), one request",
+    "demo_batch8": "the same, 8 requests",
+}
+NAMES = {"eagle": "EAGLE-3", "eagle3": "EAGLE-3", "dspark": "DSpark"}
+
+
+def _block_trees() -> str:
+    found = {
+        (row["prompts"], row["budget"], row["draft"], row["temperature"], row["kind"]): row["tau"]
+        for row in read("block_trees")["rows"]
+    }
+    heads = {draft: "DSpark" if "dspark" in draft else "EAGLE-3" for _, _, draft, _, _ in found}
+    budgets = sorted({budget for _, budget, *_ in found})
+    temperatures = sorted({temperature for *_, temperature, _ in found})
+    rows = [
+        [kind, str(budget), name]
+        + [f"{found[kind, budget, draft, t, form]:.2f}" for t in temperatures for form in ("chain", "tree")]
+        for kind in KINDS
+        for budget in budgets
+        for draft, name in heads.items()
+    ]
+    columns = [f"{form}, temperature {t:g}" for t in temperatures for form in ("chain", "tree")]
+    shown = table(["prompts", "nodes", "head", *columns], rows)
+    return (
+        f"{shown}\n\n{source('block_trees')} Run with `--draft eagle specdec/demo/dspark --prompts 60 --max-tokens 96`."
+    )
+
+
+def _speeds() -> str:
+    rows = []
+    for name, title in RUNS.items():
+        for mode in read(f"heads_{name}")["modes"]:
+            if mode["draft"] is None:
+                continue
+            part, _, last = mode["mode"].rpartition("/")
+            head = "EAGLE-1" if part and last == "eagle" else NAMES[last]
+            speeds = mode["speedup"]
+            rows.append(
+                [
+                    title,
+                    head,
+                    f"{mode['tok_per_s']['median']:,.0f}",
+                    f"{speeds['median']:.2f} ({speeds['least']:.2f} to {speeds['most']:.2f})",
+                    f"{mode['tau']:.2f}",
+                ]
+            )
+            title = ""
+    document = read("heads_wide")
+    header = ["target", "head", "tok/s", "over plain", "tau"]
+    where = f"{document['processor']}, {document['threads']} threads; torch {document['torch']}"
+    return (
+        f"{table(header, rows)}\n\nCommand: `bash benchmarks/heads.sh FOLDER`. Results: "
+        f"`benchmarks/results/heads_*.json` ({where}; commit {document['commit']})."
+    )
+
+
+PARTS: dict[str, Callable[[], str]] = {"results-block-trees": _block_trees, "results-heads": _speeds}
