@@ -17,9 +17,12 @@ PEERS = {
 }
 
 
+STORED = {"smollm2_q4_1": "SmolLM2-135M-Instruct as shipped, in Q4_1", "smollm2_q4_1_float32": "the same in float32"}
+
+
 def _peers() -> str:
     rows = []
-    for name, title in PEERS.items():
+    for name, title in (PEERS | STORED).items():
         for mode in read(f"peers_{name}")["modes"]:
             first = mode["first_ms"]
             rows.append(
@@ -69,6 +72,8 @@ def _readme_peers() -> str:
 def _mode_name(mode: str) -> str:
     """Return a mode of `specdec bench` without the names of files."""
     kind = next((kind for kind in ("bf16", "f16") if f"-{kind}" in mode), "")
+    if "q4_1" in mode:
+        return "llama.cpp, n-grams" if ":ngram" in mode else "llama.cpp"
     if mode.startswith("llama.cpp"):
         return f"llama.cpp, {kind}"
     if mode.startswith("llama-server"):
