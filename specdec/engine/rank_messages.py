@@ -108,7 +108,7 @@ class Disconnect(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """Answer to `LoadUpdate`, `LoadAdapter` and `Connect`: it does not fit, and the rank keeps what it has."""
+    """Answer to `LoadUpdate`, `LoadAdapter` and `Connect` that cannot be carried out: nothing has changed on the rank."""
 
     reason: str
 
@@ -118,7 +118,7 @@ class Alive(NamedTuple):
 
 
 class Transferred(NamedTuple):
-    """What `KVConnector.get_finished` has returned on a follower. It answers no message."""
+    """Report of a follower's connector, sent unasked: what `KVConnector.get_finished` has returned there."""
 
     output: Any
 

@@ -13,7 +13,7 @@ POLL = 0.1
 
 
 class RankTransfers:
-    """A rank's connector, which does what the first rank says, and says what it has done.
+    """Runner of a rank's connector: carries out the first rank's messages and reports finished transfers.
 
     A thread reports what ends beside the steps, such as reads of stores.
 

@@ -15,14 +15,14 @@ class Clear(NamedTuple):
 
 
 class ReadMeta(NamedTuple):
-    """What each rank does in its host memory, in this order."""
+    """Clears and then reads that each rank carries out in its host memory."""
 
     clears: list[Clear]
     reads: list[Read]
 
 
 class Stores(Protocol):
-    """What the first rank knows at once of its own stores; see `Transfers`."""
+    """The first rank's stores, asked without waiting; see `Transfers`."""
 
     @property
     def has_stores(self) -> bool: ...

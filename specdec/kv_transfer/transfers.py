@@ -138,7 +138,7 @@ class Transfers:
         self._writes.put(_Write(block, block_hash, parts, wait))
 
     def take_results(self) -> list[Result]:
-        """Return what has been done since the last call."""
+        """Return the results of lookups, fetches and writes that have ended since the last call."""
         self._news.clear()
         return [self._results.popleft() for _ in range(len(self._results))]
 
