@@ -108,7 +108,7 @@ class Disconnect(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """Answer to `LoadUpdate`, `LoadAdapter` and `Connect` that cannot be carried out: nothing has changed on the rank."""
+    """Answer to `LoadUpdate`, `LoadAdapter` and `Connect` that cannot be carried out: the rank is as before."""
 
     reason: str
 
