@@ -6,15 +6,15 @@
 # `python -m benchmarks.widen FOLDER` writes the widened checkpoints. Results go to benchmarks/results/heads_*.json.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
-wide=$(realpath "$1")
+wide=$(basename "$(realpath "$1")")
 export PYTHONPATH=$root
-cd "$root"
+# Results name checkpoints by these paths, so they are relative.
+cd "$1/.."
 bench() { # NAME KIND ARGUMENTS
   name=$1 kind=$2
   shift 2
-  python -m specdec bench "$kind" --ignore-eos --max-tokens 64 --output "benchmarks/results/heads_$name.json" "$@"
+  python -m specdec bench "$kind" --ignore-eos --max-tokens 64 --output "$root/benchmarks/results/heads_$name.json" "$@"
 }
-demo="--draft eagle --draft dspark --draft specdec/demo/eagle"
 widened="--model $wide/target --draft $wide/eagle3 --draft $wide/dspark --draft $wide/eagle"
 
 # shellcheck disable=SC2086
@@ -22,8 +22,11 @@ bench wide latency $widened --num-prompts 3 --rounds 3
 # shellcheck disable=SC2086
 bench wide_temperature_1 latency $widened --temperature 1 --num-prompts 3 --rounds 2
 # shellcheck disable=SC2086
-bench demo latency $demo --num-prompts 8 --rounds 5
-# shellcheck disable=SC2086
 bench wide_batch8 throughput $widened --num-prompts 4 --rounds 2
+
+cd "$root"
+demo="--draft eagle --draft dspark --draft specdec/demo/eagle"
+# shellcheck disable=SC2086
+bench demo latency $demo --num-prompts 8 --rounds 5
 # shellcheck disable=SC2086
 bench demo_batch8 throughput $demo --num-prompts 8 --rounds 5

@@ -33,8 +33,9 @@ bench smollm2 latency --model smollm2 --draft ngram $(llama smollm2) --num-promp
 # shellcheck disable=SC2046
 bench smollm2_batch8 throughput --model smollm2 $(llama smollm2) --num-prompts 4 --rounds 2
 # Time to the first token of prompts of 512 tokens.
+cp "$root/benchmarks/prompts/gsm8k-512.jsonl" .
 # shellcheck disable=SC2046
-bench wide_first latency --model wide/target --dataset "$root/benchmarks/prompts/gsm8k-512.jsonl" --max-tokens 2 \
+bench wide_first latency --model wide/target --dataset gsm8k-512.jsonl --max-tokens 2 \
   $(llama wide) --num-prompts 4 --rounds 3
 # With n-gram drafts on both sides; then in float32, as on processors that do not multiply bfloat16.
 q4_1="--model smollm2-q4_1.gguf --draft ngram --num-prompts 4 --rounds 2"
