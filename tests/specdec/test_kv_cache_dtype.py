@@ -21,13 +21,12 @@ from tests.coded_cache import CODES, numbers_of
 from tests.fakes import edit_json, save_random_llama
 from tests.kernel_sets import TORCH
 from tests.quantized_checkpoints import quantize_folder
-from tests.specdec.kv_transfer.engines import GREEDY, PROMPT, SIZE, disk, run
+from tests.specdec.kv_transfer.engines import GREEDY, PROMPT, SIZE, WHOLE, disk, run
 from tests.specdec.kv_transfer.engines import engine as connected
 from tests.specdec.parallel.ranked_engine import engine, texts
 from tests.specdec.saved_llama import edit_tensors
 from tests.specdec.world import World
 
-WHOLE = len(PROMPT) // SIZE * SIZE
 QUANTIZATION = {"quant_method": "compressed-tensors", "config_groups": {}}
 SCHEME = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor", "dynamic": False}
 CPU = torch.device("cpu")

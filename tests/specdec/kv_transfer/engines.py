@@ -14,8 +14,16 @@ from tests.specdec.world import World
 SIZE = 8
 # Five whole blocks and three tokens.
 PROMPT = [3 + (7 * i + i * i // 3) % 90 for i in range(43)]
+# Tokens of its whole blocks.
+WHOLE = len(PROMPT) // SIZE * SIZE
+OTHER = [token + 1 for token in PROMPT]
 GREEDY = SamplingParams(temperature=0, max_tokens=14, ignore_eos=True)
 DRAWN = SamplingParams(temperature=1, seed=5, max_tokens=14, ignore_eos=True)
+HOST = {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": {"cpu_bytes_to_use": 1 << 20}}
+LAYERWISE = {
+    "kv_connector": "OffloadingConnector",
+    "kv_connector_extra_config": {"cpu_bytes_to_use": 1 << 20, "use_layerwise": True},
+}
 
 
 class Computed(NamedTuple):

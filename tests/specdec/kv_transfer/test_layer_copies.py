@@ -10,16 +10,21 @@ from specdec.kernels.native_library import library_file
 from specdec.kv_transfer import layer_copies
 from specdec.kv_transfer.offloading_connector import OffloadingConnector
 from specdec.scheduling.integrity import check_pool
-from tests.specdec.kv_transfer.engines import DRAWN, GREEDY, PROMPT, SIZE, Computed, engine, run
+from tests.specdec.kv_transfer.engines import (
+    DRAWN,
+    GREEDY,
+    HOST,
+    LAYERWISE,
+    OTHER,
+    PROMPT,
+    SIZE,
+    WHOLE,
+    Computed,
+    engine,
+    run,
+)
 from tests.specdec.world import World
 
-WHOLE = len(PROMPT) // SIZE * SIZE
-OTHER = [token + 1 for token in PROMPT]
-HOST = {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": {"cpu_bytes_to_use": 1 << 20}}
-LAYERWISE = {
-    "kv_connector": "OffloadingConnector",
-    "kv_connector_extra_config": {"cpu_bytes_to_use": 1 << 20, "use_layerwise": True},
-}
 # Little more than one request.
 SMALL: dict[str, Any] = {"kv_cache_memory": 8 * SIZE * (3 * 2 * 16 + 32) * 8, "max_model_len": 64}
 

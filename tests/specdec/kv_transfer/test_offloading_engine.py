@@ -12,10 +12,8 @@ from specdec.core.request import Request
 from specdec.kv_transfer.disk_store import DiskStore
 from specdec.kv_transfer.offloading_connector import OffloadingConnector
 from tests.fakes import save_random_llama
-from tests.specdec.kv_transfer.engines import DRAWN, GREEDY, PROMPT, SIZE, Computed, disk, engine, run
+from tests.specdec.kv_transfer.engines import DRAWN, GREEDY, PROMPT, SIZE, WHOLE, Computed, disk, engine, run
 from tests.specdec.world import World
-
-WHOLE = len(PROMPT) // SIZE * SIZE
 
 
 class Shared(OffloadingConnector):

@@ -9,10 +9,9 @@ import pytest
 from specdec import LLM, SamplingParams
 from specdec.kv_transfer.disk_store import DiskStore
 from tests.specdec.async_engine.loop_peer import Peer, add
-from tests.specdec.kv_transfer.engines import DRAWN, GREEDY, PROMPT, SIZE, Computed, disk, engine, flush, run
+from tests.specdec.kv_transfer.engines import DRAWN, GREEDY, PROMPT, SIZE, WHOLE, Computed, disk, engine, flush, run
 from tests.specdec.world import World
 
-WHOLE = len(PROMPT) // SIZE * SIZE
 DRAFTERS = ["eagle", "eagle3", "dspark", "llama", "none"]
 # What a router sends to a prefill engine: the prompt, for one token.
 FIRST = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)

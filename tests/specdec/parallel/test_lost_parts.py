@@ -11,11 +11,9 @@ import pytest
 from specdec.core.request import Request
 from specdec.kv_transfer import disk_store
 from specdec.kv_transfer.disk_store import DiskStore
-from tests.specdec.kv_transfer.engines import DRAWN, PROMPT, SIZE, Computed, disk, engine, run
+from tests.specdec.kv_transfer.engines import DRAWN, PROMPT, SIZE, WHOLE, Computed, disk, engine, run
 from tests.specdec.parallel.connected_ranks import Ranks, connected_ranks
 from tests.specdec.world import World
-
-WHOLE = len(PROMPT) // SIZE * SIZE
 
 
 class Stored:

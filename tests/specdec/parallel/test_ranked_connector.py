@@ -12,7 +12,21 @@ from specdec import DraftShape, SamplingParams
 from specdec.engine.engine_builder import EngineBuilder
 from specdec.execution.executor import ExecutorDeadError
 from specdec.kv_transfer.offloading_connector import OffloadingConnector
-from tests.specdec.kv_transfer.engines import DRAWN, GREEDY, PROMPT, SIZE, Computed, disk, engine, flush, run
+from tests.specdec.kv_transfer.engines import (
+    DRAWN,
+    GREEDY,
+    HOST,
+    LAYERWISE,
+    OTHER,
+    PROMPT,
+    SIZE,
+    WHOLE,
+    Computed,
+    disk,
+    engine,
+    flush,
+    run,
+)
 from tests.specdec.kv_transfer.mooncake import mooncake_master, needs_mooncake
 from tests.specdec.parallel.connected_ranks import connected_ranks
 from tests.specdec.parallel.ranked_engine import PROMPTS, check_with_little_memory, texts
@@ -20,13 +34,6 @@ from tests.specdec.parallel.ranked_engine import engine as ranked_engine
 from tests.specdec.parallel.thread_ranks import thread_ranks
 from tests.specdec.world import World
 
-WHOLE = len(PROMPT) // SIZE * SIZE
-OTHER = [token + 1 for token in PROMPT]
-HOST = {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": {"cpu_bytes_to_use": 1 << 20}}
-LAYERWISE = {
-    "kv_connector": "OffloadingConnector",
-    "kv_connector_extra_config": {"cpu_bytes_to_use": 1 << 20, "use_layerwise": True},
-}
 # The draft model is split.
 SPLIT = {"draft_tensor_parallel_size": 2}
 STAGES = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}

@@ -32,11 +32,10 @@ from specdec.ray_serve.remote_prefill import RemotePrefill
 from specdec.ray_serve.replicated_llm import ReplicatedLLM, _check_split
 from specdec.ray_serve.route import Route
 from tests.specdec.async_engine.served import states_of
-from tests.specdec.kv_transfer.engines import DRAWN, GREEDY, PROMPT, SIZE, disk, engine, flush, run
+from tests.specdec.kv_transfer.engines import DRAWN, GREEDY, PROMPT, SIZE, WHOLE, disk, engine, flush, run
 from tests.specdec.ray_serve.scripted import Script, run_limited, token
 from tests.specdec.world import World
 
-WHOLE = len(PROMPT) // SIZE * SIZE
 ONE = SamplingParams(max_tokens=2, detokenize=False)
 Use = Callable[[AsyncLLM], Any]
 
