@@ -41,9 +41,8 @@ def _block_trees() -> str:
 def _speeds() -> str:
     rows = []
     for name, title in RUNS.items():
-        for mode in read(f"heads_{name}")["modes"]:
-            if mode["draft"] is None:
-                continue
+        plain, *modes = read(f"heads_{name}")["modes"]
+        for mode in modes:
             part, _, last = mode["mode"].rpartition("/")
             head = "EAGLE-1" if part and last == "eagle" else NAMES[last]
             speeds = mode["speedup"]
@@ -53,12 +52,13 @@ def _speeds() -> str:
                     head,
                     f"{mode['tok_per_s']['median']:,.0f}",
                     f"{speeds['median']:.2f} ({speeds['least']:.2f} to {speeds['most']:.2f})",
+                    f"{plain['per_token_ms']['median'] / mode['per_token_ms']['median']:.2f}",
                     f"{mode['tau']:.2f}",
                 ]
             )
             title = ""
     document = read("heads_wide")
-    header = ["target", "head", "tok/s", "over plain", "tau"]
+    header = ["target", "head", "tok/s", "over plain", "after the first token", "tau"]
     where = f"{document['processor']}, {document['threads']} threads; torch {document['torch']}"
     return (
         f"{table(header, rows)}\n\nCommand: `bash benchmarks/heads.sh FOLDER`. Results: "
