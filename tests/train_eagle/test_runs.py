@@ -1,12 +1,15 @@
 """Recipes under runs/: scripts that bash can read, of commands that exist, with settings that train takes."""
 
+import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
+from specdec.config import DEMO
 from specdec.train_eagle import program
 from specdec.train_eagle.read_config import read_config
 
@@ -47,3 +50,19 @@ def test_a_script_gives_options_that_its_stages_have(stage: str, capsys: pytest.
         commands = re.findall(rf"-m specdec\.train_eagle\.{stage} ((?:.*\\\n)*.*)", script.read_text())
         assert commands, script
         assert all(set(re.findall(r"(?<=\s)--[\w-]+", f" {command}")) <= known for command in commands), script
+
+
+def test_a_model_writes_questions_to_itself(tmp_path: Path) -> None:
+    """Each is a conversation that regenerate can answer, once, and some begin as asked for."""
+    out = tmp_path / "questions.jsonl"
+    command = [sys.executable, RUNS / "draw_questions.py", "--model", DEMO / "target", "--out", out]
+    done = subprocess.run(
+        [*command, "--number", "40", "--max-tokens", "64"], check=True, capture_output=True, text=True
+    )
+    conversations = [json.loads(line)["messages"] for line in out.read_text().splitlines()]
+    assert f"{len(conversations)} of 40 questions" in done.stdout
+    assert all([turn["role"] for turn in turns] == ["user", "assistant"] for turns in conversations)
+    questions = [turns[0]["content"] for turns in conversations]
+    assert 10 < len(questions) == len(set(questions))
+    assert any(question.startswith(("What", "Where", "Explain", "Summarize:")) for question in questions)
+    assert not any("<" in question[:1] for question in questions)
