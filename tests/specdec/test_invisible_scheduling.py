@@ -24,21 +24,10 @@ from specdec.scheduling.integrity import check_scheduler
 from specdec.scheduling.step_cost import PreemptionCost
 from tests.coded_cache import KV_CACHE_DTYPES
 from tests.fakes import RandomDrafter
+from tests.specdec.drawn_requests import KnowingDrafter, adapters, cut, requests
 from tests.specdec.oracle import Expected
-from tests.specdec.world import (
-    BLOCKS,
-    EOS,
-    SCALED,
-    VOCAB,
-    KnowingDrafter,
-    World,
-    adapters,
-    check,
-    check_prompt,
-    cut,
-    expect,
-    requests,
-)
+from tests.specdec.output_checks import check, check_prompt, expect
+from tests.specdec.world import BLOCKS, EOS, SCALED, VOCAB, World
 
 CASES = 1000 if settings.default and settings.default.max_examples >= 2000 else 40
 CONTEXT = 64

@@ -14,23 +14,9 @@ from specdec.verify.sampling import Sampling
 from tests.coded_cache import KV_CACHE_DTYPES
 from tests.fakes import RandomDrafter
 from tests.specdec import oracle
-from tests.specdec.world import (
-    BLOCKS,
-    STORED,
-    VOCAB,
-    WINDOW,
-    Arrival,
-    KnowingDrafter,
-    World,
-    arrivals,
-    check,
-    check_prompt,
-    cut,
-    edited,
-    expect,
-    run,
-    shapes,
-)
+from tests.specdec.drawn_requests import Arrival, KnowingDrafter, arrivals, cut, edited, run, shapes
+from tests.specdec.output_checks import check, check_prompt, expect
+from tests.specdec.world import BLOCKS, STORED, VOCAB, WINDOW, World
 from tests.trees import chain_of
 
 CASES = 2000 if settings.default and settings.default.max_examples >= 2000 else 100

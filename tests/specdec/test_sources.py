@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from specdec import LLM, DraftShape, SamplingParams, Speculation
-from tests.specdec.world import BLOCKS, World, edited
+from tests.specdec.drawn_requests import edited
+from tests.specdec.world import BLOCKS, World
 
 PROMPT = list(range(5, 15))
 SHAPE = DraftShape(3, 2, 6)

@@ -30,7 +30,8 @@ from tests.specdec.async_engine.served import (
     long_world,
     states_of,
 )
-from tests.specdec.world import VOCAB, World, arrivals
+from tests.specdec.drawn_requests import arrivals
+from tests.specdec.world import VOCAB, World
 
 # Seconds between two states; states of the last come with the first token and the end alone.
 INTERVALS = (0.0, 0.01, math.inf)
