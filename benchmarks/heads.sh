@@ -6,10 +6,11 @@
 # `python -m benchmarks.widen FOLDER` writes the widened checkpoints. Results go to benchmarks/results/heads_*.json.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
-wide=$(basename "$(realpath "$1")")
+folder=$(realpath "$1")
+wide=$(basename "$folder")
 export PYTHONPATH=$root
 # Results name checkpoints by these paths, so they are relative.
-cd "$1/.."
+cd "$folder/.."
 bench() { # NAME KIND ARGUMENTS
   name=$1 kind=$2
   shift 2

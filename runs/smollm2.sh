@@ -2,7 +2,8 @@
 # Train draft heads for SmolLM2-135M-Instruct on a small machine without a GPU: runs/smollm2.sh DATA [OUT]
 #
 # DATA holds gsm8k-train.jsonl and spec-bench.jsonl, one object per line. The model comes as a Python package, and writes
-# most of its questions to itself. Two cores took two hours. The same command resumes a killed stage.
+# most of its questions to itself. The stages, run one by one, took two cores two hours. The same command resumes a killed
+# stage.
 set -euo pipefail
 data=$(realpath "${1:?usage: runs/smollm2.sh DATA [OUT]}")
 out=$(realpath -m "${2:-$(dirname "$0")/../build/smollm2}")

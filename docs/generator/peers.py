@@ -15,8 +15,7 @@ PEERS = {
     "smollm2": "SmolLM2-135M-Instruct, one request",
     "smollm2_batch8": "the same, 8 requests",
 }
-
-
+# Those of weights as a GGUF file stores them, which the README's table leaves out.
 STORED = {"smollm2_q4_1": "SmolLM2-135M-Instruct as shipped, in Q4_1", "smollm2_q4_1_float32": "the same in float32"}
 
 
