@@ -8,8 +8,11 @@ the same in every mode: with equal lengths, plain decoding would end its request
 one step, which no load of a server does. A run ends after 85 % of all tokens: then every mode has read all prompts. The
 others are plain decoding by an engine without a head, and trees of each fixed size. Adaptive trees begin every run as
 in a new engine, with the costs measured at start and the values that the head ships, so their time includes learning.
-Rounds go through all cells and runs until the time is over. Figures are medians over rounds; the ratio's is of the
-rounds' own ratios. Goal: adaptive trees reach 0.97 of the best of the others in every cell.
+
+A machine's speed changes within seconds, so the modes of a cell run side by side, each in an engine of its own: a
+tenth of a second of one, then of the next. Rounds go through all cells until the time is over. Figures are medians over
+rounds; the ratio's is of the rounds' own ratios. Goal: adaptive trees reach 0.97 of the best of the others in every
+cell.
 """
 
 import argparse
@@ -17,9 +20,9 @@ import random
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,68 +34,86 @@ from specdec import LLM, SamplingParams, Speculation
 from specdec.bench.environment import shown_path
 from specdec.config import DEMO, DEMO_HEAD
 from specdec.scheduling.rank_values import read_values
-from specdec.scheduling.step_cost import StepCost
 from specdec.scheduling.tree_sizer import TreeSizer
 
 FILES = ("gsm8k-eval", "sgd-eval")
 GOAL = 0.97
 # Part of a run's tokens after which it ends.
 SHARE = 0.85
+# Seconds of one mode before the next one's turn.
+SLICE = 0.1
 ADAPTIVE, PLAIN = "adaptive", "plain"
 
 
-@dataclass
-class Engines:
-    """An engine without a head, one with trees of fixed sizes, and one with adaptive trees."""
+class Mode:
+    """A way to decode, in an engine of its own.
 
-    plain: LLM
-    fixed: LLM
-    adaptive: LLM
-    costs: StepCost = field(init=False)
+    Args:
+        name: "plain", "adaptive" or a number of nodes.
+        draft: the head's folder.
+    """
 
-    def __post_init__(self) -> None:
-        cost = self.adaptive.engine.scheduler.step_cost
-        assert cost is not None
-        self.costs = deepcopy(cost)
+    def __init__(self, name: str, model: str, draft: str, settings: dict[str, Any]) -> None:
+        self.name, self.draft = name, draft
+        self.llm = LLM(model, None if name == PLAIN else draft, adaptive_drafts=name == ADAPTIVE, **settings)
+        self._costs = deepcopy(self.llm.engine.scheduler.step_cost)
 
-    def mode(self, name: str, params: SamplingParams) -> tuple[LLM, SamplingParams]:
-        """Return a mode's engine, and its requests' parameters. `name` is "plain", "adaptive" or a number of nodes."""
-        if name == PLAIN:
-            return self.plain, params
-        if name != ADAPTIVE:
-            return self.fixed, replace(params, speculation=Speculation(max_nodes=int(name)))
-        scheduler = self.adaptive.engine.scheduler
+    def _forget(self) -> None:
+        """Make adaptive trees begin as in a new engine."""
+        scheduler, folder = self.llm.engine.scheduler, self.llm.config.draft
         assert scheduler.draft_budget is not None
-        scheduler.step_cost = deepcopy(self.costs)
-        folder = self.adaptive.config.draft
+        assert self._costs is not None
         assert folder is not None
-        shape, values = scheduler.draft_budget.shape, read_values(folder)
-        scheduler.tree_sizer = TreeSizer(scheduler.step_cost, shape, prior=values)
+        cost = scheduler.step_cost = deepcopy(self._costs)
+        scheduler.tree_sizer = TreeSizer(cost, scheduler.draft_budget.shape, prior=read_values(folder))
         scheduler.draft_budget = replace(scheduler.draft_budget, tree_sizer=scheduler.tree_sizer)
-        return self.adaptive, params
 
-    def seconds(self, name: str, prompts: Sequence[list[int]], params: SamplingParams, batch: int) -> float:
-        """Return the seconds per token of the requests, `batch` at a time, up to `SHARE` of their tokens."""
-        llm, params = self.mode(name, params)
-        draw, most = random.Random(0), params.max_tokens or 1
+    def run(self, prompts: Sequence[list[int]], params: SamplingParams, batch: int) -> Iterator[float]:
+        """Run the requests, `batch` at a time, up to `SHARE` of their tokens.
+
+        Yields:
+            After each slice, the seconds per token up to there, of this mode's slices alone.
+        """
+        if self.name == ADAPTIVE:
+            self._forget()
+        elif self.name != PLAIN:
+            params = replace(params, speculation=Speculation(max_nodes=int(self.name)))
+        draw, most, engine = random.Random(0), params.max_tokens or 1, self.llm.engine
         own = [replace(params, max_tokens=draw.randint(most // 2, most * 3 // 2)) for _ in prompts]
-        engine = llm.engine
-        requests = [llm.new_group(prompt, each).requests[0] for prompt, each in zip(prompts, own, strict=True)]
+        requests = [self.llm.new_group(prompt, each).requests[0] for prompt, each in zip(prompts, own, strict=True)]
         left, running, before = list(requests), 0, engine.scheduler.stats().generated_tokens
         wanted = SHARE * sum(each.max_tokens or 1 for each in own)
-        tokens, start = 0, time.perf_counter()
+        tokens, seconds = 0, 0.0
         while tokens < wanted:
-            while left and running < batch:
-                engine.add_request(left.pop())
-                running += 1
-            running -= sum(request.finished for request in engine.step())
-            tokens = engine.scheduler.stats().generated_tokens - before
-        seconds = time.perf_counter() - start
+            start = time.perf_counter()
+            while tokens < wanted and time.perf_counter() < start + SLICE:
+                while left and running < batch:
+                    engine.add_request(left.pop())
+                    running += 1
+                running -= sum(request.finished for request in engine.step())
+                tokens = engine.scheduler.stats().generated_tokens - before
+            seconds += time.perf_counter() - start
+            yield seconds / max(tokens, 1)
         for request in requests:
             engine.abort(request)
         while engine.has_unfinished:
             engine.step()
-        return seconds / tokens
+
+
+def side_by_side(
+    modes: Sequence[Mode], prompts: Sequence[list[int]], params: SamplingParams, batch: int
+) -> dict[str, float]:
+    """Return the seconds per token of each mode, in slices that take turns."""
+    seconds = dict[str, float]()
+    running = {mode.name: mode.run(prompts, params, batch) for mode in modes}
+    while running:
+        for name, run in list(running.items()):
+            found = next(run, None)
+            if found is None:
+                del running[name]
+            else:
+                seconds[name] = found
+    return seconds
 
 
 def summary(seconds: dict[str, list[float]]) -> dict[str, Any]:
@@ -124,26 +145,22 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     settings: Any = {"dtype": args.dtype, "enable_prefix_caching": False, "max_num_seqs": max(args.batches)}
-    engines = Engines(
-        LLM(args.model, None, **settings),
-        LLM(args.model, args.draft, adaptive_drafts=False, **settings),
-        LLM(args.model, args.draft, **settings),
-    )
-    prompts = {text: [engines.plain.chat_prompt(messages) for messages in read_prompts(text)] for text in FILES}
-    params = SamplingParams(temperature=0, max_tokens=args.max_tokens, ignore_eos=True)
     names = [PLAIN, *map(str, args.sizes), ADAPTIVE]
+    modes = [Mode(name, args.model, args.draft, settings) for name in names]
+    plain, adaptive = modes[0].llm, modes[-1].llm
+    prompts = {text: [plain.chat_prompt(messages) for messages in read_prompts(text)] for text in FILES}
+    params = SamplingParams(temperature=0, max_tokens=args.max_tokens, ignore_eos=True)
     seconds: dict[tuple[str, int], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     end, rounds = time.perf_counter() + 60 * args.minutes, 0
-    for name in names:
-        engines.seconds(name, prompts[FILES[0]][:4], params, 4)
+    side_by_side(modes, prompts[FILES[0]][:4], params, 4)
     while rounds == 0 or time.perf_counter() < end:
         for text in FILES:
             for batch in args.batches:
                 own = (prompts[text] * 3)[: max(args.requests, 3 * batch)]
                 # Each round begins with another mode.
-                for place in range(len(names)):
-                    name = names[(place + rounds) % len(names)]
-                    seconds[text, batch][name].append(engines.seconds(name, own, params, batch))
+                turn = rounds % len(modes)
+                for name, each in side_by_side(modes[turn:] + modes[:turn], own, params, batch).items():
+                    seconds[text, batch][name].append(each)
         rounds += 1
     cells = []
     table = Table("text", "batch", *names, "best", "adaptive over best", "over plain")
@@ -157,9 +174,9 @@ def main() -> None:
         args.name,
         {
             "model": shown_path(args.model),
-            "dtype": engines.plain.config.dtype,
-            "kernels": engines.plain.engine.worker.cache.kernels.name,
-            "shape": vars(engines.adaptive.config.shape),
+            "dtype": plain.config.dtype,
+            "kernels": plain.engine.worker.cache.kernels.name,
+            "shape": vars(adaptive.config.shape),
             "max_tokens": args.max_tokens,
             "rounds": rounds,
             "goal": GOAL,

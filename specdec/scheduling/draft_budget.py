@@ -37,8 +37,12 @@ class DraftBudget:
     # Bounds of the requests of the step that is being planned.
     _bounds: dict[Request, DraftableRow] = field(default_factory=dict, init=False, repr=False)
 
-    def size(self, decoding: Sequence[Request]) -> TreeSize:
-        """Choose the trees of requests that compute one known token each."""
+    def size(self, decoding: Sequence[Request], *, mixed: bool = False) -> TreeSize:
+        """Choose the trees of requests that compute one known token each.
+
+        Args:
+            mixed: whether the step may compute prompts too.
+        """
         sizer, bounds = self.tree_sizer, self._bounds
         bounds.clear()
         has_chains = any(request.chain_sources for request in decoding)
@@ -51,7 +55,7 @@ class DraftBudget:
         for request in decoding:
             if request.may_draft:
                 bounds[request] = self._draftable(request)
-        return sizer.size(len(decoding), len(decoding), list(bounds.values()))
+        return sizer.size(len(decoding), len(decoding), list(bounds.values()), mixed=mixed)
 
     def _draftable(self, request: Request) -> DraftableRow:
         """Return the request with the bounds of its tree in the coming step."""

@@ -49,6 +49,8 @@ class Curve:
 # a while. So steps that together take less than this many seconds are one measurement.
 # What a prompt adds changes with each of its chunks.
 KEPT, KEPT_OF_PREFILL, LEAST_SECONDS = 5, 3, 0.02
+# Seconds of measured steps of one size after which they count as known.
+KNOWN_SECONDS = 0.005
 # Measurements whose mean is used.
 KEPT_OF_SHARE = 16
 # Plain steps after one with trees that are not measured. They read other copies of the weights than steps with trees
@@ -89,12 +91,20 @@ class Ratio:
                 self._last.append(newest)
                 self._seconds, self._predicted = 0.0, 0.0
 
+    def scale(self, factor: float) -> None:
+        """Multiply all measurements."""
+        self.value *= factor
+        self._last = deque((factor * last for last in self._last), maxlen=self._last.maxlen)
+        self._seconds *= factor
+
 
 class Ratios:
     """One `Ratio` for each power of two of rows; sizes that were not measured use the nearest one."""
 
     def __init__(self) -> None:
         self._by_size: dict[int, Ratio] = {}
+        # Seconds of the measured steps of each size that has been met.
+        self._measured: dict[int, float] = {}
 
     def at(self, rows: int) -> float:
         """Return the ratio for this number of rows."""
@@ -102,10 +112,25 @@ class Ratios:
         nearest = min(self._by_size, key=lambda known: abs(known - size), default=None)
         return 1.0 if nearest is None else self._by_size[nearest].value
 
+    def knows(self, rows: int) -> bool:
+        """Return whether enough steps of this size were measured to tell how long they take."""
+        return self._measured.get(rows.bit_length(), 0.0) >= KNOWN_SECONDS
+
     def correct(self, rows: int, seconds: float, predicted: float) -> None:
-        # The first step of a size takes longer, so the prior counts as two measurements.
-        ratio = self._by_size.setdefault(rows.bit_length(), Ratio(value=self.at(rows), counted=2))
-        ratio.correct(seconds, predicted)
+        size = rows.bit_length()
+        # The first step of a size takes longer.
+        if size not in self._measured:
+            self._measured[size] = 0.0
+            return
+        self._measured[size] += seconds
+        self._at_size(rows).correct(seconds, predicted)
+
+    def follow(self, rows: int, factor: float) -> None:
+        """Multiply the ratio of a size by what changed that of other steps of it."""
+        self._at_size(rows).scale(factor)
+
+    def _at_size(self, rows: int) -> Ratio:
+        return self._by_size.setdefault(rows.bit_length(), Ratio(value=self.at(rows), counted=1))
 
 
 class Share:
@@ -179,7 +204,8 @@ class StepCost:
     first: Ratio = field(default_factory=Ratio)
     # A prior low enough that trees are tried: many drafters stop where deeper nodes are unlikely.
     deeper: dict[int, Share] = field(default_factory=lambda: defaultdict(lambda: Share(0.3)))
-    _plain_run: int = 0
+    # At the start no trees went before.
+    _plain_run: int = WARM
 
     def step(self, rows: int, tokens: int, trees: int, levels: int) -> float:
         """Predict the seconds of a step; `MeasuredStep` describes its sizes."""
@@ -228,7 +254,11 @@ class StepCost:
             predicted = self.passes(tokens + prompts) - (self.passes(tokens) if tokens else 0.0)
             self.prefill.correct(max(0.0, more), predicted)
         elif not 0 < self._plain_run <= WARM:
+            other, before = self.plain if ratio is self.checking else self.checking, ratio.at(rows)
             ratio.correct(rows, seconds, alone)
+            if not other.knows(rows):
+                # Contexts, and programs beside this one, make both longer.
+                other.follow(rows, ratio.at(rows) / before)
         if trees:
             # Reading has its share of the time, so that what disturbs the reading of a long text is not taken for slow
             # drafting.

@@ -19,6 +19,8 @@ PLAIN, PLAIN_EVERY = 10, 128
 LONE, LONE_OF_ONE, LONE_EVERY = 2, 4, 16
 # Limit of the steps until a trial.
 LATEST_TRIAL = 4096
+# Steps after which trees wait no longer: all steps may compute prompts.
+MOST_WAITED = 64
 # Trees that are verified before the first choice for a single row. They are as large as allowed: before, there is
 # little to learn from.
 FIRST_TREES = 8
@@ -71,6 +73,8 @@ class TreeSizer:
         self._steps = 0
         self._best = TreeFit()
         self.begin_with(prior, num_first)
+        # Steps in a row in which trees waited for measurements.
+        self._waited = 0
         # Number of the step in which the size is computed anew, and of that up to which the same rows decode plainly.
         self._next_fit, self._plain_until = 0, 0
         # Whether steps have trees, number of the step at which a trial of the other kind begins, and its steps.
@@ -98,7 +102,7 @@ class TreeSizer:
         self._steps += 1
         return True
 
-    def size(self, sampled: int, known: int, rows: Sequence[DraftableRow]) -> TreeSize:
+    def size(self, sampled: int, known: int, rows: Sequence[DraftableRow], *, mixed: bool = False) -> TreeSize:
         """Choose the trees of a step, none if plain steps are as fast.
 
         Now and then some steps are of the other kind, so that the costs of both stay up to date, and text that has
@@ -108,15 +112,18 @@ class TreeSizer:
             sampled: rows that yield a token.
             known: tokens of the step without drafts.
             rows: those that may draft, or have chains.
+            mixed: whether the step may compute prompts too.
         """
         chains = fit_chains(self.cost, sampled, known, rows)
-        size = self._size_drafted(sampled, known, [row for row in rows if row.nodes], chains)
+        size = self._size_drafted(sampled, known, [row for row in rows if row.nodes], chains, mixed=mixed)
         return size._replace(least_value=chains.least_value)
 
-    def _size_drafted(self, sampled: int, known: int, rows: Sequence[DraftableRow], chains: ChainFit) -> TreeSize:
+    def _size_drafted(
+        self, sampled: int, known: int, rows: Sequence[DraftableRow], chains: ChainFit, *, mixed: bool
+    ) -> TreeSize:
         """Choose what the draft model drafts."""
         drafting, self._plain_until = len(rows), 0
-        if drafting == 0:
+        if drafting == 0 or self._waits(sampled, mixed=mixed):
             return TreeSize(0, 0)
         if self.num_first > 0 and sampled == 1:
             self._steps += 1
@@ -145,6 +152,18 @@ class TreeSizer:
         if self._steps % LARGEST_EVERY == 0:
             return TreeSize(bounds[-1], 1, turn=self._steps // LARGEST_EVERY)
         return TreeSize(best.nodes, best.trees, least_ratio=best.least_ratio)
+
+    def _waits(self, sampled: int, *, mixed: bool) -> bool:
+        """Return whether trees wait for measurements, at most for `MOST_WAITED` steps.
+
+        They are weighed against plain steps of so many rows, which must be known. And what trees cost in a step that
+        computes prompts too cannot be told from what these cost: it has trees if the last steps without prompts had.
+        """
+        if self.cost.plain.knows(sampled) and (self._drafts or not mixed):
+            self._waited = 0
+            return False
+        self._waited += 1
+        return self._waited <= MOST_WAITED
 
     def _plan_trial(self, sampled: int, known: int, plain: float, rows: Sequence[DraftableRow]) -> None:
         """Set when the next trial begins: so that it costs its share of the time."""

@@ -10,7 +10,7 @@ from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.scheduling.integrity import check_scheduler
 from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.scheduler_config import SchedulerConfig
-from specdec.scheduling.step_cost import Curve, PreemptionCost, StepCost
+from specdec.scheduling.step_cost import Curve, MeasuredStep, PreemptionCost, StepCost
 from specdec.scheduling.step_plan import PlannedRow, RowResult, StepPlan
 from tests.specdec.fake_memory import make_request
 
@@ -70,8 +70,19 @@ def names(requests: Sequence[Request]) -> str:
     return "".join(request.request_id for request in requests)
 
 
+def plain_known(cost: StepCost) -> StepCost:
+    """Let plain steps be as long as predicted, and known, so that trees may follow at once."""
+    for bits in range(9):
+        rows = 1 << bits
+        for _ in range(2):
+            cost.correct(MeasuredStep(rows, rows, 0, cost.passes(rows) + cost.rows(rows), 0, 0, 0, 0.0))
+    return cost
+
+
 def costs(token: float) -> StepCost:
     """A pass takes 1 and so much for each token; a tree's level takes a hundredth of the pass, however many trees."""
-    return StepCost(
-        Curve([(0, 1.0), (1, 1 + token)]), first_level=Curve([(1, 0.01)]), all_levels=Curve([(1, 0.03)]), depth=3
+    return plain_known(
+        StepCost(
+            Curve([(0, 1.0), (1, 1 + token)]), first_level=Curve([(1, 0.01)]), all_levels=Curve([(1, 0.03)]), depth=3
+        )
     )

@@ -12,9 +12,11 @@ from specdec.scheduling.rank_values import TreeOutcome
 from specdec.scheduling.step_cost import Curve, MeasuredStep, StepCost
 from specdec.scheduling.tree_sizer import TreeSize, TreeSizer
 
+# A machine, a text, a number of rows, and one of `LATER`.
+Cell = tuple[str, str, int, str]
 SHAPE = DraftShape(6, 3, 8)
 # Tokens of a request's prompt and output, and the outputs that are measured.
-PROMPT, OUTPUT, REQUESTS = 60, 128, 60
+PROMPT, OUTPUT, REQUESTS = 60, 128, 20
 # Acceptance of the head that was measured before, by rank; a text's is a multiple of it.
 PRIOR = [0.62, 0.40, 0.27, 0.24, 0.16, 0.12, 0.08, 0.06]
 TEXTS = {"drafts well": 1.3, "as measured": 1.0, "drafts badly": 0.4, "drafts not at all": 0.03}
@@ -44,6 +46,10 @@ def costs(machine: str) -> StepCost:
     for levels in range(1, SHAPE.depth + 1):
         found.deeper[levels].value = 1.0
     return found
+
+
+# How much longer plain steps and steps with trees take than what was measured at the start, on an empty cache.
+LATER = {"as measured": (1.0, 1.0), "both longer": (1.8, 1.8), "trees longer": (1.1, 1.5)}
 
 
 class Even(random.Random):
@@ -76,11 +82,13 @@ class World:
     """A batch of requests, each followed by another when it ends, and a clock.
 
     Args:
+        cell: machine, text, number of rows, and one of `LATER`.
         even: chance spreads what it grants evenly, so that a run has no luck.
     """
 
-    def __init__(self, machine: str, text: str, batch: int, *, even: bool) -> None:
-        self.true, self.chance = costs(machine), Even() if even else random.Random(f"{machine} {text} {batch}")
+    def __init__(self, cell: Cell, *, even: bool) -> None:
+        machine, text, batch, later = cell
+        self.true, self.chance, self.later = costs(machine), Even() if even else random.Random(str(cell)), LATER[later]
         self.mean, self.batch, self.clock, self.tokens = TEXTS[text], batch, 0.0, 0
         self.started = 0
         self.rows = [self.new_row() for _ in range(batch)]
@@ -97,13 +105,14 @@ class World:
     def step(self, size: TreeSize) -> tuple[MeasuredStep, list[TreeOutcome]]:
         """Do a step with the trees of a choice; what disturbs the machine makes one in ten longer."""
         able = [row for row in self.rows if row.history.ratio >= size.least_ratio]
-        drafting = [able[size.turn % len(able)]] if size.trees == 1 else able if size.nodes else []
-        num_trees, nodes = len(drafting) if size.nodes else 0, size.nodes
+        drafting = [] if not (able and size.nodes) else [able[size.turn % len(able)]] if size.trees == 1 else able
+        num_trees, nodes = len(drafting), size.nodes if drafting else 0
         read = sum(row.tokens - row.read for row in drafting) if nodes else 0
         tokens, levels = self.batch + num_trees * nodes, min(nodes, SHAPE.depth)
         slow = 1.3 if self.chance.random() < 0.1 else 1.0
         draft = self.true.draft(num_trees, levels) + max(0.0, self.true.reading(read) - self.true.reading(num_trees))
-        draft, seconds = (slow * part if part else 0.0 for part in (draft, self.true.step(self.batch, tokens, 0, 0)))
+        seconds = slow * self.later[num_trees > 0] * self.true.step(self.batch, tokens, 0, 0)
+        draft = slow * draft if draft else 0.0
         self.clock += draft + seconds
         outcomes = []
         for row in drafting if nodes else ():
@@ -119,19 +128,19 @@ class World:
         return MeasuredStep(self.batch, tokens, 0, seconds, num_trees, levels, read, draft), outcomes
 
 
-def fixed(machine: str, text: str, batch: int, nodes: int) -> float:
+def fixed(cell: Cell, nodes: int) -> float:
     """Return the time per token of trees of a fixed size, or of plain steps."""
-    world = World(machine, text, batch, even=True)
-    size = TreeSize(nodes, batch) if nodes else TreeSize(0, 0)
+    world = World(cell, even=True)
+    size = TreeSize(nodes, world.batch) if nodes else TreeSize(0, 0)
     while world.tokens < REQUESTS * OUTPUT:
         world.step(size)
     return world.clock / world.tokens
 
 
-def adaptive(machine: str, text: str, batch: int) -> float:
+def adaptive(cell: Cell) -> float:
     """Return the time per token of an engine from its start on, which has measured its costs with errors."""
-    world = World(machine, text, batch, even=False)
-    cost = costs(machine)
+    world = World(cell, even=False)
+    cost, batch = costs(cell[0]), world.batch
     for part in (cost.passes, cost.first_level, cost.all_levels, cost.reading):
         part.ys = [y * world.chance.uniform(0.95, 1.05) for y in part.ys]
     sizer = TreeSizer(cost, SHAPE, prior=PRIOR)
@@ -147,10 +156,10 @@ def adaptive(machine: str, text: str, batch: int) -> float:
 
 
 def test_no_fixed_choice_is_much_faster() -> None:
-    """Trials cost 1 %, and choices by few observations something more."""
+    """Trials cost 1 %, and choices by few observations something more: a run begins with nothing learnt."""
     found = {}
-    for machine, text, batch in product(MACHINES, TEXTS, (1, 4, 16)):
-        best = min(fixed(machine, text, batch, nodes) for nodes in (0, 1, 2, 4, 8))
-        found[machine, text, batch] = round(best / adaptive(machine, text, batch), 3)
-    assert not {cell: ratio for cell, ratio in found.items() if ratio < 0.94}
-    assert mean(found.values()) >= 0.98
+    for cell in product(MACHINES, TEXTS, (1, 4, 16), LATER):
+        best = min(fixed(cell, nodes) for nodes in (0, 1, 2, 4, 8))
+        found[cell] = round(best / adaptive(cell), 3)
+    assert not {cell: ratio for cell, ratio in found.items() if ratio < 0.9}
+    assert mean(found.values()) >= 0.985

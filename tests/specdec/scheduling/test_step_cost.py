@@ -99,17 +99,30 @@ def test_each_number_of_rows_has_a_correction_of_its_own() -> None:
     for _ in range(20):
         cost.correct(MeasuredStep(1, 1, 0, cost.passes(1), 0, 0, 0, 0.0))
     assert (cost.plain.at(1), cost.plain.at(8)) == pytest.approx((1.0, 3.0))
-    assert cost.checking.at(8) == 1.0
+
+
+def test_steps_with_trees_are_taken_to_last_as_much_longer_as_plain_ones_until_they_are_measured() -> None:
+    """Contexts grow, and other programs run. Measured costs of an empty machine would make trees look cheap."""
+    cost = make()
+    for _ in range(9):
+        cost.correct(MeasuredStep(8, 8, 0, 3 * cost.passes(8) + 3 * cost.rows(8), 0, 0, 0, 0.0))
+    assert cost.checking.at(8) == pytest.approx(3.0)
+    for _ in range(9):
+        cost.correct(MeasuredStep(8, 40, 0, 4 * cost.passes(40) + 4 * cost.rows(8), 0, 0, 0, 0.0))
+    assert cost.checking.at(8) == pytest.approx(4.0)
+    for _ in range(WARM + 9):
+        cost.correct(MeasuredStep(8, 8, 0, 5 * cost.passes(8) + 5 * cost.rows(8), 0, 0, 0, 0.0))
+    assert (cost.plain.at(8), cost.checking.at(8)) == pytest.approx((5.0, 4.0))
 
 
 @pytest.mark.parametrize("rows", [1, 8])
 def test_the_first_plain_steps_after_trees_tell_nothing(rows: int) -> None:
     """The weights of a plain step are not in the caches yet, whatever else the step computes."""
     cost = make(first_level=Curve([(1, 0.1)]), all_levels=Curve([(1, 0.7)]))
+    plain = cost.step(rows, rows, 0, 0)
     for _ in range(30):
         for _ in range(3):
             cost.correct(MeasuredStep(rows, 6 * rows, 0, 1.05, 1, 1, 1, 0.1))
-        plain = cost.step(rows, rows, 0, 0)
         for place in range(WARM):
             cost.correct(MeasuredStep(rows, rows, 3 * (place % 2), 1.5 * plain, 0, 0, 0, 0.0))
         for _ in range(2):

@@ -9,19 +9,21 @@ from hypothesis import strategies as st
 from specdec.core.draftable_row import PRIOR, AcceptanceHistory, Ahead, DraftableRow
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.scheduling.rank_values import TreeOutcome
-from specdec.scheduling.step_cost import Curve, StepCost
+from specdec.scheduling.step_cost import Curve, MeasuredStep, StepCost
 from specdec.scheduling.tree_fit import SUREST
 from specdec.scheduling.tree_sizer import (
     LARGEST_EVERY,
     LONE,
     LONE_OF_ONE,
     MARGIN,
+    MOST_WAITED,
     PLAIN,
     PLAIN_EVERY,
     TRIALS,
     TreeSize,
     TreeSizer,
 )
+from tests.specdec.scheduling.scheduled_steps import plain_known
 
 SHAPE = DraftShape(4, 4, 16)
 
@@ -30,7 +32,8 @@ def make(token: float, level: float, shape: DraftShape = SHAPE, num_first: int =
     """A machine on which a pass takes 1 and `token` per token, and drafting `level` per level and tree."""
     passes = Curve([(1, 1.0 + token), (1001, 1.0 + 1001 * token)])
     first, every = (Curve([(1, n * level), (101, 101 * n * level)]) for n in (1, shape.depth))
-    return TreeSizer(StepCost(passes, first_level=first, all_levels=every, depth=shape.depth), shape, num_first)
+    cost = plain_known(StepCost(passes, first_level=first, all_levels=every, depth=shape.depth))
+    return TreeSizer(cost, shape, num_first)
 
 
 def row(history: AcceptanceHistory, nodes: int = SHAPE.nodes, depth: int = SHAPE.depth) -> DraftableRow:
@@ -64,6 +67,30 @@ def test_no_other_size_brings_more(token: float, level: float, rows: int, values
 def test_free_drafts_are_taken_and_dear_ones_are_not() -> None:
     assert make(token=0.0001, level=0.0001).size(1, 1, usual(1)) == TreeSize(16, 1)
     assert make(token=1.0, level=1.0).size(1, 1, usual(1)) == TreeSize(0, 0)
+
+
+def test_plain_steps_of_so_many_rows_are_measured_before_trees_are_weighed_against_them() -> None:
+    sizer = make(token=0.0001, level=0.0001)
+    unknown = TreeSizer(StepCost(sizer.cost.passes, first_level=sizer.cost.first_level), SHAPE, num_first=0)
+    for _ in range(5):
+        assert unknown.size(4, 4, usual(4)) == TreeSize(0, 0)
+    for _ in range(2):
+        unknown.cost.correct(MeasuredStep(4, 4, 0, 1.0, 0, 0, 0, 0.0))
+    assert unknown.size(4, 4, usual(4)) == TreeSize(16, 4)
+    # Where each step computes a prompt, none can be measured.
+    sizes = [unknown.size(32, 32, usual(32), mixed=True) for _ in range(MOST_WAITED + 1)]
+    assert [size.nodes for size in sizes] == [0] * MOST_WAITED + [16]
+
+
+def test_steps_with_prompts_have_trees_if_the_others_do() -> None:
+    """What trees cost there is not measured, so that a wrong prediction would last."""
+    sizer = make(token=0.0001, level=0.0001)
+    assert sizer.size(4, 4, usual(4), mixed=True) == TreeSize(0, 0)
+    assert sizer.size(4, 4, usual(4)) == TreeSize(16, 4)
+    assert sizer.size(4, 4, usual(4), mixed=True) == TreeSize(16, 4)
+    sizer.ranks.values = [0.0] * 16
+    assert sizer.size(4, 4, usual(4, nodes=15)) == TreeSize(0, 0)
+    assert sizer.size(4, 4, usual(4), mixed=True) == TreeSize(0, 0)
 
 
 def test_the_first_trees_of_a_single_row_are_fixed_whatever_they_cost() -> None:
