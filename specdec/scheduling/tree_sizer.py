@@ -123,11 +123,13 @@ class TreeSizer:
     ) -> TreeSize:
         """Choose what the draft model drafts."""
         drafting, self._plain_until = len(rows), 0
-        if drafting == 0 or self._waits(sampled, mixed=mixed):
+        if drafting == 0:
             return TreeSize(0, 0)
         if self.num_first > 0 and sampled == 1:
             self._steps += 1
             return TreeSize(self.shape.nodes, 1)
+        if self._waits(sampled, mixed=mixed):
+            return TreeSize(0, 0)
         _, nodes, depths, _, shares, _ = zip(*rows, strict=True)
         bounds, shared = sorted(nodes), [round(share, 1) for share in shares if share < 1]
         load = sampled, known, max(depths), bounds, chains.nodes, round(chains.tokens, 1), shared
