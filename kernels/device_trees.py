@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from specdec.kernels.integers import ceil_div
 from specdec.kernels.ragged_rows import WORD_BITS
-from specdec.kernels.tree import DraftTree, HostNodes, split_words
+from specdec.kernels.tree import NO_DRAFTS, DraftTree, HostNodes, split_words
 from specdec.kernels.types import ROOT, DraftProbs, NodeTensors, NoiseColumns, NoiseKey, NoiseRows
 from specdec.kernels.upload import read_together, upload
 
@@ -214,7 +214,7 @@ class DeviceTrees:
         if self.batch.host is None and any(self.sizes):
             self.read_with([])
         return [
-            self.batch.tree(row) if row is not None and size else DraftTree()
+            self.batch.tree(row) if row is not None and size else NO_DRAFTS
             for row, size in zip(self.rows, self.sizes, strict=True)
         ]
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from specdec.kernels.device_trees import DeviceTrees
 from specdec.kernels.integers import ceil_div
 from specdec.kernels.ragged_rows import WORD_BITS
-from specdec.kernels.tree import DraftTree, HostNodes, split_words
+from specdec.kernels.tree import NO_DRAFTS, DraftTree, HostNodes, split_words
 from specdec.kernels.types import DraftProbs, NodeTensors, NoiseKey, NoiseRows
 from specdec.kernels.upload import read_together, upload
 
@@ -32,7 +32,7 @@ class HostTrees:
     @staticmethod
     def empty(rows: int) -> "HostTrees":
         """Return a batch without drafts."""
-        return HostTrees([DraftTree()] * rows)
+        return HostTrees([NO_DRAFTS] * rows)
 
     @property
     def depth(self) -> int:
@@ -44,7 +44,7 @@ class HostTrees:
 
     def select(self, rows: Sequence[int | None]) -> "HostTrees":
         """Return the trees of these rows, in this order; None stands for an empty tree."""
-        return HostTrees([DraftTree() if row is None else self.trees[row] for row in rows])
+        return HostTrees([NO_DRAFTS if row is None else self.trees[row] for row in rows])
 
     def concat(self, others: "HostTrees") -> "HostTrees":
         """Return these trees, followed by others of the same form."""

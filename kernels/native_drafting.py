@@ -23,7 +23,7 @@ from specdec.kernels.native_library import (
 )
 from specdec.kernels.native_operations import NativeLayer, NativeProjection, RowAdapters, embedding_fields
 from specdec.kernels.projection import Product
-from specdec.kernels.tree import DraftTree
+from specdec.kernels.tree import NO_DRAFTS, DraftTree
 from specdec.kernels.types import NoiseSource
 
 WITHOUT_FEATURES, WITH_INPUT_PRODUCT, WITH_NORMS = range(3)
@@ -48,6 +48,8 @@ class NativeTrees(ABC):
 
     def __init__(self, library: Library, noise: NoiseSource, vocab_size: int, cache: DraftingCache) -> None:
         self.library, self.noise, self.vocab_size, self.cache = library, noise, vocab_size, cache
+        self._layout = cache_layout(cache.kv)
+        self._places = cache.features.data_ptr() or None, cache.rotary.data_ptr(), cache.kv.data_ptr()
 
     @abstractmethod
     def _draft(self, drafting: DraftingFields) -> None:
@@ -96,13 +98,11 @@ class NativeTrees(ABC):
                 blocks,
                 cache.block_size,
                 cache.first,
-                *cache_layout(cache.kv),
+                *self._layout,
                 most,
                 least_reach,
                 *map(address_of, (tokens, starts, ends, firsts, tables, budgets, depths)),
-                cache.features.data_ptr() or None,
-                cache.rotary.data_ptr(),
-                cache.kv.data_ptr(),
+                *self._places,
                 None if temperatures is None else temperatures.data_ptr(),
                 None if limits is None else limits.data_ptr(),
                 None if noise is None else address_of(noise),
@@ -111,7 +111,7 @@ class NativeTrees(ABC):
                 None if adapters is None else address_of(adapters),
             ),
         )
-        found = [DraftTree()] * len(rows)
+        found = [NO_DRAFTS] * len(rows)
         for place, row, size in zip(range(0, trees * most, most or 1), order, sizes, strict=False):
             own = slice(place, place + size)
             columns = tuple(nodes[own]), tuple(parents[own]), None, tuple(ranks[own])

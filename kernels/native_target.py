@@ -44,6 +44,9 @@ class NativeTarget:
         self._kept = (weights, layers, pointers, tapped, embedding, norm)
         self._vocab_size, self._adapters = weights.output.size, layers[0].adapters
         self._layout = cache_layout(cache.kv)
+        self._places = [
+            None if part is None else part.data_ptr() for part in (cache.rotary, cache.kv, cache.scales, cache.features)
+        ]
         self._target = TargetFields(
             weights.embedding.shape[1],
             len(layers),
@@ -88,10 +91,7 @@ class NativeTarget:
                 cache.block_size,
                 *self._layout,
                 *map(address_of, (tokens, cached, known, nodes, scored, tables, above)),
-                cache.rotary.data_ptr(),
-                cache.kv.data_ptr(),
-                None if cache.scales is None else cache.scales.data_ptr(),
-                None if cache.features is None else cache.features.data_ptr(),
+                *self._places,
                 logits.data_ptr(),
                 NO_CALLS if calls is None else calls.pointer,
                 len(spans) // 3,

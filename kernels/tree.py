@@ -97,6 +97,10 @@ class DraftTree:
         return paths
 
 
+# The tree of a row without drafts.
+NO_DRAFTS = DraftTree()
+
+
 class TreeRow(NamedTuple):
     """One request's chain in a step.
 

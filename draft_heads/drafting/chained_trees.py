@@ -7,7 +7,7 @@ import torch
 from specdec.draft_heads.drafting.chains import ChainNodes
 from specdec.kernels.device_trees import DeviceNodes, DeviceTrees
 from specdec.kernels.draft_trees import DraftTrees, HostTrees
-from specdec.kernels.tree import DraftTree
+from specdec.kernels.tree import NO_DRAFTS, DraftTree
 from specdec.kernels.types import ROOT
 
 
@@ -25,11 +25,11 @@ def add_chains(trees: DraftTrees, chains: Sequence[ChainNodes | None], device: t
     if not any(chains):
         return trees
     if isinstance(trees, HostTrees) or not any(trees.sizes):
-        drafted: Sequence[DraftTree] = trees.trees if isinstance(trees, HostTrees) else [DraftTree()] * len(trees.sizes)
+        drafted: Sequence[DraftTree] = trees.trees if isinstance(trees, HostTrees) else [NO_DRAFTS] * len(trees.sizes)
         return HostTrees([merged(tree, own) if own else tree for tree, own in zip(drafted, chains, strict=True)])
     rows = [row for row, own in enumerate(chains) if own]
     needs_read = any(trees.sizes[row] for row in rows)
-    known = trees.read() if needs_read else [DraftTree()] * len(trees.sizes)
+    known = trees.read() if needs_read else [NO_DRAFTS] * len(trees.sizes)
     both = [merged(known[row], own) for row, own in enumerate(chains) if own]
     place = {row: len(trees.sizes) + index for index, row in enumerate(rows)}
     joined = trees.concat(DeviceTrees(DeviceNodes.of(both, device)))

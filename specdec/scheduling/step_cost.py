@@ -56,6 +56,9 @@ KEPT_OF_SHARE = 16
 # Plain steps after one with trees that are not measured. They read other copies of the weights than steps with trees
 # do, and take up to half as long again until these are in the processor's caches.
 WARM = 6
+# After the first steps with trees in a row, one in so many is measured: correcting takes a fiftieth of a small model's
+# step. The number has no factor in common with what recurs in steps.
+LONG_RUN, MEASURED_EVERY = 32, 5
 # Lower bound of a ratio: noise in the part it is separated from can make a part seem to take no time.
 LEAST = 0.01
 # Upper bound of a share: measurements are noisy, so it may exceed the whole.
@@ -204,8 +207,9 @@ class StepCost:
     first: Ratio = field(default_factory=Ratio)
     # A prior low enough that trees are tried: many drafters stop where deeper nodes are unlikely.
     deeper: dict[int, Share] = field(default_factory=lambda: defaultdict(lambda: Share(0.3)))
-    # At the start no trees went before.
+    # Plain steps in a row, as if no trees went before the first, and steps with trees in a row.
     _plain_run: int = WARM
+    _tree_run: int = 0
 
     def step(self, rows: int, tokens: int, trees: int, levels: int) -> float:
         """Predict the seconds of a step; `MeasuredStep` describes its sizes."""
@@ -248,6 +252,9 @@ class StepCost:
         rows, tokens, prompts, seconds, trees, levels, read, draft_seconds = step
         ratio = self.checking if tokens > rows else self.plain
         self._plain_run = self._plain_run + 1 if rows == tokens else 0
+        self._tree_run = self._tree_run + 1 if rows < tokens else 0
+        if self._tree_run > LONG_RUN and self._tree_run % MEASURED_EVERY:
+            return
         alone = self.passes(tokens) + self.rows(rows)
         if prompts:
             more = seconds - ratio.at(rows) * alone if tokens else seconds

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.scheduling.step_cost import LEAST_PROMPT_TOKENS, WARM, Curve, MeasuredStep, Ratio, StepCost
+from specdec.scheduling.step_cost import LEAST_PROMPT_TOKENS, MEASURED_EVERY, WARM, Curve, MeasuredStep, Ratio, StepCost
 
 points = st.lists(
     st.tuples(st.integers(1, 1000), st.floats(0.001, 1.0)), min_size=1, max_size=6, unique_by=lambda p: p[0]
@@ -144,11 +144,11 @@ def test_steps_that_were_disturbed_are_passed_over() -> None:
 def test_drafting_that_mostly_stops_early_is_not_taken_for_drafting_that_always_does() -> None:
     """One in four trees goes to the last level: a median would say that none does."""
     cost = make(first_level=Curve([(1, 0.1)]), all_levels=Curve([(1, 0.7)]))
-    for step in range(64):
+    for step in range(MEASURED_EVERY * 64):
         cost.correct(MeasuredStep(1, 6, 0, 1.05, 1, 4, 1, 0.7 if step % 4 == 0 else 0.1))
     assert cost.draft(1, 4) == pytest.approx(0.1 + 0.6 / 4, rel=0.1)
     # What shallower trees take is their own.
-    for _ in range(64):
+    for _ in range(MEASURED_EVERY * 64):
         cost.correct(MeasuredStep(1, 3, 0, 1.05, 1, 2, 1, 0.3))
     assert cost.draft(1, 4) == pytest.approx(0.1 + 0.6 / 4, rel=0.1)
     assert cost.draft(1, 2) == pytest.approx(0.3, rel=0.1)

