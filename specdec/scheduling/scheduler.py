@@ -158,7 +158,8 @@ class Scheduler:
             self.connector.update_connector_output(self.connector.get_finished())
             self.queues.resume()
         decoding = [request for request in self.running if len(request.token_ids) - request.num_cached == 1]
-        mixed = bool(self.waiting) or len(decoding) < len(self.running)
+        admits = bool(self.waiting) and len(self.running) < self.config.max_num_seqs
+        mixed = admits or len(decoding) < len(self.running)
         size = TreeSize(0, 0) if self.draft_budget is None else self.draft_budget.size(decoding, mixed=mixed)
         # One token is kept for each decoding request, so that no prompt delays an output.
         stats, most = self._stats, self.config.max_num_batched_tokens

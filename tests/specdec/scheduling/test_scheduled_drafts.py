@@ -144,3 +144,12 @@ def test_where_no_tree_repays_few_steps_have_any() -> None:
         ask(scheduler, name, 2, most=400)
     granted = [grants(scheduler) for _ in range(600)]
     assert 0 < sum(any(row[1] for row in rows) for rows in granted) <= 4 * LONE
+
+
+def test_requests_that_wait_for_a_seat_do_not_keep_trees_back() -> None:
+    """Their prompts are in none of the coming steps."""
+    scheduler = make(300, shape=TREE, step_cost=costs(0.001), max_num_seqs=2, prefill_stretch=0)
+    for name in "abc":
+        ask(scheduler, name, 2, most=100)
+    step(scheduler)
+    assert grants(scheduler) == [("a", 6, 3), ("b", 6, 3)]
