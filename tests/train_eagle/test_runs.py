@@ -66,3 +66,19 @@ def test_a_model_writes_questions_to_itself(tmp_path: Path) -> None:
     assert 10 < len(questions) == len(set(questions))
     assert any(question.startswith(("What", "Where", "Explain", "Summarize:")) for question in questions)
     assert not any("<" in question[:1] for question in questions)
+
+
+def test_questions_hold_texts_that_fit(tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": "A table for two. " * 20}, {"role": "assistant", "content": "Done."}]
+    dialogues, out = tmp_path / "dialogues.jsonl", tmp_path / "texts.jsonl"
+    short = {"messages": turns[1:]}
+    dialogues.write_text("".join(json.dumps(each) + "\n" for each in (short, {"messages": turns}, short)))
+    command = [sys.executable, RUNS / "text_questions.py", "--dialogues", dialogues, "--number", "9", "--out", out]
+    subprocess.run(command, check=True)
+    conversations = [json.loads(line)["messages"] for line in out.read_text().splitlines()]
+    questions = [turns[0]["content"] for turns in conversations]
+    assert all([turn["role"] for turn in turns] == ["user", "assistant"] for turns in conversations)
+    assert [question.split("\n\n")[1][:27] for question in questions[:1]] == ["User: A table for two. A ta"]
+    # One dialogue is long enough. A third is about code.
+    assert len(questions) == 1 + 3
+    assert all("def " in question for question in questions[1:])
