@@ -15,6 +15,7 @@ import random
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
 DIALOGUE_TASKS = (
     "Summarize the following conversation.",
@@ -44,9 +45,10 @@ def functions() -> Iterator[str]:
     """Yield the source of each function of the standard library's modules, in their order."""
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         source = path.read_text(encoding="utf-8")
+        lines = source.splitlines()
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.FunctionDef):
-                yield ast.get_source_segment(source, node) or ""
+                yield dedent("\n".join(lines[node.lineno - 1 : node.end_lineno]))
 
 
 def main() -> None:
