@@ -27,15 +27,13 @@ heads="--draft heads/smollm2-135m-instruct-eagle3 --draft heads/smollm2-135m-ins
 
 for temperature in 0 1; do
   # shellcheck disable=SC2086
-  bench tau_$temperature acceptance --model smollm2 $heads --temperature $temperature --num-prompts 4 --max-tokens 128
+  bench tau_$temperature acceptance --model smollm2 $heads --temperature $temperature --num-prompts 2 --max-tokens 96
 done
-timed="--ignore-eos --max-tokens 64 --num-prompts 1 --rounds 2"
+timed="--ignore-eos --max-tokens 48 --num-prompts 1 --warmup-rounds 0"
+ngrams=heads/smollm2-135m-instruct-eagle3,ngram
 # shellcheck disable=SC2086
-bench speed latency --model smollm2 $heads --draft ngram $timed
+bench speed latency --model smollm2 $heads --draft $ngrams $timed --rounds 2
 # shellcheck disable=SC2086
-bench speed_temperature_1 latency --model smollm2 $heads --temperature 1 $timed
+bench speed_batch8 throughput --model smollm2 $heads $timed --max-num-seqs 8 --rounds 2
 # shellcheck disable=SC2086
-bench speed_batch8 throughput --model smollm2 $heads $timed --max-num-seqs 8
-# shellcheck disable=SC2086
-bench speed_q4_1 latency --model smollm2-q4_1.gguf $heads --draft ngram $timed \
-  --peer llama.cpp:gguf=smollm2-q4_1.gguf --peer llama.cpp:ngram:gguf=smollm2-q4_1.gguf
+bench speed_q4_1 latency --model smollm2-q4_1.gguf $heads $timed --rounds 1 --peer llama.cpp:gguf=smollm2-q4_1.gguf

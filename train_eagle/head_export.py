@@ -99,7 +99,8 @@ def from_folder(folder: Path, target: Path | None = None) -> Trained:
         # Nothing of the target is written, so placeholders for its matrices do.
         device, nothing = torch.device("cpu"), torch.zeros(1).expand(llama.vocab_size, llama.hidden_size)
         parts = TargetParts(nothing, Projection(nothing), llama)
-        loaded = found.kind.build(found, parts, torch_kernels(GumbelNoise(device)))
+        kernels = replace(torch_kernels(GumbelNoise(device)), projection=_KeptWeight)
+        loaded = found.kind.build(found, parts, kernels)
         if loaded.other is not None:
             raise CheckpointError("config.json leaves open how it counts the layers it reads; give both countings")
     head, kind = loaded.draft.head, TRAINING_KINDS[found.kind.name]
@@ -107,6 +108,14 @@ def from_folder(folder: Path, target: Path | None = None) -> Trained:
     recipe = dict(read_config(folder).get("training") or {})
     named = target_name(target) if target is not None else found.settings.verifier or recipe.get("target")
     return Trained(kind, head, recipe, named)
+
+
+class _KeptWeight(Projection):
+    """A product whose weight stays as it is, whatever its size, to be written."""
+
+    @property
+    def keeps_weight(self) -> bool:
+        return True
 
 
 def _num_layers(found: HeadDescription[Any], target: Path | None) -> int:

@@ -10,8 +10,7 @@ TEMPERATURES = (0, 1)
 # Results of the speeds, and what each measures.
 SPEEDS = {
     "speed": "bfloat16, one request",
-    "speed_temperature_1": "the same, temperature 1",
-    "speed_batch8": "13 requests, 8 at a time, temperature 0",
+    "speed_batch8": "the same, 8 requests at a time",
     "speed_q4_1": "Q4_1 as shipped, one request",
 }
 
@@ -19,11 +18,13 @@ SPEEDS = {
 def _name(mode: str) -> str:
     """Return a mode of `specdec bench` without the names of files."""
     if mode.startswith("llama.cpp"):
-        return "llama.cpp, n-grams" if ":ngram" in mode else "llama.cpp, no drafts"
+        return "llama.cpp, no drafts"
+    if mode.endswith(",ngram"):
+        return "specdec, EAGLE-3 and n-grams"
     for kind, name in (("eagle3", "EAGLE-3"), ("dspark", "DSpark")):
         if mode.endswith(kind):
             return f"specdec, {name}"
-    return {"plain": "specdec, no drafts", "ngram": "specdec, n-grams"}[mode]
+    return "specdec, no drafts"
 
 
 def _source(document: dict[str, Any]) -> str:
