@@ -137,6 +137,18 @@ def test_a_head_is_bit_identical_when_it_is_loaded(
         assert tensor.dtype == again[name].dtype == MAPS.get(name, DTYPES[dtype]), name
 
 
+def test_large_weights_are_written_whole(
+    kind: str, target: Path, model: LlamaModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Products lay large weights out anew and drop the old layout; those of a head to be exported must not."""
+    monkeypatch.setattr("specdec.kernels.projection.SMALL_BYTES", 0)
+    save_run(kind, tmp_path / "run", target, model)
+    export("--run", tmp_path / "run", "--out", tmp_path / "out", "--dtype", "float32")
+    export("--draft", tmp_path / "out", "--out", tmp_path / "again", "--dtype", "float32")
+    first, again = (load_file(tmp_path / name / "model.safetensors") for name in ("out", "again"))
+    assert all(torch.equal(tensor, again[name]) for name, tensor in first.items())
+
+
 def test_a_file_has_the_official_names_and_shapes(kind: str, target: Path, model: LlamaModel, tmp_path: Path) -> None:
     head = save_run(kind, tmp_path / "run", target, model)
     export("--run", tmp_path / "run", "--out", tmp_path / "out")
