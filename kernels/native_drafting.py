@@ -49,7 +49,7 @@ class NativeTrees(ABC):
     def __init__(self, library: Library, noise: NoiseSource, vocab_size: int, cache: DraftingCache) -> None:
         self.library, self.noise, self.vocab_size, self.cache = library, noise, vocab_size, cache
         self._layout = cache_layout(cache.kv)
-        self._places = cache.features.data_ptr() or None, cache.rotary.data_ptr(), cache.kv.data_ptr()
+        self._addresses = cache.features.data_ptr() or None, cache.rotary.data_ptr(), cache.kv.data_ptr()
 
     @abstractmethod
     def _draft(self, drafting: DraftingFields) -> None:
@@ -102,7 +102,7 @@ class NativeTrees(ABC):
                 most,
                 least_reach,
                 *map(address_of, (tokens, starts, ends, firsts, tables, budgets, depths)),
-                *self._places,
+                *self._addresses,
                 None if temperatures is None else temperatures.data_ptr(),
                 None if limits is None else limits.data_ptr(),
                 None if noise is None else address_of(noise),

@@ -44,7 +44,7 @@ class NativeTarget:
         self._kept = (weights, layers, pointers, tapped, embedding, norm)
         self._vocab_size, self._adapters = weights.output.size, layers[0].adapters
         self._layout = cache_layout(cache.kv)
-        self._places = [
+        self._addresses = [
             None if part is None else part.data_ptr() for part in (cache.rotary, cache.kv, cache.scales, cache.features)
         ]
         self._target = TargetFields(
@@ -91,7 +91,7 @@ class NativeTarget:
                 cache.block_size,
                 *self._layout,
                 *map(address_of, (tokens, cached, known, nodes, scored, tables, above)),
-                *self._places,
+                *self._addresses,
                 logits.data_ptr(),
                 NO_CALLS if calls is None else calls.pointer,
                 len(spans) // 3,

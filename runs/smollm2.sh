@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Train draft heads for SmolLM2-135M-Instruct on a small machine without a GPU: runs/smollm2.sh DATA [OUT]
 #
-# DATA holds gsm8k-train.jsonl, sgd-train.jsonl and spec-bench.jsonl, one object per line. The model comes as a Python
+# DATA holds gsm8k-train.jsonl and sgd-train.jsonl, one object per line. The model comes as a Python
 # package, and writes most of its questions to itself. The stages, run one by one and the heads side by side, took two
-# cores two hours. The same command resumes a killed stage.
+# cores two hours. The same command resumes a killed stage. benchmarks/smollm2_heads.sh measures the heads.
 set -euo pipefail
 data=$(realpath "${1:?usage: runs/smollm2.sh DATA [OUT]}")
 out=$(realpath -m "${2:-$(dirname "$0")/../build/smollm2}")
@@ -27,13 +27,9 @@ for kind in eagle3 dspark; do
   head=$out/$kind
   python -m specdec.train_eagle.train --config "runs/smollm2-$kind.yaml" --model "$target" --data "$out/prepared" \
     --features "$out/features-$kind" --out "$head"
-  python -m specdec.train_eagle.evaluate --model "$target" --draft "$head" --out "$head/evaluation" --limit 40 \
+  python -m specdec.train_eagle.evaluate --model "$target" --draft "$head" --out "$head/evaluation" --limit 16 \
     --data gsm8k=benchmarks/prompts/gsm8k-eval.jsonl sgd=benchmarks/prompts/sgd-eval.jsonl
   python -m specdec.train_eagle.export --model "$target" --draft "$head" --out "$out/smollm2-135m-instruct-$kind" \
     --evaluation "$head/evaluation/evaluation.json" --notes runs/smollm2-data.md \
     --base-model HuggingFaceTB/SmolLM2-135M-Instruct --licence cc-by-sa-4.0
-done
-for temperature in 0 1; do
-  python -m specdec bench acceptance --model "$target" --draft "$out/eagle3" --draft "$out/dspark" --num-prompts 20 \
-    --dataset "$data/spec-bench.jsonl" --temperature "$temperature" --output "$out/spec-bench-$temperature.json"
 done

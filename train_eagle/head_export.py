@@ -165,9 +165,12 @@ def export_folder(
     layout: HeadLayout = "official",
 ) -> None:
     """Write a head with its model card; see `export` and `model_card`."""
+    # None stands for settings of other kinds of heads.
+    recipe = {name: value for name, value in trained.recipe.items() if value is not None}
     if base_model is not None:
-        recipe = {**trained.recipe, "target": base_model} if trained.recipe else trained.recipe
-        trained = trained._replace(recipe=recipe, target=base_model)
+        recipe = {**recipe, "target": base_model} if recipe else recipe
+        trained = trained._replace(target=base_model)
+    trained = trained._replace(recipe=recipe)
     export(trained, folder, DTYPES[dtype], layout)
     name = folder.resolve().name
     card = model_card(name, trained.kind, trained.head, trained.recipe, base_model, licence, evaluation, notes, layout)

@@ -255,7 +255,7 @@ class Run:
         if stats.tau >= self.state.best_tau:
             self.state.best_tau = stats.tau
             recipe = {name: value for name, value in self.plan.plain_settings.items() if name not in UNTOLD}
-            recipe |= {"tokens": tokens, "held_out_tau": stats.tau}
+            recipe |= {"tokens": tokens, "held_out_tau": round(stats.tau, 4)}
             recipe = {"target": target_name(self.config.model), "data": self.data_names, **recipe}
             self.kind.files.save(self.head, self.config.out, {"training": recipe})
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from docs.generator.regions import table
-from docs.generator.results import KINDS, read, source
+from docs.generator.results import KINDS, read, script_source, source
 
 # Results of `benchmarks/heads.sh`, and what each measures.
 RUNS = {
@@ -57,13 +57,8 @@ def _speeds() -> str:
                 ]
             )
             title = ""
-    document = read("heads_wide")
     header = ["target", "head", "tok/s", "over plain", "after the first token", "tau"]
-    where = f"{document['processor']}, {document['threads']} threads; torch {document['torch']}"
-    return (
-        f"{table(header, rows)}\n\nCommand: `bash benchmarks/heads.sh FOLDER`. Results: "
-        f"`benchmarks/results/heads_*.json` ({where}; commit {document['commit']})."
-    )
+    return f"{table(header, rows)}\n\n{script_source('heads.sh FOLDER', 'heads_*', read('heads_wide'))}"
 
 
 PARTS: dict[str, Callable[[], str]] = {"results-block-trees": _block_trees, "results-heads": _speeds}

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from docs.generator.regions import table
-from docs.generator.results import read
+from docs.generator.results import read, script_source
 
 # Results of `benchmarks/peers.sh`, and what each measures.
 PEERS = {
@@ -41,11 +41,7 @@ def _peers() -> str:
 
 
 def _source(document: dict[str, Any]) -> str:
-    return (
-        "Command: `bash benchmarks/peers.sh FOLDER`. Results: `benchmarks/results/peers_*.json` "
-        f"({document['processor']}, {document['threads']} threads, AVX-512 with bfloat16; torch {document['torch']}; "
-        f"llama-cpp-python {document['llama-cpp-python']}; commit {document['commit']})."
-    )
+    return script_source("peers.sh FOLDER", "peers_*", document, ", AVX-512 with bfloat16")
 
 
 def _readme_peers() -> str:

@@ -27,6 +27,22 @@ def source(name: str, module: str = "") -> str:
     )
 
 
+def script_source(command: str, files: str, document: dict[str, Any], processor: str = "") -> str:
+    """Return where a table of a shell script's results comes from.
+
+    Args:
+        files: names of the results.
+        document: one of them.
+        processor: what else is to be said of the processor.
+    """
+    parts = [f"{document['processor']}, {document['threads']} threads{processor}", f"torch {document['torch']}"]
+    parts += [f"{name} {document[name]}" for name in ("llama-cpp-python",) if name in document]
+    return (
+        f"Command: `bash benchmarks/{command}`. Results: `benchmarks/results/{files}.json` "
+        f"({'; '.join(parts)}; commit {document['commit']})."
+    )
+
+
 def _with_source(name: str, header: list[str], rows: list[list[str]]) -> str:
     return f"{table(header, rows)}\n\n{source(name)}"
 

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 from docs.generator.regions import table
-from docs.generator.results import read
+from docs.generator.results import read, script_source
 
 TEMPERATURES = (0, 1)
 # Results of the speeds, and what each measures.
 SPEEDS = {
     "speed": "bfloat16, one request",
-    "speed_batch8": "the same, 8 requests at a time",
+    "speed_batch8": "8 requests, temperature 0",
     "speed_q4_1": "Q4_1 as shipped, one request",
 }
 
@@ -28,11 +28,7 @@ def _name(mode: str) -> str:
 
 
 def _source(document: dict[str, Any]) -> str:
-    return (
-        "Command: `bash benchmarks/smollm2_heads.sh FOLDER spec-bench.jsonl`. Results: "
-        f"`benchmarks/results/smollm2_*.json` ({document['processor']}, {document['threads']} threads; "
-        f"torch {document['torch']}; commit {document['commit']})."
-    )
+    return script_source("smollm2_heads.sh FOLDER spec-bench.jsonl", "smollm2_*", document)
 
 
 def _tau() -> str:

@@ -49,15 +49,15 @@ class Curve:
 # a while. So steps that together take less than this many seconds are one measurement.
 # What a prompt adds changes with each of its chunks.
 KEPT, KEPT_OF_PREFILL, LEAST_SECONDS = 5, 3, 0.02
-# Seconds of measured steps of one size after which they count as known.
+# Total seconds of measured steps of one size from which on their cost counts as known.
 KNOWN_SECONDS = 0.005
 # Measurements whose mean is used.
 KEPT_OF_SHARE = 16
 # Plain steps after one with trees that are not measured. They read other copies of the weights than steps with trees
 # do, and take up to half as long again until these are in the processor's caches.
 WARM = 6
-# After the first steps with trees in a row, one in so many is measured: correcting takes a fiftieth of a small model's
-# step. The number has no factor in common with what recurs in steps.
+# In a long run of steps with trees only every fifth corrects the costs: a correction takes 2 % of a small model's step.
+# Not every second or fourth, since patterns of that length would be missed.
 LONG_RUN, MEASURED_EVERY = 32, 5
 # Lower bound of a ratio: noise in the part it is separated from can make a part seem to take no time.
 LEAST = 0.01
@@ -129,7 +129,7 @@ class Ratios:
         self._at_size(rows).correct(seconds, predicted)
 
     def follow(self, rows: int, factor: float) -> None:
-        """Multiply the ratio of a size by what changed that of other steps of it."""
+        """Change the ratio of a size by the factor by which the other kind of step changed there."""
         self._at_size(rows).scale(factor)
 
     def _at_size(self, rows: int) -> Ratio:
@@ -264,7 +264,7 @@ class StepCost:
             other, before = self.plain if ratio is self.checking else self.checking, ratio.at(rows)
             ratio.correct(rows, seconds, alone)
             if not other.knows(rows):
-                # Contexts, and programs beside this one, make both longer.
+                # Longer contexts and other programs slow down both.
                 other.follow(rows, ratio.at(rows) / before)
         if trees:
             # Reading has its share of the time, so that what disturbs the reading of a long text is not taken for slow

@@ -19,7 +19,7 @@ PLAIN, PLAIN_EVERY = 10, 128
 LONE, LONE_OF_ONE, LONE_EVERY = 2, 4, 16
 # Limit of the steps until a trial.
 LATEST_TRIAL = 4096
-# Steps after which trees wait no longer: all steps may compute prompts.
+# Limit of the steps in a row without trees for want of measurements: under load every step may compute prompts.
 MOST_WAITED = 64
 # Trees that are verified before the first choice for a single row. They are as large as allowed: before, there is
 # little to learn from.
@@ -73,7 +73,7 @@ class TreeSizer:
         self._steps = 0
         self._best = TreeFit()
         self.begin_with(prior, num_first)
-        # Steps in a row in which trees waited for measurements.
+        # Steps in a row without trees for want of measurements.
         self._waited = 0
         # Number of the step in which the size is computed anew, and of that up to which the same rows decode plainly.
         self._next_fit, self._plain_until = 0, 0
@@ -156,10 +156,10 @@ class TreeSizer:
         return TreeSize(best.nodes, best.trees, least_ratio=best.least_ratio)
 
     def _waits(self, sampled: int, *, mixed: bool) -> bool:
-        """Return whether trees wait for measurements, at most for `MOST_WAITED` steps.
+        """Return whether the step has no trees because costs are not known, at most `MOST_WAITED` times in a row.
 
-        They are weighed against plain steps of so many rows, which must be known. And what trees cost in a step that
-        computes prompts too cannot be told from what these cost: it has trees if the last steps without prompts had.
+        The cost of plain steps with so many rows must have been measured. In a step that computes prompts too, the cost
+        of trees cannot be told from that of the prompts, so it has trees only if the last step without prompts had.
         """
         if self.cost.plain.knows(sampled) and (self._drafts or not mixed):
             self._waited = 0

@@ -71,7 +71,7 @@ def names(requests: Sequence[Request]) -> str:
 
 
 def plain_known(cost: StepCost) -> StepCost:
-    """Let plain steps be as long as predicted, and known, so that trees may follow at once."""
+    """Measure plain steps of all sizes, as long as predicted, so that trees are not held back."""
     for bits in range(9):
         rows = 1 << bits
         for _ in range(2):

@@ -12,11 +12,11 @@ from specdec.scheduling.rank_values import TreeOutcome
 from specdec.scheduling.step_cost import Curve, MeasuredStep, StepCost
 from specdec.scheduling.tree_sizer import TreeSize, TreeSizer
 
-# A machine, a text, a number of rows, and one of `LATER`.
+# A machine, a text, a number of rows, and one of `SLOWDOWNS`.
 Cell = tuple[str, str, int, str]
 SHAPE = DraftShape(6, 3, 8)
 # Tokens of a request's prompt and output, and the outputs that are measured.
-PROMPT, OUTPUT, REQUESTS = 60, 128, 20
+PROMPT, OUTPUT, REQUESTS = 60, 128, 60
 # Acceptance of the head that was measured before, by rank; a text's is a multiple of it.
 PRIOR = [0.62, 0.40, 0.27, 0.24, 0.16, 0.12, 0.08, 0.06]
 TEXTS = {"drafts well": 1.3, "as measured": 1.0, "drafts badly": 0.4, "drafts not at all": 0.03}
@@ -48,8 +48,8 @@ def costs(machine: str) -> StepCost:
     return found
 
 
-# How much longer plain steps and steps with trees take than what was measured at the start, on an empty cache.
-LATER = {"as measured": (1.0, 1.0), "both longer": (1.8, 1.8), "trees longer": (1.1, 1.5)}
+# Factors by which plain steps and steps with trees take longer than was measured at the start, on an empty cache.
+SLOWDOWNS = {"as measured": (1.0, 1.0), "both longer": (1.8, 1.8), "trees longer": (1.1, 1.5)}
 
 
 class Even(random.Random):
@@ -82,13 +82,14 @@ class World:
     """A batch of requests, each followed by another when it ends, and a clock.
 
     Args:
-        cell: machine, text, number of rows, and one of `LATER`.
+        cell: machine, text, number of rows, and one of `SLOWDOWNS`.
         even: chance spreads what it grants evenly, so that a run has no luck.
     """
 
     def __init__(self, cell: Cell, *, even: bool) -> None:
-        machine, text, batch, later = cell
-        self.true, self.chance, self.later = costs(machine), Even() if even else random.Random(str(cell)), LATER[later]
+        machine, text, batch, slowdown = cell
+        self.true, self.chance = costs(machine), Even() if even else random.Random(str(cell))
+        self.slowdown = SLOWDOWNS[slowdown]
         self.mean, self.batch, self.clock, self.tokens = TEXTS[text], batch, 0.0, 0
         self.started = 0
         self.rows = [self.new_row() for _ in range(batch)]
@@ -111,7 +112,7 @@ class World:
         tokens, levels = self.batch + num_trees * nodes, min(nodes, SHAPE.depth)
         slow = 1.3 if self.chance.random() < 0.1 else 1.0
         draft = self.true.draft(num_trees, levels) + max(0.0, self.true.reading(read) - self.true.reading(num_trees))
-        seconds = slow * self.later[num_trees > 0] * self.true.step(self.batch, tokens, 0, 0)
+        seconds = slow * self.slowdown[num_trees > 0] * self.true.step(self.batch, tokens, 0, 0)
         draft = slow * draft if draft else 0.0
         self.clock += draft + seconds
         outcomes = []
@@ -157,9 +158,11 @@ def adaptive(cell: Cell) -> float:
 
 def test_no_fixed_choice_is_much_faster() -> None:
     """Trials cost 1 %, and choices by few observations something more: a run begins with nothing learnt."""
-    found = {}
-    for cell in product(MACHINES, TEXTS, (1, 4, 16), LATER):
-        best = min(fixed(cell, nodes) for nodes in (0, 1, 2, 4, 8))
-        found[cell] = round(best / adaptive(cell), 3)
-    assert not {cell: ratio for cell, ratio in found.items() if ratio < 0.9}
-    assert mean(found.values()) >= 0.985
+    for slowdown in SLOWDOWNS:
+        found = {}
+        for cell in product(MACHINES, TEXTS, (1, 4, 16), [slowdown]):
+            best = min(fixed(cell, nodes) for nodes in (0, 1, 2, 4, 8))
+            found[cell] = round(best / adaptive(cell), 3)
+        least = 0.94 if slowdown == "as measured" else 0.93
+        assert not {cell: ratio for cell, ratio in found.items() if ratio < least}
+        assert mean(found.values()) >= 0.987

@@ -146,8 +146,8 @@ def test_where_no_tree_repays_few_steps_have_any() -> None:
     assert 0 < sum(any(row[1] for row in rows) for rows in granted) <= 4 * LONE
 
 
-def test_requests_that_wait_for_a_seat_do_not_keep_trees_back() -> None:
-    """Their prompts are in none of the coming steps."""
+def test_waiting_requests_beyond_max_num_seqs_do_not_hold_trees_back() -> None:
+    """Their prompts are not computed before a running request ends."""
     scheduler = make(300, shape=TREE, step_cost=costs(0.001), max_num_seqs=2, prefill_stretch=0)
     for name in "abc":
         ask(scheduler, name, 2, most=100)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.core.draftable_row import PRIOR, AcceptanceHistory, Ahead, DraftableRow
+from specdec.core.draftable_row import AcceptanceHistory, Ahead, DraftableRow
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.scheduling.rank_values import TreeOutcome
 from specdec.scheduling.step_cost import Curve, MeasuredStep, StepCost
@@ -322,20 +322,6 @@ def test_a_request_whose_trees_fare_better_gets_trees() -> None:
     assert worth.size(1, 1, [row(AcceptanceHistory(4.0, 1.0))]).nodes > 0
     assert worth.size(1, 1, [row(AcceptanceHistory(0.2, 1.0))]).nodes == 0
     assert worth.size(1, 1, [row(AcceptanceHistory(4.0, 1.0))]).nodes > 0
-
-
-def test_a_history_starts_as_the_average_and_forgets() -> None:
-    history = AcceptanceHistory()
-    assert history.ratio == 1
-    # One tree tells little.
-    history.learn(0, 1.0)
-    assert 0.8 < history.ratio < 1
-    for _ in range(8):
-        history.learn(0, PRIOR)
-    assert history.ratio < 0.2
-    for _ in range(300):
-        history.learn(3, 2.0)
-    assert history.ratio == pytest.approx(1.5, abs=0.01)
 
 
 @given(
