@@ -10,6 +10,7 @@ TEMPERATURES = (0, 1)
 # Results of the speeds, and what each measures.
 SPEEDS = {
     "speed": "bfloat16, one request",
+    "speed_temperature_1": "the same, temperature 1",
     "speed_batch8": "8 requests, temperature 0",
     "speed_q4_1": "Q4_1 as shipped, one request",
 }

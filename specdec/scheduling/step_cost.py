@@ -1,5 +1,6 @@
 """Prediction of how long the parts of a step take on this machine. Pure Python."""
 
+import math
 import sys
 from bisect import bisect_right
 from collections import defaultdict, deque
@@ -53,9 +54,9 @@ KEPT, KEPT_OF_PREFILL, LEAST_SECONDS = 5, 3, 0.02
 KNOWN_SECONDS = 0.005
 # Measurements whose mean is used.
 KEPT_OF_SHARE = 16
-# Plain steps after one with trees that are not measured. They read other copies of the weights than steps with trees
-# do, and take up to half as long again until these are in the processor's caches.
-WARM = 6
+# Seconds of plain steps after one with trees that are not measured: a small model's take up to half as long again until
+# its weights are back in the processor's caches.
+WARM_SECONDS = 0.002
 # In a long run of steps with trees only every fifth corrects the costs: a correction takes 2 % of a small model's step.
 # Not every second or fourth, since patterns of that length would be missed.
 LONG_RUN, MEASURED_EVERY = 32, 5
@@ -207,8 +208,8 @@ class StepCost:
     first: Ratio = field(default_factory=Ratio)
     # A prior low enough that trees are tried: many drafters stop where deeper nodes are unlikely.
     deeper: dict[int, Share] = field(default_factory=lambda: defaultdict(lambda: Share(0.3)))
-    # Plain steps in a row, as if no trees went before the first, and steps with trees in a row.
-    _plain_run: int = WARM
+    # Seconds since the last step with trees, and steps with trees in a row.
+    _plain_seconds: float = math.inf
     _tree_run: int = 0
 
     def step(self, rows: int, tokens: int, trees: int, levels: int) -> float:
@@ -251,7 +252,7 @@ class StepCost:
         """Correct the predictions by a measured step."""
         rows, tokens, prompts, seconds, trees, levels, read, draft_seconds = step
         ratio = self.checking if tokens > rows else self.plain
-        self._plain_run = self._plain_run + 1 if rows == tokens else 0
+        self._plain_seconds = self._plain_seconds + seconds if rows == tokens else 0.0
         self._tree_run = self._tree_run + 1 if rows < tokens else 0
         if self._tree_run > LONG_RUN and self._tree_run % MEASURED_EVERY:
             return
@@ -260,7 +261,7 @@ class StepCost:
             more = seconds - ratio.at(rows) * alone if tokens else seconds
             predicted = self.passes(tokens + prompts) - (self.passes(tokens) if tokens else 0.0)
             self.prefill.correct(max(0.0, more), predicted)
-        elif not 0 < self._plain_run <= WARM:
+        elif rows < tokens or self._plain_seconds > WARM_SECONDS:
             other, before = self.plain if ratio is self.checking else self.checking, ratio.at(rows)
             ratio.correct(rows, seconds, alone)
             if not other.knows(rows):

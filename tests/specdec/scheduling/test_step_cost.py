@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.scheduling.step_cost import LEAST_PROMPT_TOKENS, MEASURED_EVERY, WARM, Curve, MeasuredStep, Ratio, StepCost
+from specdec.scheduling.step_cost import (
+    LEAST_PROMPT_TOKENS,
+    MEASURED_EVERY,
+    WARM_SECONDS,
+    Curve,
+    MeasuredStep,
+    Ratio,
+    StepCost,
+)
 
 points = st.lists(
     st.tuples(st.integers(1, 1000), st.floats(0.001, 1.0)), min_size=1, max_size=6, unique_by=lambda p: p[0]
@@ -110,7 +118,7 @@ def test_steps_with_trees_are_taken_to_last_as_much_longer_as_plain_ones_until_t
     for _ in range(9):
         cost.correct(MeasuredStep(8, 40, 0, 4 * cost.passes(40) + 4 * cost.rows(8), 0, 0, 0, 0.0))
     assert cost.checking.at(8) == pytest.approx(4.0)
-    for _ in range(WARM + 9):
+    for _ in range(9):
         cost.correct(MeasuredStep(8, 8, 0, 5 * cost.passes(8) + 5 * cost.rows(8), 0, 0, 0, 0.0))
     assert (cost.plain.at(8), cost.checking.at(8)) == pytest.approx((5.0, 4.0))
 
@@ -118,16 +126,24 @@ def test_steps_with_trees_are_taken_to_last_as_much_longer_as_plain_ones_until_t
 @pytest.mark.parametrize("rows", [1, 8])
 def test_the_first_plain_steps_after_trees_tell_nothing(rows: int) -> None:
     """The weights of a plain step are not in the caches yet, whatever else the step computes."""
-    cost = make(first_level=Curve([(1, 0.1)]), all_levels=Curve([(1, 0.7)]))
+    cost = StepCost(Curve([(1, 3e-4), (101, 6e-4)]), first_level=Curve([(1, 1e-4)]), all_levels=Curve([(1, 7e-4)]))
     plain = cost.step(rows, rows, 0, 0)
-    for _ in range(30):
+    for _ in range(60):
         for _ in range(3):
-            cost.correct(MeasuredStep(rows, 6 * rows, 0, 1.05, 1, 1, 1, 0.1))
-        for place in range(WARM):
+            cost.correct(MeasuredStep(rows, 6 * rows, 0, cost.passes(6 * rows), 1, 1, 1, 1e-4))
+        for place in range(int(WARM_SECONDS / (1.5 * plain))):
             cost.correct(MeasuredStep(rows, rows, 3 * (place % 2), 1.5 * plain, 0, 0, 0, 0.0))
         for _ in range(2):
             cost.correct(MeasuredStep(rows, rows, 0, plain, 0, 0, 0, 0.0))
+    assert cost.plain.knows(rows)
     assert cost.plain.at(rows) == pytest.approx(1.0)
+    # A step of a large model is longer than that.
+    large = make()
+    for seconds in (1.05, 1.05):
+        large.correct(MeasuredStep(rows, 6 * rows, 0, seconds, 1, 1, 1, 0.1))
+    for _ in range(2):
+        large.correct(MeasuredStep(rows, rows, 0, 2 * (large.passes(rows) + large.rows(rows)), 0, 0, 0, 0.0))
+    assert large.plain.knows(rows)
 
 
 def test_steps_that_were_disturbed_are_passed_over() -> None:
