@@ -10,9 +10,9 @@ others are plain decoding by an engine without a head, and trees of each fixed s
 in a new engine, with the costs measured at start and the values that the head ships, so their time includes learning.
 
 A machine's speed changes within seconds, so the modes of a cell run side by side, each in an engine of its own: a
-tenth of a second of one, then of the next. Rounds go through all cells until the time is over. Figures are medians over
-rounds; the ratio's is of the rounds' own ratios. Goal: adaptive trees reach 0.97 of the best of the others in every
-cell.
+tenth of a second of one, then of the next. Rounds go through all cells until the time is over, each with new engines:
+where their weights lie in memory changes a small model's speed by some percent. Figures are medians over rounds; the
+ratio's is of the rounds' own ratios. Goal: adaptive trees reach 0.97 of the best of the others in every cell.
 """
 
 import argparse
@@ -146,14 +146,16 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     settings: Any = {"dtype": args.dtype, "enable_prefix_caching": False, "max_num_seqs": max(args.batches)}
     names = [PLAIN, *map(str, args.sizes), ADAPTIVE]
-    modes = [Mode(name, args.model, args.draft, settings) for name in names]
-    plain, adaptive = modes[0].llm, modes[-1].llm
-    prompts = {text: [plain.chat_prompt(messages) for messages in read_prompts(text)] for text in FILES}
     params = SamplingParams(temperature=0, max_tokens=args.max_tokens, ignore_eos=True)
     seconds: dict[tuple[str, int], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     end, rounds = time.perf_counter() + 60 * args.minutes, 0
-    side_by_side(modes, prompts[FILES[0]][:4], params, 4)
+    modes = list[Mode]()
     while rounds == 0 or time.perf_counter() < end:
+        modes.clear()
+        modes += [Mode(name, args.model, args.draft, settings) for name in names]
+        plain, adaptive = modes[0].llm, modes[-1].llm
+        prompts = {text: [plain.chat_prompt(messages) for messages in read_prompts(text)] for text in FILES}
+        side_by_side(modes, prompts[FILES[0]][:4], params, 4)
         for text in FILES:
             for batch in args.batches:
                 own = (prompts[text] * 3)[: max(args.requests, 3 * batch)]

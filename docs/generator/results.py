@@ -269,8 +269,8 @@ def _draft_refresh() -> str:
     return f"{found} {document['served']} requests kept, {document['tokens']:,} tokens trained on; {times}."
 
 
-def _never_slower() -> str:
-    cells = read("never_slower")["cells"]
+def _never_slower(name: str) -> str:
+    cells = read(name)["cells"]
     sizes = [name for name in cells[0]["tokens_per_second"] if name.isdigit()]
     rows = []
     for cell in cells:
@@ -279,7 +279,7 @@ def _never_slower() -> str:
         rows.append([cell["text"], str(cell["batch"]), *shown, f"{cell['ratio']:.2f}"])
     fixed = [f"{size} node{'s' if size != '1' else ''}" for size in sizes]
     header = ["prompts", "requests at once", "plain", *fixed, "adaptive", "adaptive over best"]
-    return _with_source("never_slower", header, rows)
+    return _with_source(name, header, rows)
 
 
 PARTS: dict[str, Callable[[], str]] = {
@@ -288,7 +288,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "results-speed": _speed,
     "results-throughput": _throughput,
     "results-trees": _tree_shapes,
-    "results-never-slower": _never_slower,
+    "results-never-slower": lambda: _never_slower("never_slower"),
+    "results-never-slower-wide": lambda: _never_slower("never_slower_wide"),
     "results-candidates": _candidates,
     "results-coupling": _coupling,
     "results-verification": _verification_cost,

@@ -46,8 +46,8 @@ class Curve:
         return xs[i - 1] + (y - ys[i - 1]) / rise
 
 
-# Measurements of which the second smallest is used: what disturbs a step only makes it longer, and often all steps for
-# a while. So steps that together take less than this many seconds are one measurement.
+# Measurements of which the second smallest is used, of two the smaller: what disturbs a step only makes it longer, and
+# often all steps for a while. So what is measured within this many seconds is one measurement.
 # What a prompt adds changes with each of its chunks.
 KEPT, KEPT_OF_PREFILL, LEAST_SECONDS = 5, 3, 0.02
 # Total seconds of measured steps of one size from which on their cost counts as known.
@@ -74,26 +74,32 @@ class Ratio:
 
     Args:
         kept: number of measurements.
-        value: prior.
-        counted: number of measurements that the prior stands for.
+        value: prior, until something is measured.
     """
 
-    def __init__(self, kept: int = KEPT, value: float = 1.0, counted: int = 0) -> None:
+    def __init__(self, kept: int = KEPT, value: float = 1.0) -> None:
         self.value = value
-        self._last: deque[float] = deque([value] * counted, maxlen=kept - 1)
-        # Sums of the measurement that is still too short.
-        self._seconds, self._predicted = 0.0, 0.0
+        self._last: deque[float] = deque(maxlen=kept)
+        # Sums of the newest measurement, and the time of its first step.
+        self._seconds, self._predicted, self._began = 0.0, 0.0, -math.inf
 
-    def correct(self, seconds: float, predicted: float) -> None:
-        if predicted > 0:
+    def correct(self, seconds: float, predicted: float, clock: float) -> None:
+        """Count a step's part.
+
+        Args:
+            clock: time of the step, in seconds.
+        """
+        if predicted <= 0:
+            return
+        if clock - self._began < LEAST_SECONDS:
+            self._last.pop()
             self._seconds += seconds
             self._predicted += predicted
-            newest = max(self._seconds / self._predicted, LEAST)
-            known = sorted([newest, *self._last])
-            self.value = known[min(1, len(known) - 1)]
-            if self._seconds >= LEAST_SECONDS:
-                self._last.append(newest)
-                self._seconds, self._predicted = 0.0, 0.0
+        else:
+            self._seconds, self._predicted, self._began = seconds, predicted, clock
+        self._last.append(max(self._seconds / self._predicted, LEAST))
+        known = sorted(self._last)
+        self.value = known[len(known) > 2]
 
     def scale(self, factor: float) -> None:
         """Multiply all measurements."""
@@ -120,21 +126,21 @@ class Ratios:
         """Return whether enough steps of this size were measured to tell how long they take."""
         return self._measured.get(rows.bit_length(), 0.0) >= KNOWN_SECONDS
 
-    def correct(self, rows: int, seconds: float, predicted: float) -> None:
+    def correct(self, rows: int, seconds: float, predicted: float, clock: float) -> None:
         size = rows.bit_length()
         # The first step of a size takes longer.
         if size not in self._measured:
             self._measured[size] = 0.0
             return
         self._measured[size] += seconds
-        self._at_size(rows).correct(seconds, predicted)
+        self._at_size(rows).correct(seconds, predicted, clock)
 
     def follow(self, rows: int, factor: float) -> None:
         """Change the ratio of a size by the factor by which the other kind of step changed there."""
         self._at_size(rows).scale(factor)
 
     def _at_size(self, rows: int) -> Ratio:
-        return self._by_size.setdefault(rows.bit_length(), Ratio(value=self.at(rows), counted=1))
+        return self._by_size.setdefault(rows.bit_length(), Ratio(value=self.at(rows)))
 
 
 class Share:
@@ -208,8 +214,9 @@ class StepCost:
     first: Ratio = field(default_factory=Ratio)
     # A prior low enough that trees are tried: many drafters stop where deeper nodes are unlikely.
     deeper: dict[int, Share] = field(default_factory=lambda: defaultdict(lambda: Share(0.3)))
-    # Seconds since the last step with trees, and steps with trees in a row.
-    _plain_seconds: float = math.inf
+    # Seconds of all measured steps, their number when the last one with trees ended, and steps with trees in a row.
+    _clock: float = 0.0
+    _last_trees: float = -math.inf
     _tree_run: int = 0
 
     def step(self, rows: int, tokens: int, trees: int, levels: int) -> float:
@@ -252,7 +259,9 @@ class StepCost:
         """Correct the predictions by a measured step."""
         rows, tokens, prompts, seconds, trees, levels, read, draft_seconds = step
         ratio = self.checking if tokens > rows else self.plain
-        self._plain_seconds = self._plain_seconds + seconds if rows == tokens else 0.0
+        self._clock += seconds + draft_seconds
+        if rows < tokens:
+            self._last_trees = self._clock
         self._tree_run = self._tree_run + 1 if rows < tokens else 0
         if self._tree_run > LONG_RUN and self._tree_run % MEASURED_EVERY:
             return
@@ -260,10 +269,10 @@ class StepCost:
         if prompts:
             more = seconds - ratio.at(rows) * alone if tokens else seconds
             predicted = self.passes(tokens + prompts) - (self.passes(tokens) if tokens else 0.0)
-            self.prefill.correct(max(0.0, more), predicted)
-        elif rows < tokens or self._plain_seconds > WARM_SECONDS:
+            self.prefill.correct(max(0.0, more), predicted, self._clock)
+        elif rows < tokens or self._clock - self._last_trees > WARM_SECONDS:
             other, before = self.plain if ratio is self.checking else self.checking, ratio.at(rows)
-            ratio.correct(rows, seconds, alone)
+            ratio.correct(rows, seconds, alone, self._clock)
             if not other.knows(rows):
                 # Longer contexts and other programs slow down both.
                 other.follow(rows, ratio.at(rows) / before)
@@ -274,7 +283,7 @@ class StepCost:
             reading = max(0.0, self.reading(read) - self.reading(trees))
             draft_seconds *= most / (most + reading) if reading else 1.0
             if levels == 1:
-                self.first.correct(draft_seconds, self.first_level(trees))
+                self.first.correct(draft_seconds, self.first_level(trees), self._clock)
             else:
                 rest = draft_seconds - self.first.value * self.first_level(trees)
                 self.deeper[levels].correct(max(0.0, rest), self._deeper(trees, levels))

@@ -67,7 +67,7 @@ def fit_chains(cost: StepCost, sampled: int, known: int, rows: Sequence[Draftabl
             best, best_rate = ChainFit(size, sums[size], values[size - 1]), rate
         if size == len(values):
             return best
-        size = min(size + 1 + size // 4, len(values))
+        size = min(size + 1 + size // 10, len(values))
 
 
 class TreeFitter:

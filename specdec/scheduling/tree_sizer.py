@@ -7,13 +7,15 @@ from specdec.core.draftable_row import DraftableRow
 from specdec.core.engine_stats import DraftOutlook
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.scheduling.rank_values import RankValues, TreeOutcome
-from specdec.scheduling.step_cost import StepCost
+from specdec.scheduling.step_cost import WARM_SECONDS, StepCost
 from specdec.scheduling.tree_fit import LEAST_SECONDS, ChainFit, TreeFit, TreeFitter, fit_chains
 
 # Share of the time that trials may cost: plain steps where trees pay, and trees where they do not.
 TRIALS = 0.01
-# Plain steps of a trial, and least number of steps with trees between two. The first plain steps are not measured.
-PLAIN, PLAIN_EVERY = 10, 128
+# Most plain steps of a trial, and seconds after which it ends. The first ones are not measured.
+PLAIN, PLAIN_SECONDS = 10, 2 * WARM_SECONDS
+# Least number of steps with trees between two trials, and before the first one, from where on it doubles.
+PLAIN_EVERY, PLAIN_FIRST = 128, 16
 # Steps with a lone tree of a trial, for several rows and for a single one, whose first is not representative; and least
 # number of plain steps between two.
 LONE, LONE_OF_ONE, LONE_EVERY = 2, 4, 16
@@ -79,6 +81,8 @@ class TreeSizer:
         self._next_fit, self._plain_until = 0, 0
         # Whether steps have trees, number of the step at which a trial of the other kind begins, and its steps.
         self._drafts, self._trial, self._trial_steps = False, 0, 0
+        # Limit of the steps with trees before the next trial, which doubles with each.
+        self._most_trees = PLAIN_FIRST
 
     def begin_with(self, prior: Sequence[float], num_first: int = FIRST_TREES) -> None:
         """Forget what was learnt of the draft model, for another one.
@@ -140,7 +144,7 @@ class TreeSizer:
         best = self._best
         self._steps += 1
         if self._drafts != (best.gain > (1 if self._drafts else MARGIN)):
-            self._drafts = not self._drafts
+            self._drafts, self._most_trees = not self._drafts, PLAIN_FIRST
             self._plan_trial(sampled, known, plain, rows)
         if self._steps >= self._trial + self._trial_steps:
             self._plan_trial(sampled, known, plain, rows)
@@ -161,7 +165,7 @@ class TreeSizer:
         The cost of plain steps with so many rows must have been measured. In a step that computes prompts too, the cost
         of trees cannot be told from that of the prompts, so it has trees only if the last step without prompts had.
         """
-        if self.cost.plain.knows(sampled) and (self._drafts or not mixed):
+        if self._drafts if mixed else self.cost.plain.knows(sampled):
             self._waited = 0
             return False
         self._waited += 1
@@ -171,14 +175,17 @@ class TreeSizer:
         """Set when the next trial begins: so that it costs its share of the time."""
         best = self._best
         if self._drafts:
-            self._trial_steps = PLAIN
-            lost, every, least = PLAIN * max(0.0, 1 - 1 / best.gain), best.cycle_cost, PLAIN_EVERY
+            self._trial_steps = max(1, min(PLAIN, int(PLAIN_SECONDS / max(plain, LEAST_SECONDS))))
+            lost, every = self._trial_steps * max(0.0, 1 - 1 / best.gain), best.cycle_cost
+            least, most = PLAIN_EVERY, self._most_trees
+            self._most_trees = min(2 * most, LATEST_TRIAL)
         else:
             self._trial_steps = LONE_OF_ONE if sampled == 1 else LONE
             lone = self.cost.step(sampled, known + best.nodes, 1, min(best.nodes, self.shape.depth)) - plain
             lone += self.cost.reading(sum(row.ahead().unread for row in rows) // len(rows))
-            lost, every, least = self._trial_steps * max(0.0, lone) / max(plain, LEAST_SECONDS), 1.0, LONE_EVERY
-        self._trial = self._steps + max(least, min(int(lost / (TRIALS * every)), LATEST_TRIAL))
+            lost, every = self._trial_steps * max(0.0, lone) / max(plain, LEAST_SECONDS), 1.0
+            least, most = LONE_EVERY, LATEST_TRIAL
+        self._trial = self._steps + min(max(least, int(lost / (TRIALS * every))), most)
 
     @property
     def outlook(self) -> DraftOutlook | None:

@@ -74,8 +74,8 @@ def test_what_a_machine_really_takes_is_learnt() -> None:
     parts = [("plain", 1.7, 0.08), ("checking", 2.1, 0.08), ("first", 0.6, 0.08), ("prefill", 3.0, 0.5)]
     for name, factor, _ in parts[:2]:
         for rows in range(1, 10):
-            for _ in range(9):
-                getattr(true, name).correct(rows, factor, 1.0)
+            for clock in range(9):
+                getattr(true, name).correct(rows, factor, 1.0, float(clock))
     true.first.value, true.deeper[4].value, true.prefill.value = 0.6, 0.4, 3.0
 
     def noise() -> float:

@@ -1,9 +1,10 @@
 """Trees as large as they repay."""
 
 import random
+from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from specdec.core.draftable_row import AcceptanceHistory, Ahead, DraftableRow
@@ -19,6 +20,8 @@ from specdec.scheduling.tree_sizer import (
     MOST_WAITED,
     PLAIN,
     PLAIN_EVERY,
+    PLAIN_FIRST,
+    PLAIN_SECONDS,
     TRIALS,
     TreeSize,
     TreeSizer,
@@ -28,10 +31,10 @@ from tests.specdec.scheduling.scheduled_steps import plain_known
 SHAPE = DraftShape(4, 4, 16)
 
 
-def make(token: float, level: float, shape: DraftShape = SHAPE, num_first: int = 0) -> TreeSizer:
-    """A machine on which a pass takes 1 and `token` per token, and drafting `level` per level and tree."""
-    passes = Curve([(1, 1.0 + token), (1001, 1.0 + 1001 * token)])
-    first, every = (Curve([(1, n * level), (101, 101 * n * level)]) for n in (1, shape.depth))
+def make(token: float, level: float, shape: DraftShape = SHAPE, num_first: int = 0, unit: float = 1.0) -> TreeSizer:
+    """A machine on which a pass takes 1 and `token` per token, and drafting `level` per level and tree, in units."""
+    passes = Curve([(1, unit * (1.0 + token)), (1001, unit * (1.0 + 1001 * token))])
+    first, every = (Curve([(1, unit * n * level), (101, unit * 101 * n * level)]) for n in (1, shape.depth))
     cost = plain_known(StepCost(passes, first_level=first, all_levels=every, depth=shape.depth))
     return TreeSizer(cost, shape, num_first)
 
@@ -78,8 +81,11 @@ def test_plain_steps_of_so_many_rows_are_measured_before_trees_are_weighed_again
         unknown.cost.correct(MeasuredStep(4, 4, 0, 1.0, 0, 0, 0, 0.0))
     assert unknown.size(4, 4, usual(4)) == TreeSize(16, 4)
     # Where each step computes a prompt, none can be measured.
+    unknown = TreeSizer(StepCost(sizer.cost.passes, first_level=sizer.cost.first_level), SHAPE, num_first=0)
     sizes = [unknown.size(32, 32, usual(32), mixed=True) for _ in range(MOST_WAITED + 1)]
     assert [size.nodes for size in sizes] == [0] * MOST_WAITED + [16]
+    # Trees that pay go on where a prompt leaves fewer rows than were ever measured.
+    assert unknown.size(2, 18, usual(2), mixed=True) == TreeSize(16, 2)
 
 
 def test_steps_with_prompts_have_trees_if_the_others_do() -> None:
@@ -197,16 +203,23 @@ def trials(sizes: list[TreeSize], other: bool) -> list[int]:
     return [step for step in range(1, len(kinds)) if kinds[step] and not kinds[step - 1]]
 
 
-@pytest.mark.parametrize("rows", [1, 4])
-def test_plain_steps_are_tried_now_and_then(rows: int) -> None:
-    sizer = make(token=0.0001, level=0.0001)
+@pytest.mark.parametrize(("rows", "unit", "steps"), [(1, 1.0, 1), (4, 1.0, 1), (1, PLAIN_SECONDS / 50, PLAIN)])
+def test_plain_steps_are_tried_now_and_then(rows: int, unit: float, steps: int) -> None:
+    """Soon after trees begin, then as often as trials cost their share of the time. Large models need one step."""
+    sizer = make(token=0.0001, level=0.0001, unit=unit)
     sizes = simulate(sizer, random.Random(3), [0.9] * 16, 6000, rows)
     begins = trials(sizes, False)
     outlook = sizer.outlook
     assert outlook is not None
-    every = max(PLAIN_EVERY, PLAIN * (1 - outlook.cycle_cost / outlook.tau) / outlook.cycle_cost / TRIALS)
-    assert len(begins) == pytest.approx(6000 / (every + PLAIN), rel=0.1)
-    assert sum(size.nodes == 0 for size in sizes) <= (len(begins) + 1) * PLAIN
+    share = max(PLAIN_EVERY, int(steps * (1 - outlook.cycle_cost / outlook.tau) / outlook.cycle_cost / TRIALS))
+    every, trees = [], PLAIN_FIRST
+    while sum(every) < 6000:
+        every.append(min(trees, share) + steps)
+        trees *= 2
+    assert len(begins) == pytest.approx(len(every) - 1, abs=1)
+    gaps = [after - before for before, after in pairwise(begins)]
+    assert gaps == pytest.approx(every[1 : len(begins)], rel=0.05)
+    assert sum(size.nodes == 0 for size in sizes[begins[0] :]) <= len(begins) * steps
     # The outermost nodes are learnt of now and then.
     lone = [size for size in sizes if size[:2] == (16, 1)]
     assert rows == 1 or 35 <= len(lone) <= 6000 // LARGEST_EVERY
@@ -365,6 +378,7 @@ def chained(values: list[float], nodes: int = SHAPE.nodes) -> DraftableRow:
 
 
 @given(st.floats(0.001, 0.5), st.lists(st.lists(st.floats(0.01, 1), min_size=1, max_size=8), min_size=1, max_size=4))
+@example(0.25, [[1.0, 1.0, 1.0, 1.0, 1.0, 0.25]])
 def test_no_other_number_of_chain_nodes_brings_more(token: float, values: list[list[float]]) -> None:
     sizer, rows = make(token, 0.1), [chained(sorted(own, reverse=True), nodes=0) for own in values]
     size = sizer.size(len(rows), len(rows), rows)
@@ -376,7 +390,7 @@ def test_no_other_number_of_chain_nodes_brings_more(token: float, values: list[l
         return tokens / sizer.cost.step(len(rows), len(rows) + count, 0, 0)
 
     kept = sum(value >= size.least_value for value in pool)
-    # Numbers in steps of a quarter are looked at.
+    # Numbers in steps of a tenth are looked at.
     assert rate(kept) >= 0.95 * max(map(rate, range(len(pool) + 1)))
 
 
