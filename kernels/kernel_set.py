@@ -87,6 +87,7 @@ class KernelSet:
         head_dims: the only ones that attention takes; None for any.
         max_nodes: nodes of a tree, or levels times branching while drafting; None for any number.
         max_group: query heads per KV head; None for any number.
+        quantized: returns a set with another quantization of weights; None where there is no other.
         rounded_group: inputs of a row that share a scale where plain weights are rounded; None where they are not.
         noise: source of sampled rows' noise; None where the operations make it themselves.
     """
@@ -119,6 +120,7 @@ class KernelSet:
     head_dims: tuple[int, ...] | None = None
     max_nodes: int | None = None
     max_group: int | None = None
+    quantized: Callable[["KernelSet", Quantization], "KernelSet"] | None = None
     rounded_group: int | None = None
     noise: NoiseSource | None = None
 
@@ -204,15 +206,13 @@ def native_kernels(noise: NoiseSource, library: Library, quantization: Quantizat
     """
     noise = noise.made_by(library.noise)
     operations, walks = NativeOperations(library), NativeWalks(library, noise)
-    return replace(
+    kernels = replace(
         torch_kernels(noise),
         name="native",
-        projection=partial(NativeProjection, library, quantization=quantization),
-        fused_layer=partial(NativeLayer, library, quantization=quantization),
         fused_target=partial(NativeTarget, library),
         fused_adapters=partial(NativeAdapters, library),
         torch_threads=1,
-        rounded_group=GROUP if quantization == "q8" else None,
+        quantized=partial(_quantized, library),
         fused_drafting=partial(NativeDrafting, library, noise),
         fused_block=partial(NativeBlockDrafting, library, noise),
         rms_norm=operations.rms_norm,
@@ -222,6 +222,16 @@ def native_kernels(noise: NoiseSource, library: Library, quantization: Quantizat
         coupled_walk=walks.coupled_walk,
         rejection_walk=walks.rejection_walk,
         block_walk=walks.block_walk,
+    )
+    return _quantized(library, kernels, quantization)
+
+
+def _quantized(library: Library, kernels: KernelSet, quantization: Quantization) -> KernelSet:
+    return replace(
+        kernels,
+        projection=partial(NativeProjection, library, quantization=quantization),
+        fused_layer=partial(NativeLayer, library, quantization=quantization),
+        rounded_group=GROUP if quantization == "q8" else None,
     )
 
 

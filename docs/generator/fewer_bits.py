@@ -85,9 +85,27 @@ def _quantized_speed() -> str:
     return f"{table(header, rows)}\n\nq8 over none, medians over prompts: {medians}, in {speed['dtype']}. {command}"
 
 
+# Results of heads in 8 bits, and their targets.
+DRAFT_RESULTS = {"draft_quantization": "demo", "draft_quantization_wide": "widened"}
+HEADS = {"eagle": "EAGLE-1", "eagle3": "EAGLE-3", "dspark": "DSpark"}
+
+
+def _quantized_drafts() -> str:
+    rows = []
+    for name, target in DRAFT_RESULTS.items():
+        found = read(name)
+        for row in found["rows"]:
+            figures = [f"{each[kind]:.2f}" for each in (row["tau"], row["over_plain"]) for kind in ("none", "q8")]
+            rows.append([target, HEADS[row["head"]], str(found["nodes"]), *figures, f"{row['q8_over_none']:.3f}"])
+    header = ["target", "head", "nodes", "tau, none", "tau, q8", "over plain, none", "over plain, q8", "q8 over none"]
+    sources = " ".join(source(name, "draft_quantization") for name in DRAFT_RESULTS)
+    return f"{table(header, rows)}\n\n{sources}"
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "results-q8-products": _quantized_products,
     "results-kv-cache-dtype": _kv_cache_dtype,
     "results-q8-logits": _quantized_logits,
     "results-q8-speed": _quantized_speed,
+    "results-q8-drafts": _quantized_drafts,
 }

@@ -91,7 +91,7 @@ class BlockKind(HeadKind[BlockConfig, BlockHead]):
         config, tokens = replace(description.config, taps=taps.layers), description.tokens
         lent = {EMBEDDING: target.embedding} if description.embedding == Source.TARGET else {}
         head = filled(partial(BlockHead, config), description.tensors.by_name, lent, target, kernels)
-        output = target.output if head.lm_head is None else target.output.like(head.lm_head.weight)
+        output = target.output if head.lm_head is None else kernels.projection(head.lm_head.weight, None)
         if head.lm_head is not None and tokens is not None:
             head.draft_tokens.copy_(tokens)
         readout = MatrixReadout(output, config.llama.vocab_size, None if tokens is None else head.draft_tokens)

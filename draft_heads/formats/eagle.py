@@ -72,7 +72,7 @@ class EagleKind(HeadKind[EagleConfig, EagleHead]):
         lent = {"embed_tokens.weight": target.embedding} if description.embedding == Source.TARGET else {}
         head = filled(partial(EagleHead, config), given, lent, target, kernels)
         matrix = given[OUTPUT].to(target.embedding) if description.output == Source.FILE else None
-        return LoadedHead(DraftModel(head, _readout(description.tokens, matrix, target)), description)
+        return LoadedHead(DraftModel(head, _readout(description.tokens, matrix, target, kernels)), description)
 
     def check_official(self, description: HeadDescription[EagleConfig]) -> None:
         if description.embedding != Source.FILE:
@@ -107,7 +107,7 @@ def _output_rows(settings: HeadSettings, tensors: HeadTensors, vocab_size: int) 
     return None, vocab_size, [f"which {frequent} tokens are frequent, as config.json says, is not told: all are scored"]
 
 
-def _readout(tokens: Tensor | None, matrix: Tensor | None, target: TargetParts) -> MatrixReadout:
+def _readout(tokens: Tensor | None, matrix: Tensor | None, target: TargetParts, kernels: KernelSet) -> MatrixReadout:
     """Return the readout of `tokens`, None for all of them.
 
     Args:
@@ -115,9 +115,8 @@ def _readout(tokens: Tensor | None, matrix: Tensor | None, target: TargetParts) 
     """
     vocab_size = target.config.vocab_size
     if tokens is None:
-        return MatrixReadout(target.output if matrix is None else target.output.like(matrix), vocab_size)
+        return MatrixReadout(target.output if matrix is None else kernels.projection(matrix, None), vocab_size)
     matrix = target.output.weight if matrix is None else matrix
     ordered, order = tokens.to(matrix.device).sort()
-    return MatrixReadout(
-        target.output.like(matrix[ordered if len(matrix) == vocab_size else order]), vocab_size, ordered
-    )
+    chosen = matrix[ordered if len(matrix) == vocab_size else order]
+    return MatrixReadout(kernels.projection(chosen, None), vocab_size, ordered)

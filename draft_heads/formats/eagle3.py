@@ -112,7 +112,7 @@ class Eagle3Kind(HeadKind[Eagle3Config, Eagle3Head]):
         head = filled(partial(Eagle3Head, config), named, lent, target, kernels)
         tokens = description.tokens
         head.draft_tokens.copy_(torch.arange(config.draft_vocab_size) if tokens is None else tokens)
-        output = target.output if description.output == Source.TARGET else target.output.like(head.lm_head.weight)
+        output = target.output if description.output == Source.TARGET else kernels.projection(head.lm_head.weight, None)
         readout = MatrixReadout(output, config.llama.vocab_size, None if tokens is None else head.draft_tokens)
         other = DraftModel(head.reading(taps.others), readout) if taps.others else None
         return LoadedHead(DraftModel(head, readout), description, other)

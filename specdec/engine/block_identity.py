@@ -39,6 +39,7 @@ def block_keys(
     own = {
         **common,
         "kv": str(cache.draft.dtype),
+        "quantization": config.draft_quantization or config.quantization,
         "head": checkpoint_identity(config.draft),
         "taps": head.taps,
         "windows": head.windows,

@@ -50,6 +50,7 @@ def load_drafts(
 def _load(
     config: EngineConfig, folder: Path, target: LlamaModel, kernels: KernelSet, kept_tokens: Collection[int]
 ) -> DraftModel:
+    kernels = draft_kernels(config, kernels)
     if holds_llama(folder):
         draft_model = _load_llama(config, folder, target, kernels)
     else:
@@ -58,7 +59,7 @@ def _load(
         logger.info("%s: %s in the layout of %s", name, described.label, described.settings.layout)
         for assumption in described.assumptions:
             logger.info("%s: assumed: %s", name, assumption)
-        draft_model = settle_taps(loaded, target, config.model, draft_kernels(config, kernels))
+        draft_model = settle_taps(loaded, target, config.model, kernels)
     positions, context = draft_model.head.llama.max_position, config.context(target.config.max_position)
     if positions < context:
         logger.warning(
@@ -79,7 +80,19 @@ def _load(
 
 
 def draft_kernels(config: EngineConfig, kernels: KernelSet) -> KernelSet:
-    """Return the kernels that run the draft model."""
+    """Return the kernels that run the draft model, and hold its weights.
+
+    Raises:
+        ValueError: they cannot hold weights in the quantization that the settings name.
+    """
+    wanted = config.draft_quantization
+    if wanted not in (None, config.quantization):
+        if kernels.quantized is None:
+            raise ValueError(
+                f"draft_quantization {wanted!r} is for the native kernels on a CPU, not for the {kernels.name} "
+                "kernels; leave it out"
+            )
+        kernels = kernels.quantized(kernels, wanted)
     return kernels if config.draft_tensor_parallel_size == 1 else split_kernels(kernels)
 
 

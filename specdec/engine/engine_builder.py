@@ -68,11 +68,11 @@ class EngineBuilder:
             return self._assemble(num_blocks, num_host_blocks, measures=measures, connects=True)
 
     def _check_kernels(self) -> None:
-        for name in ("draft_kv_cache_dtype", "draft_window_size"):
+        for name in ("draft_kv_cache_dtype", "draft_window_size", "draft_quantization"):
             asked = getattr(self.config, name)
             if asked is not None and self.workers.head is None:
                 raise ValueError(
-                    f"{name} is {asked!r}; it is for a draft model's cache, and draft is "
+                    f"{name} is {asked!r}; it is for a draft model, and draft is "
                     f"{self.config.sources or 'none'!r}; leave it out, or name a head or small model"
                 )
         for sizes in [self.model.config, *([self.workers.head.llama] if self.workers.head else [])]:

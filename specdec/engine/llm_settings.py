@@ -54,6 +54,7 @@ class LLMSettings(TypedDict, total=False):
     distributed_executor_backend: ExecutorBackend
     draft_tensor_parallel_size: int | None
     quantization: Quantization | None
+    draft_quantization: Quantization | None
     enable_lora: bool | None
     max_loras: int | None
     max_lora_rank: int | None

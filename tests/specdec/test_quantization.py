@@ -1,7 +1,8 @@
-"""`quantization="q8"`: whose weights are in 8 bits, what stays in memory, and where it is refused."""
+"""`quantization`, `draft_quantization`: whose weights are in 8 bits, what stays in memory, where they are refused."""
 
 import gc
 import logging
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from specdec import LLM, SamplingParams
-from specdec.kernels.native_library import library_file
+from specdec.kernels.native_library import NUMBER_KINDS, library_file
+from specdec.kernels.packed_matrix import PackedMatrix
 from tests.quantized import dequantized
 from tests.specdec.saved_llama import edit_tensors, save_llama
 from tests.specdec.world import World
@@ -89,6 +91,40 @@ def test_readouts_of_few_tokens_draft_with_8_bits(
     llm = LLM(world.folder / "target", world.draft("eagle"), **few, **settings)
     assert logprobs(llm) == logprobs(plain)
     assert llm.stats().drafts_verified > 0
+
+
+@needs_library
+@pytest.mark.parametrize("draft", ["eagle", "eagle3", "dspark", "llama"])
+@pytest.mark.parametrize(("target_weights", "draft_weights"), [("none", "q8"), ("q8", "none")])
+def test_the_draft_model_can_have_other_weights_than_the_target(
+    world: World, draft: str, target_weights: str, draft_weights: str
+) -> None:
+    def kinds(**settings: Any) -> tuple[list[int], LLM]:
+        before = {id(one) for one in gc.get_objects() if isinstance(one, PackedMatrix)}
+        llm = LLM(world.folder / "target", dtype="float32", kernels="native", quantization=target_weights, **settings)
+        gc.collect()
+        found = [one for one in gc.get_objects() if isinstance(one, PackedMatrix) and id(one) not in before]
+        return [one.fields.kind for one in found], llm
+
+    of_target, plain = kinds(draft=None)
+    of_both, llm = kinds(draft=world.draft(draft), draft_quantization=draft_weights, adaptive_drafts=False)
+    eight = NUMBER_KINDS["int8"]
+    assert {kind == eight for kind in of_target} == {target_weights == "q8"}
+    of_draft = Counter(of_both) - Counter(of_target)
+    assert of_draft
+    assert {kind == eight for kind in of_draft} == {draft_weights == "q8"}
+    assert logprobs(llm) == logprobs(plain)
+    assert llm.stats().drafts_verified > 0
+
+
+def test_other_kernels_refuse_it_for_drafts(world: World) -> None:
+    with pytest.raises(ValueError, match=r"^draft_quantization 'q8' is for the native kernels on a CPU, not for the "):
+        LLM(world.folder / "target", world.draft("eagle"), kernels="torch", draft_quantization="q8")
+
+
+def test_without_a_draft_model_it_is_refused(world: World) -> None:
+    with pytest.raises(ValueError, match=r"^draft_quantization is 'q8'; it is for a draft model, and draft is 'ngram'"):
+        LLM(world.folder / "target", "ngram", draft_quantization="q8")
 
 
 @pytest.mark.parametrize("settings", [{"kernels": "torch"}, {"kernels": "triton"}, {"dtype": "float64"}])
