@@ -1,13 +1,14 @@
 """Adaptive trees against plain decoding and against trees of every fixed size, by batch size and text.
 
     python -m benchmarks.never_slower --minutes 20
-    python -m benchmarks.never_slower --model WIDENED --draft WIDENED_HEAD --name never_slower_wide --minutes 40
+    python -m benchmarks.never_slower --model FOLDER/target --draft FOLDER/eagle3 --name never_slower_wide
 
-A cell is a text and a batch size. As many requests run at any time, of a half to one and a half times `--max-tokens`,
-the same in every mode: with equal lengths, plain decoding would end its requests together and read the next prompts in
-one step, which no load of a server does. A run ends after 85 % of all tokens: then every mode has read all prompts. The
-others are plain decoding by an engine without a head, and trees of each fixed size. Adaptive trees begin every run as
-in a new engine, with the costs measured at start and the values that the head ships, so their time includes learning.
+FOLDER is what `python -m benchmarks.widen` wrote. A cell is a text and a batch size. As many requests run at any time,
+of a half to one and a half times `--max-tokens`, the same in every mode: with equal lengths, plain decoding would end
+its requests together and read the next prompts in one step, which no load of a server does. A run ends after 85 % of
+all tokens: then every mode has read all prompts. The others are plain decoding by an engine without a head, and trees
+of each fixed size. Adaptive trees begin every run as in a new engine, with the costs measured at start and the values
+that the head ships, so their time includes learning.
 
 A machine's speed changes within seconds, so the modes of a cell run side by side, each in an engine of its own: a
 tenth of a second of one, then of the next. Rounds go through all cells until the time is over, each with new engines:

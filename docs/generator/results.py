@@ -269,7 +269,14 @@ def _draft_refresh() -> str:
     return f"{found} {document['served']} requests kept, {document['tokens']:,} tokens trained on; {times}."
 
 
-def _never_slower(name: str) -> str:
+# FOLDER is what `python -m benchmarks.widen` wrote.
+NEVER_SLOWER_WIDE = (
+    "never_slower --model FOLDER/target --draft FOLDER/eagle3 --name never_slower_wide --requests 24 --max-tokens 64 "
+    "--sizes 2 4 8"
+)
+
+
+def _never_slower(name: str, command: str) -> str:
     cells = read(name)["cells"]
     sizes = [name for name in cells[0]["tokens_per_second"] if name.isdigit()]
     rows = []
@@ -279,7 +286,7 @@ def _never_slower(name: str) -> str:
         rows.append([cell["text"], str(cell["batch"]), *shown, f"{cell['ratio']:.2f}"])
     fixed = [f"{size} node{'s' if size != '1' else ''}" for size in sizes]
     header = ["prompts", "requests at once", "plain", *fixed, "adaptive", "adaptive over best"]
-    return _with_source(name, header, rows)
+    return f"{table(header, rows)}\n\n{source(name, command)}"
 
 
 PARTS: dict[str, Callable[[], str]] = {
@@ -288,8 +295,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "results-speed": _speed,
     "results-throughput": _throughput,
     "results-trees": _tree_shapes,
-    "results-never-slower": lambda: _never_slower("never_slower"),
-    "results-never-slower-wide": lambda: _never_slower("never_slower_wide"),
+    "results-never-slower": lambda: _never_slower("never_slower", "never_slower"),
+    "results-never-slower-wide": lambda: _never_slower("never_slower_wide", NEVER_SLOWER_WIDE),
     "results-candidates": _candidates,
     "results-coupling": _coupling,
     "results-verification": _verification_cost,
