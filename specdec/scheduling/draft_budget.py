@@ -50,7 +50,7 @@ class DraftBudget:
             return TreeSize(0, 0)
         if sizer is None:
             return TreeSize(self.shape.nodes, sum(request.may_draft for request in decoding))
-        if not has_chains and sizer.goes_on_plainly(len(decoding)):
+        if not has_chains and sizer.goes_on_plainly(len(decoding), mixed=mixed):
             return TreeSize(0, 0)
         for request in decoding:
             if request.may_draft:

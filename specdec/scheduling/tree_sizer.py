@@ -95,16 +95,21 @@ class TreeSizer:
         self._load: tuple[object, ...] | None = None
         self.num_first = num_first
 
-    def goes_on_plainly(self, sampled: int) -> bool:
-        """Return whether another step of a run of plain ones needs no choice, and count it if so.
+    def goes_on_plainly(self, sampled: int, *, mixed: bool = False) -> bool:
+        """Return whether a step has no trees without a choice: in a run of plain ones, which is counted, or waiting.
 
         Args:
             sampled: rows that yield a token, none of them with chains.
+            mixed: whether the step may compute prompts too.
         """
-        if self._steps >= self._plain_until or self._load is None or sampled != self._load[0]:
-            return False
-        self._steps += 1
-        return True
+        if self._steps < self._plain_until and self._load is not None and sampled == self._load[0]:
+            self._steps += 1
+            return True
+        return not self._begins(sampled) and self._waits(sampled, mixed=mixed)
+
+    def _begins(self, sampled: int) -> bool:
+        """Return whether a single row has one of the first trees."""
+        return self.num_first > 0 and sampled == 1
 
     def size(self, sampled: int, known: int, rows: Sequence[DraftableRow], *, mixed: bool = False) -> TreeSize:
         """Choose the trees of a step, none if plain steps are as fast.
@@ -129,7 +134,7 @@ class TreeSizer:
         drafting, self._plain_until = len(rows), 0
         if drafting == 0:
             return TreeSize(0, 0)
-        if self.num_first > 0 and sampled == 1:
+        if self._begins(sampled):
             self._steps += 1
             return TreeSize(self.shape.nodes, 1)
         if self._waits(sampled, mixed=mixed):
