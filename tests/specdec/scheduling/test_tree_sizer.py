@@ -1,7 +1,6 @@
 """Trees as large as they repay."""
 
 import random
-from itertools import pairwise
 
 import pytest
 from hypothesis import example, given
@@ -12,40 +11,8 @@ from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.scheduling.rank_values import TreeOutcome
 from specdec.scheduling.step_cost import Curve, MeasuredStep, StepCost
 from specdec.scheduling.tree_fit import SUREST
-from specdec.scheduling.tree_sizer import (
-    LARGEST_EVERY,
-    LONE,
-    LONE_OF_ONE,
-    MARGIN,
-    MOST_WAITED,
-    PLAIN,
-    PLAIN_EVERY,
-    PLAIN_FIRST,
-    PLAIN_SECONDS,
-    TRIALS,
-    TreeSize,
-    TreeSizer,
-)
-from tests.specdec.scheduling.scheduled_steps import plain_known
-
-SHAPE = DraftShape(4, 4, 16)
-
-
-def make(token: float, level: float, shape: DraftShape = SHAPE, num_first: int = 0, unit: float = 1.0) -> TreeSizer:
-    """A machine on which a pass takes 1 and `token` per token, and drafting `level` per level and tree, in units."""
-    passes = Curve([(1, unit * (1.0 + token)), (1001, unit * (1.0 + 1001 * token))])
-    first, every = (Curve([(1, unit * n * level), (101, unit * 101 * n * level)]) for n in (1, shape.depth))
-    cost = plain_known(StepCost(passes, first_level=first, all_levels=every, depth=shape.depth))
-    return TreeSizer(cost, shape, num_first)
-
-
-def row(history: AcceptanceHistory, nodes: int = SHAPE.nodes, depth: int = SHAPE.depth) -> DraftableRow:
-    return DraftableRow(history, nodes, depth)
-
-
-def usual(rows: int, nodes: int = SHAPE.nodes, depth: int = SHAPE.depth) -> list[DraftableRow]:
-    """Return rows whose acceptance is average."""
-    return [row(AcceptanceHistory(1.0, 1.0), nodes, depth) for _ in range(rows)]
+from specdec.scheduling.tree_sizer import MARGIN, MOST_WAITED, TreeSize, TreeSizer
+from tests.specdec.scheduling.sizer_steps import SHAPE, make, row, usual
 
 
 def rate(worth: TreeSizer, rows: int, nodes: int) -> float:
@@ -82,8 +49,11 @@ def test_plain_steps_of_so_many_rows_are_measured_before_trees_are_weighed_again
     assert unknown.size(4, 4, usual(4)) == TreeSize(16, 4)
     # Where each step computes a prompt, none can be measured.
     unknown = TreeSizer(StepCost(sizer.cost.passes, first_level=sizer.cost.first_level), SHAPE, num_first=0)
-    sizes = [unknown.size(32, 32, usual(32), mixed=True) for _ in range(MOST_WAITED + 1)]
-    assert [size.nodes for size in sizes] == [0] * MOST_WAITED + [16]
+    # Steps that wait need not be asked for.
+    assert unknown.goes_on_plainly(32)
+    assert unknown.goes_on_plainly(32, mixed=True)
+    sizes = [unknown.size(32, 32, usual(32), mixed=True) for _ in range(MOST_WAITED - 1)]
+    assert [size.nodes for size in sizes] == [0] * (MOST_WAITED - 2) + [16]
     # Trees that pay go on where a prompt leaves fewer rows than were ever measured.
     assert unknown.size(2, 18, usual(2), mixed=True) == TreeSize(16, 2)
 
@@ -106,6 +76,11 @@ def test_the_first_trees_of_a_single_row_are_fixed_whatever_they_cost() -> None:
         assert dear.size(1, 1, usual(1)) == TreeSize(16, 1)
         dear.learn([TreeOutcome(16, [], AcceptanceHistory())])
     assert dear.size(1, 1, usual(1)) == TreeSize(0, 0)
+    # They come before plain steps are measured, and trees of several rows after.
+    unknown = TreeSizer(StepCost(dear.cost.passes, first_level=dear.cost.first_level), SHAPE, num_first=1)
+    assert not unknown.goes_on_plainly(1)
+    assert unknown.size(1, 1, usual(1)) == TreeSize(16, 1)
+    assert unknown.goes_on_plainly(2)
 
 
 def test_the_outlook_is_what_the_choice_went_by() -> None:
@@ -151,97 +126,6 @@ def test_ranks_that_no_tree_had_keep_their_values() -> None:
     assert worth.ranks.values[3:] == before[3:]
     assert worth.ranks.values[0] > 0.9
     assert worth.ranks.values[1] < 0.1
-
-
-def simulate(worth: TreeSizer, chance: random.Random, true: list[float], steps: int, rows: int = 4) -> list[TreeSize]:
-    """Steps of a world in which nodes are accepted by `true`, and costs are as predicted."""
-    sizes, records = [], usual(rows)
-    for _ in range(steps):
-        size = worth.size(rows, rows, records)
-        ranks = [[r for r in range(size.nodes) if chance.random() < true[r]] for _ in range(size.trees)]
-        if size.nodes:
-            pairs = zip(ranks, records, strict=False)
-            worth.learn([TreeOutcome(size.nodes, own, record.history) for own, record in pairs])
-        sizes.append(size)
-    return sizes
-
-
-@pytest.mark.parametrize("rows", [1, 4])
-@pytest.mark.parametrize("true", [[0.05] * 16, [0.9] + [0.3] * 15])
-def test_a_run_of_plain_steps_goes_on_without_a_choice_and_with_the_same_outcome(
-    rows: int, true: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Until the next fit or trial of drafts, steps of the same rows are plain, whether the sizer is asked or not."""
-    monkeypatch.setattr("specdec.scheduling.tree_sizer.FIT_SECONDS", 10.0)
-    asked, unasked = make(token=0.1, level=0.1), make(token=0.1, level=0.1)
-    skipped, records, twins = 0, usual(rows), usual(rows)
-    for step in range(600):
-        size = asked.size(rows, rows, records)
-        if unasked.goes_on_plainly(rows):
-            skipped += 1
-            assert size == TreeSize(0, 0)
-        else:
-            assert unasked.size(rows, rows, twins) == size
-        ranks = [rank for rank in range(size.nodes) if random.Random(f"{step} {rank}").random() < true[rank]]
-        for sizer, mine in ((asked, records), (unasked, twins)) if size.nodes else ():
-            sizer.learn([TreeOutcome(size.nodes, ranks, row.history) for row in mine[: size.trees]])
-    assert not unasked.goes_on_plainly(rows + 1)
-    assert skipped > 400 or max(true) > 0.1
-
-
-def test_a_bad_head_is_given_up_and_a_better_text_is_noticed() -> None:
-    worth, chance = make(token=0.05, level=0.02), random.Random(2)
-    bad = simulate(worth, chance, [0.01] * 16, 1000)
-    assert sum(size.nodes > 0 for size in bad[-500:]) < 60
-    good = simulate(worth, chance, [0.9, 0.8, 0.7, 0.6] + [0.05] * 12, 4000)
-    assert sum(size.nodes >= 4 for size in good[-500:]) > 400
-
-
-def trials(sizes: list[TreeSize], other: bool) -> list[int]:
-    """Return the steps at which trials begin, of steps with trees or of others."""
-    kinds = [(size.nodes > 0) is other for size in sizes]
-    return [step for step in range(1, len(kinds)) if kinds[step] and not kinds[step - 1]]
-
-
-@pytest.mark.parametrize(("rows", "unit", "steps"), [(1, 1.0, 1), (4, 1.0, 1), (1, PLAIN_SECONDS / 50, PLAIN)])
-def test_plain_steps_are_tried_now_and_then(rows: int, unit: float, steps: int) -> None:
-    """Soon after trees begin, then as often as trials cost their share of the time. Large models need one step."""
-    sizer = make(token=0.0001, level=0.0001, unit=unit)
-    sizes = simulate(sizer, random.Random(3), [0.9] * 16, 6000, rows)
-    begins = trials(sizes, False)
-    outlook = sizer.outlook
-    assert outlook is not None
-    share = max(PLAIN_EVERY, int(steps * (1 - outlook.cycle_cost / outlook.tau) / outlook.cycle_cost / TRIALS))
-    every, trees = [], PLAIN_FIRST
-    while sum(every) < 6000:
-        every.append(min(trees, share) + steps)
-        trees *= 2
-    assert len(begins) == pytest.approx(len(every) - 1, abs=1)
-    gaps = [after - before for before, after in pairwise(begins)]
-    assert gaps == pytest.approx(every[1 : len(begins)], rel=0.05)
-    assert sum(size.nodes == 0 for size in sizes[begins[0] :]) <= len(begins) * steps
-    # The outermost nodes are learnt of now and then.
-    lone = [size for size in sizes if size[:2] == (16, 1)]
-    assert rows == 1 or 35 <= len(lone) <= 6000 // LARGEST_EVERY
-    assert rows == 1 or len({size.turn for size in lone}) == len(lone)
-
-
-@pytest.mark.parametrize(("rows", "steps"), [(1, LONE_OF_ONE), (4, LONE)])
-def test_lone_trees_are_tried_where_plain_steps_are_faster(rows: int, steps: int) -> None:
-    """As often as they cost their share of the time; the trees of a trial are all one row's."""
-    sizer = make(token=1.0, level=1.0)
-    sizes = simulate(sizer, random.Random(3), [0.1] * 16, 20000, rows)
-    begins = trials(sizes, True)
-    assert len(begins) >= 5
-    tried = [size for size in sizes if size.nodes]
-    assert len(tried) == len(begins) * steps
-    assert all(size.trees == 1 for size in tried)
-    assert len({size.turn for size in tried}) == len(begins)
-    lost = sum(
-        sizer.cost.step(rows, rows + size.nodes, 1, min(size.nodes, SHAPE.depth)) - sizer.cost.step(rows, rows, 0, 0)
-        for size in tried
-    )
-    assert lost <= 1.1 * TRIALS * 20000 * sizer.cost.step(rows, rows, 0, 0)
 
 
 def test_text_that_the_head_must_read_first_counts() -> None:
