@@ -11,22 +11,20 @@ median over prompts. Outputs must be equal.
 import argparse
 import statistics
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.quantization import EVALS, KINDS
 from benchmarks.report import read_prompts, write
 from specdec import LLM, SamplingParams, Speculation
 from specdec.bench.environment import shown_path
 from specdec.bench.interleaved import run_rounds
 from specdec.bench.timed_run import EngineContender
 from specdec.config import DEMO
-from specdec.kernels.settings import Quantization
 
-KINDS: tuple[Quantization, ...] = get_args(Quantization)
-EVALS = ("sgd-eval", "gsm8k-eval")
 PLAIN = "plain"
 
 

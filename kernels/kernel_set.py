@@ -87,7 +87,7 @@ class KernelSet:
         head_dims: the only ones that attention takes; None for any.
         max_nodes: nodes of a tree, or levels times branching while drafting; None for any number.
         max_group: query heads per KV head; None for any number.
-        quantized: returns a set with another quantization of weights; None where there is no other.
+        quantized: returns a set that holds weights in another quantization; None where they are kept as loaded.
         rounded_group: inputs of a row that share a scale where plain weights are rounded; None where they are not.
         noise: source of sampled rows' noise; None where the operations make it themselves.
     """

@@ -70,7 +70,7 @@ NOTHING = Curve([(1, 0.0)])
 
 
 class Ratio:
-    """Measured over predicted seconds: the second smallest of the last measurements.
+    """Measured over predicted seconds: the second smallest of the last measurements, of one or two the smallest.
 
     Args:
         kept: number of measurements.
@@ -99,7 +99,7 @@ class Ratio:
             self._seconds, self._predicted, self._began = seconds, predicted, clock
         self._last.append(max(self._seconds / self._predicted, LEAST))
         known = sorted(self._last)
-        self.value = known[len(known) > 2]
+        self.value = known[1 if len(known) > 2 else 0]
 
     def scale(self, factor: float) -> None:
         """Multiply all measurements."""
@@ -214,7 +214,7 @@ class StepCost:
     first: Ratio = field(default_factory=Ratio)
     # A prior low enough that trees are tried: many drafters stop where deeper nodes are unlikely.
     deeper: dict[int, Share] = field(default_factory=lambda: defaultdict(lambda: Share(0.3)))
-    # Seconds of all measured steps, their number when the last one with trees ended, and steps with trees in a row.
+    # Total seconds of measured steps, that total when the last step with trees ended, and steps with trees in a row.
     _clock: float = 0.0
     _last_trees: float = -math.inf
     _tree_run: int = 0

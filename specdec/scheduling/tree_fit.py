@@ -103,7 +103,7 @@ class TreeFitter:
         best = self._fit(sampled, known, ordered, chains, self._sizes)
         if ordered[0].history.ratio == ordered[-1].history.ratio:
             return best
-        # Fewer rows with trees of this size, and then the best size for so many.
+        # Trees of this size for half of the rows, a quarter and so on; then all sizes for the best number of rows.
         fewer, sizes = len(ordered) // 2, [best.nodes]
         while fewer:
             other = self._fit(sampled, known, ordered[:fewer], chains, sizes)

@@ -14,7 +14,8 @@ from specdec.scheduling.tree_fit import LEAST_SECONDS, ChainFit, TreeFit, TreeFi
 TRIALS = 0.01
 # Most plain steps of a trial, and seconds after which it ends. The first ones are not measured.
 PLAIN, PLAIN_SECONDS = 10, 2 * WARM_SECONDS
-# Least number of steps with trees between two trials, and before the first one, from where on it doubles.
+# Least number of steps with trees between two trials; it begins lower and doubles, as costs measured at start can be
+# wrong.
 PLAIN_EVERY, PLAIN_FIRST = 128, 16
 # Steps with a lone tree of a trial, for several rows and for a single one, whose first is not representative; and least
 # number of plain steps between two.
@@ -96,7 +97,9 @@ class TreeSizer:
         self.num_first = num_first
 
     def goes_on_plainly(self, sampled: int, *, mixed: bool = False) -> bool:
-        """Return whether a step has no trees without a choice: in a run of plain ones, which is counted, or waiting.
+        """Return whether a step is plain whatever trees are predicted to bring, and count it.
+
+        So are the steps of a run of plain ones, and those that wait for measurements.
 
         Args:
             sampled: rows that yield a token, none of them with chains.

@@ -12,7 +12,7 @@ from specdec.scheduling.rank_values import TreeOutcome
 from specdec.scheduling.step_cost import Curve, MeasuredStep, StepCost
 from specdec.scheduling.tree_sizer import TreeSize, TreeSizer
 
-# A machine, a text, a number of rows, and one of `SLOWDOWNS`.
+# A machine, a text, a number of rows, and one of `FACTORS`.
 Cell = tuple[str, str, int, str]
 SHAPE = DraftShape(6, 3, 8)
 # Tokens of a request's prompt and output, and the outputs that are measured.
@@ -48,9 +48,9 @@ def costs(machine: str) -> StepCost:
     return found
 
 
-# Factors by which plain steps and steps with trees take longer than was measured at the start: on an empty cache, or
-# while another program ran.
-SLOWDOWNS = {
+# Time of plain steps and of steps with trees over what was measured at the start: on an empty cache, or while another
+# program ran.
+FACTORS = {
     "as measured": (1.0, 1.0),
     "both longer": (1.8, 1.8),
     "trees longer": (1.1, 1.5),
@@ -88,14 +88,14 @@ class World:
     """A batch of requests, each followed by another when it ends, and a clock.
 
     Args:
-        cell: machine, text, number of rows, and one of `SLOWDOWNS`.
+        cell: machine, text, number of rows, and one of `FACTORS`.
         even: chance spreads what it grants evenly, so that a run has no luck.
     """
 
     def __init__(self, cell: Cell, *, even: bool) -> None:
-        machine, text, batch, slowdown = cell
+        machine, text, batch, factors = cell
         self.true, self.chance = costs(machine), Even() if even else random.Random(str(cell))
-        self.slowdown = SLOWDOWNS[slowdown]
+        self.factors = FACTORS[factors]
         self.mean, self.batch, self.clock, self.tokens = TEXTS[text], batch, 0.0, 0
         self.started = 0
         self.rows = [self.new_row() for _ in range(batch)]
@@ -118,7 +118,7 @@ class World:
         tokens, levels = self.batch + num_trees * nodes, min(nodes, SHAPE.depth)
         slow = 1.3 if self.chance.random() < 0.1 else 1.0
         draft = self.true.draft(num_trees, levels) + max(0.0, self.true.reading(read) - self.true.reading(num_trees))
-        seconds = slow * self.slowdown[num_trees > 0] * self.true.step(self.batch, tokens, 0, 0)
+        seconds = slow * self.factors[num_trees > 0] * self.true.step(self.batch, tokens, 0, 0)
         draft = slow * draft if draft else 0.0
         self.clock += draft + seconds
         outcomes = []
@@ -164,11 +164,11 @@ def adaptive(cell: Cell) -> float:
 
 def test_no_fixed_choice_is_much_faster() -> None:
     """Trials cost 1 %, and choices by few observations something more: a run begins with nothing learnt."""
-    for slowdown in SLOWDOWNS:
+    for factors in FACTORS:
         found = {}
-        for cell in product(MACHINES, TEXTS, (1, 4, 16), [slowdown]):
+        for cell in product(MACHINES, TEXTS, (1, 4, 16), [factors]):
             best = min(fixed(cell, nodes) for nodes in (0, 1, 2, 4, 8))
             found[cell] = round(best / adaptive(cell), 3)
-        least = 0.94 if slowdown == "as measured" else 0.93
+        least = 0.94 if factors == "as measured" else 0.93
         assert not {cell: ratio for cell, ratio in found.items() if ratio < least}
         assert mean(found.values()) >= 0.987
