@@ -11,6 +11,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from specdec import LLM, SamplingParams
+from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
+from specdec.engine.block_identity import block_keys
 from specdec.kernels.native_library import NUMBER_KINDS, library_file
 from specdec.kernels.packed_matrix import PackedMatrix
 from tests.quantized import dequantized
@@ -125,6 +127,23 @@ def test_the_draft_model_can_have_other_weights_than_the_target(
     assert {kind == eight for kind in of_draft} == {draft_weights == "q8"}
     assert logprobs(llm) == logprobs(plain)
     assert llm.stats().drafts_verified > 0
+
+
+@needs_library
+def test_blocks_of_a_draft_model_in_8_bits_have_keys_of_their_own(world: World) -> None:
+    """Its keys and values are others; the target's are the same."""
+
+    def keys(**settings: Any) -> list[str]:
+        llm = LLM(world.folder / "target", world.draft("eagle3"), dtype="float32", kernels="native", **settings)
+        worker = llm.engine.worker
+        assert isinstance(worker.drafter, TreeDrafter)
+        found = block_keys(llm.config, worker.cache, worker.drafter.head)
+        return [found(part, b"") for part in ("target", "head")]
+
+    whole, eight = keys(), keys(draft_quantization="q8")
+    assert whole == keys(draft_quantization="none")
+    assert whole[0] == eight[0]
+    assert whole[1] != eight[1]
 
 
 def test_other_kernels_refuse_it_for_drafts(world: World) -> None:
