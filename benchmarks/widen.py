@@ -35,6 +35,7 @@ class Sizes:
     """Sizes of the widened checkpoints; the head dimension, 64, and the vocabulary are the demo's.
 
     Attributes:
+        inner: of MLPs as wide as the demo target's; narrower ones of a head keep their ratio to its hidden size.
         layers: the target layers that hold the demo's, in order; the others pass their input on.
     """
 
@@ -47,9 +48,11 @@ class Sizes:
 
     def of(self, config: dict[str, Any]) -> dict[str, Any]:
         """Return a demo config.json's entries that change with the sizes, for a target or a head."""
+        is_narrow = config["intermediate_size"] < DEMO_INNER
+        inner = config["intermediate_size"] * self.hidden // config["hidden_size"] if is_narrow else self.inner
         entries: dict[str, Any] = {
             "hidden_size": self.hidden,
-            "intermediate_size": self.inner,
+            "intermediate_size": inner,
             "num_attention_heads": self.heads,
             "num_key_value_heads": self.kv_heads,
             "rms_norm_eps": config["rms_norm_eps"] * config["hidden_size"] / self.hidden,
@@ -57,14 +60,16 @@ class Sizes:
         taps = [self.layers[layer] for layer in config.get("eagle_aux_hidden_state_layer_ids", ())]
         if taps:
             entries["eagle_aux_hidden_state_layer_ids"] = taps
-            inner = {"eagle_aux_hidden_state_layer_ids": [tap - 1 for tap in taps]}
-            entries["eagle_config"] = config["eagle_config"] | inner
+            counted = {"eagle_aux_hidden_state_layer_ids": [tap - 1 for tap in taps]}
+            entries["eagle_config"] = config["eagle_config"] | counted
         if "target_layer_ids" in config:
             # Outputs of layers; those that the next layer of the demo reads are the inputs of its place.
             entries["target_layer_ids"] = [self.layers[layer + 1] - 1 for layer in config["target_layer_ids"]]
         return entries
 
 
+# Inner size of the demo target's MLPs.
+DEMO_INNER = 704
 # The axes of each kind of matrix, output first: entries of config.json, or None for the vocabulary.
 AXES = {
     "embed_tokens": (None, "hidden_size"),

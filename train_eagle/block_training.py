@@ -17,7 +17,7 @@ from specdec.train_eagle.training_kind import TrainingKind, begin_as_target, ini
 
 # Layers of the target that published heads read.
 MOST_TAPS = 5
-SIZES = frozenset({"layers", "block_size", "causal", "mask_token", "anchors", "draft_vocab_size"})
+SIZES = frozenset({"layers", "intermediate_size", "block_size", "causal", "mask_token", "anchors", "draft_vocab_size"})
 
 
 def block_taps(num_layers: int) -> tuple[int, ...]:
@@ -36,10 +36,11 @@ class DFlashTraining(TrainingKind[BlockHead]):
     """DFlash: the slots of a block are independent, and scored by the target's output matrix.
 
     Attributes:
-        layers, block_size, causal, mask_token: shape of a fresh head, see `TrainConfig`.
+        layers, intermediate_size, block_size, causal, mask_token: shape of a fresh head, see `TrainConfig`.
     """
 
     layers: int = RECIPES["dflash"]["layers"]
+    intermediate_size: int | None = None
     block_size: int = RECIPES["dflash"]["block_size"]
     causal: bool = RECIPES["dflash"]["causal"]
     mask_token: int | None = None
@@ -76,8 +77,10 @@ class DFlashTraining(TrainingKind[BlockHead]):
         mask_token = target.vocab_size - 1 if self.mask_token is None else self.mask_token
         if mask_token >= target.vocab_size:
             raise ValueError(f"mask_token is {mask_token}; it must be below the target's {target.vocab_size} tokens")
+        llama = layer_config(target)
+        inner = self.intermediate_size or llama.intermediate_size
         return BlockConfig(
-            replace(layer_config(target), num_layers=self.layers, qk_norm=True),
+            replace(llama, num_layers=self.layers, intermediate_size=inner, qk_norm=True),
             block_taps(target.num_layers),
             self.block_size,
             mask_token,

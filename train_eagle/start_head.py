@@ -8,6 +8,7 @@ from torch import Tensor
 
 from specdec.draft_heads.formats.head_kind import Source
 from specdec.draft_heads.formats.head_kinds import describe_folder
+from specdec.draft_heads.heads.block_head import BlockHead
 from specdec.draft_heads.heads.draft_head import FeatureHead
 from specdec.train_eagle.head_export import from_folder
 from specdec.train_eagle.training_state import saved_run
@@ -16,10 +17,15 @@ MARKOV = "markov_head."
 WEIGHT = f"{MARKOV}markov_w2.weight"
 # Trained embeddings of the Markov head are within about 1, where tanh of an eighth is linear to half a percent.
 LINEAR = 8.0
+OUTPUT, DRAFT_TOKENS, DRAFT_SIZE = "lm_head.weight", "draft_tokens", "draft_vocab_size"
+INNER, GATE_UP, DOWN = "intermediate_size", "gate_up_proj.weight", "down_proj.weight"
 
 
 def begin_with(head: FeatureHead, start: Path, target: Path) -> None:
     """Copy the weights of another head into a fresh one, the tokens that it proposes included.
+
+    Of wider MLPs it takes the neurons with the largest weights, as many as its own have. A block head that proposes
+    some tokens only may start from one that proposes all.
 
     Args:
         start: the folder of a run's state (OUT/run), or of a head.
@@ -33,7 +39,7 @@ def begin_with(head: FeatureHead, start: Path, target: Path) -> None:
         _begin_with_folder(head, start, target)
         return
     try:
-        head.load_state_dict(_extended(saved.head(), head))
+        head.load_state_dict(_fitted(saved.head(), head))
     except RuntimeError as error:
         raise ValueError(f"{start}: its head does not fit: {str(error).splitlines()[1].strip()}") from None
 
@@ -56,6 +62,12 @@ def _begin_with_folder(head: FeatureHead, folder: Path, target: Path) -> None:
     if own.get("markov_head_type") == "vanilla":
         # See `_extended`.
         own["markov_head_type"] = wanted.get("markov_head_type")
+    if own.get(INNER, 0) > wanted.get(INNER, 0):
+        # See `_narrowed`.
+        own[INNER] = wanted.get(INNER)
+    if _proposes_some(head) and not _proposes_some(given):
+        # See `_with_draft_tokens`.
+        own[DRAFT_SIZE] = wanted.get(DRAFT_SIZE)
     if different := [name for name in (own | wanted) if own.get(name) != wanted.get(name)]:
         name = different[0]
         sizes = f"its {name} is {own.get(name)}, and this run's {wanted.get(name)}"
@@ -64,7 +76,47 @@ def _begin_with_folder(head: FeatureHead, folder: Path, target: Path) -> None:
     if describe_folder(folder).embedding != Source.FILE:
         # The target's, which the fresh head has.
         del tensors["embed_tokens.weight"]
-    head.load_state_dict(_extended(tensors, head), strict=False)
+    head.load_state_dict(_fitted(tensors, head), strict=False)
+
+
+def _fitted(tensors: dict[str, Tensor], head: FeatureHead) -> dict[str, Tensor]:
+    return _extended(_with_draft_tokens(_narrowed(tensors, head), head), head)
+
+
+def _proposes_some(head: FeatureHead) -> bool:
+    return isinstance(head, BlockHead) and head.lm_head is not None
+
+
+def _with_draft_tokens(tensors: dict[str, Tensor], head: FeatureHead) -> dict[str, Tensor]:
+    """Return the tensors of a block head that proposes all tokens as one that proposes those of `head`.
+
+    Its output matrix is the fresh head's, the target's rows of those tokens.
+    """
+    if not _proposes_some(head) or OUTPUT in tensors:
+        return tensors
+    own = head.state_dict()
+    found = {**tensors, OUTPUT: own[OUTPUT], DRAFT_TOKENS: own[DRAFT_TOKENS]}
+    if WEIGHT in tensors:
+        found[WEIGHT] = tensors[WEIGHT][own[DRAFT_TOKENS]]
+    return found
+
+
+def _narrowed(tensors: dict[str, Tensor], head: FeatureHead) -> dict[str, Tensor]:
+    """Return the tensors with MLPs at most as wide as those of `head`.
+
+    A neuron's weight is the product of the norms of its gate, its input and its output.
+    """
+    wanted, found = head.llama.intermediate_size, dict(tensors)
+    for name, down in tensors.items():
+        if not name.endswith(DOWN) or down.shape[1] <= wanted:
+            continue
+        prefix = name.removesuffix(DOWN)
+        gate, up = tensors[f"{prefix}{GATE_UP}"].chunk(2)
+        weights = gate.norm(dim=1) * up.norm(dim=1) * down.norm(dim=0)
+        kept = weights.topk(wanted).indices.sort().values
+        found[name] = down[:, kept].contiguous()
+        found[f"{prefix}{GATE_UP}"] = torch.cat([gate[kept], up[kept]])
+    return found
 
 
 def _extended(tensors: dict[str, Tensor], head: FeatureHead) -> dict[str, Tensor]:

@@ -118,6 +118,13 @@ class TrainConfig:
     layers: int | None = setting(
         None, "Layers of a DFlash or DSpark head.", least=1, shown_default=_by_head("layers"), panel="Model"
     )
+    intermediate_size: int | None = setting(
+        None,
+        "Inner size of the MLPs of a DFlash or DSpark head; small ones draft faster.",
+        least=1,
+        shown_default="the target's",
+        panel="Model",
+    )
     block_size: int | None = setting(
         None,
         "Rows of its block. A DSpark head drafts as many tokens in a pass, a DFlash head one fewer.",

@@ -11,6 +11,7 @@ typedef struct {
     int64_t kept, room, stride; /* candidates of a slot; floats of their scores and of all scores */
     float *scores, *values, *rest; /* [trees][depth][stride]; [..][room], with noise; [..], of the other tokens */
     int64_t *places; /* [trees][depth][kept], columns of the output */
+    float *gates; /* [trees][depth][all_gates], what the slots' states add to them */
 } block_job;
 
 /* Keys and values of a token in all layers, from its row of the context's product. */
@@ -221,6 +222,15 @@ static void slot_work(void *argument, int thread, int64_t begin, int64_t end) {
     }
 }
 
+/* What the states of slots add to gates, some slots at a time. */
+static void gates_work(void *argument, int thread, int64_t begin, int64_t end) {
+    const block_job *j = argument;
+    const size_t state_bytes = j->h->hidden * size_of(j->c->dtype);
+    for (int64_t slot = begin; slot < end; slot += PATHS)
+        begin_slots(j->h, end - slot < PATHS ? end - slot : PATHS, j->states + slot * state_bytes, j->c->dtype,
+                    j->c->own[thread].memory, j->gates + slot * all_gates(j->h));
+}
+
 /* Search trees level by level among the slots' candidates. */
 static void tree_work(void *argument, int thread, int64_t begin, int64_t end) {
     const block_job *j = argument;
@@ -229,10 +239,9 @@ static void tree_work(void *argument, int thread, int64_t begin, int64_t end) {
     search *q = j->q;
     const int64_t width = d->width, kept = j->kept, rank = h->rank, stride = (rank + LANES - 1) / LANES * LANES;
     const size_t rank_bytes = rank * size_of(j->c->dtype);
-    const size_t state_bytes = h->hidden * size_of(j->c->dtype);
-    float *rows = j->c->own[thread].memory, *vector = rows + j->room * stride, *before = vector + stride;
-    float *after = before + width * stride, *own_edges = after + width * stride;
-    memset(rows, 0, (j->room + 1) * stride * 4);
+    float *rows = j->c->own[thread].memory, *vectors = rows + j->room * stride, *before = vectors + width * stride;
+    float *after = before + width * stride, *gates = after + width * stride;
+    memset(rows, 0, (j->room + width) * stride * 4);
     for (int64_t tree = begin; tree < end; tree++) {
         int64_t frontier[LARGEST_WIDTH] = {j->roots[tree]};
         float reached[LARGEST_WIDTH] = {0}, scores[LARGEST_WIDTH + LANES + SUMMED];
@@ -248,16 +257,16 @@ static void tree_work(void *argument, int thread, int64_t begin, int64_t end) {
                 const int64_t row = h->scorer_rows ? h->scorer_rows[token] : token;
                 to_floats(rows + i * stride, (const char *)h->successors + row * rank_bytes, rank, j->c->dtype);
             }
-            begin_slot(h, j->states + item * state_bytes, j->c->dtype, own_edges);
+            for (int64_t node = 0; node < nodes && rank; node++)
+                to_floats(vectors + node * stride, (const char *)h->predecessors + frontier[node] * rank_bytes, rank,
+                          j->c->dtype);
+            turn_into_vectors(h, nodes, stride, j->gates + item * all_gates(h), gates, vectors, before, after);
             for (int64_t node = 0; node < nodes; node++) {
                 float *own = values + node * width;
                 int64_t *children = tokens + node * width, count = 0;
                 memcpy(scores, j->values + item * j->room, j->room * 4);
-                if (rank) {
-                    to_floats(vector, (const char *)h->predecessors + frontier[node] * rank_bytes, rank, j->c->dtype);
-                    turn_into_vector(h, own_edges, vector, before + node * stride, after + node * stride);
-                    add_edges(scores, kept, vector, rows, stride, temperature);
-                }
+                if (rank)
+                    add_edges(scores, kept, vectors + node * stride, rows, stride, temperature);
                 for (int64_t i = 0; i < kept; i++)
                     count = insert(scores[i], i, width, count, own, children);
                 /* The others of the slot are one more candidate. */
@@ -304,7 +313,7 @@ static int run_block_drafting(context *c, const block_head *h, const drafting *d
     const size_t trees = d->trees, width = d->width, own = width + (depth - 1) * width * width, slots = trees * depth;
     int64_t *numbers = reserve(&c->buffers[CANDIDATES], (depth + 1 + 2 * trees + trees * (own + depth * width)
                                                          + slots * kept + 2 * own + 2 * budget) * 8);
-    float *values = reserve(&c->buffers[VALUES], (trees * own + slots * (room + 1)) * 4);
+    float *values = reserve(&c->buffers[VALUES], (trees * own + slots * (room + 1 + all_gates(h))) * 4);
     float *scores = reserve(&c->buffers[SCORES], slots * stride * 4);
     if (!numbers || !values || !scores)
         return -1;
@@ -324,12 +333,15 @@ static int run_block_drafting(context *c, const block_head *h, const drafting *d
     if (!states || run_product_into(c, &h->output, NULL, slots, states, scores, stride))
         return -1;
     block_job j = {c, h, d, &q, roots, states, kept, room, stride, scores, values + trees * own,
-                   values + trees * own + slots * room, places};
+                   values + trees * own + slots * room, places, values + trees * own + slots * (room + 1)};
     if (d->limits && reserve_ranks(c, h->output.columns))
         return -1;
     pool_each(c->threads, slots, 1, slot_work, &j);
-    if (reserve_own(c, (room + 1) * (h->rank + LANES) + 2 * width * (h->rank + LANES) + edge_floats(h)))
+    if (reserve_own(c, (room + 3 * width) * (h->rank + LANES) + width * all_gates(h)) ||
+        reserve_own(c, PATHS * h->hidden))
         return -1;
+    if (all_gates(h))
+        pool_each(c->threads, slots, PATHS, gates_work, &j);
     pool_each(c->threads, trees, 1, tree_work, &j);
     for (size_t row = 0; row < trees; row++)
         choose_nodes(&q, row, q.best + trees * depth * width);

@@ -5,69 +5,105 @@
 static int64_t num_gates(const block_head *h) { return h->markov == RNN ? 3 : h->markov == GATED ? 1 : 0; }
 static int64_t gate_floats(const block_head *h) { return (h->rank + 15) / 16 * 16; }
 
-/* Floats in which a thread works out vectors. */
-static size_t edge_floats(const block_head *h) { return 2 * num_gates(h) * gate_floats(h) + h->hidden; }
+/* Gates and paths whose sums stay in registers. */
+enum { GATES = 4, PATHS = 3 };
 
-/* Gates whose sums stay in registers. */
-enum { GATES = 4 };
+/* Floats of all gates of a path. */
+static int64_t all_gates(const block_head *h) { return num_gates(h) * gate_floats(h); }
 
-/* Add products of `count` numbers with their rows of `joint`, to each gate in the order of the numbers. */
-static void add_gates(const block_head *h, const float *x, int64_t count, const float *rows, float *gates) {
-    const int64_t size = num_gates(h) * gate_floats(h);
-    int64_t k = 0;
-    for (; k + GATES * LANES <= size; k += GATES * LANES) {
-        vf sums[GATES];
-        for (int n = 0; n < GATES; n++)
-            sums[n] = load(gates + k + n * LANES);
-        for (int64_t i = 0; i < count; i++)
-            for (int n = 0; n < GATES; n++)
-                sums[n] = fma_(splat(x[i]), load(rows + i * size + k + n * LANES), sums[n]);
-        for (int n = 0; n < GATES; n++)
-            store(gates + k + n * LANES, sums[n]);
+/* Add products of `count` numbers of each path with their rows of `joint` to the path's gates, `gates` vectors of them
+   from `k` on. All sizes but the counts are constants where this is inlined. */
+INLINE void add_gates_of(int paths, int gates, const float *x, int64_t x_stride, int64_t count, const float *rows,
+                         int64_t size, int64_t k, float *to) {
+    vf sums[PATHS][GATES];
+    UNROLLED
+    for (int p = 0; p < paths; p++)
+        UNROLLED
+        for (int n = 0; n < gates; n++)
+            sums[p][n] = load(to + p * size + k + n * LANES);
+    for (int64_t i = 0; i < count; i++) {
+        vf row[GATES];
+        UNROLLED
+        for (int n = 0; n < gates; n++)
+            row[n] = load(rows + i * size + k + n * LANES);
+        UNROLLED
+        for (int p = 0; p < paths; p++)
+            UNROLLED
+            for (int n = 0; n < gates; n++)
+                sums[p][n] = fma_(splat(x[p * x_stride + i]), row[n], sums[p][n]);
     }
-    for (; k < size; k += LANES) {
-        vf sum = load(gates + k);
-        for (int64_t i = 0; i < count; i++)
-            sum = fma_(splat(x[i]), load(rows + i * size + k), sum);
-        store(gates + k, sum);
+    UNROLLED
+    for (int p = 0; p < paths; p++)
+        UNROLLED
+        for (int n = 0; n < gates; n++)
+            store(to + p * size + k + n * LANES, sums[p][n]);
+}
+
+INLINE void add_all_gates(int paths, const float *x, int64_t x_stride, int64_t count, const float *rows, int64_t size,
+                          float *to) {
+    int64_t k = 0;
+    for (; k + GATES * LANES <= size; k += GATES * LANES)
+        add_gates_of(paths, GATES, x, x_stride, count, rows, size, k, to);
+    for (; k < size; k += LANES)
+        add_gates_of(paths, 1, x, x_stride, count, rows, size, k, to);
+}
+
+/* Add products of `count` numbers of each path, rows of `x_stride` floats, with their rows of `joint`, to each gate in
+   the order of the numbers. */
+static void add_gates(const block_head *h, int64_t paths, const float *x, int64_t x_stride, int64_t count,
+                      const float *rows, float *gates) {
+    const int64_t size = all_gates(h);
+    for (int64_t path = 0; path < paths; path += PATHS) {
+        const float *from = x + path * x_stride;
+        float *to = gates + path * size;
+        switch (paths - path) {
+        case 1: add_all_gates(1, from, x_stride, count, rows, size, to); break;
+        case 2: add_all_gates(2, from, x_stride, count, rows, size, to); break;
+        default: add_all_gates(PATHS, from, x_stride, count, rows, size, to);
+        }
     }
 }
 
-/* What the state of a slot adds to the gates of all paths before it. */
-static void begin_slot(const block_head *h, const char *state, int dtype, float *own) {
-    const int64_t size = num_gates(h) * gate_floats(h);
-    if (!size)
-        return;
-    float *hidden = own + 2 * size;
-    to_floats(hidden, state, h->hidden, dtype);
-    memcpy(own, h->joint_bias, size * 4);
-    add_gates(h, hidden, h->hidden, h->joint, own);
+/* What the states of slots add to the gates of all paths before them: `[slots][all_gates]`. `own`: floats of a thread,
+   as many as these states have numbers. */
+static void begin_slots(const block_head *h, int64_t slots, const char *states, int dtype, float *own, float *gates) {
+    const int64_t size = all_gates(h);
+    to_floats(own, states, slots * h->hidden, dtype);
+    for (int64_t slot = 0; slot < slots; slot++)
+        memcpy(gates + slot * size, h->joint_bias, size * 4);
+    add_gates(h, slots, own, h->hidden, h->hidden, h->joint, gates);
 }
 
 INLINE vf sigmoid(vf x) { return splat(1) / (splat(1) + exp_(-x)); }
 INLINE vf tanh_(vf x) { return splat(2) * sigmoid(splat(2) * x) - splat(1); }
 
-/* Turn the embedding of a path's last token into the path's vector. Vectors and states have zeros behind their rank, up
-   to a multiple of LANES.
+/* Turn the embeddings of paths' last tokens into the paths' vectors. Vectors and states are rows of `stride` floats, with
+   zeros behind their rank.
 
-   before, after: a path's state without and with that token, of kind RNN. */
-static void turn_into_vector(const block_head *h, float *own, float *vector, const float *before, float *after) {
-    const int64_t rank = h->rank, gate = gate_floats(h), size = num_gates(h) * gate;
+   slot: gates of the slot that follows; gates: floats for those of all paths.
+   before, after: paths' states without and with that token, of kind RNN. */
+static void turn_into_vectors(const block_head *h, int64_t paths, int64_t stride, const float *slot, float *gates,
+                              float *vectors, const float *before, float *after) {
+    const int64_t rank = h->rank, gate = gate_floats(h), size = all_gates(h);
     if (!size)
         return;
-    float *gates = own + size;
-    memcpy(gates, own, size * 4);
-    add_gates(h, vector, rank, h->joint + h->hidden * size, gates);
-    if (h->markov == GATED) {
-        for (int64_t i = 0; i < rank; i += LANES)
-            store(vector + i, load(vector + i) * sigmoid(load(gates + i)));
-        return;
-    }
-    add_gates(h, before, rank, h->joint + (h->hidden + rank) * size, gates);
-    for (int64_t i = 0; i < rank; i += LANES) {
-        const vf kept = sigmoid(load(gates + i)), state = load(before + i);
-        store(after + i, kept * state + (splat(1) - kept) * tanh_(load(gates + gate + i)));
-        store(vector + i, tanh_(load(gates + 2 * gate + i)));
+    for (int64_t path = 0; path < paths; path++)
+        memcpy(gates + path * size, slot, size * 4);
+    add_gates(h, paths, vectors, stride, rank, h->joint + h->hidden * size, gates);
+    if (h->markov == RNN)
+        add_gates(h, paths, before, stride, rank, h->joint + (h->hidden + rank) * size, gates);
+    for (int64_t path = 0; path < paths; path++) {
+        const float *own = gates + path * size, *old = before + path * stride;
+        float *vector = vectors + path * stride, *new = after + path * stride;
+        for (int64_t i = 0; i < rank; i += LANES) {
+            const vf first = sigmoid(load(own + i));
+            if (h->markov == GATED) {
+                store(vector + i, load(vector + i) * first);
+                continue;
+            }
+            store(new + i, first * load(old + i) + (splat(1) - first) * tanh_(load(own + gate + i)));
+            store(vector + i, tanh_(load(own + 2 * gate + i)));
+        }
     }
 }
 

@@ -17,6 +17,7 @@ from specdec.draft_heads.llama.llama_layer import LlamaLayer
 from specdec.train_eagle.accuracy import NO_TOKEN, accuracy, token_ranks
 from specdec.train_eagle.chat_mask import Sample
 from specdec.train_eagle.features import OnlineFeatures
+from specdec.train_eagle.head_export import from_folder
 from specdec.train_eagle.head_trainer import LossSettings
 from specdec.train_eagle.prepared_data import PreparedData
 from specdec.train_eagle.read_config import read_config
@@ -215,6 +216,50 @@ def test_a_vanilla_markov_head_goes_on_as_another_kind(
     other.train()
     with pytest.raises(ValueError, match=r"does not fit|markov_head_type"):
         run(target, data, tmp_path / "back", "dspark", start=tmp_path / kind / part)
+
+
+@pytest.mark.parametrize("part", ["run", ""])
+def test_a_head_with_narrow_mlps_begins_with_the_strongest_neurons(
+    part: str, target: Path, data: Path, tmp_path: Path
+) -> None:
+    """From a run or from a head's folder; and it exports and loads with its own size."""
+    run(target, data, tmp_path / "wide", "dspark", epochs=1).train()
+    start = tmp_path / "wide" / part
+    _, wide, *_ = from_folder(tmp_path / "wide", target)
+    made = run(target, data, tmp_path / "thin", "dspark", start=start, intermediate_size=8, epochs=1)
+    assert isinstance(wide, BlockHead)
+    assert isinstance(made.head, BlockHead)
+    for given, found in zip(wide.decoder_layers, made.head.decoder_layers, strict=True):
+        gate, up = given.gate_up_proj.weight.chunk(2)
+        down = given.down_proj.weight
+        order = (gate.norm(dim=1) * up.norm(dim=1) * down.norm(dim=0)).argsort(descending=True)
+        kept = sorted(order[:8].tolist())
+        torch.testing.assert_close(found.down_proj.weight, down[:, kept], rtol=0, atol=0.01)
+        torch.testing.assert_close(found.gate_up_proj.weight, torch.cat([gate[kept], up[kept]]), rtol=0, atol=0.01)
+        torch.testing.assert_close(found.qkv_proj.weight, given.qkv_proj.weight, rtol=0, atol=0.01)
+    made.train()
+    _, thin, *_ = from_folder(tmp_path / "thin", target)
+    assert thin.llama.intermediate_size == 8
+    with pytest.raises(ValueError, match="size"):
+        run(target, data, tmp_path / "back", "dspark", start=tmp_path / "thin" / part)
+
+
+@pytest.mark.parametrize("part", ["run", ""])
+def test_a_head_of_some_tokens_begins_with_one_of_all(part: str, target: Path, data: Path, tmp_path: Path) -> None:
+    """From a run or from a head's folder; and it scores those tokens as that one does."""
+    first = run(target, data, tmp_path / "all", "dspark", epochs=1)
+    first.train()
+    made = run(target, data, tmp_path / "some", "dspark", start=tmp_path / "all" / part, draft_vocab_size=20, epochs=1)
+    head = made.head
+    assert isinstance(head, BlockHead)
+    assert head.lm_head is not None
+    assert head.markov_head is not None
+    tokens = head.draft_tokens
+    assert 0 < len(tokens) <= 20
+    torch.testing.assert_close(head.lm_head.weight, made.model.lm_head_weight[tokens])
+    whole = first.head.markov_head.markov_w2.weight[tokens]
+    torch.testing.assert_close(head.markov_head.markov_w2.weight, whole, rtol=0, atol=0.01)
+    made.train()
 
 
 def test_sizes_follow_from_the_recipe_and_the_target() -> None:
