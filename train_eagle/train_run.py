@@ -191,6 +191,8 @@ class Run:
                     saved = time.monotonic()
         if log is not None:
             self._end(log, tokens, time.monotonic() - began)
+        # A process that ended while the first one still evaluates has been seen to abort in its gloo threads.
+        self.accelerator.wait_for_everyone()
         self.accelerator.end_training()
 
     def step(self, step: int) -> tuple[UnrolledLoss, float, float]:
