@@ -58,7 +58,7 @@ from specdec.verify.tree_batch import TreeBatch
 CPU = torch.device("cpu")
 KINDS: tuple[Quantization, ...] = get_args(Quantization)
 # In bfloat16 the other forms compute as in float32.
-FORMS = [("avx512", "bfloat16"), ("avx512", "float32"), ("avx2", "float32")]
+FORMS = [("avx512_bf16", "bfloat16"), ("avx512", "float32"), ("avx2", "float32")]
 SHAPES = [(4096, 1024), (1024, 4096)]
 ROWS = (1, 4, 8, 16)
 COPIES = 10

@@ -214,7 +214,7 @@ class Library:
     """A context of the compiled library: its threads, and memory between the parts of a layer.
 
     Args:
-        form: "portable", "avx2" or "avx512"; "" for the fastest that the processor has.
+        form: "portable", "avx2", "avx512" or "avx512_bf16"; "" for the fastest that the processor has.
         threads: number of threads, the caller's included; the others sleep while nothing is asked.
         dtype: of activations.
 

@@ -17,13 +17,15 @@ void *reserve(buffer *b, size_t bytes) {
 
 /* The form of a name if this processor has it; of "" the fastest. */
 static const form *form_named(const char *name) {
-    const form *found[3];
+    const form *found[4];
     int count = 0;
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
+    if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
+        if (__builtin_cpu_supports("avx512bf16"))
+            found[count++] = &avx512_bf16_form;
         found[count++] = &avx512_form;
+    }
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
         found[count++] = &avx2_form;
 #endif

@@ -63,7 +63,7 @@ INLINE size_t tile_floats(const step *s, int64_t group, int64_t dim) {
 
 /* Numbers of one query as the keys meet them: pairs of bfloat16 where the processor multiplies those, else floats. */
 INLINE int query_kind(int kind) {
-#if defined(FORM_AVX512)
+#if defined(FORM_PAIRS)
     return is_coded(kind) ? FLOAT32 : kind;
 #else
     (void)kind;
@@ -124,7 +124,7 @@ INLINE void score_keys(const char *const *keys, int64_t count, int64_t dim, int 
         UNROLLED
         for (int k = 0; k < side_by_side; k++)
             ask_for(keys[i + k + KEYS_AHEAD], dim * size);
-#if defined(FORM_AVX512)
+#if defined(FORM_PAIRS)
         if (kind == BFLOAT16)
             for (; d < dim; d += 2 * LANES) {
                 const __mmask32 there = dim - d < 2 * LANES ? (1u << (dim - d)) - 1 : ~0u;

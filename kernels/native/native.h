@@ -244,7 +244,7 @@ struct form {
     int (*run_block_drafting)(context *, const block_head *, const drafting *);
 };
 
-extern const form portable_form, avx2_form, avx512_form;
+extern const form portable_form, avx2_form, avx512_form, avx512_bf16_form;
 
 /* The buffer's memory, of at least `bytes`, or NULL. */
 void *reserve(buffer *, size_t bytes);

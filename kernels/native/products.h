@@ -43,7 +43,7 @@ typedef struct {
 } product;
 
 INLINE int way_of(const matrix *weight, int dtype) {
-#if defined(FORM_AVX512)
+#if defined(FORM_PAIRS)
     if (dtype == BFLOAT16 && weight->kind == BFLOAT16)
         return AS_PAIRS;
     if (dtype == BFLOAT16 && is_quantized(weight))
@@ -71,14 +71,39 @@ INLINE size_t block_bytes_of(const matrix *m, int way) {
 /* Where the sums begin in a row of inputs. */
 INLINE size_t sums_at(const matrix *weight, int dtype) { return weight->depth * size_of(input_kind(weight, dtype)); }
 
-INLINE float x_at(const product *p, int64_t row, int64_t k) { return ((const float *)(p->x + row * p->x_stride))[k]; }
+/* Rows of a tile, as an inner loop goes along them. A processor adds a stride to a pointer, or twice the stride, within a
+   load, but has too few registers for a pointer to each row; left to themselves, compilers compute every address. */
+typedef struct {
+    const char *third[3]; /* rows 0, 3 and 6 */
+    size_t stride;
+} tile_rows;
+
+/* `rows` rows from `row` on, at input `k` of `size` bytes. */
+INLINE tile_rows rows_from(const product *p, int64_t row, int rows, int64_t k, size_t size) {
+    const char *x = p->x + row * p->x_stride + k * size;
+    return (tile_rows){{x, x + (rows > 3 ? 3 * p->x_stride : 0), x + (rows > 6 ? 6 * p->x_stride : 0)}, p->x_stride};
+}
+
+INLINE const char *row_at(const tile_rows *x, int r) { return x->third[r / 3] + r % 3 * x->stride; }
+
+INLINE float x_at(const tile_rows *x, int r, int k) { return ((const float *)row_at(x, r))[k]; }
+
+INLINE void advance(tile_rows *x, size_t bytes) {
+    UNROLLED
+    for (int i = 0; i < 3; i++) {
+        x->third[i] += bytes;
+#if defined(FORM_AVX512)
+        __asm__("" : "+r"(x->third[i]));
+#endif
+    }
+}
 
 /* The sum of a group's inputs. */
 INLINE float group_sum(const product *p, int64_t row, int64_t group) {
     return ((const float *)(p->x + row * p->x_stride + p->sums_at))[group];
 }
 
-#if defined(FORM_AVX512)
+#if defined(FORM_PAIRS)
 /* sum + w * x, for a pair of x. */
 INLINE vf multiply_pairs(vf sum, __m512bh w, const void *x) {
     int32_t pair;
@@ -93,7 +118,8 @@ INLINE void multiply_group(const product *p, int way, int rows, int blocks, int6
     const int64_t left = p->weight->depth - k, count = left < p->weight->group ? left : p->weight->group;
     const int is_nibbles = way == AS_UINT4 || way == AS_UINT4_PAIRS, step = is_nibbles ? 8 : 2;
     const int kind = way == AS_FLOAT8 || way == AS_FLOAT8_PAIRS ? FLOAT8 : INT8;
-    for (int64_t i = 0; i < count; i += step) {
+    tile_rows x = rows_from(p, row, rows, k, way >= AS_PAIRS ? 2 : 4);
+    for (int64_t i = 0; i < count; i += step, advance(&x, step * (way >= AS_PAIRS ? 2 : 4))) {
         const char *here = numbers + i * (is_nibbles ? BLOCK / 2 : BLOCK);
         UNROLLED
         for (int b = 0; b < blocks; b++)
@@ -104,7 +130,7 @@ INLINE void multiply_group(const product *p, int way, int rows, int blocks, int6
             for (int v = 0; v < blocks * PARTS; v++)
                 words[v] = load_bits(here + v / PARTS * block_bytes + v % PARTS * 4 * LANES);
         if (way >= AS_PAIRS) {
-#if defined(FORM_AVX512)
+#if defined(FORM_PAIRS)
             UNROLLED
             for (int pair = 0; pair < step / 2; pair++)
                 UNROLLED
@@ -112,7 +138,7 @@ INLINE void multiply_group(const product *p, int way, int rows, int blocks, int6
                     __m512bh w = is_nibbles ? nibble_pairs(words[b], 4 * pair) : pairs_of_8bits(here + b * block_bytes, kind);
                     UNROLLED
                     for (int r = 0; r < rows; r++)
-                        part[r][b] = multiply_pairs(part[r][b], w, p->x + (row + r) * p->x_stride + 2 * (k + i + 2 * pair));
+                        part[r][b] = multiply_pairs(part[r][b], w, row_at(&x, r) + 4 * pair);
                 }
 #endif
             continue;
@@ -129,7 +155,7 @@ INLINE void multiply_group(const product *p, int way, int rows, int blocks, int6
             for (int r = 0; r < rows; r++)
                 UNROLLED
                 for (int v = 0; v < blocks * PARTS; v++)
-                    part[r][v] = fma_(w[v], splat(x_at(p, row + r, k + i + j)), part[r][v]);
+                    part[r][v] = fma_(w[v], splat(x_at(&x, r, j)), part[r][v]);
         }
     }
 }
@@ -148,19 +174,21 @@ INLINE void multiply_tile(const product *p, int way, int rows, int blocks, int64
         for (int v = 0; v < blocks * PARTS; v++)
             sum[r][v] = splat(0);
     if (way == AS_PAIRS) {
-#if defined(FORM_AVX512)
-        for (int64_t k = 0; k < depth; k += 2)
+#if defined(FORM_PAIRS)
+        tile_rows x = rows_from(p, row, rows, 0, 2);
+        for (int64_t k = 0; k < depth; k += 2, advance(&x, 4))
             UNROLLED
             for (int b = 0; b < blocks; b++) {
                 __m512bh w = (__m512bh)_mm512_loadu_si512(weight + b * block_bytes + k * 32);
                 __builtin_prefetch(weight + b * block_bytes + k * 32 + AHEAD);
                 UNROLLED
                 for (int r = 0; r < rows; r++)
-                    sum[r][b] = multiply_pairs(sum[r][b], w, p->x + (row + r) * p->x_stride + 2 * k);
+                    sum[r][b] = multiply_pairs(sum[r][b], w, row_at(&x, r));
             }
 #endif
     } else if (way == AS_BFLOAT16) {
-        for (int64_t k = 0; k < depth; k += 2) {
+        tile_rows x = rows_from(p, row, rows, 0, 4);
+        for (int64_t k = 0; k < depth; k += 2, advance(&x, 8)) {
             UNROLLED
             for (int b = 0; b < blocks; b++)
                 __builtin_prefetch(weight + b * block_bytes + k * 32 + AHEAD);
@@ -172,7 +200,7 @@ INLINE void multiply_tile(const product *p, int way, int rows, int blocks, int64
                     vf w = (vf)(half ? pairs & 0xffff0000u : pairs << 16);
                     UNROLLED
                     for (int r = 0; r < rows; r++)
-                        sum[r][v] = fma_(w, splat(x_at(p, row + r, k + half)), sum[r][v]);
+                        sum[r][v] = fma_(w, splat(x_at(&x, r, half)), sum[r][v]);
                 }
         }
     } else if (is_quantized_way(way)) {
@@ -230,14 +258,17 @@ INLINE void multiply_tile(const product *p, int way, int rows, int blocks, int64
                 sum[r][v] = total[r][v];
     } else {
         const size_t size = way == AS_FLOAT32 ? 4 : 2;
-        for (int64_t k = 0; k < depth; k++)
+        tile_rows x = rows_from(p, row, rows, 0, 4);
+        for (int64_t k = 0; k < depth; k += 2, advance(&x, 8))
             UNROLLED
-            for (int v = 0; v < blocks * PARTS; v++) {
-                vf w = load_as(weight + v / PARTS * block_bytes + (k * BLOCK + v % PARTS * LANES) * size, way);
+            for (int half = 0; half < 2; half++)
                 UNROLLED
-                for (int r = 0; r < rows; r++)
-                    sum[r][v] = fma_(w, splat(x_at(p, row + r, k)), sum[r][v]);
-            }
+                for (int v = 0; v < blocks * PARTS; v++) {
+                    vf w = load_as(weight + v / PARTS * block_bytes + ((k + half) * BLOCK + v % PARTS * LANES) * size, way);
+                    UNROLLED
+                    for (int r = 0; r < rows; r++)
+                        sum[r][v] = fma_(w, splat(x_at(&x, r, half)), sum[r][v]);
+                }
     }
     UNROLLED
     for (int r = 0; r < rows; r++)
@@ -288,7 +319,7 @@ FOR_ROWS(AS_FLOAT16)
 FOR_ROWS(AS_INT8)
 FOR_ROWS(AS_UINT4)
 FOR_ROWS(AS_FLOAT8)
-#if defined(FORM_AVX512)
+#if defined(FORM_PAIRS)
 FOR_ROWS(AS_PAIRS)
 FOR_ROWS(AS_INT8_PAIRS)
 FOR_ROWS(AS_UINT4_PAIRS)
@@ -312,7 +343,7 @@ static void multiply(const product *p, int way, int64_t begin, int64_t end) {
             case AS_INT8: multiply_AS_INT8(p, rows, row, block, last); break;
             case AS_UINT4: multiply_AS_UINT4(p, rows, row, block, last); break;
             case AS_FLOAT8: multiply_AS_FLOAT8(p, rows, row, block, last); break;
-#if defined(FORM_AVX512)
+#if defined(FORM_PAIRS)
             case AS_PAIRS: multiply_AS_PAIRS(p, rows, row, block, last); break;
             case AS_INT8_PAIRS: multiply_AS_INT8_PAIRS(p, rows, row, block, last); break;
             case AS_UINT4_PAIRS: multiply_AS_UINT4_PAIRS(p, rows, row, block, last); break;

@@ -79,7 +79,7 @@ INLINE vf nibbles_of(vu words, int bit) {
 #endif
 }
 
-#if defined(FORM_AVX512)
+#if defined(FORM_PAIRS)
 /* 32 numbers of 4 bits as bfloat16, looked up by the five lowest bits of each half of a word: the fifth is another's. */
 INLINE __m512bh nibble_pairs(vu words, int bit) {
     static const uint16_t table[32] __attribute__((aligned(64))) = {

@@ -27,7 +27,8 @@ def _forms() -> list[str]:
         except ValueError:
             return False
 
-    return [form for form in ("portable", "avx2", "avx512") if runs(form)] if library_file() else ["portable"]
+    known = ("portable", "avx2", "avx512", "avx512_bf16")
+    return [form for form in known if runs(form)] if library_file() else ["portable"]
 
 
 FORMS = _forms()
