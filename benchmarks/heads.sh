@@ -1,20 +1,22 @@
 #!/usr/bin/env bash
 # The demo's three heads side by side: speed over plain decoding beside the demo and the widened target.
 #
-#     bash benchmarks/heads.sh FOLDER
+#     bash benchmarks/heads.sh FOLDER [NAME]
 #
-# `python -m benchmarks.widen FOLDER` writes the widened checkpoints. Results go to benchmarks/results/heads_*.json.
+# `python -m benchmarks.widen FOLDER` writes the widened checkpoints. Results go to benchmarks/results/NAME_*.json, of
+# "heads" where no other name tells processors apart.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 folder=$(realpath "$1")
 wide=$(basename "$folder")
+results=${2:-heads}
 export PYTHONPATH=$root
 # Results name checkpoints by these paths, so they are relative.
 cd "$folder/.."
-bench() { # NAME KIND ARGUMENTS
-  name=$1 kind=$2
+bench() { # PART KIND ARGUMENTS
+  part=$1 kind=$2
   shift 2
-  python -m specdec bench "$kind" --ignore-eos --max-tokens 64 --output "$root/benchmarks/results/heads_$name.json" "$@"
+  python -m specdec bench "$kind" --ignore-eos --max-tokens 64 --output "$root/benchmarks/results/${results}_$part.json" "$@"
 }
 widened="--model $wide/target --draft $wide/eagle3 --draft $wide/dspark --draft $wide/eagle"
 

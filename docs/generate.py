@@ -10,7 +10,19 @@ written by hand. `tests/test_docs.py` checks that all of it is up to date.
 import argparse
 from pathlib import Path
 
-from docs.generator import code_map, fewer_bits, heads, options, peers, pictures, plots, results, simulation, smollm2
+from docs.generator import (
+    code_map,
+    fewer_bits,
+    heads,
+    options,
+    peers,
+    pictures,
+    plots,
+    products,
+    results,
+    simulation,
+    smollm2,
+)
 from docs.generator.regions import fill, names
 
 ROOT = Path(__file__).parents[1]
@@ -27,6 +39,7 @@ PARTS = {
     **peers.PARTS,
     **heads.PARTS,
     **fewer_bits.PARTS,
+    **products.PARTS,
     **simulation.PARTS,
     **smollm2.PARTS,
 }

@@ -38,10 +38,11 @@ def _block_trees() -> str:
     )
 
 
-def _speeds() -> str:
+def _speeds(results: str, command: str, processor: str = "") -> str:
+    """Return the speeds of a run of `heads.sh`; `results` names its files, `processor` tells more of the machine."""
     rows = []
     for name, title in RUNS.items():
-        plain, *modes = read(f"heads_{name}")["modes"]
+        plain, *modes = read(f"{results}_{name}")["modes"]
         for mode in modes:
             part, _, last = mode["mode"].rpartition("/")
             head = "EAGLE-1" if part and last == "eagle" else NAMES[last]
@@ -58,7 +59,13 @@ def _speeds() -> str:
             )
             title = ""
     header = ["target", "head", "tok/s", "over plain", "after the first token", "tau"]
-    return f"{table(header, rows)}\n\n{script_source('heads.sh FOLDER', 'heads_*', read('heads_wide'))}"
+    return f"{table(header, rows)}\n\n{script_source(command, f'{results}_*', read(f'{results}_wide'), processor)}"
 
 
-PARTS: dict[str, Callable[[], str]] = {"results-block-trees": _block_trees, "results-heads": _speeds}
+PARTS: dict[str, Callable[[], str]] = {
+    "results-block-trees": _block_trees,
+    "results-heads": lambda: _speeds("heads", "heads.sh FOLDER"),
+    "results-heads-ice-lake": lambda: _speeds(
+        "heads_ice_lake", "heads.sh FOLDER heads_ice_lake", " of Ice Lake, AVX-512 without bfloat16"
+    ),
+}

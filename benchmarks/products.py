@@ -1,0 +1,103 @@
+"""Products of few rows by each form of the compiled kernels, beside the memory's speed.
+
+    python -m benchmarks.products
+
+Weights are bfloat16 numbers of the widened target's shapes, more than a processor caches, so that each product reads
+its own from memory. The memory's speed is measured in each round by torch's sum of one large tensor, on as many
+threads.
+"""
+
+import argparse
+import statistics
+import time
+from collections import defaultdict
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from benchmarks.report import write
+from specdec.kernels.native_library import Library
+from specdec.kernels.native_operations import NativeProjection
+
+FORMS = ("portable", "avx2", "avx512", "avx512_bf16")
+SHAPES = [(4096, 1024), (1024, 4096)]
+ROWS = (1, 2, 4, 8, 16)
+COPIES = 24
+SUMMED = 2**26  # float32 numbers, 256 MiB
+
+
+def runs(form: str) -> bool:
+    """Tell whether the processor has a form."""
+    try:
+        Library(1, torch.bfloat16, form)
+    except ValueError:
+        return False
+    return True
+
+
+def seconds_of_all(products: list[NativeProjection], x: Tensor) -> float:
+    start = time.perf_counter()
+    for product in products:
+        product(x)
+    return time.perf_counter() - start
+
+
+def read_speed(numbers: Tensor) -> float:
+    """Return the bytes a second at which a tensor is summed."""
+    start = time.perf_counter()
+    numbers.sum()
+    return numbers.nbytes / (time.perf_counter() - start)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=15)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    forms = [form for form in FORMS if runs(form)]
+    numbers = torch.ones(SUMMED)
+    rows = []
+    for shape in SHAPES:
+        weights = [torch.randn(*shape).bfloat16() for _ in range(COPIES)]
+        weight_bytes = sum(weight.nbytes for weight in weights)
+        packed = {
+            form: [NativeProjection(Library(args.threads, torch.bfloat16, form), weight) for weight in weights]
+            for form in forms
+        }
+        inputs = {count: torch.randn(count, shape[1]).bfloat16() for count in ROWS}
+        seconds: dict[tuple[str, int], list[float]] = defaultdict(list)
+        speeds = []
+        for _ in range(args.rounds + 1):
+            speeds.append(read_speed(numbers))
+            for form in forms:
+                for count in ROWS:
+                    seconds[form, count].append(seconds_of_all(packed[form], inputs[count]))
+        memory = statistics.median(speeds[1:])
+        for form in forms:
+            for count in ROWS:
+                took = statistics.median(seconds[form, count][1:])
+                one = statistics.median(seconds[form, 1][1:])
+                rows.append(
+                    {
+                        "columns": shape[0],
+                        "inputs": shape[1],
+                        "form": form,
+                        "rows": count,
+                        "ms": round(took / COPIES * 1e3, 3),
+                        "of_memory_speed": round(weight_bytes / took / memory, 2),
+                        "over_one_row": round(took / one, 2),
+                        "memory_gb_s": round(memory / 1e9, 1),
+                    }
+                )
+    table = Table(*rows[0])
+    for row in rows:
+        table.add_row(*(str(value) for value in row.values()))
+    Console().print(table)
+    write("products", {"rounds": args.rounds, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()

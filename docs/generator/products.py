@@ -1,0 +1,36 @@
+"""Table of the compiled kernels' products, by form and number of rows."""
+
+from collections.abc import Callable
+from typing import Any
+
+from docs.generator.regions import table
+from docs.generator.results import read, source
+
+
+def _products() -> str:
+    """Return at which share of the memory's speed products read weights, and what more rows cost, by form."""
+    rows = read("products")["rows"]
+    found: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault((row["form"], row["rows"]), []).append(row)
+    counts = sorted({count for _, count in found})
+
+    def figures(form: str, what: str, shown: list[int]) -> list[str]:
+        return [" / ".join(f"{row[what]:.2f}" for row in found[form, count]) for count in shown]
+
+    few = [count for count in counts if count <= 4]
+    lines = [
+        [
+            form,
+            *figures(form, "of_memory_speed", few),
+            *figures(form, "over_one_row", [count for count in counts if count > 4]),
+        ]
+        for form in dict.fromkeys(form for form, _ in found)
+    ]
+    header = ["form", *(f"{count} row{'s' * (count > 1)}, of the memory's speed" for count in few)]
+    header += [f"{count} rows over one" for count in counts if count > 4]
+    speeds = sorted({row["memory_gb_s"] for row in rows})
+    return f"{table(header, lines)}\n\nMemory: {' and '.join(map(str, speeds))} GB/s. {source('products')}"
+
+
+PARTS: dict[str, Callable[[], str]] = {"results-products": _products}
