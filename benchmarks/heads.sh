@@ -3,8 +3,8 @@
 #
 #     bash benchmarks/heads.sh FOLDER [NAME]
 #
-# `python -m benchmarks.widen FOLDER` writes the widened checkpoints. Results go to benchmarks/results/NAME_*.json, of
-# "heads" where no other name tells processors apart.
+# `python -m benchmarks.widen FOLDER` writes the widened checkpoints. Results go to benchmarks/results/NAME_*.json;
+# NAME is "heads", or another one for another processor.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 folder=$(realpath "$1")

@@ -18,23 +18,13 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks.report import write
-from specdec.kernels.native_library import Library
+from specdec.kernels.native_library import Library, processor_forms
 from specdec.kernels.native_operations import NativeProjection
 
-FORMS = ("portable", "avx2", "avx512", "avx512_bf16")
 SHAPES = [(4096, 1024), (1024, 4096)]
 ROWS = (1, 2, 4, 8, 16)
 COPIES = 24
 SUMMED = 2**26  # float32 numbers, 256 MiB
-
-
-def runs(form: str) -> bool:
-    """Tell whether the processor has a form."""
-    try:
-        Library(1, torch.bfloat16, form)
-    except ValueError:
-        return False
-    return True
 
 
 def seconds_of_all(products: list[NativeProjection], x: Tensor) -> float:
@@ -57,26 +47,25 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    forms = [form for form in FORMS if runs(form)]
+    libraries = {form: Library(args.threads, torch.bfloat16, form) for form in processor_forms()}
     numbers = torch.ones(SUMMED)
     rows = []
     for shape in SHAPES:
         weights = [torch.randn(*shape).bfloat16() for _ in range(COPIES)]
         weight_bytes = sum(weight.nbytes for weight in weights)
         packed = {
-            form: [NativeProjection(Library(args.threads, torch.bfloat16, form), weight) for weight in weights]
-            for form in forms
+            form: [NativeProjection(library, weight) for weight in weights] for form, library in libraries.items()
         }
         inputs = {count: torch.randn(count, shape[1]).bfloat16() for count in ROWS}
         seconds: dict[tuple[str, int], list[float]] = defaultdict(list)
         speeds = []
         for _ in range(args.rounds + 1):
             speeds.append(read_speed(numbers))
-            for form in forms:
+            for form in libraries:
                 for count in ROWS:
                     seconds[form, count].append(seconds_of_all(packed[form], inputs[count]))
         memory = statistics.median(speeds[1:])
-        for form in forms:
+        for form in libraries:
             for count in ROWS:
                 took = statistics.median(seconds[form, count][1:])
                 one = statistics.median(seconds[form, 1][1:])

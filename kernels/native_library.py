@@ -27,6 +27,7 @@ BLOCK = 16
 MOST_PARTS = 3
 # Called with the number of a layer.
 BEFORE_LAYER = ctypes.CFUNCTYPE(None, c_int64)
+FORMS = ("portable", "avx2", "avx512", "avx512_bf16")
 NOT_BUILT = "the native kernels are not built: install a C compiler (gcc or clang), and specdec once more"
 
 
@@ -210,11 +211,24 @@ def library_file() -> Path | None:
     return next(iter(sorted((Path(__file__).parent / "native").glob("_library*.so"))), None)
 
 
+def processor_forms() -> list[str]:
+    """Return the forms of the library that this processor has, the slowest first; none where it is not built."""
+
+    def runs(form: str) -> bool:
+        try:
+            Library(1, torch.float32, form)
+        except ValueError:
+            return False
+        return True
+
+    return [form for form in FORMS if runs(form)]
+
+
 class Library:
     """A context of the compiled library: its threads, and memory between the parts of a layer.
 
     Args:
-        form: "portable", "avx2", "avx512" or "avx512_bf16"; "" for the fastest that the processor has.
+        form: one of `FORMS`; "" for the fastest that the processor has.
         threads: number of threads, the caller's included; the others sleep while nothing is asked.
         dtype: of activations.
 

@@ -66,6 +66,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "results-block-trees": _block_trees,
     "results-heads": lambda: _speeds("heads", "heads.sh FOLDER"),
     "results-heads-ice-lake": lambda: _speeds(
-        "heads_ice_lake", "heads.sh FOLDER heads_ice_lake", " (Ice Lake: AVX-512 without bfloat16)"
+        "heads_ice_lake", "heads.sh FOLDER heads_ice_lake", ", AVX-512 without bfloat16"
     ),
 }

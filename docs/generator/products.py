@@ -19,16 +19,13 @@ def _products() -> str:
         return [" / ".join(f"{row[what]:.2f}" for row in found[form, count]) for count in shown]
 
     few = [count for count in counts if count <= 4]
+    many = counts[len(few) :]
     lines = [
-        [
-            form,
-            *figures(form, "of_memory_speed", few),
-            *figures(form, "over_one_row", [count for count in counts if count > 4]),
-        ]
+        [form, *figures(form, "of_memory_speed", few), *figures(form, "over_one_row", many)]
         for form in dict.fromkeys(form for form, _ in found)
     ]
     header = ["form", *(f"{count} row{'s' * (count > 1)}, of the memory's speed" for count in few)]
-    header += [f"{count} rows over one" for count in counts if count > 4]
+    header += [f"{count} rows over one" for count in many]
     speeds = sorted({row["memory_gb_s"] for row in rows})
     return f"{table(header, lines)}\n\nMemory: {' and '.join(map(str, speeds))} GB/s. {source('products')}"
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.rope import RopeConfig
 from specdec.kernels.kernel_set import KernelSet, native_kernels
-from specdec.kernels.native_library import Library, library_file
+from specdec.kernels.native_library import Library, processor_forms
 from specdec.kernels.settings import Quantization
 from specdec.verify.noise import GumbelNoise
 from tests.kernels.kernel_checks import DTYPES
@@ -20,18 +20,7 @@ def library(form: str, threads: int, dtype: torch.dtype) -> Library:
     return Library(threads, dtype, form)
 
 
-def _forms() -> list[str]:
-    def runs(form: str) -> bool:
-        try:
-            return library(form, 1, torch.float32).form == form
-        except ValueError:
-            return False
-
-    known = ("portable", "avx2", "avx512", "avx512_bf16")
-    return [form for form in known if runs(form)] if library_file() else ["portable"]
-
-
-FORMS = _forms()
+FORMS = processor_forms() or ["portable"]
 # The largest relative error of one rounding.
 ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 NOISE = GumbelNoise(torch.device("cpu"))
