@@ -1,10 +1,10 @@
-"""Products of few rows by each form of the compiled kernels, beside the memory's speed.
+"""Products of few rows by each form of the compiled kernels, beside the speed of reading memory.
 
     python -m benchmarks.products
 
 Weights are bfloat16 numbers of the widened target's shapes, more than a processor caches, so that each product reads
-its own from memory. The memory's speed is measured in each round by torch's sum of one large tensor, on as many
-threads.
+its own from memory. For comparison torch sums one large tensor in each round, on as many threads; memory may be faster
+than that.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def main() -> None:
             for form in libraries:
                 for count in ROWS:
                     seconds[form, count].append(seconds_of_all(packed[form], inputs[count]))
-        memory = statistics.median(speeds[1:])
+        summed = statistics.median(speeds[1:])
         for form in libraries:
             for count in ROWS:
                 took = statistics.median(seconds[form, count][1:])
@@ -76,9 +76,9 @@ def main() -> None:
                         "form": form,
                         "rows": count,
                         "ms": round(took / COPIES * 1e3, 3),
-                        "of_memory_speed": round(weight_bytes / took / memory, 2),
+                        "over_sum_speed": round(weight_bytes / took / summed, 2),
                         "over_one_row": round(took / one, 2),
-                        "memory_gb_s": round(memory / 1e9, 1),
+                        "sum_gb_s": round(summed / 1e9, 1),
                     }
                 )
     table = Table(*rows[0])

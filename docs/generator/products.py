@@ -8,7 +8,7 @@ from docs.generator.results import read, source
 
 
 def _products() -> str:
-    """Return at which share of the memory's speed products read weights, and what more rows cost, by form."""
+    """Return how fast products read weights, over torch's sum of a tensor, and what more rows cost, by form."""
     rows = read("products")["rows"]
     found: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for row in rows:
@@ -21,13 +21,13 @@ def _products() -> str:
     few = [count for count in counts if count <= 4]
     many = counts[len(few) :]
     lines = [
-        [form, *figures(form, "of_memory_speed", few), *figures(form, "over_one_row", many)]
+        [form, *figures(form, "over_sum_speed", few), *figures(form, "over_one_row", many)]
         for form in dict.fromkeys(form for form, _ in found)
     ]
-    header = ["form", *(f"{count} row{'s' * (count > 1)}, of the memory's speed" for count in few)]
+    header = ["form", *(f"{count} row{'s' * (count > 1)}: bytes a second over a sum's" for count in few)]
     header += [f"{count} rows over one" for count in many]
-    speeds = sorted({row["memory_gb_s"] for row in rows})
-    return f"{table(header, lines)}\n\nMemory: {' and '.join(map(str, speeds))} GB/s. {source('products')}"
+    speeds = sorted({row["sum_gb_s"] for row in rows})
+    return f"{table(header, lines)}\n\nSum of one large tensor by torch: {' and '.join(map(str, speeds))} GB/s. {source('products')}"
 
 
 PARTS: dict[str, Callable[[], str]] = {"results-products": _products}
