@@ -26,8 +26,8 @@ def _products() -> str:
     ]
     header = ["form", *(f"{count} row{'s' * (count > 1)}: bytes a second over a sum's" for count in few)]
     header += [f"{count} rows over one" for count in many]
-    speeds = sorted({row["sum_gb_s"] for row in rows})
-    return f"{table(header, lines)}\n\nSum of one large tensor by torch: {' and '.join(map(str, speeds))} GB/s. {source('products')}"
+    speeds = " and ".join(str(speed) for speed in sorted({row["sum_gb_s"] for row in rows}))
+    return f"{table(header, lines)}\n\nSum of one large tensor by torch: {speeds} GB/s. {source('products')}"
 
 
 PARTS: dict[str, Callable[[], str]] = {"results-products": _products}
