@@ -228,7 +228,8 @@ class Library:
     """A context of the compiled library: its threads, and memory between the parts of a layer.
 
     Args:
-        form: one of `FORMS`; "" for the fastest that the processor has.
+        form: one of `FORMS`; "" for the fastest that the processor has. `avx512_bf16` is `avx512` where activations
+            are not bfloat16.
         threads: number of threads, the caller's included; the others sleep while nothing is asked.
         dtype: of activations.
 

@@ -30,7 +30,6 @@ typedef struct {
 /* Multiply the blocks `[begin, end)` of `low`, counted through all spans of rows, and write them as inputs of `up`. */
 static void low_work(void *argument, int thread, int64_t begin, int64_t end) {
     const low_job *j = argument;
-    const int dtype = (int)j->c->dtype;
     float *own = j->c->own[thread].memory;
     for (int64_t span = 0, start = 0; span < j->s->spans && start < end; span++) {
         const adapter_rows *rows = j->s->adapted + span;
@@ -41,12 +40,12 @@ static void low_work(void *argument, int thread, int64_t begin, int64_t end) {
             continue;
         int64_t first = begin > from ? begin - from : 0, beyond = end < start ? end - from : blocks;
         const int64_t count = rows->end - rows->begin;
-        const int kind = input_kind(&a->part[0].up, dtype);
+        const int kind = input_kind(&a->part[0].up);
         for (int64_t last; first < beyond; first = last) {
             last = first + CHUNK < beyond ? first + CHUNK : beyond;
             product p = {&a->low, j->x + rows->begin * j->x_stride, j->x_stride, own, CHUNK * BLOCK, first * BLOCK,
                          NULL, 0, count};
-            multiply(&p, way_of(&a->low, dtype), first, last);
+            multiply(&p, first, last);
             for (int64_t row = 0; row < count; row++)
                 from_floats((char *)j->c->buffers[LOW].memory + (rows->begin + row) * j->c->low_bytes +
                                 first * BLOCK * size_of(kind),
@@ -70,7 +69,6 @@ static void run_low(context *c, const step *s, size_t offset, const void *x, siz
    with the weight's column `first_column`. */
 static void add_adapters(const context *c, const step *s, size_t offset, float *out, int64_t out_stride,
                          int64_t first_column, int64_t begin, int64_t end) {
-    const int dtype = (int)c->dtype;
     const size_t stride = c->low_bytes;
     for (int64_t span = 0; span < s->spans; span++) {
         const adapter_rows *rows = s->adapted + span;
@@ -78,7 +76,7 @@ static void add_adapters(const context *c, const step *s, size_t offset, float *
         for (int64_t i = 0; i < a->parts; i++) {
             const lora_part *part = &a->part[i];
             const matrix *up = &part->up;
-            const int kind = input_kind(up, dtype), way = way_of(up, dtype);
+            const int kind = input_kind(up);
             const char *low =
                 (const char *)c->buffers[LOW].memory + rows->begin * stride + part->column * size_of(kind);
             /* Its blocks that lie in the range, and where in the weight the first of them does. */
@@ -92,7 +90,7 @@ static void add_adapters(const context *c, const step *s, size_t offset, float *
             float *to = out + rows->begin * out_stride + place * BLOCK - first_column;
             product p = {up, low, stride, to, out_stride, block * BLOCK, to - block * BLOCK, out_stride,
                          rows->end - rows->begin};
-            multiply(&p, way, block, last);
+            multiply(&p, block, last);
         }
     }
 }

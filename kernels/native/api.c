@@ -15,8 +15,9 @@ void *reserve(buffer *b, size_t bytes) {
     return b->memory;
 }
 
-/* The form of a name if this processor has it; of "" the fastest. */
-static const form *form_named(const char *name) {
+/* The form of a name if this processor has it; of "" the fastest. The one with products of bfloat16 is for activations in
+   bfloat16: with others it would do what `avx512` does. */
+static const form *form_named(const char *name, int64_t dtype) {
     const form *found[4];
     int count = 0;
 #if defined(__x86_64__)
@@ -32,7 +33,7 @@ static const form *form_named(const char *name) {
     found[count++] = &portable_form;
     for (int i = 0; i < count; i++)
         if (!*name || !strcmp(name, found[i]->name))
-            return found[i];
+            return found[i] == &avx512_bf16_form && dtype != BFLOAT16 ? &avx512_form : found[i];
     return NULL;
 }
 
@@ -50,7 +51,7 @@ void specdec_close(context *c) {
 
 /* NULL if the processor lacks the form, or without memory or threads. */
 context *specdec_open(const char *form_name, int64_t threads, int64_t dtype) {
-    const form *chosen = form_named(form_name);
+    const form *chosen = form_named(form_name, dtype);
     context *c = chosen ? calloc(1, sizeof *c) : NULL;
     if (!c)
         return NULL;

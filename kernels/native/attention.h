@@ -241,18 +241,45 @@ INLINE void scale_each(const char *const *keys, int64_t offset, int64_t count, i
     }
 }
 
-/* Do something for queries `begin` to `end`, as many at a time as there are registers for. */
-#define FOR_QUERIES(begin, end, call)                                                                                  \
+/* Do something with `queries` queries, as many at a time as there are registers for, compiled for each kind. */
+#define FOR_QUERIES(kind, call)                                                                                        \
     do {                                                                                                               \
-        int64_t q = (begin);                                                                                           \
+        int64_t q = 0;                                                                                                 \
         if (MOST_QUERIES == 4)                                                                                         \
-            for (; q + 4 <= (end); q += 4)                                                                             \
-                call(4);                                                                                               \
-        for (; q + 2 <= (end); q += 2)                                                                                 \
-            call(2);                                                                                                   \
-        for (; q < (end); q++)                                                                                         \
-            call(1);                                                                                                   \
+            for (; q + 4 <= queries; q += 4)                                                                           \
+                call(kind, 4);                                                                                         \
+        for (; q + 2 <= queries; q += 2)                                                                               \
+            call(kind, 2);                                                                                             \
+        for (; q < queries; q++)                                                                                       \
+            call(kind, 1);                                                                                             \
     } while (0)
+
+#define FOR_KINDS(kind, call)                                                                                          \
+    switch (kind) {                                                                                                    \
+    case FLOAT32: FOR_QUERIES(FLOAT32, call); break;                                                                   \
+    case BFLOAT16: FOR_QUERIES(BFLOAT16, call); break;                                                                 \
+    case FLOAT16: FOR_QUERIES(FLOAT16, call); break;                                                                   \
+    case KV_INT8: FOR_QUERIES(KV_INT8, call); break;                                                                   \
+    case KV_E4M3: FOR_QUERIES(KV_E4M3, call); break;                                                                   \
+    case KV_E5M2: FOR_QUERIES(KV_E5M2, call); break;                                                                   \
+    }
+
+/* Products of all keys with `queries` queries. */
+static void score_queries(const char *const *keys, int64_t count, int64_t dim, int kind, int64_t queries,
+                          const char *query, float *scores, int64_t stride) {
+    const size_t query_bytes = dim * size_of(query_kind(kind));
+#define SCORE(kind, n) score_keys(keys, count, dim, kind, n, query + q * query_bytes, scores + q * stride, stride)
+    FOR_KINDS(kind, SCORE)
+#undef SCORE
+}
+
+/* Add all values times weights to what `queries` queries have. */
+static void mix_queries(const char *const *values, int64_t offset, int64_t count, int64_t dim, int kind, int64_t queries,
+                        const float *weights, int64_t stride, float *out) {
+#define MIX(kind, n) mix_values(values, offset, count, dim, kind, n, weights + q * stride, stride, out + q * dim)
+    FOR_KINDS(kind, MIX)
+#undef MIX
+}
 
 /* List a row's keys behind the first `shared` entries. */
 INLINE int64_t list_rest(const tile *t, int64_t row, int64_t shared, const char **keys) {
@@ -263,8 +290,8 @@ INLINE int64_t list_rest(const tile *t, int64_t row, int64_t shared, const char 
     return count;
 }
 
-INLINE void attend_kind(const tile *t, int kind, const float *queries, int64_t query_stride, float *memory,
-                        float *out) {
+static void attend_rows(const tile *t, const float *queries, int64_t query_stride, float *memory, float *out) {
+    const int kind = t->kind;
     const int64_t group = t->heads / t->kv_heads, dim = t->dim, all = (t->end - t->begin) * group;
     const int64_t offset = t->kv_heads * dim * kv_size(kind), stride = most_keys(t->s) + KEYS_MORE;
     const size_t query_bytes = dim * size_of(query_kind(kind));
@@ -286,16 +313,13 @@ INLINE void attend_kind(const tile *t, int kind, const float *queries, int64_t q
     const int64_t before = list_entries(t, t->first, shared, keys);
     for (int i = 0; before && i < KEYS_MORE; i++)
         keys[before + i] = keys[before - 1];
-#define SCORE_SHARED(n)                                                                                                \
-    score_keys(keys, before, dim, kind, n, query + q * query_bytes, scores + q * stride, stride)
-    FOR_QUERIES(0, all, SCORE_SHARED);
+    score_queries(keys, before, dim, kind, all, query, scores, stride);
     if (scaled)
         scale_each(keys, key_scale, before, all, scores, stride);
     for (int64_t row = t->begin; row < t->end; row++) {
         const int64_t begin = (row - t->begin) * group, count = list_rest(t, row, shared, rest);
-#define SCORE_REST(n)                                                                                                  \
-    score_keys(rest, count, dim, kind, n, query + q * query_bytes, scores + q * stride + before, stride)
-        FOR_QUERIES(begin, begin + group, SCORE_REST);
+        score_queries(rest, count, dim, kind, group, query + begin * query_bytes, scores + begin * stride + before,
+                      stride);
         if (scaled)
             scale_each(rest, key_scale, count, group, scores + begin * stride + before, stride);
         for (int64_t q = begin; t->slopes && q < begin + group; q++)
@@ -304,58 +328,17 @@ INLINE void attend_kind(const tile *t, int kind, const float *queries, int64_t q
             share[q] = exp_scores(scores + q * stride, before + count, scale) * mixed_scale;
     }
     memset(out, 0, all * dim * sizeof *out);
-#define MIX_SHARED(n) mix_values(keys, offset, before, dim, kind, n, scores + q * stride, stride, out + q * dim)
     if (scaled)
         scale_each(keys, value_scale, before, all, scores, stride);
-    FOR_QUERIES(0, all, MIX_SHARED);
+    mix_queries(keys, offset, before, dim, kind, all, scores, stride, out);
     for (int64_t row = t->begin; row < t->end; row++) {
         const int64_t begin = (row - t->begin) * group, count = list_rest(t, row, shared, rest);
-#define MIX_REST(n) mix_values(rest, offset, count, dim, kind, n, scores + q * stride + before, stride, out + q * dim)
         if (scaled)
             scale_each(rest, value_scale, count, group, scores + begin * stride + before, stride);
-        FOR_QUERIES(begin, begin + group, MIX_REST);
+        mix_queries(rest, offset, count, dim, kind, group, scores + begin * stride + before, stride, out + begin * dim);
         for (int64_t i = begin * dim; i < (begin + group) * dim; i++)
             out[i] *= share[i / dim];
     }
-#undef SCORE_SHARED
-#undef SCORE_REST
-#undef MIX_SHARED
-#undef MIX_REST
-}
-
-static void attend_float32(const tile *t, const float *queries, int64_t query_stride, float *memory, float *out) {
-    attend_kind(t, FLOAT32, queries, query_stride, memory, out);
-}
-static void attend_bfloat16(const tile *t, const float *queries, int64_t query_stride, float *memory, float *out) {
-    attend_kind(t, BFLOAT16, queries, query_stride, memory, out);
-}
-static void attend_float16(const tile *t, const float *queries, int64_t query_stride, float *memory, float *out) {
-    attend_kind(t, FLOAT16, queries, query_stride, memory, out);
-}
-
-static void attend_int8(const tile *t, const float *queries, int64_t query_stride, float *memory, float *out) {
-    attend_kind(t, KV_INT8, queries, query_stride, memory, out);
-}
-static void attend_e4m3(const tile *t, const float *queries, int64_t query_stride, float *memory, float *out) {
-    attend_kind(t, KV_E4M3, queries, query_stride, memory, out);
-}
-static void attend_e5m2(const tile *t, const float *queries, int64_t query_stride, float *memory, float *out) {
-    attend_kind(t, KV_E5M2, queries, query_stride, memory, out);
-}
-
-static void attend_rows(const tile *t, const float *queries, int64_t query_stride, float *memory, float *out) {
-    if (t->kind == FLOAT32)
-        attend_float32(t, queries, query_stride, memory, out);
-    else if (t->kind == BFLOAT16)
-        attend_bfloat16(t, queries, query_stride, memory, out);
-    else if (t->kind == FLOAT16)
-        attend_float16(t, queries, query_stride, memory, out);
-    else if (t->kind == KV_INT8)
-        attend_int8(t, queries, query_stride, memory, out);
-    else if (t->kind == KV_E4M3)
-        attend_e4m3(t, queries, query_stride, memory, out);
-    else
-        attend_e5m2(t, queries, query_stride, memory, out);
 }
 
 /* First entry that a row sees: of a node, as many before it as tokens of its path leave of the window. */

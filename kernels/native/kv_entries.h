@@ -94,7 +94,7 @@ INLINE float bfloat16_of(float x) {
     return x != x ? x : float_of((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000);
 }
 
-INLINE void encode_numbers(uint8_t *codes, const float *x, int64_t dim, int kind, float scale) {
+NOT_INLINE void encode_numbers(uint8_t *codes, const float *x, int64_t dim, int kind, float scale) {
     float lanes[LANES] = {0};
     const int64_t whole = dim / LANES * LANES;
     memcpy(lanes, x + whole, (dim - whole) * 4);
@@ -105,7 +105,7 @@ INLINE void encode_numbers(uint8_t *codes, const float *x, int64_t dim, int kind
 }
 
 /* Store a head with a scale of its own: by its largest number. */
-INLINE void encode_scaled(uint8_t *codes, char *scale, const float *x, int64_t dim, int kind) {
+static void encode_scaled(uint8_t *codes, char *scale, const float *x, int64_t dim, int kind) {
     vf most = splat(0), check = splat(0);
     float lanes[LANES] = {0};
     const int64_t whole = dim / LANES * LANES;

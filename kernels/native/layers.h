@@ -43,10 +43,9 @@ typedef struct {
 
 INLINE int64_t multiply_chunk(const chunks *job, int64_t begin, int64_t end) {
     int64_t last = begin + CHUNK < end ? begin + CHUNK : end;
-    product p = {job->weight, job->x, input_stride(job->weight, job->c->dtype), job->own, CHUNK * BLOCK,
-                 begin * BLOCK, job->residual, job->residual_stride, job->rows,
-                 sums_at(job->weight, job->c->dtype)};
-    multiply(&p, way_of(job->weight, job->c->dtype), begin, last);
+    product p = {job->weight, job->x, input_stride(job->weight), job->own, CHUNK * BLOCK,
+                 begin * BLOCK, job->residual, job->residual_stride, job->rows};
+    multiply(&p, begin, last);
     if (job->adapted)
         add_adapters(job->c, job->adapted, job->adapter, job->own, CHUNK * BLOCK, begin * BLOCK, begin, last);
     return last;
@@ -66,13 +65,13 @@ static void multiply_part(const chunks *job, int64_t begin, int64_t end, int dty
 
 /* Multiply gate and up, of which each chunk has two blocks, and write `silu(gate) * up` as inputs to `down`. */
 static void multiply_gated(const chunks *job, int64_t begin, int64_t end, const matrix *down, char *out) {
-    const int dtype = job->c->dtype, kind = input_kind(down, dtype);
+    const int kind = input_kind(down);
     for (int64_t last; begin < end; begin = last) {
         last = multiply_chunk(job, begin, end);
         for (int64_t row = 0; row < job->rows; row++)
             for (int i = 0; i < CHUNK / 2 * BLOCK; i += LANES) {
                 const float *gate = job->own + row * CHUNK * BLOCK + i;
-                char *to = out + row * input_stride(down, dtype) + (begin / 2 * BLOCK + i) * size_of(kind);
+                char *to = out + row * input_stride(down) + (begin / 2 * BLOCK + i) * size_of(kind);
                 vf g = load(gate);
                 store_as(to, g / (splat(1) + exp_(-g)) * load(gate + CHUNK / 2 * BLOCK), kind);
             }
@@ -94,14 +93,14 @@ static void put_states(const layer_job *j, int64_t row, float *own) {
     float *state = (float *)j->c->buffers[STATES].memory + row * width;
     to_floats(state, j->residual + row * l->hidden * size_of(dtype), l->hidden, dtype);
     memset(state + l->hidden, 0, (width - l->hidden) * 4);
-    char *input = (char *)j->c->buffers[INPUTS].memory + row * input_stride(&l->qkv, dtype);
+    char *input = (char *)j->c->buffers[INPUTS].memory + row * input_stride(&l->qkv);
     if (j->x)
         to_floats(own, j->x + row * l->qkv.inputs * size_of(dtype), l->qkv.inputs, dtype);
     else if (l->input_norm)
         norm_row(state, l->input_norm, l->eps, l->hidden, own);
     else
         memcpy(own, state, l->hidden * 4);
-    put_inputs(&l->qkv, dtype, input, own, l->qkv.inputs);
+    put_inputs(&l->qkv, input, own, l->qkv.inputs);
 }
 
 /* Norm and rotate a head of queries or keys, and store one of keys or values. */
@@ -136,10 +135,9 @@ static void qkv_work(void *argument, int thread, int64_t begin, int64_t end) {
     (void)thread;
     const layer_job *j = argument;
     const matrix *m = &j->l->qkv;
-    const int dtype = j->c->dtype;
-    product p = {m, j->c->buffers[INPUTS].memory, input_stride(m, dtype), j->c->buffers[QKV].memory,
-                 m->blocks * BLOCK, 0, NULL, 0, j->s->rows, sums_at(m, dtype)};
-    multiply(&p, way_of(m, dtype), begin, end);
+    product p = {m, j->c->buffers[INPUTS].memory, input_stride(m), j->c->buffers[QKV].memory,
+                 m->blocks * BLOCK, 0, NULL, 0, j->s->rows};
+    multiply(&p, begin, end);
     add_adapters(j->c, j->s, offsetof(layer_adapter, qkv), p.out, p.out_stride, 0, begin, end);
 }
 
@@ -153,10 +151,10 @@ static void heads_work(void *argument, int thread, int64_t begin, int64_t end) {
 static void mix_work(void *argument, int thread, int64_t begin, int64_t end) {
     const layer_job *j = argument;
     const layer *l = j->l;
-    const int dtype = j->c->dtype, kind = input_kind(&l->output, dtype);
+    const int kind = input_kind(&l->output);
     const int64_t group = l->heads / l->kv_heads, numbers = group * l->head_dim, width = l->qkv.blocks * BLOCK;
     const int64_t *first = j->c->buffers[TILES].memory;
-    const size_t stride = input_stride(&l->output, dtype);
+    const size_t stride = input_stride(&l->output);
     float *own = j->c->own[thread].memory;
     for (int64_t item = begin; item < end; item++) {
         const int64_t *rows = first + item / l->kv_heads, head = item % l->kv_heads;
@@ -175,23 +173,21 @@ static void output_work(void *argument, int thread, int64_t begin, int64_t end) 
     (void)thread;
     const layer_job *j = argument;
     const matrix *m = &j->l->output;
-    const int dtype = j->c->dtype;
     const int64_t width = m->blocks * BLOCK;
-    product p = {m, j->c->buffers[MIXED].memory, input_stride(m, dtype), j->c->buffers[SUMS].memory, width, 0,
-                 j->c->buffers[STATES].memory, width, j->s->rows, sums_at(m, dtype)};
-    multiply(&p, way_of(m, dtype), begin, end);
+    product p = {m, j->c->buffers[MIXED].memory, input_stride(m), j->c->buffers[SUMS].memory, width, 0,
+                 j->c->buffers[STATES].memory, width, j->s->rows};
+    multiply(&p, begin, end);
     add_adapters(j->c, j->s, offsetof(layer_adapter, output), p.out, width, 0, begin, end);
 }
 
 static void norms_work(void *argument, int thread, int64_t begin, int64_t end) {
     const layer_job *j = argument;
     const layer *l = j->l;
-    const int dtype = j->c->dtype;
     float *own = j->c->own[thread].memory, *sums = j->c->buffers[SUMS].memory;
     char *inputs = j->c->buffers[INPUTS].memory;
     for (int64_t row = begin; row < end; row++) {
         norm_row(sums + row * l->output.blocks * BLOCK, l->post_norm, l->eps, l->hidden, own);
-        put_inputs(&l->gate_up, dtype, inputs + row * input_stride(&l->gate_up, dtype), own, l->hidden);
+        put_inputs(&l->gate_up, inputs + row * input_stride(&l->gate_up), own, l->hidden);
     }
 }
 
@@ -214,7 +210,6 @@ static void down_work(void *argument, int thread, int64_t begin, int64_t end) {
 typedef struct {
     const matrix *weight;
     char *rows;
-    int dtype;
     int64_t count;
 } finish_job;
 
@@ -222,12 +217,12 @@ static void finish_work(void *argument, int thread, int64_t begin, int64_t end) 
     (void)thread;
     const finish_job *j = argument;
     for (int64_t row = begin; row < end; row++)
-        finish_inputs(j->weight, j->dtype, j->rows + row * input_stride(j->weight, j->dtype), j->count);
+        finish_inputs(j->weight, j->rows + row * input_stride(j->weight), j->count);
 }
 
 /* Complete rows in a buffer that several jobs have each written a part of, `count` inputs together. */
 static void finish_rows(context *c, const matrix *weight, int buffer, int64_t rows, int64_t count) {
-    finish_job j = {weight, c->buffers[buffer].memory, (int)c->dtype, count};
+    finish_job j = {weight, c->buffers[buffer].memory, count};
     if (has_offsets(weight) || count < weight->depth)
         pool_each(c->threads, rows, ROWS_AT_ONCE, finish_work, &j);
 }
@@ -245,7 +240,7 @@ static int reserve_own(context *c, size_t floats) {
 /* Run the first products of the rows' adapters beside a weight, whose inputs lie in a buffer. */
 static void run_low_beside(const layer_job *j, const matrix *m, size_t adapter, int inputs) {
     if (j->s->spans)
-        run_low(j->c, j->s, adapter, j->c->buffers[inputs].memory, input_stride(m, (int)j->c->dtype));
+        run_low(j->c, j->s, adapter, j->c->buffers[inputs].memory, input_stride(m));
 }
 
 static int run_layer(context *c, const layer *l, const step *s, const void *x, const void *residual, void *out) {
@@ -255,10 +250,10 @@ static int run_layer(context *c, const layer *l, const step *s, const void *x, c
     int lacks = reserve_own(c, own);
     lacks |= !reserve(&c->buffers[STATES], rows * width * 4);
     lacks |= !reserve(&c->buffers[SUMS], rows * width * 4);
-    lacks |= !reserve(&c->buffers[INPUTS], rows * larger(input_stride(&l->qkv, c->dtype), input_stride(&l->gate_up, c->dtype)));
+    lacks |= !reserve(&c->buffers[INPUTS], rows * larger(input_stride(&l->qkv), input_stride(&l->gate_up)));
     lacks |= !reserve(&c->buffers[QKV], rows * l->qkv.blocks * BLOCK * 4);
-    lacks |= !reserve(&c->buffers[MIXED], rows * input_stride(&l->output, c->dtype));
-    lacks |= !reserve(&c->buffers[ACTIVATED], rows * input_stride(&l->down, c->dtype));
+    lacks |= !reserve(&c->buffers[MIXED], rows * input_stride(&l->output));
+    lacks |= !reserve(&c->buffers[ACTIVATED], rows * input_stride(&l->down));
     lacks |= !reserve(&c->buffers[TILES], (rows + 1) * sizeof(int64_t));
     lacks |= s->spans && reserve_low(c, s);
     if (lacks)
@@ -301,7 +296,7 @@ static void inputs_work(void *argument, int thread, int64_t begin, int64_t end) 
     char *inputs = j->c->buffers[INPUTS].memory;
     for (int64_t row = begin; row < end; row++) {
         to_floats(own, j->x + row * m->inputs * size_of(dtype), m->inputs, dtype);
-        put_inputs(m, dtype, inputs + row * input_stride(m, dtype), own, m->inputs);
+        put_inputs(m, inputs + row * input_stride(m), own, m->inputs);
     }
 }
 
@@ -316,12 +311,12 @@ static int do_product(context *c, const product_job *j) {
     const matrix *m = j->weight;
     const int is_adapted = j->adapted && j->adapted->spans;
     if (reserve_own(c, larger(j->rows * CHUNK * BLOCK, m->depth)) ||
-        !reserve(&c->buffers[INPUTS], j->rows * input_stride(m, (int)c->dtype)) ||
+        !reserve(&c->buffers[INPUTS], j->rows * input_stride(m)) ||
         (is_adapted && reserve_low(c, j->adapted)))
         return -1;
     pool_each(c->threads, j->rows, ROWS_AT_ONCE, inputs_work, (void *)j);
     if (is_adapted)
-        run_low(c, j->adapted, offsetof(layer_adapter, qkv), c->buffers[INPUTS].memory, input_stride(m, (int)c->dtype));
+        run_low(c, j->adapted, offsetof(layer_adapter, qkv), c->buffers[INPUTS].memory, input_stride(m));
     pool_each(c->threads, m->blocks, CHUNK, product_work, (void *)j);
     return 0;
 }

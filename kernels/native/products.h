@@ -2,10 +2,6 @@
    row is in: so a row's result is the same bits alone and among others. Of a weight in few bits each group of the depth
    is such a chain, and the groups' sums, times their scales, are another. */
 
-/* How a weight's numbers meet the rows: as floats, or as pairs of bfloat16 that the processor multiplies; bytes are
-   and what has fewer bits are exact in both. */
-enum { AS_FLOAT32, AS_BFLOAT16, AS_FLOAT16, AS_INT8, AS_UINT4, AS_FLOAT8, AS_PAIRS, AS_INT8_PAIRS, AS_UINT4_PAIRS, AS_FLOAT8_PAIRS };
-
 enum {
     PARTS = BLOCK / LANES, /* vectors of a block */
     MOST_BLOCKS = 4, /* side by side */
@@ -39,37 +35,33 @@ typedef struct {
     const float *residual; /* added to the result, where not NULL: rows of `residual_stride` floats, all columns */
     int64_t residual_stride;
     int64_t rows;
-    size_t sums_at; /* bytes of a row before its sums */
 } product;
 
-INLINE int way_of(const matrix *weight, int dtype) {
+/* Whether a weight's numbers meet rows as pairs of bfloat16, which the processor multiplies, or as floats. Numbers of 8
+   bits and less are exact in both. */
+INLINE int as_pairs(int64_t kind) {
 #if defined(FORM_PAIRS)
-    if (dtype == BFLOAT16 && weight->kind == BFLOAT16)
-        return AS_PAIRS;
-    if (dtype == BFLOAT16 && is_quantized(weight))
-        return AS_INT8_PAIRS + (int)weight->kind - INT8;
+    return kind != FLOAT32 && kind != FLOAT16;
 #else
-    (void)dtype;
+    (void)kind;
+    return 0;
 #endif
-    return weight->kind;
 }
 
-INLINE int is_quantized_way(int way) { return (way >= AS_INT8 && way <= AS_FLOAT8) || way >= AS_INT8_PAIRS; }
-
 /* What the rows that meet a weight are made of. */
-INLINE int input_kind(const matrix *weight, int dtype) {
-    return way_of(weight, dtype) >= AS_PAIRS ? BFLOAT16 : FLOAT32;
+INLINE int input_kind(const matrix *weight) {
+    return as_pairs(weight->kind) ? BFLOAT16 : FLOAT32;
 }
 
 /* Bytes of a block of a weight. */
-INLINE size_t block_bytes_of(const matrix *m, int way) {
+INLINE size_t block_bytes_of(const matrix *m, int kind) {
     if (is_quantized(m))
         return quantized_block_bytes(m);
-    return (size_t)m->depth * BLOCK * (way == AS_FLOAT32 ? 4 : 2);
+    return (size_t)m->depth * BLOCK * size_of(kind);
 }
 
 /* Where the sums begin in a row of inputs. */
-INLINE size_t sums_at(const matrix *weight, int dtype) { return weight->depth * size_of(input_kind(weight, dtype)); }
+INLINE size_t sums_at(const matrix *weight) { return weight->depth * size_of(input_kind(weight)); }
 
 /* Rows of a tile, as an inner loop goes along them. A processor adds a stride to a pointer, or twice the stride, within a
    load, but has too few registers for a pointer to each row; left to themselves, compilers compute every address. */
@@ -100,7 +92,7 @@ INLINE void advance(tile_rows *x, size_t bytes) {
 
 /* The sum of a group's inputs. */
 INLINE float group_sum(const product *p, int64_t row, int64_t group) {
-    return ((const float *)(p->x + row * p->x_stride + p->sums_at))[group];
+    return ((const float *)(p->x + row * p->x_stride + sums_at(p->weight)))[group];
 }
 
 #if defined(FORM_PAIRS)
@@ -112,60 +104,85 @@ INLINE vf multiply_pairs(vf sum, __m512bh w, const void *x) {
 }
 #endif
 
-/* Multiply rows with the numbers of a group, without their scales: that from input `k` on, of `blocks` blocks. */
-INLINE void multiply_group(const product *p, int way, int rows, int blocks, int64_t row, const char *numbers,
+/* Multiply rows with the numbers of a group, without their scales: that from input `k` on, of `blocks` blocks. Two inputs
+   at a time, also of words that hold eight: code for all of those would be four times as much. */
+INLINE void multiply_group(const product *p, int kind, int rows, int blocks, int64_t row, const char *numbers,
                            size_t block_bytes, size_t ahead, int64_t k, vf part[MOST_ROWS][MOST_BLOCKS * PARTS]) {
     const int64_t left = p->weight->depth - k, count = left < p->weight->group ? left : p->weight->group;
-    const int is_nibbles = way == AS_UINT4 || way == AS_UINT4_PAIRS, step = is_nibbles ? 8 : 2;
-    const int kind = way == AS_FLOAT8 || way == AS_FLOAT8_PAIRS ? FLOAT8 : INT8;
-    tile_rows x = rows_from(p, row, rows, k, way >= AS_PAIRS ? 2 : 4);
-    for (int64_t i = 0; i < count; i += step, advance(&x, step * (way >= AS_PAIRS ? 2 : 4))) {
-        const char *here = numbers + i * (is_nibbles ? BLOCK / 2 : BLOCK);
+    const int together = kind == UINT4 ? 8 : 2;
+    const size_t input_bytes = size_of(input_kind(p->weight));
+    tile_rows x = rows_from(p, row, rows, k, input_bytes);
+    for (int64_t i = 0; i < count; i += together) {
+        const char *here = numbers + i * (kind == UINT4 ? BLOCK / 2 : BLOCK);
         UNROLLED
         for (int b = 0; b < blocks; b++)
             __builtin_prefetch(here + b * block_bytes + ahead);
         vu words[MOST_BLOCKS * PARTS];
-        if (is_nibbles)
+        if (kind == UINT4)
             UNROLLED
             for (int v = 0; v < blocks * PARTS; v++)
                 words[v] = load_bits(here + v / PARTS * block_bytes + v % PARTS * 4 * LANES);
-        if (way >= AS_PAIRS) {
+        for (int j = 0; j < together; j += 2, advance(&x, 2 * input_bytes)) {
 #if defined(FORM_PAIRS)
             UNROLLED
-            for (int pair = 0; pair < step / 2; pair++)
+            for (int b = 0; b < blocks; b++) {
+                __m512bh w = kind == UINT4 ? nibble_pairs(words[b]) : pairs_of_8bits(here + b * block_bytes, kind);
                 UNROLLED
-                for (int b = 0; b < blocks; b++) {
-                    __m512bh w = is_nibbles ? nibble_pairs(words[b], 4 * pair) : pairs_of_8bits(here + b * block_bytes, kind);
-                    UNROLLED
-                    for (int r = 0; r < rows; r++)
-                        part[r][b] = multiply_pairs(part[r][b], w, row_at(&x, r) + 4 * pair);
-                }
-#endif
-            continue;
-        }
-        UNROLLED
-        for (int j = 0; j < step; j++) {
-            vf w[MOST_BLOCKS * PARTS];
-            UNROLLED
-            for (int v = 0; v < blocks * PARTS; v++) {
-                const char *bytes = here + v / PARTS * block_bytes + j * BLOCK + v % PARTS * LANES;
-                w[v] = is_nibbles ? nibbles_of(words[v], nibble_at(j)) : load_8bits(bytes, kind);
+                for (int r = 0; r < rows; r++)
+                    part[r][b] = multiply_pairs(part[r][b], w, row_at(&x, r));
             }
+#else
             UNROLLED
-            for (int r = 0; r < rows; r++)
+            for (int half = 0; half < 2; half++) {
+                vf w[MOST_BLOCKS * PARTS];
+                UNROLLED
+                for (int v = 0; v < blocks * PARTS; v++) {
+                    const char *bytes = here + v / PARTS * block_bytes + half * BLOCK + v % PARTS * LANES;
+                    w[v] = kind == UINT4 ? nibbles_of(words[v], 16 * half) : load_8bits(bytes, kind);
+                }
+                UNROLLED
+                for (int r = 0; r < rows; r++)
+                    UNROLLED
+                    for (int v = 0; v < blocks * PARTS; v++)
+                        part[r][v] = fma_(w[v], splat(x_at(&x, r, half)), part[r][v]);
+            }
+#endif
+            if (kind == UINT4)
                 UNROLLED
                 for (int v = 0; v < blocks * PARTS; v++)
-                    part[r][v] = fma_(w[v], splat(x_at(&x, r, j)), part[r][v]);
+                    words[v] >>= 4;
         }
     }
 }
 
+/* What a group's numbers are multiplied with, and what the sum of its inputs is: scales and minima of a vector of those
+   that are side by side. A zero gives a minimum, too. */
+INLINE void scales_of_vector(const matrix *m, const char *nested, const char *group, size_t block_bytes, int v, vf *scale,
+                             vf *minimum) {
+    const size_t place = v / PARTS * block_bytes;
+    const int lane = v % PARTS * LANES;
+    scale[v] = scales_at(m, nested + place, group + place, 0, lane);
+    if (m->offsets == MINIMA)
+        minimum[v] = scales_at(m, nested + place, group + place, 1, lane);
+    else if (m->offsets == ZEROS)
+        minimum[v] = -load_bytes(group + place + scale_bytes(m) + lane) * scale[v];
+    else
+        minimum[v] = splat(0);
+}
+
+/* The same for all vectors. Not inlined: in each size of tile this would be most of the code. */
+NOT_INLINE void scales_of_group(const matrix *m, const char *nested, const char *group, size_t block_bytes, int vectors,
+                                vf *scale, vf *minimum) {
+    for (int v = 0; v < vectors; v++)
+        scales_of_vector(m, nested, group, block_bytes, v, scale, minimum);
+}
+
 /* Multiply `rows` rows from `row` on with `blocks` blocks of the weight from `block` on. All sizes are constants where
    this is inlined. */
-INLINE void multiply_tile(const product *p, int way, int rows, int blocks, int64_t row, int64_t block) {
+INLINE void multiply_tile(const product *p, int kind, int rows, int blocks, int64_t row, int64_t block) {
     const matrix *m = p->weight;
     const int64_t depth = m->depth;
-    const size_t block_bytes = block_bytes_of(m, way);
+    const size_t block_bytes = block_bytes_of(m, kind);
     const char *weight = (const char *)m->weight + block * block_bytes;
     vf sum[MOST_ROWS][MOST_BLOCKS * PARTS];
     UNROLLED
@@ -173,7 +190,7 @@ INLINE void multiply_tile(const product *p, int way, int rows, int blocks, int64
         UNROLLED
         for (int v = 0; v < blocks * PARTS; v++)
             sum[r][v] = splat(0);
-    if (way == AS_PAIRS) {
+    if (kind == BFLOAT16 && as_pairs(kind)) {
 #if defined(FORM_PAIRS)
         tile_rows x = rows_from(p, row, rows, 0, 2);
         for (int64_t k = 0; k < depth; k += 2, advance(&x, 4))
@@ -186,7 +203,7 @@ INLINE void multiply_tile(const product *p, int way, int rows, int blocks, int64
                     sum[r][b] = multiply_pairs(sum[r][b], w, row_at(&x, r));
             }
 #endif
-    } else if (way == AS_BFLOAT16) {
+    } else if (kind == BFLOAT16) {
         tile_rows x = rows_from(p, row, rows, 0, 4);
         for (int64_t k = 0; k < depth; k += 2, advance(&x, 8)) {
             UNROLLED
@@ -203,7 +220,7 @@ INLINE void multiply_tile(const product *p, int way, int rows, int blocks, int64
                         sum[r][v] = fma_(w, splat(x_at(&x, r, half)), sum[r][v]);
                 }
         }
-    } else if (is_quantized_way(way)) {
+    } else if (kind >= INT8) {
         const size_t head = group_head(m), bytes = group_bytes(m);
         const char *group = weight + nested_end(m);
         /* Small blocks end before what is asked for is used; then it is asked for where the next ones begin. */
@@ -218,7 +235,16 @@ INLINE void multiply_tile(const product *p, int way, int rows, int blocks, int64
         IN_MEMORY(total);
         for (int64_t k = 0, g = 0; k < depth; k += m->group, g++, group += bytes) {
             const char *nested = weight + k / NESTED_INPUTS * nested_bytes(m);
-            vf part[MOST_ROWS][MOST_BLOCKS * PARTS];
+            vf scale[MOST_BLOCKS * PARTS], minimum[MOST_BLOCKS * PARTS], part[MOST_ROWS][MOST_BLOCKS * PARTS];
+            /* First, while no register holds a sum. For one row, so little is done that a call would be seen. */
+            if (rows == 1)
+                UNROLLED
+                for (int v = 0; v < blocks * PARTS; v++)
+                    scales_of_vector(m, nested, group, block_bytes, v, scale, minimum);
+            else
+                scales_of_group(m, nested, group, block_bytes, blocks * PARTS, scale, minimum);
+            IN_MEMORY(scale);
+            IN_MEMORY(minimum);
             UNROLLED
             for (int r = 0; r < rows; r++)
                 UNROLLED
@@ -227,28 +253,18 @@ INLINE void multiply_tile(const product *p, int way, int rows, int blocks, int64
             UNROLLED
             for (int b = 0; b < blocks; b++)
                 __builtin_prefetch(group + b * block_bytes + ahead);
-            multiply_group(p, way, rows, blocks, row, group + head, block_bytes, ahead, k, part);
-            UNROLLED
-            for (int v = 0; v < blocks * PARTS; v++) {
-                const size_t place = v / PARTS * block_bytes;
-                const int lane = v % PARTS * LANES;
-                const vf scale = scales_at(m, nested + place, group + place, 0, lane);
-                if (m->offsets == ZEROS) {
-                    const vf zero = load_bytes(group + place + scale_bytes(m) + lane);
-                    UNROLLED
-                    for (int r = 0; r < rows; r++)
-                        part[r][v] = fma_(splat(-group_sum(p, row + r, g)), zero, part[r][v]);
-                }
+            multiply_group(p, kind, rows, blocks, row, group + head, block_bytes, ahead, k, part);
+            if (has_offsets(m))
                 UNROLLED
                 for (int r = 0; r < rows; r++)
-                    total[r][v] = fma_(part[r][v], scale, total[r][v]);
-                if (m->offsets == MINIMA) {
-                    const vf minimum = scales_at(m, nested + place, group + place, 1, lane);
                     UNROLLED
-                    for (int r = 0; r < rows; r++)
-                        total[r][v] = fma_(splat(group_sum(p, row + r, g)), minimum, total[r][v]);
-                }
-            }
+                    for (int v = 0; v < blocks * PARTS; v++)
+                        total[r][v] = fma_(splat(group_sum(p, row + r, g)), minimum[v], total[r][v]);
+            UNROLLED
+            for (int r = 0; r < rows; r++)
+                UNROLLED
+                for (int v = 0; v < blocks * PARTS; v++)
+                    total[r][v] = fma_(part[r][v], scale[v], total[r][v]);
             IN_MEMORY(total);
         }
         UNROLLED
@@ -257,78 +273,98 @@ INLINE void multiply_tile(const product *p, int way, int rows, int blocks, int64
             for (int v = 0; v < blocks * PARTS; v++)
                 sum[r][v] = total[r][v];
     } else {
-        const size_t size = way == AS_FLOAT32 ? 4 : 2;
+        const size_t size = size_of(kind);
         tile_rows x = rows_from(p, row, rows, 0, 4);
         for (int64_t k = 0; k < depth; k += 2, advance(&x, 8))
             UNROLLED
             for (int half = 0; half < 2; half++)
                 UNROLLED
                 for (int v = 0; v < blocks * PARTS; v++) {
-                    vf w = load_as(weight + v / PARTS * block_bytes + ((k + half) * BLOCK + v % PARTS * LANES) * size, way);
+                    vf w = load_as(weight + v / PARTS * block_bytes + ((k + half) * BLOCK + v % PARTS * LANES) * size, kind);
                     UNROLLED
                     for (int r = 0; r < rows; r++)
                         sum[r][v] = fma_(w, splat(x_at(&x, r, half)), sum[r][v]);
                 }
     }
+    /* Read before anything is stored: a compiler must take it that stores change the product. */
+    const int64_t column = block * BLOCK, out_stride = p->out_stride, residual_stride = p->residual_stride;
+    float *out = p->out + row * out_stride + column - p->first_column;
+    if (m->bias)
+        UNROLLED
+        for (int v = 0; v < blocks * PARTS; v++)
+            UNROLLED
+            for (int r = 0; r < rows; r++)
+                sum[r][v] += load(m->bias + column + v * LANES);
+    if (p->residual)
+        UNROLLED
+        for (int r = 0; r < rows; r++)
+            UNROLLED
+            for (int v = 0; v < blocks * PARTS; v++)
+                sum[r][v] += load(p->residual + (row + r) * residual_stride + column + v * LANES);
     UNROLLED
     for (int r = 0; r < rows; r++)
         UNROLLED
-        for (int v = 0; v < blocks * PARTS; v++) {
-            int64_t column = block * BLOCK + v * LANES;
-            vf value = sum[r][v];
-            if (m->bias)
-                value += load(m->bias + column);
-            if (p->residual)
-                value += load(p->residual + (row + r) * p->residual_stride + column);
-            store(p->out + (row + r) * p->out_stride + column - p->first_column, value);
-        }
+        for (int v = 0; v < blocks * PARTS; v++)
+            store(out + r * out_stride + v * LANES, sum[r][v]);
 }
 
-/* One row tile by all blocks of a range, several side by side where few rows leave registers for them. */
-INLINE void multiply_rows(const product *p, int way, int rows, int64_t row, int64_t begin, int64_t end) {
-    const int most_in_avx2 = is_quantized_way(way) ? 1 : 3;
-    const int side_by_side = LANES == 4 ? 1 : LANES == 8 ? (rows > most_in_avx2 ? 1 : 2) : (rows > 4 ? 2 : 4);
-    int64_t block = begin;
-    for (; block + side_by_side <= end; block += side_by_side)
-        multiply_tile(p, way, rows, side_by_side, row, block);
-    if (side_by_side == 4 && block + 2 <= end) {
-        multiply_tile(p, way, rows, 2, row, block);
-        block += 2;
+/* Blocks that few rows leave registers for. */
+INLINE int blocks_of_tile(int kind, int rows) {
+    const int most_in_avx2 = kind >= INT8 ? 1 : 3;
+    return LANES == 4 ? 1 : LANES == 8 ? (rows > most_in_avx2 ? 1 : 2) : (rows > 4 ? 2 : 4);
+}
+
+/* Multiply one tile of rows with the whole tiles of a range of blocks. Return the first block that is left. */
+INLINE int64_t multiply_rows(const product *p, int kind, int rows, int64_t row, int64_t begin, int64_t end) {
+    const int blocks = blocks_of_tile(kind, rows);
+    for (; begin + blocks <= end; begin += blocks)
+        multiply_tile(p, kind, rows, blocks, row, begin);
+    return begin;
+}
+
+/* Multiply rows with the blocks that are left: the end of a weight that does not divide into tiles, or all of an
+   adapter's, which is not quantised. Few sizes of tile do for that. */
+INLINE void multiply_left(const product *p, int kind, int rows, int64_t row, int64_t begin, int64_t end) {
+    for (; LANES > 4 && begin < end; begin++) {
+        int r = 0;
+        if (LANES == 16 && kind < INT8)
+            for (; r + 4 <= rows; r += 4)
+                multiply_tile(p, kind, 4, 1, row + r, begin);
+        for (; r < rows; r++)
+            multiply_tile(p, kind, 1, 1, row + r, begin);
     }
-    for (; block < end; block++)
-        multiply_tile(p, way, rows, 1, row, block);
 }
 
-#define FOR_ROWS(way)                                                                                                  \
-    static void multiply_##way(const product *p, int rows, int64_t row, int64_t begin, int64_t end) {                  \
+/* The blocks that are left have a function of their own: beside their tiles, GCC 12 keeps sums of others in memory. */
+#define FOR_ROWS(kind)                                                                                                 \
+    NOT_INLINE void multiply_left_##kind(const product *p, int rows, int64_t row, int64_t begin, int64_t end) {        \
+        multiply_left(p, kind, rows, row, begin, end);                                                                 \
+    }                                                                                                                  \
+    static void multiply_##kind(const product *p, int rows, int64_t row, int64_t begin, int64_t end) {                 \
+        int64_t left = begin;                                                                                          \
         switch (rows) {                                                                                                \
-        case 1: multiply_rows(p, way, 1, row, begin, end); break;                                                      \
-        case 2: multiply_rows(p, way, 2, row, begin, end); break;                                                      \
-        case 3: multiply_rows(p, way, 3, row, begin, end); break;                                                      \
-        case 4: multiply_rows(p, way, MOST_ROWS < 4 ? 1 : 4, row, begin, end); break;                                  \
-        case 5: multiply_rows(p, way, MOST_ROWS < 5 ? 1 : 5, row, begin, end); break;                                  \
-        case 6: multiply_rows(p, way, MOST_ROWS < 6 ? 1 : 6, row, begin, end); break;                                  \
-        case 7: multiply_rows(p, way, MOST_ROWS < 7 ? 1 : 7, row, begin, end); break;                                  \
-        case 8: multiply_rows(p, way, MOST_ROWS < 8 ? 1 : 8, row, begin, end); break;                                  \
-        default: multiply_rows(p, way, MOST_ROWS, row, begin, end);                                                    \
+        case 1: left = multiply_rows(p, kind, 1, row, begin, end); break;                                              \
+        case 2: left = multiply_rows(p, kind, 2, row, begin, end); break;                                              \
+        case 3: left = multiply_rows(p, kind, 3, row, begin, end); break;                                              \
+        case 4: if (MOST_ROWS >= 4) left = multiply_rows(p, kind, 4, row, begin, end); break;                          \
+        case 5: if (MOST_ROWS >= 5) left = multiply_rows(p, kind, 5, row, begin, end); break;                          \
+        case 6: if (MOST_ROWS >= 6) left = multiply_rows(p, kind, 6, row, begin, end); break;                          \
+        case 7: if (MOST_ROWS >= 7) left = multiply_rows(p, kind, 7, row, begin, end); break;                          \
+        case 8: if (MOST_ROWS >= 8) left = multiply_rows(p, kind, 8, row, begin, end); break;                          \
+        default: left = multiply_rows(p, kind, MOST_ROWS, row, begin, end);                                            \
         }                                                                                                              \
+        multiply_left_##kind(p, rows, row, left, end);                                                                 \
     }
-FOR_ROWS(AS_FLOAT32)
-FOR_ROWS(AS_BFLOAT16)
-FOR_ROWS(AS_FLOAT16)
-FOR_ROWS(AS_INT8)
-FOR_ROWS(AS_UINT4)
-FOR_ROWS(AS_FLOAT8)
-#if defined(FORM_PAIRS)
-FOR_ROWS(AS_PAIRS)
-FOR_ROWS(AS_INT8_PAIRS)
-FOR_ROWS(AS_UINT4_PAIRS)
-FOR_ROWS(AS_FLOAT8_PAIRS)
-#endif
+FOR_ROWS(FLOAT32)
+FOR_ROWS(BFLOAT16)
+FOR_ROWS(FLOAT16)
+FOR_ROWS(INT8)
+FOR_ROWS(UINT4)
+FOR_ROWS(FLOAT8)
 #undef FOR_ROWS
 
 /* Multiply all rows with the blocks `begin` to `end`; few blocks at a time, so that those stay in the cache. */
-static void multiply(const product *p, int way, int64_t begin, int64_t end) {
+static void multiply(const product *p, int64_t begin, int64_t end) {
     const int64_t tiles = (p->rows + MOST_ROWS - 1) / MOST_ROWS;
     const int64_t step = tiles == 1 ? end - begin : 4;
     for (int64_t block = begin; block < end; block += step) {
@@ -336,40 +372,34 @@ static void multiply(const product *p, int way, int64_t begin, int64_t end) {
         for (int64_t tile = 0; tile < tiles; tile++) {
             int64_t row = p->rows * tile / tiles;
             int rows = (int)(p->rows * (tile + 1) / tiles - row);
-            switch (way) {
-            case AS_FLOAT32: multiply_AS_FLOAT32(p, rows, row, block, last); break;
-            case AS_BFLOAT16: multiply_AS_BFLOAT16(p, rows, row, block, last); break;
-            case AS_FLOAT16: multiply_AS_FLOAT16(p, rows, row, block, last); break;
-            case AS_INT8: multiply_AS_INT8(p, rows, row, block, last); break;
-            case AS_UINT4: multiply_AS_UINT4(p, rows, row, block, last); break;
-            case AS_FLOAT8: multiply_AS_FLOAT8(p, rows, row, block, last); break;
-#if defined(FORM_PAIRS)
-            case AS_PAIRS: multiply_AS_PAIRS(p, rows, row, block, last); break;
-            case AS_INT8_PAIRS: multiply_AS_INT8_PAIRS(p, rows, row, block, last); break;
-            case AS_UINT4_PAIRS: multiply_AS_UINT4_PAIRS(p, rows, row, block, last); break;
-            case AS_FLOAT8_PAIRS: multiply_AS_FLOAT8_PAIRS(p, rows, row, block, last); break;
-#endif
+            switch (p->weight->kind) {
+            case FLOAT32: multiply_FLOAT32(p, rows, row, block, last); break;
+            case BFLOAT16: multiply_BFLOAT16(p, rows, row, block, last); break;
+            case FLOAT16: multiply_FLOAT16(p, rows, row, block, last); break;
+            case INT8: multiply_INT8(p, rows, row, block, last); break;
+            case UINT4: multiply_UINT4(p, rows, row, block, last); break;
+            case FLOAT8: multiply_FLOAT8(p, rows, row, block, last); break;
             }
         }
     }
 }
 
 /* Bytes of a row of inputs to a weight: the inputs, and the sums of their groups where the weight has offsets. */
-INLINE size_t input_stride(const matrix *weight, int dtype) {
-    return sums_at(weight, dtype) + (has_offsets(weight) ? (groups_of(weight) + SUMMED) * sizeof(float) : 0);
+INLINE size_t input_stride(const matrix *weight) {
+    return sums_at(weight) + (has_offsets(weight) ? (groups_of(weight) + SUMMED) * sizeof(float) : 0);
 }
 
 /* Complete a row of which `count` inputs are written. */
-INLINE void finish_inputs(const matrix *weight, int dtype, void *row, int64_t count) {
-    const int kind = input_kind(weight, dtype);
+INLINE void finish_inputs(const matrix *weight, void *row, int64_t count) {
+    const int kind = input_kind(weight);
     if (weight->depth > count)
         memset((char *)row + count * size_of(kind), 0, (weight->depth - count) * size_of(kind));
     if (has_offsets(weight))
-        sum_groups(weight, row, kind, (float *)((char *)row + sums_at(weight, dtype)));
+        sum_groups(weight, row, kind, (float *)((char *)row + sums_at(weight)));
 }
 
 /* Write a row of floats as inputs to a weight. */
-INLINE void put_inputs(const matrix *weight, int dtype, void *to, const float *from, int64_t count) {
-    from_floats(to, from, count, input_kind(weight, dtype));
-    finish_inputs(weight, dtype, to, count);
+INLINE void put_inputs(const matrix *weight, void *to, const float *from, int64_t count) {
+    from_floats(to, from, count, input_kind(weight));
+    finish_inputs(weight, to, count);
 }

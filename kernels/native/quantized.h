@@ -80,12 +80,12 @@ INLINE vf nibbles_of(vu words, int bit) {
 }
 
 #if defined(FORM_PAIRS)
-/* 32 numbers of 4 bits as bfloat16, looked up by the five lowest bits of each half of a word: the fifth is another's. */
-INLINE __m512bh nibble_pairs(vu words, int bit) {
+/* 32 numbers of 4 bits, the lowest of each half of a word, as bfloat16: looked up by five bits, the fifth is another's. */
+INLINE __m512bh nibble_pairs(vu words) {
     static const uint16_t table[32] __attribute__((aligned(64))) = {
         0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0x4100, 0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170,
         0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0x4100, 0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170};
-    return (__m512bh)_mm512_permutexvar_epi16((__m512i)(words >> bit), _mm512_load_si512(table));
+    return (__m512bh)_mm512_permutexvar_epi16((__m512i)words, _mm512_load_si512(table));
 }
 
 /* Pairs of 8-bit numbers as bfloat16: they have no more bits than that, so the floats' other halves are zero. */

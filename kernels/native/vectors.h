@@ -13,6 +13,7 @@
 #define UNROLLED _Pragma("GCC unroll 16")
 #endif
 #define INLINE static inline __attribute__((always_inline))
+#define NOT_INLINE static __attribute__((noinline))
 
 typedef float vf __attribute__((vector_size(4 * LANES)));
 typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
@@ -243,7 +244,7 @@ INLINE void store_one(void *p, float x, int kind) {
     memcpy(p, lanes, size_of(kind));
 }
 
-INLINE void to_floats(float *out, const void *in, int64_t count, int kind) {
+NOT_INLINE void to_floats(float *out, const void *in, int64_t count, int kind) {
     const char *from = in;
     int64_t i = 0;
     for (; i + LANES <= count; i += LANES)
@@ -252,7 +253,7 @@ INLINE void to_floats(float *out, const void *in, int64_t count, int kind) {
         out[i] = load_one(from + i * size_of(kind), kind);
 }
 
-INLINE void from_floats(void *out, const float *in, int64_t count, int kind) {
+NOT_INLINE void from_floats(void *out, const float *in, int64_t count, int kind) {
     char *to = out;
     int64_t i = 0;
     for (; i + LANES <= count; i += LANES)

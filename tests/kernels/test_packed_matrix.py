@@ -75,6 +75,12 @@ def test_a_group_of_zeros_is_zero_and_one_huge_number_costs_its_own_group_alone(
     assert (kept[3, :32] - weight[3, :32].double()).abs().max() < 0.02
 
 
+@pytest.mark.skipif("avx512_bf16" not in FORMS, reason="the processor has no products of bfloat16")
+def test_the_form_with_products_of_bfloat16_is_for_activations_in_bfloat16() -> None:
+    assert library("avx512_bf16", 1, torch.bfloat16).form == "avx512_bf16"
+    assert library("avx512_bf16", 1, torch.float32).form == library("", 1, torch.float16).form == "avx512"
+
+
 @pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("form", FORMS)
