@@ -190,36 +190,38 @@ INLINE void multiply_tile(const product *p, int kind, int rows, int blocks, int6
         UNROLLED
         for (int v = 0; v < blocks * PARTS; v++)
             sum[r][v] = splat(0);
-    if (kind == BFLOAT16 && as_pairs(kind)) {
+    if (kind == BFLOAT16) {
+        const size_t input_bytes = size_of(input_kind(m));
+        tile_rows x = rows_from(p, row, rows, 0, input_bytes);
+        /* Towards the end of these blocks, the beginning of those after them is asked for. */
+        const int64_t asked = depth * 32 > AHEAD ? depth - AHEAD / 32 : 0;
+        size_t ahead = AHEAD;
+        for (int64_t k = 0, stop = asked; k < depth; stop = depth, ahead += (blocks - 1) * block_bytes)
+            for (; k < stop; k += 2, advance(&x, 2 * input_bytes)) {
+                UNROLLED
+                for (int b = 0; b < blocks; b++)
+                    __builtin_prefetch(weight + b * block_bytes + k * 32 + ahead);
 #if defined(FORM_PAIRS)
-        tile_rows x = rows_from(p, row, rows, 0, 2);
-        for (int64_t k = 0; k < depth; k += 2, advance(&x, 4))
-            UNROLLED
-            for (int b = 0; b < blocks; b++) {
-                __m512bh w = (__m512bh)_mm512_loadu_si512(weight + b * block_bytes + k * 32);
-                __builtin_prefetch(weight + b * block_bytes + k * 32 + AHEAD);
                 UNROLLED
-                for (int r = 0; r < rows; r++)
-                    sum[r][b] = multiply_pairs(sum[r][b], w, row_at(&x, r));
-            }
-#endif
-    } else if (kind == BFLOAT16) {
-        tile_rows x = rows_from(p, row, rows, 0, 4);
-        for (int64_t k = 0; k < depth; k += 2, advance(&x, 8)) {
-            UNROLLED
-            for (int b = 0; b < blocks; b++)
-                __builtin_prefetch(weight + b * block_bytes + k * 32 + AHEAD);
-            UNROLLED
-            for (int half = 0; half < 2; half++)
-                UNROLLED
-                for (int v = 0; v < blocks * PARTS; v++) {
-                    vu pairs = load_bits(weight + v / PARTS * block_bytes + k * 32 + v % PARTS * 4 * LANES);
-                    vf w = (vf)(half ? pairs & 0xffff0000u : pairs << 16);
+                for (int b = 0; b < blocks; b++) {
+                    __m512bh w = (__m512bh)_mm512_loadu_si512(weight + b * block_bytes + k * 32);
                     UNROLLED
                     for (int r = 0; r < rows; r++)
-                        sum[r][v] = fma_(w, splat(x_at(&x, r, half)), sum[r][v]);
+                        sum[r][b] = multiply_pairs(sum[r][b], w, row_at(&x, r));
                 }
-        }
+#else
+                UNROLLED
+                for (int half = 0; half < 2; half++)
+                    UNROLLED
+                    for (int v = 0; v < blocks * PARTS; v++) {
+                        vu pairs = load_bits(weight + v / PARTS * block_bytes + k * 32 + v % PARTS * 4 * LANES);
+                        vf w = (vf)(half ? pairs & 0xffff0000u : pairs << 16);
+                        UNROLLED
+                        for (int r = 0; r < rows; r++)
+                            sum[r][v] = fma_(w, splat(x_at(&x, r, half)), sum[r][v]);
+                    }
+#endif
+            }
     } else if (kind >= INT8) {
         const size_t head = group_head(m), bytes = group_bytes(m);
         const char *group = weight + nested_end(m);
