@@ -15,6 +15,8 @@
 #include "vectors.h"
 /* In this order: each uses those before it. */
 #include "quantized.h"
+#include "tiles.h"
+#include "quantized_tiles.h"
 #include "products.h"
 #include "kv_entries.h"
 #include "adapters.h"
