@@ -1,9 +1,9 @@
-"""How much longer installation takes for compiling the native kernels.
+"""Time of an installation with a C compiler, which compiles the native kernels, and without one.
 
     python -m benchmarks.installation
 
-A clone of the repository is installed into an empty folder, with a compiler and without one, in turn. What it depends
-on, and what builds it, is not installed again.
+A clone of the repository is installed into an empty folder, the two ways in turn. Dependencies and build tools are
+those of this environment: no time goes to them.
 """
 
 import argparse
@@ -28,7 +28,7 @@ def install_seconds(compiler: str | None) -> float:
     """Return how long an installation takes.
 
     Raises:
-        SystemExit: kernels are missing though there is a compiler, or there although there is none.
+        SystemExit: there is no compiler, or `CC` is ignored.
     """
     changed = {} if compiler is None else {"CC": compiler}
     with TemporaryDirectory() as folder:
@@ -38,8 +38,11 @@ def install_seconds(compiler: str | None) -> float:
         start = time.perf_counter()
         subprocess.run([*command, "--target", target, clone], check=True, env={**os.environ, **changed})
         seconds = time.perf_counter() - start
-        if bool(list(target.rglob("_library*.so"))) != (compiler is None):
-            raise SystemExit(f"compiler {compiler}: the kernels are {'missing' if compiler is None else 'there'}")
+        compiled = any(target.rglob("_library*.so"))
+        if compiled != (compiler is None):
+            raise SystemExit(
+                "kernels compiled by another compiler" if compiled else "no C compiler: install gcc or clang"
+            )
     return seconds
 
 

@@ -27,6 +27,7 @@ BLOCK = 16
 MOST_PARTS = 3
 # Called with the number of a layer.
 BEFORE_LAYER = ctypes.CFUNCTYPE(None, c_int64)
+# Forms of the library, the slowest first.
 FORMS = ("portable", "avx2", "avx512", "avx512_bf16")
 NOT_BUILT = "the native kernels are not built: install a C compiler (gcc or clang), and specdec once more"
 

@@ -241,7 +241,7 @@ INLINE void scale_each(const char *const *keys, int64_t offset, int64_t count, i
     }
 }
 
-/* Do something with `queries` queries, as many at a time as there are registers for, compiled for each kind. */
+/* Call something for `queries` queries, as many at a time as there are registers for. */
 #define FOR_QUERIES(kind, call)                                                                                        \
     do {                                                                                                               \
         int64_t q = 0;                                                                                                 \
@@ -254,6 +254,7 @@ INLINE void scale_each(const char *const *keys, int64_t offset, int64_t count, i
             call(kind, 1);                                                                                             \
     } while (0)
 
+/* The same, with a kind that is a constant. */
 #define FOR_KINDS(kind, call)                                                                                          \
     switch (kind) {                                                                                                    \
     case FLOAT32: FOR_QUERIES(FLOAT32, call); break;                                                                   \
@@ -264,7 +265,7 @@ INLINE void scale_each(const char *const *keys, int64_t offset, int64_t count, i
     case KV_E5M2: FOR_QUERIES(KV_E5M2, call); break;                                                                   \
     }
 
-/* Products of all keys with `queries` queries. */
+/* Write the products of all keys with `queries` queries. */
 static void score_queries(const char *const *keys, int64_t count, int64_t dim, int kind, int64_t queries,
                           const char *query, float *scores, int64_t stride) {
     const size_t query_bytes = dim * size_of(query_kind(kind));

@@ -22,7 +22,7 @@ INLINE void multiply_tile(const product *p, int kind, int rows, int blocks, int6
     write_tile(p, rows, blocks, row, block, sum);
 }
 
-/* Blocks that few rows leave registers for. */
+/* Return how many blocks fit in registers beside so many rows. */
 INLINE int blocks_of_tile(int kind, int rows) {
     const int most_in_avx2 = kind >= INT8 ? 1 : 3;
     return LANES == 4 ? 1 : LANES == 8 ? (rows > most_in_avx2 ? 1 : 2) : (rows > 4 ? 2 : 4);

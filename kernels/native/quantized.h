@@ -80,7 +80,8 @@ INLINE vf nibbles_of(vu words, int bit) {
 }
 
 #if defined(FORM_PAIRS)
-/* 32 numbers of 4 bits, the lowest of each half of a word, as bfloat16: looked up by five bits, the fifth is another's. */
+/* The lowest 4 bits of each half of a word as bfloat16. The table is looked up by five bits; the fifth is the next
+   number's, so its two halves are equal. */
 INLINE __m512bh nibble_pairs(vu words) {
     static const uint16_t table[32] __attribute__((aligned(64))) = {
         0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0x4100, 0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170,

@@ -57,8 +57,8 @@ INLINE void multiply_group(const product *p, int kind, int rows, int blocks, int
     }
 }
 
-/* What a group's numbers are multiplied with, and what the sum of its inputs is: scales and minima of a vector of those
-   that are side by side. A zero gives a minimum, too. */
+/* Read vector `v` of a group's scales and minima: factors of the numbers' sum, and of the inputs' sum. What a zero
+   subtracts is written as a minimum. */
 INLINE void scales_of_vector(const matrix *m, const char *nested, const char *group, size_t block_bytes, int v, vf *scale,
                              vf *minimum) {
     const size_t place = v / PARTS * block_bytes;
@@ -72,28 +72,28 @@ INLINE void scales_of_vector(const matrix *m, const char *nested, const char *gr
         minimum[v] = splat(0);
 }
 
-/* The same for all vectors. Not inlined: in each size of tile this would be most of the code. */
+/* Read all vectors. Not inlined: in each size of tile this would be most of the code. */
 NOT_INLINE void scales_of_group(const matrix *m, const char *nested, const char *group, size_t block_bytes, int vectors,
                                 vf *scale, vf *minimum) {
     for (int v = 0; v < vectors; v++)
         scales_of_vector(m, nested, group, block_bytes, v, scale, minimum);
 }
 
-/* Multiply rows with numbers of few bits. */
+/* Multiply rows with weights in few bits. */
 INLINE void multiply_quantized(const product *p, int kind, int rows, int blocks, int64_t row, const char *weight,
                                size_t block_bytes, vf sum[MOST_ROWS][MOST_BLOCKS * PARTS]) {
     const matrix *m = p->weight;
     const int64_t depth = m->depth;
     const size_t head = group_head(m), bytes = group_bytes(m);
     const char *group = weight + nested_end(m);
-    /* Small blocks end before what is asked for is used; then it is asked for where the next ones begin. */
+    /* Blocks that are smaller are prefetched one tile ahead. */
     const size_t ahead = block_bytes < 4 * AHEAD ? blocks * block_bytes : AHEAD;
     /* Needed once a group: the registers are for the group's own sums. */
     IN_MEMORY(sum);
     for (int64_t k = 0, g = 0; k < depth; k += m->group, g++, group += bytes) {
         const char *nested = weight + k / NESTED_INPUTS * nested_bytes(m);
         vf scale[MOST_BLOCKS * PARTS], minimum[MOST_BLOCKS * PARTS], part[MOST_ROWS][MOST_BLOCKS * PARTS];
-        /* First, while no register holds a sum. For one row, so little is done that a call would be seen. */
+        /* Before the sums, which a call would save and restore. For one row even the call would cost time. */
         if (rows == 1)
             UNROLLED
             for (int v = 0; v < blocks * PARTS; v++)

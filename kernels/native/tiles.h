@@ -5,8 +5,8 @@ enum {
     PARTS = BLOCK / LANES, /* vectors of a block */
     MOST_BLOCKS = 4, /* side by side */
     CHUNK = 4, /* that are finished before the next are begun */
-    AHEAD = 4096, /* bytes of a weight that are asked for before they are used: what the processor asks for by itself
-                     is too little once several rows keep it busy */
+    AHEAD = 4096, /* bytes of a weight that are prefetched: what the processor prefetches by itself is too little once
+                     several rows keep it busy */
 #if defined(FORM_AVX512)
     MOST_ROWS = 9,
 #elif defined(FORM_AVX2)
@@ -98,7 +98,7 @@ INLINE vf multiply_pairs(vf sum, __m512bh w, const void *x) {
 }
 #endif
 
-/* Multiply rows with numbers that become floats one by one. */
+/* Multiply rows with weights in float32 or float16. */
 INLINE void multiply_floats(const product *p, int kind, int rows, int blocks, int64_t row, const char *weight,
                             size_t block_bytes, vf sum[MOST_ROWS][MOST_BLOCKS * PARTS]) {
     const size_t size = size_of(kind);
@@ -115,16 +115,16 @@ INLINE void multiply_floats(const product *p, int kind, int rows, int blocks, in
             }
 }
 
-/* Multiply rows with bfloat16: pairs that the processor multiplies, or whose halves become floats. */
+/* Multiply rows with weights in bfloat16: as pairs where the processor multiplies those, else as floats. */
 INLINE void multiply_bfloat16(const product *p, int rows, int blocks, int64_t row, const char *weight, size_t block_bytes,
                               vf sum[MOST_ROWS][MOST_BLOCKS * PARTS]) {
     const int64_t depth = p->weight->depth;
     const size_t input_bytes = size_of(input_kind(p->weight));
     tile_rows x = rows_from(p, row, rows, 0, input_bytes);
-    /* Towards the end of these blocks, the beginning of those after them is asked for. */
-    const int64_t asked = depth * 32 > AHEAD ? depth - AHEAD / 32 : 0;
+    /* Near the end of these blocks, prefetch the beginning of the next ones. */
+    const int64_t near_end = depth * 32 > AHEAD ? depth - AHEAD / 32 : 0;
     size_t ahead = AHEAD;
-    for (int64_t k = 0, stop = asked; k < depth; stop = depth, ahead += (blocks - 1) * block_bytes)
+    for (int64_t k = 0, stop = near_end; k < depth; stop = depth, ahead += (blocks - 1) * block_bytes)
         for (; k < stop; k += 2, advance(&x, 2 * input_bytes)) {
             UNROLLED
             for (int b = 0; b < blocks; b++)
@@ -156,7 +156,7 @@ INLINE void multiply_bfloat16(const product *p, int rows, int blocks, int64_t ro
 INLINE void write_tile(const product *p, int rows, int blocks, int64_t row, int64_t block,
                        vf sum[MOST_ROWS][MOST_BLOCKS * PARTS]) {
     const matrix *m = p->weight;
-    /* Read before anything is stored: a compiler must take it that stores change the product. */
+    /* Read before anything is stored: a compiler must assume that a store changes the product. */
     const int64_t column = block * BLOCK, out_stride = p->out_stride, residual_stride = p->residual_stride;
     float *out = p->out + row * out_stride + column - p->first_column;
     if (m->bias)

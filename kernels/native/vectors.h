@@ -13,6 +13,7 @@
 #define UNROLLED _Pragma("GCC unroll 16")
 #endif
 #define INLINE static inline __attribute__((always_inline))
+/* For work beside which a call costs nothing: each inlined copy takes time to compile. */
 #define NOT_INLINE static __attribute__((noinline))
 
 typedef float vf __attribute__((vector_size(4 * LANES)));
