@@ -33,11 +33,12 @@ class CudaClock:
     """
 
     def __init__(self, device: torch.device) -> None:
+        self._graphs = CudaGraphs(device)
         self._flushed = torch.ones(FLUSHED_BYTES // 4, device=device)
 
     def prepare(self, run: Run, captured: bool) -> Run:
         if captured:
-            return CudaGraphs().capture(run)
+            return self._graphs.capture(run)
         for _ in range(WARM_UP):
             run()
         return run

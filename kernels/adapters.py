@@ -7,7 +7,6 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from specdec.kernels.integers import next_power_of_2
 from specdec.kernels.projection import Product
 from specdec.kernels.ragged_rows import RaggedRows
 from specdec.kernels.upload import upload
@@ -16,8 +15,6 @@ from specdec.kernels.upload import upload
 TILE_ROWS = 16
 # Columns of a weight that are added to together.
 TILE_COLUMNS = 128
-# Tiles of rows in a captured graph, at least.
-LEAST_TILES = 8
 # Under which the sorted rows are kept in `RaggedRows.plans`.
 ADAPTED = "adapters"
 
@@ -106,30 +103,33 @@ class AdapterRows(NamedTuple):
 
 
 class AdapterBuffer:
-    """Memory that stays in its place for the adapted rows of steps, for graphs that are replayed.
+    """Memory that stays in its place for the adapted rows of steps up to a size. Graphs of all sizes share it.
 
     Args:
-        tokens: rows of the step.
-        size: tiles, of `of_size`.
-
-    Attributes:
-        rows: to pass to the kernel.
+        tokens: rows of the largest step.
+        places: number of adapters.
     """
 
-    def __init__(self, tokens: int, size: int, device: torch.device) -> None:
-        order = torch.zeros(tokens, dtype=torch.int64, device=device)
-        self.rows = AdapterRows(order, torch.zeros(size, 3, dtype=torch.int32, device=device))
+    def __init__(self, tokens: int, places: int, device: torch.device) -> None:
+        self._places = places
+        self._order = torch.zeros(tokens, dtype=torch.int64, device=device)
+        self._tiles = torch.zeros(self._num_tiles(tokens), 3, dtype=torch.int32, device=device)
 
-    @staticmethod
-    def size(rows: AdapterRows | None) -> int:
-        """Return the tiles of a graph for a step's rows: one of few numbers, 0 for none."""
-        return 0 if rows is None else max(LEAST_TILES, next_power_of_2(len(rows.tiles)))
+    def _num_tiles(self, tokens: int) -> int:
+        """Return the most tiles that `tokens` rows lie in."""
+        places = min(tokens, self._places)
+        return places + (tokens - places) // TILE_ROWS
 
-    def fill(self, rows: AdapterRows) -> None:
-        """Copy another step's rows; unused tiles do nothing."""
-        self.rows.order[: len(rows.order)].copy_(rows.order)
-        self.rows.tiles[: len(rows.tiles)].copy_(rows.tiles)
-        self.rows.tiles[len(rows.tiles) :].zero_()
+    def rows(self, tokens: int) -> AdapterRows:
+        """Return the rows to capture a pass of `tokens` tokens with."""
+        return AdapterRows(self._order[:tokens], self._tiles[: self._num_tiles(tokens)])
+
+
+def fill_adapted(own: AdapterRows, given: AdapterRows) -> None:
+    """Copy another step's rows into captured ones; unused tiles do nothing."""
+    own.order[: len(given.order)].copy_(given.order)
+    own.tiles[: len(given.tiles)].copy_(given.tiles)
+    own.tiles[len(given.tiles) :].zero_()
 
 
 # Adds to a product's outputs `[rows, columns]` what adapters make of its inputs `[rows, inputs]`.

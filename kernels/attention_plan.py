@@ -2,6 +2,7 @@
 
 import math
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -77,11 +78,14 @@ class Chip(NamedTuple):
     is_hopper: bool
 
 
+H100 = Chip(132, True)
+
+
 @lru_cache
 def chip_of(device: torch.device) -> Chip:
     """Return the properties of a GPU; those of an H100 for other devices."""
     if device.type != "cuda":
-        return Chip(132, True)
+        return H100
     properties = torch.cuda.get_device_properties(device)
     return Chip(properties.multi_processor_count, properties.major == 9)
 
@@ -106,9 +110,19 @@ class Plan(NamedTuple):
     num_parts: int
 
     @staticmethod
-    def make(rows: RaggedRows, heads: AttentionGeometry, configs: dict[int, Config], processors: int) -> "Plan":
-        """Return the plan, from what the host knows and without waiting for the device."""
-        height = best_height(rows, heads.group, configs)
+    def make(
+        rows: RaggedRows,
+        heads: AttentionGeometry,
+        configs: dict[int, Config],
+        processors: int,
+        height: int | None = None,
+    ) -> "Plan":
+        """Return the plan, from what the host knows and without waiting for the device.
+
+        Args:
+            height: height of the tiles; None for the cheapest.
+        """
+        height = height or best_height(rows, heads.group, configs)
         config = configs[height]
         tiles = rows.tiles(height // heads.group, heads.window)
         # What each processor would do if all work could be dealt out evenly, in entries.
@@ -131,6 +145,27 @@ class Plan(NamedTuple):
         items.sort(key=lambda item: item[3] - item[4])
         work, seams = (upload(table, rows.visible.device, torch.int32) for table in (items, joins))
         return Plan(height, config, work.view(-1, 7), seams.view(-1, 4), num_parts)
+
+
+def configs_of(heads: AttentionGeometry, chip: Chip) -> dict[int, Config]:
+    """Return the heights that tiles of a geometry may have, and how each goes through its keys.
+
+    Raises:
+        ValueError: more query heads per KV head than the kernel was made for.
+    """
+    configs = (HOPPER_CONFIGS if chip.is_hopper else CONFIGS)[heads.number_bytes, heads.padded_dim]
+    if heads.group > max(configs):
+        raise ValueError(f"{heads.group} query heads per KV head: at most {max(configs)} are supported")
+    return configs
+
+
+def reachable_heights(rows: int, group: int, configs: dict[int, Config]) -> list[int]:
+    """Return the heights that `best_height` may choose for a step of at most `rows` rows, and perhaps others.
+
+    A higher tile costs more where both hold all rows of a request, so some request has more than the lower one holds.
+    """
+    fitting = sorted(height for height in configs if height >= group)
+    return fitting[:1] + [higher for lower, higher in pairwise(fitting) if lower // group < rows]
 
 
 def best_height(rows: RaggedRows, group: int, configs: dict[int, Config]) -> int:

@@ -1,56 +1,70 @@
-"""An attention plan in memory that stays in its place, for graphs that are replayed."""
+"""Attention plans in memory that stays in its place, for graphs that are replayed."""
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
-from specdec.kernels.attention_plan import Plan
-from specdec.kernels.integers import next_power_of_2
+from specdec.kernels.attention_plan import Config, Plan
 
 # Captures some work, and returns its replay, which reads and writes the same memory each time.
 Capture = Callable[[Callable[[], Any]], Callable[[], Any]]
 
 
-class PlanSize(NamedTuple):
-    """The sizes of a plan that are fixed in a graph: grids and allocations.
+def most_tiles(rows: int, requests: int, per_tile: int) -> int:
+    """Return the most tiles of `per_tile` rows that `rows` rows of at most `requests` requests lie in."""
+    requests = min(rows, requests)
+    return requests + (rows - requests) // per_tile
+
+
+class PlanCapacity(NamedTuple):
+    """Sizes that every plan of so many tiles fits in. They are fixed in a graph: grids and allocations.
 
     Attributes:
-        height: height of the tiles.
-        items: programs per KV head, rounded up to a power of two.
-        joins: cut tiles, rounded up in the same way; 0 stays.
-        parts: parts of the cut tiles, rounded up in the same way.
+        items: programs per KV head.
+        joins: cut tiles.
+        parts: parts of the cut tiles.
     """
 
-    height: int
     items: int
     joins: int
     parts: int
 
     @staticmethod
-    def of(plan: Plan) -> "PlanSize":
-        counts = (len(plan.items), len(plan.joins), plan.num_parts)
-        return PlanSize(plan.height, *(next_power_of_2(count) if count else 0 for count in counts))
+    def of(tiles: int, kv_heads: int, processors: int) -> "PlanCapacity":
+        """Return the bounds of `Plan.make`.
+
+        There a tile's context is measured in shares, of which all tiles together have at most processors / kv_heads.
+        A tile of x shares has max(1, floor(x + 0.5)) parts, so it is cut from 1.5 on, and then has at most 4 x / 3
+        parts, which are at most x more than the tile itself.
+        """
+        # Rounding of x.
+        shares = processors / kv_heads + 1e-6
+        return PlanCapacity(tiles + math.ceil(shares), math.floor(shares / 1.5), math.floor(shares * 4 / 3))
 
 
 class PlanBuffer:
-    """Memory for any plan of one size.
+    """Memory for the plans of one geometry in steps up to a size. Graphs of all sizes share it.
 
-    Attributes:
-        plan: the plan to pass to the kernel.
+    Args:
+        capacity: of the largest step.
     """
 
-    def __init__(self, like: Plan) -> None:
-        size, device = PlanSize.of(like), like.items.device
+    def __init__(self, capacity: PlanCapacity, device: torch.device) -> None:
+        self._items = torch.zeros(capacity.items, 7, dtype=torch.int32, device=device)
+        self._joins = torch.zeros(capacity.joins, 4, dtype=torch.int32, device=device)
 
-        def empty(rows: int, width: int) -> Tensor:
-            return torch.zeros(rows, width, dtype=torch.int32, device=device)
+    def plan(self, height: int, config: Config, capacity: PlanCapacity) -> Plan:
+        """Return the plan to capture a pass of this capacity with."""
+        assert capacity.items <= len(self._items)
+        return Plan(height, config, self._items[: capacity.items], self._joins[: capacity.joins], capacity.parts)
 
-        self.plan = Plan(like.height, like.config, empty(size.items, 7), empty(size.joins, 4), size.parts)
 
-    def fill(self, plan: Plan) -> None:
-        """Copy another plan of the same size; unused items and joins have no rows and do nothing."""
-        for own, given in ((self.plan.items, plan.items), (self.plan.joins, plan.joins)):
-            own[: len(given)].copy_(given)
-            own[len(given) :].zero_()
+def fill_plan(own: Plan, given: Plan) -> None:
+    """Copy another plan of the same height into a captured one; unused items and joins have no rows and do nothing."""
+    assert (own.height, own.config) == (given.height, given.config)
+    assert given.num_parts <= own.num_parts
+    for kept, new in ((own.items, given.items), (own.joins, given.joins)):
+        kept[: len(new)].copy_(new)
+        kept[len(new) :].zero_()

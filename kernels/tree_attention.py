@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec.kernels.ancestor_bits import num_bits, num_bits_64, shift
-from specdec.kernels.attention_plan import CONFIGS, HOPPER_CONFIGS, STAGES, AttentionGeometry, Plan, chip_of
+from specdec.kernels.attention_plan import CONFIGS, STAGES, AttentionGeometry, Plan, chip_of, configs_of
 from specdec.kernels.kv_codes import CODE_UNITS, CODES, decode
 from specdec.kernels.kv_entries import LARGEST, scales_of, stores_scales
 from specdec.kernels.ragged_rows import WORD_BITS, RaggedRows
@@ -96,10 +96,7 @@ def plan_of(rows: RaggedRows, heads: AttentionGeometry) -> Plan:
     plan: Plan | None = rows.plans.get(heads)
     if plan is None:
         chip = chip_of(rows.visible.device)
-        configs = (HOPPER_CONFIGS if chip.is_hopper else CONFIGS)[heads.number_bytes, heads.padded_dim]
-        if heads.group > max(configs):
-            raise ValueError(f"{heads.group} query heads per KV head: at most {max(configs)} are supported")
-        plan = rows.plans[heads] = Plan.make(rows, heads, configs, chip.processors)
+        plan = rows.plans[heads] = Plan.make(rows, heads, configs_of(heads, chip), chip.processors)
     return plan
 
 

@@ -1,15 +1,16 @@
-"""A simulated GPU: the CPU computes what runs on it, and operations that a GPU would refuse raise an error.
+"""Two simulated GPUs: the CPU computes what runs on them, and operations that GPUs would refuse raise an error.
 
-Tensors "on the GPU" report the device `cuda:1` and hold their numbers in a CPU tensor. Mixing the two kinds fails as it
-would on a GPU. Operations that make the host wait are recorded. A CUDA graph is a tape of launches: a replay runs them
-again on the same memory without any of the captured Python code, so values read at the capture stay as they were.
+Tensors "on a GPU" report its device and hold their numbers in a CPU tensor. Mixing devices fails as it would on GPUs.
+Operations that make the host wait are recorded. A CUDA graph is a tape of launches: a replay runs them again on the
+same memory without any of the captured Python code, so values read at the capture stay as they were.
 """
 
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -19,10 +20,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 from triton.runtime import interpreter
 
+from tests.simulated_graphs import Capture, Launch, SimulatedGraph, tensors_of
+from tests.simulated_memory import Memory, Pool, Workspace, is_product
 from tests.simulated_streams import SimulatedEvent, SimulatedStream, Streams
 
 # Not the first device, so that code that forgets to name the device is found.
 GPU = torch.device("cuda", 1)
+NUM_GPUS = 2
 CPU = torch.device("cpu")
 # Operations that give the host numbers, or need numbers to know a shape.
 READERS = {
@@ -34,16 +38,17 @@ VIEWS = {Tensor.view, Tensor.flatten, Tensor.__getitem__, Tensor.T.__get__, Tens
 
 
 class SimulatedTensor(torch.Tensor):
-    """A tensor on the GPU. The CPU tensor `raw` holds its numbers."""
+    """A tensor on a GPU. The CPU tensor `raw` holds its numbers."""
 
     raw: Tensor
+    gpu: torch.device
 
     @staticmethod
-    def __new__(cls, raw: Tensor) -> "SimulatedTensor":
+    def __new__(cls, raw: Tensor, gpu: torch.device) -> "SimulatedTensor":
         made: SimulatedTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, raw.shape, strides=raw.stride(), storage_offset=raw.storage_offset(), dtype=raw.dtype, device=GPU
+            cls, raw.shape, strides=raw.stride(), storage_offset=raw.storage_offset(), dtype=raw.dtype, device=gpu
         )
-        made.raw = raw
+        made.raw, made.gpu = raw, gpu
         return made
 
     @classmethod
@@ -51,48 +56,35 @@ class SimulatedTensor(torch.Tensor):
         raise AssertionError(f"{func} was reached without the GPU")
 
 
-class Launch(NamedTuple):
-    """An operation that a graph repeats at each replay."""
+class Device:
+    """One of the GPUs.
 
-    work: Callable[..., Any]
-    args: tuple[Any, ...]
-    settings: dict[str, Any]
-    made: dict[int, Tensor]
+    Attributes:
+        streams: its streams.
+        memory: what its tensors and graphs take.
+    """
 
-
-class SimulatedGraph:
-    """A tape of launches."""
-
-    def __init__(self) -> None:
-        self.launches: list[Launch] = []
-
-    def replay(self) -> None:
-        with torch._C.DisableTorchFunction():
-            for launch in self.launches:
-                found = _tensors(launch.work(*launch.args, **launch.settings))
-                for place, mine in launch.made.items():
-                    mine.copy_(found[place])
-
-    def forget(self) -> None:
-        """Overwrite what the capture computed: a real capture computes nothing before its first replay."""
-        for made in (made for launch in self.launches for made in launch.made.values()):
-            made.fill_(float("nan") if made.is_floating_point() else True if made.dtype == torch.bool else 1 << 20)
+    def __init__(self, index: int) -> None:
+        self.index, self.memory = index, Memory()
+        self.streams = Streams(torch.device("cuda", index))
 
 
 class SimulatedGPU(TorchFunctionMode):
-    """Handles every torch function that is called while it is entered.
+    """The GPUs of a machine. It handles every torch function that is called while it is entered.
 
     Attributes:
         waits: operations that made the host wait, each with the module that called it.
-        is_current: whether kernels and events without a device go to this one.
-        streams: its streams.
+        devices: the GPUs.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.waits: list[str] = []
-        self._tape: SimulatedGraph | None = None
-        self.is_current, self.streams = False, Streams()
+        self.devices = [Device(index) for index in range(NUM_GPUS)]
+        self._entered: list[Device] = []
+        self._capture: Capture | None = None
+        self._default_capture_stream: SimulatedStream | None = None
+        self._handles = itertools.count(1)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -106,21 +98,22 @@ class SimulatedGPU(TorchFunctionMode):
         on_gpu = [leaf for leaf in given if isinstance(leaf, SimulatedTensor)]
         if name == "__get__":
             name = func.__self__.__name__  # type: ignore[attr-defined]
-            known = {"device": GPU, "is_cuda": True, "is_cpu": False}
-            if on_gpu and name in known:
-                return known[name]
+            if on_gpu and name in ("device", "is_cuda", "is_cpu"):
+                return on_gpu[0].gpu if name == "device" else name == "is_cuda"
         if name == "_has_compatible_shallow_copy_type" and on_gpu:
             return False
         if name in ("pin_memory", "is_pinned"):
             raise AssertionError(f"{name} of a tensor; ask for pinned memory where it is made")
-        goes_up = any(_is_gpu(leaf) for leaf in given)
-        if not on_gpu and not goes_up:
+        named = [self._device_named(leaf) for leaf in given if _is_gpu(leaf)]
+        if not on_gpu and not named:
             return self._on_host(func, args, kwargs)
+        device = self._device_of(name, named, on_gpu)
+        goes_up = bool(named)
         others = [leaf for leaf in given if isinstance(leaf, Tensor) and not isinstance(leaf, SimulatedTensor)]
         if name in ("copy_", "to", "__setitem__"):
             self._note_copy(name, args, kwargs, goes_up=goes_up)
         elif any(other.ndim for other in others) and not name.endswith("_like"):
-            raise RuntimeError(f"{name}: expected all tensors on the same device, found {GPU} and cpu")
+            raise RuntimeError(f"{name}: expected all tensors on the same device, found {on_gpu[0].gpu} and cpu")
         if goes_up and name in ("tensor", "as_tensor"):
             self.note(f"{name} from pageable memory")
         if on_gpu and self._waits(name, args, kwargs):
@@ -129,71 +122,169 @@ class SimulatedGPU(TorchFunctionMode):
         mine = {id(one.raw): one for one in on_gpu}
         plain, settings = tree_map(_lowered, args), tree_map(_lowered, kwargs)
         settings.pop("pin_memory", None)
+        capture = self._capture if self._capture is not None and self._capture.is_mine else None
+        if is_product(func):
+            self._multiply(device.streams.current, capture)
         with torch._C.DisableTorchFunction():
             found = func(*plain, **settings)
-            if not _tensors(found):
+            if not tensors_of(found):
                 return found
+            if name == "to" and on_gpu and device.index != on_gpu[0].gpu.index:
+                found = found.clone()
             if comes_down:
                 return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, found)
-            if self._tape is not None:
-                self._tape.launches.append(Launch(func, plain, settings, _new(found, on_gpu)))
-            return tree_map(lambda leaf: mine[id(leaf)] if id(leaf) in mine else _raised(leaf), found)
+            if capture is not None:
+                assert capture.stream.device.index == device.index, f"{name} on a device that is not captured"
+                capture.record(Launch(func, plain, settings, _new(found, on_gpu)))
+            return tree_map(lambda leaf: mine[id(leaf)] if id(leaf) in mine else self._raised(leaf, device), found)
+
+    @property
+    def memory(self) -> Memory:
+        """The memory of the device that tests use."""
+        return self.devices[GPU.index].memory
+
+    @property
+    def streams(self) -> Streams:
+        """The streams of the device that tests use."""
+        return self.devices[GPU.index].streams
+
+    @property
+    def entered(self) -> Device:
+        """The current device. Nothing is to rely on the one that is current where none was chosen."""
+        assert self._entered, "what goes to the current device, which is another"
+        return self._entered[-1]
 
     @property
     def is_capturing(self) -> bool:
-        return self._tape is not None
+        return self._capture is not None
 
     def launch(self, work: Callable[..., Any], args: tuple[Any, ...], settings: dict[str, Any]) -> Any:
         """Run a Triton kernel in the interpreter."""
-        for leaf in tree_leaves((args, settings)):
+        leaves = tree_leaves((args, settings))
+        for leaf in leaves:
             if isinstance(leaf, Tensor) and not isinstance(leaf, SimulatedTensor) and not _is_pinned(leaf):
                 raise ValueError("Pointer argument cannot be accessed from Triton (cpu tensor?)")
-        assert self.is_current, "a kernel goes to the current device, which is another"
+        places = {leaf.gpu.index for leaf in leaves if isinstance(leaf, SimulatedTensor)}
+        assert places <= {self.entered.index}, "a kernel goes to the current device, which is another"
         plain, named = tree_map(_lowered, args), tree_map(_lowered, settings)
-        if self._tape is not None:
-            self._tape.launches.append(Launch(work, plain, named, {}))
+        if self._capture is not None and self._capture.is_mine:
+            self._capture.record(Launch(work, plain, named, {}))
 
         def run() -> Any:
             with torch._C.DisableTorchFunction():
                 return work(*plain, **named)
 
-        return self.streams.current.launch(run)
+        return self.entered.streams.current.launch(run)
 
     @contextmanager
-    def capture(self, graph: SimulatedGraph, pool: object) -> Iterator[None]:
+    def capture(
+        self,
+        graph: SimulatedGraph,
+        pool: object = None,
+        stream: SimulatedStream | None = None,
+        capture_error_mode: str = "global",
+    ) -> Iterator[None]:
         """Replace `torch.cuda.graph`."""
-        assert self._tape is None
-        assert pool == torch.cuda.graph_pool_handle()
-        self._tape = graph
-        try:
-            yield
-        finally:
-            self._tape = None
+        assert self._capture is None, "another graph is being captured"
+        self.forbid("synchronize")
+        if stream is None:
+            # As in torch: one for the process, of the device that is current at the first capture.
+            self._default_capture_stream = self._default_capture_stream or self.stream()
+            stream = self._default_capture_stream
+        self.empty_cache()
+        device = self.devices[stream.device.index]
+        own = Pool() if pool is None else device.memory.pool(pool)
+        with self.choose(stream):
+            self._capture = capture = Capture(graph, own, stream, capture_error_mode)
+            device.memory.count_graphs()
+            try:
+                yield
+            finally:
+                self._capture = None
+        capture.end()
         graph.forget()
 
     @contextmanager
-    def be_current(self, device: object) -> Iterator[None]:
+    def be_current(self, device: torch.device | int) -> Iterator[None]:
         """Replace `torch.cuda.device`."""
-        assert device == GPU
-        before, self.is_current = self.is_current, True
+        index = device if isinstance(device, int) else device.index
+        self._entered.append(self.devices[index])
         try:
             yield
         finally:
-            self.is_current = before
+            self._entered.pop()
+
+    @contextmanager
+    def choose(self, stream: SimulatedStream) -> Iterator[None]:
+        """Replace `torch.cuda.stream`."""
+        streams = self.devices[stream.device.index].streams
+        before, streams.current = streams.current, stream
+        try:
+            with self.be_current(stream.device):
+                yield
+        finally:
+            streams.current = before
 
     def event(self, *, enable_timing: bool = False) -> SimulatedEvent:  # noqa: ARG002
         """Replace `torch.cuda.Event`."""
-        return SimulatedEvent(self, self.streams)
+        return SimulatedEvent(self)
 
-    def stream(self, device: object = None) -> SimulatedStream:
+    def stream(self, device: torch.device | None = None) -> SimulatedStream:
         """Replace `torch.cuda.Stream`."""
-        assert device in (GPU, None)
-        return SimulatedStream(self.streams)
+        own = self.entered if device is None else self.devices[device.index]
+        return SimulatedStream(own.streams, torch.device("cuda", own.index))
 
-    def synchronize(self, device: object = None) -> None:
+    def synchronize(self, device: torch.device | None = None) -> None:
         """Replace `torch.cuda.synchronize`."""
-        assert device == GPU or self.is_current
+        assert device is not None or self.entered
+        self.forbid("synchronize")
         self.note("synchronize")
+
+    def empty_cache(self) -> None:
+        """Replace `torch.cuda.empty_cache`."""
+        for device in self.devices:
+            device.memory.empty_cache()
+
+    def pool_handle(self) -> tuple[int, int]:
+        """Replace `torch.cuda.graph_pool_handle`."""
+        return (0, next(self._handles))
+
+    def forbid(self, what: str) -> None:
+        """Refuse what is unsafe while a graph is captured; see `Capture.forbid`."""
+        if self._capture is not None:
+            self._capture.forbid(what)
+
+    def _device_named(self, name: Any) -> Device:
+        device = torch.device(name) if isinstance(name, str) else name
+        return self.devices[GPU.index if device.index is None else device.index]
+
+    def _device_of(self, name: str, named: list[Device], on_gpu: list[SimulatedTensor]) -> Device:
+        """Return where an operation runs."""
+        found = {one.gpu.index for one in on_gpu}
+        if len(found) > 1 and name not in ("copy_", "to"):
+            raise RuntimeError(f"{name}: expected all tensors on the same device, found {sorted(found)}")
+        return named[0] if named else self.devices[on_gpu[0].gpu.index]
+
+    def _multiply(self, stream: SimulatedStream, capture: Capture | None) -> None:
+        """Let cuBLAS run on a stream."""
+        if stream.workspace is None or stream.workspace.is_freed:
+            stream.workspace = Workspace(None if capture is None else capture.pool)
+        if capture is not None:
+            capture.graph.workspaces.append(stream.workspace)
+
+    def _raised(self, leaf: Any, device: Device) -> Any:
+        """Return a result as a tensor of the device."""
+        if not isinstance(leaf, Tensor):
+            return leaf
+        made = SimulatedTensor(leaf, torch.device("cuda", device.index))
+        pool, capture = device.memory.general, self._capture
+        if capture is not None and not device.memory.holds(leaf):
+            if capture.is_mine:
+                pool = capture.pool
+            else:
+                self.forbid("allocation of device memory")
+        device.memory.hold(made, leaf, pool)
+        return made
 
     def _on_host(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         pinned = kwargs.pop("pin_memory", False) or any(
@@ -201,7 +292,7 @@ class SimulatedGPU(TorchFunctionMode):
         )
         found = func(*args, **kwargs)
         if pinned:
-            for one in _tensors(found):
+            for one in tensors_of(found):
                 one.is_in_pinned_memory = True  # type: ignore[attr-defined]
         return found
 
@@ -216,7 +307,7 @@ class SimulatedGPU(TorchFunctionMode):
             self.note(f"{name} from pageable memory")
         if down:
             self.note(f"{name} to the host")
-        if up and self._tape is not None:
+        if up and self._capture is not None and self._capture.is_mine:
             raise AssertionError(f"{name} from the host while a graph is captured")
 
     def _waits(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -230,7 +321,7 @@ class SimulatedGPU(TorchFunctionMode):
 
     def note(self, what: str) -> None:
         """Record that the host waits, and who lets it."""
-        if self._tape is not None:
+        if self._capture is not None and self._capture.is_mine:
             raise AssertionError(f"{what} while a graph is captured")
         frame = sys._getframe(1)
         while not frame.f_globals["__name__"].startswith("specdec.") and frame.f_back is not None:
@@ -251,25 +342,34 @@ def simulated_gpu(patch: pytest.MonkeyPatch) -> Iterator[SimulatedGPU]:
     answers = {
         "is_available": True,
         "is_bf16_supported": True,
-        "get_device_properties": SimpleNamespace(multi_processor_count=132, major=9),
+        "get_device_properties": SimpleNamespace(multi_processor_count=4, major=9),
         "mem_get_info": (60 << 20, 64 << 20),
         "max_memory_reserved": 4 << 20,
         "memory_reserved": 4 << 20,
-        "empty_cache": None,
         "reset_peak_memory_stats": None,
-        "graph_pool_handle": (0, 1),
+        # Where none was chosen, the one that "cuda" means.
         "current_device": GPU.index,
+        "device_count": NUM_GPUS,
     }
     for name, answer in answers.items():
         patch.setattr(torch.cuda, name, Mock(return_value=answer))
-    patch.setattr(torch.cuda, "synchronize", Mock(side_effect=gpu.synchronize))
-    patch.setattr(torch.cuda, "device", gpu.be_current)
-    patch.setattr(torch.cuda, "Event", gpu.event)
-    patch.setattr(torch.cuda, "Stream", gpu.stream)
-    patch.setattr(torch.cuda, "current_stream", lambda: gpu.streams.current)
-    patch.setattr(torch.cuda, "stream", gpu.streams.choose)
-    patch.setattr(torch.cuda, "CUDAGraph", SimulatedGraph)
-    patch.setattr(torch.cuda, "graph", gpu.capture)
+    replaced = {
+        "synchronize": gpu.synchronize,
+        "empty_cache": gpu.empty_cache,
+        "graph_pool_handle": gpu.pool_handle,
+        "device": gpu.be_current,
+        "Event": gpu.event,
+        "Stream": gpu.stream,
+        "current_stream": lambda _=None: gpu.entered.streams.current,
+        "stream": gpu.choose,
+        "CUDAGraph": SimulatedGraph,
+        "graph": gpu.capture,
+    }
+    for name, function in replaced.items():
+        patch.setattr(torch.cuda, name, function)
+    # The interpreter takes long for what a GPU does at once: few graphs, captured at the first run.
+    patch.setattr("specdec.execution.cuda_graphs.WARM_UPS", 1)
+    patch.setattr("specdec.execution.step_graphs.TOKEN_BUCKETS", ((2, 1), (8, 4), (32, 12)))
     with gpu:
         yield gpu
 
@@ -280,18 +380,10 @@ def _lowered(leaf: Any) -> Any:
     return CPU if _is_gpu(leaf) else leaf
 
 
-def _raised(leaf: Any) -> Any:
-    return SimulatedTensor(leaf) if isinstance(leaf, Tensor) else leaf
-
-
-def _tensors(found: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor)]
-
-
 def _new(found: Any, given: list[SimulatedTensor]) -> dict[int, Tensor]:
     """Return the results that have memory of their own, by index."""
     held = {one.raw.untyped_storage().data_ptr() for one in given}
-    return {i: one for i, one in enumerate(_tensors(found)) if one.untyped_storage().data_ptr() not in held}
+    return {i: one for i, one in enumerate(tensors_of(found)) if one.untyped_storage().data_ptr() not in held}
 
 
 def _is_gpu(leaf: Any) -> bool:

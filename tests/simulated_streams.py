@@ -1,33 +1,51 @@
-"""Streams of the simulated GPU: kernels beside the main stream run as late as they may."""
+"""Streams of a simulated GPU: kernels beside the main stream run as late as they may."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Protocol
 
+import torch
 
-class Device(Protocol):
-    """What streams and events need of the GPU."""
+from tests.simulated_memory import Workspace
+
+
+class Machine(Protocol):
+    """What streams and events need of the simulated machine."""
 
     waits: list[str]
-    is_current: bool
+
+    @property
+    def entered(self) -> "Device": ...
 
     def note(self, what: str) -> None:
         """Record that the host waits."""
+
+    def forbid(self, what: str) -> None:
+        """Refuse what is unsafe while a graph is captured."""
+
+
+class Device(Protocol):
+    """What a stream needs of its device."""
+
+    index: int
+    streams: "Streams"
 
 
 class SimulatedStream:
     """A stream. What is launched on the main one runs at once; on another one, when something waits for it.
 
     Attributes:
+        device: the device that it belongs to.
         pending: what has not run.
         launched: how many kernels were launched on a stream other than the main one.
+        workspace: cuBLAS's, from the first product on.
     """
 
-    def __init__(self, streams: "Streams") -> None:
-        self.streams = streams
+    def __init__(self, streams: "Streams", device: torch.device) -> None:
+        self.streams, self.device = streams, device
         self.pending: list[Callable[[], Any]] = []
         self.launched = 0
+        self.workspace: Workspace | None = None
 
     def launch(self, work: Callable[[], Any]) -> Any:
         if self is self.streams.main or not self.streams.are_late:
@@ -42,6 +60,7 @@ class SimulatedStream:
             self.pending.pop(0)()
 
     def wait_stream(self, other: "SimulatedStream") -> None:
+        assert other.device == self.device, "streams of two devices"
         self._wait(other, other.launched)
 
     def wait_event(self, event: "SimulatedEvent") -> None:
@@ -58,28 +77,29 @@ class SimulatedStream:
 class SimulatedEvent:
     """A moment in a stream's work. It is known once the host has waited for later work."""
 
-    def __init__(self, device: Device, streams: "Streams") -> None:
-        self.device, self.streams = device, streams
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
 
     def record(self) -> None:
-        assert self.device.is_current
-        self.stream = self.streams.current
-        self.moment, self.waits, self.launched = time.perf_counter(), len(self.device.waits), self.stream.launched
+        self.stream = self.machine.entered.streams.current
+        self.moment, self.waits, self.launched = time.perf_counter(), len(self.machine.waits), self.stream.launched
 
     def query(self) -> bool:
+        self.machine.forbid("query of an event")
         return self.stream.launched - len(self.stream.pending) >= self.launched
 
     def synchronize(self) -> None:
-        self.device.note("synchronize of an event")
+        self.machine.forbid("synchronize of an event")
+        self.machine.note("synchronize of an event")
         self.stream.catch_up(self.launched)
 
     def elapsed_time(self, end: "SimulatedEvent") -> float:
-        assert len(self.device.waits) > end.waits, "the device may not be there yet"
+        assert len(self.machine.waits) > end.waits, "the device may not be there yet"
         return (end.moment - self.moment) * 1e3
 
 
 class Streams:
-    """All streams of a simulated GPU.
+    """All streams of a device.
 
     Attributes:
         main: the one that is current where no other was chosen.
@@ -87,15 +107,6 @@ class Streams:
             of them is used beside the main stream.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.are_late = False
-        self.main = self.current = SimulatedStream(self)
-
-    @contextmanager
-    def choose(self, stream: SimulatedStream) -> Iterator[None]:
-        """Replace `torch.cuda.stream`."""
-        before, self.current = self.current, stream
-        try:
-            yield
-        finally:
-            self.current = before
+        self.main = self.current = SimulatedStream(self, device)

@@ -11,10 +11,10 @@ from specdec.draft_heads.drafting.draft_levels import DraftLevels
 from specdec.draft_heads.drafting.row_sampling import RowSampling
 from specdec.draft_heads.drafting.tree_draw import TreeDraw
 from specdec.draft_heads.drafting.tree_search import TreeSearch
-from specdec.kernels.adapters import AdapterBuffer
-from specdec.kernels.attention_plan import AttentionGeometry, Plan
-from specdec.kernels.integers import next_power_of_2
-from specdec.kernels.plan_buffer import Capture, PlanBuffer, PlanSize
+from specdec.kernels.adapters import AdapterBuffer, fill_adapted
+from specdec.kernels.attention_plan import AttentionGeometry, Plan, chip_of
+from specdec.kernels.integers import ceil_div, next_power_of_2
+from specdec.kernels.plan_buffer import Capture, PlanBuffer, PlanCapacity, fill_plan
 from specdec.kernels.tree_attention import plan_of
 from specdec.kernels.types import NoiseColumns, NoiseRows
 
@@ -22,59 +22,75 @@ Grown = TypeVar("Grown")
 
 
 class GraphKey(NamedTuple):
-    """The sizes that are fixed in a graph.
+    """What differs between the graphs of a loop.
 
     Attributes:
         rows: rows of the batch, padding included.
-        depth: levels.
-        width: nodes that each row expands at each level.
-        plans: the attention plans of each level but the last, of each geometry in turn.
-        adapted: tiles of rows with adapters.
+        adapted: whether some row has an adapter.
     """
 
     rows: int
-    depth: int
-    width: int
-    plans: tuple[PlanSize, ...]
-    adapted: int
+    adapted: bool
 
 
 class LoopGraphs(Generic[Grown]):
-    """Graphs of a whole loop over levels, one per number of rows, each captured when a step first needs it.
+    """Graphs of a whole loop over levels, one per number of rows; all share the memory of their inputs.
 
     Args:
         grow: the loop, which must wait for nothing.
-        capture: `CudaGraphs.capture` on a GPU.
         geometries: geometries of the head's attention, one per window of its layers.
         max_blocks: most blocks of a request.
+        adapters: number of adapters, 0 for none.
     """
 
     def __init__(
         self,
         grow: Callable[[DraftLevels, Tensor], Grown],
-        capture: Capture,
         geometries: Sequence[AttentionGeometry],
         max_blocks: int,
+        adapters: int,
     ) -> None:
-        self.grow, self.capture, self.geometries, self.max_blocks = grow, capture, geometries, max_blocks
+        self.grow, self.geometries, self.max_blocks, self.adapters = grow, geometries, max_blocks, adapters
         self.captured: dict[GraphKey, _Graph[Grown]] = {}
+        self._inputs: _Inputs | None = None
+
+    @staticmethod
+    def padding(rows: int) -> int:
+        """Return the number of padding rows up to the next power of two."""
+        return next_power_of_2(rows) - rows
+
+    def has(self, rows: int, *, adapted: bool) -> bool:
+        """Return whether a graph drafts for so many rows."""
+        return GraphKey(next_power_of_2(rows), adapted) in self.captured
+
+    def capture(self, capture: Capture, levels: DraftLevels, hidden: Tensor) -> None:
+        """Capture the loop for batches of as many rows as these.
+
+        Args:
+            capture: `CudaGraphs.capture` on a GPU.
+            levels: inputs of rows that belong to no request. The first call's are the most.
+            hidden: `[rows, hidden_size]` of these rows.
+        """
+        if self._inputs is None:
+            self._inputs = _Inputs(self, levels, hidden)
+        key = GraphKey(levels.num_rows, levels.adapted is not None)
+        self.captured[key] = _Graph(self, self._inputs, levels, hidden, capture)
 
     def __call__(self, levels: DraftLevels, hidden: Tensor) -> Grown:
         """Return the candidates of all rows, valid until the next call.
 
         Args:
-            levels: of a padded batch whose rows ask for no more than a temperature and filters.
+            levels: of a padded batch that a graph was captured for, whose rows ask for no more than a temperature and
+                filters.
             hidden: `[rows, hidden_size]` of the rows that are not padding.
         """
+        return self.captured[GraphKey(levels.num_rows, levels.adapted is not None)](levels, hidden)
+
+    def plans(self, levels: DraftLevels) -> list[Plan]:
+        """Return the attention plans of each level but the last, of each geometry in turn."""
         # A plan depends on how long rows are, not on what they see.
         outlines = [levels.outline(level, levels.positions) for level in range(1, levels.num_passes + 1)]
-        plans = [plan_of(outline, geometry) for geometry in self.geometries for outline in outlines]
-        adapted = AdapterBuffer.size(levels.adapted)
-        key = GraphKey(levels.num_rows, levels.depth, levels.width, tuple(map(PlanSize.of, plans)), adapted)
-        graph = self.captured.get(key)
-        if graph is None:
-            graph = self.captured[key] = _Graph(self, levels, hidden, plans)
-        return graph(levels, hidden, plans)
+        return [plan_of(outline, geometry) for geometry in self.geometries for outline in outlines]
 
 
 class DraftGraphs(NamedTuple):
@@ -83,23 +99,16 @@ class DraftGraphs(NamedTuple):
     Attributes:
         search: trees of the most probable tokens.
         draw: trees of tokens drawn from q.
-        most_drawn_rows: most rows of a graph of drawn trees, as it keeps the distributions they were drawn from.
     """
 
     search: LoopGraphs[TreeSearch]
     draw: LoopGraphs[TreeDraw]
-    most_drawn_rows: int
-
-    @staticmethod
-    def padding(rows: int) -> int:
-        """Return the number of padding rows up to the next power of two."""
-        return next_power_of_2(rows) - rows
 
 
-class _Graph(Generic[Grown]):
-    """A captured loop, and the memory that it reads."""
+class _Inputs:
+    """Memory that the graphs of a loop read, for the largest batch."""
 
-    def __init__(self, owner: LoopGraphs[Grown], levels: DraftLevels, hidden: Tensor, plans: list[Plan]) -> None:
+    def __init__(self, owner: LoopGraphs[Grown], levels: DraftLevels, hidden: Tensor) -> None:
         rows, device = levels.num_rows, hidden.device
 
         def zeros(*shape: int) -> Tensor:
@@ -109,30 +118,59 @@ class _Graph(Generic[Grown]):
         self.noise = NoiseColumns(zeros(rows), zeros(rows), zeros(rows), sampled)
         self.sampling = RowSampling.buffer(rows, device, torch.promote_types(hidden.dtype, torch.float32))
         self.hidden = hidden.new_zeros(rows, hidden.shape[1])
-        self.plans = [PlanBuffer(plan) for plan in plans]
-        tiles = AdapterBuffer.size(levels.adapted)
-        self.adapters = AdapterBuffer(len(levels.positions), tiles, device) if tiles else None
-        by_geometry, each = {}, levels.num_passes
-        for place, geometry in enumerate(owner.geometries):
-            by_geometry[geometry] = [buffer.plan for buffer in self.plans[place * each : (place + 1) * each]]
+        self.positions, self.slots = torch.zeros_like(levels.positions), torch.zeros_like(levels.slots)
+        self.tables = zeros(rows, owner.max_blocks)
+        self.adapters = AdapterBuffer(len(levels.positions), owner.adapters, device) if owner.adapters else None
+        self.plans = [
+            [PlanBuffer(_capacity(levels, one, plan), device) for plan in plans]
+            for one, plans in _by_geometry(owner, owner.plans(levels)).items()
+        ]
+
+
+class _Graph(Generic[Grown]):
+    """A captured loop over the first rows of shared inputs."""
+
+    def __init__(
+        self, owner: LoopGraphs[Grown], inputs: _Inputs, levels: DraftLevels, hidden: Tensor, capture: Capture
+    ) -> None:
+        rows, nodes = levels.num_rows, len(levels.positions)
+        assert nodes <= len(inputs.positions), "the largest batch comes first"
+        self.owner = owner
+        given = owner.plans(levels)
+        self.noise = NoiseColumns(*(column[:rows] for column in inputs.noise))
+        temperatures, limits = inputs.sampling
+        assert temperatures is not None
+        assert limits is not None
+        self.sampling = RowSampling(temperatures[:rows], limits[:rows])
+        self.hidden = inputs.hidden[:rows]
+        by_geometry = {
+            one: [
+                buffer.plan(plan.height, plan.config, _capacity(levels, one, plan))
+                for buffer, plan in zip(buffers, plans, strict=True)
+            ]
+            for buffers, (one, plans) in zip(inputs.plans, _by_geometry(owner, given).items(), strict=True)
+        }
+        self.plans = [plan for plans in by_geometry.values() for plan in plans]
+        is_adapted = inputs.adapters is not None and levels.adapted is not None
+        self.adapted = inputs.adapters.rows(nodes) if inputs.adapters is not None and is_adapted else None
         self.levels = replace(
             levels,
-            positions=torch.zeros_like(levels.positions),
-            slots=torch.zeros_like(levels.slots),
-            tables=zeros(rows, owner.max_blocks),
+            positions=inputs.positions[:nodes],
+            slots=inputs.slots[:, :nodes],
+            tables=inputs.tables[:rows],
             # Not needed: the kernel uses the plans.
             base=(),
             noise=NoiseRows((), self.noise),
             sampling=self.sampling,
             plans=by_geometry,
             adapters=(),
-            adapted=None if self.adapters is None else self.adapters.rows,
+            adapted=self.adapted,
         )
-        self._fill(levels, hidden, plans)
-        self._replay: Callable[[], Grown] = owner.capture(lambda: owner.grow(self.levels, self.hidden))
+        self._fill(levels, hidden, given)
+        self._replay: Callable[[], Grown] = capture(lambda: owner.grow(self.levels, self.hidden))
 
-    def __call__(self, levels: DraftLevels, hidden: Tensor, plans: list[Plan]) -> Grown:
-        self._fill(levels, hidden, plans)
+    def __call__(self, levels: DraftLevels, hidden: Tensor) -> Grown:
+        self._fill(levels, hidden, self.owner.plans(levels))
         return self._replay()
 
     def _fill(self, levels: DraftLevels, hidden: Tensor, plans: list[Plan]) -> None:
@@ -145,8 +183,20 @@ class _Graph(Generic[Grown]):
         assert levels.sampling is not None
         self.sampling.fill(levels.sampling)
         self.hidden[: len(hidden)].copy_(hidden)
-        for buffer, plan in zip(self.plans, plans, strict=True):
-            buffer.fill(plan)
-        if self.adapters is not None:
+        for kept, plan in zip(self.plans, plans, strict=True):
+            fill_plan(kept, plan)
+        if self.adapted is not None:
             assert levels.adapted is not None
-            self.adapters.fill(levels.adapted)
+            fill_adapted(self.adapted, levels.adapted)
+
+
+def _by_geometry(owner: LoopGraphs[Grown], plans: list[Plan]) -> dict[AttentionGeometry, list[Plan]]:
+    """Return `LoopGraphs.plans` by geometry."""
+    each = len(plans) // len(owner.geometries)
+    return {one: plans[place * each : (place + 1) * each] for place, one in enumerate(owner.geometries)}
+
+
+def _capacity(levels: DraftLevels, geometry: AttentionGeometry, plan: Plan) -> PlanCapacity:
+    """Return the sizes that every plan of these rows fits in. All rows have as many nodes, so all heights are one."""
+    tiles = levels.num_rows * ceil_div(levels.width, plan.height // geometry.group)
+    return PlanCapacity.of(tiles, geometry.kv_heads, chip_of(levels.tables.device).processors)

@@ -29,10 +29,13 @@ from specdec.verify.verifier import noise_keys
 
 if TYPE_CHECKING:
     # Importing it imports Triton, which an engine on plain torch does not need.
-    from specdec.draft_heads.drafting.draft_graphs import DraftGraphs
+    from specdec.draft_heads.drafting.draft_graphs import DraftGraphs, LoopGraphs
+    from specdec.kernels.plan_buffer import Capture
 
 # What the loop over levels carries from one level to the next.
 State = TypeVar("State")
+# What a loop over levels returns.
+Grown = TypeVar("Grown")
 
 
 class Unread(NamedTuple):
@@ -233,26 +236,33 @@ class TreeDrafter(ABC, Generic[State]):
         """Draft trees of the most probable tokens, with the position's noise or without."""
         depths = [min(self.shape.depth, row.max_depth) for row in rows]
         stops_early = self._stops_early and not all(row.full_depth for row in rows)
-        graphs = None if stops_early or _needs_edits(rows) else self.graphs
+        graphs = None if stops_early or self.graphs is None else _graphs_for(rows, self.graphs.search)
         levels = self._padded_levels(rows, depths, self.branching, noise_keys, graphs)
         if graphs is not None:
-            return self._trees(graphs.search(levels, roots), rows, depths)
+            return self._trees(graphs(levels, roots), rows, depths)
         return self._trees(self.search(levels, roots, rows, depths if stops_early else None), rows, depths)
 
     def _draw(self, rows: Sequence[DraftRow], roots: Tensor) -> DraftTrees:
         """Draft trees of tokens drawn from q; how many is fixed beforehand, or q would not be their distribution."""
         depths = [min(self.shape.depth, row.max_depth) for row in rows]
-        graphs = None if _needs_edits(rows) else self.graphs
-        if graphs is not None and len(rows) > graphs.most_drawn_rows:
-            graphs = None
+        graphs = None if self.graphs is None else _graphs_for(rows, self.graphs.draw)
         levels = self._padded_levels(rows, depths, self.draw_sizes.width, _step_keys, graphs)
-        draw = self.draw(levels, roots, rows) if graphs is None else graphs.draw(levels, roots)
+        draw = self.draw(levels, roots, rows) if graphs is None else graphs(levels, roots)
         return self._trees(draw, rows, depths)
 
-    @property
-    def num_draft_probs(self) -> int:
-        """Number of distributions that the children of a drawn tree come from."""
-        return 1 + (self.shape.depth - 1) * self.draw_sizes.width
+    def capture(self, capture: "Capture", rows: Sequence[DraftRow], *, drawn: bool) -> None:
+        """Capture the loop over levels for as many rows as these, which belong to no request.
+
+        Args:
+            capture: `CudaGraphs.capture` on a GPU.
+            rows: a power of two of them.
+            drawn: whether the trees are drawn.
+        """
+        assert self.graphs is not None
+        graphs: LoopGraphs[Any] = self.graphs.draw if drawn else self.graphs.search
+        width, keys_of = (self.draw_sizes.width, _step_keys) if drawn else (self.branching, noise_keys)
+        roots = self._read(rows)
+        graphs.capture(capture, self._padded_levels(rows, (), width, keys_of, graphs), roots)
 
     def _trees(self, candidates: TreeSearch | TreeDraw, rows: Sequence[DraftRow], depths: Sequence[int]) -> DraftTrees:
         """Return the trees of all rows but padding, on the device where the host need not know them yet."""
@@ -267,11 +277,12 @@ class TreeDrafter(ABC, Generic[State]):
         depths: Sequence[int],
         width: int,
         keys_of: Callable[[Sequence[Context]], list[NoiseKey | None]],
-        graphs: "DraftGraphs | None",
+        graphs: "LoopGraphs[Any] | None",
     ) -> DraftLevels:
         """Return the inputs of the loop over levels: of all levels and with padding rows where a graph runs it."""
-        depth = max(depths)
-        if graphs is not None:
+        if graphs is None:
+            depth = max(depths)
+        else:
             depth = self.shape.depth
             rows = [*rows, *[self._padding_row()] * graphs.padding(len(rows))]
         return self._levels(rows, depth, width, keys_of([row.context for row in rows]))
@@ -309,10 +320,17 @@ class TreeDrafter(ABC, Generic[State]):
             state = self._expand(levels, frontier, state, level)
         return search
 
-    def draw(self, levels: DraftLevels, roots: Tensor, rows: Sequence[DraftRow] = ()) -> TreeDraw:
-        """Run the loop over levels of drawn trees."""
+    def draw(
+        self, levels: DraftLevels, roots: Tensor, rows: Sequence[DraftRow] = (), probs: Tensor | None = None
+    ) -> TreeDraw:
+        """Run the loop over levels of drawn trees.
+
+        Args:
+            probs: memory for the draft probabilities of as many rows or more, see `TreeDraw`; None to allocate it.
+        """
         levels.restart()
-        draw = TreeDraw(levels.num_rows, self.draw_sizes)
+        own = None if probs is None else probs[: levels.num_rows]
+        draw = TreeDraw(levels.num_rows, self.draw_sizes, levels.depth, own)
         state = self._begin(levels, roots, rows, drawn=True)
         for level in range(1, levels.depth + 1):
             log_q = self._log_q(state, levels, level, rows, draw.frontier_paths)
@@ -373,6 +391,7 @@ def _step_keys(contexts: Sequence[Context]) -> list[NoiseKey | None]:
     return [noise_key(context) for context in contexts]
 
 
-def _needs_edits(rows: Sequence[DraftRow]) -> bool:
-    """Return whether any row needs logit edits beyond temperature and filtering."""
-    return any(row.context.sampling.edits for row in rows)
+def _graphs_for(rows: Sequence[DraftRow], graphs: "LoopGraphs[Grown]") -> "LoopGraphs[Grown] | None":
+    """Return the graphs if they can draft for these rows: no row needs logit edits beyond temperature and filtering."""
+    takes = graphs.has(len(rows), adapted=any(row.adapter for row in rows))
+    return graphs if takes and not any(row.context.sampling.edits for row in rows) else None

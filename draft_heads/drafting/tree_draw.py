@@ -28,6 +28,10 @@ class DrawSizes(NamedTuple):
     width: int
     each: int
 
+    def num_probs(self, depth: int) -> int:
+        """Return the number of distributions that the children of a tree of `depth` levels are drawn from."""
+        return 1 + (depth - 1) * self.width
+
     @staticmethod
     def of(branching: int, shape: DraftShape) -> "DrawSizes":
         per_level = max(1, shape.nodes // shape.depth)
@@ -45,12 +49,16 @@ class TreeDraw(TreeLevels):
 
     Args:
         sizes: children per node and nodes per level.
+        depth: most levels.
+        probs: `[rows, sizes.num_probs(depth) or more, vocab]`, memory for the distributions that children are drawn
+            from; None to allocate it.
     """
 
-    def __init__(self, num_rows: int, sizes: DrawSizes) -> None:
+    def __init__(self, num_rows: int, sizes: DrawSizes, depth: int, probs: Tensor | None = None) -> None:
         super().__init__(num_rows, sizes.width)
-        self.sizes = sizes
+        self.sizes, self.depth, self._table = sizes, depth, probs
         self._possible: list[Tensor] = []
+        # The parts of the table, level by level.
         self._probs: list[Tensor] = []
 
     @property
@@ -69,8 +77,16 @@ class TreeDraw(TreeLevels):
         """
         values = log_q.gather(2, tokens)
         self._possible.append(values.isfinite().flatten(1))
-        self._probs.append(log_q.exp())
+        start = sum(part.shape[1] for part in self._probs)
+        part = self._probs_table(log_q)[:, start : start + log_q.shape[1]]
+        self._probs.append(part.copy_(log_q.exp()))
         return self._add(tokens, values)
+
+    def _probs_table(self, log_q: Tensor) -> Tensor:
+        if self._table is None:
+            self._table = log_q.new_empty(self.num_rows, self.sizes.num_probs(self.depth), log_q.shape[2])
+        assert self._table.shape[2] == log_q.shape[2]
+        return self._table
 
     def device_trees(self, budgets: Sequence[int], max_depths: Sequence[int]) -> DeviceTrees:
         """Return `host_trees` on the device; with nodes also where q could draw nothing, which no rule accepts."""
@@ -88,7 +104,8 @@ class TreeDraw(TreeLevels):
             own = torch.arange(place, place + best.shape[1], device=device)
             probs.scatter_(1, 1 + best + start, own.expand(rows, -1))
             place += best.shape[1]
-        table = torch.cat(self._probs, 1)
+        table = self._table
+        assert table is not None
         first = torch.arange(rows, device=device)[:, None] * table.shape[1]
         depths = [torch.full((width,), level + 1, device=device) for level, width in enumerate(widths)]
         columns = NodeColumns(

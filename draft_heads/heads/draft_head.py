@@ -39,6 +39,7 @@ class CachedHead(Protocol):
             Rotary positions count from it.
         windows: entries that a row's attention sees in each layer, as `PagedAttention.window`; 0 for all.
         reach: number of the last entries that a row depends on through all layers, its own included; 0 for all.
+        projects_features: whether `feature_of` has weights of the head.
     """
 
     llama: LlamaConfig
@@ -51,6 +52,9 @@ class CachedHead(Protocol):
 
     @property
     def reach(self) -> int: ...
+
+    @property
+    def projects_features(self) -> bool: ...
 
     def feature_of(self, output: TargetOutput) -> Tensor:
         """Return the features that the cache keeps, `[rows, feature_size]`; never called if that size is 0."""
@@ -143,6 +147,10 @@ class FeatureHead(nn.Module):
     @property
     def reach(self) -> int:
         return stacked_reach(self.windows)
+
+    @property
+    def projects_features(self) -> bool:
+        return type(self).feature_of is not FeatureHead.feature_of
 
     def feature_of(self, output: TargetOutput) -> Tensor:
         """Return the target states that the head reads; by default those after the final norm."""

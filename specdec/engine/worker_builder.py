@@ -2,10 +2,11 @@
 
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -34,6 +35,9 @@ from specdec.models.sharded_llama import ShardedLlama
 from specdec.models.split_head import draft_shard
 from specdec.models.tp_plan import Shard
 from specdec.verify.verifier import Verifier, verifier_of
+
+if TYPE_CHECKING:
+    from specdec.execution.cuda_graphs import CudaGraphs
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +74,8 @@ class WorkerBuilder:
         self.draft_context = self.head.llama.max_position - self.shape.positions if self.head else 0
         self.kv_dtypes = self._kv_dtypes()
         self._draft_shard = self._split_draft()
+        # One stream and its workspaces, also for a head that comes later.
+        self._graphs: CudaGraphs | None = None
         self.target_scales = self._target_scales()
         entry = entry_bytes(model.config, self.head, self.dtype, self.kv_dtypes, self.target_scales)
         self.block_bytes = config.block_size * entry
@@ -91,7 +97,7 @@ class WorkerBuilder:
         )
         # Captures and measurements read it.
         cache.clear_null_block()
-        return self._worker(cache)
+        return self._worker(ModelRunner(self.model, cache, self.dtype, self.head, self.longest, self.taps))
 
     def _split_draft(self) -> Shard | None:
         """Return which part of the draft model this rank adapts; None where it has all of it, or adapts none."""
@@ -130,13 +136,22 @@ class WorkerBuilder:
         return load_replacement(config, self.model, self.kernels, kept_tokens, self.draft)
 
     def with_draft(self, worker: Worker, draft: DraftModel) -> Worker:
-        """See `WorkerMaker.with_draft`. All that holds weights of the old head is made anew."""
-        before = self.draft, self.head
+        """See `WorkerMaker.with_draft`.
+
+        Graphs that hold weights of the old head are released before others are captured. If that fails, the old worker
+        goes on without them.
+        """
+        before, runner = (self.draft, self.head), worker.runner
+        if isinstance(worker.drafter, TreeDrafter):
+            worker.drafter.graphs = None
         try:
             self.draft, self.head = draft, draft.head
-            return self._worker(worker.cache)
+            runner.use_head(draft.head)
+            return self._worker(runner)
         except BaseException:
             self.draft, self.head = before
+            assert self.head is not None
+            runner.use_head(self.head)
             raise
 
     def read_adapter(self, files: AdapterFiles) -> AdapterWeights:
@@ -167,11 +182,10 @@ class WorkerBuilder:
             assert self.draft.adapters is not None
             self.draft.adapters.put(place, adapter.draft)
 
-    def _worker(self, cache: KVCache) -> Worker:
-        runner = ModelRunner(self.model, cache, self.dtype, self.head, self.longest, self.taps)
-        drafter = self._drafter(cache)
+    def _worker(self, runner: ModelRunner) -> Worker:
+        drafter = self._drafter(runner.cache)
         self._capture_graphs(runner, drafter)
-        return Worker(runner, drafter, self._verifier())
+        return Worker(runner, drafter, self._verifier(), self._graphs)
 
     def connect(self, worker: Worker, block_bytes: int, rank: int = 0) -> KVConnector:
         """See `WorkerMaker.connect`."""
@@ -212,18 +226,22 @@ class WorkerBuilder:
         )
 
     def _capture_graphs(self, runner: ModelRunner, drafter: Drafter) -> None:
+        """Capture what steps replay; passes that are captured already stay."""
         # A stage waits for its neighbours in the middle of a pass.
         is_stage = self.model.num_stages > 1
-        if self.device.type != "cuda" or not self.kernels.on_device or self.config.enforce_eager or is_stage:
+        config, limits = self.config, self.config.scheduler
+        if self.device.type != "cuda" or not self.kernels.on_device or config.enforce_eager or is_stage:
             return
         # Imported late: they bring Triton.
-        from specdec.execution.cuda_graphs import CudaGraphs, attach_graphs
-        from specdec.execution.warm_up import capture_graphs
+        from specdec.execution.cuda_graphs import CudaGraphs
+        from specdec.execution.graph_capture import DRAFTED_CONTEXT, GraphLimits, capture_drafting, capture_passes
 
-        began, seats = time.perf_counter(), self.config.scheduler.max_num_seqs
-        model_drafter = drafter if isinstance(drafter, TreeDrafter) else None
-        attach_graphs(runner, model_drafter, CudaGraphs().capture, seats, self.longest + self.slots)
-        temperatures: Sequence[float] = (0.0, 1.0) if self.proposal == Proposal.DRAWN else (0.0,)
-        shape = self.shape if self.draft or self.config.ngrams else None
-        capture_graphs(runner, drafter, seats, self.longest, shape, self.draft_context, temperatures)
+        began, self._graphs = time.perf_counter(), self._graphs or CudaGraphs(self.device)
+        self._graphs.release()
+        most, adapters = self.longest + self.slots, config.max_loras if config.enable_lora else 0
+        largest = GraphLimits(limits.max_num_seqs, limits.max_num_batched_tokens, most, adapters)
+        if runner.graphs is None:
+            capture_passes(runner, self._graphs.capture, largest, self.slots)
+        if isinstance(drafter, TreeDrafter) and self.draft_context > DRAFTED_CONTEXT + 1:
+            capture_drafting(drafter, runner, self._graphs.capture, largest)
         logger.info("CUDA graphs captured in %.1f s", time.perf_counter() - began)

@@ -1,19 +1,11 @@
-"""CUDA graphs of the target's pass and of the drafting loops."""
+"""Capture of CUDA graphs."""
 
-from collections.abc import Callable, Sequence
+import gc
+import weakref
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-
-from specdec.draft_heads.drafting.draft_graphs import DraftGraphs, LoopGraphs
-from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
-from specdec.draft_heads.llama.llama_config import LlamaConfig
-from specdec.execution.model_runner import ModelRunner
-from specdec.execution.step_graphs import StepGraphs
-from specdec.kernels.attention_plan import AttentionGeometry
-from specdec.kernels.integers import ceil_div, next_power_of_2
-from specdec.kernels.plan_buffer import Capture
-from specdec.kernels.ragged_rows import WORD_BITS
 
 Result = TypeVar("Result")
 # Runs before a capture: the first compiles kernels, and libraries have chosen theirs by the second.
@@ -21,22 +13,38 @@ WARM_UPS = 2
 
 
 class CudaGraphs:
-    """Graphs that share their memory, so that only the output of the last replay is valid."""
+    """Graphs of one engine on one device. They share their memory, so that only what is kept of an output stays valid.
 
-    def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
+    Warm-ups and captures run on one stream. cuBLAS has a workspace for each stream, allocated at the stream's first
+    product: here in the first warm-up, outside of the graphs' memory, so that it outlives every graph.
+
+    Attributes:
+        num_captures: graphs captured so far.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.num_captures = device, 0
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._pool: Any = None
+        self._alive = weakref.WeakSet[torch.cuda.CUDAGraph]()
 
     def capture(self, work: Callable[[], Result]) -> Callable[[], Result]:
         """Capture `work`, which must wait for nothing and allocate through torch alone; return its replay."""
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UPS):
-                work()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            output = work()
+        with torch.cuda.device(self.device):
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                for _ in range(WARM_UPS):
+                    work()
+            torch.cuda.current_stream().wait_stream(self._stream)
+            if not self._alive:
+                # Torch frees a pool with its last graph.
+                self._pool = torch.cuda.graph_pool_handle()
+            graph = torch.cuda.CUDAGraph()
+            # Other threads may ask for events meanwhile, as those of connectors and of NCCL do.
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                output = work()
+        self._alive.add(graph)
+        self.num_captures += 1
 
         def replay() -> Result:
             graph.replay()
@@ -44,35 +52,8 @@ class CudaGraphs:
 
         return replay
 
-
-# Limit of the draft probabilities that a graph of drawn trees keeps: float32 over the vocabulary for each node.
-MAX_DRAFT_PROBS_BYTES = 256 << 20
-
-
-def attach_graphs(
-    runner: ModelRunner, drafter: TreeDrafter[Any] | None, capture: Capture, max_rows: int, entries: int
-) -> None:
-    """Capture and replay passes and drafting from now on.
-
-    Args:
-        capture: `CudaGraphs.capture` on a GPU.
-        max_rows: limit of a step's requests.
-        entries: limit of a request's cache entries, its drafts included.
-    """
-    max_blocks = ceil_div(entries, runner.cache.block_size)
-    nodes = drafter.shape.slots if drafter is not None else 0
-    words = max(1, ceil_div(nodes, WORD_BITS))
-    target = runner.model.config
-    geometries = _geometries(target, runner.dtype, target.layer_windows)
-    runner.graphs = StepGraphs(runner.features, capture, geometries, max_rows, max_blocks, words)
-    if drafter is not None:
-        rest = (capture, _geometries(drafter.llama, drafter.dtype, drafter.windows), max_blocks)
-        most = MAX_DRAFT_PROBS_BYTES // (4 * runner.model.config.vocab_size * drafter.num_draft_probs)
-        drafter.graphs = DraftGraphs(LoopGraphs(drafter.search, *rest), LoopGraphs(drafter.draw, *rest), most)
-
-
-def _geometries(config: LlamaConfig, dtype: torch.dtype, windows: Sequence[int]) -> list[AttentionGeometry]:
-    """Return the geometries of layers' attention, one per window."""
-    group, dim = config.num_heads // config.num_kv_heads, next_power_of_2(config.head_dim)
-    sizes = (dtype.itemsize, dim, group, config.num_kv_heads)
-    return [AttentionGeometry(*sizes, window) for window in sorted({*windows})]
+    def release(self) -> None:
+        """Free the memory of graphs that nothing holds any more, before others are captured."""
+        torch.cuda.synchronize(self.device)
+        gc.collect()
+        torch.cuda.empty_cache()

@@ -6,6 +6,7 @@ from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.kernels.draft_trees import HostTrees
 from specdec.kernels.tree import ROOT, DraftTree, TreeRow
 from specdec.verify.sampling import Context, Sampling
+from specdec.verify.tree_batch import TreeBatch
 
 
 def padding_row(cache: KVCache, num_tokens: int, num_scored: int = 0) -> TreeRow:
@@ -25,14 +26,22 @@ def dummy_rows(cache: KVCache, count: int, context: int, nodes: int = 0) -> tupl
     return [row] * count, HostTrees([tree] * count)
 
 
+def dummy_batch(cache: KVCache, most_rows: int, tokens: int, adapted: bool) -> TreeBatch:
+    """Make a step of `tokens` tokens in as many rows as there may be, which see themselves alone."""
+    rows = min(tokens, most_rows)
+    counts = [tokens // rows + (row < tokens % rows) for row in range(rows)]
+    parts = [TreeRow([0] * count, 0, cache.null_block_table(count), 1, int(adapted)) for count in counts]
+    return TreeBatch.pack(parts, HostTrees.empty(rows), cache.block_size, cache.target.device)
+
+
 def dummy_draft_rows(
-    cache: KVCache, count: int, context: int, shape: DraftShape, depth: int, temperature: float = 0.0
+    cache: KVCache, count: int, context: int, shape: DraftShape, depth: int | None = None, adapter: int = 0
 ) -> list[DraftRow]:
     """Make rows that ask for the largest trees of `depth` levels after `context` tokens and one to be read."""
-    known = context + 1
+    known, depth = context + 1, depth or shape.depth
     table = cache.null_block_table(known + shape.slots)
-    contexts = [Context(Sampling(temperature), [0] * known, context) for _ in range(count)]
-    return [DraftRow(table, context, known, shape.nodes, depth, one, full_depth=True) for one in contexts]
+    row = DraftRow(table, context, known, shape.nodes, depth, Context(Sampling(), [0] * known, context), True, adapter)
+    return [row] * count
 
 
 def dummy_reading_row(cache: KVCache, num_tokens: int) -> DraftRow:

@@ -74,6 +74,14 @@ class ModelRunner:
             weights, TargetCache(cache.target, cache.features, self.rope, cache.block_size, cache.target_scales)
         )
 
+    def use_head(self, head: CachedHead) -> None:
+        """Keep the features that another head of the same shape reads, from the next pass on."""
+        if head.projects_features:
+            # Captured passes compute features with the weights of the head before.
+            self.graphs = None
+        self.head = head
+        self.one_call = self._one_call()
+
     def forward(self, parts: Sequence[TreeRow], trees: DraftTrees) -> Tensor:
         """Return logits `[sum of (num_scored + nodes), vocab_size]`; store keys, values and features in the cache.
 

@@ -1,52 +1,102 @@
 """The target's pass in CUDA graphs: the host launches one graph instead of hundreds of kernels."""
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from specdec.kernels.adapters import ADAPTED, AdapterBuffer, AdapterRows
-from specdec.kernels.attention_plan import AttentionGeometry, Plan
-from specdec.kernels.plan_buffer import Capture, PlanBuffer, PlanSize
+from specdec.kernels.adapters import ADAPTED, AdapterBuffer, AdapterRows, fill_adapted
+from specdec.kernels.attention_plan import AttentionGeometry, Plan, chip_of, configs_of, reachable_heights
+from specdec.kernels.plan_buffer import Capture, PlanBuffer, PlanCapacity, fill_plan, most_tiles
 from specdec.kernels.ragged_rows import RaggedRows
 from specdec.kernels.tree_attention import plan_of
 from specdec.verify.tree_batch import TreeBatch
 
-# Token counts up to the first number are padded to multiples of the second. Longer steps are not captured.
-TOKEN_BUCKETS = ((4, 1), (16, 4), (64, 8), (256, 32), (1024, 128))
+# Token counts up to the first number are padded to multiples of the second. Longer steps are not captured: their
+# arithmetic takes longer than the host needs for their launches.
+TOKEN_BUCKETS = ((4, 1), (16, 4), (64, 16), (256, 64), (1024, 128))
 
 Pass = Callable[[TreeBatch], Tensor]
+# Makes a batch of so many tokens that belong to no request, with adapters or without.
+DummyBatch = Callable[[int, bool], TreeBatch]
+
+
+class GraphKey(NamedTuple):
+    """What differs between the graphs of a model.
+
+    Attributes:
+        tokens: tokens of the step, padding included.
+        height: height of attention's tiles.
+        adapted: whether some row has an adapter.
+    """
+
+    tokens: int
+    height: int
+    adapted: bool
+
+
+class StepLimits(NamedTuple):
+    """The largest step that graphs are captured for, and the memory of its inputs.
+
+    Attributes:
+        rows: most requests, padding included.
+        tokens: most tokens, padding included.
+        blocks: most blocks of a request.
+        words: 64-bit words of ancestor bits.
+        adapters: number of adapters, 0 for none.
+    """
+
+    rows: int
+    tokens: int
+    blocks: int
+    words: int
+    adapters: int
+
+    @staticmethod
+    def of(requests: int, tokens: int, blocks: int, words: int, adapters: int) -> "StepLimits":
+        """Return the limits for steps of at most `requests` requests and `tokens` tokens."""
+        tokens = min(tokens, TOKEN_BUCKETS[-1][0])
+        return StepLimits(requests + 1, tokens + StepGraphs.padding(tokens), blocks, words, adapters)
 
 
 class StepGraphs:
-    """Replays the target's pass, or launches it kernel by kernel if a step is too long.
+    """Replays of the target's pass; a step that no graph was captured for is launched kernel by kernel.
 
-    The inputs of a step are copied into memory at fixed addresses. A graph is captured when a step first needs it. The
-    number of tokens must be padded to one of few counts (`padding`).
+    All graphs are captured before the first request, so that no step waits for a capture. They are few: every graph has
+    room for the largest attention plan of its tokens (`PlanCapacity`). The inputs of a step are copied into memory at
+    fixed addresses, which all graphs share, as they share the memory of their output.
 
     Args:
         run: the pass. It returns features `[tokens, hidden_size]` and stores keys, values and features in the cache.
-        capture: `CudaGraphs.capture` on a GPU.
+        output: `[limits.tokens, hidden_size]`, memory for these features.
         geometries: geometries of the target's attention, one per window of its layers.
-        max_rows: limit of a step's requests, without padding.
-        max_blocks: limit of a request's blocks.
-        words: number of 64-bit words of ancestor bits.
     """
 
     def __init__(
-        self,
-        run: Pass,
-        capture: Capture,
-        geometries: Sequence[AttentionGeometry],
-        max_rows: int,
-        max_blocks: int,
-        words: int,
+        self, run: Pass, output: Tensor, geometries: Sequence[AttentionGeometry], limits: StepLimits, block_size: int
     ) -> None:
-        self.run, self.capture, self.geometries = run, capture, geometries
-        self.max_rows, self.max_blocks, self.words = max_rows + 1, max_blocks, words
-        # By what is fixed in a graph: the step's tokens, padding included, the sizes of its attention plans, and the
-        # tiles of rows with adapters.
-        self.captured: dict[tuple[int, tuple[PlanSize, ...], int], _Graph] = {}
+        self.run, self.output, self.geometries, self.limits = run, output, geometries, limits
+        self.chip, device = chip_of(output.device), output.device
+        self.configs = {geometry: configs_of(geometry, self.chip) for geometry in geometries}
+        self.plans = {one: PlanBuffer(self.capacity(one, limits.tokens, 0), device) for one in geometries}
+        self.adapters = AdapterBuffer(limits.tokens, limits.adapters, device) if limits.adapters else None
+        self.captured: dict[GraphKey, _Graph] = {}
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.int64, device=device)
+
+        # The kernel reads the plan alone, so the rows' lengths are not needed.
+        rows = RaggedRows(
+            query_lens=(),
+            lengths=(),
+            tree_starts=(),
+            block_tables=zeros(limits.rows, limits.blocks),
+            visible=zeros(limits.tokens),
+            ancestors=zeros(limits.tokens, limits.words),
+            block_size=block_size,
+        )
+        self.inputs = TreeBatch(zeros(limits.tokens), zeros(limits.tokens), zeros(limits.tokens), rows, zeros(0), ())
 
     @staticmethod
     def padding(tokens: int) -> int:
@@ -56,53 +106,85 @@ class StepGraphs:
                 return -tokens % multiple
         return 0
 
+    def keys(self) -> list[GraphKey]:
+        """Return the keys of all graphs that a step can ask for, the largest first: later ones reuse its memory."""
+        counts = [tokens for tokens in range(self.limits.tokens, 0, -1) if not self.padding(tokens)]
+        adapted = (False, True) if self.adapters is not None else (False,)
+        # Geometries differ in their window alone, so their heights are the same.
+        one = self.geometries[0]
+        return [
+            GraphKey(tokens, height, some)
+            for tokens in counts
+            for height in reachable_heights(tokens, one.group, self.configs[one])
+            for some in adapted
+        ]
+
+    def capture(self, capture: Capture, dummy: DummyBatch) -> None:
+        """Capture all graphs.
+
+        Args:
+            capture: `CudaGraphs.capture` on a GPU.
+        """
+        for key in self.keys():
+            self.captured[key] = _Graph(self, key, dummy(key.tokens, key.adapted), capture)
+
     def __call__(self, batch: TreeBatch) -> Tensor:
         """Return features `[tokens, hidden_size]`, which are valid until the next call."""
-        tokens, (rows, blocks) = len(batch.tokens), batch.rows.block_tables.shape
+        (rows, blocks), words = batch.rows.block_tables.shape, batch.rows.ancestors.shape[1]
         # The trees of choices may be larger than drafts.
-        is_wide = blocks > self.max_blocks or batch.rows.ancestors.shape[1] > self.words
-        if tokens > TOKEN_BUCKETS[-1][0] or rows > self.max_rows or is_wide:
+        if rows > self.limits.rows or blocks > self.limits.blocks or words > self.limits.words:
             return self.run(batch)
         plans = [plan_of(batch.rows, geometry) for geometry in self.geometries]
-        key = (tokens, tuple(PlanSize.of(plan) for plan in plans), AdapterBuffer.size(AdapterRows.of(batch.rows)))
+        key = GraphKey(len(batch.tokens), plans[0].height, AdapterRows.of(batch.rows) is not None)
         graph = self.captured.get(key)
-        if graph is None:
-            graph = self.captured[key] = _Graph(self, batch, plans)
-        return graph(batch, plans)
+        return self.run(batch) if graph is None else graph(batch, plans)
+
+    def capacity(self, geometry: AttentionGeometry, tokens: int, height: int) -> PlanCapacity:
+        """Return the sizes of the attention plan of `tokens` tokens; of any height for height 0."""
+        per_tile = (height or min(self.configs[geometry])) // geometry.group
+        tiles = most_tiles(tokens, self.limits.rows, max(per_tile, 1))
+        return PlanCapacity.of(tiles, geometry.kv_heads, self.chip.processors)
 
 
 class _Graph:
-    """A captured pass and its inputs."""
+    """A captured pass over the first tokens of its owner's inputs."""
 
-    def __init__(self, owner: StepGraphs, batch: TreeBatch, plans: Sequence[Plan]) -> None:
-        device, tokens = batch.tokens.device, len(batch.tokens)
-
-        def zeros(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=torch.int64, device=device)
-
-        self.plans = [PlanBuffer(plan) for plan in plans]
-        # The kernel reads the plan alone, so the rows' lengths are not needed.
+    def __init__(self, owner: StepGraphs, key: GraphKey, batch: TreeBatch, capture: Capture) -> None:
+        tokens, shared = key.tokens, owner.inputs
         rows = RaggedRows(
             query_lens=(),
             lengths=(),
             tree_starts=(),
-            block_tables=zeros(owner.max_rows, owner.max_blocks),
-            visible=zeros(tokens),
-            ancestors=zeros(tokens, owner.words),
-            block_size=batch.rows.block_size,
+            block_tables=shared.rows.block_tables,
+            visible=shared.rows.visible[:tokens],
+            ancestors=shared.rows.ancestors[:tokens],
+            block_size=shared.rows.block_size,
         )
-        rows.plans.update((geometry, own.plan) for geometry, own in zip(owner.geometries, self.plans, strict=True))
-        tiles = AdapterBuffer.size(AdapterRows.of(batch.rows))
-        self.adapters = AdapterBuffer(tokens, tiles, device) if tiles else None
-        rows.plans[ADAPTED] = None if self.adapters is None else self.adapters.rows
-        slots = zeros(tokens)
-        self.batch = TreeBatch(zeros(tokens), zeros(tokens), slots, rows, zeros(0), ())
-        self._fill(batch, plans)
-        self._replay: Callable[[], Tensor] = owner.capture(lambda: owner.run(self.batch))
+        self.plans = [
+            owner.plans[one].plan(key.height, owner.configs[one][key.height], owner.capacity(one, tokens, key.height))
+            for one in owner.geometries
+        ]
+        rows.plans.update(zip(owner.geometries, self.plans, strict=True))
+        self.adapted = owner.adapters.rows(tokens) if owner.adapters is not None and key.adapted else None
+        rows.plans[ADAPTED] = self.adapted
+        self.batch = TreeBatch(
+            shared.tokens[:tokens], shared.positions[:tokens], shared.slots[:tokens], rows, shared.logit_rows, ()
+        )
+        self.output = owner.output[:tokens]
+        given = [
+            Plan.make(batch.rows, one, owner.configs[one], owner.chip.processors, key.height)
+            for one in owner.geometries
+        ]
+        self._fill(batch, given)
+        self._replay: Callable[[], None] = capture(lambda: self._run(owner.run))
 
     def __call__(self, batch: TreeBatch, plans: Sequence[Plan]) -> Tensor:
         self._fill(batch, plans)
-        return self._replay()
+        self._replay()
+        return self.output
+
+    def _run(self, run: Pass) -> None:
+        self.output.copy_(run(self.batch))
 
     def _fill(self, batch: TreeBatch, plans: Sequence[Plan]) -> None:
         own, rows = self.batch, self.batch.rows
@@ -117,7 +199,7 @@ class _Graph:
             mine[: given.shape[0], : given.shape[1]].copy_(given)
         rows.ancestors[:, batch.rows.ancestors.shape[1] :].zero_()
         for kept, plan in zip(self.plans, plans, strict=True):
-            kept.fill(plan)
+            fill_plan(kept, plan)
         adapted = AdapterRows.of(batch.rows)
-        if self.adapters is not None and adapted is not None:
-            self.adapters.fill(adapted)
+        if self.adapted is not None and adapted is not None:
+            fill_adapted(self.adapted, adapted)

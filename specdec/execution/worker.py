@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from specdec.kernels.draft_trees import DraftTrees
 from specdec.kernels.types import Acceptance
 from specdec.verify.tree_batch import slots_of
 from specdec.verify.verifier import Verifier
+
+if TYPE_CHECKING:
+    from specdec.execution.cuda_graphs import CudaGraphs
 
 
 class _DraftedStep(NamedTuple):
@@ -37,12 +40,17 @@ class _DraftedStep(NamedTuple):
 class Worker:
     """Model, cache, drafter and verifier of one process. It is given rows and knows no requests.
 
+    Args:
+        graphs: what captures the CUDA graphs of passes and drafting; None where there are none.
+
     Attributes:
         device: device of the cache.
     """
 
-    def __init__(self, runner: ModelRunner, drafter: Drafter, verifier: Verifier) -> None:
-        self.runner, self.drafter, self.verifier = runner, drafter, verifier
+    def __init__(
+        self, runner: ModelRunner, drafter: Drafter, verifier: Verifier, graphs: "CudaGraphs | None" = None
+    ) -> None:
+        self.runner, self.drafter, self.verifier, self.graphs = runner, drafter, verifier, graphs
         self.device = runner.cache.target.device
         self._drafted: _DraftedStep | None = None
         self._logits: Tensor | None = None

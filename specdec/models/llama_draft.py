@@ -34,6 +34,7 @@ class LlamaDraftHead:
     taps: tuple[int, ...] = ()
     feature_size = 0
     first_entry = 0
+    projects_features = False
 
     def __init__(self, model: LlamaModel, max_position: int) -> None:
         self.model = model

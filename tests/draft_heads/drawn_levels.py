@@ -53,7 +53,7 @@ def draw_level(draw: TreeDraw, log_q: Tensor, noise: Tensor) -> Frontier:
 
 def draw_with(heads: list[Head], shape: DraftShape, lanes: list[int]) -> Drawn:
     """Draw one level for each of `lanes`, the noise lane of the level."""
-    draw = TreeDraw(len(heads), DrawSizes.of(min(shape.branching, VOCAB), shape))
+    draw = TreeDraw(len(heads), DrawSizes.of(min(shape.branching, VOCAB), shape), shape.depth)
     noise = [
         [gumbel(11, row, level, VOCAB, Stream.DRAFT, lane) for level, lane in enumerate(lanes)]
         for row in range(len(heads))

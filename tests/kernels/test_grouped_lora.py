@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdec.kernels import grouped_lora_reference
-from specdec.kernels.adapters import AdaptedProduct, AdapterBuffer, AdapterRows, LowRank, StackedAdapters
+from specdec.kernels.adapters import AdaptedProduct, AdapterBuffer, AdapterRows, LowRank, StackedAdapters, fill_adapted
 from specdec.kernels.grouped_lora import grouped_lora
 from specdec.kernels.projection import Projection
 from specdec.kernels.ragged_rows import RaggedRows
@@ -119,9 +119,7 @@ def test_a_graphs_buffer_holds_the_rows_of_any_step() -> None:
     product, _ = bank_with([[4, 18], [1, 1], [3, 3]], 24, (16, 8), torch.float32, 0)
     x = torch.randn(22, 24, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     steps = [AdapterRows.of(rows_of(*each)) for each in (([1, 2, 0], [17, 3, 2]), ([0, 3, 1], [3, 2, 17]))]
-    size = AdapterBuffer.size(steps[0])
-    assert (size, AdapterBuffer.size(steps[1]), AdapterBuffer.size(None)) == (8, 8, 0)
-    buffer = AdapterBuffer(22, size, DEVICE)
+    rows = AdapterBuffer(30, 3, DEVICE).rows(22)
     alone = [torch.zeros(22, 24, device=DEVICE) for _ in steps]
     for step, out in zip(steps, alone, strict=True):
         assert step is not None
@@ -129,11 +127,11 @@ def test_a_graphs_buffer_holds_the_rows_of_any_step() -> None:
     for number in (0, 1, 0):
         step, expected = steps[number], alone[number]
         assert step is not None
-        buffer.fill(step)
+        fill_adapted(rows, step)
         found = torch.zeros(22, 24, device=DEVICE)
-        grouped_lora(x, found, product.stacked, buffer.rows)
+        grouped_lora(x, found, product.stacked, rows)
         assert found.equal(expected)
-        grouped_lora_reference.grouped_lora(x, found.zero_(), product.stacked, buffer.rows)
+        grouped_lora_reference.grouped_lora(x, found.zero_(), product.stacked, rows)
         torch.testing.assert_close(found, expected)
 
 

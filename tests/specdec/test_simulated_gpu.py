@@ -16,7 +16,6 @@ from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
 from specdec.execution import cost_measurement
 from specdec.execution.cuda_graphs import CudaGraphs
-from specdec.kernels.adapters import LEAST_TILES
 from specdec.scheduling.step_cost import PreemptionCost
 from tests.baichuan import save_baichuan
 from tests.fakes import save_random_block, save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
@@ -140,7 +139,6 @@ def test_tokens_are_those_of_a_cpu_and_the_host_waits_once_a_step(
         for i, own in enumerate(asked)
     ]
     expected = run(load(folder, head, **settings), params)
-    monkeypatch.setattr("specdec.execution.cuda_graphs.WARM_UPS", 1)
     monkeypatch.setattr(
         "specdec.engine.engine_builder.measure_preemption_cost", Mock(return_value=PreemptionCost(1.0, 0.0))
     )
@@ -185,7 +183,6 @@ def test_adapters_on_a_device(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp
     assert expected[0] == plainly[0] != [one[0] for one in without]
     assert expected[1][0] != plainly[1][0]
     assert expected[1][1] == plainly[1][1]
-    monkeypatch.setattr("specdec.execution.cuda_graphs.WARM_UPS", 1)
     with simulated_gpu(monkeypatch) as gpu:
         llm = load(folder, "head3", device="cuda", **settings)
         llm.add_lora(adapter)
@@ -196,8 +193,8 @@ def test_adapters_on_a_device(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp
         graphs, drafting = llm.engine.worker.runner.graphs, graphs_of_drafting(llm)
         assert graphs is not None
         assert drafting is not None
-        assert {tiles for _, _, tiles in graphs.captured} == {0, LEAST_TILES}
-        assert {key.adapted for key in drafting.search.captured} == {0, LEAST_TILES}
+        assert {key.adapted for key in graphs.captured} == {False, True}
+        assert {key.adapted for key in drafting.search.captured} == {False, True}
 
 
 def drafted(
@@ -222,7 +219,6 @@ def test_slopes_lie_on_the_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     sizes = {"hidden_size": 48, "num_attention_heads": 3, "num_hidden_layers": 1}
     twin = save_baichuan(tmp_path / "target", **sizes)
     params, prompt = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True), PROMPTS[1]
-    monkeypatch.setattr("specdec.execution.cuda_graphs.WARM_UPS", 1)
     with simulated_gpu(monkeypatch):
         llm = load(tmp_path, "target", device="cuda", shape=DraftShape(1, 1, 1), max_num_seqs=1)
         assert llm.engine.worker.runner.graphs is not None
@@ -236,7 +232,6 @@ def test_graphs_are_captured_anew_for_another_head(folder: Path, monkeypatch: py
     save_random_eagle3(folder / "other", seed=1, head_dim=16)
     new = load(folder, "other", max_num_seqs=1)
     expected = run(new, params)
-    monkeypatch.setattr("specdec.execution.cuda_graphs.WARM_UPS", 1)
     with simulated_gpu(monkeypatch):
         llm = load(folder, "head3", max_num_seqs=1, device="cuda")
         llm.update_draft(folder / "other")
@@ -259,7 +254,6 @@ def test_scores_of_choices_are_those_of_a_cpu(folder: Path, monkeypatch: pytest.
         return [score.logprobs for score in scored.choices], said.token_ids
 
     expected = found(load(folder, "head", **settings))
-    monkeypatch.setattr("specdec.execution.cuda_graphs.WARM_UPS", 1)
     with simulated_gpu(monkeypatch):
         scores, tokens = found(load(folder, "head", device="cuda", **settings))
     assert tokens == expected[1]
@@ -276,7 +270,6 @@ def test_blocks_move_layer_by_layer_on_a_stream_of_their_own(folder: Path, monke
     prompts[1][0] = 9
     small: dict[str, Any] = {"max_num_seqs": 1, "kv_cache_memory": 5 * 8 * (3 * 4 * 16 + 32) * 4}
     expected = [load(folder, "head3", max_num_seqs=1).generate([prompt], params)[0].token_ids for prompt in prompts]
-    monkeypatch.setattr("specdec.execution.cuda_graphs.WARM_UPS", 1)
     with (
         simulated_gpu(monkeypatch) as gpu,
         load(folder, "head3", device="cuda", kv_transfer_config=connector, **small) as llm,
@@ -312,9 +305,9 @@ def test_what_a_gpu_would_refuse_is_refused() -> None:
     with pytest.raises(RuntimeError, match="expected all tensors on the same device"):
         there + here
     with pytest.raises(AssertionError, match="item while a graph is captured"):
-        CudaGraphs().capture(lambda: there.sum().item())
+        CudaGraphs(GPU).capture(lambda: there.sum().item())
     with pytest.raises(AssertionError, match="to from pageable memory while a graph"):
-        CudaGraphs().capture(lambda: here.to(GPU))
+        CudaGraphs(GPU).capture(lambda: here.to(GPU))
 
 
 def test_what_the_host_waits_for_is_noted(gpu: SimulatedGPU) -> None:
@@ -339,7 +332,7 @@ def test_a_replay_runs_what_was_launched_and_no_python() -> None:
         calls.append(1)
         return there.view(1, 2) * factor + torch.arange(2, device=GPU)
 
-    replay = CudaGraphs().capture(work)
+    replay = CudaGraphs(GPU).capture(work)
     captured, factor = len(calls), 3
     there.fill_(5)
     first = replay()

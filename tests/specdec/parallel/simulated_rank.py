@@ -14,7 +14,6 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import Mock
 
 # As in `tests/conftest.py`, before anything imports torch or a kernel.
 os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -75,14 +74,12 @@ def simulated_rank(patch: pytest.MonkeyPatch, rank: int) -> Iterator[SimulatedGP
     """Make this process rank `rank` of two, with the GPU of that number, and the processes that it starts ranks too."""
     patch.setattr(simulated_gpu, "GPU", torch.device("cuda", rank))
     with simulated_gpu.simulated_gpu(patch) as gpu:
-        patch.setattr(torch.cuda, "device_count", Mock(return_value=SIZE))
 
         class Group(SimulatedNCCL):
             def __init__(self, *arguments: Any) -> None:
                 super().__init__(gpu, *arguments)
 
         patch.setattr(dist, "ProcessGroupNCCL", Group, raising=False)
-        patch.setattr("specdec.execution.cuda_graphs.WARM_UPS", 1)
         patch.setattr("specdec.engine.started_ranks.launched", _launched)
         yield gpu
 

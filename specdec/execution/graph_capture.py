@@ -1,0 +1,110 @@
+"""Capture of all graphs that steps can ask for, before the first request arrives."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from specdec.core.progress import progress_bar
+from specdec.draft_heads.drafting.draft_graphs import DraftGraphs, LoopGraphs
+from specdec.draft_heads.drafting.drafter import Proposal
+from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
+from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.execution.dummy_rows import dummy_batch, dummy_draft_rows
+from specdec.execution.model_runner import ModelRunner
+from specdec.execution.step_graphs import StepGraphs, StepLimits
+from specdec.kernels.attention_plan import AttentionGeometry
+from specdec.kernels.integers import ceil_div, next_power_of_2
+from specdec.kernels.plan_buffer import Capture
+from specdec.kernels.ragged_rows import WORD_BITS
+
+# Limit of the draft probabilities of drawn trees: float32 over the vocabulary for each node that has children. More
+# rows than have room are drafted without a graph.
+MAX_DRAFT_PROBS_BYTES = 256 << 20
+# Cached tokens of the rows that a drafting loop is captured with. No graph depends on them.
+DRAFTED_CONTEXT = 1
+
+
+class GraphLimits(NamedTuple):
+    """The largest steps of an engine.
+
+    Attributes:
+        requests: most requests of a step.
+        tokens: most tokens of a step, drafts included.
+        entries: most cache entries of a request, its drafts included.
+        adapters: number of adapters, 0 for none.
+    """
+
+    requests: int
+    tokens: int
+    entries: int
+    adapters: int
+
+
+def capture_passes(runner: ModelRunner, capture: Capture, limits: GraphLimits, slots: int) -> None:
+    """Capture the target's passes, and replay them from now on.
+
+    Args:
+        capture: `CudaGraphs.capture` on a GPU.
+        slots: most nodes of a draft tree.
+    """
+    cache, config = runner.cache, runner.model.config
+    blocks = ceil_div(limits.entries, cache.block_size)
+    tokens = min(limits.tokens, limits.requests * limits.entries)
+    words = max(1, ceil_div(slots, WORD_BITS))
+    step = StepLimits.of(limits.requests, tokens, blocks, words, limits.adapters)
+    output = torch.empty(step.tokens, config.hidden_size, dtype=runner.dtype, device=cache.target.device)
+    geometries = _geometries(config, runner.dtype, config.layer_windows)
+    runner.graphs = graphs = StepGraphs(runner.features, output, geometries, step, cache.block_size)
+    with torch.inference_mode(), progress_bar(len(graphs.keys()), "capturing passes") as advance:
+
+        def advancing(work: Any) -> Any:
+            replay = capture(work)
+            advance()
+            return replay
+
+        graphs.capture(advancing, partial(dummy_batch, cache, step.rows))
+
+
+def capture_drafting(drafter: TreeDrafter[Any], runner: ModelRunner, capture: Capture, limits: GraphLimits) -> None:
+    """Capture the drafting loops, and replay them from now on; see `capture_passes`."""
+    cache, shape = runner.cache, drafter.shape
+    geometries = _geometries(drafter.llama, drafter.dtype, drafter.windows)
+    rest = geometries, ceil_div(limits.entries, cache.block_size), limits.adapters
+    most = next_power_of_2(limits.requests)
+    counts = [1 << power for power in reversed(range(most.bit_length()))]
+    cases, draw = [(rows, False) for rows in counts], drafter.draw
+    if drafter.proposal == Proposal.DRAWN:
+        probs = draft_probs_buffer(drafter, most)
+        draw = partial(draw, probs=probs)
+        cases += [(rows, True) for rows in counts if rows <= len(probs)]
+    drafter.graphs = DraftGraphs(LoopGraphs(drafter.search, *rest), LoopGraphs(draw, *rest))
+    with torch.inference_mode(), progress_bar(len(cases), "capturing drafting") as advance:
+        for rows, drawn in cases:
+            for adapter in sorted({0, min(1, limits.adapters)}):
+                drafter.capture(
+                    capture, dummy_draft_rows(cache, rows, DRAFTED_CONTEXT, shape, adapter=adapter), drawn=drawn
+                )
+            advance()
+
+
+def draft_probs_buffer(drafter: TreeDrafter[Any], rows: int) -> Tensor:
+    """Return memory for the draft probabilities of drawn trees, `[rows, distributions, vocab_size]`.
+
+    Args:
+        rows: rows wanted, a power of two; halved while they take more than `MAX_DRAFT_PROBS_BYTES`, down to none.
+    """
+    dtype = torch.promote_types(drafter.dtype, torch.float32)
+    shape = drafter.draw_sizes.num_probs(drafter.shape.depth), drafter.llama.vocab_size
+    while rows * shape[0] * shape[1] * dtype.itemsize > MAX_DRAFT_PROBS_BYTES:
+        rows //= 2
+    return torch.empty(rows, *shape, dtype=dtype, device=drafter.kv.device)
+
+
+def _geometries(config: LlamaConfig, dtype: torch.dtype, windows: Sequence[int]) -> list[AttentionGeometry]:
+    """Return the geometries of layers' attention, one per window."""
+    group, dim = config.num_heads // config.num_kv_heads, next_power_of_2(config.head_dim)
+    sizes = (dtype.itemsize, dim, group, config.num_kv_heads)
+    return [AttentionGeometry(*sizes, window) for window in sorted({*windows})]
