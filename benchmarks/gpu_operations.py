@@ -24,6 +24,7 @@ from specdec.kernels.gumbel_argmax import gumbel_argmax
 from specdec.kernels.kv_copy import copy_between, copy_blocks, move_kv
 from specdec.kernels.logit_filters import filter_logits
 from specdec.kernels.perturbed_top_k import perturbed_top_k
+from specdec.kernels.pinned_memory import host_empty
 from specdec.kernels.rotary_store import rotary_store
 from specdec.kernels.types import NoiseColumns
 
@@ -176,7 +177,7 @@ def _swap(sizes: Sizes, copies: int, way: str, device: torch.device) -> Case:
     """Between the device's cache and pinned memory of the host, which bounds it more than the device's copy does."""
     shape = (sizes.layers, sizes.block_size * 2 * sizes.kv_heads * sizes.head_dim)
     kv = _drawn(device, sizes.dtype, 4 * copies, *shape)
-    host = torch.empty(2 * copies, *shape, dtype=sizes.dtype, pin_memory=device.type == "cuda").normal_()
+    host = host_empty((2 * copies, *shape), sizes.dtype, device).normal_()
     blocks, places = (torch.randperm(count, device=device)[:copies] for count in (4 * copies, 2 * copies))
     source, target, *ends = (kv, host, blocks, places) if way == "out" else (host, kv, places, blocks)
 

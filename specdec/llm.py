@@ -25,6 +25,7 @@ from specdec.engine.adapters import EngineAdapters
 from specdec.engine.beam_search import BeamRequest, BeamSearch, run_searches
 from specdec.engine.draft_loader import load_drafts
 from specdec.engine.engine_builder import EngineBuilder
+from specdec.engine.host_memory import check_host_memory
 from specdec.engine.prompts import Prompt, one_each, prompt_batch
 from specdec.engine.rank_loader import kernels_of, load_target, rank_config
 from specdec.engine.ranks import ranks_of
@@ -79,6 +80,7 @@ class LLM:
         draft, own = own_settings(model, draft, settings)
         self.config = config = resolved_config(model, draft, own)
         folder, own_config = config.model, rank_config(config, 0)
+        check_host_memory(config)
         ring = RequestRing.of(config)
         began = time.perf_counter()
         with on_device(torch.device(own_config.device)), ranks_of(config) as ranks:

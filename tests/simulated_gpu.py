@@ -22,6 +22,7 @@ from triton.runtime import interpreter
 
 from tests.simulated_graphs import Capture, Launch, SimulatedGraph, tensors_of
 from tests.simulated_memory import Memory, Pool, Workspace, is_product
+from tests.simulated_pinned import SimulatedPinned
 from tests.simulated_streams import SimulatedEvent, SimulatedStream, Streams
 
 # Not the first device, so that code that forgets to name the device is found.
@@ -33,8 +34,6 @@ READERS = {
     "tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__", "__contains__",
     "equal", "allclose", "nonzero", "unique", "masked_select", "argwhere", "bincount", "is_nonzero",
 }  # fmt: skip
-# Operations whose result shares the memory of a pinned tensor.
-VIEWS = {Tensor.view, Tensor.flatten, Tensor.__getitem__, Tensor.T.__get__, Tensor.unbind}  # type: ignore[attr-defined]
 
 
 class SimulatedTensor(torch.Tensor):
@@ -75,6 +74,7 @@ class SimulatedGPU(TorchFunctionMode):
     Attributes:
         waits: operations that made the host wait, each with the module that called it.
         devices: the GPUs.
+        pinned: pinned memory of the host.
     """
 
     def __init__(self) -> None:
@@ -85,6 +85,7 @@ class SimulatedGPU(TorchFunctionMode):
         self._capture: Capture | None = None
         self._default_capture_stream: SimulatedStream | None = None
         self._handles = itertools.count(1)
+        self.pinned = SimulatedPinned()
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -162,7 +163,7 @@ class SimulatedGPU(TorchFunctionMode):
         """Run a Triton kernel in the interpreter."""
         leaves = tree_leaves((args, settings))
         for leaf in leaves:
-            if isinstance(leaf, Tensor) and not isinstance(leaf, SimulatedTensor) and not _is_pinned(leaf):
+            if isinstance(leaf, Tensor) and not isinstance(leaf, SimulatedTensor) and not self.pinned.holds(leaf):
                 raise ValueError("Pointer argument cannot be accessed from Triton (cpu tensor?)")
         places = {leaf.gpu.index for leaf in leaves if isinstance(leaf, SimulatedTensor)}
         assert places <= {self.entered.index}, "a kernel goes to the current device, which is another"
@@ -287,13 +288,11 @@ class SimulatedGPU(TorchFunctionMode):
         return made
 
     def _on_host(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        pinned = kwargs.pop("pin_memory", False) or any(
-            _is_pinned(leaf) for leaf in tree_leaves(args[:1]) if func in VIEWS
-        )
+        is_pinned = kwargs.pop("pin_memory", False)
         found = func(*args, **kwargs)
-        if pinned:
-            for one in tensors_of(found):
-                one.is_in_pinned_memory = True  # type: ignore[attr-defined]
+        if is_pinned:
+            self.forbid("allocation of pinned memory")
+            self.pinned.allocate(found)
         return found
 
     def _note_copy(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, goes_up: bool) -> None:
@@ -303,7 +302,7 @@ class SimulatedGPU(TorchFunctionMode):
             return
         up = not isinstance(source, SimulatedTensor) and (goes_up or isinstance(args[0], SimulatedTensor))
         down = isinstance(source, SimulatedTensor) and not isinstance(args[0], SimulatedTensor)
-        if up and source.numel() and source.ndim and not (_is_pinned(source) and (kwargs.get("non_blocking"))):
+        if up and source.numel() and source.ndim and not (self.pinned.holds(source) and (kwargs.get("non_blocking"))):
             self.note(f"{name} from pageable memory")
         if down:
             self.note(f"{name} to the host")
@@ -362,6 +361,7 @@ def simulated_gpu(patch: pytest.MonkeyPatch) -> Iterator[SimulatedGPU]:
         "Stream": gpu.stream,
         "current_stream": lambda _=None: gpu.entered.streams.current,
         "stream": gpu.choose,
+        "cudart": lambda: gpu.pinned,
         "CUDAGraph": SimulatedGraph,
         "graph": gpu.capture,
     }
@@ -392,7 +392,3 @@ def _is_gpu(leaf: Any) -> bool:
 
 def _is_cpu(leaf: Any) -> bool:
     return leaf == CPU or leaf == "cpu" if isinstance(leaf, torch.device | str) else False
-
-
-def _is_pinned(tensor: Tensor) -> bool:
-    return getattr(tensor, "is_in_pinned_memory", False)

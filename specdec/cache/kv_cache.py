@@ -12,6 +12,7 @@ from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.kernels import kv_entries
 from specdec.kernels.integers import ceil_div
 from specdec.kernels.kernel_set import KernelSet
+from specdec.kernels.pinned_memory import host_empty
 from specdec.kernels.upload import upload
 
 
@@ -125,10 +126,7 @@ class KVCache:
             self.parts["features"] = _by_block(self.features, 0, block_size)
         self._blocks = list(self.parts.values())
         self.transfers: BlockTransfers | None = None
-        pinned = device.type == "cuda"
-        self._host = [
-            torch.empty(num_host_blocks, *part.shape[1:], dtype=part.dtype, pin_memory=pinned) for part in self._blocks
-        ]
+        self._host = [host_empty((num_host_blocks, *part.shape[1:]), part.dtype, device) for part in self._blocks]
 
     def null_block_table(self, num_tokens: int) -> list[int]:
         """Return a block table for `num_tokens` tokens that consists of the null block."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from specdec.kernels.pinned_memory import host_empty
 from specdec.kernels.upload import upload
 from specdec.kv_transfer.kv_connector import KVCaches
 
@@ -23,7 +24,7 @@ class HostBlocks:
         self._device = next(iter(caches.parts.values())).device
         self._is_gpu = self._device.type == "cuda"
         self._parts = {
-            name: torch.empty(num_blocks, *part.shape[1:], dtype=part.dtype, pin_memory=self._is_gpu)
+            name: host_empty((num_blocks, *part.shape[1:]), part.dtype, self._device)
             for name, part in caches.parts.items()
         }
         self._bytes = {name: part.view(num_blocks, -1).view(torch.uint8).numpy() for name, part in self._parts.items()}

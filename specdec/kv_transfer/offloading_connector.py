@@ -226,5 +226,8 @@ class OffloadingConnector(KVConnector):
         return replace(self._stats, failures=self._stats.failures + self._notes.num_failures - self._num_failures)
 
     def shutdown(self) -> None:
+        # Host memory may be freed next, and the device must not write there any more.
+        for copied, _ in self._saves:
+            copied.wait()
         self._end()
         self._notes.flush()

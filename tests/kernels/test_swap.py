@@ -11,6 +11,7 @@ from torch import Tensor
 
 from specdec.kernels import kv_copy_reference
 from specdec.kernels.kv_copy import SWAP_CHUNK_SIZE, copy_between
+from specdec.kernels.pinned_memory import host_empty
 from tests.kernels.kernel_checks import BITS, DEVICE, huge
 from tests.strategies import seeds
 
@@ -52,7 +53,7 @@ def filled(*shape: int, dtype: torch.dtype, seed: int) -> Tensor:
 
 
 def pinned(numbers: Tensor) -> Tensor:
-    return numbers.cpu().pin_memory() if DEVICE.type == "cuda" else numbers
+    return host_empty(numbers.shape, numbers.dtype, DEVICE).copy_(numbers)
 
 
 def indices(blocks: list[int]) -> Tensor:

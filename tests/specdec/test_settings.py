@@ -142,7 +142,6 @@ def test_numbers_of_numpy_become_pythons() -> None:
         ({"logprobs_mode": "raw"}, "logprobs_mode is 'raw'; it must be one of raw_logprobs, processed_logprobs"),
         ({"enforce_eager": "no"}, "enforce_eager is 'no'; it must be True or False"),
         ({"adaptive_drafts": 1}, "adaptive_drafts is 1; it must be True or False"),
-        ({"swap_space": 1e9}, r"swap_space is 1e\+09 GiB; this machine has \d+ GiB of memory"),
         ({"swap_space": math.nan}, "swap_space is nan; it must be at least 0"),
         ({"swap_space": math.inf}, "swap_space is inf; it must be at least 0"),
         ({"gpu_memory_utilization": math.nan}, "gpu_memory_utilization is nan; it must be above 0 and at most 1"),

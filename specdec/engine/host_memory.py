@@ -1,0 +1,77 @@
+"""Host memory that an engine asks for at start, compared with what the machine has available."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from specdec.config import EngineConfig
+from specdec.core.launch import current_launch
+from specdec.engine.rank_loader import layout_of
+from specdec.kv_transfer.tier_settings import tiers_of
+
+GIB = 1 << 30
+
+
+def check_host_memory(config: EngineConfig) -> None:
+    """Check that this machine has the host memory of `swap_space` and `cpu_bytes_to_use`, of all its ranks together.
+
+    On a GPU all of it is pinned when the engine starts: the system can take none of it back. Of ranks in Ray actors,
+    whose machines are not known, the first alone is counted.
+
+    Raises:
+        ValueError: it has less.
+    """
+    size, launch = layout_of(config).size, current_launch()
+    here = 1 if config.distributed_executor_backend == "ray" else size
+    if launch is not None:
+        here = min(size, launch.local_size)
+    taken, settings = here * config.swap_space * GIB, []
+    if config.swap_space:
+        settings.append(f"swap_space is {config.swap_space:g} GiB{f' on each of {here} ranks' if here > 1 else ''}")
+    transfer = config.kv_transfer_config
+    if transfer is not None and transfer.kv_connector_module_path is None:
+        of_all = tiers_of(transfer).cpu_bytes_to_use
+        taken += of_all * here / size
+        settings.append(f"cpu_bytes_to_use is {of_all} ({of_all / GIB:.3g} GiB)")
+    if taken > (available := available_memory()):
+        raise ValueError(
+            f"{' and '.join(settings)}; this machine has {available / GIB:.3g} GiB of memory available; "
+            f"lower {'it' if len(settings) == 1 else 'them'}"
+        )
+
+
+def available_memory(root: Path = Path("/")) -> int:
+    """Return how many bytes of memory this process can still take, of the machine's and of its container's limit.
+
+    Limits are those of control groups (cgroup v2). What caches of files hold counts as available. A system without
+    /proc/meminfo tells all the memory that it has.
+
+    Args:
+        root: of the file system.
+    """
+    try:
+        lines = (root / "proc/meminfo").read_text().splitlines()
+        available = 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([available, *_left_in_groups(root)])
+
+
+def _left_in_groups(root: Path) -> list[int]:
+    """Return what this process's control group, and each one around it, has left of its limit."""
+    top = root / "sys/fs/cgroup"
+    try:
+        own = next(line[3:] for line in (root / "proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
+    except (OSError, StopIteration):
+        return []
+    folder, left = top / own.lstrip("/"), []
+    for group in [folder, *folder.parents]:
+        # The outermost group of a machine has no such files.
+        with suppress(OSError):
+            most, used, stat = ((group / f"memory.{name}").read_text() for name in ("max", "current", "stat"))
+            caches = next(int(line.split()[1]) for line in stat.splitlines() if line.startswith("inactive_file "))
+            if most.strip() != "max":
+                left.append(max(0, int(most) - int(used) + caches))
+        if group == top:
+            break
+    return left
