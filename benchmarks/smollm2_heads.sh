@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The heads of SmolLM2-135M-Instruct: tau by kind of prompt, and speed beside plain decoding and llama.cpp.
+# The head of SmolLM2-135M-Instruct: tau by kind of prompt, and speed beside plain decoding and llama.cpp.
 #
 #     bash benchmarks/smollm2_heads.sh FOLDER PROMPTS
 #
@@ -27,21 +27,20 @@ bench() { # NAME KIND DATASET ARGUMENTS
   shift 3
   python -m specdec bench "$kind" --dataset "$dataset.jsonl" --output "$root/benchmarks/results/smollm2_$name.json" "$@"
 }
-heads="--draft heads/smollm2-135m-instruct-eagle3 --draft heads/smollm2-135m-instruct-dspark"
+head=heads/smollm2-135m-instruct-eagle3
 
 for temperature in 0 1; do
   # shellcheck disable=SC2086
-  bench tau_$temperature acceptance spec-bench --model smollm2 $heads --temperature $temperature --num-prompts 4 \
+  bench tau_$temperature acceptance spec-bench --model smollm2 --draft $head --temperature $temperature --num-prompts 4 \
     --max-tokens 128
 done
 timed="--ignore-eos --max-tokens 64 --num-prompts 1 --rounds 2"
-ngrams=heads/smollm2-135m-instruct-eagle3,ngram
 # shellcheck disable=SC2086
-bench speed latency spec-bench --model smollm2 $heads --draft $ngrams $timed
+bench speed latency spec-bench --model smollm2 --draft $head --draft $head,ngram $timed
 # shellcheck disable=SC2086
-bench speed_temperature_1 latency spec-bench --model smollm2 $heads --draft $ngrams $timed --temperature 1
+bench speed_temperature_1 latency spec-bench --model smollm2 --draft $head --draft $head,ngram $timed --temperature 1
 # shellcheck disable=SC2086
-bench speed_batch8 throughput eight --model smollm2 $heads --draft $ngrams $timed --rounds 5
+bench speed_batch8 throughput eight --model smollm2 --draft $head --draft $head,ngram $timed --rounds 5
 # shellcheck disable=SC2086
-bench speed_q4_1 latency spec-bench --model smollm2-q4_1.gguf $heads --draft $ngrams $timed \
+bench speed_q4_1 latency spec-bench --model smollm2-q4_1.gguf --draft $head --draft $head,ngram $timed \
   --peer llama.cpp:gguf=smollm2-q4_1.gguf

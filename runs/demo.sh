@@ -44,4 +44,5 @@ for kind in eagle eagle3 dspark; do
     --base-model specdec/demo/target --licence cc-by-sa-4.0
 done
 
-echo "Ship: copy config, tokenizer and safetensors files of $target and of a head in $out/export to specdec/demo/"
+echo "Ship: copy config, tokenizer and safetensors files of $target and of a head in $out/export to specdec/demo/,"
+echo "of eagle without embed_tokens.weight, which is the target's"

@@ -1,4 +1,4 @@
-"""Tables of the heads of SmolLM2-135M-Instruct, from what `benchmarks/smollm2_heads.sh` measured."""
+"""Tables of heads of SmolLM2-135M-Instruct, from what `benchmarks/smollm2_heads.sh` measured."""
 
 from collections.abc import Callable
 from typing import Any

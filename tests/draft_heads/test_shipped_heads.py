@@ -25,7 +25,7 @@ SMOLLM2 = LlamaConfig(
 
 
 def test_the_heads_are_found() -> None:
-    assert [folder.name for folder in HEADS] == ["smollm2-135m-instruct-dspark", "smollm2-135m-instruct-eagle3"]
+    assert [folder.name for folder in HEADS] == ["smollm2-135m-instruct-eagle3"]
 
 
 @pytest.mark.parametrize("folder", HEADS, ids=lambda folder: folder.name)
