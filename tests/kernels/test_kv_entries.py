@@ -13,7 +13,7 @@ from specdec.draft_heads.llama.rope import rotary_at
 from specdec.kernels import kv_entries, rotary_store_reference, tree_attention_reference
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.linear import prepare_for_inference
-from specdec.kernels.native_library import Library, library_file
+from specdec.kernels.native_library import Library
 from specdec.kernels.native_operations import NativeOperations
 from specdec.kernels.ragged_rows import RaggedRows
 from specdec.kernels.rotary_store import rotary_store
@@ -240,7 +240,6 @@ def test_attention_in_triton(
     check_error(actual, query, numbers, kv, made.slots_seen, scales, slopes)
 
 
-@pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
 @given(libraries, small_cases(), st.integers(1, 2), st.sampled_from([2, 6, 16, 64, 80]), codes, st.booleans())
 def test_attention_in_the_compiled_library(
     own: Library, case: Case, kv_heads: int, dim: int, code: torch.dtype, given: bool
@@ -284,7 +283,6 @@ def stored_by(kernels: KernelSet, kv: Tensor, scales: Tensor | None) -> Tensor:
     return output
 
 
-@pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("given", [False, True])

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,13 +13,12 @@ from specdec.draft_heads.llama.rope import rotary_at
 from specdec.kernels.adapters import LayerAdapter, LowRank
 from specdec.kernels.linear import prepare_for_inference
 from specdec.kernels.native_adapters import NativeAdapters
-from specdec.kernels.native_library import Library, library_file
+from specdec.kernels.native_library import Library
 from specdec.kernels.ragged_rows import RaggedRows
 from specdec.models.adapter_layout import adapted_products
 from tests.kernels.native_forms import CONFIG, FORMS, kernels_of, libraries, library, normal
 from tests.strategies import seeds
 
-pytestmark = pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
 COUNTS = [5, 1, 3, 2, 4]
 
 

@@ -16,7 +16,7 @@ from specdec.draft_heads.llama.llama_layer import LlamaLayer, PagedAttention
 from specdec.draft_heads.llama.rope import rotary_at
 from specdec.kernels.kernel_set import KernelSet, choose_kernels
 from specdec.kernels.linear import prepare_for_inference
-from specdec.kernels.native_library import Library, library_file
+from specdec.kernels.native_library import Library
 from specdec.kernels.native_operations import NativeOperations, NativeProjection
 from specdec.kernels.ragged_rows import RaggedRows
 from specdec.kernels.settings import Quantization
@@ -29,7 +29,6 @@ from tests.kernels.kernel_checks import DTYPES
 from tests.kernels.native_forms import CONFIG, FORMS, ROUNDING, kernels_of, libraries, library, normal
 from tests.quantized import dequantized
 
-pytestmark = pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
 SCALE = 0.3
 EMPTY = DraftTree()
 

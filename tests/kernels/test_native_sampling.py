@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from specdec.kernels import kv_copy_reference, logit_filters_reference
-from specdec.kernels.native_library import Library, library_file
+from specdec.kernels.native_library import Library
 from specdec.kernels.native_operations import NativeOperations
 from specdec.kernels.types import NoiseKey, Stream
 from specdec.verify.noise import GumbelNoise, gumbel
@@ -17,7 +16,6 @@ from tests.kernels.filter_cases import UNSURE, kept_exactly, limits, scores_of
 from tests.kernels.native_forms import FORMS, libraries, library, normal
 from tests.strategies import seeds
 
-pytestmark = pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
 keys = st.builds(NoiseKey, *(st.sampled_from([0, 1, 7, 2**63 - 1]) for _ in range(3)))
 
 

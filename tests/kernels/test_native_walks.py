@@ -12,7 +12,7 @@ from specdec.kernels.coupled_walk import coupled_walk
 from specdec.kernels.draft_trees import HostTrees
 from specdec.kernels.host_sampling import HostSampling
 from specdec.kernels.host_walks import Rule, tree_walk
-from specdec.kernels.native_library import Library, library_file
+from specdec.kernels.native_library import Library
 from specdec.kernels.native_walks import NativeWalks
 from specdec.kernels.rejection_walk_reference import walk_rejection
 from specdec.kernels.tree import ROOT, DraftTree
@@ -23,8 +23,6 @@ from tests.kernels.native_forms import FORMS, NOISE, libraries, library, normal
 from tests.kernels.walk_batches import TOO_NEAR, Batch, batch, margin
 from tests.strategies import draft_trees, seeds
 from tests.trees import chain_of
-
-pytestmark = pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
 
 RULES: dict[str, Rule] = {"rejection": walk_rejection, "block": walk_block}
 FASTEST = library(FORMS[-1], 2, torch.float32)

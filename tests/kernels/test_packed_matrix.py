@@ -13,7 +13,7 @@ from specdec.draft_heads.llama.llama_layer import LlamaLayer
 from specdec.kernels.huge_pages import HugePages
 from specdec.kernels.integers import ceil_div
 from specdec.kernels.linear import Linear, prepare_for_inference
-from specdec.kernels.native_library import BLOCK, NUMBER_KINDS, Library, library_file
+from specdec.kernels.native_library import BLOCK, NUMBER_KINDS, Library
 from specdec.kernels.native_operations import NativeProjection
 from specdec.kernels.packed_matrix import PackedMatrix
 from specdec.kernels.packed_quantized import GROUP, pack_q8
@@ -81,7 +81,6 @@ def test_the_form_with_products_of_bfloat16_is_for_activations_in_bfloat16() -> 
     assert library("avx512_bf16", 1, torch.float32).form == library("", 1, torch.float16).form == "avx512"
 
 
-@pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("form", FORMS)
 def test_products_of_special_weights(form: str, dtype: torch.dtype) -> None:
@@ -103,7 +102,6 @@ def test_a_packed_weight_takes_its_bits(quantization: Quantization, bits: float)
     assert (packed.fields.kind == NUMBER_KINDS["int8"]) == (quantization == "q8")
 
 
-@pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
 @pytest.mark.parametrize("quantization", ["none", "q8"])
 def test_prepared_layers_do_not_keep_their_weights(quantization: Quantization) -> None:
     layer = LlamaLayer(CONFIG).requires_grad_(False)
@@ -114,7 +112,6 @@ def test_prepared_layers_do_not_keep_their_weights(quantization: Quantization) -
     assert [weight() for weight in weights] == [None] * 4
 
 
-@pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
 def test_a_product_like_another_is_quantized_as_it_is() -> None:
     own = library(FORMS[-1], 1, torch.float32)
     weight = normal(1, 20, 40)

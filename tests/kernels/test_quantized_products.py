@@ -7,14 +7,12 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from specdec.kernels.huge_pages import HugePages
-from specdec.kernels.native_library import Library, library_file
+from specdec.kernels.native_library import Library
 from specdec.kernels.native_operations import NativeProjection
 from specdec.kernels.packed_matrix import PackedMatrix
 from specdec.kernels.quantized_tensor import QuantizedRows, QuantizedTensor
 from tests.kernels.native_forms import FORMS, ROUNDING, libraries, library, normal
 from tests.quantized_rows import quantized_rows, random_rows
-
-pytestmark = pytest.mark.skipif(library_file() is None, reason="the native kernels are not built here")
 
 
 def twin(weight: QuantizedRows) -> tuple[torch.Tensor, torch.Tensor]:
