@@ -287,7 +287,8 @@ def tree_attention_kernel(
 
     p_table = p_tables + request.to(tl.int64) * table_row
     p_k = p_kv + i_head.to(tl.int64) * kv_head
-    p_v = p_k + kv_heads.to(tl.int64) * kv_head
+    # Cast by a function: of one KV head Triton makes a constant, which has no methods.
+    p_v = p_k + tl.cast(kv_heads, tl.int64) * kv_head
     p_k_scale, p_v_scale = p_k, p_v
     if p_scale is not None:
         p_k_scale = p_scale + i_head

@@ -1,5 +1,6 @@
 """Registers and shared memory of the attention kernels, compiled for an H100 and an A100 without a GPU."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,6 +23,8 @@ MODELS = [
     ("demo", "bf16", 2, 2, 64, 2),
     ("demo", "fp32", 4, 2, 64, 2),
 ]
+# The model and words that are compiled with one KV head per rank too: Triton makes a constant of an integer of 1.
+MULTI_QUERY = ("llama-3.1-8b", 1)
 # Model and words whose kernels for layers with a window, and for entries in 8 bits, are compiled too.
 WINDOWED = ("llama-3.1-8b", 2)
 # The model with ALiBi, whose low tiles are not compiled: they have registers left.
@@ -75,6 +78,8 @@ def specialisations(configs: dict[tuple[int, int], dict[int, Config]]) -> list[S
                     STAGES,
                 )
                 found.append(attention)
+                if (model, words) == MULTI_QUERY:
+                    found.append(with_one_kv_head(attention))
         if words == 2 and model != SLOPED:
             join = Specialisation(
                 f"{model} {dtype}, join",
@@ -82,8 +87,14 @@ def specialisations(configs: dict[tuple[int, int], dict[int, Config]]) -> list[S
                 {"p_output": pointer, "p_join": "*i32:16"} | PARTS,
                 {**shape, "BLOCK_P": JOINED_PARTS},
             )
-            found.append(join)
+            found += [join, with_one_kv_head(join)]
     return found
+
+
+def with_one_kv_head(spec: Specialisation) -> Specialisation:
+    signature = {name: kind for name, kind in spec.signature.items() if name != "kv_heads"}
+    name, constexprs = f"{spec.name}, one KV head", {**spec.constexprs, "kv_heads": 1}
+    return replace(spec, name=name, signature=signature, constexprs=constexprs)
 
 
 def hopper() -> list[Specialisation]:
