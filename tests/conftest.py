@@ -1,10 +1,9 @@
-"""Test processes and their threads, Hypothesis profiles, a silent transformers, and what every engine in tests begins
-with: caches of NaN, and costs of steps that are measured once.
+"""Test processes and their threads, Hypothesis profiles, a silent transformers, the order of programs in Triton's
+interpreter, and what every engine in tests begins with: caches of NaN, and costs of steps that are measured once.
 """
 
 import os
-from collections.abc import Callable, Hashable, Iterator
-from types import SimpleNamespace
+from collections.abc import Iterator
 from typing import Any
 
 # torch reads the number of its threads when it is imported, transformers whether it may use the network. One thread
@@ -17,6 +16,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from torch import Tensor
+
+from tests.triton_interpreter import SEED, grid_seed, prepare_interpreter
 
 # Before anything imports a kernel.
 if not torch.cuda.is_available():
@@ -38,55 +39,21 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     return 0 if named and all(name.endswith(".py") for name in named) else None
 
 
+def pytest_report_header() -> str:
+    """Say in which order programs of a grid run."""
+    return f"order of programs in Triton's interpreter: {SEED}={grid_seed()}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say it again below failures, where no header is shown."""
+    if terminalreporter.stats.get("failed"):
+        terminalreporter.write_line(pytest_report_header())
+
+
 @pytest.fixture(autouse=True, scope="session")
-def patched_triton_language() -> None:
-    """Spare Triton's interpreter what took two thirds of the time of kernel tests.
-
-    It patches `triton.language` at every launch; here once. After every sum and product of integers it computes
-    whether it overflowed, but looks at that only while debugging. And for every value it makes the type of a block, its
-    shape and numpy's name of its type anew; here once for each type.
-    """
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        import triton.language as tl
-        from triton.runtime import interpreter
-
-        interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
-        interpreter._patch_lang = lambda _: SimpleNamespace(restore=lambda: None)
-        interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
-        interpreter._get_np_dtype = _once_for_each(interpreter._get_np_dtype, lambda dtype: dtype.name)
-        block, tensor = tl.core.block_type, tl.core.tensor
-        block.__init__ = _filled_once(block.__init__, lambda element, shape: (element.name, *map(int, shape)))
-        tensor.__init__ = _filled_once(tensor.__init__, lambda _, type: type.name, changing="handle")
-
-
-def _once_for_each(function: Callable[[Any], Any], key: Callable[[Any], Hashable]) -> Callable[[Any], Any]:
-    found: dict[Hashable, Any] = {}
-
-    def answer(argument: Any) -> Any:
-        name = key(argument)
-        if name not in found:
-            found[name] = function(argument)
-        return found[name]
-
-    return answer
-
-
-def _filled_once(
-    begin: Callable[..., None], key: Callable[..., Hashable], changing: str | None = None
-) -> Callable[..., None]:
-    """Return an `__init__` that gives objects of the same key the same attributes; the first argument is `changing`."""
-    found: dict[Hashable, dict[str, Any]] = {}
-
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        name = key(*args, **kwargs)
-        if name not in found:
-            begin(self, *args, **kwargs)
-            found[name] = dict(vars(self))
-        vars(self).update(found[name])
-        if changing:
-            setattr(self, changing, args[0])
-
-    return init
+def triton_interpreter() -> None:
+    """Kernels run in Triton's interpreter as on a GPU."""
+    prepare_interpreter()
 
 
 class _PoisonedTorch:

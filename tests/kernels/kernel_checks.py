@@ -1,53 +1,14 @@
 """Common parts of the Triton kernels' tests: the device, poisoned outputs, error bounds."""
 
-import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def _round_in_the_interpreter() -> None:
-    """Round float32 to the nearest bfloat16 as every GPU does; the interpreter of Triton 3.9 truncates."""
-    interpreter = importlib.import_module("triton.runtime.interpreter")
-    convert, tl = interpreter._convert_float, importlib.import_module("triton.language")
-
-    def rounded(data: Any, source: Any, target: Any, mode: Any) -> Any:
-        if source == tl.float32 and target == tl.bfloat16:
-            numbers = torch.from_numpy(np.ascontiguousarray(data))
-            return numbers.to(torch.bfloat16).view(torch.uint16).numpy()
-        return convert(data, source, target, mode)
-
-    interpreter._convert_float = rounded
-
-
-def _multiply_in_the_interpreter() -> None:
-    """Let bfloat16 be multiplied as on every GPU: the interpreter of Triton 3.9 takes its bits for integers."""
-    interpreter = importlib.import_module("triton.runtime.interpreter")
-    builder, tl = interpreter.InterpreterBuilder, importlib.import_module("triton.language")
-    multiply = builder.create_dot
-
-    def widened(handle: Any) -> Any:
-        if handle.dtype.scalar != tl.bfloat16:
-            return handle
-        return interpreter.TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
-
-    def create_dot(self: Any, a: Any, b: Any, *others: Any) -> Any:
-        return multiply(self, widened(a), widened(b), *others)
-
-    builder.create_dot = create_dot
-
-
-if DEVICE.type == "cpu":
-    _round_in_the_interpreter()
-    _multiply_in_the_interpreter()
-
 # Rounding error of a number of size 1.
 ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12}
 DTYPES = list(ROUNDING)

@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 from tests import simulated_gpu
 from tests.simulated_gpu import SimulatedGPU, SimulatedTensor
+from tests.triton_interpreter import prepare_interpreter
 
 SIZE = 2
 
@@ -95,6 +96,7 @@ def main() -> None:
     from specdec.engine.follower import Follower
     from specdec.models.rank_group import file_store
 
+    prepare_interpreter()
     with pytest.MonkeyPatch.context() as patch, simulated_rank(patch, 1):
         Follower(Connection(int(sys.argv[1])), file_store(sys.argv[2])).run()
     os._exit(0)
