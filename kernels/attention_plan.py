@@ -28,27 +28,32 @@ class Config(NamedTuple):
 # By bytes of a number and padded head_dim: the heights that a tile may have (BLOCK_M, rows times query heads of a
 # group; 16 is the least that `tl.dot` takes), and how each goes through its keys.
 #
-# Registers bound these, shared memory hardly. Compiled for sm_80 and sm_90, none spills more than two registers, those
-# of the models in `tests/kernels/test_aot_tree_attention.py` none, but for eight in tiles of 64 with a window or with
-# slopes, and up to 14 where entries are in 8 bits; it prints what each takes. None takes more than 99 KB of shared
-# memory, all that a block gets on sm_86 and sm_89; of low bfloat16 tiles, which wait for memory, two run at least on a
-# multiprocessor of an A100 or H100. float32 products run without tensor cores, and a thread holds whole rows of both
-# factors: low tiles, many warps.
+# Registers bound these, shared memory hardly. Compiled for sm_80 and sm_90 by Triton 3.6 and 3.9, none spills for the
+# models in `tests/kernels/model_launches.py`; `tests/kernels/test_aot.py` prints what each takes. None takes more than
+# 99 KB of shared memory, all that a block gets on sm_86 and sm_89; of low bfloat16 tiles, which wait for memory, two
+# run at least on a multiprocessor of an A100 or H100. float32 products run without tensor cores, and a thread holds
+# whole rows of both factors: low tiles, many warps.
 CONFIGS = {
     (2, 16): {16: Config(64, 4), 64: Config(64, 4), 128: Config(64, 8)},
     (2, 32): {16: Config(64, 4), 64: Config(64, 4), 128: Config(64, 8)},
-    (2, 64): {16: Config(64, 4), 64: Config(64, 4), 128: Config(64, 8)},
+    (2, 64): {16: Config(64, 4), 64: Config(64, 8), 128: Config(64, 8)},
     (2, 128): {16: Config(64, 4), 64: Config(32, 4), 128: Config(32, 8)},
     (2, 256): {16: Config(32, 4), 64: Config(16, 8)},
     (4, 16): {16: Config(32, 8), 32: Config(32, 8)},
     (4, 32): {16: Config(32, 8), 32: Config(32, 8)},
-    (4, 64): {16: Config(32, 8), 32: Config(32, 8)},
+    (4, 64): {16: Config(32, 4), 32: Config(32, 8)},
     (4, 128): {16: Config(32, 8)},
     (4, 256): {16: Config(16, 8)},
 }
 # Hopper's matrix instructions read keys and values from shared memory, where others take them from registers: tall
 # tiles take more of them at a time, and 113 or 129 KB of the 227 that a block can have.
-HOPPER_CONFIGS = CONFIGS | {(2, 128): {16: Config(64, 4), 64: Config(64, 4), 128: Config(64, 8)}}
+HOPPER_CONFIGS = CONFIGS | {
+    (2, 128): {16: Config(64, 4), 64: Config(64, 4), 128: Config(64, 8)},
+    (4, 64): {16: Config(32, 8), 32: Config(32, 8)},
+}
+# With a window, slopes, or entries in 8 bits, a program has more numbers at hand: more warps, or fewer keys at a time.
+CROWDED_CONFIGS = {(2, 128): {16: Config(64, 8), 64: Config(32, 8), 128: Config(16, 8)}}
+CROWDED_HOPPER_CONFIGS = {(2, 128): {16: Config(64, 8), 64: Config(64, 8), 128: Config(64, 8)}}
 # Keys and values are found through the block table, a load behind a load. Triton gives each of the two half of the
 # stages but one: with 5, a tile of both is being loaded while the last is in use; with 3 or 4, none is.
 STAGES = 5
@@ -147,13 +152,18 @@ class Plan(NamedTuple):
         return Plan(height, config, work.view(-1, 7), seams.view(-1, 4), num_parts)
 
 
-def configs_of(heads: AttentionGeometry, chip: Chip) -> dict[int, Config]:
+def configs_of(heads: AttentionGeometry, chip: Chip, *, crowded: bool = False) -> dict[int, Config]:
     """Return the heights that tiles of a geometry may have, and how each goes through its keys.
+
+    Args:
+        crowded: whether there is a window, slopes, or entries in 8 bits.
 
     Raises:
         ValueError: more query heads per KV head than the kernel was made for.
     """
-    configs = (HOPPER_CONFIGS if chip.is_hopper else CONFIGS)[heads.number_bytes, heads.padded_dim]
+    size = heads.number_bytes, heads.padded_dim
+    plain, more = (HOPPER_CONFIGS, CROWDED_HOPPER_CONFIGS) if chip.is_hopper else (CONFIGS, CROWDED_CONFIGS)
+    configs = more.get(size, plain[size]) if crowded else plain[size]
     if heads.group > max(configs):
         raise ValueError(f"{heads.group} query heads per KV head: at most {max(configs)} are supported")
     return configs

@@ -49,8 +49,8 @@ def filter_logits(scores: Tensor, limits: Tensor) -> Tensor:
 
 
 def num_warps(block: int) -> int:
-    """Return the warps of a program."""
-    return max(1, min(16, block // 256))
+    """Return the warps of a program: with more than four scores a thread, some sizes of vocabulary spill registers."""
+    return max(1, min(32, block // 128))
 
 
 @triton.jit

@@ -64,7 +64,8 @@ def tree_attention(
     kv_heads = kv.shape[1] // 2
     _check(query, kv, rows, slopes)
     group, padded = heads // kv_heads, triton.next_power_of_2(dim)
-    plan = plan_of(rows, AttentionGeometry(query.element_size(), padded, group, kv_heads, window))
+    geometry = AttentionGeometry(query.element_size(), padded, group, kv_heads, window)
+    plan = plan_of(rows, geometry)
 
     output = torch.empty((num_rows, heads, dim), dtype=query.dtype, device=query.device)
     parts = torch.empty((plan.num_parts, kv_heads, plan.height, dim), dtype=torch.float32, device=query.device)
@@ -74,12 +75,15 @@ def tree_attention(
     strides = (*query.stride()[:2], *kv.stride()[:2], rows.block_tables.stride(0))
     entries = kv.view(torch.uint8) if kv.dtype in LARGEST else kv
     stored = scales_of(kv) if stores_scales(kv.dtype, kv_scales) else None
+    config = plan.config
+    if window or slopes is not None or kv.dtype in LARGEST:
+        config = configs_of(geometry, chip_of(query.device), crowded=True)[plan.height]
     tree_attention_kernel[(len(plan.items) * kv_heads,)](
         query, entries, stored, kv_scales, output, parts, log_sums, *inputs, slopes, scale * math.log2(math.e), window,
         kv_heads, *strides, CODES=CODES.get(kv.dtype, 0), UNIT=CODE_UNITS.get(kv.dtype, 1.0), WINDOWED=window > 0,
         SLOPED=slopes is not None,
-        WORDS=rows.ancestors.shape[1], BLOCK_SIZE=rows.block_size, BLOCK_N=plan.config.keys,
-        **shape, num_warps=plan.config.warps, num_stages=STAGES,
+        WORDS=rows.ancestors.shape[1], BLOCK_SIZE=rows.block_size, BLOCK_N=config.keys,
+        **shape, num_warps=config.warps, num_stages=STAGES,
     )  # fmt: skip
     if plan.num_parts:
         grid = (len(plan.joins), plan.height // group, heads)
