@@ -39,8 +39,8 @@ CONFIGS = {
     (2, 64): {16: Config(64, 4), 64: Config(64, 8), 128: Config(64, 8)},
     (2, 128): {16: Config(64, 4), 64: Config(32, 4), 128: Config(32, 8)},
     (2, 256): {16: Config(32, 4), 64: Config(16, 8)},
-    (4, 16): {16: Config(32, 8), 32: Config(32, 8)},
-    (4, 32): {16: Config(32, 8), 32: Config(32, 8)},
+    (4, 16): {16: Config(32, 4), 32: Config(32, 8)},
+    (4, 32): {16: Config(32, 4), 32: Config(32, 8)},
     (4, 64): {16: Config(32, 4), 32: Config(32, 8)},
     (4, 128): {16: Config(32, 8)},
     (4, 256): {16: Config(16, 8)},
@@ -49,7 +49,7 @@ CONFIGS = {
 # tiles take more of them at a time, and 113 or 129 KB of the 227 that a block can have.
 HOPPER_CONFIGS = CONFIGS | {
     (2, 128): {16: Config(64, 4), 64: Config(64, 4), 128: Config(64, 8)},
-    (4, 64): {16: Config(32, 8), 32: Config(32, 8)},
+    **{(4, dim): {16: Config(32, 8), 32: Config(32, 8)} for dim in (16, 32, 64)},
 }
 # With a window, slopes, or entries in 8 bits, a program has more numbers at hand: more warps, or fewer keys at a time.
 CROWDED_CONFIGS = {(2, 128): {16: Config(64, 8), 64: Config(32, 8), 128: Config(16, 8)}}

@@ -24,10 +24,15 @@ def grid_seed() -> int:
     return int(os.environ.setdefault(SEED, str(secrets.randbelow(1 << 32))))
 
 
+def is_interpreted() -> bool:
+    """Return whether kernels run in the interpreter."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
 @cache
 def prepare_interpreter() -> None:
     """Change the interpreter of this process, if kernels run in it."""
-    if os.environ.get("TRITON_INTERPRET") != "1":
+    if not is_interpreted():
         return
     from triton.runtime import interpreter
 

@@ -54,6 +54,13 @@ class Launch:
         return Launch(*json.loads(line))
 
     @property
+    def label(self) -> str:
+        """The kernel's name, the first pointer's type, and its constants, for people."""
+        name, kinds = self.kernel.partition(":")[2], list(self.types.values())
+        constants = [str(value) for value in self.constants.values() if value is not None and value is not False]
+        return " ".join([name.removesuffix("_kernel"), kinds[0].removesuffix(ALIGNED), *constants])
+
+    @property
     def constants(self) -> dict[str, Any]:
         return {name: value for name, value in self.arguments.items() if not isinstance(value, str)}
 
@@ -107,7 +114,7 @@ class _Address:
     """A tensor's address as on a GPU, where memory begins at a multiple of 512 bytes."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self.dtype, self._bytes = tensor.dtype, tensor.storage_offset() * tensor.dtype.itemsize
+        self.dtype, self._bytes = tensor.dtype, int(tensor.storage_offset()) * tensor.dtype.itemsize
 
     def data_ptr(self) -> int:
         return self._bytes

@@ -1,10 +1,30 @@
-"""Checkpoints that are written once a test process."""
+"""Checkpoints that are written once a test process, and a check of every launch of a Triton kernel."""
+
+from collections.abc import Iterator
 
 import pytest
 
+from tests.kernels.recorded_launches import check_recorded
 from tests.specdec.structured.checkpoints import Bytes, save_bytes
 from tests.specdec.tiny_checkpoints import Tiny, save_tiny
 from tests.specdec.world import World, make_world
+from tests.triton_launches import Launch, recorded_launches
+
+
+@pytest.fixture(autouse=True, scope="session")
+def launches(triton_interpreter: None) -> Iterator[dict[str, Launch]]:  # noqa: ARG001
+    """The launches of Triton kernels since the last test."""
+    with recorded_launches() as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def checked_launches(launches: dict[str, Launch]) -> Iterator[None]:
+    """Engines launch kernels as was recorded, so that all of it has been compiled for GPUs."""
+    yield
+    found = dict(launches)
+    launches.clear()
+    check_recorded(found)
 
 
 @pytest.fixture(scope="session")
