@@ -46,14 +46,15 @@ def check_recorded(found: Mapping[str, Launch], file: Path = FILE) -> None:
 
 def launches_on(arch: int, launches: Sequence[Launch]) -> list[Launch]:
     """Return launches with the loop settings of attention that GPUs of an architecture have."""
-    from specdec.kernels.attention_plan import configs_of
+    from specdec.kernels.attention_plan import AttentionGeometry, Chip, configs_of
 
     def on_arch(launch: Launch) -> Launch:
         if not launch.kernel.endswith(":tree_attention_kernel"):
             return launch
         sizes, number_bytes = launch.constants, 4 if launch.types["p_query"].startswith("*fp32") else 2
         crowded = sizes["WINDOWED"] or sizes["SLOPED"] or sizes["CODES"] > 0
-        config = configs_of(number_bytes, sizes["BLOCK_D"], is_hopper=arch == 90, crowded=crowded)[sizes["BLOCK_M"]]
+        geometry = AttentionGeometry(number_bytes, sizes["BLOCK_D"], sizes["GROUP"], kv_heads=1)
+        config = configs_of(geometry, Chip(132, arch == 90), crowded=crowded)[sizes["BLOCK_M"]]
         arguments, options = {**launch.arguments, "BLOCK_N": config.keys}, {**launch.options, "num_warps": config.warps}
         return replace(launch, arguments=arguments, options=options)
 
