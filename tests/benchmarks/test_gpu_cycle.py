@@ -1,4 +1,4 @@
-"""The benchmark of the engine's step runs, on interpreted kernels where there is no GPU."""
+"""The engines of the cycle's benchmark accept as many drafts as asked, on interpreted kernels where there is no GPU."""
 
 import itertools
 import random
@@ -6,36 +6,42 @@ import random
 import pytest
 import torch
 
-from benchmarks.gpu_cycle import HEADS, TINY, Engines, _request
-from tests.benchmarks.tiny_run import TinyRun
+from benchmarks.gpu.cycle_engines import Engines, request_of
+from benchmarks.gpu.cycle_sizes import HEADS, TINY
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytestmark = pytest.mark.filterwarnings("ignore:divide by zero encountered in log2")
-
-
-def test_every_batch_is_measured(tiny_run: TinyRun) -> None:
-    figures = tiny_run.document["cycle"]
-    assert tiny_run.document["tests"] is None
-    assert [(row["head"], row["batch"]) for row in figures["rows"]] == list(itertools.product(HEADS, TINY.batches))
-    for row in figures["rows"]:
-        assert all(row[name] > 0 for name in ("plain_ms", "verification_over_plain"))
-        assert [one["accepted"] for one in row["cycles"]] == list(TINY.accepted)
-        assert all(one["c"] > 0 for one in row["cycles"])
 
 
 @pytest.mark.parametrize("head", HEADS)
 def test_as_many_drafts_are_accepted_as_asked(head: str) -> None:
     engines = Engines(TINY, DEVICE)
     engines.use(head)
-    assert engines.eagle.kernels.name == "triton"
+    engine, forced = engines.eagle["graphs"], engines.forced["graphs"]
+    assert engine.kernels.name == "triton"
     for accepted in TINY.accepted:
-        engines.forced.accepted = accepted
-        request = _request(random.Random(0), 0, TINY)
-        engines.eagle.add_request(request)
+        forced.accepted = accepted
+        request = request_of(random.Random(0), 0, TINY)
+        engine.add_request(request)
         lengths = []
         for _ in range(4):
-            engines.eagle.step()
+            engine.step()
             lengths.append(request.num_output)
-        engines.eagle.abort(request)
+        engine.abort(request)
         # The first step yields one token, the head reads the prompt, and then it drafts.
         assert [after - before for before, after in itertools.pairwise(lengths)] == [1 + accepted] * 3
+
+
+def test_requests_are_gone_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise they would be part of the next batch, whose figures were wrong."""
+    engines = Engines(TINY, DEVICE)
+    engine = engines.plain["eager"]
+
+    def refuse() -> None:
+        raise torch.OutOfMemoryError("too large")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "step", refuse)
+        with pytest.raises(torch.OutOfMemoryError):
+            engines.steps(engine, 2)
+    assert not engine.has_unfinished

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.gpu_batch import random_batch, random_tree
-from benchmarks.gpu_clock import clock_of
-from benchmarks.gpu_kernels import line_of, run, table_of
-from benchmarks.gpu_race import EXACT, Case, Peer, Race, Subject, worst_error
+from benchmarks.gpu.batch import random_batch, random_tree
+from benchmarks.gpu.clock import clock_of
+from benchmarks.gpu.kernels import measure, subjects, table_of
+from benchmarks.gpu.race import EXACT, Case, Peer, Race, Subject, worst_error
+from benchmarks.gpu.sizes import TINY
 from specdec import DraftShape
-from tests.benchmarks.tiny_run import TinyRun
 
 # Of a part of which a row sees nothing, the interpreter says so.
 pytestmark = pytest.mark.filterwarnings("ignore:divide by zero encountered in log2")
@@ -36,43 +36,47 @@ PEERS = {
     "block_walk": {"host"},
     "tree_attention": {"sdpa", "cudnn", "flex", "gather", "twin"},
 }
-# It takes neither float32 nor a CPU.
-MISSING = {"cudnn"}
 
 
 def is_positive(number: float) -> bool:
     return math.isfinite(number) and number > 0
 
 
-def test_every_kernel_is_checked_and_timed(tiny_run: TinyRun) -> None:
-    figures = tiny_run.document["kernels"]
-    assert figures["failed"] == figures["cut"] == []
-    rows: list[dict[str, Any]] = figures["rows"]
-    assert {row["kernel"] for row in rows} == set(PEERS)
-    assert {row["shape"]["rows"] for row in rows if row["kernel"] == "tree_attention"} == {"tree", "decode", "chunk"}
-    for row in rows:
-        assert row["error"] <= row["error_bound"] <= 2e-5
-        assert is_positive(row["us"])
-        assert row["rounds"] == 1
-        assert set(row["peers"]) == PEERS[row["kernel"]]
-        for name, peer in row["peers"].items():
-            if name in MISSING:
-                assert peer["missing"], name
-                continue
-            assert is_positive(peer["us"])
-            assert is_positive(peer["ratio"])
-            other = row["kernel"] in ("perturbed_top_k", "filter_logits") or row["shape"].get("way") == "sampled"
-            compared = name != "gather" and not other
-            assert (peer["error"] is not None) == compared
-            assert not compared or peer["error"] <= 2e-5
-    assert tiny_run.lines[: len(rows)] == [line_of(row) for row in rows]
-    assert table_of(rows).row_count == len(rows)
+def test_every_kernel_has_its_peers() -> None:
+    """They are run by `bash benchmarks/gpu_day.sh kernels --rehearse`, which fails where one cannot."""
+    built = [(subject, subject.build()) for subject in subjects(TINY, DEVICE)]
+    assert {subject.kernel for subject, _ in built} == set(PEERS)
+    assert {subject.shape["rows"] for subject, _ in built if subject.kernel == "tree_attention"} == {
+        "tree",
+        "decode",
+        "chunk",
+    }
+    for subject, case in built:
+        assert set(case.peers) == PEERS[subject.kernel]
+        assert case.bound <= 2e-5
+        other = subject.kernel in ("perturbed_top_k", "filter_logits") or subject.shape.get("way") == "sampled"
+        for name, peer in case.peers.items():
+            assert (peer.result is not None) == (name != "gather" and not other)
 
 
 def test_what_there_is_no_time_for_is_listed() -> None:
-    figures = run(True, DEVICE, -1, print)
+    figures = measure(TINY, DEVICE, time.monotonic(), print)
     assert figures["rows"] == figures["failed"] == []
     assert {cut["kernel"] for cut in figures["cut"]} == set(PEERS)
+
+
+def test_the_table_has_a_line_per_kernel() -> None:
+    row = {"kernel": "a", "copy_share": 0.5, "error": 0.0}
+    rows = [
+        row | {"us": 3.0, "shape": {"rows": 1}, "peers": {"torch": {"us": 6.0, "ratio": 2.0}}},
+        row | {"us": 9.0, "shape": {"rows": 8}, "peers": {"torch": {"missing": "why"}, "gather": {"ratio": 0.1}}},
+        row | {"us": 1.0, "shape": {"rows": 2}, "peers": {}, "kernel": "b", "copy_share": None},
+    ]
+    columns = [[*column.cells] for column in table_of(rows).columns]
+    assert columns[0] == ["a", "b"]
+    assert columns[2] == ["rows=8", "rows=2"]
+    assert columns[4] == ["50%", ""]
+    assert columns[6] == ["2.00: torch at rows=1", ""]
 
 
 def raced(case: Case) -> dict[str, Any]:

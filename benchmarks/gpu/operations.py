@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.gpu_batch import path_of, random_batch, random_tree
-from benchmarks.gpu_race import BOUNDS, EXACT, Case, Peer, Subject
-from benchmarks.gpu_sizes import Sizes
+from benchmarks.gpu.batch import path_of, random_batch, random_tree
+from benchmarks.gpu.race import BOUNDS, EXACT, Case, Peer, Subject
+from benchmarks.gpu.sizes import Sizes
 from specdec.kernels import (
     elementwise_reference,
     gumbel_argmax_reference,

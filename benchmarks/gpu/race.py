@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.gpu_clock import Clock, Run
+from benchmarks.gpu.clock import Clock, Run
 
 # What a call may take of a round, if it need not run more than once for that.
 ROUND_US = 5000

@@ -16,9 +16,9 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from benchmarks.gpu_batch import random_batch, random_tree
-from benchmarks.gpu_race import BOUNDS, Case, Peer, Subject
-from benchmarks.gpu_sizes import Sizes
+from benchmarks.gpu.batch import random_batch, random_tree
+from benchmarks.gpu.race import BOUNDS, Case, Peer, Subject
+from benchmarks.gpu.sizes import Sizes
 from specdec.kernels import tree_attention_reference
 from specdec.kernels.ragged_rows import RaggedRows
 from specdec.kernels.tree import DraftTree

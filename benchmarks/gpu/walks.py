@@ -8,9 +8,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from benchmarks.gpu_batch import random_tree
-from benchmarks.gpu_race import EXACT, Case, Peer, Subject
-from benchmarks.gpu_sizes import Sizes
+from benchmarks.gpu.batch import random_tree
+from benchmarks.gpu.race import EXACT, Case, Peer, Subject
+from benchmarks.gpu.sizes import Sizes
 from specdec.kernels import block_walk_reference, rejection_walk_reference, tree_walk_reference
 from specdec.kernels.block_walk import block_walk
 from specdec.kernels.rejection_walk import rejection_walk

@@ -1,0 +1,56 @@
+"""The CPU library, the kernels' tests on the GPU, and what compute-sanitizer finds.
+
+A stage of `benchmarks.gpu.day`. memcheck looks at a short run of the engine, racecheck at attention and the walks,
+whose programs share memory. The library only matters to tests that compare with it, and is no failure where it cannot
+be built. Without compute-sanitizer its two parts fail.
+"""
+
+import re
+import shutil
+import time
+
+from rich.table import Table
+
+from benchmarks.gpu.stage import Stage
+from specdec.kernels.native_library import library_file
+
+# Seconds of each part; what one leaves is the next ones'.
+SHARES = {"build": 80, "tests": 220, "memcheck": 130, "racecheck": 90}
+TEST_WORKERS = 8
+SANITIZER = ("compute-sanitizer", "--error-exitcode", "99", "--print-limit", "20", "--tool")
+RACED = ("tree_attention", "tree_walk", "rejection_walk", "block_walk")
+# Each tensor is an allocation of its own, so that reading behind it is seen.
+UNCACHED = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+WIDTH = 80
+SUMMARY = re.compile(r"ERROR SUMMARY|RACECHECK SUMMARY|\d+ (passed|failed|error)")
+
+
+def run(stage: Stage) -> None:
+    tests = ["tests/kernels", "-n", str(TEST_WORKERS)]
+    if stage.rehearse:
+        tests = ["tests/kernels/test_elementwise_kernels.py", "-n", "0"]
+    parts: dict[str, tuple[list[str], tuple[str, ...], dict[str, str]]] = {
+        "build": (["setup.py", "build_ext", "--inplace"], (), {}),
+        "tests": (["-m", "pytest", "-q", "-p", "no:cacheprovider", *tests], (), {}),
+        "memcheck": (["-m", "benchmarks.gpu.short_engine"], (*SANITIZER, "memcheck"), UNCACHED),
+        "racecheck": (["-m", "benchmarks.gpu.one_kernel", *RACED], (*SANITIZER, "racecheck"), {}),
+    }
+    stage.table = Table("part", "result", "seconds", "last words")
+    figures = stage.figures["parts"] = {}
+    until = time.monotonic()
+    for name, (command, tool, environment) in parts.items():
+        until += SHARES[name]
+        start = time.monotonic()
+        if tool and not stage.rehearse and shutil.which(tool[0]) is None:
+            result, lines = "not run", [f"{tool[0]} is not installed; it comes with CUDA's toolkit"]
+        else:
+            status, lines = stage.run_program(command, until, tool, **environment)
+            result = "stopped" if status is None else "passed" if status == 0 else f"exit status {status}"
+        if name == "build" and result == "passed":
+            result = "built" if library_file() else "not built"
+        if name != "build" and result != "passed":
+            stage.failures.append(f"{name}: {result}")
+        seconds = round(time.monotonic() - start, 1)
+        figures[name] = {"result": result, "seconds": seconds, "end": lines}
+        words = [line for line in lines if SUMMARY.search(line)] or lines or [""]
+        stage.table.add_row(name, result, str(seconds), words[-1][:WIDTH])

@@ -1,0 +1,208 @@
+"""Engines at the shape of Llama-3.1-8B whose steps are timed, with a forced number of accepted drafts.
+
+Weights are random, so the tokens mean nothing. A verifier does all its work and is then overruled, which fixes how many
+drafts are accepted.
+"""
+
+import gc
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.gpu.batch import path_of
+from benchmarks.gpu.cycle_sizes import MODES, STEPS_BEFORE, Sizes
+from specdec import DraftShape, SamplingParams
+from specdec.config import EngineConfig
+from specdec.core.detokenizer import Detokenizer
+from specdec.core.device import name_of
+from specdec.core.request import Request
+from specdec.draft_heads.heads.draft_head import DraftModel
+from specdec.draft_heads.heads.eagle import EagleConfig, EagleHead
+from specdec.draft_heads.heads.eagle3 import Eagle3Config, Eagle3Head
+from specdec.draft_heads.heads.readout import MatrixReadout
+from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.engine.engine_builder import EngineBuilder
+from specdec.kernels.kernel_set import choose_kernels
+from specdec.kernels.linear import prepare_for_inference
+from specdec.kernels.projection import Projection
+from specdec.kernels.types import Acceptance
+from specdec.models.llama import LlamaModel
+from specdec.scheduling.scheduler_config import SchedulerConfig
+from specdec.verify.noise import GumbelNoise
+from specdec.verify.sampling import Sampling
+
+
+def random_weights(module: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+    """Give a module random weights, in place of a checkpoint's."""
+    module.to(dtype).to_empty(device=device)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.02)
+            else:
+                parameter.fill_(1.0)
+    module.requires_grad_(False).eval()
+
+
+class Engines:
+    """One target without a head and with one head at a time, each with CUDA graphs and without.
+
+    A GPU of 80 GB has no room for the caches of more.
+
+    Attributes:
+        plain, eagle: engines by mode.
+        forced: verifiers by mode.
+    """
+
+    def __init__(self, sizes: Sizes, device: torch.device) -> None:
+        self.sizes, self.device = sizes, device
+        self.kernels = choose_kernels("triton", device, sizes.dtype, GumbelNoise(device))
+        with torch.device("meta"):
+            self.target = LlamaModel(LlamaConfig.from_json(sizes.model))
+        random_weights(self.target, sizes.dtype, device)
+        prepare_for_inference(self.target, self.kernels)
+        depth, branching, nodes = sizes.shape
+        rows = sizes.batches[-1]
+        length = sizes.longest + nodes
+        entry = (
+            2 * sizes.model["head_dim"] * sizes.model["num_key_value_heads"] * (1 + sizes.model["num_hidden_layers"])
+        )
+        self.config = EngineConfig(
+            dtype=name_of(sizes.dtype),
+            device=str(device),
+            shape=DraftShape(depth, branching, nodes),
+            scheduler=SchedulerConfig(
+                max_num_seqs=rows,
+                max_num_batched_tokens=max(2048, rows * (1 + nodes)),
+                adaptive_drafts=False,
+                prefill_stretch=0,
+            ),
+            max_model_len=min(length, sizes.model["max_position_embeddings"]),
+            kv_cache_memory=(entry + sizes.model["hidden_size"]) * sizes.dtype.itemsize * rows * (length + 64),
+            enable_prefix_caching=False,
+        )
+        self.plain = {mode: self._build(mode, None) for mode in MODES}
+        self.eagle: dict[str, Any] = {}
+        self.forced: dict[str, Forced] = {}
+
+    def _build(self, mode: str, drafts: DraftModel | None) -> Any:
+        config = replace(self.config, enforce_eager=mode == "eager")
+        return EngineBuilder(config, self.target, drafts, self.kernels).build()
+
+    def use(self, kind: str) -> None:
+        """Have a head of random weights, of EAGLE-1's shape or of EAGLE-3's; the one before is gone."""
+        self.eagle, self.forced = {}, {}
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        sizes, vocab = self.sizes, len(self.target.embed_tokens.weight)
+        llama = LlamaConfig.from_json({**sizes.model, "num_hidden_layers": 1})
+        with torch.device("meta"):
+            eagle = EagleHead(EagleConfig(llama, True))
+            eagle3 = Eagle3Head(Eagle3Config(llama, sizes.taps, llama.hidden_size, sizes.draft_vocab))
+        head = eagle if kind == "eagle" else eagle3
+        random_weights(head, sizes.dtype, self.device)
+        prepare_for_inference(head, self.kernels)
+        readout = MatrixReadout(self.target.output, vocab)
+        if head is eagle3:
+            chosen = torch.randperm(vocab, device=self.device)[: sizes.draft_vocab].sort().values
+            eagle3.draft_tokens.copy_(chosen)
+            readout = MatrixReadout(Projection(eagle3.lm_head.weight), vocab, eagle3.draft_tokens)
+        drafts = DraftModel(head, readout)
+        for mode in MODES:
+            engine = self.eagle[mode] = self._build(mode, drafts)
+            self.forced[mode] = engine.worker.verifier = Forced(engine.worker.verifier)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights that every step reads: all but the embedding, of which it reads a few rows."""
+        total = sum(parameter.nbytes for parameter in self.target.parameters())
+        return total - self.target.embed_tokens.weight.nbytes
+
+    @property
+    def entry_bytes(self) -> int:
+        """Keys and values of a token."""
+        sizes = self.sizes.model
+        numbers = 2 * sizes["num_hidden_layers"] * sizes["num_key_value_heads"] * sizes["head_dim"]
+        return int(numbers) * self.sizes.dtype.itemsize
+
+    def steps(self, engine: Any, batch: int) -> tuple[list[float], list[float]]:
+        """Seconds of steps of `batch` requests behind their prompts, and of the target's passes in them."""
+        chance, sizes = random.Random(0), self.sizes
+        requests = [request_of(chance, index, sizes) for index in range(batch)]
+        forward, passes = engine.worker.runner.forward, list[float]()
+
+        def timed_pass(*arguments: Any) -> Any:
+            logits, seconds = timed(self.device, lambda: forward(*arguments))
+            passes.append(seconds)
+            return logits
+
+        try:
+            for request in requests:
+                engine.add_request(request)
+            while any(request.num_output == 0 for request in requests):
+                engine.step()
+            for _ in range(STEPS_BEFORE):
+                engine.step()
+            whole = [timed(self.device, engine.step)[1] for _ in range(sizes.steps)]
+            engine.worker.runner.forward = timed_pass
+            for _ in range(sizes.steps):
+                engine.step()
+            assert not any(request.finished for request in requests), "a request has ended that is timed"
+        finally:
+            # Also where memory was too small, as smaller batches are still to be measured.
+            engine.worker.runner.forward = forward
+            for request in requests:
+                engine.abort(request)
+        return whole, passes
+
+
+class Forced:
+    """A verifier that does its work, and then says that `accepted` drafts in a row were right.
+
+    The host finds them in the trees; its time for that belongs to the step.
+    """
+
+    def __init__(self, verifier: Any) -> None:
+        self.verifier, self.accepted = verifier, 0
+
+    def verify(self, trees: Any, contexts: Sequence[Any], logits: Tensor) -> list[Any]:
+        self.verifier.verify(trees, contexts, logits)
+        found = []
+        for tree in trees.read():
+            nodes = [node for node, depth in enumerate(tree.depths) if depth <= self.accepted]
+            found.append(Acceptance(tuple(path_of(tree, nodes[-1])) if nodes else (), 1))
+        return found
+
+
+def request_of(chance: random.Random, index: int, sizes: Sizes) -> Request:
+    """Return a request with a random prompt, which goes on until it is aborted."""
+    return Request(
+        request_id=str(index),
+        token_ids=[chance.randrange(sizes.model["vocab_size"]) for _ in range(sizes.context)],
+        num_prompt=sizes.context,
+        params=SamplingParams(temperature=0, max_tokens=None),
+        sampling=Sampling(),
+        max_length=sizes.longest,
+        end_tokens=frozenset(),
+        detokenizer=Detokenizer(None, ()),
+    )
+
+
+def timed(device: torch.device, work: Callable[[], Any]) -> tuple[Any, float]:
+    """Return a result and the seconds until the device has computed it."""
+    _wait(device)
+    start = time.perf_counter()
+    result = work()
+    _wait(device)
+    return result, time.perf_counter() - start
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()

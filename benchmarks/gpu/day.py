@@ -1,0 +1,132 @@
+"""Run stages of the first day on a GPU, each in a process of its own that is stopped after nine minutes.
+
+Each stage prints a table last and leaves NAME.json and NAME.log in the folder that the variable OUT names. A stage that
+fails, hangs or crashes leaves them too, and the others run all the same.
+
+    bash benchmarks/gpu_day.sh all|1|2|...|STAGE [--rehearse]
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+STAGES = ("build-and-tests", "kernels", "cycle", "profile")
+# Limit of a stage, and how much earlier it is to end by itself.
+STAGE_SECONDS = 540
+MARGIN_SECONDS = 20
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "gpu_day"
+# A rehearsal interprets the kernels, on a CPU also where there is a GPU. Threads of two slow cores only wait.
+REHEARSAL = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+# Lines of its log that the JSON of a stage which was stopped or crashed ends with.
+LAST_LINES = 30
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    which = f'"all", or some of: {", ".join(STAGES)}; or their numbers, 1 to {len(STAGES)}'
+    parser.add_argument("stages", nargs="+", metavar="STAGE", help=which)
+    parser.add_argument("--rehearse", action="store_true", help="tiny sizes on a CPU, in Triton's interpreter")
+    args = parser.parse_args()
+    try:
+        names = chosen(args.stages)
+    except ValueError as error:
+        parser.error(str(error))
+    out = Path(os.environ.get("OUT") or (RESULTS / "rehearsal" if args.rehearse else RESULTS)).resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    environment = {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "OUT": str(out)}
+    documents = [run_stage(name, out, environment | (REHEARSAL if args.rehearse else {})) for name in names]
+    print(f"\n{'stage':18} {'status':8} {'seconds':>7}  failures")
+    for document in documents:
+        print(f"{document['stage']:18} {document['status']:8} {document['seconds']:7.0f}  {len(document['failures'])}")
+    print(f"results: {out}")
+    sys.exit(any(document["status"] != "passed" for document in documents))
+
+
+def chosen(words: Sequence[str]) -> list[str]:
+    """Return the names of stages, given by name, by number from 1, or by "all".
+
+    Raises:
+        ValueError: a word is none of these.
+    """
+    by_word = {**{str(number): name for number, name in enumerate(STAGES, 1)}, **{name: name for name in STAGES}}
+    unknown = [word for word in words if word != "all" and word not in by_word]
+    if unknown:
+        raise ValueError(f'no stage {unknown[0]!r}; take "all", 1 to {len(STAGES)}, or one of: {", ".join(STAGES)}')
+    return list(STAGES) if "all" in words else [by_word[word] for word in words]
+
+
+def run_stage(name: str, out: Path, environment: dict[str, str]) -> dict[str, Any]:
+    """Run a stage and return the document that it has left as JSON, completed if it did not come to its end."""
+    print(f"\n=== {name}, at most {STAGE_SECONDS} s", flush=True)
+    file, lines = out / f"{name}.json", list[str]()
+    file.unlink(missing_ok=True)
+    start = time.monotonic()
+    process = subprocess.Popen(
+        command_of(name),
+        cwd=ROOT,
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    with stopped_after(process, STAGE_SECONDS) as was_stopped, (out / f"{name}.log").open("w") as log:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            log.write(line)
+            lines.append(line.rstrip())
+        status = process.wait()
+    document: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {"stage": name, "failures": []}
+    if document.get("status") not in ("passed", "failed"):
+        why = f"stopped after {STAGE_SECONDS} s" if was_stopped.is_set() else f"ended with exit status {status}"
+        print(f"failed: {why}", flush=True)
+        document |= {"status": "failed", "failures": [*document["failures"], why], "log": lines[-LAST_LINES:]}
+    document["seconds"] = round(time.monotonic() - start, 1)
+    file.write_text(json.dumps(document, indent=2) + "\n")
+    return document
+
+
+def command_of(name: str) -> list[str]:
+    """Return the command of a stage's process."""
+    return [sys.executable, "-m", "benchmarks.gpu.stage", name, str(STAGE_SECONDS - MARGIN_SECONDS)]
+
+
+@contextmanager
+def stopped_after(process: subprocess.Popen[str], seconds: float) -> Iterator[threading.Event]:
+    """End a process, which leads a session, with all that it has started, after some seconds or at an interrupt.
+
+    Yields:
+        an event that is set when the seconds were over.
+    """
+    over = threading.Event()
+
+    def stop() -> None:
+        over.set()
+        os.killpg(process.pid, signal.SIGKILL)
+
+    timer = threading.Timer(seconds, stop)
+    timer.start()
+    try:
+        yield over
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    finally:
+        timer.cancel()
+
+
+if __name__ == "__main__":
+    main()
