@@ -30,11 +30,24 @@ from specdec.draft_heads.drafting.drafter import Drafter, DraftRow
 from specdec.kernels.draft_trees import DraftTrees
 from specdec.scheduling.integrity import check_scheduler
 
-MOST_OUTSTANDING = 48
 # Requests in a row that are alike in how much they grow: many that grow at once are what preempts.
 PHASE = 64
 ABORT_BETWEEN_STEPS = 0.1
 ABORT_WITHIN_STEP = 0.1
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Limits of what is drawn.
+
+    Attributes:
+        outstanding: requests at once.
+        prompt, output: tokens of a request, 6 and 8 or more.
+    """
+
+    outstanding: int = 48
+    prompt: int = 60
+    output: int = 12
 
 
 @dataclass
@@ -70,8 +83,15 @@ class AbortingDrafter:
         return self.drafter.propose(rows)
 
 
-def soak(llm: LLM, texts: Sequence[Sequence[int]], num_requests: int, seed: int, sample_every: int = 500) -> Report:
-    """Run random requests whose prompts begin like `texts` (60 tokens each or more), checking all along.
+def soak(
+    llm: LLM,
+    texts: Sequence[Sequence[int]],
+    num_requests: int,
+    seed: int,
+    sample_every: int = 500,
+    traffic: Traffic = Traffic(),
+) -> Report:
+    """Run random requests whose prompts begin like `texts`, which are as long as a prompt may be, checking all along.
 
     Raises:
         AssertionError: a request is lost or ends twice, blocks leak, or the engine's counts do not add up.
@@ -85,8 +105,8 @@ def soak(llm: LLM, texts: Sequence[Sequence[int]], num_requests: int, seed: int,
     start = time.perf_counter()
     while queued < num_requests or alive:
         for _ in range(chance.randint(0, 12)):
-            if queued < num_requests and len(alive) < MOST_OUTSTANDING:
-                for request in _requests(llm, texts, chance, growing=queued // PHASE % 2 == 0):
+            if queued < num_requests and len(alive) < traffic.outstanding:
+                for request in _requests(llm, texts, chance, traffic, growing=queued // PHASE % 2 == 0):
                     engine.add_request(request)
                     alive[request] = None
                     queued += 1
@@ -122,10 +142,12 @@ def soak(llm: LLM, texts: Sequence[Sequence[int]], num_requests: int, seed: int,
     return report
 
 
-def _requests(llm: LLM, texts: Sequence[Sequence[int]], chance: random.Random, growing: bool) -> list[Request]:
+def _requests(
+    llm: LLM, texts: Sequence[Sequence[int]], chance: random.Random, traffic: Traffic, growing: bool
+) -> list[Request]:
     """The samples of a random prompt; of a short one with a long output, if they shall grow."""
     vocab, pick = llm.model.config.vocab_size, chance.choice
-    prompt = list(pick(texts)[: chance.randint(1, 6 if growing else 60)])
+    prompt = list(pick(texts)[: chance.randint(1, 6 if growing else traffic.prompt)])
     if chance.random() < 0.3:
         place = chance.randrange(len(prompt))
         prompt[place:] = [chance.randrange(vocab) for _ in prompt[place:]]
@@ -139,7 +161,7 @@ def _requests(llm: LLM, texts: Sequence[Sequence[int]], chance: random.Random, g
         presence_penalty=pick([0.0, 0.0, 0.5]),
         frequency_penalty=pick([0.0, 0.0, -0.5]),
         seed=chance.randrange(1 << 63),
-        max_tokens=chance.randint(8 if growing else 1, 12),
+        max_tokens=chance.randint(8 if growing else 1, traffic.output),
         stop=pick([None, None, None, "e", [" the", "."]]) if llm.tokenizer else None,
         stop_token_ids=pick([(), (), (chance.randrange(vocab),)]),
         ignore_eos=pick([True, False]),
