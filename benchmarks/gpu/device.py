@@ -4,8 +4,6 @@ import os
 
 import torch
 
-from benchmarks.gpu.interpreter import make_types_once, patch_language_once
-
 
 def day_device() -> torch.device:
     """Return the GPU; in a rehearsal, which `TRITON_INTERPRET=1` makes of a run, the CPU.
@@ -16,10 +14,9 @@ def day_device() -> torch.device:
         SystemExit: torch sees no GPU.
     """
     if os.environ.get("TRITON_INTERPRET") == "1":
-        from triton.runtime import interpreter
+        from tests.triton_interpreter import prepare_interpreter
 
-        patch_language_once(interpreter)
-        make_types_once(interpreter)
+        prepare_interpreter()
         return torch.device("cpu")
     if torch.cuda.is_available():
         return torch.device("cuda")
