@@ -1,5 +1,7 @@
 """Which kernels are profiled, and what is read from the profiler's report."""
 
+import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,30 @@ def test_metrics_are_read_by_launch() -> None:
     assert second["name"] == "join_kernel"
     with pytest.raises(ValueError, match="names no launch: ==ERROR== ERR_NVGPUCTRPERM"):
         profile.launches_of(["==ERROR== ERR_NVGPUCTRPERM"])
+
+
+def test_a_report_of_each_is_left_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a profiler that runs nothing."""
+    words, details = tmp_path / "words", tmp_path / "details"
+    details.write_text(DETAILS)
+    ncu = tmp_path / "ncu"
+    ncu.write_text(f'#!/bin/sh\necho "$@" >>{words}\n[ "$1" != --import ] || cat {details}\n')
+    ncu.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    (tmp_path / "kernels.json").write_text(json.dumps({"rows": [row("a", 1, n=1), row("b", 5, n=2), row("c", 7, n=4)]}))
+    stage = Stage("profile", torch.device("cuda"), tmp_path, time.monotonic() + 60)
+    profile.run(stage)
+    assert stage.failures == []
+    assert [(one["kernel"], one["shape"], len(one["launches"])) for one in stage.figures["kernels"]] == [
+        ("c", {"n": 4}, 2),
+        ("b", {"n": 2}, 2),
+    ]
+    profiled, read = words.read_text().splitlines()[:2]
+    assert f"--clock-control none --force-overwrite --export {tmp_path}/c.ncu-rep {sys.executable} -m" in profiled
+    assert profiled.endswith('benchmarks.gpu.one_kernel c --shape {"n": 4} --large')
+    assert read == f"--import {tmp_path}/c.ncu-rep --page details --csv"
+    assert stage.table is not None
+    assert [*stage.table.columns[3].cells] == ["81.5 us", "3.1 us"] * 2
 
 
 def test_without_figures_of_kernels_it_says_what_to_do(tmp_path: Path) -> None:
