@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ STAGES = ("build-and-tests", "kernels", "cycle", "equality", "soak", "profile")
 # Limit of a stage, and how much earlier it is to end by itself.
 STAGE_SECONDS = 540
 MARGIN_SECONDS = 20
+INTERRUPT_SECONDS = 5
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "gpu_day"
@@ -113,16 +114,24 @@ def stopped_after(process: subprocess.Popen[str], seconds: float) -> Iterator[th
     """
     over = threading.Event()
 
+    def end(kind: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, kind)
+
     def stop() -> None:
         over.set()
-        os.killpg(process.pid, signal.SIGKILL)
+        end(signal.SIGKILL)
 
     timer = threading.Timer(seconds, stop)
     timer.start()
     try:
         yield over
     except BaseException:
-        os.killpg(process.pid, signal.SIGKILL)
+        # A stage is told first, as its tools lead sessions of their own.
+        end(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(INTERRUPT_SECONDS)
+        end(signal.SIGKILL)
         raise
     finally:
         timer.cancel()
