@@ -79,7 +79,7 @@ class TreeDraw(TreeLevels):
         self._possible.append(values.isfinite().flatten(1))
         start = sum(part.shape[1] for part in self._probs)
         part = self._probs_table(log_q)[:, start : start + log_q.shape[1]]
-        self._probs.append(part.copy_(log_q.exp()))
+        self._probs.append(torch.exp(log_q, out=part))
         return self._add(tokens, values)
 
     def _probs_table(self, log_q: Tensor) -> Tensor:
