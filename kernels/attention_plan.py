@@ -53,7 +53,11 @@ HOPPER_CONFIGS = CONFIGS | {
 }
 # With a window, slopes, or entries in 8 bits, a program has more numbers at hand: more warps, or fewer keys at a time.
 CROWDED_CONFIGS = {(2, 128): {16: Config(64, 8), 64: Config(32, 8), 128: Config(16, 8)}}
-CROWDED_HOPPER_CONFIGS = {(2, 128): {16: Config(64, 8), 64: Config(64, 8), 128: Config(64, 8)}}
+CROWDED_HOPPER_CONFIGS = {
+    (2, 128): {16: Config(64, 8), 64: Config(64, 8), 128: Config(32, 8)},
+    (4, 16): {16: Config(32, 4), 32: Config(16, 8)},
+    (4, 32): {16: Config(32, 4), 32: Config(16, 8)},
+}
 # Keys and values are found through the block table, a load behind a load. Triton gives each of the two half of the
 # stages but one: with 5, a tile of both is being loaded while the last is in use; with 3 or 4, none is.
 STAGES = 5

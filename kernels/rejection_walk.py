@@ -24,6 +24,7 @@ from specdec.kernels.types import DraftProbs, NoiseColumns, PackedTrees, Walk
 
 # Smaller trees take no less time, and would each have to be compiled for.
 LEAST_NODES = 64
+# For whole blocks of scores. As many for smaller ones would each be left too few registers.
 NUM_WARPS = 8
 
 
@@ -54,12 +55,12 @@ def rejection_walk(scores: Tensor, draft_probs: DraftProbs | None, trees: Packed
     rows, vocab = trees.starts.numel() - 1, scores.shape[1]
     walk = empty_walk(rows, max_depth, scores.device)
     if rows:
+        block = min(triton.next_power_of_2(vocab), BLOCK_SIZE)
         rejection_walk_kernel[(rows,)](
             scores, *(draft_probs or (None, None)), *parts, *noise, *walk, scores.stride(0), 0 if draft_probs is None
             else draft_probs.table.stride(0), max_depth, HAS_DRAFT=draft_probs is not None,
-            VOCAB=vocab, BLOCK=min(triton.next_power_of_2(vocab), BLOCK_SIZE),
-            NODES=max(triton.next_power_of_2(max_nodes), LEAST_NODES), BLOCK_DEPTH=triton.next_power_of_2(max(max_depth,
-            1)), num_warps=NUM_WARPS,
+            VOCAB=vocab, BLOCK=block, NODES=max(triton.next_power_of_2(max_nodes), LEAST_NODES),
+            BLOCK_DEPTH=triton.next_power_of_2(max(max_depth, 1)), num_warps=max(1, min(NUM_WARPS, block // 128)),
         )  # fmt: skip
     return walk
 
