@@ -20,6 +20,8 @@ from tests.triton_launches import Launch
 
 FILE = Path(__file__).with_suffix(".jsonl")
 RECORD = "SPECDEC_RECORD_LAUNCHES"
+# Bytes that may spill at a head_dim of 16: models of tests alone have it, and with a window one spills two registers.
+TINY_HEAD_DIM, TINY_SPILLS = 16, 8
 # Launches in the table of the worst.
 WORST = 8
 
@@ -77,16 +79,17 @@ def compile_for(arch: int, processes: int) -> int:
     from tests.kernels.model_launches import model_launches
 
     given = {launch.line: launch for launch in [*launches_on(arch, recorded()), *model_launches(arch)]}
-    done = []
+    done, faults = [], 0
     for launch, found in compile_all(list(given.values()), arch, processes):
         done.append((launch, found))
-        if fault := found.fault(arch):
+        if fault := found.fault(arch, TINY_SPILLS * (launch.constants.get("HEAD_DIM") == TINY_HEAD_DIM)):
+            faults += 1
             print(f"sm_{arch}: {fault}\n  {launch.line}", flush=True)
         if len(done) % 20 == 0 or len(done) == len(given):
             print(f"sm_{arch}: {len(done)} of {len(given)} launches compiled", flush=True)
     done.sort(key=lambda pair: (pair[1].spills, pair[1].registers, pair[1].shared), reverse=True)
     print(table(done[:WORST], arch), flush=True)
-    return sum(bool(found.fault(arch)) for _, found in done)
+    return faults
 
 
 def main() -> None:
