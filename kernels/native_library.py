@@ -5,6 +5,7 @@ import os
 from array import array
 from collections.abc import Iterable, Sequence
 from ctypes import POINTER, Structure, c_char_p, c_double, c_int, c_int64, c_void_p
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
@@ -202,14 +203,18 @@ def address_of(values: "array[int] | array[float]") -> int:
 
 
 def library_file() -> Path | None:
-    """Return the file of the compiled library, None where it has not been built.
+    """Return the file of the compiled library, None where it has not been built for this Python.
 
-    The environment's SPECDEC_NATIVE_LIBRARY names another one, such as one built with sanitizers.
+    Files that other Pythons have built in the same folder may be of another state of the sources. The environment's
+    SPECDEC_NATIVE_LIBRARY names another file, such as one built with sanitizers.
     """
     named = os.environ.get("SPECDEC_NATIVE_LIBRARY")
     if named:
         return Path(named)
-    return next(iter(sorted((Path(__file__).parent / "native").glob("_library*.so"))), None)
+    folder = Path(__file__).parent / "native"
+    # As an import would look for it: the suffix of this Python and platform comes first.
+    files = (folder / f"_library{suffix}" for suffix in EXTENSION_SUFFIXES)
+    return next((file for file in files if file.is_file()), None)
 
 
 def processor_forms() -> list[str]:
