@@ -138,12 +138,12 @@ class LLMEngine:
         If it raises, its requests stay as they were, but for those that it has ended. `plan.moves` is empty if the
         blocks have been moved; otherwise blocks of requests outside the plan may lack their content.
         """
-        try:
-            with on_device(self.worker.device), self.kernels.limited_threads():
+        with on_device(self.worker.device), self.kernels.limited_threads():
+            try:
                 return self._run(plan)
-        except BaseException:
-            self.scheduler.cancel(plan)
-            raise
+            except BaseException:
+                self.scheduler.cancel(plan)
+                raise
 
     def _run(self, plan: StepPlan) -> list[Request]:
         observer, rows = self._observer, plan.rows

@@ -70,9 +70,9 @@ class HostSaves:
         self._loaded: set[bytes] = set()
 
     def begin(self, upcoming: Iterable[PublishedBlock]) -> list[LayerSave]:
-        """Return which of the blocks that the coming step completes are copied during its pass.
+        """Return which of the blocks that the coming step completes are copied during its pass; none if one has failed.
 
-        What a step that failed has begun is given up.
+        What the last step has begun and not published is given up.
         """
         self._give_up(self._begun.values())
         self._begun = {}

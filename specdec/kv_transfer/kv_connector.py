@@ -100,7 +100,8 @@ class KVConnector(ABC):
     def build_layer_meta(self, upcoming: Sequence[PublishedBlock]) -> Any:  # noqa: ARG002
         """Return what the worker side shall copy during the coming pass.
 
-        Called when a step is planned, before its blocks move.
+        Called when a step is planned, before its blocks move; and once more, without blocks, when a step has failed.
+        Give up what an earlier call has begun and no step has published.
 
         Args:
             upcoming: blocks of prompts that the step completes, with their hashes. `build_connector_meta` gets them
@@ -138,7 +139,10 @@ class KVConnector(ABC):
         """Begin, without waiting, what `build_read_meta` has returned."""
 
     def start_save_kv(self, metadata: Any) -> None:  # noqa: B027
-        """Take what `build_layer_meta` has returned. What a failed step has begun is brought to an end."""
+        """Take what `build_layer_meta` has returned, also when a step has failed.
+
+        What an earlier step has begun is brought to an end: a thread may fill its blocks of host memory next.
+        """
 
     @abstractmethod
     def start_load_kv(self, sources: Sequence[int], block_ids: Sequence[int]) -> None:

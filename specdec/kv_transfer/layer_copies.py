@@ -48,6 +48,10 @@ class LayerCopies(Protocol):
         """Return when the device's blocks may be written again. Begins that were not followed by a pass are dropped."""
         ...
 
+    def end(self) -> None:
+        """Wait for all that a failed step has begun, on the host too if it was copied there."""
+        ...
+
 
 class Loaded(Protocol):
     """The moment when all layers of a load are copied."""
@@ -149,6 +153,10 @@ class ThreadCopies:
             copy.run()
         self._saves, self._announced = [], None
 
+    def end(self) -> None:
+        self.wait_for_load()
+        self.wait_for_save()
+
     def _new_copy(
         self, here: np.ndarray, there: np.ndarray, layer: int, old: np.ndarray, new: np.ndarray
     ) -> _LayerCopy:
@@ -219,6 +227,14 @@ class StreamCopies:
         if self._announced is not None:
             torch.cuda.current_stream().wait_stream(self._stream)
         self._announced = None
+
+    def end(self) -> None:
+        self.wait_for_load()
+        if self._announced is not None:
+            with torch.cuda.stream(self._stream):
+                saved = Copied(True)
+            saved.wait()
+        self.wait_for_save()
 
     def _copy(self, here: Tensor, there: Tensor, layer: int, old: Tensor, new: Tensor) -> torch.cuda.Event:
         """Queue a layer's copy; return when it is done."""

@@ -169,8 +169,7 @@ class OffloadingConnector(KVConnector):
     def start_save_kv(self, metadata: list[LayerSave]) -> None:
         if self._layers is not None:
             # A step that failed may have left some behind.
-            self._layers.wait_for_load()
-            self._layers.wait_for_save()
+            self._layers.end()
             self._layers.save([save.block for save in metadata], [save.host_block for save in metadata])
 
     @property

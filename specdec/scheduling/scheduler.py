@@ -230,12 +230,15 @@ class Scheduler:
                 self._release(request)
 
     def cancel(self, plan: StepPlan) -> None:
-        """End a step that failed; its requests stay as they were."""
+        """End a step that failed; its requests stay as they were, and copies of their blocks that it has begun end."""
         self._in_flight = []
         for row in plan.rows:
             del row.request.logprobs[row.request.num_output :]
             if row.request.finished:
                 self._release(row.request)
+        if self.connector is not None:
+            # Now, since no step may follow.
+            self.connector.start_save_kv(self.connector.build_layer_meta([]))
 
     def learn(self, measured: MeasuredStep, outcomes: Sequence[TreeOutcome]) -> None:
         """Correct the predicted costs by a step's measured ones, and the trees' values by their outcomes."""

@@ -16,6 +16,8 @@ from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
 from specdec.execution import cost_measurement
 from specdec.execution.cuda_graphs import CudaGraphs
+from specdec.kv_transfer.layer_copies import StreamCopies
+from specdec.kv_transfer.offloading_connector import OffloadingConnector
 from specdec.scheduling.step_cost import PreemptionCost
 from tests.baichuan import save_baichuan
 from tests.fakes import save_random_block, save_random_eagle3, save_random_head, save_random_llama, save_shallow_llama
@@ -295,6 +297,26 @@ def test_blocks_move_layer_by_layer_on_a_stream_of_their_own(folder: Path, monke
     assert passes == [False, False, True, True]
     # Of each prompt the pass that computes or loads its blocks; all others are replayed.
     assert eager == [True] * 4
+
+
+def test_host_blocks_of_a_failed_step_are_free_once_nothing_is_copied_there(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread may fill them next, which no stream orders."""
+    extra = {"cpu_bytes_to_use": 1 << 20, "use_layerwise": True}
+    connector = {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": extra}
+    with simulated_gpu(monkeypatch) as gpu, load(folder, "head", device="cuda", kv_transfer_config=connector) as llm:
+        gpu.streams.are_late = True
+        monkeypatch.setattr(llm.engine.executor, "collect", lambda: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            llm.generate([list(range(5, 25))], SamplingParams(temperature=0.0, max_tokens=4))
+        own = llm.engine.connector
+        assert isinstance(own, OffloadingConnector)
+        assert isinstance(own._layers, StreamCopies)
+        assert own._layers._stream.launched > 0
+        assert own._layers._stream.pending == []
+        assert "specdec.kv_transfer.host_blocks: synchronize of an event" in gpu.waits
+        assert own.tier.pool.num_free == own.tier.pool.num_blocks
 
 
 @pytest.mark.usefixtures("gpu")

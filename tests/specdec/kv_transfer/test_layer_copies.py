@@ -166,13 +166,15 @@ def test_a_step_that_fails_before_its_pass_leaves_no_copy_behind(world: World, m
             with pytest.raises(ZeroDivisionError):
                 llm.generate([PROMPT], GREEDY, use_tqdm=False)
         connector = connector_of(llm)
-        assert connector.has_layer_transfers
+        # Before any other block is moved.
+        assert not connector.has_layer_transfers
         with monkeypatch.context() as patch:
             patch.setattr(llm.engine.executor, "step", no_step)
             with pytest.raises(InterruptedError):
                 llm.generate([OTHER], GREEDY, use_tqdm=False)
-        # Before any other block is moved.
-        assert not connector.has_layer_transfers
+        # No step follows that would give up what these have begun.
+        connector.update_connector_output(connector.get_finished())
+        assert connector.tier.pool.num_free == connector.tier.pool.num_blocks
         found = alternate(llm, GREEDY)
         connector.update_connector_output(connector.get_finished())
         assert connector.tier.pool.num_free == connector.tier.pool.num_blocks

@@ -347,6 +347,8 @@ class World:
         """Check that host memory holds what its hashes say, and that no block is held by nothing."""
         tier = connector.tier
         check_pool(tier.pool, tier.holders())
+        # Only a step that runs has begun to fill blocks, and none runs here.
+        assert self.scheduler._in_flight or not tier.saves._begun
         for block, name in enumerate(tier.pool._hashes):
             # A block that is being copied gets its content at the end of the step.
             if name is not None:

@@ -2,8 +2,10 @@
 
 import itertools
 import random
+import sys
 from typing import NamedTuple
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -11,8 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from specdec.cache.kept_entries import KeptEntries
 from specdec.core.request import Request
 from specdec.core.speculation import Speculation
+from specdec.scheduling.scheduler_config import SchedulerConfig
 from specdec.scheduling.step_plan import StepPlan
 from tests.specdec.scheduling.scheduled_world import (
+    NEVER_SWAP,
     Case,
     World,
     cases,
@@ -107,6 +111,48 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 SchedulerMachine.TestCase.settings = settings(max_examples=2000 if NIGHTLY else 100, stateful_step_count=50)
 TestScheduler = SchedulerMachine.TestCase
+
+
+@pytest.mark.parametrize("is_beam", [True, False])
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("layerwise", [True, False])
+@pytest.mark.parametrize("ending", ["abort", "abort within the step", "finish", "fail"])
+def test_no_host_block_is_held_behind_steps_that_failed(
+    is_beam: bool, count: int, layerwise: bool, ending: str
+) -> None:
+    """Found by the machine above: host blocks that the steps have begun to fill, and no step comes after them."""
+    config = SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=2)
+    world = World(
+        Case(
+            blocks=3, size=1, host=0, caching=True, cost=NEVER_SWAP, shape=None, draft_context=sys.maxsize,
+            config=config, prices=None, connector=(2, 0, 1e9, layerwise), reads_prompts=False, kept=KeptEntries(0, 0),
+        )
+    )  # fmt: skip
+    world.add([1, 1], 1)
+    (request,) = world.requests
+    if is_beam:
+        world.make_beam(request)
+    for _ in range(count):
+        while not (plan := world.begin()).rows:
+            # A store is asked first.
+            world.end(plan, random.Random(0))
+        assert [row.num_known for row in plan.rows] == [2]
+        if ending == "abort within the step":
+            world.scheduler.abort(request)
+        world.scheduler.cancel(plan)
+        world.check()
+        if request.finished:
+            break
+    if ending == "abort":
+        world.scheduler.abort(request)
+    elif ending == "finish":
+        world.scheduler.finish(request)
+    elif ending == "fail":
+        world.scheduler.fail(request, "the step failed")
+    assert world.connector is not None
+    assert not world.connector.pending
+    assert world.connector.tier.pool.num_free == world.connector.tier.pool.num_blocks
+    world.run_out(random.Random(0))
 
 
 class Arrival(NamedTuple):
