@@ -10,7 +10,11 @@ from tests.kernels.recorded_launches import launches_on
 from tests.triton_interpreter import is_interpreted
 from tests.triton_launches import ALIGNED, Launch
 
-pytestmark = pytest.mark.skipif(not is_interpreted(), reason="launches are those of the interpreter")
+pytestmark = [
+    pytest.mark.skipif(not is_interpreted(), reason="launches are those of the interpreter"),
+    # Some two hundred kernels, compiled one after another.
+    pytest.mark.timeout(1800),
+]
 
 
 @pytest.mark.parametrize("arch", SHARED_LIMIT)
