@@ -12,9 +12,11 @@ os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
+import hypothesis.core
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from hypothesis.vendor.pretty import RepresentationPrinter
 from torch import Tensor
 
 from tests.triton_interpreter import SEED, grid_seed, prepare_interpreter
@@ -27,8 +29,8 @@ SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile(
     "ci", derandomize=True, deadline=None, max_examples=25, print_blob=True, suppress_health_check=SLOW
 )
-settings.register_profile("dev", deadline=None, max_examples=25, suppress_health_check=SLOW)
-settings.register_profile("nightly", deadline=None, max_examples=2000, suppress_health_check=SLOW)
+settings.register_profile("dev", deadline=None, max_examples=25, print_blob=True, suppress_health_check=SLOW)
+settings.register_profile("nightly", deadline=None, max_examples=2000, print_blob=True, suppress_health_check=SLOW)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
 
 
@@ -37,6 +39,11 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """Run files and tests named on the command line in this process, folders and the whole suite on all cores."""
     named = [argument.partition("::")[0] for argument in config.args]
     return 0 if named and all(name.endswith(".py") for name in named) else None
+
+
+def pytest_runtest_setup() -> None:
+    """Have hypothesis print the values of failed cases: schemathesis, once imported, leaves them out of all tests."""
+    hypothesis.core.RepresentationPrinter = RepresentationPrinter  # type: ignore[attr-defined]
 
 
 def pytest_report_header() -> str:

@@ -16,19 +16,27 @@ def drawn(seed: int, *shape: int) -> Tensor:
     return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-@st.composite
-def readouts(draw: st.DrawFn) -> tuple[MatrixReadout, Tensor]:
-    """A matrix of all tokens or of some, and states to be scored."""
-    seed, vocab, width = draw(seeds), draw(st.integers(8, 90)), draw(st.integers(1, 12))
+def readout_of(seed: int, vocab: int, width: int, most: int | None, states: int) -> tuple[MatrixReadout, Tensor]:
+    """Return a matrix of all tokens or of at most so many, and states to be scored."""
     tokens = None
-    if draw(st.booleans()):
-        order = torch.randperm(vocab, generator=torch.Generator().manual_seed(seed))
-        tokens = order[: draw(st.integers(1, vocab))]
+    if most is not None:
+        tokens = torch.randperm(vocab, generator=torch.Generator().manual_seed(seed))[:most]
     weight = drawn(seed, vocab if tokens is None else len(tokens), width)
-    return MatrixReadout(Projection(weight), vocab, tokens), drawn(seed + 1, draw(st.integers(1, 4)), width)
+    return MatrixReadout(Projection(weight), vocab, tokens), drawn(seed + 1, states, width)
 
 
-@given(readouts(), st.data())
+# Built, so that a failure prints the call.
+readouts = st.builds(
+    readout_of,
+    seed=seeds,
+    vocab=st.integers(8, 90),
+    width=st.integers(1, 12),
+    most=st.none() | st.integers(1, 90),
+    states=st.integers(1, 4),
+)
+
+
+@given(readouts, st.data())
 def test_scores_are_the_exact_logits_of_distinct_tokens(
     case: tuple[MatrixReadout, Tensor], data: st.DataObject
 ) -> None:
@@ -45,7 +53,7 @@ def test_scores_are_the_exact_logits_of_distinct_tokens(
     assert torch.equal(full.isfinite().sum(1), torch.full((len(hidden),), readout.size))
 
 
-@given(readouts())
+@given(readouts)
 def test_at_full_rank_the_candidates_are_the_best(case: tuple[MatrixReadout, Tensor]) -> None:
     """A recall of exactly 1."""
     whole, hidden = case

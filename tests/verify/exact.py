@@ -139,6 +139,9 @@ class Model:
         self.p = cache(lambda path: self._vector("p", path))
         self.q = cache(lambda path: self._vector("q", path))
 
+    def __repr__(self) -> str:
+        return f"Model({self.vocab_size}, {self.seed})"
+
     def _vector(self, name: str, path: Path) -> Any:
         generator = random.Random(f"{self.seed} {name} {path}")
         choices = generator.choice([[0, 1, 2, 3, 5, 9], [1, 2, 3, 5, 9]])
