@@ -4,6 +4,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+# 2^7 + 1: seven of float64's 53 bits are dropped.
+SPLITTER = 129.0
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return `weight * x / sqrt(mean(x^2) + eps)` over the last dimension (Zhang & Sennrich 2019).
@@ -12,15 +15,22 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     fused operation, where torch's own RMS norm is nine on a CPU.
 
     In float64 the normalisation itself runs in float32, as in transformers, so that a float64 run can be
-    compared with it digit for digit.
+    compared with it digit for digit. Numbers half way between two of float32's, which sums of few bits can give, are
+    rounded alike here, whatever the order of the sum; there it depends on the sum's error.
     """
     if x.dtype != torch.float64:
         size = x.shape[-1]
         normed = F.layer_norm(torch.cat([x, -x], -1), (2 * size,), None, None, eps)
         return normed[..., :size] * weight
-    single = x.float()
+    single = _rounded(x)
     single = single * torch.rsqrt(single.pow(2).mean(-1, keepdim=True) + eps)
     return weight * single.to(x.dtype)
+
+
+def _rounded(x: Tensor) -> Tensor:
+    """Round float64 to float32 by way of 46 bits, so that errors of the last bits do not decide (Veltkamp 1968)."""
+    scaled = x * SPLITTER
+    return (scaled - (scaled - x)).float()
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

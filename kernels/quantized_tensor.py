@@ -99,7 +99,7 @@ class QuantizedRows:
         )
 
     def dequantized(self) -> Tensor:
-        """Return the weights, float32 `[rows, inputs]`."""
+        """Return the weights, float32 `[rows, inputs]`, in which transformers and llama.cpp compute them too."""
         rows = self.flat()
         numbers = rows.unpacked_numbers().float()
 

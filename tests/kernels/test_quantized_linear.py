@@ -66,3 +66,12 @@ def test_a_nan_among_8_bit_floats_is_seen() -> None:
     weight.numbers.view(torch.uint8)[3, 40] = 0x7F
     product = quantized_linear(torch.randn(4, 64, device=DEVICE), weight, None)
     assert product.isnan().any(0).nonzero().flatten().tolist() == [3]
+
+
+def test_the_twin_computes_in_float64() -> None:
+    """It rounded its inputs to float32."""
+    weight = random_rows("fp8", 20, 64, 32)
+    generator = torch.Generator().manual_seed(0)
+    x, bias = (torch.randn(*shape, dtype=torch.float64, generator=generator) for shape in ((4, 64), (20,)))
+    product = reference(x, weight, bias)
+    torch.testing.assert_close(product, x @ weight.dequantized().double().T + bias, rtol=1e-13, atol=1e-13)

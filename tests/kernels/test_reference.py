@@ -174,3 +174,19 @@ def test_silu_and_mul_equals_its_formula() -> None:
     gate, up = torch.randn(2, 5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     expected = gate / (1 + (-gate).exp()) * up
     torch.testing.assert_close(silu_and_mul(torch.cat([gate, up], -1)), expected, rtol=1e-14, atol=1e-14)
+
+
+def test_norms_in_float64_do_not_depend_on_the_last_bits_of_a_sum() -> None:
+    """Half way between two numbers of float32, to which the norm rounds, as transformers' does."""
+    generator = torch.Generator().manual_seed(0)
+    single = torch.randn(50, 32, generator=generator)
+    x = (single.double() + single.nextafter(torch.tensor(torch.inf)).double()) / 2
+    weight = torch.ones(32, dtype=torch.float64)
+    expected = rms_norm(x, weight, 1e-5)
+    for error in (-1e-15, 1e-15):
+        assert rms_norm(x * (1 + error), weight, 1e-5).equal(expected)
+    # As transformers rounds all others.
+    single = torch.randn(50, 32, dtype=torch.float64, generator=generator).float()
+    expected = single * torch.rsqrt(single.pow(2).mean(-1, keepdim=True) + 1e-5)
+    for near in (single.double() * (1 + 1e-8), single.double()):
+        assert rms_norm(near, weight, 1e-5).equal(expected.double())

@@ -21,6 +21,8 @@ class Expected:
     Attributes:
         logprobs: per token, the log-probabilities `[vocab]` of the distribution that is reported.
         beyond: tokens that would follow if the output did not end, for drafters that know too much.
+        rounds_either_way: returns whether another order of sums could change the log-probabilities by a rounding of
+            float32; see `World.rounds_either_way`.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -29,6 +31,7 @@ class Expected:
     stop_reason: int | str | None = None
     logprobs: list[Tensor] = field(default_factory=list)
     beyond: list[int] = field(default_factory=list)
+    rounds_either_way: Callable[[], bool] = lambda: False
 
 
 def generate(

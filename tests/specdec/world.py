@@ -75,6 +75,10 @@ class World(NamedTuple):
     alibi_target: Baichuan | None = None
     kv_scales: Tensor | None = None
 
+    def __repr__(self) -> str:
+        # Its models would be hundreds of lines of a failure.
+        return f"World({str(self.folder)!r})"
+
     def draft(self, drafter: str) -> Path | None:
         """The folder of one of `DRAFTS`."""
         name = DRAFTS[drafter]
@@ -137,6 +141,25 @@ class World(NamedTuple):
     def logits(self, tokens: Sequence[int]) -> Tensor:
         with torch.inference_mode():
             return self.target(torch.tensor([list(tokens)])).logits[0, -1]
+
+    def rounds_either_way(self, tokens: Sequence[int]) -> bool:
+        """Return whether the order of a sum may decide how the target rounds to float32.
+
+        transformers' RMS norms compute in float32, in a float64 model too, and so does the engine. Weights and cache
+        entries of few bits, behind tokens that are all alike, give sums that lie exactly half way between two numbers
+        of float32. Whether they are then rounded up or down is due to errors of 1e-16, in transformers as well.
+        """
+        found = []
+
+        def look(_: Any, given: tuple[Tensor, ...]) -> None:
+            found.append(bool(((given[0] * (1 - 1e-13)).float() != (given[0] * (1 + 1e-13)).float()).any()))
+
+        norms = [module for module in self.target.modules() if type(module).__name__.endswith("Norm")]
+        hooks = [norm.register_forward_pre_hook(look) for norm in norms]
+        self.logits(tokens)
+        for hook in hooks:
+            hook.remove()
+        return any(found)
 
 
 def reading_codes(target: PreTrainedModel, dtype: torch.dtype, scales: Tensor | None = None) -> Any:
