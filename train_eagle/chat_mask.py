@@ -14,6 +14,8 @@ from tokenizers import processors
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from specdec.core.text_stream import TextStream
+
 Message = dict[str, str]
 Span = tuple[int, int]
 
@@ -136,8 +138,9 @@ def preview(console: Console, tokenizer: PreTrainedTokenizerBase, samples: Itera
         said = sum(sample.mask)
         head = f"── {len(sample.token_ids):,} tokens, {said / len(sample.token_ids):.0%} trained ──\n"
         text = Text().append(head, "bold")
+        stream = TextStream(tokenizer.backend_tokenizer, skip_special=False)
         for trained, run in groupby(zip(sample.token_ids, sample.mask, strict=True), itemgetter(1)):
-            piece = tokenizer.decode([token for token, _ in run], skip_special_tokens=False)
+            piece = "".join(stream.step(token) for token, _ in run)
             if console.is_terminal:
                 text.append(piece, "green" if trained else "dim")
             else:

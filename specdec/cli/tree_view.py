@@ -7,7 +7,6 @@ from rich.tree import Tree
 
 from specdec.cli.screen import ACCEPTED, BOLD, DIM, OWN
 from specdec.core.outputs import TreeTrace
-from specdec.core.step_report import token_name
 from specdec.models.tokenizer import Tokenizer
 
 
@@ -32,4 +31,4 @@ def draw_tree(step: TreeTrace, show: Callable[[int], str]) -> Tree:
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:
     """Return a token's text in quotes; its name in the vocabulary where it is no whole character."""
-    return repr(token_name(tokenizer.backend, token))
+    return repr(tokenizer.token_texts.name(token))

@@ -1,14 +1,13 @@
 """Incremental detokenization and the search for stop strings."""
 
 from collections.abc import Sequence
+from functools import cached_property
 
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
 from specdec.core.outputs import Segment
-
-# What decoders write for bytes that are no character.
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+from specdec.core.text_stream import TextStream
+from specdec.core.token_texts import TokenTexts
 
 
 class Detokenizer:
@@ -19,10 +18,11 @@ class Detokenizer:
 
     Args:
         tokenizer: None for requests of token ids without text.
-        stop: strings before which the text ends.
+        stop: strings before which the text ends. The search begins behind the prompt.
         include_stop: whether the text ends behind them instead.
         skip_special: leave special tokens out.
         spaced_special: keep the spaces between special tokens that are not left out.
+        prompt: the tokens before the output, whose text goes on in the output's.
     """
 
     def __init__(
@@ -32,17 +32,15 @@ class Detokenizer:
         include_stop: bool = False,
         skip_special: bool = True,
         spaced_special: bool = True,
+        prompt: Sequence[int] = (),
     ) -> None:
-        self._tokenizer, self._include_stop, self._skip_special = tokenizer, include_stop, skip_special
+        self._tokenizer, self._include_stop = tokenizer, include_stop
         # Tokens whose text is written as it is if it follows one of them.
         self._added: dict[int, str] = {}
         if tokenizer is not None and not (skip_special or spaced_special):
             self._added = {token: added.content for token, added in tokenizer.get_added_tokens_decoder().items()}
         self._last_token: int | None = None
-        self._stream = DecodeStream(skip_special_tokens=skip_special)
-        # Tokens of the last piece of text, and the tokens after it, which are not text yet.
-        self._recent: list[int] = []
-        self._pending: list[int] = []
+        self._stream = None if tokenizer is None else TextStream(tokenizer, prompt, skip_special)
         self._stop = tuple(stop)
         self._may_stop = True
         self._last_accepted = False
@@ -51,9 +49,15 @@ class Detokenizer:
         self._text = ""
         self.matched: str | None = None
 
-    def token_text(self, token: int) -> str | None:
-        """Return a token decoded alone."""
-        return None if self._tokenizer is None else str(self._tokenizer.decode([token], skip_special_tokens=False))
+    @property
+    def context(self) -> Sequence[int]:
+        """The prompt's last tokens, as far as the text depends on them."""
+        return () if self._stream is None else self._stream.context
+
+    @cached_property
+    def token_texts(self) -> TokenTexts | None:
+        """Texts of single tokens; None without a tokenizer."""
+        return None if self._tokenizer is None else TokenTexts(self._tokenizer)
 
     @property
     def text(self) -> str:
@@ -95,22 +99,14 @@ class Detokenizer:
 
     def _add(self, token: int, accepted: bool) -> bool:
         """Return whether the token brings any text."""
-        if self._tokenizer is None:
+        if self._stream is None:
             return False
-        self._pending.append(token)
         self._last_accepted = accepted
-        try:
-            piece = self._stream.step(self._tokenizer, token)
-        except Exception:  # tokenizers raises no other
-            # After invalid bytes a byte-fallback decoder writes the valid bytes before them differently too, and the
-            # stream refuses that. Their text is out already: start a new stream behind it.
-            self._stream = DecodeStream(skip_special_tokens=self._skip_special)
-            piece = "".join(self._stream.step(self._tokenizer, one) or "" for one in self._pending)
+        piece = self._stream.step(token)
         if piece and self._last_token in self._added:
             piece = self._added.get(token, piece)
         self._last_token = token
         if piece:
-            self._recent, self._pending = self._pending, []
             self._give(piece, accepted)
         return bool(piece)
 
@@ -120,16 +116,7 @@ class Detokenizer:
 
     def _finish(self) -> None:
         """Detokenize the tokens held back for an incomplete last character, and leave out only that character."""
-        if self._tokenizer is None or not self._pending or self.matched is not None:
-            return
-        decode = self._tokenizer.decode
-        before = decode(self._recent, skip_special_tokens=self._skip_special)
-        after = decode(self._recent + self._pending, skip_special_tokens=self._skip_special)
-        rest = after[len(before) :] if after.startswith(before) else ""
-        # A byte-fallback decoder writes one replacement character for each byte of it.
-        by_byte = self._tokenizer.token_to_id("<0x00>") is not None
-        rest = rest.rstrip(REPLACEMENT) if by_byte else rest.removesuffix(REPLACEMENT)
-        self._pending.clear()
+        rest = "" if self._stream is None or self.matched is not None else self._stream.end()
         if rest:
             old = len(self._text)
             self._give(rest, self._last_accepted)

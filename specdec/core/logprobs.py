@@ -8,6 +8,8 @@ from torch import Tensor
 from specdec.core.choices import ChoiceTree
 from specdec.core.outputs import Logprob, LogprobsMode
 from specdec.core.request import Request
+from specdec.core.text_stream import REPLACEMENT
+from specdec.core.token_texts import TokenTexts
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.tree import DraftTree
 from specdec.kernels.types import Acceptance
@@ -66,8 +68,18 @@ def choice_logprobs(tree: ChoiceTree, logits: Tensor) -> list[float]:
 
 def _named(request: Request, rows: list[dict[int, Logprob]]) -> list[dict[int, Logprob]]:
     """Add the text of each token."""
-    name = request.detokenizer.token_text
-    return [{token: entry._replace(decoded_token=name(token)) for token, entry in row.items()} for row in rows]
+    texts = request.detokenizer.token_texts
+    if texts is None:
+        return rows
+    return [{token: with_text(entry, token, texts) for token, entry in row.items()} for row in rows]
+
+
+def with_text(entry: Logprob, token: int, texts: TokenTexts) -> Logprob:
+    """Add a token's text, and its bytes where it is not whole characters."""
+    text = texts.text(token)
+    # Asked of every entry of every token.
+    part = texts.part_bytes(token) if REPLACEMENT in text else None
+    return entry._replace(decoded_token=text, part_bytes=part)
 
 
 def _log_softmax(logits: Tensor) -> Tensor:

@@ -17,12 +17,14 @@ class Logprob(NamedTuple):
     Attributes:
         logprob: natural logarithm of its probability.
         rank: number of tokens that are at least as probable; 1 for the most probable.
-        decoded_token: the token's text, None without a tokenizer.
+        decoded_token: the token's text inside of a text; None without a tokenizer.
+        part_bytes: bytes of a token that is not whole characters; None for another.
     """
 
     logprob: float
     rank: int
     decoded_token: str | None = None
+    part_bytes: bytes | None = None
 
 
 @dataclass
@@ -107,6 +109,7 @@ class TreeTrace(NamedTuple):
         probs: of each node, the target's probability of its token after its parent, all sampling parameters applied;
             at temperature 0 that of the model's own distribution after the logit edits.
         seconds: time of the step, from its first work to its tokens, shared with all requests of the step.
+        context: of the output's first step, the prompt's last tokens, as far as the output's text depends on them.
     """
 
     root: int
@@ -117,6 +120,7 @@ class TreeTrace(NamedTuple):
     values: tuple[float | None, ...] = ()
     probs: tuple[float, ...] = ()
     seconds: float = 0.0
+    context: tuple[int, ...] = ()
 
 
 class Step(NamedTuple):

@@ -1,13 +1,15 @@
 """Traced steps with their texts: the form of the HTTP API, of trace files and of the viewer."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
-from specdec.core.detokenizer import REPLACEMENT, Detokenizer
+from specdec.core.detokenizer import Detokenizer
 from specdec.core.outputs import CompletionOutput, TreeTrace
 from specdec.core.sampling_params import SamplingParams
+from specdec.core.token_texts import TokenTexts
 
 
 @dataclass(frozen=True)
@@ -15,8 +17,8 @@ class TokenReport:
     """A token.
 
     Attributes:
-        text: the token decoded alone, or its name in the vocabulary where it is no whole character; None without a
-            tokenizer.
+        text: the token's text inside of a text, or its name in the vocabulary where it is no whole character; None
+            without a tokenizer.
         accepted: whether it was an accepted draft token.
     """
 
@@ -83,10 +85,20 @@ class StepReporter:
 
     def __init__(self, tokenizer: Tokenizer | None, params: SamplingParams) -> None:
         self._tokenizer, self._params = tokenizer, params
-        self._detokenizer = Detokenizer(
-            tokenizer, params.stop_strings, params.include_stop_str_in_output, params.skip_special_tokens
-        )
+        self._texts = None if tokenizer is None else TokenTexts(tokenizer)
+        self._detokenizer = self._new_detokenizer(())
         self._num_reported = self._num_tokens = 0
+
+    def _new_detokenizer(self, prompt: Sequence[int]) -> Detokenizer:
+        params = self._params
+        return Detokenizer(
+            self._tokenizer,
+            params.stop_strings,
+            params.include_stop_str_in_output,
+            params.skip_special_tokens,
+            params.spaces_between_special_tokens,
+            prompt,
+        )
 
     def new_steps(self, output: CompletionOutput) -> list[StepReport]:
         """Return the steps since the last call.
@@ -99,6 +111,8 @@ class StepReporter:
 
     def _report(self, step: TreeTrace, output: CompletionOutput) -> StepReport:
         path = set(step.path)
+        if step.context:
+            self._detokenizer = self._new_detokenizer(step.context)
         columns = zip(step.tokens, step.parents, step.values, step.probs, strict=True)
         return StepReport(
             seconds=step.seconds,
@@ -127,13 +141,7 @@ class StepReporter:
         return TokenReport(token, self._text(token), accepted)
 
     def _text(self, token: int) -> str | None:
-        return None if self._tokenizer is None else token_name(self._tokenizer, token)
-
-
-def token_name(tokenizer: Tokenizer, token: int) -> str:
-    """Return a token decoded alone, or its name in the vocabulary where it is no whole character."""
-    text = str(tokenizer.decode([token], skip_special_tokens=False))
-    return text if text and REPLACEMENT not in text else tokenizer.id_to_token(token) or f"[{token}]"
+        return None if self._texts is None else self._texts.name(token)
 
 
 def _finite(value: float | None) -> float | None:

@@ -246,6 +246,7 @@ class RequestMaker:
                     params.include_stop_str_in_output,
                     params.skip_special_tokens,
                     params.spaces_between_special_tokens,
+                    tokens,
                 ),
                 priority=int(priority),
                 cache_salt=self._salt(cache_salt, adapter),

@@ -48,6 +48,7 @@ def trace_of(request: Request, tree: DraftTree, result: RowResult, seconds: floa
         values=_values(tree),
         probs=result.node_probs,
         seconds=seconds,
+        context=tuple(request.detokenizer.context) if known == request.num_prompt else (),
     )
 
 

@@ -10,6 +10,8 @@ from jinja2 import TemplateError
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import PreTrainedTokenizerBase
 
+from specdec.core.text_stream import REPLACEMENT, TextStream
+from specdec.core.token_texts import TokenTexts
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, first_line, read_object
 from specdec.models.checkpoint import has_tokenizer
 from specdec.models.gguf_file import is_gguf
@@ -75,6 +77,11 @@ class Tokenizer:
     def pretrained(self) -> PreTrainedTokenizerBase:
         """A copy of the tokenizer as transformers has it; calls of it may change its truncation and padding."""
         return deepcopy(self._hf)
+
+    @cached_property
+    def token_texts(self) -> TokenTexts:
+        """Texts of single tokens."""
+        return TokenTexts(self.backend)
 
     @property
     def has_chat_template(self) -> bool:
@@ -154,6 +161,14 @@ class Tokenizer:
             if token not in special:
                 texts[token] = text
         return TokenizerInfo.from_vocab_and_metadata(texts, kind.dump_metadata())
+
+    def text_before(self, token_ids: Sequence[int]) -> str:
+        """Return the text of tokens without the incomplete character that they may end with."""
+        text = str(self.backend.decode(list(token_ids), skip_special_tokens=True))
+        if not text.endswith(REPLACEMENT):
+            return text
+        stream = TextStream(self.backend)
+        return "".join([*map(stream.step, token_ids), stream.end()])
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self._hf.decode(list(token_ids), skip_special_tokens=True))

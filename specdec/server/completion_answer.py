@@ -11,10 +11,11 @@ from specdec.core.sampling_params import SamplingParams
 from specdec.core.step_report import StepReporter
 from specdec.server.completion_request import CompletionRequest
 from specdec.server.connection import DONE, event
-from specdec.server.logprob_replies import Entries, completion_logprobs, prompt_logprobs
+from specdec.server.logprob_replies import Entries, add_completion_logprobs, prompt_logprobs
 from specdec.server.replies import Completion, CompletionChoice, CompletionLogprobs, Usage, now
 from specdec.server.service import Service
 from specdec.server.speculation_replies import meta_info
+from specdec.server.token_places import TokenPlaces
 
 
 @dataclass
@@ -24,13 +25,13 @@ class _Sent:
     Attributes:
         steps: reports the steps that are not sent yet.
         tokens: generated tokens whose log-probabilities are sent.
-        offset: length of the texts of all tokens whose log-probabilities are sent.
+        places: finds the texts of the tokens whose log-probabilities are sent.
         has_begun, has_ended: whether its first and its last part are sent.
     """
 
     steps: StepReporter
+    places: TokenPlaces
     tokens: int = 0
-    offset: int = 0
     has_begun: bool = False
     has_ended: bool = False
 
@@ -55,7 +56,11 @@ class CompletionAnswer:
         self._id, self._service, self._body = answer_id, service, body
         self._texts, self._prompts, self._params = texts, prompts, params
         self._created = now()
-        self._sent = [_Sent(service.step_reporter(params)) for _ in range(params.n * len(prompts))]
+        self._sent = [
+            _Sent(service.step_reporter(params), service.token_places(() if body.echo else prompt, params))
+            for prompt in prompts
+            for _ in range(params.n)
+        ]
 
     def whole(self, states: Sequence[RequestOutput]) -> Completion:
         """Return the answer made of the prompts' last states."""
@@ -116,21 +121,25 @@ class CompletionAnswer:
         """
         body, number = self._body, prompt * self._params.n + output.index
         sent, begins = self._sent[number], not self._sent[number].has_begun
-        tokens, rows = list[int](), list[Entries | None]()
+        logprobs, count = CompletionLogprobs(), body.logprobs or 0
         choice = CompletionChoice(number, text, None, output.finish_reason, output.stop_reason)
         if begins and body.echo:
-            choice.text = self._prompt_text(prompt) + text
-            tokens, rows = list(self._prompts[prompt]), list(state.prompt_logprobs or ())
+            before = self._prompt_text(prompt)
+            choice.text = before + text
+            if body.logprobs is not None:
+                rows: Sequence[Entries | None] = state.prompt_logprobs or ()
+                add_completion_logprobs(logprobs, self._prompts[prompt], rows, count, sent.places)
+                # Special tokens that the text holds as such are left out of the text of tokens.
+                sent.places.offset = len(before)
         if begins and body.prompt_logprobs is not None and state.prompt_logprobs is not None:
             choice.prompt_logprobs = prompt_logprobs(state.prompt_logprobs)
         if body.only_echoes:
             choice.text = self._prompt_text(prompt) if begins else ""
             choice.finish_reason, choice.stop_reason = output.finish_reason and "length", None
         elif output.logprobs is not None:
-            tokens += output.token_ids[sent.tokens :]
-            rows += output.logprobs[sent.tokens :]
-        if body.logprobs is not None and tokens:
-            choice.logprobs = self._logprobs(sent, tokens, rows)
+            tokens, rows = output.token_ids[sent.tokens :], output.logprobs[sent.tokens :]
+            add_completion_logprobs(logprobs, tokens, rows, count, sent.places)
+        choice.logprobs = logprobs if logprobs.tokens else None
         if body.return_token_ids:
             choice.token_ids = output.token_ids[sent.tokens :]
             choice.prompt_token_ids = self._prompts[prompt] if begins else UNSET
@@ -141,11 +150,6 @@ class CompletionAnswer:
         sent.has_ended = output.finish_reason is not None
         return choice
 
-    def _logprobs(self, sent: _Sent, tokens: list[int], rows: list[Entries | None]) -> CompletionLogprobs:
-        reply = completion_logprobs(tokens, rows, self._body.logprobs or 0, sent.offset, self._service.token_text)
-        sent.offset += sum(map(len, reply.tokens))
-        return reply
-
     def _prompt_text(self, prompt: int) -> str:
         text = self._texts[prompt]
-        return self._service.tokenizer.decode(self._prompts[prompt]) if text is None else text
+        return self._service.tokenizer.text_before(self._prompts[prompt]) if text is None else text

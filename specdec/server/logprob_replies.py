@@ -1,9 +1,10 @@
 """Log-probabilities of outputs, in the two forms of OpenAI's API."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from specdec.core.outputs import Logprob
 from specdec.server.replies import ChatLogprobs, CompletionLogprobs, PromptLogprob, TokenLogprob, TopLogprob
+from specdec.server.token_places import TokenPlaces, token_name
 
 # JSON has no infinity. vLLM's value.
 LEAST = -9999.0
@@ -11,39 +12,32 @@ LEAST = -9999.0
 Entries = Mapping[int, Logprob]
 
 
-def completion_logprobs(
-    tokens: Sequence[int], rows: Sequence[Entries | None], count: int, offset: int, decode: Callable[[int], str]
-) -> CompletionLogprobs:
-    """Return the form of `/v1/completions`.
+def add_completion_logprobs(
+    reply: CompletionLogprobs, tokens: Sequence[int], rows: Sequence[Entries | None], count: int, places: TokenPlaces
+) -> None:
+    """Add tokens in the form of `/v1/completions`.
 
     Args:
         rows: per token, its own entry and those of the most probable tokens; None for a prompt's first token.
         count: number of the most probable tokens to show.
-        offset: where the first token's text begins.
-        decode: names a token that has no entry.
+        places: finds where each token's text begins.
     """
-    reply = CompletionLogprobs()
     for token, row in zip(tokens, rows, strict=True):
-        text = _text(token, row[token]) if row is not None else decode(token)
-        reply.tokens.append(text)
-        reply.text_offset.append(offset)
+        place = places.next(token, None if row is None else row[token])
+        reply.tokens.append(place.name)
+        reply.text_offset.append(place.offset)
         reply.token_logprobs.append(None if row is None else _value(row[token]))
-        reply.top_logprobs.append(None if row is None else _most_probable(row, token, count))
-        offset += len(text)
-    return reply
+        reply.top_logprobs.append(None if row is None else _most_probable(row, token, place.name, count))
 
 
 def chat_logprobs(tokens: Sequence[int], rows: Sequence[Entries], count: int) -> ChatLogprobs:
     """Return the form of `/v1/chat/completions`, with the `count` most probable tokens of each place."""
     content = []
     for token, row in zip(tokens, rows, strict=True):
-        own, text = row[token], _text(token, row[token])
+        own = row[token]
         best = sorted(row.items(), key=lambda item: (item[1].rank, item[0] != token))[:count]
-        others = [
-            TopLogprob(name, _value(entry), list(name.encode()))
-            for name, entry in ((_text(other, entry), entry) for other, entry in best)
-        ]
-        content.append(TokenLogprob(text, _value(own), list(text.encode()), others))
+        others = [TopLogprob(_text(other, entry), _value(entry), _bytes(other, entry)) for other, entry in best]
+        content.append(TokenLogprob(_text(token, own), _value(own), _bytes(token, own), others))
     return ChatLogprobs(content)
 
 
@@ -57,10 +51,21 @@ def prompt_logprobs(rows: Sequence[Entries | None]) -> list[dict[int, PromptLogp
     ]
 
 
-def _most_probable(row: Entries, token: int, count: int) -> dict[str, float]:
-    """Return the tokens of the first `count` ranks, and the token itself, as vLLM does."""
-    shown = {other: entry for other, entry in row.items() if entry.rank <= count or other == token}
-    return {_text(other, entry): _value(entry) for other, entry in shown.items()}
+def _most_probable(row: Entries, token: int, name: str, count: int) -> dict[str, float]:
+    """Return the tokens of the first `count` ranks, and the token itself, as vLLM does.
+
+    Of several tokens of one text all but one go by their ids.
+    """
+    found = {name: _value(row[token])}
+    for other, entry in row.items():
+        if entry.rank <= count and other != token:
+            text = token_name(other, entry)
+            found[f"token_id:{other}" if text in found else text] = _value(entry)
+    return found
+
+
+def _bytes(token: int, entry: Logprob) -> list[int]:
+    return list(_text(token, entry).encode() if entry.part_bytes is None else entry.part_bytes)
 
 
 def _value(entry: Logprob) -> float:

@@ -30,6 +30,7 @@ from specdec.server.sampling_fields import SamplingFields
 from specdec.server.scoring_request import ScoringRequest
 from specdec.server.server_settings import ServerSettings
 from specdec.server.speculation_replies import RequestMetrics, SglExt, request_metrics, sglext
+from specdec.server.token_places import TokenPlaces
 from specdec.server.tool_parsers import ToolParser, parser_for
 from specdec.server.traces import traces_to
 
@@ -93,13 +94,13 @@ class Service:
             message = 'tool_choice "auto" needs --enable-auto-tool-choice at the server; send "none"'
             raise ApiError(400, message, param="tool_choice")
 
-    def token_text(self, token: int) -> str:
-        """Return a token decoded alone."""
-        return str(self.tokenizer.backend.decode([token], skip_special_tokens=False))
-
     def step_reporter(self, params: SamplingParams) -> StepReporter:
         """Return what reports the steps of one output."""
         return StepReporter(self.llm.tokenizer.backend if self.llm.tokenizer else None, params)
+
+    def token_places(self, context: Sequence[int], params: SamplingParams) -> TokenPlaces:
+        """Return what finds the places of tokens after those of the context."""
+        return TokenPlaces(self.llm.tokenizer, context, params.skip_special_tokens)
 
     def accept(self, body: RequestModel, model: str | None) -> None:
         """Check the name of the model or of an adapter, and report fields that the API does not have.

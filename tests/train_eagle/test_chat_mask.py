@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 
 from specdec.train_eagle.chat_mask import BadConversation, ChatMask, Message, Sample, preview
+from tests.specdec.metaspace_llama import TOKENIZER, ids
 
 CHATML = (
     "{{ bos_token }}{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' }}{% if m['role'] == 'assistant' %}"
@@ -303,3 +304,10 @@ def test_preview_marks_what_is_trained() -> None:
     assert plain.getvalue() == "── 15 tokens, 13% trained ──\nu:x[b]<e>a:[[y<e>]]u:z<e>\n"
     preview(Console(file=terminal, force_terminal=True, color_system="standard"), tokenizer, [sample])
     assert "\x1b[2mu:x[b]<e>a:\x1b[0m\x1b[32my<e>\x1b[0m\x1b[2mu:z<e>\x1b[0m" in terminal.getvalue()
+
+
+def test_preview_keeps_the_space_where_training_begins() -> None:
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=TOKENIZER)
+    file = io.StringIO()
+    preview(Console(file=file), tokenizer, [Sample(ids("▁hello", "▁world", "</s>"), [False, True, True])])
+    assert "hello[[ world</s>]]" in file.getvalue()

@@ -5,19 +5,11 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models
 
-from specdec.core.detokenizer import REPLACEMENT, Detokenizer
-
-ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
-
-
-def byte_tokenizer() -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(ALPHABET)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer
-
+from specdec.core.detokenizer import Detokenizer
+from specdec.core.text_stream import REPLACEMENT
+from tests.specdec.core.byte_level import ALPHABET, BYTES, MERGED, PIECES, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 # Of letters, with one special token behind them, whose id this is.
@@ -101,30 +93,6 @@ def run(tokenizer: Tokenizer, tokens: list[int], stop: Sequence[str] = (), asks:
     assert shown == detokenizer.text
     assert detokenizer.segments(final=True) == []
     return shown
-
-
-def spelled(piece: bytes) -> str:
-    """Bytes in the alphabet of byte-level tokenizers."""
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    return "".join(chr(byte if byte in plain else 256 + sum(b not in plain for b in range(byte))) for byte in piece)
-
-
-def merged_tokenizer() -> Tokenizer:
-    """Return a tokenizer of bytes, and of pieces that begin or end inside a character, as in large vocabularies."""
-    pieces = [" caf\xc3", "ab\xf0\x9f", "\xa9x", "\x98\x80!", "\xff", "\xe2\x82", "\xacz\xe2", "ab"]
-    vocab = {c: i for i, c in enumerate(ALPHABET)}
-    for piece in pieces:
-        vocab.setdefault(spelled(piece.encode("latin-1")), len(vocab))
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<end>"])
-    return tokenizer
-
-
-MERGED = merged_tokenizer()
-# Bytes of characters and of none, letters, pieces, and the special token.
-BYTES = [MERGED.token_to_id(c) for c in ALPHABET]
-PIECES = list(range(len(ALPHABET), MERGED.get_vocab_size()))
 
 
 @given(st.lists(st.sampled_from(BYTES) | st.sampled_from(PIECES), max_size=40), st.booleans())
@@ -242,15 +210,12 @@ def test_a_stop_string_in_a_special_token(skip: bool, stopped: bool, text: str) 
     assert detokenizer.text == text
 
 
-@pytest.mark.parametrize("skip", [True, False])
-def test_text_of_a_token_alone(skip: bool) -> None:
-    """Whatever has been said before, and of special tokens too."""
-    detokenizer = Detokenizer(WITH_END, ["b"], skip_special=skip)
+def test_texts_of_single_tokens() -> None:
+    """Of special tokens too."""
+    texts = Detokenizer(WITH_END, ["b"]).token_texts
+    assert texts is not None
     a, b = WITH_END.encode("ab").ids
-    for _ in range(2):
-        assert [detokenizer.token_text(token) for token in (a, b, END)] == ["a", "b", "<end>"]
-        # The first of two bytes.
-        assert detokenizer.token_text(WITH_END.encode("é").ids[0]) == "\N{REPLACEMENT CHARACTER}"
-        assert detokenizer.push(a, True) is False
-    assert detokenizer.text == "aa"
-    assert Detokenizer(None, ()).token_text(a) is None
+    # The last is the first of two bytes.
+    tokens = [a, b, END, WITH_END.encode("é").ids[0]]
+    assert [texts.text(token) for token in tokens] == ["a", "b", "<end>", "\N{REPLACEMENT CHARACTER}"]
+    assert Detokenizer(None, ()).token_texts is None

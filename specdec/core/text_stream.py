@@ -1,0 +1,105 @@
+"""Text of tokens that come one by one, after the tokens of a prompt."""
+
+from collections.abc import Collection, Sequence
+
+from tokenizers import Tokenizer
+
+# What decoders write for bytes that are no character.
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+# Tokens of the prompt that are decoded first; more where these have no text.
+_FEWEST = 8
+# A character of UTF-8 has four bytes at most, so three tokens can hold the beginning of one.
+_MOST_INCOMPLETE = 3
+
+
+class TextStream:
+    """Text of tokens in the order in which they come. It splits no character.
+
+    Decoders treat the beginning of a text in another way than its middle: those of SentencePiece's kind drop the first
+    space. So the prompt's last tokens are decoded along, and their text is left out. A character that the prompt begins
+    and the output completes belongs to the output.
+
+    Args:
+        context: the tokens before the first.
+        skip_special: leave special tokens out.
+        kept: special tokens that are not left out.
+
+    Attributes:
+        context: the last tokens of it, as many as the text depends on.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        context: Sequence[int] = (),
+        skip_special: bool = True,
+        kept: Collection[int] = (),
+    ) -> None:
+        self._tokenizer, self._skip_special = tokenizer, skip_special
+        self._skipped: frozenset[int] = frozenset()
+        if skip_special and kept:
+            added = tokenizer.get_added_tokens_decoder()
+            self._skipped = frozenset(token for token, one in added.items() if one.special and token not in kept)
+            self._skip_special = False
+        # Tokens that are text already, and the tokens after them, which are not yet.
+        self._known: list[int] = []
+        self._pending: list[int] = []
+        # Texts of the known tokens, of which the next text begins with one; the first that it does counts.
+        self._prefixes: tuple[str, ...] = ("",)
+        self.context: list[int] = []
+        if context:
+            self._begin_after(context)
+
+    def _begin_after(self, tokens: Sequence[int]) -> None:
+        size = _FEWEST
+        text = self._decode(tokens[-size:])
+        # A text that begins inside of a character may be another one from its beginning on.
+        while size < len(tokens) and (not text or text.startswith(REPLACEMENT)):
+            size *= 4
+            text = self._decode(tokens[-size:])
+        self.context = self._known = list(tokens[-size:])
+        self._prefixes = (text,)
+        for count in range(1, _MOST_INCOMPLETE + 1) if text.endswith(REPLACEMENT) else ():
+            before = self._decode(self.context[:-count])
+            if not before.endswith(REPLACEMENT):
+                self._known, self._pending = self.context[:-count], self.context[-count:]
+                complete = text.rstrip(REPLACEMENT) if text.startswith(before) else before
+                self._prefixes = (text, complete)
+                return
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        if self._skipped:
+            tokens = [token for token in tokens if token not in self._skipped]
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=self._skip_special))
+
+    def step(self, token: int) -> str:
+        """Return the text that a token brings; none while its last character is incomplete."""
+        self._pending.append(token)
+        text = self._decode(self._known + self._pending)
+        if text.endswith(REPLACEMENT):
+            return ""
+        piece = self._behind_known(text)
+        if piece is None:
+            # After invalid bytes a byte-fallback decoder writes the valid bytes before them differently too. Their text
+            # is out already: go on behind it.
+            piece = self._decode(self._pending)
+        if piece:
+            self._known, self._pending = self._pending, []
+            self._prefixes = (self._decode(self._known),)
+        return piece
+
+    def _behind_known(self, text: str) -> str | None:
+        """Return the text behind that of the known tokens; None if it does not begin with it."""
+        for prefix in self._prefixes:
+            if text.startswith(prefix):
+                return text[len(prefix) :]
+        return None
+
+    def end(self) -> str:
+        """Return the text of the tokens held back for an incomplete last character, without that character."""
+        text = self._decode(self._known + self._pending) if self._pending else ""
+        self._pending = []
+        rest = self._behind_known(text) or ""
+        # A byte-fallback decoder writes one replacement character for each byte of it.
+        by_byte = self._tokenizer.token_to_id("<0x00>") is not None
+        return rest.rstrip(REPLACEMENT) if by_byte else rest.removesuffix(REPLACEMENT)
