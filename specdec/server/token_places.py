@@ -1,6 +1,7 @@
 """Names of the tokens of a completion, and where in its text each begins."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 from specdec.core.logprobs import with_text
@@ -34,9 +35,16 @@ class TokenPlaces:
     """
 
     def __init__(self, tokenizer: Tokenizer | None, context: Sequence[int], skip_special: bool) -> None:
+        self._tokenizer, self._context, self._skip_special = tokenizer, context, skip_special
         self._texts = None if tokenizer is None else tokenizer.token_texts
-        self._stream = None if tokenizer is None else TextStream(tokenizer.backend, context, skip_special)
         self.offset = 0
+
+    @cached_property
+    def _stream(self) -> TextStream | None:
+        # Made with the first token: a prompt is checked by the engine, later than answers are prepared.
+        if self._tokenizer is None:
+            return None
+        return TextStream(self._tokenizer.backend, self._context, self._skip_special)
 
     def next(self, token: int, entry: Logprob | None) -> TokenPlace:
         """Add a token; return its place.
