@@ -1,13 +1,16 @@
 """Incremental detokenization and the search for stop strings."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 
 from tokenizers import Tokenizer
 
 from specdec.core.outputs import Segment
+from specdec.core.stop_strings import StopMatch, StopSearch, stop_tokens
 from specdec.core.text_stream import TextStream
 from specdec.core.token_texts import TokenTexts
+
+_NONE: Mapping[int, str] = {}
 
 
 class Detokenizer:
@@ -18,11 +21,14 @@ class Detokenizer:
 
     Args:
         tokenizer: None for requests of token ids without text.
-        stop: strings before which the text ends. The search begins behind the prompt.
+        stop: strings before which the text ends. The search begins behind the prompt. They may hold special tokens,
+            also where these are no part of the text.
         include_stop: whether the text ends behind them instead.
         skip_special: leave special tokens out.
         spaced_special: keep the spaces between special tokens that are not left out.
         prompt: the tokens before the output, whose text goes on in the output's.
+        kept_special: special tokens that are not left out.
+        special_stops: the special tokens in stop strings, see `special_in_stops`.
     """
 
     def __init__(
@@ -33,6 +39,8 @@ class Detokenizer:
         skip_special: bool = True,
         spaced_special: bool = True,
         prompt: Sequence[int] = (),
+        kept_special: Collection[int] = (),
+        special_stops: Mapping[int, str] = _NONE,
     ) -> None:
         self._tokenizer, self._include_stop = tokenizer, include_stop
         # Tokens whose text is written as it is if it follows one of them.
@@ -40,9 +48,14 @@ class Detokenizer:
         if tokenizer is not None and not (skip_special or spaced_special):
             self._added = {token: added.content for token, added in tokenizer.get_added_tokens_decoder().items()}
         self._last_token: int | None = None
-        self._stream = None if tokenizer is None else TextStream(tokenizer, prompt, skip_special)
-        self._stop = tuple(stop)
+        self._stream = None if tokenizer is None else TextStream(tokenizer, prompt, skip_special, kept_special)
+        self._search = StopSearch(stop) if stop else None
+        # Special tokens that are searched and no part of the text.
+        self._hidden = {
+            token: text for token, text in special_stops.items() if skip_special and token not in kept_special
+        }
         self._may_stop = True
+        self._stop_tokens = stop_tokens(special_stops, stop)
         self._last_accepted = False
         self._waiting: list[tuple[int, bool]] = []
         self._held: list[Segment] = []
@@ -77,38 +90,44 @@ class Detokenizer:
         Args:
             may_stop: whether a stop string that ends in this token's text ends the output.
         """
-        if not self._stop:
+        if self._search is None:
             self._waiting.append((token, accepted))
             return False
         self._may_stop = may_stop
-        old = len(self._text)
-        return self._add(token, accepted) and self._cut_at_stop(old)
-
-    def _cut_at_stop(self, old: int) -> bool:
-        """End the text at the first stop string that ends beyond its first `old` characters; return if there is one."""
-        # It begins at most its own length before those.
-        found = [(at, stop) for stop in self._stop if (at := self._text.find(stop, max(0, old - len(stop) + 1))) >= 0]
-        if not (found and self._may_stop):
+        match = self._add(token, accepted)
+        if match is None or not may_stop:
             return False
-        at, self.matched = min(found, key=lambda match: match[0])
-        if self._include_stop:
-            at += len(self.matched)
-        self._held, _ = self._split_held(len(self._text) - at)
-        self._text = self._text[:at]
+        self._cut(match)
         return True
 
-    def _add(self, token: int, accepted: bool) -> bool:
-        """Return whether the token brings any text."""
+    def is_stop(self, token: int) -> bool:
+        """Return whether a token is a special one that is a stop string."""
+        return token in self._stop_tokens
+
+    def _cut(self, match: StopMatch) -> None:
+        """End the text at a stop string."""
+        self.matched = match.stop
+        count = match.from_end if self._include_stop and match.is_shown else match.from_begin
+        self._held, _ = self._split_held(count)
+        self._text = self._text[: len(self._text) - count]
+        if self._include_stop and not match.is_shown:
+            self._give(match.stop, self._last_accepted)
+
+    def _add(self, token: int, accepted: bool) -> StopMatch | None:
+        """Add a token's text; return the stop string that ends in it."""
         if self._stream is None:
-            return False
+            return None
         self._last_accepted = accepted
         piece = self._stream.step(token)
         if piece and self._last_token in self._added:
             piece = self._added.get(token, piece)
         self._last_token = token
-        if piece:
-            self._give(piece, accepted)
-        return bool(piece)
+        if self._search is not None and token in self._hidden:
+            return self._search.add(self._hidden[token], is_shown=False)
+        if not piece:
+            return None
+        self._give(piece, accepted)
+        return None if self._search is None else self._search.add(piece)
 
     def _give(self, piece: str, accepted: bool) -> None:
         self._text += piece
@@ -118,16 +137,17 @@ class Detokenizer:
         """Detokenize the tokens held back for an incomplete last character, and leave out only that character."""
         rest = "" if self._stream is None or self.matched is not None else self._stream.end()
         if rest:
-            old = len(self._text)
             self._give(rest, self._last_accepted)
-            self._cut_at_stop(old)
+            match = None if self._search is None else self._search.add(rest)
+            if match is not None and self._may_stop:
+                self._cut(match)
 
     def segments(self, final: bool) -> list[Segment]:
         """Return the text that is new and final; at the end of the output, all new text."""
         self.settle()
         if final:
             self._finish()
-        keep = 0 if final else self._partial_match()
+        keep = 0 if final or self._search is None else self._search.num_held()
         ready, self._held = self._split_held(keep)
         return ready
 
@@ -135,14 +155,6 @@ class Detokenizer:
     def held(self) -> str:
         """Text that `segments` has not returned yet, because a stop string may begin in it."""
         return "".join(segment.text for segment in self._held)
-
-    def _partial_match(self) -> int:
-        """Return the length of the longest end of the text that begins a stop string."""
-        most = max((len(stop) for stop in self._stop), default=1) - 1
-        for size in range(min(most, len(self._text)), 0, -1):
-            if any(stop.startswith(self._text[-size:]) for stop in self._stop):
-                return size
-        return 0
 
     def _split_held(self, count: int) -> tuple[list[Segment], list[Segment]]:
         """Split the held segments before their last `count` characters."""

@@ -226,7 +226,10 @@ class Request:
         if token in self.end_tokens:
             self.finish_reason = "stop"
             self.stop_reason = token if token in (self.params.stop_token_ids or ()) else None
-            if self.params.include_stop_str_in_output:
+            if self.detokenizer.is_stop(token):
+                if self.detokenizer.push(token, accepted):
+                    self.stop_reason = self.detokenizer.matched
+            elif self.params.include_stop_str_in_output:
                 self.detokenizer.push(token, accepted, may_stop=False)
         elif self.detokenizer.push(token, accepted, may_stop=self.num_output > self.params.min_tokens):
             self.finish_reason, self.stop_reason = "stop", self.detokenizer.matched

@@ -81,7 +81,9 @@ class SamplingParams:
     min_tokens: int = setting(
         0, "Tokens before which no end token or stop string ends the output.", least=0, wanted="0 or more"
     )
-    stop: str | Sequence[str] | None = setting(None, "End the text before this; repeatable.", metavar="TEXT")
+    stop: str | Sequence[str] | None = setting(
+        None, "End the text before this; repeatable. May hold special tokens.", metavar="TEXT"
+    )
     stop_token_ids: Sequence[int] | None = setting(
         None, "Tokens after which the output ends, besides the model's own end tokens.", flags=""
     )
@@ -96,6 +98,9 @@ class SamplingParams:
         None, "The same per prompt token, before any parameter is applied.", **_SCORED
     )
     skip_special_tokens: bool = setting(True, "Leave special tokens out of the text.", flags="")
+    kept_special_tokens: Sequence[int] | None = setting(
+        None, "Special tokens that `skip_special_tokens` keeps in the text, such as tags of tool calls.", flags=""
+    )
     spaces_between_special_tokens: bool = setting(
         True, "Keep the spaces that a tokenizer writes between special tokens, where those are not left out.", flags=""
     )
@@ -169,7 +174,7 @@ class SamplingParams:
             raise ValueError("stop holds an empty string; leave it out or give at least one character")
         if isinstance(self.bad_words, str) or any(not word.strip() for word in self.bad_words):
             raise ValueError(f"bad_words is {self.bad_words!r}; it must be a list of words that are not empty")
-        for name in ("allowed_token_ids", "stop_token_ids"):
+        for name in ("allowed_token_ids", "stop_token_ids", "kept_special_tokens"):
             self._set(name, self._token_ids(name))
         if isinstance(self.prediction, str):
             check_text("prediction", self.prediction)
@@ -245,7 +250,7 @@ class SamplingParams:
         Raises:
             ValueError: the parameter, the value and the range.
         """
-        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids", "prediction"):
+        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids", "kept_special_tokens", "prediction"):
             given = getattr(self, name)
             for token in () if given is None or isinstance(given, str) else given:
                 if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= int(token) < vocab_size:

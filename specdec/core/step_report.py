@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 from specdec.core.detokenizer import Detokenizer
 from specdec.core.outputs import CompletionOutput, TreeTrace
 from specdec.core.sampling_params import SamplingParams
+from specdec.core.stop_strings import special_in_stops
 from specdec.core.token_texts import TokenTexts
 
 
@@ -98,6 +99,8 @@ class StepReporter:
             params.skip_special_tokens,
             params.spaces_between_special_tokens,
             prompt,
+            params.kept_special_tokens or (),
+            {} if self._tokenizer is None else special_in_stops(self._tokenizer, params.stop_strings),
         )
 
     def new_steps(self, output: CompletionOutput) -> list[StepReport]:

@@ -18,6 +18,7 @@ from specdec.core.detokenizer import Detokenizer
 from specdec.core.lora_request import LoadedAdapter
 from specdec.core.request import Request, RequestGroup
 from specdec.core.sampling_params import SamplingParams
+from specdec.core.stop_strings import special_in_stops, stop_tokens
 from specdec.draft_heads.drafting.chains import ChainRates, ChainSource
 from specdec.draft_heads.drafting.ngram_chains import NGramChains
 from specdec.draft_heads.drafting.predicted_text import PredictedText
@@ -222,6 +223,8 @@ class RequestMaker:
             longest = min(longest, len(tokens) + params.max_tokens)
         ends = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else self.end_tokens)
         backend = self.tokenizer.backend if self.tokenizer and params.detokenize else None
+        special_stops = special_in_stops(backend, params.stop_strings) if backend is not None else {}
+        ends |= stop_tokens(special_stops, params.stop_strings)
         seed = self._new_seed() if params.seed is None else params.seed
         group_id = str(next(self._ids))
         cached_samples: dict[Request, None] = {}
@@ -247,6 +250,8 @@ class RequestMaker:
                     params.skip_special_tokens,
                     params.spaces_between_special_tokens,
                     tokens,
+                    params.kept_special_tokens or (),
+                    special_stops,
                 ),
                 priority=int(priority),
                 cache_salt=self._salt(cache_salt, adapter),

@@ -1,6 +1,6 @@
 """Tokenizers of checkpoint folders: text to tokens and back, and the chat template."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property
 from pathlib import Path
@@ -92,6 +92,11 @@ class Tokenizer:
         """Tokens that stand for no text, such as the ends of turns."""
         added = self.backend.get_added_tokens_decoder()
         return frozenset(token for token, content in added.items() if content.special)
+
+    def special_named(self, texts: Container[str]) -> list[int]:
+        """Return the special tokens of these texts."""
+        added = self.backend.get_added_tokens_decoder()
+        return sorted(token for token, content in added.items() if content.special and content.content in texts)
 
     @property
     def chat_template(self) -> str:

@@ -102,6 +102,11 @@ class SamplingFields(RequestModel):
     structured_outputs: StructuredOutputsFields | None = None
 
     @property
+    def uses_tools(self) -> bool:
+        """Return whether the answer may hold tool calls."""
+        return False
+
+    @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
@@ -148,7 +153,8 @@ class SamplingFields(RequestModel):
         """Return the parameters of a request.
 
         Args:
-            defaults: values of parameters that the request leaves out.
+            defaults: values of parameters that the request leaves out; `kept_special_tokens`, the tags of tool calls,
+                only counts for answers that may hold calls.
             own: values that the kind of request decides; None for what it leaves open.
 
         Raises:
@@ -156,6 +162,8 @@ class SamplingFields(RequestModel):
         """
         given = {name: getattr(self, name) for name in SAMPLING_NAMES} | own
         values = dict(defaults) | {name: value for name, value in given.items() if value is not None}
+        if not self.uses_tools:
+            values.pop("kept_special_tokens", None)
         if "logit_bias" in values:
             values["logit_bias"] = _by_token(values["logit_bias"])
         if self.speculation is not None:

@@ -30,6 +30,7 @@ WITHOUT_OPTION = {
     "include_stop_str_in_output": "for clients",
     "skip_special_tokens": "for clients",
     "spaces_between_special_tokens": "for clients",
+    "kept_special_tokens": "for clients",
     "detokenize": "text is shown",
     "truncate_prompt_tokens": "for clients",
     "output_kind": "for streams of the Python API",
