@@ -49,7 +49,7 @@ class RequestMaker:
         config: the engine's settings.
         model: the target's sizes.
         tokenizer: None for a model without one, whose prompts must be token ids.
-        generation_config: the model's end tokens and default sampling parameters.
+        generation_config: the model's end tokens, the tokenizer's among them, and default sampling parameters.
         max_model_len: limit of a request's tokens, prompt included.
         draft_context: number of tokens from which on the draft model drafts nothing for a request.
         draft_identity: stands for a head that has replaced the one of the start. It enters the cache salts of requests,
@@ -81,7 +81,10 @@ class RequestMaker:
         if config.tokenizer is not None or has_tokenizer(config.model):
             tokenizer = Tokenizer(config.tokenizer or config.model)
         context = config.context(model.max_position)
-        return cls(config, model, tokenizer, GenerationConfig.read(config.model), context)
+        generation = GenerationConfig.read(config.model)
+        if tokenizer is not None:
+            generation = _with_tokenizers_end(generation, tokenizer, model.vocab_size)
+        return cls(config, model, tokenizer, generation, context)
 
     def need_tokenizer(self) -> Tokenizer:
         """Return the tokenizer.
@@ -342,3 +345,16 @@ class RequestMaker:
             sample_index=index,
             grammar=grammar,
         )
+
+
+def _with_tokenizers_end(generation: GenerationConfig, tokenizer: Tokenizer, vocab_size: int) -> GenerationConfig:
+    """Add the tokenizer's end token, as vLLM does: chat models often name that of a turn only there."""
+    end, known = tokenizer.end_token, generation.end_tokens
+    if end is None or end in known or end >= vocab_size:
+        return generation
+    others = ", ".join(f"{token} ({tokenizer.backend.id_to_token(token)})" for token in sorted(known)) or "none"
+    logger.info(
+        f"end tokens: the tokenizer's, {end} ({tokenizer.backend.id_to_token(end)}), besides those of the model's "
+        f"configuration: {others}"
+    )
+    return replace(generation, end_tokens=known | {end})

@@ -93,6 +93,12 @@ class Tokenizer:
         added = self.backend.get_added_tokens_decoder()
         return frozenset(token for token, content in added.items() if content.special)
 
+    @property
+    def end_token(self) -> int | None:
+        """The token that ends a text; None if the tokenizer names none that it has."""
+        name = self._hf.eos_token
+        return None if name is None else self.backend.token_to_id(str(name))
+
     def special_named(self, texts: Container[str]) -> list[int]:
         """Return the special tokens of these texts."""
         added = self.backend.get_added_tokens_decoder()
