@@ -32,7 +32,7 @@ from specdec.server.replies import (
 from specdec.server.service import Service
 from specdec.server.speculation_replies import meta_info
 from specdec.server.tool_call_reader import CallArguments, CallStart
-from specdec.server.tool_parsers import Item, PlainText, ToolParser
+from specdec.server.tool_parsers import Item, ToolParser, parser_of_answer
 
 ASSISTANT = "assistant"
 
@@ -61,8 +61,8 @@ class ChatAnswer:
 
     def __init__(self, answer_id: str, service: Service, body: ChatRequest, params: SamplingParams) -> None:
         self._id, self._service, self._body, self._created = answer_id, service, body, now()
-        parser = service.tool_parser if body.uses_tools else PlainText
-        self._sent = [_Sent(parser(), service.step_reporter(params)) for _ in range(params.n)]
+        parsers = [parser_of_answer(service.tool_parser, body) for _ in range(params.n)]
+        self._sent = [_Sent(parser, service.step_reporter(params)) for parser in parsers]
 
     def whole(self, state: RequestOutput) -> ChatCompletion:
         """Return the answer made of the last state."""

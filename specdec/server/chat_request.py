@@ -77,6 +77,7 @@ class TemplateFields(RequestModel):
 
     messages: list[ChatMessageIn] | None = None
     tools: list[Tool] | None = None
+    add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -89,7 +90,19 @@ class TemplateFields(RequestModel):
         """
         if not self.messages:
             raise ApiError(400, "messages is empty; give at least one message", param="messages")
+        if self.add_special_tokens:
+            raise self.refuse("add_special_tokens", "the chat template writes the special tokens of a conversation")
         return [message.for_template() for message in self.messages]
+
+    def check_prompt(self) -> None:
+        """Refuse fields of conversations beside a prompt.
+
+        Raises:
+            ApiError: names the field.
+        """
+        for name in ("tools", "continue_final_message", "chat_template_kwargs"):
+            if getattr(self, name):
+                raise self.refuse(name, "it belongs to messages, and the request has a prompt")
 
     def template_arguments(self) -> dict[str, Any]:
         """Return what the chat template gets beside the messages.

@@ -10,7 +10,6 @@ class TokenizeRequest(TemplateFields):
 
     model: str | None = None
     prompt: str | None = None
-    add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
 

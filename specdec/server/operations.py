@@ -66,6 +66,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     if body.messages is not None:
         tokens = await service.chat_tokens(body.conversation(), body.template_arguments())
     else:
+        body.check_prompt()
         tokens = await service.tokens(body.prompt or "", body.add_special_tokens is not False)
     reply = Tokenized(len(tokens), service.llm.max_model_len, tokens)
     if body.return_token_strs:

@@ -22,7 +22,7 @@ from specdec.server.responses_replies import (
 from specdec.server.responses_request import ResponsesRequest
 from specdec.server.service import Service
 from specdec.server.tool_call_reader import CallArguments, CallStart
-from specdec.server.tool_parsers import PlainText
+from specdec.server.tool_parsers import parser_of_answer
 
 Event = dict[str, Any]
 
@@ -32,7 +32,7 @@ class ResponsesAnswer:
 
     def __init__(self, answer_id: str, service: Service, body: ResponsesRequest, params: SamplingParams) -> None:
         self._body, self._service = body, service
-        self._parser = service.tool_parser() if body.uses_tools else PlainText()
+        self._parser = parser_of_answer(service.tool_parser, body)
         self._reply = ResponseReply(
             id=answer_id,
             created_at=now(),

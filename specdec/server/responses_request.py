@@ -140,8 +140,13 @@ class ResponsesRequest(SamplingFields):
         for name in ("previous_response_id", "conversation", "prompt", "background"):
             if getattr(self, name):
                 raise self.refuse(name, "answers are not stored; send the whole conversation as input")
-        if self.trace:
-            raise self.refuse("trace", "use /v1/chat/completions")
+        for name in ("trace", "return_token_ids", "return_meta_info"):
+            if getattr(self, name):
+                raise self.refuse(name, "use /v1/chat/completions")
+        if self.prompt_logprobs is not None:
+            raise self.refuse("prompt_logprobs", "use /v1/chat/completions")
+        if self.stream_options is not None and self.stream_options.continuous_usage_stats:
+            raise self.refuse("stream_options", "the usage comes with the last event; leave out continuous_usage_stats")
         if self.n not in (None, 1):
             raise self.refuse("n", "a response is one answer")
         if self.truncation not in (None, "disabled"):

@@ -53,7 +53,8 @@ async def _tokens(service: Service, body: ScoringRequest) -> tuple[list[int], Sa
         if body.messages is not None:
             work = partial(service.llm.chat_choices, body.conversation(), params, **arguments)
         else:
-            work = partial(with_choice_tokens, given, params, service.llm.tokenizer)
+            special = body.add_special_tokens is not False
+            work = partial(with_choice_tokens, given, params, service.llm.tokenizer, special)
         prompt, params = await asyncio.to_thread(work)
     except ValueError as error:
         field = "prompt" if body.messages is None else "messages"

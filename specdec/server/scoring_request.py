@@ -38,6 +38,8 @@ class ScoringRequest(TemplateFields):
                 raise self.refuse(name, "choices are scored and nothing is generated; leave it out")
         if (self.prompt is None) == (self.messages is None):
             raise ApiError(400, "give either prompt or messages", param="prompt")
+        if self.messages is None:
+            self.check_prompt()
         if len(self.choices) > MOST_CHOICES:
             message = f"choices holds {len(self.choices)}; it may hold at most {MOST_CHOICES}"
             raise ApiError(400, message, param="choices")

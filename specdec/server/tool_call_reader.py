@@ -2,9 +2,13 @@
 
 import json
 import re
-from typing import NamedTuple
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any, NamedTuple, TypeGuard
 
-_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+_HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+# Keys that a call without arguments may have; an object with others is rather an answer in JSON.
+_PLAIN_KEYS = {"name", "type", "id", "arguments", "parameters"}
 
 
 class CallStart(NamedTuple):
@@ -22,62 +26,181 @@ class CallArguments(NamedTuple):
 CallPiece = CallStart | CallArguments
 
 
-class CallReader:
-    """Reads a JSON object such as `{"name": ..., "arguments": {...}}`, if its keys have this order.
+class Reading(Enum):
+    """What a text has turned out to be.
 
     Attributes:
-        unread: text that is not part of a call: all of it before a call has begun, what follows once it has ended.
-        has_begun, has_ended: whether the name is read, and whether the object is closed. `<` outside of a string is no
-            JSON, so it ends an object that the model forgot to close.
+        OPEN: undecided, or a call that is not complete.
+        CALL: a complete call.
+        OBJECT: a complete object that is no call.
+        BROKEN: no object.
+    """
+
+    OPEN = 0
+    CALL = 1
+    OBJECT = 2
+    BROKEN = 3
+
+
+class CallReader:
+    """Reads an object such as `{"name": ..., "arguments": {...}}` from a text that begins with its brace.
+
+    Where the keys have this order and the arguments are an object, pieces are returned as they come, and otherwise the
+    whole call at its end.
+
+    Attributes:
+        reading: what the text has turned out to be.
+        has_begun: whether a piece of a call was returned.
+        unread: text that belongs to no call: all of it until one begins; after a call, what follows it. Behind a call
+            that is not complete, keys after its arguments.
     """
 
     def __init__(self) -> None:
         self.unread = ""
-        self.has_begun = self.has_ended = False
-        # Open braces and brackets, that of the call included.
-        self._depth = 1
-        self._in_arguments = True
-        self._in_string = self._is_escaped = False
+        self.reading = Reading.OPEN
+        self.has_begun = False
+        self._in_arguments = False
+        self._brackets = _Brackets()
 
     def push(self, text: str) -> list[CallPiece]:
         """Take new text; return the pieces of the call in it."""
-        if self.has_ended or not self.has_begun:
-            self.unread += text
-        if self.has_ended:
-            return []
-        pieces: list[CallPiece] = []
-        if not self.has_begun:
-            head = _HEAD.match(self.unread)
-            name = _loaded(head[1]) if head else None
-            if head is None or name is None:
-                return []
-            self.has_begun, text, self.unread = True, self.unread[head.end() :], ""
-            pieces.append(CallStart(name))
-        arguments = self._scan(text)
-        return [*pieces, CallArguments(arguments)] if arguments else pieces
+        self.unread += text
+        pieces = [] if self.has_begun else self._begin()
+        if self._in_arguments:
+            pieces += self._arguments()
+        if self.has_begun and not self._in_arguments and self.reading is Reading.OPEN:
+            self._close()
+        return pieces
 
-    def _scan(self, text: str) -> str:
-        """Read on in the object; return what belongs to the arguments."""
-        end = len(text) if self._in_arguments else 0
-        for index, char in enumerate(text):
+    def take_object(self) -> str:
+        """Remove the text of a complete object that is no call; return it."""
+        text, self.unread = self.unread[: self._brackets.num_read], self.unread[self._brackets.num_read :]
+        return text
+
+    def _begin(self) -> list[CallPiece]:
+        head = _HEAD.match(self.unread)
+        name = _loaded(head[1]) if head else None
+        if head is not None and _is_name(name):
+            self.has_begun = self._in_arguments = True
+            self.unread = self.unread[head.end() :]
+            self._brackets = _Brackets()
+            return [CallStart(name)]
+        self._brackets.read(self.unread)
+        if self._brackets.is_broken:
+            self.reading = Reading.BROKEN
+        elif self._brackets.is_closed:
+            call = _pieces(_loaded(self.unread[: self._brackets.num_read]))
+            self.reading = Reading.CALL if call else Reading.OBJECT
+            if call:
+                self.has_begun = True
+                self.take_object()
+            return list(call)
+        return []
+
+    def _arguments(self) -> list[CallPiece]:
+        """Return what belongs to the arguments. They are not checked, but `<` outside of a string ends them."""
+        self._brackets.num_read = 0
+        self._brackets.read(self.unread, strict=False)
+        if self._brackets.is_broken:
+            self.reading = Reading.CALL
+        self._in_arguments = not (self._brackets.is_broken or self._brackets.is_closed)
+        text = self.take_object()
+        return [CallArguments(text)] if text else []
+
+    def _close(self) -> None:
+        """Read on behind the arguments to the end of the call."""
+        rest = self.unread.lstrip()
+        if not rest:
+            return
+        if rest[0] == ",":
+            # Further keys are no part of a call; what does not end as an object does is text.
+            brackets = _Brackets(depth=1)
+            brackets.read(rest)
+            if not (brackets.is_closed or brackets.is_broken):
+                return
+            rest = rest[brackets.num_read :] if brackets.is_closed else self.unread
+        else:
+            # Without a brace, the model forgot to close the call.
+            rest = rest[1:] if rest[0] == "}" else self.unread
+        self.reading, self.unread = Reading.CALL, rest
+
+
+class _Brackets:
+    """Reads a JSON object up to its last bracket, by brackets and strings only.
+
+    Attributes:
+        num_read: number of characters read.
+        is_closed: whether the last bracket is read.
+        is_broken: whether the next character shows that this is no JSON: `<`, or a line's end in a string.
+    """
+
+    def __init__(self, depth: int = 0) -> None:
+        self.num_read = 0
+        self.is_closed = self.is_broken = False
+        self._depth = depth
+        self._in_string = self._is_escaped = False
+
+    def read(self, text: str, strict: bool = True) -> None:
+        """Read on in a text, from `num_read`.
+
+        Args:
+            strict: whether a line's end in a string is no JSON.
+        """
+        while self.num_read < len(text) and not (self.is_closed or self.is_broken):
+            char = text[self.num_read]
             if self._in_string:
+                self.is_broken = strict and char in "\r\n"
                 self._in_string = self._is_escaped or char != '"'
                 self._is_escaped = not self._is_escaped and char == "\\"
-                continue
-            self._in_string = char == '"'
-            self._depth += (char in "{[") - (char in "}]")
-            is_broken = char == "<"
-            if self._in_arguments and (is_broken or self._depth == 1):
-                self._in_arguments, end = False, index if is_broken else index + 1
-            if is_broken or self._depth == 0:
-                self.has_ended, self.unread = True, text[index if is_broken else index + 1 :]
-                break
-        return text[:end]
+            else:
+                self.is_broken = char == "<"
+                self._in_string = char == '"'
+                self._depth += (char in "{[") - (char in "}]")
+                self.is_closed = self._depth == 0
+            self.num_read += not self.is_broken
 
 
-def _loaded(text: str) -> str | None:
-    """Return the text that a JSON string stands for, None if it is none."""
+def _loaded(text: str) -> Any:
+    """Return the value of a JSON text, None if it is none."""
     try:
-        return str(json.loads(text))
-    except ValueError:
+        return json.loads(text)
+    except (ValueError, RecursionError):
         return None
+
+
+def _is_name(value: Any) -> TypeGuard[str]:
+    return isinstance(value, str) and bool(value) and _has_utf8(value)
+
+
+def _has_utf8(text: str) -> bool:
+    return not any("\ud800" <= char <= "\udfff" for char in text)
+
+
+def _pieces(body: Any) -> Sequence[CallPiece]:
+    """Return the pieces of the call that a JSON value describes, none if it describes none."""
+    if not isinstance(body, dict) or not _is_name(body.get("name")):
+        return []
+    arguments = next((body[key] for key in ("arguments", "parameters") if body.get(key) is not None), None)
+    if arguments is None and not body.keys() <= _PLAIN_KEYS:
+        return []
+    text = _argument_text(arguments)
+    return [] if text is None else [CallStart(body["name"]), CallArguments(text)]
+
+
+def _argument_text(arguments: Any) -> str | None:
+    """Return arguments as the JSON text of an object, None if they are none.
+
+    Models that have seen OpenAI's API write them as a JSON text in a string.
+    """
+    if arguments is None:
+        return "{}"
+    value = arguments
+    if isinstance(arguments, str):
+        value = _loaded(arguments) if arguments.strip() else {}
+        if isinstance(value, dict) and value and _has_utf8(arguments):
+            return arguments
+        value = {} if arguments.strip() == "null" else value
+    if not isinstance(value, dict):
+        return None
+    text = json.dumps(value, ensure_ascii=False)
+    return text if _has_utf8(text) else json.dumps(value)

@@ -1,16 +1,22 @@
 """Tool calls in the text of an answer, in the forms of Hermes and of Llama 3. Text may come in pieces of any size."""
 
-import json
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
-from specdec.server.tool_call_reader import CallArguments, CallPiece, CallReader, CallStart
+from specdec.server.tool_call_reader import CallPiece, CallReader, CallStart, Reading
 
 Item = str | CallPiece
+_SPACE = " \t\r\n"
+# Between calls behind one tag.
+_SEPARATORS = ",;"
 
 
 class ToolParser(Protocol):
-    """Separates the calls of one answer from its text."""
+    """Separates the calls of one answer from its text.
+
+    All that is not part of a call is returned as text, but for tags of calls, and for white space between calls, before
+    them and after the last one.
+    """
 
     def push(self, text: str) -> list[Item]:
         """Take new text; return the text and the pieces of calls that it holds, in order."""
@@ -31,120 +37,157 @@ class PlainText:
         return []
 
 
-class HermesParser:
+class FirstCall:
+    """An answer of which only the first call is returned, for `parallel_tool_calls` false."""
+
+    def __init__(self, parser: ToolParser) -> None:
+        self._parser = parser
+        self._num_calls = 0
+
+    def push(self, text: str) -> list[Item]:
+        return list(self._kept(self._parser.push(text)))
+
+    def finish(self) -> list[Item]:
+        return list(self._kept(self._parser.finish()))
+
+    def _kept(self, items: Sequence[Item]) -> Iterator[Item]:
+        for item in items:
+            self._num_calls += isinstance(item, CallStart)
+            if isinstance(item, str) or self._num_calls <= 1:
+                yield item
+
+
+class _TaggedCalls:
+    """Calls behind a tag, one or several, of which each is a JSON object.
+
+    A tag is one of calls if an object follows it, and text otherwise: answers may speak of tags.
+    """
+
+    OPEN: ClassVar[str]
+    # Empty: nothing ends the calls but other text.
+    CLOSE: ClassVar[str] = ""
+    # Whether an answer begins as if behind a tag.
+    BEGINS_INSIDE: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        self._unread = ""
+        self._is_inside = self.BEGINS_INSIDE
+        # Text before a possible call, a tag and white space: text after all if it is none.
+        self._held = ""
+        self._call: CallReader | None = None
+        # Calls and objects behind this tag. After a call, a closing tag may come late.
+        self._has_call = self._has_object = False
+        # Whether the last item was a call.
+        self._is_after_call = False
+
+    def push(self, text: str) -> list[Item]:
+        self._unread += text
+        return self._take(is_end=False)
+
+    def finish(self) -> list[Item]:
+        return self._take(is_end=True)
+
+    def _take(self, is_end: bool) -> list[Item]:
+        self._items: list[Item] = []
+        while self._step(is_end):
+            pass
+        return self._items
+
+    def _step(self, is_end: bool) -> bool:
+        """Read up to the next change of state; return whether there was one. The end alone decides what is open."""
+        if self._call is not None:
+            return self._read_call(self._call, is_end)
+        return self._read_inside(is_end) if self._is_inside else self._read_text(is_end)
+
+    def _give(self, text: str) -> None:
+        """Return text, without white space that follows a call."""
+        if text and not (self._is_after_call and text.isspace()):
+            self._items.append(text)
+            self._is_after_call = False
+
+    def _read_text(self, is_end: bool) -> bool:
+        tags = [self.OPEN, self.CLOSE] if self._has_call and self.CLOSE else [self.OPEN]
+        places = [(self._unread.index(tag), tag) for tag in tags if tag in self._unread]
+        if not places:
+            kept = 0 if is_end else max(_held_back(self._unread, tag) for tag in tags)
+            end = len(self._unread) - kept
+            self._give(self._unread[:end])
+            self._unread = self._unread[end:]
+            return False
+        place, tag = min(places)
+        before, self._unread = self._unread[:place], self._unread[place + len(tag) :]
+        if tag == self.OPEN:
+            self._enter(before)
+        else:
+            self._give(before)
+            self._has_call = False
+        return True
+
+    def _enter(self, before: str) -> None:
+        """Go on behind an opening tag."""
+        text = before.rstrip()
+        self._give(text)
+        self._held = before[len(text) :] + self.OPEN
+        self._is_inside, self._has_call, self._has_object = True, False, False
+
+    def _read_inside(self, is_end: bool) -> bool:
+        """Read between an opening tag and an object, or behind an object."""
+        rest = self._unread.lstrip(_SPACE + (_SEPARATORS if self._has_object else ""))
+        white = self._unread[: len(self._unread) - len(rest)]
+        is_behind_call = self._is_after_call and not self._held
+        before = "" if is_behind_call else self._held + white
+        if rest.startswith("{"):
+            self._held, self._unread, self._call = before, rest, CallReader()
+        elif self.CLOSE and rest.startswith(self.CLOSE):
+            self._give(before if self._has_call else before + self.CLOSE)
+            self._leave(rest.removeprefix(self.CLOSE))
+            self._has_call = False
+        elif rest.startswith(self.OPEN):
+            self._unread = rest.removeprefix(self.OPEN)
+            self._enter(before)
+        elif is_end or not any(tag.startswith(rest) for tag in (self.OPEN, self.CLOSE)):
+            self._give(before)
+            self._leave(self._unread if is_behind_call and rest else rest)
+        else:
+            return False
+        return True
+
+    def _leave(self, unread: str) -> None:
+        self._is_inside, self._held, self._unread = False, "", unread
+
+    def _read_call(self, call: CallReader, is_end: bool) -> bool:
+        pieces = call.push(self._unread)
+        self._items += pieces
+        self._unread = ""
+        if pieces:
+            self._held = ""
+            self._has_call = self._has_object = self._is_after_call = True
+        if call.reading is Reading.OPEN and not is_end:
+            return False
+        self._call = None
+        if call.reading is Reading.OBJECT:
+            self._give(self._held + call.take_object())
+            self._held, self._unread, self._has_object = "", call.unread, True
+        elif call.has_begun:
+            self._unread = call.unread
+        else:
+            # A brace of text; calls may follow.
+            self._give(self._held + call.unread[:1])
+            self._leave(call.unread[1:])
+        return True
+
+
+class HermesParser(_TaggedCalls):
     """Calls as `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Hermes, Qwen and others."""
 
     OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
-    def __init__(self) -> None:
-        self._text = ""
-        self._call: CallReader | None = None
-        self._has_called = False
 
-    def push(self, text: str) -> list[Item]:
-        return list(self._items(text))
+class LlamaParser(_TaggedCalls):
+    """Calls as `{"name": ..., "parameters": {...}}`, at the answer's beginning or behind a tag: Llama 3."""
 
-    def _items(self, text: str) -> Iterator[Item]:
-        while True:
-            if self._call is None:
-                before, opened, text = (self._text + text).partition(self.OPEN)
-                if not opened:
-                    kept = _held_back(before, self.OPEN)
-                    self._text = before[len(before) - kept :]
-                    yield from self._plain(before[: len(before) - kept])
-                    return
-                yield from self._plain(before.rstrip())
-                self._text, self._call = "", CallReader()
-            yield from self._call.push(text)
-            body, closed, text = self._call.unread.partition(self.CLOSE)
-            if not closed:
-                return
-            if not self._call.has_begun:
-                yield from _whole_call(body) or [f"{self.OPEN}{body}{self.CLOSE}"]
-            self._call, self._has_called = None, True
-
-    def _plain(self, text: str) -> Iterator[Item]:
-        """Text, without the white space around calls."""
-        if text and not (self._has_called and text.isspace()):
-            yield text
-
-    def finish(self) -> list[Item]:
-        text, self._text = self._text, ""
-        if self._call is None:
-            return list(self._plain(text))
-        if self._call.has_begun:
-            return []
-        return list(_whole_call(self._call.unread) or [self.OPEN + self._call.unread])
-
-
-class LlamaParser:
-    """Calls as `{"name": ..., "parameters": {...}}`, the whole answer, several separated by semicolons: Llama 3."""
-
-    TAG = "<|python_tag|>"
-
-    def __init__(self) -> None:
-        # Text that is not returned yet, that of a call that has not begun included.
-        self._text = ""
-        self._call: CallReader | None = None
-        self._is_plain = self._has_called = False
-
-    def push(self, text: str) -> list[Item]:
-        return list(self._items(text))
-
-    def _items(self, text: str) -> Iterator[Item]:
-        if self._is_plain:
-            yield from [text] if text else []
-            return
-        self._text += text
-        while True:
-            if self._call is None:
-                text = self._rest()
-                if not text or self.TAG.startswith(text):
-                    return
-                if not text.startswith("{"):
-                    yield from self._give_up()
-                    return
-                self._call = CallReader()
-            yield from self._call.push(text)
-            if self._call.has_begun:
-                self._text = self._call.unread
-                if not self._call.has_ended:
-                    return
-            elif "}" in text:
-                # Only a brace can complete a call.
-                yield from self._take_whole(self._call.unread)
-                if self._is_plain or self._call is not None:
-                    return
-            else:
-                return
-            self._call, self._has_called = None, True
-
-    def _take_whole(self, unread: str) -> Iterator[Item]:
-        """Return a call whose keys have another order, once it is complete; give up on another object."""
-        try:
-            body, end = json.JSONDecoder().raw_decode(unread)
-        except (ValueError, RecursionError):
-            return
-        call = _pieces(body)
-        if call:
-            yield from call
-            self._text, self._call = unread[end:], None
-        else:
-            yield from self._give_up()
-
-    def _rest(self) -> str:
-        """Return the text that is left, from where a call may begin."""
-        separators = "; \n\t\r" if self._has_called else " \n\t\r"
-        return self._text.lstrip(separators).removeprefix(self.TAG).lstrip()
-
-    def _give_up(self) -> list[Item]:
-        """Return all that was held back; the answer is text from here on."""
-        self._is_plain, text, self._text = True, self._text, ""
-        return [text]
-
-    def finish(self) -> list[Item]:
-        is_empty, text, self._text = self._has_called and not self._rest(), self._text, ""
-        return [text] if text and not is_empty else []
+    OPEN = "<|python_tag|>"
+    BEGINS_INSIDE = True
 
 
 def parser_for(choice: str, template: str) -> type[ToolParser]:
@@ -160,27 +203,27 @@ def parser_for(choice: str, template: str) -> type[ToolParser]:
     return parsers[choice]
 
 
-def _held_back(text: str, marker: str) -> int:
-    """Return the length of the text's end that may begin a marker, with the white space before it."""
-    most = min(len(text), len(marker) - 1)
-    size = next((size for size in range(most, 0, -1) if marker.startswith(text[-size:])), 0)
+class ToolUse(Protocol):
+    """What a request says of tools."""
+
+    parallel_tool_calls: bool | None
+
+    @property
+    def uses_tools(self) -> bool:
+        """Whether the model may call tools."""
+        ...
+
+
+def parser_of_answer(kind: type[ToolParser], body: ToolUse) -> ToolParser:
+    """Return the parser of the answer to a request, by the server's form of calls."""
+    if not body.uses_tools:
+        return PlainText()
+    return FirstCall(kind()) if body.parallel_tool_calls is False else kind()
+
+
+def _held_back(text: str, tag: str) -> int:
+    """Return the length of the text's end that may begin a tag, with the white space before it."""
+    most = min(len(text), len(tag) - 1)
+    size = next((size for size in range(most, 0, -1) if tag.startswith(text[-size:])), 0)
     rest = text[: len(text) - size]
     return size + len(rest) - len(rest.rstrip())
-
-
-def _whole_call(text: str) -> Sequence[Item]:
-    """Return the pieces of the call that a text describes, none if it describes none."""
-    try:
-        return _pieces(json.loads(text))
-    except (ValueError, RecursionError):
-        return []
-
-
-def _pieces(body: object) -> Sequence[Item]:
-    """Return the pieces of the call that a JSON value describes, none if it describes none."""
-    if not isinstance(body, dict) or not isinstance(body.get("name"), str):
-        return []
-    arguments = body.get("arguments", body.get("parameters"))
-    if not isinstance(arguments, dict):
-        return []
-    return [CallStart(body["name"]), CallArguments(json.dumps(arguments, ensure_ascii=False))]

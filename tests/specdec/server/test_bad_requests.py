@@ -133,6 +133,30 @@ def test_wrong_messages_are_refused(server: Served, messages: Any) -> None:
     check_error(*server.send("POST", "/v1/chat/completions", {"messages": messages, "max_tokens": 1}))
 
 
+TALK: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+# What a route declares with others and cannot serve.
+REFUSED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("/v1/responses", {"input": "a"}, {"prompt_logprobs": 0}),
+    ("/v1/responses", {"input": "a"}, {"return_token_ids": True}),
+    ("/v1/responses", {"input": "a"}, {"return_meta_info": True}),
+    ("/v1/responses", {"input": "a", "stream": True}, {"stream_options": {"continuous_usage_stats": True}}),
+    ("/v1/chat/completions", TALK, {"add_special_tokens": True}),
+    ("/tokenize", {"messages": TALK["messages"]}, {"add_special_tokens": True}),
+    ("/tokenize", {"prompt": "a"}, {"continue_final_message": True}),
+    ("/v1/score_choices", {"prompt": "a", "choices": ["b"]}, {"chat_template_kwargs": {"a": 1}}),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "field"), REFUSED, ids=str)
+def test_no_declared_field_is_ignored(server: Served, path: str, body: dict[str, Any], field: dict[str, Any]) -> None:
+    (name,) = field
+    assert server.send("POST", path, body)[0] == 200
+    status, headers, reply = server.send("POST", path, {**body, **field})
+    check_error(status, headers, reply)
+    assert reply["error"]["param"] == name
+    assert server.send("POST", path, {**body, **dict.fromkeys(field)})[0] == 200
+
+
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response
@@ -23,6 +23,7 @@ from specdec.server.chat_answer import ChatAnswer
 from specdec.server.chat_request import ChatRequest
 from specdec.server.replies import FunctionCall
 from specdec.server.responses_answer import ResponsesAnswer
+from specdec.server.responses_replies import OutputCall
 from specdec.server.responses_request import ResponsesRequest
 from specdec.server.tool_call_reader import CallArguments, CallStart
 from specdec.server.tool_parsers import HermesParser, LlamaParser, PlainText, ToolParser, parser_for
@@ -54,6 +55,33 @@ HERMES: list[tuple[str, list[Found]]] = [
     (f'{OPEN}{{"name": "f", "arguments": {{}}, "id": {{"x": 1}}}}{CLOSE}', [FunctionCall("f", "{}")]),
     (f'{OPEN}{{"name": "taxi", "argu', [f'{OPEN}{{"name": "taxi", "argu']),
     ("ends in <tool_", ["ends in <tool_"]),
+    # Calls that are not closed, and what follows them.
+    (f"{OPEN}{TAXI}\nDone.", [TAXI_CALL, "\nDone."]),
+    (f"{OPEN}{TAXI}{OPEN}{ROOM}{CLOSE}", [TAXI_CALL, ROOM_CALL]),
+    (f"{OPEN}{TAXI} so{CLOSE}!", [TAXI_CALL, " so!"]),
+    (f'{OPEN}{{"name": "f", "arguments": {{}}\nDone.', [FunctionCall("f", "{}"), "\nDone."]),
+    (f'{OPEN}{{"name": "f", "arguments": {{}}, "id": 1 and so', [FunctionCall("f", "{}"), ', "id": 1 and so']),
+    # Several objects between two tags.
+    (f"{OPEN}{TAXI}\n{ROOM}{CLOSE} done", [TAXI_CALL, ROOM_CALL, " done"]),
+    (f"{OPEN}{TAXI},{ROOM}{CLOSE}", [TAXI_CALL, ROOM_CALL]),
+    (f'{OPEN}{{"a": 1}}\n{ROOM}{CLOSE}', [f'{OPEN}{{"a": 1}}', ROOM_CALL]),
+    (f'{OPEN}{ROOM} {{"a": 1}}{CLOSE}', [ROOM_CALL, '{"a": 1}']),
+    # Tags in prose, and white space around what is no call.
+    (f"The {OPEN} tag: {OPEN}{ROOM}{CLOSE}", [f"The {OPEN} tag:", ROOM_CALL]),
+    (f"So {OPEN} and {CLOSE}, {OPEN}\n", [f"So {OPEN} and {CLOSE}, {OPEN}\n"]),
+    (f"As {OPEN}{{ }}{CLOSE} {OPEN}{ROOM}{CLOSE}", [f"As {OPEN}{{ }}{CLOSE}", ROOM_CALL]),
+    (f'{OPEN}{{"name: {OPEN}{ROOM}{CLOSE}', [f'{OPEN}{{"name:', ROOM_CALL]),
+    (f'{OPEN}{{"name": "f\n{OPEN}{ROOM}{CLOSE}', [f'{OPEN}{{"name": "f', ROOM_CALL]),
+    # Other forms of arguments.
+    (f'{OPEN}{{"name": "f"}}{CLOSE}', [FunctionCall("f", "{}")]),
+    (f'{OPEN}{{"name": "f", "arguments": null}}{CLOSE}', [FunctionCall("f", "{}")]),
+    (f'{OPEN}{{"name": "f", "arguments": ""}}{CLOSE}', [FunctionCall("f", "{}")]),
+    (f'{OPEN}{{"name": "f", "arguments": "{{\\"a\\": 1}}"}}{CLOSE}', [FunctionCall("f", '{"a": 1}')]),
+    (f'{OPEN}{{"name": "f", "arguments": "Davis"}}{CLOSE}', [f'{OPEN}{{"name": "f", "arguments": "Davis"}}{CLOSE}']),
+    (f'{OPEN}{{"name": "", "arguments": {{}}}}{CLOSE}', [f'{OPEN}{{"name": "", "arguments": {{}}}}{CLOSE}']),
+    # Halves of surrogate pairs have no UTF-8 form.
+    (f'{OPEN}{{"name": "\\ud800", "arguments": {{}}}}', [f'{OPEN}{{"name": "\\ud800", "arguments": {{}}}}']),
+    (f'{OPEN}{{"arguments": {{"a": "\\ud800"}}, "name": "f"}}', [FunctionCall("f", '{"a": "\\ud800"}')]),
 ]
 LLAMA_TAXI = TAXI.replace("arguments", "parameters")
 LLAMA: list[tuple[str, list[Found]]] = [
@@ -67,6 +95,13 @@ LLAMA: list[tuple[str, list[Found]]] = [
     ('{"name": "taxi", "para', ['{"name": "taxi", "para']),
     ("{ this is text }", ["{ this is text }"]),
     ("<|python", ["<|python"]),
+    ('{"type": "function", "name": "f", "parameters": null}', [FunctionCall("f", "{}")]),
+    ('{"name": "f"}', [FunctionCall("f", "{}")]),
+    ('{"name": "Ann", "age": 5}', ['{"name": "Ann", "age": 5}']),
+    (f"Well.\n<|python_tag|>{LLAMA_TAXI}", ["Well.", TAXI_CALL]),
+    (f"The <|python_tag|> tag: <|python_tag|>{ROOM}; ", ["The <|python_tag|> tag:", ROOM_CALL]),
+    (f"{LLAMA_TAXI}; <|python_tag|>{ROOM} so; it is", [TAXI_CALL, ROOM_CALL, " so; it is"]),
+    ("  so\n", ["  so\n"]),
 ]
 CASES = [(HermesParser, *case) for case in HERMES] + [(LlamaParser, *case) for case in LLAMA]
 
@@ -98,6 +133,55 @@ def test_calls_are_found_in_pieces_of_any_size(
     pieces = [text[first:last] for first, last in itertools.pairwise(places)]
     assert parse(kind(), pieces) == items
     assert parse(kind(), list(text)) == items
+
+
+FRAGMENTS = (
+    *(OPEN, CLOSE, "<|python_tag|>", "<tool_", "</tool_", "<|py", TAXI, ROOM, LLAMA_TAXI, '{"name": "f"}'),
+    *(" ", "\n", "; ", ",", "{", "}", '"', "\\", "<", "[1]", "so", '{"a": 1}', '"name"', ": ", '{"name": "f"'),
+    '{"name": "f", "arguments": null}',
+    '{"name": "f", "arguments": "{}"}',
+    '{"name": "f", "arguments": {',
+)
+TEXTS = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=3), max_size=12).map("".join)
+
+
+@settings(max_examples=400)
+@given(kind=st.sampled_from([HermesParser, LlamaParser]), text=TEXTS, cuts=st.sets(st.integers(0, 300)))
+def test_pieces_add_up_to_the_whole_answer(kind: type[ToolParser], text: str, cuts: set[int]) -> None:
+    places = [0, *sorted(cut for cut in cuts if 0 < cut < len(text)), len(text)]
+    whole = parse(kind(), [text])
+    assert parse(kind(), [text[first:last] for first, last in itertools.pairwise(places)]) == whole
+    assert parse(kind(), list(text)) == whole
+    if not any(isinstance(item, FunctionCall) for item in whole):
+        assert "".join(map(str, whole)) == text
+
+
+PROSE = ("Well", f"use the {OPEN} tag", f"{OPEN} {{}} is empty", "a < b", 'say "{"', f"as `{OPEN}`", "<tool")
+FORMS = {
+    '{"name": "f", "arguments": {"a": 1}}': '{"a": 1}',
+    '{"arguments": {"a": 1}, "name": "f"}': '{"a": 1}',
+    '{"name": "f"}': "{}",
+    '{"name": "f", "arguments": null}': "{}",
+    '{"name": "f", "arguments": "{\\"a\\": 1}"}': '{"a": 1}',
+}
+CALLS = st.tuples(st.lists(st.sampled_from(list(FORMS)), min_size=1, max_size=3), st.booleans())
+
+
+@given(st.lists(st.sampled_from(PROSE) | CALLS, max_size=6))
+def test_every_call_and_all_prose_is_found(parts: list[Any]) -> None:
+    """Several calls behind one tag, closed or not, between prose that speaks of tags."""
+    text, expected, prose = "", list[Found](), ""
+    for part in parts:
+        if isinstance(part, str):
+            text, prose = f"{text}\n{part}.\n", prose + part + "."
+        else:
+            objects, is_closed = part
+            text += OPEN + "\n".join(objects) + (CLOSE if is_closed else "")
+            expected += [FunctionCall("f", FORMS[each]) for each in objects]
+    items = parse(HermesParser(), [text])
+    assert [item for item in items if isinstance(item, FunctionCall)] == expected
+    found = "".join(item for item in items if isinstance(item, str))
+    assert "".join(found.split()) == "".join(prose.split())
 
 
 def test_text_is_not_held_back_longer_than_it_must() -> None:
@@ -188,6 +272,23 @@ def test_calls_of_a_streamed_chat_answer() -> None:
     assert ["".join(each) for each in arguments] == [TAXI_CALL.arguments, "{}"]
     assert len(arguments[0]) >= 3
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+def test_only_the_first_call_is_returned_where_parallel_calls_are_not_wanted() -> None:
+    more: dict[str, Any] = {"parallel_tool_calls": False}
+    (choice,) = _chat(**more).whole(asyncio.run(_last())).choices
+    assert choice.finish_reason == "tool_calls"
+    assert isinstance(choice.message.tool_calls, list)
+    assert [call.function for call in choice.message.tool_calls] == [TAXI_CALL]
+    deltas = [body["choices"][0]["delta"] for body in _events(_chat(stream=True, **more).events(_states()))]
+    pieces = [call for delta in deltas for call in delta.get("tool_calls") or ()]
+    assert {piece["index"] for piece in pieces} == {0}
+    assert "".join(piece["function"]["arguments"] for piece in pieces) == TAXI_CALL.arguments
+    tool = {"type": "function", "name": "taxi", "parameters": {"type": "object"}}
+    body = ResponsesRequest.model_validate({"input": "a", "tools": [tool], **more})
+    reply = ResponsesAnswer("resp-1", SERVICE, body, SamplingParams()).whole(asyncio.run(_last()))
+    assert [item.name for item in reply.output if isinstance(item, OutputCall)] == ["taxi"]
+    assert reply.parallel_tool_calls is False
 
 
 def test_without_tools_the_text_stays_as_it_is() -> None:
