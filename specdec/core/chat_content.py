@@ -1,49 +1,132 @@
-"""Messages of a conversation as chat templates read them: with text as content. Pure Python."""
+"""Messages of a conversation as chat templates read them, whichever way clients write them. Pure Python."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
 from typing import Any
 
 from specdec.kernels.settings import check_text
 
-_TEXT = ("text", "input_text", "output_text")
+# Where a part of each type has its text.
+_TEXT_KEYS = {
+    **dict.fromkeys(("text", "input_text", "output_text", "reasoning_text", "summary_text"), "text"),
+    "refusal": "refusal",
+    "thinking": "thinking",
+}
+# Templates know either name.
+_REASONING = ("reasoning_content", "reasoning")
 
 
-def joined_parts(parts: Iterable[tuple[Any, Any]]) -> str:
-    """Return the text of OpenAI's content parts; each stands in lines of its own, as in vLLM.
+class ContentFormat(Enum):
+    """How a chat template reads the content of a message.
 
-    Args:
-        parts: type and text of each.
+    Attributes:
+        STRING: as text.
+        PARTS: as a list of OpenAI's content parts.
+        ONE_PART: as a list of which it reads the first part only.
+    """
+
+    STRING = "string"
+    PARTS = "openai"
+    ONE_PART = "openai, first part"
+
+    def content(self, texts: Sequence[str]) -> str | list[dict[str, Any]]:
+        """Return content of these texts; where they are joined, each stands in lines of its own, as in vLLM."""
+        if self is ContentFormat.STRING:
+            return "\n".join(texts)
+        if self is ContentFormat.ONE_PART:
+            texts = ["\n".join(texts)]
+        return [{"type": "text", "text": text} for text in texts]
+
+
+def part_texts(parts: Iterable[Any]) -> list[str]:
+    """Return the text of each of OpenAI's content parts.
 
     Raises:
         ValueError: a part that is no text.
     """
     texts = []
-    for kind, text in parts:
-        if kind not in _TEXT or not isinstance(text, str):
-            raise ValueError(f"a content part is of type {kind!r}; only text is supported")
+    for part in parts:
+        kind = part.get("type") if isinstance(part, Mapping) else part
+        text = part
+        if not isinstance(part, str):
+            key = _TEXT_KEYS.get(kind) if isinstance(kind, str) else None
+            text = None if key is None else part.get(key)
+        if not isinstance(text, str):
+            raise ValueError(f"a content part is of type {kind!r:.60}; only text is supported")
+        check_text("a content part", text)
         texts.append(text)
-    return "\n".join(texts)
+    return texts
 
 
-def plain_message(message: Any) -> dict[str, Any]:
-    """Return a message with its content as text.
+def template_messages(
+    messages: Sequence[Any], format_of: Callable[[str], ContentFormat], *, knows_developers: bool = False
+) -> list[dict[str, Any]]:
+    """Return messages as chat templates read them.
+
+    Content has the template's format, a refusal is content, and arguments of calls are objects. Null and an empty list
+    of calls are left out. Further keys go to the template as they are.
+
+    Args:
+        format_of: how the template reads content of a role.
+        knows_developers: whether the template has the role `developer`; it is `system` otherwise.
 
     Raises:
-        ValueError: no mapping, content other than text, or text that has no UTF-8 form.
+        ValueError: no mapping, content other than text, text that has no UTF-8 form, or a call that is none.
     """
+    return [_message(message, format_of, knows_developers) for message in messages]
+
+
+def _message(message: Any, format_of: Callable[[str], ContentFormat], knows_developers: bool) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise ValueError(f"a message is {message!r:.60}; it must be a dict with role and content")
-    plain = dict(message)
-    content = plain.get("content")
-    if isinstance(content, Sequence) and not isinstance(content, str):
-        plain["content"] = joined_parts(map(_part, content))
+    role = message.get("role")
+    if not isinstance(role, str):
+        raise ValueError(f"a message's role is {role!r:.60}; it must be text, such as 'user'")
+    if role == "developer" and not knows_developers:
+        role = "system"
+    given = {key: value for key, value in message.items() if value is not None}
+    plain = {**given, "role": role, "content": format_of(role).content(_texts(given))}
+    plain.pop("refusal", None)
+    if calls := given.get("tool_calls"):
+        plain["tool_calls"] = [_call(call) for call in _listed(calls)]
+    else:
+        plain.pop("tool_calls", None)
+    if reasoning := next((given[key] for key in _REASONING if given.get(key)), None):
+        plain |= dict.fromkeys(_REASONING, reasoning)
     for key, value in plain.items():
         if isinstance(value, str):
             check_text(f"the message's {key}", value)
     return plain
 
 
-def _part(part: Any) -> tuple[Any, Any]:
-    if isinstance(part, str):
-        return "text", part
-    return (part.get("type"), part.get("text")) if isinstance(part, Mapping) else (part, None)
+def _texts(message: Mapping[str, Any]) -> list[str]:
+    """Return the texts of a message's content, or of its refusal."""
+    content = message.get("content")
+    if content in (None, "", []):
+        content = message.get("refusal", [])
+    if isinstance(content, str):
+        return [content]
+    if isinstance(content, Sequence) and not isinstance(content, bytes):
+        return part_texts(content)
+    raise ValueError(f"a message's content is {content!r:.60}; it must be text or a list of parts")
+
+
+def _listed(calls: Any) -> Sequence[Any]:
+    if isinstance(calls, Sequence) and not isinstance(calls, str | bytes):
+        return calls
+    raise ValueError(f"a message's tool_calls are {calls!r:.60}; they must be a list")
+
+
+def _call(call: Any) -> Any:
+    """Return a call with its arguments as an object, which clients send as JSON text."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        raise ValueError(f"a tool call is {call!r:.60}; it must be an object with a function")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments) if arguments.strip() else {}
+        except (ValueError, RecursionError):
+            raise ValueError("the arguments of a tool call are not valid JSON; send the text of an object") from None
+    return {**call, "function": {**function, "arguments": {} if arguments is None else arguments}}

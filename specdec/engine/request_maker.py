@@ -12,7 +12,6 @@ from functools import cached_property
 from typing import Any
 
 from specdec.config import EngineConfig
-from specdec.core.chat_content import plain_message
 from specdec.core.choices import Choices
 from specdec.core.detokenizer import Detokenizer
 from specdec.core.lora_request import LoadedAdapter
@@ -120,10 +119,10 @@ class RequestMaker:
         Raises:
             ValueError: see `LLM.chat_prompt`.
         """
-        plain = [plain_message(message) for message in messages]
         tokenizer = self.need_tokenizer()
         if not tokenizer.has_chat_template and template_arguments.get("chat_template") is None:
             raise ValueError(f"{self.config.model}: the tokenizer has no chat template; give the prompt as it is")
+        plain = tokenizer.chat_messages(messages, **template_arguments)
         return tokenizer.chat_text(plain, **template_arguments)
 
     def chat_choices(

@@ -77,7 +77,8 @@ def prompts_for(folder: Path, vocab_size: int) -> list[list[int]]:
         return [[draw(vocab_size) for _ in range(RANDOM_TOKENS)] for _ in QUESTIONS]
     tokenizer = Tokenizer(folder)
     if tokenizer.has_chat_template:
-        return [tokenizer.encode_chat([{"role": "user", "content": question}]) for question in QUESTIONS]
+        messages = [tokenizer.chat_messages([{"role": "user", "content": question}]) for question in QUESTIONS]
+        return [tokenizer.encode_chat(each) for each in messages]
     return [tokenizer.encode(question) for question in QUESTIONS]
 
 

@@ -43,7 +43,7 @@ FOREIGN_ENGINE = {
 FOREIGN_CALL = {
     "tokenization_kwargs": Foreign("use truncate_prompt_tokens, or give token ids", ({},)),
     "mm_processor_kwargs": Foreign("prompts are text or token ids", ({},)),
-    "chat_template_content_format": Foreign("templates get text", ("auto", "string")),
+    "chat_template_content_format": Foreign("it is found in the chat template", ("auto",)),
 }
 # A search shows no bar, and takes as many prompts at once as have seats.
 FOREIGN_SEARCH = {

@@ -2,7 +2,7 @@
 
 from collections.abc import Container, Mapping, Sequence
 from copy import deepcopy
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +12,10 @@ from transformers import PreTrainedTokenizerBase
 
 from specdec.core.text_stream import REPLACEMENT, TextStream
 from specdec.core.token_texts import TokenTexts
+from specdec.core.chat_content import template_messages
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, first_line, read_object
 from specdec.models.checkpoint import has_tokenizer
+from specdec.models.content_formats import ContentFormats
 from specdec.models.gguf_file import is_gguf
 
 if TYPE_CHECKING:
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from xgrammar import TokenizerInfo
 
 
+# Templates whose content formats are remembered.
+_MOST_TEMPLATES = 32
 _GENERAL = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 
@@ -69,6 +73,7 @@ class Tokenizer:
             raise CheckpointError(f"{folder}: no tokenizer.json; give prompts as token ids, or add the tokenizer")
         self._hf = load_pretrained(folder)
         self.backend: FastTokenizer = self._hf.backend_tokenizer
+        self._formats: dict[str, ContentFormats] = {}
         # Off from the start: a first call that turned them off could not run beside another thread's.
         self.backend.no_truncation()
         self.backend.no_padding()
@@ -137,6 +142,32 @@ class Tokenizer:
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **template_arguments: Any) -> list[int]:
         """Return the tokens of a conversation; see `chat_text`."""
         return self.encode(self.chat_text(messages, **template_arguments), add_special_tokens=False)
+
+    def chat_messages(self, messages: Sequence[Any], **template_arguments: Any) -> list[dict[str, Any]]:
+        """Return messages as the chat template reads them, whichever way clients write them.
+
+        Args:
+            template_arguments: as in `chat_text`.
+
+        Raises:
+            ValueError: a message that is none, or holds more than text.
+        """
+        try:
+            template = self._hf.get_chat_template(
+                template_arguments.get("chat_template"), template_arguments.get("tools")
+            )
+        except ValueError as error:
+            raise ValueError(f"the chat template cannot be chosen: {first_line(error)}") from None
+        if len(self._formats) >= _MOST_TEMPLATES and template not in self._formats:
+            self._formats.clear()
+        formats = self._formats.setdefault(template, ContentFormats())
+        arguments = {**template_arguments, "add_generation_prompt": False, "continue_final_message": False}
+
+        def render(given: list[dict[str, Any]]) -> str:
+            return self.chat_text(given, **arguments)
+
+        format_of = cache(lambda role: formats.of(role, render))
+        return template_messages(messages, format_of, knows_developers="developer" in template)
 
     def chat_text(self, messages: Sequence[Mapping[str, Any]], **template_arguments: Any) -> str:
         """Return the text of a conversation with its special tokens, up to where the assistant's answer begins.

@@ -1,9 +1,8 @@
 """Body of `/v1/chat/completions`: messages, tools and their options."""
 
-import json
 from typing import Any, Literal
 
-from specdec.core.chat_content import joined_parts
+from specdec.core.chat_content import part_texts
 from specdec.server.errors import ApiError
 from specdec.server.request_model import RequestModel
 from specdec.server.sampling_fields import Int, SamplingFields, check_logprobs, check_trace
@@ -14,10 +13,6 @@ _NO_TEMPLATE_ARGUMENTS = (
 )
 
 
-# Chat templates of Llama and its like know no developers.
-_ROLES = {"developer": "system"}
-
-
 class ContentPart(RequestModel):
     """A part of a message."""
 
@@ -25,27 +20,15 @@ class ContentPart(RequestModel):
     text: str | None = None
 
 
+Content = str | list[ContentPart | str]
+
+
 class ChatMessageIn(RequestModel):
     """A message of the conversation. Further fields go to the chat template as they are."""
 
     role: str
-    content: str | list[ContentPart] | None = None
+    content: Content | None = None
     tool_calls: list[dict[str, Any]] | None = None
-
-    def for_template(self) -> dict[str, Any]:
-        """Return the message as chat templates read it: content as text, arguments of calls as objects.
-
-        Raises:
-            ApiError: content other than text.
-        """
-        message: dict[str, Any] = {
-            "role": _ROLES.get(self.role, self.role),
-            "content": content_text(self.content),
-            **(self.model_extra or {}),
-        }
-        if self.tool_calls is not None:
-            message["tool_calls"] = [_call(call) for call in self.tool_calls]
-        return message
 
 
 class Tool(RequestModel):
@@ -59,7 +42,7 @@ class Prediction(RequestModel):
     """Predicted output: text that the answer will probably repeat."""
 
     type: Literal["content"]
-    content: str | list[ContentPart]
+    content: Content
 
     def text(self) -> str:
         """Return the predicted text; its parts follow each other directly.
@@ -69,7 +52,10 @@ class Prediction(RequestModel):
         """
         if isinstance(self.content, str):
             return self.content
-        return "".join(content_text([part], "prediction") for part in self.content)
+        try:
+            return "".join(part_texts(part if isinstance(part, str) else part.model_dump() for part in self.content))
+        except ValueError as error:
+            raise ApiError(400, str(error), param="prediction") from None
 
 
 class TemplateFields(RequestModel):
@@ -83,16 +69,16 @@ class TemplateFields(RequestModel):
     chat_template_kwargs: dict[str, Any] | None = None
 
     def conversation(self) -> list[dict[str, Any]]:
-        """Return the messages as chat templates read them.
+        """Return the messages.
 
         Raises:
-            ApiError: there are none, or one holds more than text.
+            ApiError: there are none.
         """
         if not self.messages:
             raise ApiError(400, "messages is empty; give at least one message", param="messages")
         if self.add_special_tokens:
             raise self.refuse("add_special_tokens", "the chat template writes the special tokens of a conversation")
-        return [message.for_template() for message in self.messages]
+        return [message.model_dump() for message in self.messages]
 
     def check_prompt(self) -> None:
         """Refuse fields of conversations beside a prompt.
@@ -171,32 +157,3 @@ class ChatRequest(TemplateFields, SamplingFields):
         check_logprobs(self.top_logprobs, most_logprobs, "top_logprobs")
         check_logprobs(self.prompt_logprobs, most_logprobs, "prompt_logprobs")
         check_trace(self.trace, most_logprobs)
-
-
-def content_text(content: str | list[ContentPart] | None, field: str = "messages") -> str:
-    """Return the text of a message; parts stand in lines of their own, as in vLLM.
-
-    Args:
-        field: field of the request that holds it.
-
-    Raises:
-        ApiError: content other than text.
-    """
-    if content is None or isinstance(content, str):
-        return content or ""
-    try:
-        return joined_parts((part.type, part.text) for part in content)
-    except ValueError as error:
-        raise ApiError(400, str(error), param=field) from None
-
-
-def _call(call: dict[str, Any]) -> dict[str, Any]:
-    """Return a call with its arguments as an object, if they are the JSON text of one."""
-    function = call.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        arguments = json.loads(function["arguments"] or "{}")
-    except (ValueError, RecursionError):
-        raise ApiError(400, "messages: the arguments of a tool call are not valid JSON", param="messages") from None
-    return {**call, "function": {**function, "arguments": arguments}}

@@ -1,16 +1,17 @@
 """Body of `/v1/responses`, as far as it is about text and functions."""
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
+from specdec.core.chat_content import part_texts
 from specdec.core.structured_outputs import StructuredOutputsParams
-from specdec.server.chat_request import ChatMessageIn, ContentPart, content_text
+from specdec.server.chat_request import Content
 from specdec.server.errors import ApiError
 from specdec.server.request_model import RequestModel
 from specdec.server.sampling_fields import Int, SamplingFields, check_logprobs
 from specdec.server.structured_fields import TextFormat
 
 LOGPROBS = "message.output_text.logprobs"
-Content = str | list[ContentPart]
 
 
 class InputItem(RequestModel):
@@ -19,32 +20,31 @@ class InputItem(RequestModel):
     type: str | None = None
     role: str | None = None
     content: Content | None = None
+    summary: Content | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
     output: Content | None = None
 
-    def message(self) -> ChatMessageIn | None:
-        """Return the item as a message of a chat; None for an item that is no message.
+    def message(self) -> dict[str, Any]:
+        """Return the item as a message of a chat.
 
         Raises:
             ApiError: an item of another kind, or one that lacks a field.
         """
         match self.type:
             case None | "message" if self.role is not None:
-                return ChatMessageIn(role=self.role, content=self.content)
+                return {"role": self.role, "content": _parts(self.content)}
             case "function_call" if self.name is not None:
-                function = {"name": self.name, "arguments": self.arguments or "{}"}
+                function = {"name": self.name, "arguments": self.arguments}
                 call = {"id": self.call_id, "type": "function", "function": function}
-                return ChatMessageIn(role="assistant", content=None, tool_calls=[call])
+                return {"role": "assistant", "tool_calls": [call]}
             case "function_call_output":
-                # Chat templates read further fields as they are.
-                result = {"role": "tool", "content": content_text(self.output), "tool_call_id": self.call_id}
-                return ChatMessageIn.model_validate(result)
+                return {"role": "tool", "content": _parts(self.output), "tool_call_id": self.call_id}
             case "reasoning":
-                return None
-        message = f"an input item is of type {self.type!r}; known are messages with a role, function_call and "
-        raise ApiError(400, message + "function_call_output", param="input")
+                return {"role": "assistant", "reasoning_content": _text(self.content or self.summary)}
+        message = f"an input item is of type {self.type!r}; known are messages with a role, function_call, "
+        raise ApiError(400, message + "function_call_output and reasoning", param="input")
 
 
 class FunctionTool(RequestModel):
@@ -90,19 +90,17 @@ class ResponsesRequest(SamplingFields):
         return (self.top_logprobs or 0) if LOGPROBS in (self.include or ()) else None
 
     def messages(self) -> list[dict[str, Any]]:
-        """Return the conversation as chat templates read it.
+        """Return the conversation as messages of a chat.
 
         Raises:
             ApiError: an item that is not supported, or none.
         """
-        given = [ChatMessageIn(role="system", content=self.instructions)] if self.instructions else []
-        if isinstance(self.input, str):
-            given.append(ChatMessageIn(role="user", content=self.input))
-        else:
-            given += [message for item in self.input if (message := item.message()) is not None]
         if not self.input:
             raise ApiError(400, "input is empty; give text or at least one message", param="input")
-        return [message.for_template() for message in given]
+        system = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        if isinstance(self.input, str):
+            return [*system, {"role": "user", "content": self.input}]
+        return [*system, *_joined_turns(item.message() for item in self.input)]
 
     def template_arguments(self) -> dict[str, Any]:
         """Return what the chat template gets beside the messages."""
@@ -154,3 +152,38 @@ class ResponsesRequest(SamplingFields):
         if self.tool_choice not in (None, "none", "auto"):
             raise ApiError(400, "tool_choice must be 'none' or 'auto'; calls cannot be forced", param="tool_choice")
         check_logprobs(self.top_logprobs, most_logprobs, "top_logprobs")
+
+
+def _parts(content: Content | None) -> list[Any]:
+    """Return content as a list of parts."""
+    if isinstance(content, str):
+        return [content] if content else []
+    return [part if isinstance(part, str) else part.model_dump() for part in content or ()]
+
+
+def _text(content: Content | None) -> str:
+    """Return the text of a reasoning item.
+
+    Raises:
+        ApiError: content other than text.
+    """
+    try:
+        return "\n".join(part_texts(_parts(content)))
+    except ValueError as error:
+        raise ApiError(400, str(error), param="input") from None
+
+
+def _joined_turns(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages in which all items of one turn of the assistant, which follow each other, are one message."""
+    turns: list[dict[str, Any]] = []
+    for message in messages:
+        if message["role"] != "assistant" or not turns or turns[-1]["role"] != "assistant":
+            turns.append(message)
+            continue
+        turn = turns[-1]
+        for key in ("content", "tool_calls"):
+            turn[key] = [*turn.get(key, ()), *message.get(key, ())]
+        if reasoning := [text for each in (turn, message) if (text := each.get("reasoning_content"))]:
+            turn["reasoning_content"] = "\n".join(reasoning)
+    # Reasoning alone is no answer.
+    return [turn for turn in turns if turn.get("content") or turn.get("tool_calls") or "reasoning_content" not in turn]

@@ -40,6 +40,18 @@ def test_text_becomes_tokens_and_text_again(server: Served) -> None:
     messages = [{"role": "user", "content": "Hi"}]
     chat = server.send("POST", "/tokenize", {"messages": messages})[2]
     assert chat["tokens"] == server.offline.chat_prompt(messages)
+    # What clients send in a history is read alike.
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    history = [
+        {"role": "developer", "content": ["a", {"type": "text", "text": "b"}]},
+        {"role": "user", "content": "c"},
+        {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None},
+        {"role": "tool", "content": [{"type": "text", "text": "d"}], "tool_call_id": "1"},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "e"}], "tool_calls": []},
+        {"role": "user", "content": []},
+    ]
+    _, _, chat = server.send("POST", "/tokenize", {"messages": history})
+    assert chat["tokens"] == server.offline.chat_prompt(history)
     for wrong in ({}, {"prompt": "a", "messages": messages}, {"messages": []}):
         assert server.send("POST", "/tokenize", wrong)[0] == 400
     assert server.send("POST", "/detokenize", {"tokens": [10**6]})[2]["error"]["param"] == "tokens"

@@ -8,11 +8,15 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from specdec import SamplingParams
+from specdec.core.chat_content import ContentFormat, template_messages
+from specdec.server.responses_request import ResponsesRequest
 from tests.specdec.server.running import Served
 
 TALK: Any = [
     {"role": "developer", "content": "Be terse."},
     {"role": "user", "content": [{"type": "input_text", "text": "A taxi"}]},
+    {"type": "reasoning", "id": "r1", "summary": [{"type": "summary_text", "text": "Call."}]},
+    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
     {"type": "function_call", "call_id": "c1", "name": "taxi", "arguments": '{"to": "Davis"}'},
     {"type": "function_call_output", "call_id": "c1", "output": "none free"},
     {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "None."}]},
@@ -22,7 +26,7 @@ PLAIN = [
     {"role": "system", "content": "Answer."},
     {"role": "system", "content": "Be terse."},
     {"role": "user", "content": "A taxi"},
-    {"role": "assistant", "content": ""},
+    {"role": "assistant", "content": "I look."},
     {"role": "tool", "content": "none free"},
     {"role": "assistant", "content": "None."},
     {"role": "user", "content": "Now?"},
@@ -41,6 +45,50 @@ PARAMETERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
 }
 STATUS = {"stop": "completed", "length": "incomplete"}
+
+
+def test_items_of_one_turn_are_one_message() -> None:
+    """Reasoning, texts and calls that follow each other, whichever of them there are."""
+
+    def call(name: str) -> dict[str, Any]:
+        return {"type": "function_call", "call_id": name, "name": name, "arguments": "{}"}
+
+    def asked(name: str) -> dict[str, Any]:
+        return {"id": name, "type": "function", "function": {"name": name, "arguments": "{}"}}
+
+    def said(text: str) -> dict[str, Any]:
+        return {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}
+
+    thought = {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
+    results = [{"type": "function_call_output", "call_id": name, "output": name} for name in ("f", "g")]
+    answer = {"role": "assistant", "content": "Done."}
+    items = [
+        {"role": "user", "content": "a"},
+        *(thought, said("I look."), call("f"), said("And more."), call("g")),
+        *results,
+        *(thought, call("f")),
+        results[0],
+        *(thought, answer),
+        {"role": "user", "content": []},
+        thought,
+        {"role": "user", "content": "b"},
+    ]
+    given = ResponsesRequest.model_validate({"input": items}).messages()
+    tools = [{"role": "tool", "content": name, "tool_call_id": name} for name in ("f", "g")]
+    expected = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "I look.\nAnd more.", "tool_calls": [asked("f"), asked("g")]},
+        *tools,
+        {"role": "assistant", "content": "", "tool_calls": [asked("f")]},
+        tools[0],
+        answer,
+        {"role": "user", "content": ""},
+        {"role": "user", "content": "b"},
+    ]
+    for message in expected[1], expected[4], expected[6]:
+        message["reasoning"] = "Hm."
+    read, plain = (template_messages(each, lambda _: ContentFormat.STRING) for each in (given, expected))
+    assert read == plain
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -123,7 +171,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "previous": ({"previous_response_id": "resp-1"}, "previous_response_id"),
     "background": ({"background": True}, "background"),
     "truncation": ({"truncation": "auto"}, "truncation"),
-    "image": ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "messages"),
+    "image": ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
     "item": ({"input": [{"type": "web_search_call"}]}, "input"),
     "nothing": ({"input": []}, "input"),
     "search": ({"tools": [{"type": "web_search"}]}, "tools"),

@@ -342,5 +342,6 @@ def test_the_template_gets_tools_and_calls(tmp_path: Any) -> None:
     ]
     body = ChatRequest.model_validate({"messages": messages, "tools": TOOLS, "chat_template_kwargs": {"extra": "more"}})
     tokenizer = Tokenizer(folder)
-    tokens = tokenizer.encode_chat(body.conversation(), **body.template_arguments())
+    arguments = body.template_arguments()
+    tokens = tokenizer.encode_chat(tokenizer.chat_messages(body.conversation(), **arguments), **arguments)
     assert tokenizer.decode(tokens) == "taxi|user:Go|assistant:Davis|tool:ok|more"

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from specdec import LLM, BeamSearchParams, Counter, Gauge, SamplingParams, Vector
-from specdec.server.chat_request import ChatMessageIn
 
 FREE = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 QUESTION = {"role": "user", "content": "ab"}
@@ -94,9 +93,6 @@ def test_content_parts_are_text(llm: LLM) -> None:
     parts = [{"type": "text", "text": "ab"}, {"type": "input_text", "text": "cd"}, "ef"]
     whole = llm.chat([{"role": "user", "content": "ab\ncd\nef"}], FREE)[0]
     assert llm.chat([{"role": "user", "content": parts}], FREE)[0].prompt_token_ids == whole.prompt_token_ids
-    # The server joins them alike.
-    message = ChatMessageIn(role="user", content=parts[:2])  # type: ignore[arg-type]
-    assert message.for_template()["content"] == "ab\ncd"
 
 
 def test_templates_and_their_variables(llm: LLM) -> None:
@@ -112,6 +108,30 @@ def test_templates_and_their_variables(llm: LLM) -> None:
     assert prompt(chat_template=last) == "ab/cd/>"
     assert prompt(chat_template=last, add_generation_prompt=False) == "ab/cd/"
     assert prompt(chat_template=last, add_generation_prompt=False, continue_final_message=True) == "ab/cd"
+
+
+@pytest.mark.parametrize("content", ["ab", [{"type": "text", "text": "ab"}], ["ab"]], ids=str)
+def test_no_text_is_lost_in_templates_that_read_parts(llm: LLM, content: Any) -> None:
+    """Also of tools and of developers, whose arguments and role templates read in one way."""
+
+    def prompt(template: str, *messages: Any, **arguments: Any) -> str:
+        (output,) = llm.chat(list(messages), FREE, False, chat_template=template, **arguments)
+        return llm.get_tokenizer().decode(output.prompt_token_ids)
+
+    for body in (
+        "{{ m.content[0].text }}",
+        "{% for p in m['content'] %}{{ p['text'] }}{% endfor %}",
+        "{{ m.content }}",
+    ):
+        template = "{% for m in messages %}" + body + "/{% endfor %}"
+        messages = {"role": "user", "content": content}, {"role": "assistant", "content": content}
+        assert prompt(template, *messages) == "ab/ab/"
+        goes_on: dict[str, Any] = {"add_generation_prompt": False, "continue_final_message": True}
+        assert prompt(template, *messages, **goes_on) == "ab/ab"
+    function = {"name": "f", "arguments": '{"a": 1}'}
+    call = {"role": "assistant", "content": content, "tool_calls": [{"type": "function", "function": function}]}
+    assert prompt("{{ messages[0].tool_calls[0].function.arguments | tojson }}", call) == '{"a": 1}'
+    assert prompt("{{ messages[0].role }}", {"role": "developer", "content": content}) == "system"
 
 
 def test_the_tokenizer_is_transformers(llm: LLM) -> None:
