@@ -28,6 +28,7 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
         logprobs=body.num_logprobs,
         prediction=None if body.prediction is None else body.prediction.text(),
     )
+    service.leave_room(params)
     prompt = await service.chat_tokens(body.conversation(), body.template_arguments())
     answer_id = f"chatcmpl-{request.state.request_id}"
     answer = ChatAnswer(answer_id, service, body, params)

@@ -74,6 +74,7 @@ class TemplateFields(RequestModel):
         Raises:
             ApiError: there are none.
         """
+        self.check_unknown()
         if not self.messages:
             raise ApiError(400, "messages is empty; give at least one message", param="messages")
         if self.add_special_tokens:
@@ -135,6 +136,12 @@ class ChatRequest(TemplateFields, SamplingFields):
         if not self.uses_tools:
             given.pop("tools", None)
         return given
+
+    @property
+    def sent_names(self) -> dict[str, str]:
+        """The request's names of sampling parameters."""
+        has_limit = self.max_completion_tokens is not None
+        return {"logprobs": "top_logprobs", **({"max_tokens": "max_completion_tokens"} if has_limit else {})}
 
     @property
     def num_logprobs(self) -> int | None:

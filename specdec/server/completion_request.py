@@ -19,7 +19,6 @@ class CompletionRequest(SamplingFields):
     best_of: Int | None = None
     suffix: str | None = None
     add_special_tokens: bool | None = None
-    truncate_prompt_tokens: Int | None = None
 
     @property
     def only_echoes(self) -> bool:
@@ -54,10 +53,6 @@ class CompletionRequest(SamplingFields):
         if self.best_of is not None and self.best_of > (self.n or 1):
             message = f"best_of is {self.best_of}, more than n, {self.n or 1}; ask for n and choose among the answers"
             raise ApiError(400, message, param="best_of")
-        if self.truncate_prompt_tokens is not None and self.truncate_prompt_tokens < 1:
-            given = self.truncate_prompt_tokens
-            message = f"truncate_prompt_tokens is {given}; it must be at least 1"
-            raise ApiError(400, message, param="truncate_prompt_tokens")
         check_logprobs(self.logprobs, most_logprobs, "logprobs")
         check_logprobs(self.prompt_logprobs, most_logprobs, "prompt_logprobs")
         check_trace(self.trace, most_logprobs)

@@ -24,12 +24,11 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     service = service_of(request)
     service.accept(body, body.model)
     body.check_completion(service.settings.max_logprobs)
-    given = body.prompts()
+    given, params = body.prompts(), _params(body, service)
     special = body.add_special_tokens is not False
     prompts = await asyncio.gather(*(service.tokens(prompt, special) for prompt in given))
-    if body.truncate_prompt_tokens is not None:
-        prompts = [tokens[-body.truncate_prompt_tokens :] for tokens in prompts]
-    params = _params(body, service)
+    if params.truncate_prompt_tokens is not None:
+        prompts = [tokens[-params.truncate_prompt_tokens :] for tokens in prompts]
     texts = [prompt if isinstance(prompt, str) else None for prompt in given]
     answer_id = f"cmpl-{request.state.request_id}"
     answer = CompletionAnswer(answer_id, service, body, texts, prompts, params)
@@ -45,10 +44,12 @@ def _params(body: CompletionRequest, service: Service) -> SamplingParams:
     asked = body.prompt_logprobs
     if asked is None and body.echo:
         asked = body.logprobs
-    return body.sampling_params(
+    params = body.sampling_params(
         {"max_tokens": DEFAULT_MAX_TOKENS, **service.defaults},
         # The engine generates a token at least.
         max_tokens=1 if body.only_echoes else body.max_tokens,
         logprobs=body.logprobs,
         prompt_logprobs=asked,
     )
+    service.leave_room(params)
+    return params

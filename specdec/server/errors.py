@@ -1,7 +1,8 @@
 """Errors of the HTTP interface, in OpenAI's shape."""
 
 import logging
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -71,9 +72,15 @@ def error_response(error: HTTPException) -> Response:
     return Response(body, error.status_code, dict(error.headers or {}), media_type="application/json")
 
 
-def bad_request(error: Exception, fields: Collection[str] = ()) -> ApiError:
-    """Return the answer to a ValueError of the engine; its message begins with the name of the wrong field, if any."""
+def bad_request(error: Exception, fields: Collection[str] = (), names: Mapping[str, str] | None = None) -> ApiError:
+    """Return the answer to a ValueError of the engine; its message begins with the name of the wrong field, if any.
+
+    Args:
+        names: the request's names of parameters, where they differ from the engine's.
+    """
     message = str(error)
+    for own, sent in (names or {}).items():
+        message = re.sub(rf"\b{own}\b", sent, message)
     first = message.split(" ", 1)[0]
     return ApiError(400, message, param=first if first in fields else None)
 

@@ -44,7 +44,13 @@ class Gate:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 MutableHeaders(scope=message)["X-Request-Id"] = name
+            elif is_head:
+                message = {**message, "body": b""}
             await send(message)
+
+        is_head = scope["method"] == "HEAD"
+        # Probes ask for the head of what GET answers.
+        inner = {**scope, "method": "GET"} if is_head else scope
 
         try:
             self._check_key(headers, scope["path"].removeprefix(scope.get("root_path", "")))
@@ -52,7 +58,7 @@ class Gate:
         except ApiError as error:
             await error_response(error)(scope, receive, send_with_id)
         else:
-            await self._app(scope, _again(body, receive), send_with_id)
+            await self._app(inner, _again(body, receive), send_with_id)
         finally:
             seconds = time.perf_counter() - began
             method, path = scope["method"], scope["path"]

@@ -1,5 +1,6 @@
 """Routes that read JSON bodies strictly: valid UTF-8, no halves of surrogate pairs, bounded depth."""
 
+from codecs import BOM_UTF8
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -13,7 +14,8 @@ from specdec.server.errors import ApiError
 class _JsonRequest(Request):
     async def json(self) -> Any:
         try:
-            return from_json(await self.body())
+            # Some editors and clients begin files with a byte order mark.
+            return from_json((await self.body()).removeprefix(BOM_UTF8))
         except ValueError as error:
             raise ApiError(400, f"the body is not valid JSON: {error}") from None
 

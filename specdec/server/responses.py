@@ -25,6 +25,9 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
     params = body.sampling_params(
         {"max_tokens": None, **service.defaults}, max_tokens=limit, logprobs=body.num_logprobs
     )
+    if body.truncation == "auto":
+        params.truncate_prompt_tokens = -1
+    service.leave_room(params)
     prompt = await service.chat_tokens(body.messages(), body.template_arguments(), "input")
     answer_id = f"resp-{request.state.request_id}"
     answer = ResponsesAnswer(answer_id, service, body, params)

@@ -46,6 +46,7 @@ class ResponsesAnswer:
             max_output_tokens=body.max_output_tokens,
             tool_choice="none" if body.tool_choice == "none" else "auto",
             text={"format": body.text_format},
+            truncation=body.truncation or "disabled",
             tools=[{"strict": False, "parameters": {}, **tool.model_dump()} for tool in body.tools or ()],
         )
         self._open: OutputMessage | OutputCall | None = None

@@ -77,12 +77,18 @@ class ResponsesRequest(SamplingFields):
     conversation: str | dict[str, Any] | None = None
     prompt: dict[str, Any] | None = None
     background: bool | None = None
-    truncation: str | None = None
+    truncation: Literal["auto", "disabled"] | None = None
     store: bool | None = None
 
     @property
     def uses_tools(self) -> bool:
         return bool(self.tools) and self.tool_choice != "none"
+
+    @property
+    def sent_names(self) -> dict[str, str]:
+        """The request's names of sampling parameters."""
+        has_limit = self.max_output_tokens is not None
+        return {"logprobs": "top_logprobs", **({"max_tokens": "max_output_tokens"} if has_limit else {})}
 
     @property
     def num_logprobs(self) -> int | None:
@@ -147,8 +153,6 @@ class ResponsesRequest(SamplingFields):
             raise self.refuse("stream_options", "the usage comes with the last event; leave out continuous_usage_stats")
         if self.n not in (None, 1):
             raise self.refuse("n", "a response is one answer")
-        if self.truncation not in (None, "disabled"):
-            raise self.refuse("truncation", "shorten the input")
         if self.tool_choice not in (None, "none", "auto"):
             raise ApiError(400, "tool_choice must be 'none' or 'auto'; calls cannot be forced", param="tool_choice")
         check_logprobs(self.top_logprobs, most_logprobs, "top_logprobs")

@@ -18,18 +18,6 @@ _WORD = 1 << 63
 Int = Annotated[int, Field(ge=-_WORD, lt=_WORD)]
 # vLLM's older names of structured outputs.
 _GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
-# Fields that would change the output and that this server lacks. Other unknown fields are ignored with a warning.
-_REFUSED = (
-    "logits_processors",
-    "prompt_embeds",
-    "use_beam_search",
-    "functions",
-    "function_call",
-    "audio",
-    "modalities",
-    "documents",
-    "chat_template",
-)
 
 
 class StreamOptions(RequestModel):
@@ -88,6 +76,7 @@ class SamplingFields(RequestModel):
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     prompt_logprobs: Int | None = None
+    truncate_prompt_tokens: Int | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     speculation: SpeculationFields | None = None
@@ -120,15 +109,19 @@ class SamplingFields(RequestModel):
         Raises:
             ApiError: names the field.
         """
-        for name in self.unknown_fields():
-            if name in _REFUSED and (self.model_extra or {})[name] not in (None, False):
-                raise self.refuse(name, "leave it out")
-            if name in _GUIDED and (self.model_extra or {})[name] is not None:
+        self.check_unknown()
+        for name in _GUIDED:
+            if (self.model_extra or {}).get(name) not in (None, "", []):
                 raise self.refuse(name, f"use structured_outputs with {name.removeprefix('guided_')!r}")
-        if self.stream_options is not None and not self.stream:
+        if not self.stream and self.stream_options is not None and any(self.stream_options.model_dump().values()):
             raise ApiError(400, "stream_options is only allowed with stream true", param="stream_options")
         if self.n is not None and self.n > MOST_SAMPLES:
             raise ApiError(400, f"n is {self.n}; it must be at most {MOST_SAMPLES}", param="n")
+
+    @property
+    def sent_names(self) -> dict[str, str]:
+        """The request's names of sampling parameters, where they differ."""
+        return {}
 
     @property
     def structure_field(self) -> str:
@@ -169,10 +162,13 @@ class SamplingFields(RequestModel):
         if self.speculation is not None:
             values["speculation"] = self.speculation.speculation()
         values["structured_outputs"] = self.structure()
+        if values.get("seed") == -1:
+            # Some clients send this for none, which vLLM takes.
+            del values["seed"]
         try:
             return SamplingParams(**values)
         except ValueError as error:
-            raise bad_request(error, type(self).model_fields) from None
+            raise bad_request(error, type(self).model_fields, self.sent_names) from None
 
 
 # Log-probabilities and the limit of tokens are spelled differently by each kind of request.

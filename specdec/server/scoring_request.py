@@ -19,6 +19,7 @@ class ScoringRequest(TemplateFields):
     stream: ClassVar[bool] = False
     trace: ClassVar[bool] = False
     structure_field: ClassVar[str] = "choices"
+    sent_names: ClassVar[dict[str, str]] = {}
     # Pydantic reports a missing field only where it is required.
     choices: list[str] | list[list[Int]]
     model: str | None = None

@@ -31,7 +31,7 @@ from specdec.server.scoring_request import ScoringRequest
 from specdec.server.server_settings import ServerSettings
 from specdec.server.speculation_replies import RequestMetrics, SglExt, request_metrics, sglext
 from specdec.server.token_places import TokenPlaces
-from specdec.server.tool_parsers import ToolParser, parser_for
+from specdec.server.tool_parsers import PlainText, ToolParser, parser_for
 from specdec.server.traces import traces_to
 
 logger = logging.getLogger(__name__)
@@ -74,6 +74,7 @@ class Service:
         # Ids of the engine's requests by the answer's id.
         self._running: dict[str, list[str]] = {}
         self._reported: set[str] = set()
+        self._has_warned_of_tools = False
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -95,6 +96,22 @@ class Service:
         if are_used and not self.settings.enable_auto_tool_choice:
             message = 'tool_choice "auto" needs --enable-auto-tool-choice at the server; send "none"'
             raise ApiError(400, message, param="tool_choice")
+        if are_used and self.settings.tool_call_parser == "auto" and self.tool_parser is PlainText:
+            if not self._has_warned_of_tools:
+                logger.warning(
+                    "a request has tools, and the chat template shows no form of calls that is known, so calls come "
+                    "back as text; set --tool-call-parser to hermes or llama3_json, or to none (shown once)"
+                )
+            self._has_warned_of_tools = True
+
+    def leave_room(self, params: SamplingParams) -> None:
+        """Replace -1 for the tokens of a prompt by as many as leave room for the answer.
+
+        An answer without a limit gets a quarter of the context.
+        """
+        if params.truncate_prompt_tokens == -1:
+            longest = self.llm.max_model_len
+            params.truncate_prompt_tokens = max(1, longest - (params.max_tokens or longest // 4))
 
     def step_reporter(self, params: SamplingParams) -> StepReporter:
         """Return what reports the steps of one output."""
@@ -193,7 +210,9 @@ class Service:
                 timer.abort()
             raise
         except ValueError as error:
-            wrong = bad_request(error, ("cache_salt", *SamplingParams.__dataclass_fields__))
+            wrong = bad_request(
+                error, ("cache_salt", *SamplingParams.__dataclass_fields__, *body.sent_names.values()), body.sent_names
+            )
             if str(error).startswith("structured_outputs"):
                 wrong.param = body.structure_field
             elif wrong.param is None and "prompt" in str(error):

@@ -51,7 +51,7 @@ class Served:
             text = reply.read()
             found = {name.lower(): value for name, value in reply.getheaders()}
             is_json = found.get("content-type", "").startswith("application/json")
-            return reply.status, found, msgspec.json.decode(text) if is_json else text
+            return reply.status, found, msgspec.json.decode(text) if is_json and text else text
         finally:
             connection.close()
 

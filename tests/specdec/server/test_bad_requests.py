@@ -87,7 +87,7 @@ WRONG: list[dict[str, Any]] = [
     {"logit_bias": {"1": 101}},
     {"logprobs": True},
     {"logprobs": -1},
-    {"seed": -1},
+    {"seed": -2},
     {"stop": 1},
     {"stop": [""]},
     {"stop": [1]},

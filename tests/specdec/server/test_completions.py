@@ -101,11 +101,9 @@ def test_the_parameters_differ_in_what_they_give(server: Served) -> None:
 
 
 def test_requests_have_every_sampling_parameter() -> None:
-    # `logprobs` is a number in one API and a flag in the other; OpenAI has `prediction` in chats alone, and vLLM
-    # `truncate_prompt_tokens` in completions alone. Choices have a route of their own. Answers are text.
-    # The server itself keeps special tokens that are tags of tool calls.
-    others = {"logprobs", "prediction", "truncate_prompt_tokens", "choices", "detokenize", "output_kind"}
-    others.add("kept_special_tokens")
+    # `logprobs` is a number in one API and a flag in the other; OpenAI has `prediction` in chats alone. Choices have a
+    # route of their own. Answers are text. The server itself keeps special tokens that are tags of tool calls.
+    others = {"logprobs", "prediction", "choices", "detokenize", "output_kind", "kept_special_tokens"}
     assert set(settings_of(SamplingParams)) - set(SamplingFields.model_fields) == others
 
 

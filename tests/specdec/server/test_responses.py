@@ -170,7 +170,7 @@ def test_what_was_asked_is_repeated(client: OpenAI) -> None:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "previous": ({"previous_response_id": "resp-1"}, "previous_response_id"),
     "background": ({"background": True}, "background"),
-    "truncation": ({"truncation": "auto"}, "truncation"),
+    "truncation": ({"truncation": "middle"}, "truncation"),
     "image": ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
     "item": ({"input": [{"type": "web_search_call"}]}, "input"),
     "nothing": ({"input": []}, "input"),
