@@ -75,7 +75,7 @@ def test_items_of_one_turn_are_one_message() -> None:
     ]
     given = ResponsesRequest.model_validate({"input": items}).messages()
     tools = [{"role": "tool", "content": name, "tool_call_id": name} for name in ("f", "g")]
-    expected = [
+    expected: list[dict[str, Any]] = [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "I look.\nAnd more.", "tool_calls": [asked("f"), asked("g")]},
         *tools,

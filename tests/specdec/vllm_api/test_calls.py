@@ -116,7 +116,7 @@ def test_no_text_is_lost_in_templates_that_read_parts(llm: LLM, content: Any) ->
 
     def prompt(template: str, *messages: Any, **arguments: Any) -> str:
         (output,) = llm.chat(list(messages), FREE, False, chat_template=template, **arguments)
-        return llm.get_tokenizer().decode(output.prompt_token_ids)
+        return str(llm.get_tokenizer().decode(output.prompt_token_ids))
 
     for body in (
         "{{ m.content[0].text }}",
