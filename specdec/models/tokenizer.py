@@ -10,9 +10,9 @@ from jinja2 import TemplateError
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import PreTrainedTokenizerBase
 
+from specdec.core.chat_content import template_messages
 from specdec.core.text_stream import REPLACEMENT, TextStream
 from specdec.core.token_texts import TokenTexts
-from specdec.core.chat_content import template_messages
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, first_line, read_object
 from specdec.models.checkpoint import has_tokenizer
 from specdec.models.content_formats import ContentFormats
