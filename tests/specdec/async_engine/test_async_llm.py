@@ -59,7 +59,7 @@ def _logprobs(found: Any) -> Any:
     if isinstance(found, float):
         return pytest.approx(found, rel=1e-9)
     if isinstance(found, Logprob):
-        return _logprobs(found.logprob), found.rank, found.decoded_token
+        return _logprobs(found.logprob), found.rank, found.decoded_token, found.part_bytes
     if isinstance(found, dict):
         return {key: _logprobs(value) for key, value in found.items()}
     return [_logprobs(value) for value in found] if isinstance(found, list) else found
