@@ -203,7 +203,9 @@ def test_memory_is_flat_over_ten_heads(
         at_start, most = graphs.num_captures, gpu.memory.most_graphs
         for turn in range(10):
             llm.update_draft(folder / f"{kind} {(turn + 1) % 2}")
-            llm.generate([PROMPT], SamplingParams(temperature=turn % 2, max_tokens=2), use_tqdm=False)
+            llm.generate(
+                [PROMPT], SamplingParams(temperature=turn % 2, max_tokens=2, seed=turn, ignore_eos=True), use_tqdm=False
+            )
             gc.collect()
             taken.append(gpu.memory.reserved)
             captures.append(graphs.num_captures)

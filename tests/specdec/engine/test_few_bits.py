@@ -16,7 +16,7 @@ PROMPTS = [[30, 30], [14, 14], [51, 51, 51], [77] * 9]
 @pytest.mark.parametrize("kv_cache_dtype", ["int8", "fp8_e4m3"])
 @pytest.mark.parametrize("stored", ["fp8-channels", "int8", "awq", "packed-4"])
 def test_scores_are_transformers_but_for_a_rounding_that_chance_decides(
-    world: World, stored: str, kv_cache_dtype: str
+    world: World, stored: str, kv_cache_dtype: Any
 ) -> None:
     """Half way between two numbers of float32, to which both round in each norm. All other digits are the same."""
     own = world.stored(stored).with_cache(kv_cache_dtype)

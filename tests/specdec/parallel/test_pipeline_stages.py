@@ -182,7 +182,8 @@ def test_every_rank_runs_the_largest_steps_where_memory_is_measured(
         monkeypatch.setattr(name, lambda _, rehearse, left=left: cache_bytes(left, rehearse))
     with engine(world, "none", max_num_seqs=9, max_num_batched_tokens=90, **sizes) as llm:
         assert llm.engine.worker.cache.num_blocks == 50
-        assert len(llm.generate([[5, 6]], SamplingParams(max_tokens=3), use_tqdm=False)[0].outputs[0].token_ids) == 3
+        params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+        assert len(llm.generate([[5, 6]], params, use_tqdm=False)[0].outputs[0].token_ids) == 3
     assert len(rehearsed) == 2
     assert rehearsed[0] == rehearsed[1] > 0
 

@@ -39,7 +39,7 @@ def llm() -> Iterator[LLM]:
 
 def test_basic_generation(llm: LLM) -> None:
     prompts = ["I would like to find", "The train to Cambridge", "My telephone number is"]
-    outputs = llm.generate(prompts, SamplingParams(temperature=0.8, top_p=0.95, max_tokens=12))
+    outputs = llm.generate(prompts, SamplingParams(temperature=0.8, top_p=0.95, max_tokens=12, seed=3))
     assert [output.prompt for output in outputs] == prompts
     for output in outputs:
         generated = output.outputs[0]
@@ -50,7 +50,7 @@ def test_basic_generation(llm: LLM) -> None:
 
 def test_default_parameters_that_a_program_changes(llm: LLM) -> None:
     params = llm.get_default_sampling_params()
-    params.max_tokens, params.temperature = 6, 0.0
+    params.max_tokens, params.temperature, params.ignore_eos = 6, 0.0, True
     (output,) = llm.generate("I would like to find", params)
     assert len(output.outputs[0].token_ids) == 6
 
@@ -87,7 +87,7 @@ def test_a_class_by_a_structured_choice(llm: LLM) -> None:
 
 
 def test_several_samples_of_a_prompt(llm: LLM) -> None:
-    (output,) = llm.generate("I would like", SamplingParams(n=4, temperature=1.0, max_tokens=8, logprobs=1))
+    (output,) = llm.generate("I would like", SamplingParams(n=4, temperature=1.0, max_tokens=8, logprobs=1, seed=3))
     assert [one.index for one in output.outputs] == [0, 1, 2, 3]
     assert len({tuple(one.token_ids) for one in output.outputs}) > 1
     for one in output.outputs:
