@@ -1,6 +1,7 @@
 """Drawn traffic through the planning of real sizes: every step finds its graph, and no graph's memory is too small."""
 
 import random
+import secrets
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -118,7 +119,7 @@ def drawn_step(chance: random.Random, model: Model) -> list[tuple[TreeRow, Draft
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_pass_of_drawn_traffic_was_captured_at_the_start(name: str) -> None:
-    model, counter, seed = MODELS[name], Counter(), random.randrange(1 << 32)
+    model, counter, seed = MODELS[name], Counter(), secrets.randbelow(1 << 32)
     print(f"seed {seed}")
     chance = random.Random(seed)
     words = ceil_div(SHAPE.nodes, 64)
@@ -144,7 +145,7 @@ def test_every_pass_of_drawn_traffic_was_captured_at_the_start(name: str) -> Non
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_drafting_of_drawn_traffic_was_captured_at_the_start(name: str) -> None:
-    model, counter, seed = MODELS[name], Counter(), random.randrange(1 << 32)
+    model, counter, seed = MODELS[name], Counter(), secrets.randbelow(1 << 32)
     print(f"seed {seed}")
     chance, width = random.Random(seed), SHAPE.branching
     bits = own_bits(SHAPE.depth - 1, width, CPU)
