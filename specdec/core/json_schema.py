@@ -1,93 +1,178 @@
-"""Keywords of JSON schemas that no grammar follows exactly, and which are therefore refused. Pure Python."""
+"""Checks of JSON schemas: what is no schema, and keywords that no grammar follows, are refused. Pure Python."""
 
+import re
+import warnings
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from math import isfinite
 from typing import Any
+from urllib.parse import unquote
 
-# Of draft 2020-12 and before; a grammar that ignored them would let wrong output through.
-_REFUSED = (
-    *("not", "if", "then", "else", "uniqueItems", "contains", "minContains", "maxContains"),
-    *("dependentRequired", "dependentSchemas", "dependencies", "$dynamicRef", "$recursiveRef"),
-)
-# Keywords of whole values; xgrammar follows the first of them and ignores the constraints beside it.
-_WHOLE = ("$ref", "anyOf", "oneOf", "allOf", "const", "enum")
-# They are ignored where the type is not given.
-_TYPED = (
-    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
-    *("minLength", "maxLength", "pattern", "format"),
-)
-_CONSTRAINTS = (
-    *("properties", "patternProperties", "additionalProperties", "required", "propertyNames", "minProperties"),
-    *("maxProperties", "unevaluatedProperties", "items", "prefixItems", "additionalItems", "unevaluatedItems"),
-    *("minItems", "maxItems", *_TYPED),
-)
-_FORMATS = (
-    *("email", "date", "time", "date-time", "duration", "ipv4", "ipv6", "hostname", "uuid", "uri", "uri-reference"),
-    *("uri-template", "json-pointer", "relative-json-pointer"),
-)
-_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_MAPS = ("properties", "patternProperties", "$defs", "definitions")
-_SINGLE = ("items", "additionalProperties", "propertyNames", "unevaluatedProperties", "unevaluatedItems")
+from specdec.core.json_schema_keywords import APPLICATORS, BESIDE, CONSTRAINTS, FINITE, FORMATS, REFUSED, TYPES, VALUES
 
 
-def check_schema(name: str, schema: Mapping[str, Any]) -> None:
-    """Refuse keywords that would be ignored or followed in part.
-
-    `oneOf` is followed as `anyOf`. Keywords that JSON Schema does not have are ignored, as it demands.
+class SchemaError(ValueError):
+    """What of a schema is wrong or not followed.
 
     Args:
-        name: the schema's name in messages.
+        place: where, as a JSON pointer.
+        problem: what, and the remedy.
+    """
+
+    def __init__(self, place: str, problem: str) -> None:
+        super().__init__(f"at {place or '/'!r:.80}, {problem}")
+
+
+class Schema:
+    """A JSON schema, checked.
 
     Raises:
-        ValueError: the keyword, its place and the remedy.
+        SchemaError: see `specdec.core.json_schema_keywords`.
     """
-    for place, part in _parts("", schema):
-        problem = _problem(part)
-        if problem:
-            raise ValueError(f"{name}: at {place or '/'!r:.80}, {problem}")
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self.root = root
+        self._checked = {"#"}
+        self._check("", root)
+
+    def referred(self, reference: str, place: str) -> Any:
+        """Return the schema that a reference names, checked.
+
+        Args:
+            place: that of the reference.
+        """
+        pointer, found = unquote(reference[1:]), self.root
+        for part in pointer.split("/")[1:]:
+            key = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(found, Mapping) and key in found:
+                found = found[key]
+            elif isinstance(found, list) and key.isdecimal() and int(key) < len(found):
+                found = found[int(key)]
+            else:
+                raise SchemaError(place, f"$ref is {reference!r:.50}, which is not there; correct it")
+        if reference not in self._checked:
+            self._checked.add(reference)
+            self._check(pointer, found)
+        return found
+
+    def _check(self, place: str, schema: Any) -> None:
+        for where, part in _parts(place, schema):
+            problem = _invalid(part) or _problem(part, is_root=part is self.root)
+            if problem:
+                raise SchemaError(where, problem)
 
 
-def _problem(part: Mapping[str, Any]) -> str | None:
-    for keyword in _REFUSED:
-        if keyword in part and part[keyword] is not False:
-            return f"{keyword!r} is not supported; leave it out"
-    whole = [keyword for keyword in _WHOLE if keyword in part]
-    beside = [keyword for keyword in part if keyword in _CONSTRAINTS]
-    if whole and beside and whole[0] not in ("const", "enum"):
-        return f"{beside[0]!r} beside {whole[0]!r} is not supported; move it into the schemas of {whole[0]!r}"
-    if len(whole) > 1:
-        return f"{whole[1]!r} beside {whole[0]!r} is not supported; keep one of them"
-    if isinstance(part.get("allOf"), list) and len(part["allOf"]) > 1:
-        return "'allOf' with several schemas is not supported; write them as one"
-    reference = part.get("$ref", "#")
-    if not isinstance(reference, str) or not reference.startswith("#"):
-        return f"$ref is {reference!r:.50}; only references within the schema, '#/…', are supported"
-    if "pattern" in part and ("minLength" in part or "maxLength" in part):
-        return "'pattern' beside 'minLength' or 'maxLength' is not supported; put the length into the pattern"
-    if "format" in part and part.get("type", "string") == "string" and part["format"] not in _FORMATS:
-        return f"format is {part['format']!r:.50}; supported are {', '.join(_FORMATS)}"
-    untyped = [keyword for keyword in part if keyword in _TYPED]
-    if untyped and "type" not in part and not whole:
-        return f"{untyped[0]!r} without 'type' is not supported; add the type"
-    properties, required = part.get("properties", {}), part.get("required", [])
-    if isinstance(required, list) and isinstance(properties, Mapping):
-        for key in required:
-            if key not in properties:
-                return f"required names {key!r:.50}, which properties does not have; add it there"
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float | Decimal) and not isinstance(value, bool)
+
+
+def is_whole(value: Any) -> bool:
+    return is_number(value) and value == value // 1
+
+
+def declared_types(schema: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the value of `type`; all types if there is none."""
+    types = schema.get("type", TYPES)
+    return (types,) if isinstance(types, str) else tuple(types)
+
+
+def _invalid(schema: Any) -> str | None:
+    """Return why this is no JSON schema."""
+    if isinstance(schema, bool):
+        return None
+    if not isinstance(schema, Mapping):
+        return f"there is {schema!r:.50}; a schema is an object, true or false"
+    for keyword, value in schema.items():
+        kind = VALUES.get(keyword)
+        if kind and not _is_of_kind(kind, value):
+            return f"{keyword} is {value!r:.50}; it must be {kind}"
     return None
 
 
-def _parts(place: str, schema: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _is_of_kind(kind: str, value: Any) -> bool:
+    match kind:
+        case "text":
+            return isinstance(value, str)
+        case "true or false":
+            return isinstance(value, bool)
+        case "a number":
+            return is_number(value) and isfinite(value)
+        case "a number above 0":
+            return is_number(value) and isfinite(value) and value > 0
+        case "a whole number, at least 0":
+            return is_number(value) and isfinite(value) and is_whole(value) and value >= 0
+        case "a regular expression":
+            return _is_pattern(value)
+        case "a JSON type or a list of them":
+            types = [value] if isinstance(value, str) else value
+            return isinstance(types, list) and 0 < len(types) == len({str(each) for each in types if each in TYPES})
+        case "a list of different texts":
+            is_list = isinstance(value, list) and all(isinstance(each, str) for each in value)
+            return is_list and len(value) == len(set(value))
+        case "a list":
+            return isinstance(value, list)
+        case "a schema":
+            return isinstance(value, bool | Mapping)
+        case "a list of at least one schema":
+            return isinstance(value, list) and bool(value)
+        case "an object of schemas":
+            return isinstance(value, Mapping)
+        case _:
+            return isinstance(value, Mapping) and all(_is_pattern(key) for key in value)
+
+
+def _is_pattern(value: Any) -> bool:
+    try:
+        # A bracket that a later Python may read as a set of sets.
+        with warnings.catch_warnings(action="ignore"):
+            re.compile(value)
+    except (TypeError, re.error, OverflowError):
+        return False
+    return True
+
+
+def _problem(schema: Any, *, is_root: bool) -> str | None:
+    """Return what of a valid schema is not followed, and the remedy."""
+    if isinstance(schema, bool):
+        return None
+    for keyword, remedy in REFUSED.items():
+        if keyword in schema and schema[keyword] is not False:
+            return f"{keyword!r} is not supported; {remedy}"
+    if "$id" in schema and not is_root:
+        return "'$id' within a schema is not supported; leave it out"
+    reference = schema.get("$ref", "#")
+    if not re.match(r"#(/|$)", reference):
+        return f"$ref is {reference!r:.50}; only references within the schema, '#/…', are supported"
+    if any(keyword in schema for keyword in FINITE):
+        return None
+    whole = [keyword for keyword in APPLICATORS if keyword in schema]
+    beside = [keyword for keyword in schema if keyword in CONSTRAINTS]
+    if whole and beside:
+        return f"{beside[0]!r} beside {whole[0]!r} is not supported; move it into the schemas of {whole[0]!r}"
+    if len(whole) > 1:
+        return f"{whole[1]!r} beside {whole[0]!r} is not supported; keep one of them"
+    if len(schema.get("allOf", [])) > 1:
+        return "'allOf' with several schemas is not supported; write them as one"
+    for (one, other), remedy in BESIDE.items():
+        if one in schema and other in schema:
+            return f"{one!r} beside {other!r} is not supported; {remedy}"
+    if "format" in schema and "string" in declared_types(schema) and schema["format"] not in FORMATS:
+        return f"format is {schema['format']!r:.50}; supported are {', '.join(FORMATS)}"
+    return None
+
+
+def _parts(place: str, schema: Any) -> Iterator[tuple[str, Any]]:
     """Yield a schema and all schemas in it, each with its place as a JSON pointer."""
+    yield place, schema
     if not isinstance(schema, Mapping):
         return
-    yield place, schema
-    for key in _SINGLE:
-        yield from _parts(f"{place}/{key}", schema.get(key))
-    for key in _LISTS:
-        if isinstance(schema.get(key), list):
-            for index, part in enumerate(schema[key]):
-                yield from _parts(f"{place}/{key}/{index}", part)
-    for key in _MAPS:
-        if isinstance(schema.get(key), Mapping):
-            for name, part in schema[key].items():
-                yield from _parts(f"{place}/{key}/{name}", part)
+    for keyword, value in schema.items():
+        kind = VALUES.get(keyword, "")
+        if kind == "a schema":
+            yield from _parts(f"{place}/{keyword}", value)
+        elif kind == "a list of at least one schema":
+            for index, part in enumerate(value):
+                yield from _parts(f"{place}/{keyword}/{index}", part)
+        elif kind.startswith("an object of schemas"):
+            for name, part in value.items():
+                yield from _parts(f"{place}/{keyword}/{name}", part)

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specdec.core.json_schema import check_schema
+from specdec.core.json_schema import SchemaError
+from specdec.core.json_schema_grammar import schema_grammar
 from specdec.kernels.settings import Foreign, check_settings, check_text, checked_keywords, setting
 
 # Fields of which a request gives exactly one.
@@ -79,9 +80,11 @@ class StructuredOutputsParams:
         if not isinstance(schema, Mapping):
             raise ValueError(f"{name} is {schema!r:.50}; it must be a JSON schema: an object, or its text")
         try:
-            check_schema(name, schema)
-            text = json_text.dumps(schema)
-        except (TypeError, RecursionError):
+            text = json_text.dumps(schema, allow_nan=False)
+            schema_grammar(json_text.loads(text), in_one_line=self.disable_any_whitespace)
+        except SchemaError as error:
+            raise ValueError(f"{name}: {error}") from None
+        except (TypeError, ValueError, RecursionError):
             raise ValueError(f"{name} holds a value that JSON does not have, or is nested too deeply") from None
         check_text(name, text)
         return text

@@ -8,6 +8,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
+from specdec.core.json_grammar import Alt, Text, grammar_text
+from specdec.core.json_schema_grammar import schema_grammar
 from specdec.core.structured_outputs import StructuredOutputsParams
 from specdec.models.tokenizer import Tokenizer
 from specdec.verify.grammar_state import Grammar, GrammarState
@@ -21,13 +23,6 @@ if TYPE_CHECKING:
 CACHE_BYTES = 128 << 20
 # Threads of one compilation, which runs beside the engine.
 THREADS = 2
-# Characters that may stand in a JSON string without an escape.
-_PLAIN = r"[ -!#-[\]-\uD7FF\uE000-\U0010FFFF]"
-# What xgrammar writes for a character of a string, with a bounded length and without. Both let halves of surrogate
-# pairs through. The first lets control characters through, which JSON does not allow, and no escape.
-_CHARACTERS = {r"[^\"\\\r\n]": rf'({_PLAIN} | "\\" [\"\\/bfnrt])', r"[^\0-\x1f\"\\\r\n]": _PLAIN}
-# xgrammar writes a character as `\xdf`, and reads hexadecimal digits behind it as a part of it; `\u00df` has an end.
-_ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|.)", re.DOTALL)
 # Longest message of the grammar library that is shown.
 _LONGEST_REASON = 200
 
@@ -119,24 +114,16 @@ class _Source(NamedTuple):
 
 def _source(params: StructuredOutputsParams) -> _Source:
     """Return a grammar as the text that is compiled."""
-    from xgrammar import Grammar
-
     if params.regex is not None:
         return _Source("regex", params.regex)
     if params.grammar is not None:
         return _Source("gbnf" if "::=" in params.grammar else "lark", params.grammar)
     if params.choice is not None:
-        return _Source("gbnf", "root ::= " + " | ".join(json.dumps(text, ensure_ascii=False) for text in params.choice))
-    schema = '{"type": "object"}' if params.json is None else params.json
-    assert isinstance(schema, str)
-    text = str(Grammar.from_json_schema(schema, any_whitespace=not params.disable_any_whitespace))
-    for written, allowed in _CHARACTERS.items():
-        text = text.replace(written, allowed)
-    return _Source("gbnf", _ESCAPE.sub(_unambiguous, text))
-
-
-def _unambiguous(escape: re.Match[str]) -> str:
-    return rf"\u00{escape[1]}" if escape[1] else escape[0]
+        text = grammar_text(Alt(tuple(Text(text) for text in params.choice)), {})
+        assert text is not None
+        return _Source("gbnf", text)
+    schema = {"type": "object"} if params.json is None else json.loads(str(params.json))
+    return _Source("gbnf", schema_grammar(schema, in_one_line=params.disable_any_whitespace))
 
 
 @contextmanager

@@ -125,9 +125,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "response_format",
         "give its name and its schema",
     ),
-    "type": (response_format({"type": "strng"}), "response_format", 'Unsupported type "strng"'),
+    "type": (response_format({"type": "strng"}), "response_format", "type is 'strng'; it must be a JSON type"),
     "keyword": (response_format({"not": {}}), "response_format", "'not' is not supported; leave it out"),
-    "reference": (response_format({"$ref": "#/a"}), "response_format", "cannot be followed"),
+    "reference": (response_format({"$ref": "#/a"}), "response_format", "$ref is '#/a', which is not there"),
     "tag": ({"response_format": {"type": "structural_tag"}}, "response_format", "supported are 'text', 'json_object'"),
     "regex": ({"structured_outputs": {"regex": "(a"}}, "structured_outputs", "parenthesis is not closed"),
     "grammar": ({"structured_outputs": {"grammar": "root ::="}}, "structured_outputs", "cannot be followed"),
@@ -161,7 +161,7 @@ def test_what_cannot_be_followed_is_refused_by_name(client: OpenAI, name: str, s
 def test_responses_name_their_own_field(client: OpenAI) -> None:
     for form, message in (
         ({"type": "json_schema", "name": "x"}, "give its name and its schema"),
-        ({"type": "json_schema", "name": "x", "schema": {"type": "strng"}}, "cannot be followed"),
+        ({"type": "json_schema", "name": "x", "schema": {"type": "strng"}}, "type is 'strng'; it must be a JSON type"),
     ):
         with pytest.raises(BadRequestError, match=message) as caught:
             client.responses.create(model="tiny", input="a", extra_body={"text": {"format": form}})

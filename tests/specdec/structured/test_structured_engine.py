@@ -227,6 +227,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "all of": ({"json": {"allOf": [{"type": "null"}, {}]}}, "'allOf' with several schemas"),
     "reference": ({"json": {"$ref": "http://a/b"}}, "only references within the schema"),
     "pattern": ({"json": {"type": "string", "pattern": "a", "maxLength": 3}}, "put the length into the pattern"),
+    "type": ({"json": {"type": "strng"}}, "structured_outputs.json: at '/', type is 'strng'; it must be a JSON type"),
+    "bounds": ({"json": {"type": "integer", "minimum": 5, "maximum": 3}}, "at '/', no value follows the bounds"),
+    "missing": ({"json": {"$ref": "#/nope"}}, "at '/', \\$ref is '#/nope', which is not there; correct it"),
 }
 WRONG_GRAMMARS: dict[str, tuple[dict[str, Any], str]] = {
     "regex": (
@@ -236,9 +239,6 @@ WRONG_GRAMMARS: dict[str, tuple[dict[str, Any], str]] = {
     "lookahead": ({"regex": "a(?=b)"}, "structured_outputs.regex cannot be followed: .*Lookahead is not supported"),
     "gbnf": ({"grammar": "root ::= x"}, 'structured_outputs.grammar cannot be followed: .*"x" is not defined'),
     "lark": ({"grammar": "start: x"}, "structured_outputs.grammar cannot be followed: .*unknown name 'x'"),
-    "type": ({"json": {"type": "strng"}}, 'structured_outputs.json cannot be followed: Unsupported type "strng"'),
-    "bounds": ({"json": {"type": "integer", "minimum": 5, "maximum": 3}}, "minimum greater than maximum"),
-    "missing": ({"json": {"$ref": "#/nope"}}, "structured_outputs.json cannot be followed: Cannot find field nope"),
 }
 
 

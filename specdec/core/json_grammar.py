@@ -1,0 +1,181 @@
+"""Context-free grammars as values, and their text in GBNF. Pure Python."""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, TypeAlias
+
+
+class Text(NamedTuple):
+    """One text."""
+
+    text: str
+
+
+class Chars(NamedTuple):
+    """One character of some ranges of code points, both ends included."""
+
+    ranges: tuple[tuple[int, int], ...]
+
+
+class Seq(NamedTuple):
+    """One after another."""
+
+    parts: tuple["Node", ...]
+
+
+class Alt(NamedTuple):
+    """One of several; without any, nothing at all."""
+
+    parts: tuple["Node", ...]
+
+
+class Repeat(NamedTuple):
+    """At least `least` times, and at most `most` times if that is given."""
+
+    part: "Node"
+    least: int
+    most: int | None
+
+
+class Rule(NamedTuple):
+    """What the rule of that name says."""
+
+    name: str
+
+
+class Before(NamedTuple):
+    """What a rule says, where that always stands before something or at the end of the text.
+
+    It changes no text; the compiler finds by it the tokens that reach beyond the rule.
+    """
+
+    part: "Node"
+    following: "Node"
+
+
+Node: TypeAlias = Text | Chars | Seq | Alt | Repeat | Rule | Before
+
+EMPTY = Text("")
+NEVER = Alt(())
+_COUNTS = {(0, None): "*", (1, None): "+", (1, 1): ""}
+
+
+def seq(*parts: Node) -> Node:
+    return Seq(parts)
+
+
+def alt(*parts: Node) -> Node:
+    return Alt(parts)
+
+
+def optional(part: Node) -> Node:
+    return Alt((EMPTY, part))
+
+
+def chars(allowed: str) -> Node:
+    return Chars(tuple((ord(char), ord(char)) for char in allowed))
+
+
+def grammar_text(root: Node, rules: Mapping[str, Node]) -> str | None:
+    """Return the grammar in GBNF without what no text can follow; None if that is all of it."""
+    rules = {**rules, "root": root}
+    finite = _finite_rules(rules)
+    if "root" not in finite:
+        return None
+    kept = {name: _pruned(node, finite) for name, node in rules.items() if name in finite}
+    reached, waiting = {"root"}, ["root"]
+    while waiting:
+        for name in _names(kept[waiting.pop()]):
+            if name not in reached:
+                reached.add(name)
+                waiting.append(name)
+    return "\n".join(f"{name} ::= {_written(node)}" for name, node in kept.items() if name in reached)
+
+
+def _finite_rules(rules: Mapping[str, Node]) -> set[str]:
+    """Return the names of rules that some text follows. A rule that always needs itself has none."""
+    users: dict[str, set[str]] = {name: set() for name in rules}
+    for name, node in rules.items():
+        for used in _names(node):
+            users[used].add(name)
+    found, waiting = set[str](), list(rules)
+    while waiting:
+        name = waiting.pop()
+        if name not in found and _is_finite(rules[name], found):
+            found.add(name)
+            waiting.extend(users[name])
+    return found
+
+
+def _names(node: Node) -> Iterable[str]:
+    if isinstance(node, Rule):
+        yield node.name
+    elif isinstance(node, Repeat | Before):
+        yield from _names(node.part)
+    elif isinstance(node, Seq | Alt):
+        for part in node.parts:
+            yield from _names(part)
+
+
+def _is_finite(node: Node, finite: set[str]) -> bool:
+    if isinstance(node, Rule):
+        return node.name in finite
+    if isinstance(node, Chars):
+        return bool(node.ranges)
+    if isinstance(node, Repeat):
+        return node.least == 0 or _is_finite(node.part, finite)
+    if isinstance(node, Before):
+        return _is_finite(node.part, finite)
+    if isinstance(node, Seq):
+        return all(_is_finite(part, finite) for part in node.parts)
+    return isinstance(node, Text) or any(_is_finite(part, finite) for part in node.parts)
+
+
+def _pruned(node: Node, finite: set[str]) -> Node:
+    """Return a node that some text follows, without its parts that none does."""
+    if isinstance(node, Repeat):
+        if node.most == 0 or not _is_finite(node.part, finite):
+            return EMPTY
+        return Repeat(_pruned(node.part, finite), node.least, node.most)
+    if isinstance(node, Before):
+        return Before(_pruned(node.part, finite), node.following)
+    if isinstance(node, Seq):
+        parts = [_pruned(part, finite) for part in node.parts]
+        parts = [part for part in parts if part != EMPTY]
+        return parts[0] if len(parts) == 1 else Seq(tuple(parts)) if parts else EMPTY
+    if isinstance(node, Alt):
+        # A part may be there twice.
+        parts = list(dict.fromkeys(_pruned(part, finite) for part in node.parts if _is_finite(part, finite)))
+        return parts[0] if len(parts) == 1 else Alt(tuple(parts))
+    return node
+
+
+def _written(node: Node) -> str:
+    if isinstance(node, Rule):
+        return node.name
+    if isinstance(node, Text):
+        return '"' + "".join(_escaped(ord(char), '"\\') for char in node.text) + '"'
+    if isinstance(node, Chars):
+        return "[" + "".join(_range(*ends) for ends in node.ranges) + "]"
+    if isinstance(node, Seq):
+        return "(" + " ".join(map(_written, node.parts)) + ")"
+    if isinstance(node, Alt):
+        return "(" + " | ".join(map(_written, node.parts)) + ")"
+    if isinstance(node, Before):
+        return f"{_written(node.part)} (= {_written(node.following)})"
+    part = f"({_written(node.part)})" if isinstance(node.part, Repeat) else _written(node.part)
+    if (node.least, node.most) in _COUNTS:
+        return part + _COUNTS[node.least, node.most]
+    return f"{part}{{{node.least},{'' if node.most is None else node.most}}}"
+
+
+def _range(first: int, last: int) -> str:
+    text = _escaped(first, "\\]^-")
+    return text if first == last else f"{text}-{_escaped(last, chr(92) + ']^-')}"
+
+
+def _escaped(code: int, special: str) -> str:
+    if chr(code) in special:
+        return "\\" + chr(code)
+    if 32 <= code < 127:
+        return chr(code)
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -1,0 +1,436 @@
+"""Grammars of JSON schemas: texts that follow the schema, and of these no others. Pure Python."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
+from typing import Any
+
+from specdec.core.json_characters import ANY, any_character, complement, in_json, json_text
+from specdec.core.json_grammar import (
+    EMPTY,
+    NEVER,
+    Alt,
+    Before,
+    Node,
+    Repeat,
+    Rule,
+    Text,
+    alt,
+    chars,
+    grammar_text,
+    optional,
+    seq,
+)
+from specdec.core.json_numbers import MOST_DIGITS, MOST_LISTED, NUMBER, WHOLE, Bounds, multiples, numbers, whole_numbers
+from specdec.core.json_patterns import literal_start, pattern_grammar, whole_pattern_grammar
+from specdec.core.json_schema import Schema, SchemaError, declared_types, is_whole
+from specdec.core.json_schema_keywords import CONSTRAINTS, FORMATS, INFERRED, TYPES
+from specdec.core.json_schema_values import Values, is_type
+
+# Rules of one object whose properties are counted.
+MOST_COUNTED = 10_000
+# Greatest divisor of numbers without bounds, each remainder of which is a rule.
+MOST_REMAINDERS = 1000
+_ALL = frozenset(TYPES) - {"integer"}
+
+
+def schema_grammar(schema: Mapping[str, Any], *, in_one_line: bool) -> str:
+    """Return the grammar of a schema, in GBNF.
+
+    Args:
+        in_one_line: with one space after each comma and colon; otherwise blanks and line ends may stand between.
+
+    Raises:
+        SchemaError: a keyword that is not followed, with its place and the remedy, or a schema that no value follows.
+    """
+    return _Converter(schema, in_one_line).text()
+
+
+class _Converter:
+    def __init__(self, root: Mapping[str, Any], in_one_line: bool) -> None:
+        self._schema = Schema(root)
+        self._values = Values(self._schema)
+        blank = EMPTY if in_one_line else Rule("blank")
+        self._comma = Text(", ") if in_one_line else seq(blank, Text(","), blank)
+        self._colon = Text(": ") if in_one_line else seq(blank, Text(":"), blank)
+        self._blank = blank
+        self._rules: dict[str, Node] = {}
+        self._rules |= {
+            "blank": Repeat(chars(" \n\r\t"), 0, None),
+            "character": any_character(),
+            "text": seq(Text('"'), Rule("text-end")),
+            "text-end": _endless(any_character(), "text-end"),
+            "name-end": _endless(in_json(ANY), "name-end"),
+            "number": NUMBER,
+            "array": self._list([], Rule("any"), 0, None),
+            "object": self._pairs([], [seq(Rule("text"), self._colon, Rule("any"))]),
+            "any": self._any(_ALL),
+        }
+        self._contradictions: list[SchemaError] = []
+        self._references: dict[tuple[str, frozenset[str]], Rule] = {}
+
+    def text(self) -> str:
+        text = grammar_text(self._value(self._schema.root, "", _ALL, frozenset()), self._rules)
+        if text is None:
+            raise next(iter(self._contradictions), SchemaError("", "no value follows the schema; correct it"))
+        return text
+
+    def _contradiction(self, place: str, problem: str) -> Node:
+        """Return no value at all, and remember why."""
+        self._contradictions.append(SchemaError(place, f"no value follows {problem}; correct it"))
+        return NEVER
+
+    def _named(self, node: Node) -> Node:
+        """Return a rule of its own."""
+        if isinstance(node, Text | Rule):
+            return node
+        rule = Rule(f"r{len(self._rules)}")
+        self._rules[rule.name] = node
+        return rule
+
+    def _any(self, types: frozenset[str]) -> Node:
+        forms: dict[str, Node] = {
+            "null": Text("null"),
+            "boolean": alt(Text("true"), Text("false")),
+            "integer": WHOLE,
+            **{kind: Rule({"string": "text"}.get(kind, kind)) for kind in ("number", "string", "array", "object")},
+        }
+        return Alt(tuple(form for kind, form in forms.items() if kind in types))
+
+    def _value(self, schema: Any, place: str, types: frozenset[str], passed: frozenset[str]) -> Node:
+        """Return the values of some types that follow a schema.
+
+        Args:
+            passed: references on the way here from the same value.
+        """
+        if schema is False:
+            return self._contradiction(place, "the schema false")
+        if schema in (True, {}):
+            return Rule("any") if types == _ALL else self._any(types)
+        types = _shared(types, declared_types(schema))
+        values = self._values.listed(schema)
+        if values is not None:
+            written = [self._written(value) for value in values if any(is_type(value, kind) for kind in types)]
+            return Alt(tuple(written)) if written else self._contradiction(place, "these keywords together")
+        if "$ref" in schema:
+            return self._referred(schema["$ref"], place, types, passed)
+        if "oneOf" in schema:
+            self._check_one_of(schema["oneOf"], place)
+        for keyword in ("anyOf", "oneOf", "allOf"):
+            if keyword in schema:
+                parts = enumerate(schema[keyword])
+                return Alt(tuple(self._value(part, f"{place}/{keyword}/{i}", types, passed) for i, part in parts))
+        return self._typed(schema, place, types)
+
+    def _typed(self, schema: Mapping[str, Any], place: str, types: frozenset[str]) -> Node:
+        constrained = {kind: keyword for keyword, kind in CONSTRAINTS.items() if keyword in schema}
+        if "type" not in schema and types == _ALL and constrained:
+            kind = next(iter(constrained))
+            if len(constrained) > 1 or kind not in INFERRED:
+                raise SchemaError(place, f"{constrained[kind]!r} without 'type' is not supported; add the type")
+            types = frozenset([kind])
+        parts = [self._any(types - constrained.keys() - ({"integer"} if "number" in constrained else set()))]
+        if "number" in constrained and types & {"number", "integer"}:
+            parts.append(self._number(schema, place, "integer" in types))
+        if "string" in constrained and "string" in types:
+            parts.append(self._string(schema, place))
+        if "array" in constrained and "array" in types:
+            parts.append(self._array(schema, place))
+        if "object" in constrained and "object" in types:
+            parts.append(self._object(schema, place))
+        return Alt(tuple(parts))
+
+    def _written(self, value: Any) -> Node:
+        """Return one value."""
+        if isinstance(value, str):
+            return Text(json_text(value))
+        if isinstance(value, list):
+            return self._list([self._written(item) for item in value], NEVER, len(value), len(value))
+        if isinstance(value, Mapping):
+            pairs = [(key, seq(Text(json_text(key)), self._colon, self._written(each))) for key, each in value.items()]
+            return self._pairs(pairs, [])
+        return Text(json.dumps(value))
+
+    def _referred(self, reference: str, place: str, types: frozenset[str], passed: frozenset[str]) -> Node:
+        if reference in passed:
+            raise SchemaError(place, f"$ref is {reference!r:.50}, which leads back to itself; correct it")
+        target = self._schema.referred(reference, place)
+        rule = self._references.get((reference, types))
+        if rule is None:
+            rule = self._references[reference, types] = Rule(f"ref{len(self._references)}")
+            self._rules[rule.name] = NEVER
+            self._rules[rule.name] = self._value(target, reference[1:], types, passed | {reference})
+        elif passed:
+            # The rule is known, and may be the one that is being made.
+            self._check_ends(target, place, passed | {reference})
+        return rule
+
+    def _check_ends(self, schema: Any, place: str, passed: frozenset[str]) -> None:
+        """Refuse references that lead back to themselves without a list or an object between."""
+        if isinstance(schema, bool):
+            return
+        reference = schema.get("$ref")
+        if reference in passed:
+            raise SchemaError(place, f"$ref is {reference!r:.50}, which leads back to itself; correct it")
+        if reference:
+            self._check_ends(self._schema.referred(reference, place), place, passed | {reference})
+        for keyword in ("anyOf", "oneOf", "allOf"):
+            for part in schema.get(keyword, []):
+                self._check_ends(part, place, passed)
+
+    def _check_one_of(self, options: list[Any], place: str) -> None:
+        for second in range(len(options)):
+            for first in range(second):
+                if not self._values.exclude(options[first], options[second]):
+                    raise SchemaError(
+                        place,
+                        f"'oneOf' is not supported, as values may follow both its schemas {first} and {second}; write "
+                        "'anyOf', or give each a required property with a 'const' of its own",
+                    )
+
+    def _number(self, schema: Mapping[str, Any], place: str, is_whole_number: bool) -> Node:
+        found = self._number_within(schema, place, is_whole_number)
+        return self._contradiction(place, "the bounds") if grammar_text(found, self._rules) is None else found
+
+    def _number_within(self, schema: Mapping[str, Any], place: str, is_whole_number: bool) -> Node:
+        lows = [(_decimal(schema[key]), key != "minimum") for key in ("minimum", "exclusiveMinimum") if key in schema]
+        highs = [(_decimal(schema[key]), key == "maximum") for key in ("maximum", "exclusiveMaximum") if key in schema]
+        low, low_open = max(lows, default=(None, False))
+        high, high_closed = min(highs, default=(None, True))
+        for end in (low, high):
+            if end is not None and (end.adjusted() > MOST_DIGITS or int(end.as_tuple().exponent) < -MOST_DIGITS):
+                raise SchemaError(place, f"the bound {end} is not supported; give it at most {MOST_DIGITS} digits")
+        bounds, multiple = Bounds(low, high, low_open, not high_closed), schema.get("multipleOf", 1)
+        if not is_whole(multiple):
+            raise SchemaError(place, f"multipleOf is {multiple}; only whole numbers are supported")
+        if not is_whole_number and "multipleOf" not in schema:
+            return numbers(bounds)
+        found = whole_numbers(bounds, int(multiple))
+        return self._multiples(bounds, int(multiple), place) if found is None else found
+
+    def _multiples(self, bounds: Bounds, multiple: int, place: str) -> Node:
+        """Return all multiples, or those of one sign."""
+        low, high = bounds.scaled(0)
+        if multiple <= MOST_REMAINDERS:
+            positive, from_zero = (self._named(node) for node in multiples(multiple, self._rules))
+            negative = seq(Text("-"), positive)
+            if low is None and high is None:
+                return alt(negative, from_zero)
+            if high is None and low is not None and -multiple < low <= multiple:
+                return positive if low > 0 else from_zero
+            if low is None and high is not None and -multiple <= high < multiple:
+                return negative if high < 0 else alt(negative, Text("0"))
+        remedy = f"give 'minimum' and 'maximum' with fewer than {MOST_LISTED} multiples between"
+        raise SchemaError(place, f"multipleOf {multiple} with these bounds is not supported; {remedy}")
+
+    def _string(self, schema: Mapping[str, Any], place: str) -> Node:
+        if "pattern" in schema or "format" in schema:
+            if "format" in schema:
+                content = whole_pattern_grammar(FORMATS[schema["format"]])
+            else:
+                content = self._pattern(schema["pattern"], f"{place}/pattern")
+            return seq(Text('"'), content, Text('"'))
+        least, most = int(schema.get("minLength", 0)), _whole(schema.get("maxLength"))
+        if most is not None and least > most:
+            return self._contradiction(place, f"minLength {least} and maxLength {most}")
+        return seq(Text('"'), Repeat(Rule("character"), least, most), Text('"'))
+
+    def _pattern(self, pattern: str, place: str) -> Node:
+        try:
+            return pattern_grammar(pattern)
+        except ValueError as error:
+            raise SchemaError(place, f"the pattern {pattern!r:.50} cannot be followed: {error}") from None
+
+    def _array(self, schema: Mapping[str, Any], place: str) -> Node:
+        first = [self._child(part, f"{place}/prefixItems/{i}") for i, part in enumerate(schema.get("prefixItems", []))]
+        keyword = "items" if "items" in schema else "unevaluatedItems"
+        rest = self._child(schema.get(keyword, True), f"{place}/{keyword}")
+        least, most = int(schema.get("minItems", 0)), _whole(schema.get("maxItems"))
+        if most is not None and least > most:
+            return self._contradiction(place, f"minItems {least} and maxItems {most}")
+        return self._list(first, rest, least, most)
+
+    def _child(self, schema: Any, place: str) -> Node:
+        return self._named(self._value(schema, place, _ALL, frozenset()))
+
+    def _list(self, first: list[Node], rest: Node, least: int, most: int | None) -> Node:
+        """Return lists whose first items differ from the rest."""
+        first = first[:most]
+        free = None if most is None else most - len(first)
+        needed = max(least - len(first), 0)
+        more = Repeat(seq(self._comma, rest), needed, free)
+        if not first:
+            if free is not None:
+                free -= 1
+            items = seq(rest, Repeat(seq(self._comma, rest), max(needed - 1, 0), free)) if most != 0 else NEVER
+            return self._enclosed("[", items if least else optional(items), "]")
+        tail: Node = more
+        for index in range(len(first) - 1, -1, -1):
+            tail = self._named(seq(self._comma, first[index], tail) if index else seq(first[index], tail))
+            if index >= least:
+                tail = optional(tail)
+        return self._enclosed("[", tail, "]")
+
+    def _enclosed(self, opening: str, inner: Node, closing: str) -> Node:
+        return seq(Text(opening), self._blank, inner, self._blank, Text(closing))
+
+    def _object(self, schema: Mapping[str, Any], place: str) -> Node:
+        properties, required = schema.get("properties", {}), set(schema.get("required", []))
+        for key in schema.get("required", []):
+            if key not in properties:
+                raise SchemaError(place, f"required names {key!r:.50}, which properties does not have; add it there")
+        names = [key for key in properties if self._values.follows(key, schema.get("propertyNames", True))]
+        if required - set(names):
+            return self._contradiction(place, "'propertyNames' and 'required'")
+        free = self._free_pairs(schema, place, names)
+        pairs = [
+            (key, seq(Text(json_text(key)), self._colon, self._child(properties[key], f"{place}/properties/{key}")))
+            for key in names
+        ]
+        least, most = int(schema.get("minProperties", 0)), _whole(schema.get("maxProperties"))
+        if most is not None and (least > most or len(required) > most):
+            return self._contradiction(place, f"minProperties {least}, maxProperties {most} and required")
+        if free and least > len(required) + 1:
+            # A name may be there twice.
+            remedy = "name so many properties as 'required', or give 'additionalProperties': false"
+            raise SchemaError(place, f"minProperties {least} beside free names is not supported; {remedy}")
+        if len(pairs) * min(max(least, (most or 0) + 1), len(pairs)) > MOST_COUNTED and (least or most is not None):
+            raise SchemaError(place, "'minProperties' or 'maxProperties' is not supported here; leave it out")
+        return self._pairs(pairs, free, least, most, required=required)
+
+    def _free_pairs(self, schema: Mapping[str, Any], place: str, names: list[str]) -> list[Node]:
+        """Return names and values that `properties` does not give."""
+        patterns = schema.get("patternProperties", {})
+        keyword = "additionalProperties" if "additionalProperties" in schema else "unevaluatedProperties"
+        rest = schema.get(keyword)
+        if patterns:
+            self._check_patterns(patterns, place, schema.get("properties", {}))
+            if rest not in (None, False):
+                raise SchemaError(place, f"{keyword!r} beside 'patternProperties' is not supported; give it as false")
+            return [
+                seq(
+                    Text('"'),
+                    self._named(self._pattern(pattern, f"{place}/patternProperties")),
+                    Text('"'),
+                    self._colon,
+                    self._child(part, f"{place}/patternProperties/{pattern}"),
+                )
+                for pattern, part in patterns.items()
+            ]
+        if rest is False or (rest is None and "properties" in schema):
+            return []
+        value = self._child(True if rest is None else rest, f"{place}/{keyword}")
+        if "propertyNames" in schema:
+            if names:
+                remedy = f"give {keyword!r} as false"
+                raise SchemaError(place, f"'propertyNames' beside 'properties' is not supported; {remedy}")
+            where = f"{place}/propertyNames"
+            key = self._named(self._value(schema["propertyNames"], where, frozenset(["string"]), frozenset()))
+        else:
+            key = seq(Text('"'), self._named(self._other_names(names))) if names else Rule("text")
+        return [seq(key, self._colon, value)]
+
+    def _check_patterns(self, patterns: Iterable[str], place: str, names: Iterable[str]) -> None:
+        """Refuse names that have two schemas."""
+        for pattern in patterns:
+            for name in names:
+                if re.search(pattern, name):
+                    problem = f"'patternProperties' {pattern!r:.50} matches {name!r:.50} of 'properties'"
+                    raise SchemaError(place, f"{problem}, which is not supported; take it out of one of them")
+        starts: list[str] = []
+        for pattern in patterns:
+            self._pattern(pattern, f"{place}/patternProperties")
+            start = literal_start(pattern)
+            if any(start.startswith(other) or other.startswith(start) for other in starts):
+                remedy = "write one, or begin each with '^' and a text of its own"
+                raise SchemaError(
+                    place, f"'patternProperties' that may match the same name are not supported; {remedy}"
+                )
+            starts.append(start)
+
+    def _other_names(self, names: list[str], start: str = "") -> Node:
+        """Return the rest, with the closing quote, of names that begin with a text and are none of these.
+
+        Each has one spelling.
+        """
+        parts: list[Node] = [] if start in names else [Text('"')]
+        size = len(start)
+        following = sorted({ord(name[size]) for name in names if len(name) > size and name.startswith(start)})
+        others = complement((code, code) for code in following)
+        parts.append(seq(in_json(others), Rule("name-end")))
+        for char in map(chr, following):
+            # A half of a surrogate pair is written as an escape, which no other name has.
+            if not "\ud800" <= char <= "\udfff":
+                parts.append(seq(Text(json_text(char)[1:-1]), self._named(self._other_names(names, start + char))))
+        return Alt(tuple(parts))
+
+    def _pairs(
+        self,
+        pairs: list[tuple[str, Node]],
+        free: list[Node],
+        least: int = 0,
+        most: int | None = None,
+        *,
+        required: set[str] | None = None,
+    ) -> Node:
+        """Return objects with these pairs in their order, then with free ones.
+
+        Args:
+            required: names that have to be there; all by default.
+        """
+        needed = {key for key, _ in pairs} if required is None else required
+        # Counted are pairs as far as bounds tell them apart; the first has no comma.
+        top = max(min(max(least, 0 if most is None else most + 1), len(pairs)), 1)
+        known: dict[tuple[int, int], Node] = {}
+
+        def ending(written: int) -> Node:
+            """Free pairs behind some others."""
+            missing = max(least - written, 0)
+            left = None if most is None else most - written
+            if (left is not None and left < missing) or (missing and not free):
+                return NEVER
+            if not free or left == 0:
+                return EMPTY
+            pair = Alt(tuple(free))
+            more = seq(self._comma, pair)
+            if written:
+                return Repeat(more, missing, left)
+            items = seq(pair, Repeat(more, max(missing - 1, 0), None if left is None else left - 1))
+            return items if missing else optional(items)
+
+        for written in range(top + 1):
+            known[len(pairs), written] = self._named(ending(written))
+        for index in range(len(pairs) - 1, -1, -1):
+            key, pair = pairs[index]
+            pair = self._named(pair)
+            for written in range(min(index, top) + 1):
+                found = seq(*([self._comma] if written else []), pair, known[index + 1, min(written + 1, top)])
+                if key not in needed:
+                    found = alt(known[index + 1, written], found)
+                known[index, written] = self._named(found)
+        return self._enclosed("{", known[0, 0], "}")
+
+
+def _shared(types: frozenset[str], others: Iterable[str]) -> frozenset[str]:
+    """Return types that both have. A whole number is a number."""
+    found = types & frozenset(others)
+    if "number" in types and "integer" in others and "number" not in found:
+        found |= {"integer"}
+    if "integer" in types and "number" in others:
+        found |= {"integer"}
+    return found - {"integer"} if "number" in found else found
+
+
+def _endless(character: Node, name: str) -> Node:
+    """Return the rule `name` for any characters and the closing quote."""
+    following = seq(Repeat(chars(" \n\r\t"), 0, None), chars(",}]:"))
+    return Before(alt(Text('"'), seq(character, Rule(name))), following)
+
+
+def _decimal(value: float) -> Decimal:
+    return Decimal(repr(value))
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)

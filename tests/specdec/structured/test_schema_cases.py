@@ -1,0 +1,217 @@
+"""Schemas that were followed in part: each keyword beside the others is followed, or refused by name."""
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.specdec.structured.byte_grammars import accepts, compiled
+
+# A schema, texts that its grammar accepts and texts that it does not.
+FOLLOWED: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
+    "a quote in a pattern": ({"type": "string", "pattern": '^a"b$'}, [r'"a\"b"'], ['"a"b"']),
+    "a backslash in a pattern": (
+        {"type": "string", "pattern": r"^\\[\\x]$"},
+        [r'"\\\\"', r'"\\x"'],
+        [r'"\x"', r'"\\"'],
+    ),
+    "line ends in a pattern": ({"type": "string", "pattern": r"^\s\n\t$"}, [r'"\n\n\t"', r'" \n\t"'], ['"\n\n\t"']),
+    "digits in a pattern": ({"type": "string", "pattern": r"^\d\D\W$"}, ['"1a-"', r'"1\"\u0001"'], ['"٣a-"', '"1aé"']),
+    "a class without some": (
+        {"type": "string", "pattern": "^[^a]$"},
+        [r'"\""', r'"\\"', '"é"', r'"\n"'],
+        ['"a"', '"""', '"\n"'],
+    ),
+    "a pattern without ends": ({"type": "string", "pattern": "b|^c"}, ['"abc"', '"b"', '"cx"'], ['"ac"', '""']),
+    "a pattern with a group of ends": ({"type": "string", "pattern": "(^a$|^b$)"}, ['"a"', '"b"'], ['"ab"']),
+    "a list without items": ({"type": "array", "maxItems": 3}, ["[]", '[1, "a", {"b": []}]'], ["[1, 2, 3, 4]"]),
+    "a list of at least one": ({"type": "array", "minItems": 1}, ["[null]"], ["[]"]),
+    "first items": (
+        {"type": "array", "prefixItems": [{"type": "null"}, True], "items": {"type": "integer"}, "maxItems": 3},
+        ["[]", "[null]", '[null, "a"]', "[null, 1, 2]"],
+        ["[1]", "[null, 1, null]", "[null, 1, 2, 3]"],
+    ),
+    "bounds beside enum": ({"enum": [1, 2, 3, "a"], "minimum": 2}, ["2", "3", '"a"'], ["1"]),
+    "type beside enum": ({"enum": [1, "1", True, None], "type": ["string", "boolean"]}, ['"1"', "true"], ["1", "null"]),
+    "length beside enum": (
+        {"type": "string", "enum": ["a", "ab", "b"], "maxLength": 1, "pattern": "a"},
+        ['"a"'],
+        ['"ab"', '"b"'],
+    ),
+    "format beside enum": (
+        {"enum": ["2024-02-29", "2023-02-29"], "format": "date"},
+        ['"2024-02-29"'],
+        ['"2023-02-29"'],
+    ),
+    "const beside enum": ({"enum": [[1], {"a": "/"}], "const": {"a": "/"}}, ['{"a": "/"}'], ["[1]"]),
+    "reference beside enum": (
+        {"enum": [1, "a"], "$ref": "#/$defs/n", "$defs": {"n": {"type": "integer"}}},
+        ["1"],
+        ['"a"'],
+    ),
+    "type beside reference": (
+        {"$ref": "#/$defs/n", "type": "integer", "$defs": {"n": {"type": ["string", "number"], "maximum": 3}}},
+        ["3"],
+        ["2.5", '"a"', "4"],
+    ),
+    "type beside anyOf": (
+        {"type": "string", "anyOf": [{"minLength": 3}, {"maxLength": 1}, {"type": "null"}]},
+        ['"a"', '"abc"'],
+        ['"ab"', "null", "1"],
+    ),
+    "bounds of a number": (
+        {"type": "number", "minimum": -0.5, "exclusiveMaximum": 12.25},
+        ["-0.5", "-0.499", "0", "0.0", "12", "12.249999", "9.50"],
+        ["-0.51", "-1", "12.25", "12.3", "13", "1e1"],
+    ),
+    "whole numbers by a fraction": (
+        {"type": "integer", "minimum": 0.5, "exclusiveMaximum": 3},
+        ["1", "2"],
+        ["0", "3", "-1"],
+    ),
+    "multipleOf": ({"type": "integer", "multipleOf": 7}, ["0", "-14", "7000"], ["1", "71", "-0"]),
+    "multipleOf of a number": (
+        {"type": "number", "multipleOf": 5, "minimum": 7, "maximum": 20},
+        ["10", "20"],
+        ["5", "12", "10.5"],
+    ),
+    "names beside properties": (
+        {"type": "object", "properties": {"a": {}, "bc": {}}, "propertyNames": {"maxLength": 1}, "required": ["a"]},
+        ['{"a": 1}'],
+        ['{"a": 1, "bc": 2}', '{"b": 1}'],
+    ),
+    "patterns beside properties": (
+        {
+            "type": "object",
+            "properties": {"a": {"type": "null"}},
+            "patternProperties": {"^x": {"type": "integer"}, "^y": {"type": "null"}},
+        },
+        ['{"a": null, "x1": 2}', '{"x": 1, "y": null}', "{}"],
+        ['{"a": 1}', '{"x": null}', '{"b": 1}'],
+    ),
+    "other names": (
+        {"type": "object", "properties": {"ab": {"type": "integer"}}, "additionalProperties": {"type": "null"}},
+        ['{"ab": 1, "a": null, "abc": null, "": null, "\\"": null}', '{"b": null}'],
+        ['{"ab": null}', '{"ab": 1, "ab": null}', r'{"a\u0062": null}', '{"b": 1}'],
+    ),
+    "counted names": (
+        {"type": "object", "properties": {"a": {}, "b": {}, "c": {}}, "minProperties": 2, "maxProperties": 2},
+        ['{"a": 1, "b": 1}', '{"b": 1, "c": 1}'],
+        ['{"a": 1}', '{"a": 1, "b": 1, "c": 1}', "{}"],
+    ),
+    "properties named as annotations": (
+        {
+            "type": "array",
+            "prefixItems": [
+                {"type": "object", "properties": {"title": {"type": kind}}, "required": ["title"]}
+                for kind in ("null", "boolean")
+            ],
+        },
+        ['[{"title": null}, {"title": true}]'],
+        ['[{"title": null}, {"title": null}]'],
+    ),
+    "a reference with escapes": ({"$ref": "#/$defs/a~1b%20c", "$defs": {"a/b c": {"type": "null"}}}, ["null"], ["1"]),
+    "oneOf that exclude each other": (
+        {
+            "oneOf": [
+                {"type": "object", "properties": {"kind": {"const": kind}, "n": {}}, "required": ["kind"]}
+                for kind in ("a", "b")
+            ]
+        },
+        ['{"kind": "a"}', '{"kind": "b", "n": 1}'],
+        ['{"kind": "c"}'],
+    ),
+    "a branch that no value follows": (
+        {"anyOf": [{"type": "string", "minLength": 2, "maxLength": 1}, {"const": 1}]},
+        ["1"],
+        ['"a"'],
+    ),
+}
+PART = {"type": "string", "minLength": 1}
+# A schema, and what its refusal says.
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "format beside length": ({"type": "string", "format": "date", "maxLength": 3}, "'format' beside 'maxLength'"),
+    "format beside pattern": ({"type": "string", "format": "date", "pattern": "a"}, "'format' beside 'pattern'"),
+    "pattern beside length": ({"type": "string", "minLength": 3, "pattern": "a"}, "'pattern' beside 'minLength'"),
+    "lookahead": (
+        {"type": "string", "pattern": "^(?=a)a$"},
+        "at '/pattern', the pattern '^(?=a)a$' cannot be followed: lookahead",
+    ),
+    "negative lookahead": ({"properties": {"a": {"type": "string", "pattern": "(?!a)"}}}, "at '/properties/a/pattern'"),
+    "lookbehind": ({"type": "string", "pattern": "(?<!a)b"}, "lookbehind '(?<!' is not supported"),
+    "a boundary": ({"type": "string", "pattern": r"\bword"}, r"'\b' is not supported"),
+    "a group read again": ({"type": "string", "pattern": r"(a)\1"}, r"'\1' is not supported"),
+    "an end in the middle": ({"type": "string", "pattern": "a^b"}, "'^' in the middle is not supported"),
+    "flags": ({"type": "string", "pattern": "(?i)a"}, "'(?i)' is not supported"),
+    "multipleOf in fractions": ({"type": "number", "multipleOf": 0.01}, "multipleOf is 0.01; only whole numbers"),
+    "multipleOf beside one far bound": (
+        {"type": "integer", "multipleOf": 3, "minimum": 10},
+        "give 'minimum' and 'maximum'",
+    ),
+    "names beside other names": (
+        {"type": "object", "properties": {"a": {}}, "propertyNames": {"pattern": "a"}, "additionalProperties": {}},
+        "'propertyNames' beside 'properties'",
+    ),
+    "a name with two schemas": (
+        {"type": "object", "properties": {"ab": {}}, "patternProperties": {"^a": {}}},
+        "'^a' matches 'ab'",
+    ),
+    "patterns that meet": ({"type": "object", "patternProperties": {"a": {}, "^b": {}}}, "may match the same name"),
+    "patterns beside other names": (
+        {"type": "object", "patternProperties": {"^b": {}}, "additionalProperties": PART},
+        "'additionalProperties' beside 'patternProperties'",
+    ),
+    "many free names": ({"type": "object", "minProperties": 2}, "minProperties 2 beside free names"),
+    "bounds beside a reference": (
+        {"$ref": "#/$defs/a", "maxLength": 3, "$defs": {"a": PART}},
+        "'maxLength' beside '$ref'",
+    ),
+    "bounds beside anyOf": ({"type": "string", "anyOf": [PART], "maxLength": 3}, "'maxLength' beside 'anyOf'"),
+    "oneOf that overlap": ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "write 'anyOf'"),
+    "lengths": (
+        {"anyOf": [{"type": "string", "minLength": 3, "maxLength": 1}]},
+        "at '/anyOf/0', no value follows minLength 3",
+    ),
+    "counts of items": ({"type": "array", "minItems": 3, "maxItems": 1}, "no value follows minItems 3"),
+    "counts of names": ({"type": "object", "minProperties": 3, "maxProperties": 1}, "no value follows minProperties 3"),
+    "no value": (
+        {"type": "object", "properties": {"a": {"enum": [1], "minimum": 2}}, "required": ["a"]},
+        "no value follows",
+    ),
+    "no end": ({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, "no value follows"),
+    "a circle": ({"anyOf": [{"$ref": "#"}, {"type": "null"}]}, "leads back to itself"),
+    "a circle of two": (
+        {"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/b"}]}, "b": {"$ref": "#/$defs/a"}}},
+        "leads back to itself",
+    ),
+    "an inner $id": ({"properties": {"a": {"$id": "x"}}}, "'$id' within a schema"),
+    "items of older drafts": (
+        {"type": "array", "items": [PART]},
+        "items is [{'type': 'string', 'minLength': 1}]; it must be a schema",
+    ),
+    "bounds of older drafts": (
+        {"type": "integer", "maximum": 3, "exclusiveMaximum": True},
+        "exclusiveMaximum is True; it must be a number",
+    ),
+    "no schema": ({"properties": {"a": 3}}, "at '/properties/a', there is 3; a schema is an object"),
+    "no pattern": ({"type": "string", "pattern": "["}, "pattern is '['; it must be a regular expression"),
+    "no list": ({"type": "object", "required": "a"}, "required is 'a'; it must be a list of different texts"),
+    "no type": ({"type": ["string", "strng"]}, "type is ['string', 'strng']; it must be a JSON type"),
+    "not finite": ({"type": "number", "maximum": float("inf")}, "holds a value that JSON does not have"),
+}
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_followed(name: str) -> None:
+    schema, accepted, others = FOLLOWED[name]
+    grammar = compiled(schema)
+    assert [text for text in accepted if not accepts(grammar, text)] == []
+    assert [text for text in others if accepts(grammar, text)] == []
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_by_name(name: str) -> None:
+    schema, message = REFUSED[name]
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        compiled(schema)
+    assert re.fullmatch(r"structured_outputs\.json.+", str(caught.value))

@@ -1,0 +1,105 @@
+"""Grammars of drawn schemas, by jsonschema: no text that does not follow the schema, and every value that does."""
+
+import json
+import random
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, event, given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError as InvalidSchema
+from xgrammar import CompiledGrammar, GrammarMatcher, allocate_token_bitmask
+
+from specdec import StructuredOutputsParams
+from tests.specdec.structured.byte_grammars import END, TOKENS, accepts, compiled
+from tests.specdec.structured.drawn_schemas import schemas, values, wild_schemas
+from tests.strategies import seeds
+
+# Tokens of a random output; beyond the first ones it closes what is open.
+MOST, SOON = 400, 60
+CLOSING = [TOKENS.index(char) for char in (b'"', b"]", b"}")]
+
+
+def random_output(grammar: CompiledGrammar, seed: int) -> str | None:
+    """A text that the grammar accepts, by its masks; None if it has become too long."""
+    generator, matcher, found = random.Random(seed), GrammarMatcher(grammar), b""
+    mask = allocate_token_bitmask(1, END + 1)
+    for step in range(MOST):
+        matcher.fill_next_token_bitmask(mask)
+        allowed = np.unpackbits(mask[0].numpy().view(np.uint8), bitorder="little")[: END + 1].nonzero()[0].tolist()
+        assert allowed, found
+        closing = [token for token in (END, *CLOSING) if token in allowed]
+        if closing and (step > SOON or generator.random() < 0.3):
+            token = closing[0]
+        else:
+            # Most bytes begin or continue letters beyond ASCII.
+            token = generator.choice([token for token in allowed if not 127 < token < 256 or token % 9 == 0] or allowed)
+        assert matcher.accept_token(token)
+        if token == END:
+            return found.decode()
+        found += TOKENS[token]
+    return None
+
+
+def is_valid(schema: dict[str, Any], text: str) -> bool:
+    checker = Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER)
+    return bool(checker.is_valid(json.loads(text)))
+
+
+def check_outputs(schema: dict[str, Any], seed: int, in_one_line: bool) -> None:
+    """Follow the schema with random outputs, unless it is refused in one line."""
+    try:
+        grammar = compiled(schema, in_one_line)
+    except ValueError as error:
+        # Place, problem and remedy.
+        if not re.fullmatch(r"structured_outputs\.json.+;.+", str(error)):
+            raise
+        event("refused")
+        return
+    Draft202012Validator.check_schema(schema)
+    for step in range(3):
+        text = random_output(grammar, seed + step)
+        event("too long" if text is None else "output")
+        assert text is None or is_valid(schema, text), text
+
+
+@given(schema=schemas(), seed=seeds, in_one_line=st.booleans())
+def test_outputs_follow_the_schema(schema: dict[str, Any], seed: int, in_one_line: bool) -> None:
+    check_outputs(schema, seed, in_one_line)
+
+
+@given(schema=wild_schemas(), seed=seeds)
+def test_what_is_not_followed_is_refused(schema: dict[str, Any], seed: int) -> None:
+    check_outputs(schema, seed, True)
+
+
+@given(data=st.data(), schema=schemas(), in_one_line=st.booleans())
+def test_values_that_follow_the_schema_are_possible(
+    data: st.DataObject, schema: dict[str, Any], in_one_line: bool
+) -> None:
+    try:
+        grammar = compiled(schema, in_one_line)
+    except ValueError:
+        assume(False)
+    value = data.draw(values(schema, schema))
+    text = json.dumps(value, ensure_ascii=False)
+    assume(is_valid(schema, text))
+    assert accepts(grammar, text)
+    if not in_one_line:
+        assert accepts(grammar, json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+        assert accepts(grammar, json.dumps(value, ensure_ascii=False, indent=2))
+
+
+@given(schema=wild_schemas())
+def test_what_jsonschema_finds_invalid_is_refused(schema: dict[str, Any]) -> None:
+    for keyword in schema:
+        for wrong in (None, -1.5, "[", [], [3], {"a": 3}):
+            changed = {**schema, keyword: wrong}
+            try:
+                Draft202012Validator.check_schema(changed)
+            except InvalidSchema:
+                with pytest.raises(ValueError, match=r"structured_outputs\.json"):
+                    StructuredOutputsParams(json=changed)
