@@ -207,7 +207,9 @@ def _number(draw: st.DrawFn, schema: dict[str, Any], kind: str) -> float:
     low = int(max(lows, default=min(highs, default=0) - 2000)) - 1
     high = int(min(highs, default=max(lows, default=0) + 2000)) + 1
     found = draw(st.integers(low, max(low, high)))
-    return found if kind == "integer" or draw(st.booleans()) else found + draw(st.integers(-7, 7)) / 8
+    # A whole number is written without a point.
+    eighths = 0 if kind == "integer" else draw(st.integers(-7, 7))
+    return found + eighths / 8 if eighths else found
 
 
 @st.composite
