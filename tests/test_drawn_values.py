@@ -9,7 +9,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from specdec import SamplingParams
-from tests.draft_heads.test_candidate_readout import readouts
+from tests.draft_heads.drawn_readouts import readouts
 from tests.kernels.native_forms import libraries
 from tests.specdec.drawn_requests import arrivals, shapes
 from tests.specdec.scheduling.scheduled_world import cases

@@ -2,7 +2,7 @@
 
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
 from math import isfinite
 from typing import Any
@@ -176,3 +176,13 @@ def _parts(place: str, schema: Any) -> Iterator[tuple[str, Any]]:
         elif kind.startswith("an object of schemas"):
             for name, part in value.items():
                 yield from _parts(f"{place}/{keyword}/{name}", part)
+
+
+def shared_types(types: frozenset[str], others: Iterable[str]) -> frozenset[str]:
+    """Return types that both have. A whole number is a number."""
+    found = types & frozenset(others)
+    if "number" in types and "integer" in others and "number" not in found:
+        found |= {"integer"}
+    if "integer" in types and "number" in others:
+        found |= {"integer"}
+    return found - {"integer"} if "number" in found else found

@@ -1,9 +1,7 @@
 """Grammars of JSON schemas: texts that follow the schema, and of these no others. Pure Python."""
 
 import json
-import re
-from collections.abc import Iterable, Mapping
-from decimal import Decimal
+from collections.abc import Mapping
 from typing import Any
 
 from specdec.core.json_characters import ANY, any_character, complement, in_json, json_text
@@ -22,11 +20,12 @@ from specdec.core.json_grammar import (
     optional,
     seq,
 )
-from specdec.core.json_numbers import MOST_DIGITS, MOST_LISTED, NUMBER, WHOLE, Bounds, multiples, numbers, whole_numbers
-from specdec.core.json_patterns import literal_start, pattern_grammar, whole_pattern_grammar
-from specdec.core.json_schema import Schema, SchemaError, declared_types, is_whole
+from specdec.core.json_numbers import MOST_LISTED, NUMBER, WHOLE, Bounds, multiples, numbers, whole_numbers
+from specdec.core.json_patterns import pattern_grammar, whole_pattern_grammar
+from specdec.core.json_schema import Schema, SchemaError, declared_types, shared_types
+from specdec.core.json_schema_bounds import number_bounds
 from specdec.core.json_schema_keywords import CONSTRAINTS, FORMATS, INFERRED, TYPES
-from specdec.core.json_schema_values import Values, is_type
+from specdec.core.json_schema_values import Values, check_patterns, is_type
 
 # Rules of one object whose properties are counted.
 MOST_COUNTED = 10_000
@@ -108,7 +107,7 @@ class _Converter:
             return self._contradiction(place, "the schema false")
         if schema in (True, {}):
             return Rule("any") if types == _ALL else self._any(types)
-        types = _shared(types, declared_types(schema))
+        types = shared_types(types, declared_types(schema))
         values = self._values.listed(schema)
         if values is not None:
             written = [self._written(value) for value in values if any(is_type(value, kind) for kind in types)]
@@ -190,24 +189,13 @@ class _Converter:
                     )
 
     def _number(self, schema: Mapping[str, Any], place: str, is_whole_number: bool) -> Node:
-        found = self._number_within(schema, place, is_whole_number)
-        return self._contradiction(place, "the bounds") if grammar_text(found, self._rules) is None else found
-
-    def _number_within(self, schema: Mapping[str, Any], place: str, is_whole_number: bool) -> Node:
-        lows = [(_decimal(schema[key]), key != "minimum") for key in ("minimum", "exclusiveMinimum") if key in schema]
-        highs = [(_decimal(schema[key]), key == "maximum") for key in ("maximum", "exclusiveMaximum") if key in schema]
-        low, low_open = max(lows, default=(None, False))
-        high, high_closed = min(highs, default=(None, True))
-        for end in (low, high):
-            if end is not None and (end.adjusted() > MOST_DIGITS or int(end.as_tuple().exponent) < -MOST_DIGITS):
-                raise SchemaError(place, f"the bound {end} is not supported; give it at most {MOST_DIGITS} digits")
-        bounds, multiple = Bounds(low, high, low_open, not high_closed), schema.get("multipleOf", 1)
-        if not is_whole(multiple):
-            raise SchemaError(place, f"multipleOf is {multiple}; only whole numbers are supported")
+        bounds, multiple = number_bounds(schema, place)
         if not is_whole_number and "multipleOf" not in schema:
-            return numbers(bounds)
-        found = whole_numbers(bounds, int(multiple))
-        return self._multiples(bounds, int(multiple), place) if found is None else found
+            found = numbers(bounds)
+        else:
+            listed = whole_numbers(bounds, multiple)
+            found = self._multiples(bounds, multiple, place) if listed is None else listed
+        return self._contradiction(place, "the bounds") if grammar_text(found, self._rules) is None else found
 
     def _multiples(self, bounds: Bounds, multiple: int, place: str) -> Node:
         """Return all multiples, or those of one sign."""
@@ -305,10 +293,9 @@ class _Converter:
         keyword = "additionalProperties" if "additionalProperties" in schema else "unevaluatedProperties"
         rest = schema.get(keyword)
         if patterns:
-            self._check_patterns(patterns, place, schema.get("properties", {}))
             if rest not in (None, False):
                 raise SchemaError(place, f"{keyword!r} beside 'patternProperties' is not supported; give it as false")
-            return [
+            found = [
                 seq(
                     Text('"'),
                     self._named(self._pattern(pattern, f"{place}/patternProperties")),
@@ -318,6 +305,8 @@ class _Converter:
                 )
                 for pattern, part in patterns.items()
             ]
+            check_patterns(patterns, schema.get("properties", {}), place)
+            return found
         if rest is False or (rest is None and "properties" in schema):
             return []
         value = self._child(True if rest is None else rest, f"{place}/{keyword}")
@@ -330,24 +319,6 @@ class _Converter:
         else:
             key = seq(Text('"'), self._named(self._other_names(names))) if names else Rule("text")
         return [seq(key, self._colon, value)]
-
-    def _check_patterns(self, patterns: Iterable[str], place: str, names: Iterable[str]) -> None:
-        """Refuse names that have two schemas."""
-        for pattern in patterns:
-            for name in names:
-                if re.search(pattern, name):
-                    problem = f"'patternProperties' {pattern!r:.50} matches {name!r:.50} of 'properties'"
-                    raise SchemaError(place, f"{problem}, which is not supported; take it out of one of them")
-        starts: list[str] = []
-        for pattern in patterns:
-            self._pattern(pattern, f"{place}/patternProperties")
-            start = literal_start(pattern)
-            if any(start.startswith(other) or other.startswith(start) for other in starts):
-                remedy = "write one, or begin each with '^' and a text of its own"
-                raise SchemaError(
-                    place, f"'patternProperties' that may match the same name are not supported; {remedy}"
-                )
-            starts.append(start)
 
     def _other_names(self, names: list[str], start: str = "") -> Node:
         """Return the rest, with the closing quote, of names that begin with a text and are none of these.
@@ -412,24 +383,10 @@ class _Converter:
         return self._enclosed("{", known[0, 0], "}")
 
 
-def _shared(types: frozenset[str], others: Iterable[str]) -> frozenset[str]:
-    """Return types that both have. A whole number is a number."""
-    found = types & frozenset(others)
-    if "number" in types and "integer" in others and "number" not in found:
-        found |= {"integer"}
-    if "integer" in types and "number" in others:
-        found |= {"integer"}
-    return found - {"integer"} if "number" in found else found
-
-
 def _endless(character: Node, name: str) -> Node:
     """Return the rule `name` for any characters and the closing quote."""
     following = seq(Repeat(chars(" \n\r\t"), 0, None), chars(",}]:"))
     return Before(alt(Text('"'), seq(character, Rule(name))), following)
-
-
-def _decimal(value: float) -> Decimal:
-    return Decimal(repr(value))
 
 
 def _whole(value: float | None) -> int | None:

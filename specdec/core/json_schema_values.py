@@ -1,11 +1,12 @@
 """Checks of values by a JSON schema, and of schemas that no value follows together. Pure Python."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Any
 
-from specdec.core.json_schema import Schema, declared_types, is_number, is_whole
+from specdec.core.json_patterns import literal_start
+from specdec.core.json_schema import Schema, SchemaError, declared_types, is_number, is_whole
 from specdec.core.json_schema_keywords import FINITE, FORMATS
 
 
@@ -178,3 +179,22 @@ def _text_follows(value: str, part: Mapping[str, Any]) -> bool:
     if "format" in part and not ((form := FORMATS.get(part["format"])) and re.fullmatch(form, value, re.ASCII)):
         return False
     return "pattern" not in part or bool(re.search(part["pattern"], value))
+
+
+def check_patterns(patterns: Iterable[str], names: Iterable[str], place: str) -> None:
+    """Refuse names of `properties` and `patternProperties` that may have two schemas.
+
+    Raises:
+        SchemaError: a pattern matches such a name, or may match what another one matches.
+    """
+    starts: list[str] = []
+    for pattern in patterns:
+        for name in names:
+            if re.search(pattern, name):
+                problem = f"'patternProperties' {pattern!r:.50} matches {name!r:.50} of 'properties'"
+                raise SchemaError(place, f"{problem}, which is not supported; take it out of one of them")
+        start = literal_start(pattern)
+        if any(start.startswith(other) or other.startswith(start) for other in starts):
+            remedy = "write one, or begin each with '^' and a text of its own"
+            raise SchemaError(place, f"'patternProperties' that may match the same name are not supported; {remedy}")
+        starts.append(start)
