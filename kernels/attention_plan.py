@@ -52,7 +52,10 @@ HOPPER_CONFIGS = CONFIGS | {
     **{(4, dim): {16: Config(32, 8), 32: Config(32, 8)} for dim in (16, 32, 64)},
 }
 # With a window, slopes, or entries in 8 bits, a program has more numbers at hand: more warps, or fewer keys at a time.
-CROWDED_CONFIGS = {(2, 128): {16: Config(64, 8), 64: Config(32, 8), 128: Config(16, 8)}}
+CROWDED_CONFIGS = {
+    (2, 128): {16: Config(64, 8), 64: Config(32, 8), 128: Config(16, 8)},
+    (4, 16): {16: Config(16, 8), 32: Config(32, 8)},
+}
 CROWDED_HOPPER_CONFIGS = {
     (2, 128): {16: Config(64, 8), 64: Config(64, 8), 128: Config(32, 8)},
     (4, 16): {16: Config(32, 4), 32: Config(16, 8)},

@@ -43,13 +43,13 @@ class Compiled:
     cubin_size: int = 0
     error: str = ""
 
-    def fault(self, arch: int, spills: int = 0) -> str:
-        """Return what is wrong with it on GPUs of a compute capability, where so many bytes may spill; or nothing."""
+    def fault(self, arch: int) -> str:
+        """Return what is wrong with it on GPUs of a compute capability, or nothing."""
         if self.error:
             return self.error
         if self.shared > SHARED_LIMIT[arch]:
             return f"takes {self.shared} bytes of shared memory; a block has {SHARED_LIMIT[arch]}"
-        return f"spills {self.spills} bytes" if self.spills > spills else ""
+        return f"spills {self.spills} bytes" if self.spills else ""
 
 
 def compile_launch(launch: Launch, arch: int) -> Compiled:
