@@ -10,12 +10,21 @@ from tests.specdec.tiny_checkpoints import Tiny, save_tiny
 from tests.specdec.world import World, make_world
 from tests.triton_launches import Launch, recorded_launches
 
+LAUNCHES = pytest.StashKey[dict[str, Launch]]()
+
 
 @pytest.fixture(autouse=True, scope="session")
-def launches(triton_interpreter: None) -> Iterator[dict[str, Launch]]:  # noqa: ARG001
+def launches(request: pytest.FixtureRequest, triton_interpreter: None) -> Iterator[dict[str, Launch]]:  # noqa: ARG001
     """The launches of Triton kernels since the last test."""
     with recorded_launches() as found:
+        request.config.stash[LAUNCHES] = found
         yield found
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Forget what tests of other folders have launched in this process since; it comes before any fixture."""
+    item.config.stash.get(LAUNCHES, {}).clear()
 
 
 @pytest.fixture(autouse=True)

@@ -337,8 +337,8 @@ def test_the_command_shows_what_is_trained(
 ) -> None:
     run(model, data, tmp_path / "out", "--preview", "2")
     shown = capsys.readouterr().out.split("\n")
-    assert shown[1] == "<user> a b <end> <assistant>[[a <end>]]"
-    assert shown[3] == "<user> a b <end> <assistant>[[a b <end>]]"
+    assert shown[1] == "<user> a b <end> <assistant>[[ a <end>]]"
+    assert shown[3] == "<user> a b <end> <assistant>[[ a b <end>]]"
     assert shown[5].split() == ["malformed", "JSON", "8", f"{data}:2,", f"{data}:4,", f"{data}:6"]
     assert re.fullmatch(r"8 conversations, 84 tokens, 52% trained, in \S+out", shown[6])
 

@@ -55,8 +55,9 @@ def test_branches_compute_what_they_share_once(engine: sp.Engine, llm: LLM) -> N
     assert cached == [0, *[shared] * (BRANCHES - 1)]
     computed = sum(len(output.prompt_token_ids) for output in expected) - (BRANCHES - 1) * shared
     assert after.prefix_queries - before.prefix_queries - (after.prefix_hits - before.prefix_hits) == computed
-    # One step for the first branch's prompt, one for the other branches' ends, and then all generate at once.
-    assert after.steps - before.steps <= 2 + 4 + 1
+    # One step for the first branch's prompt, one for the other branches' ends, and then all generate at once; on a busy
+    # machine the branches arrive over some steps. One after the other they would take four steps each.
+    assert after.steps - before.steps < BRANCHES
 
 
 @sp.function
