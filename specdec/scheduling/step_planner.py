@@ -72,7 +72,7 @@ class StepPlanner:
             known = self._share(request, uncached, step)
             if known <= 0 or (known < uncached and step.partial_prefills >= self.config.max_num_partial_prefills):
                 return
-        while not self.manager.reserve(request, request.num_cached + known + request.least_nodes):
+        while not self._reserve(request, known):
             if self._reclaim():
                 continue
             # What a preemption frees is for running requests, not for admissions.
@@ -193,8 +193,16 @@ class StepPlanner:
             if request.num_cached_prompt is None:
                 request.num_cached_prompt = prefix.num_tokens + external
                 request.times.scheduled = time.monotonic()
-        reserved = self.manager.reserve(request, request.num_cached + known + request.least_nodes)
+        reserved = self._reserve(request, known)
         assert reserved, "an admitted request has its blocks"
+
+    def _reserve(self, request: Request, known: int) -> bool:
+        """Make entries of `known` tokens writable, and of the nodes of choices below the last one; False if blocks lack.
+
+        `BlockBounds` counts nodes in the step that has them alone.
+        """
+        end = request.num_cached + known
+        return self.manager.reserve(request, end + (request.least_nodes if end == len(request.token_ids) else 0))
 
     def _load(self, request: Request, external: int, step: StepBudget) -> None:
         """Give a request with its prefix the blocks that a connector fills."""

@@ -113,6 +113,20 @@ SchedulerMachine.TestCase.settings = settings(max_examples=2000 if NIGHTLY else 
 TestScheduler = SchedulerMachine.TestCase
 
 
+@pytest.mark.parametrize("blocks", [8, 10, 12])
+def test_a_prompt_of_choices_in_a_window_is_read_in_parts(blocks: int) -> None:
+    """Found by the machine above: nodes of choices took blocks in steps before the one that has them, for ever."""
+    config = SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=11)
+    world = World(
+        Case(
+            blocks=blocks, size=1, host=0, caching=True, cost=NEVER_SWAP, shape=None, draft_context=sys.maxsize,
+            config=config, prices=None, connector=None, reads_prompts=False, kept=KeptEntries(3, 2),
+        )
+    )  # fmt: skip
+    world.add_choices([0, 1, 0, 0, 1, 1, 1, 0, 1, 0, 0, 0, 0, 1, 1, 0], [[0, 0, 0, 0, 1], [1, 0]])
+    world.run_out(random.Random(0))
+
+
 @pytest.mark.parametrize("is_beam", [True, False])
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("layerwise", [True, False])
