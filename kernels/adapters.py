@@ -103,7 +103,7 @@ class AdapterRows(NamedTuple):
 
 
 class AdapterBuffer:
-    """Memory that stays in its place for the adapted rows of steps up to a size. Graphs of all sizes share it.
+    """Buffers at fixed addresses for the adapted rows of captured steps. Graphs of all sizes share them.
 
     Args:
         tokens: rows of the largest step.
@@ -116,7 +116,7 @@ class AdapterBuffer:
         self._tiles = torch.zeros(self._num_tiles(tokens), 3, dtype=torch.int32, device=device)
 
     def _num_tiles(self, tokens: int) -> int:
-        """Return the most tiles that `tokens` rows lie in."""
+        """Return the largest number of tiles for `tokens` rows."""
         places = min(tokens, self._places)
         return places + (tokens - places) // TILE_ROWS
 

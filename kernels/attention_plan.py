@@ -179,7 +179,8 @@ def configs_of(heads: AttentionGeometry, chip: Chip, *, crowded: bool = False) -
 def reachable_heights(rows: int, group: int, configs: dict[int, Config]) -> list[int]:
     """Return the heights that `best_height` may choose for a step of at most `rows` rows, and perhaps others.
 
-    A higher tile costs more where both hold all rows of a request, so some request has more than the lower one holds.
+    A higher tile costs more where both hold all rows of a request. So it is chosen only if some request has more rows
+    than the lower one holds.
     """
     fitting = sorted(height for height in configs if height >= group)
     return fitting[:1] + [higher for lower, higher in pairwise(fitting) if lower // group < rows]

@@ -1,4 +1,4 @@
-"""Attention plans in memory that stays in its place, for graphs that are replayed."""
+"""Attention plans in buffers at fixed addresses, for replayed CUDA graphs."""
 
 import math
 from collections.abc import Callable
@@ -13,13 +13,13 @@ Capture = Callable[[Callable[[], Any]], Callable[[], Any]]
 
 
 def most_tiles(rows: int, requests: int, per_tile: int) -> int:
-    """Return the most tiles of `per_tile` rows that `rows` rows of at most `requests` requests lie in."""
+    """Return the largest number of tiles of `per_tile` rows for `rows` rows of at most `requests` requests."""
     requests = min(rows, requests)
     return requests + (rows - requests) // per_tile
 
 
 class PlanCapacity(NamedTuple):
-    """Sizes that every plan of so many tiles fits in. They are fixed in a graph: grids and allocations.
+    """Upper bounds of a plan's sizes, by its number of tiles: the grids and allocations of a captured pass.
 
     Attributes:
         items: programs per KV head.
@@ -33,11 +33,11 @@ class PlanCapacity(NamedTuple):
 
     @staticmethod
     def of(tiles: int, kv_heads: int, processors: int) -> "PlanCapacity":
-        """Return the bounds of `Plan.make`.
+        """Return the bounds of `Plan.make` for `tiles` tiles.
 
-        There a tile's context is measured in shares, of which all tiles together have at most processors / kv_heads.
-        A tile of x shares has max(1, floor(x + 0.5)) parts, so it is cut from 1.5 on, and then has at most 4 x / 3
-        parts, which are at most x more than the tile itself.
+        `Plan.make` measures the context of a tile in shares. All tiles together have at most processors / kv_heads
+        shares. A tile of x shares is cut into max(1, floor(x + 0.5)) parts. So it is cut from 1.5 shares on, and then
+        has at most 4 x / 3 parts, at most x more than the one item of an uncut tile.
         """
         # Rounding of x.
         shares = processors / kv_heads + 1e-6
@@ -45,7 +45,7 @@ class PlanCapacity(NamedTuple):
 
 
 class PlanBuffer:
-    """Memory for the plans of one geometry in steps up to a size. Graphs of all sizes share it.
+    """Buffers at fixed addresses for the plans of one geometry. Graphs of all sizes share them.
 
     Args:
         capacity: of the largest step.

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -73,26 +73,16 @@ def run_stage(name: str, out: Path, environment: dict[str, str]) -> dict[str, An
     file, lines = out / f"{name}.json", list[str]()
     file.unlink(missing_ok=True)
     start = time.monotonic()
-    process = subprocess.Popen(
-        command_of(name),
-        cwd=ROOT,
-        env=os.environ | environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    with stopped_after(process, STAGE_SECONDS) as was_stopped, (out / f"{name}.log").open("w") as log:
-        assert process.stdout is not None
-        for line in process.stdout:
-            print(line, end="", flush=True)
+    with (out / f"{name}.log").open("w") as log:
+
+        def keep(line: str) -> None:
             log.write(line)
             lines.append(line.rstrip())
-        status = process.wait()
+
+        status = run_process(command_of(name), environment, STAGE_SECONDS, keep)
     document: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {"stage": name, "failures": []}
     if document.get("status") not in ("passed", "failed"):
-        why = f"stopped after {STAGE_SECONDS} s" if was_stopped.is_set() else f"ended with exit status {status}"
+        why = f"stopped after {STAGE_SECONDS} s" if status is None else f"ended with exit status {status}"
         print(f"failed: {why}", flush=True)
         document |= {"status": "failed", "failures": [*document["failures"], why], "log": lines[-LAST_LINES:]}
     document["seconds"] = round(time.monotonic() - start, 1)
@@ -105,8 +95,37 @@ def command_of(name: str) -> list[str]:
     return [sys.executable, "-m", "benchmarks.gpu.stage", name, str(STAGE_SECONDS - MARGIN_SECONDS)]
 
 
+def run_process(
+    command: Sequence[str], environment: Mapping[str, str], seconds: float, keep: Callable[[str], None]
+) -> int | None:
+    """Run a command in the repository's root, print its output, and return its exit status; None if it was stopped.
+
+    Args:
+        environment: variables beside this process's own.
+        seconds: time after which the process, with all that it has started, is stopped.
+        keep: is called with each line of output.
+    """
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    with _stopped_after(process, seconds) as was_stopped:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            keep(line)
+        status = process.wait()
+    return None if was_stopped.is_set() else status
+
+
 @contextmanager
-def stopped_after(process: subprocess.Popen[str], seconds: float) -> Iterator[threading.Event]:
+def _stopped_after(process: subprocess.Popen[str], seconds: float) -> Iterator[threading.Event]:
     """End a process, which leads a session, with all that it has started, after some seconds or at an interrupt.
 
     Yields:

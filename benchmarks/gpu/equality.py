@@ -1,4 +1,4 @@
-"""Whether the engine's tokens on the GPU are those without drafts, and those of a CPU, in float32.
+"""Compare the engine's tokens on the GPU with those without drafts, and with those of a CPU, in float32.
 
 A stage of `benchmarks.gpu.day`, on the demo with each of its heads, and on SmolLM2-135M-Instruct with each head under
 `heads/` where the variable SMOLLM2 names its GGUF file or its folder (`benchmarks.smollm2` fetches it). At temperature
@@ -26,7 +26,7 @@ Outputs = dict[float, list[Sequence[int]]]
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is generated.
+    """Number of requests and tokens that are generated.
 
     Attributes:
         requests: in one batch.

@@ -1,4 +1,4 @@
-"""What Nsight Compute (ncu) says about the two kernels that take longest in the stage `kernels`.
+"""Profile the two slowest kernels of the stage `kernels` with Nsight Compute (ncu).
 
 A stage of `benchmarks.gpu.day`. It reads kernels.json in the folder of results, or the file that the variable KERNELS
 names, and leaves a report of each, KERNEL.ncu-rep, for Nsight Compute's window. The clocks stay as they are.
@@ -18,7 +18,7 @@ from benchmarks.gpu.stage import Stage
 
 PROFILED = 2
 PROFILER = ("ncu", "--profile-from-start", "off", "--set", "full", "--clock-control", "none", "--force-overwrite")
-# What is compared with.
+# References, which are not profiled.
 COPIES = ("copy", "one_number")
 SHOWN = {
     "duration": "GPU Speed Of Light Throughput: Duration",
@@ -76,7 +76,7 @@ def launches_of(lines: Sequence[str]) -> list[dict[str, Any]]:
     Raises:
         ValueError: there is none.
     """
-    # Before the table ncu may say something.
+    # ncu may print messages before the table.
     start = next((number for number, line in enumerate(lines) if line.startswith('"ID"')), len(lines))
     launches: dict[str, dict[str, Any]] = {}
     for entry in csv.DictReader(lines[start:]):

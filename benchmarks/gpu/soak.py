@@ -1,4 +1,4 @@
-"""Minutes of drawn traffic on the demo with CUDA graphs: device memory stays flat, and nothing is captured after start.
+"""Run drawn traffic on the demo with CUDA graphs: device memory stays flat, and no graph is captured after start.
 
 A stage of `benchmarks.gpu.day`. Rounds of `benchmarks.soak`, each with its own drawn batch, lengths of prompts and of
 outputs, which also set the sizes of the trees, as the tokens of a step are few. Temperatures, parameters, preemptions
@@ -26,7 +26,7 @@ from specdec import LLM, DraftShape
 RULES = ("coupled", "rejection")
 # Share of a run after which memory may not grow.
 WARM_UP = 0.25
-# By how much it may: pieces of the allocator's, not of any request.
+# Growth allowed, for fragmentation in torch's allocator.
 GROWTH_MIB = {"allocated_mib": 2, "reserved_mib": 64}
 
 
@@ -90,7 +90,7 @@ def run(stage: Stage) -> None:
     stage.table = Table("rule", "rounds", "requests", "steps", "captured", "updates", "allocated grew", "reserved grew")
     runs = stage.figures["runs"] = []
     for number, rule in enumerate(RULES):
-        # Each has the same share of what is left, the start of its engine included.
+        # The rules share the remaining time equally, including the start of their engines.
         until = time.monotonic() + stage.seconds_left / (len(RULES) - number)
         figures = run_rule(rule, sizes, stage.device, until)
         runs.append(figures)
@@ -175,7 +175,7 @@ def growth(rounds: Sequence[dict[str, Any]], name: str, settled: float) -> float
 
 
 def failures_of(figures: dict[str, Any]) -> list[str]:
-    """Return what is wrong with a run."""
+    """Return the reasons why a run fails."""
     failures = []
     if figures["captured_in_traffic"]:
         failures.append(f"{figures['captured_in_traffic']} CUDA graphs were captured after start")

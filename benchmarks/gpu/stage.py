@@ -1,11 +1,10 @@
-"""One stage of the first day on a GPU, in this process: its module runs it, and what it finds is left as JSON.
+"""Run one stage of the first day on a GPU in this process, and write its results as JSON.
 
 python -m benchmarks.gpu.stage STAGE SECONDS        # as `benchmarks.gpu.day` starts it
 """
 
 import json
 import os
-import subprocess
 import sys
 import time
 import traceback
@@ -18,7 +17,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.gpu.day import stopped_after
+from benchmarks.gpu.day import run_process
 from benchmarks.gpu.device import day_device
 
 # Columns of a table where the output is a file.
@@ -28,7 +27,7 @@ LAST_LINES = 20
 
 @dataclass
 class Stage:
-    """What a stage is given, and what it finds.
+    """Inputs and results of a stage.
 
     Attributes:
         out: folder of results.
@@ -48,7 +47,7 @@ class Stage:
 
     @property
     def rehearse(self) -> bool:
-        """Whether this is a rehearsal, which is on a CPU."""
+        """Return whether this is a rehearsal, which runs on a CPU."""
         return self.device.type == "cpu"
 
     @property
@@ -75,24 +74,10 @@ class Stage:
         elif tool:
             words = [*tool, *words]
         self.show(f"$ {' '.join(words)}")
-        process = subprocess.Popen(
-            words,
-            env=os.environ | environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-        lines = []
+        lines: list[str] = []
         seconds = (self.deadline if until is None else until) - time.monotonic()
-        with stopped_after(process, max(0, seconds)) as was_stopped:
-            assert process.stdout is not None
-            for line in process.stdout:
-                print(line, end="", flush=True)
-                lines.append(line.rstrip())
-            status = process.wait()
-        return None if was_stopped.is_set() else status, lines[-LAST_LINES:]
+        status = run_process(words, environment, max(0, seconds), lambda line: lines.append(line.rstrip()))
+        return status, lines[-LAST_LINES:]
 
     def write(self, status: str) -> None:
         """Write the JSON of what is known so far."""

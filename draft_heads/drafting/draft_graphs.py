@@ -21,8 +21,8 @@ from specdec.kernels.types import NoiseColumns, NoiseRows
 Grown = TypeVar("Grown")
 
 
-class GraphKey(NamedTuple):
-    """What differs between the graphs of a loop.
+class LoopKey(NamedTuple):
+    """Sizes by which a batch finds its captured loop.
 
     Attributes:
         rows: rows of the batch, padding included.
@@ -51,7 +51,7 @@ class LoopGraphs(Generic[Grown]):
         adapters: int,
     ) -> None:
         self.grow, self.geometries, self.max_blocks, self.adapters = grow, geometries, max_blocks, adapters
-        self.captured: dict[GraphKey, _Graph[Grown]] = {}
+        self.captured: dict[LoopKey, _Graph[Grown]] = {}
         self._inputs: _Inputs | None = None
 
     @staticmethod
@@ -60,8 +60,8 @@ class LoopGraphs(Generic[Grown]):
         return next_power_of_2(rows) - rows
 
     def has(self, rows: int, *, adapted: bool) -> bool:
-        """Return whether a graph drafts for so many rows."""
-        return GraphKey(next_power_of_2(rows), adapted) in self.captured
+        """Return whether a loop is captured for a batch of `rows` rows."""
+        return LoopKey(next_power_of_2(rows), adapted) in self.captured
 
     def capture(self, capture: Capture, levels: DraftLevels, hidden: Tensor) -> None:
         """Capture the loop for batches of as many rows as these.
@@ -73,7 +73,7 @@ class LoopGraphs(Generic[Grown]):
         """
         if self._inputs is None:
             self._inputs = _Inputs(self, levels, hidden)
-        key = GraphKey(levels.num_rows, levels.adapted is not None)
+        key = LoopKey(levels.num_rows, levels.adapted is not None)
         self.captured[key] = _Graph(self, self._inputs, levels, hidden, capture)
 
     def __call__(self, levels: DraftLevels, hidden: Tensor) -> Grown:
@@ -84,7 +84,7 @@ class LoopGraphs(Generic[Grown]):
                 filters.
             hidden: `[rows, hidden_size]` of the rows that are not padding.
         """
-        return self.captured[GraphKey(levels.num_rows, levels.adapted is not None)](levels, hidden)
+        return self.captured[LoopKey(levels.num_rows, levels.adapted is not None)](levels, hidden)
 
     def plans(self, levels: DraftLevels) -> list[Plan]:
         """Return the attention plans of each level but the last, of each geometry in turn."""
@@ -197,6 +197,6 @@ def _by_geometry(owner: LoopGraphs[Grown], plans: list[Plan]) -> dict[AttentionG
 
 
 def _capacity(levels: DraftLevels, geometry: AttentionGeometry, plan: Plan) -> PlanCapacity:
-    """Return the sizes that every plan of these rows fits in. All rows have as many nodes, so all heights are one."""
+    """Return the capacity for every plan of these rows, whose tiles have one height as all have as many nodes."""
     tiles = levels.num_rows * ceil_div(levels.width, plan.height // geometry.group)
     return PlanCapacity.of(tiles, geometry.kv_heads, chip_of(levels.tables.device).processors)

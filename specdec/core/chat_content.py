@@ -1,4 +1,4 @@
-"""Messages of a conversation as chat templates read them, whichever way clients write them. Pure Python."""
+"""Conversion of messages from the forms that clients send to the form that a chat template reads. Pure Python."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -7,18 +7,18 @@ from typing import Any
 
 from specdec.kernels.settings import check_text
 
-# Where a part of each type has its text.
+# Key of the text in a content part, by the part's type.
 _TEXT_KEYS = {
     **dict.fromkeys(("text", "input_text", "output_text", "reasoning_text", "summary_text"), "text"),
     "refusal": "refusal",
     "thinking": "thinking",
 }
-# Templates know either name.
+# Templates read one of these names.
 _REASONING = ("reasoning_content", "reasoning")
 
 
 class ContentFormat(Enum):
-    """How a chat template reads the content of a message.
+    """Form of a message's content that a chat template reads.
 
     Attributes:
         STRING: as text.

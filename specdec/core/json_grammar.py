@@ -5,31 +5,31 @@ from typing import NamedTuple, TypeAlias
 
 
 class Text(NamedTuple):
-    """One text."""
+    """A fixed text."""
 
     text: str
 
 
 class Chars(NamedTuple):
-    """One character of some ranges of code points, both ends included."""
+    """One character out of ranges of code points, both ends included."""
 
     ranges: tuple[tuple[int, int], ...]
 
 
 class Seq(NamedTuple):
-    """One after another."""
+    """A sequence."""
 
     parts: tuple["Node", ...]
 
 
 class Alt(NamedTuple):
-    """One of several; without any, nothing at all."""
+    """A choice between nodes. Without nodes it matches no text."""
 
     parts: tuple["Node", ...]
 
 
 class Repeat(NamedTuple):
-    """At least `least` times, and at most `most` times if that is given."""
+    """A repetition, at least `least` times and, unless it is None, at most `most` times."""
 
     part: "Node"
     least: int
@@ -37,15 +37,15 @@ class Repeat(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """What the rule of that name says."""
+    """A reference to a rule by its name."""
 
     name: str
 
 
 class Before(NamedTuple):
-    """What a rule says, where that always stands before something or at the end of the text.
+    """The body of a rule, with what may follow the rule: `following`, or the end of the text.
 
-    It changes no text; the compiler finds by it the tokens that reach beyond the rule.
+    It changes no text. The compiler uses it to mask tokens that reach beyond the rule.
     """
 
     part: "Node"
@@ -76,7 +76,7 @@ def chars(allowed: str) -> Node:
 
 
 def grammar_text(root: Node, rules: Mapping[str, Node]) -> str | None:
-    """Return the grammar in GBNF without what no text can follow; None if that is all of it."""
+    """Return the grammar in GBNF without nodes that match no text; None if the root matches none."""
     rules = {**rules, "root": root}
     finite = _finite_rules(rules)
     if "root" not in finite:
@@ -92,7 +92,7 @@ def grammar_text(root: Node, rules: Mapping[str, Node]) -> str | None:
 
 
 def _finite_rules(rules: Mapping[str, Node]) -> set[str]:
-    """Return the names of rules that some text follows. A rule that always needs itself has none."""
+    """Return the names of rules that match some text. A rule that always needs itself matches none."""
     users: dict[str, set[str]] = {name: set() for name in rules}
     for name, node in rules.items():
         for used in _names(node):
@@ -131,7 +131,7 @@ def _is_finite(node: Node, finite: set[str]) -> bool:
 
 
 def _pruned(node: Node, finite: set[str]) -> Node:
-    """Return a node that some text follows, without its parts that none does."""
+    """Return a node without its parts that match no text."""
     if isinstance(node, Repeat):
         if node.most == 0 or not _is_finite(node.part, finite):
             return EMPTY

@@ -1,4 +1,4 @@
-"""Numbers between bounds, as they are written in JSON. Pure Python."""
+"""Grammars of JSON numbers between bounds. Pure Python."""
 
 from collections.abc import Iterator
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal, localcontext

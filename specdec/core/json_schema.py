@@ -1,4 +1,4 @@
-"""Checks of JSON schemas: what is no schema, and keywords that no grammar follows, are refused. Pure Python."""
+"""Validation of JSON schemas: invalid ones, and keywords that our grammars cannot follow, are refused. Pure Python."""
 
 import re
 import warnings
@@ -12,7 +12,7 @@ from specdec.core.json_schema_keywords import APPLICATORS, BESIDE, CONSTRAINTS, 
 
 
 class SchemaError(ValueError):
-    """What of a schema is wrong or not followed.
+    """An invalid schema, or a keyword that is not supported.
 
     Args:
         place: where, as a JSON pointer.
@@ -77,7 +77,7 @@ def declared_types(schema: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _invalid(schema: Any) -> str | None:
-    """Return why this is no JSON schema."""
+    """Return why a schema is invalid; None if it is valid."""
     if isinstance(schema, bool):
         return None
     if not isinstance(schema, Mapping):

@@ -1,4 +1,4 @@
-"""Grammars of JSON schemas: texts that follow the schema, and of these no others. Pure Python."""
+"""Conversion of a JSON schema to a grammar that matches the JSON texts of its values. Pure Python."""
 
 import json
 from collections.abc import Mapping
@@ -76,12 +76,12 @@ class _Converter:
         return text
 
     def _contradiction(self, place: str, problem: str) -> Node:
-        """Return no value at all, and remember why."""
+        """Return a node that matches nothing, and record the reason."""
         self._contradictions.append(SchemaError(place, f"no value follows {problem}; correct it"))
         return NEVER
 
     def _named(self, node: Node) -> Node:
-        """Return a rule of its own."""
+        """Return a reference to a new rule with this body."""
         if isinstance(node, Text | Rule):
             return node
         rule = Rule(f"r{len(self._rules)}")
@@ -141,7 +141,7 @@ class _Converter:
         return Alt(tuple(parts))
 
     def _written(self, value: Any) -> Node:
-        """Return one value."""
+        """Return the JSON text of one value."""
         if isinstance(value, str):
             return Text(json_text(value))
         if isinstance(value, list):
@@ -198,7 +198,7 @@ class _Converter:
         return self._contradiction(place, "the bounds") if grammar_text(found, self._rules) is None else found
 
     def _multiples(self, bounds: Bounds, multiple: int, place: str) -> Node:
-        """Return all multiples, or those of one sign."""
+        """Return the grammar of all multiples, or of those of one sign."""
         low, high = bounds.scaled(0)
         if multiple <= MOST_REMAINDERS:
             positive, from_zero = (self._named(node) for node in multiples(multiple, self._rules))
@@ -243,7 +243,7 @@ class _Converter:
         return self._named(self._value(schema, place, _ALL, frozenset()))
 
     def _list(self, first: list[Node], rest: Node, least: int, most: int | None) -> Node:
-        """Return lists whose first items differ from the rest."""
+        """Return the grammar of lists whose first items differ from the rest."""
         first = first[:most]
         free = None if most is None else most - len(first)
         needed = max(least - len(first), 0)
@@ -288,7 +288,7 @@ class _Converter:
         return self._pairs(pairs, free, least, most, required=required)
 
     def _free_pairs(self, schema: Mapping[str, Any], place: str, names: list[str]) -> list[Node]:
-        """Return names and values that `properties` does not give."""
+        """Return the grammar of pairs that `properties` does not name."""
         patterns = schema.get("patternProperties", {})
         keyword = "additionalProperties" if "additionalProperties" in schema else "unevaluatedProperties"
         rest = schema.get(keyword)
@@ -345,7 +345,7 @@ class _Converter:
         *,
         required: set[str] | None = None,
     ) -> Node:
-        """Return objects with these pairs in their order, then with free ones.
+        """Return the grammar of objects with these pairs in their order, then with free ones.
 
         Args:
             required: names that have to be there; all by default.

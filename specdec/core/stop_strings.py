@@ -39,7 +39,7 @@ class StopMatch(NamedTuple):
 
 
 class StopSearch:
-    """The end of a text, as long as a stop string can reach back. Text that is not shown is searched too."""
+    """Search for stop strings at the end of a growing text, including special tokens that the text leaves out."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)

@@ -1,4 +1,4 @@
-"""Host memory that an engine asks for at start, compared with what the machine has available."""
+"""Check of the host memory that an engine allocates at start against the memory that is available."""
 
 import os
 from contextlib import suppress

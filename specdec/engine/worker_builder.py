@@ -24,8 +24,10 @@ from specdec.engine.rank_loader import layout_of
 from specdec.execution.model_runner import ModelRunner
 from specdec.execution.split_verifier import SplitVerifier
 from specdec.execution.worker import Worker
+from specdec.kernels.integers import ceil_div
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.kv_entries import KV_DTYPES, LARGEST
+from specdec.kernels.ragged_rows import WORD_BITS
 from specdec.kv_transfer.connector_factory import ConnectorContext, make_connector
 from specdec.kv_transfer.kv_connector import KVCaches, KVConnector
 from specdec.models.adapter_layout import draft_layout, draft_part, target_layout, target_part
@@ -226,7 +228,7 @@ class WorkerBuilder:
         )
 
     def _capture_graphs(self, runner: ModelRunner, drafter: Drafter) -> None:
-        """Capture what steps replay; passes that are captured already stay."""
+        """Capture passes and drafting where CUDA graphs are used; passes that are captured already stay."""
         # A stage waits for its neighbours in the middle of a pass.
         is_stage = self.model.num_stages > 1
         config, limits = self.config, self.config.scheduler
@@ -234,14 +236,21 @@ class WorkerBuilder:
             return
         # Imported late: they bring Triton.
         from specdec.execution.cuda_graphs import CudaGraphs
-        from specdec.execution.graph_capture import DRAFTED_CONTEXT, GraphLimits, capture_drafting, capture_passes
+        from specdec.execution.graph_capture import DRAFTED_CONTEXT, capture_drafting, capture_passes
+        from specdec.execution.step_graphs import GraphLimits
 
         began, self._graphs = time.perf_counter(), self._graphs or CudaGraphs(self.device)
         self._graphs.release()
-        most, adapters = self.longest + self.slots, config.max_loras if config.enable_lora else 0
-        largest = GraphLimits(limits.max_num_seqs, limits.max_num_batched_tokens, most, adapters)
+        entries = self.longest + self.slots
+        largest = GraphLimits(
+            limits.max_num_seqs,
+            tokens=min(limits.max_num_batched_tokens, limits.max_num_seqs * entries),
+            blocks=ceil_div(entries, config.block_size),
+            words=max(1, ceil_div(self.slots, WORD_BITS)),
+            adapters=config.max_loras if config.enable_lora else 0,
+        )
         if runner.graphs is None:
-            capture_passes(runner, self._graphs.capture, largest, self.slots)
+            capture_passes(runner, self._graphs.capture, largest)
         if isinstance(drafter, TreeDrafter) and self.draft_context > DRAFTED_CONTEXT + 1:
             capture_drafting(drafter, runner, self._graphs.capture, largest)
         logger.info("CUDA graphs captured in %.1f s", time.perf_counter() - began)

@@ -13,7 +13,7 @@ WARM_UPS = 2
 
 
 class CudaGraphs:
-    """Graphs of one engine on one device. They share their memory, so that only what is kept of an output stays valid.
+    """Capture of an engine's CUDA graphs, which share one memory pool: a graph overwrites the temporaries of others.
 
     Warm-ups and captures run on one stream. cuBLAS has a workspace for each stream, allocated at the stream's first
     product: here in the first warm-up, outside of the graphs' memory, so that it outlives every graph.
@@ -53,7 +53,7 @@ class CudaGraphs:
         return replay
 
     def release(self) -> None:
-        """Free the memory of graphs that nothing holds any more, before others are captured."""
+        """Free the memory of dropped graphs, before others are captured."""
         torch.cuda.synchronize(self.device)
         gc.collect()
         torch.cuda.empty_cache()

@@ -27,7 +27,7 @@ def dummy_rows(cache: KVCache, count: int, context: int, nodes: int = 0) -> tupl
 
 
 def dummy_batch(cache: KVCache, most_rows: int, tokens: int, adapted: bool) -> TreeBatch:
-    """Make a step of `tokens` tokens in as many rows as there may be, which see themselves alone."""
+    """Make a step of `tokens` tokens, divided among as many rows as allowed; no row has a cached token."""
     rows = min(tokens, most_rows)
     counts = [tokens // rows + (row < tokens % rows) for row in range(rows)]
     parts = [TreeRow([0] * count, 0, cache.null_block_table(count), 1, int(adapted)) for count in counts]

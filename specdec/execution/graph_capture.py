@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,11 +14,10 @@ from specdec.draft_heads.drafting.tree_drafter import TreeDrafter
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.execution.dummy_rows import dummy_batch, dummy_draft_rows
 from specdec.execution.model_runner import ModelRunner
-from specdec.execution.step_graphs import StepGraphs, StepLimits
+from specdec.execution.step_graphs import GraphLimits, StepGraphs
 from specdec.kernels.attention_plan import AttentionGeometry
-from specdec.kernels.integers import ceil_div, next_power_of_2
+from specdec.kernels.integers import next_power_of_2
 from specdec.kernels.plan_buffer import Capture
-from specdec.kernels.ragged_rows import WORD_BITS
 
 # Limit of the draft probabilities of drawn trees: float32 over the vocabulary for each node that has children. More
 # rows than have room are drafted without a graph.
@@ -27,52 +26,32 @@ MAX_DRAFT_PROBS_BYTES = 256 << 20
 DRAFTED_CONTEXT = 1
 
 
-class GraphLimits(NamedTuple):
-    """The largest steps of an engine.
-
-    Attributes:
-        requests: most requests of a step.
-        tokens: most tokens of a step, drafts included.
-        entries: most cache entries of a request, its drafts included.
-        adapters: number of adapters, 0 for none.
-    """
-
-    requests: int
-    tokens: int
-    entries: int
-    adapters: int
-
-
-def capture_passes(runner: ModelRunner, capture: Capture, limits: GraphLimits, slots: int) -> None:
+def capture_passes(runner: ModelRunner, capture: Capture, limits: GraphLimits) -> None:
     """Capture the target's passes, and replay them from now on.
 
     Args:
         capture: `CudaGraphs.capture` on a GPU.
-        slots: most nodes of a draft tree.
     """
     cache, config = runner.cache, runner.model.config
-    blocks = ceil_div(limits.entries, cache.block_size)
-    tokens = min(limits.tokens, limits.requests * limits.entries)
-    words = max(1, ceil_div(slots, WORD_BITS))
-    step = StepLimits.of(limits.requests, tokens, blocks, words, limits.adapters)
-    output = torch.empty(step.tokens, config.hidden_size, dtype=runner.dtype, device=cache.target.device)
+    output = torch.empty(limits.padded_tokens, config.hidden_size, dtype=runner.dtype, device=cache.target.device)
     geometries = _geometries(config, runner.dtype, config.layer_windows)
-    runner.graphs = graphs = StepGraphs(runner.features, output, geometries, step, cache.block_size)
-    with torch.inference_mode(), progress_bar(len(graphs.keys()), "capturing passes") as advance:
-
-        def advancing(work: Any) -> Any:
-            replay = capture(work)
+    runner.graphs = graphs = StepGraphs(runner.features, output, geometries, limits, cache.block_size)
+    keys = graphs.pass_keys()
+    with torch.inference_mode(), progress_bar(len(keys), "capturing passes") as advance:
+        for key in keys:
+            graphs.capture(key, dummy_batch(cache, limits.rows, key.tokens, key.adapted), capture)
             advance()
-            return replay
-
-        graphs.capture(advancing, partial(dummy_batch, cache, step.rows))
 
 
 def capture_drafting(drafter: TreeDrafter[Any], runner: ModelRunner, capture: Capture, limits: GraphLimits) -> None:
-    """Capture the drafting loops, and replay them from now on; see `capture_passes`."""
+    """Capture the drafting loops, and replay them from now on.
+
+    Args:
+        capture: `CudaGraphs.capture` on a GPU.
+    """
     cache, shape = runner.cache, drafter.shape
     geometries = _geometries(drafter.llama, drafter.dtype, drafter.windows)
-    rest = geometries, ceil_div(limits.entries, cache.block_size), limits.adapters
+    rest = geometries, limits.blocks, limits.adapters
     most = next_power_of_2(limits.requests)
     counts = [1 << power for power in reversed(range(most.bit_length()))]
     cases, draw = [(rows, False) for rows in counts], drafter.draw

@@ -75,7 +75,7 @@ class ModelRunner:
         )
 
     def use_head(self, head: CachedHead) -> None:
-        """Keep the features that another head of the same shape reads, from the next pass on."""
+        """Compute the features for another head of the same shape from the next pass on."""
         if head.projects_features:
             # Captured passes compute features with the weights of the head before.
             self.graphs = None

@@ -18,12 +18,10 @@ from specdec.verify.tree_batch import TreeBatch
 TOKEN_BUCKETS = ((4, 1), (16, 4), (64, 16), (256, 64), (1024, 128))
 
 Pass = Callable[[TreeBatch], Tensor]
-# Makes a batch of so many tokens that belong to no request, with adapters or without.
-DummyBatch = Callable[[int, bool], TreeBatch]
 
 
-class GraphKey(NamedTuple):
-    """What differs between the graphs of a model.
+class PassKey(NamedTuple):
+    """Sizes by which a step finds its captured pass.
 
     Attributes:
         tokens: tokens of the step, padding included.
@@ -36,52 +34,57 @@ class GraphKey(NamedTuple):
     adapted: bool
 
 
-class StepLimits(NamedTuple):
-    """The largest step that graphs are captured for, and the memory of its inputs.
+class GraphLimits(NamedTuple):
+    """The largest step of an engine, which captured graphs have room for.
 
     Attributes:
-        rows: most requests, padding included.
-        tokens: most tokens, padding included.
-        blocks: most blocks of a request.
+        requests: most requests of a step.
+        tokens: most tokens of a step, drafts included.
+        blocks: most blocks of a request, those of its drafts included.
         words: 64-bit words of ancestor bits.
         adapters: number of adapters, 0 for none.
     """
 
-    rows: int
+    requests: int
     tokens: int
     blocks: int
     words: int
     adapters: int
 
-    @staticmethod
-    def of(requests: int, tokens: int, blocks: int, words: int, adapters: int) -> "StepLimits":
-        """Return the limits for steps of at most `requests` requests and `tokens` tokens."""
-        tokens = min(tokens, TOKEN_BUCKETS[-1][0])
-        return StepLimits(requests + 1, tokens + StepGraphs.padding(tokens), blocks, words, adapters)
+    @property
+    def rows(self) -> int:
+        """Most rows of a captured step: one per request, and one of padding."""
+        return self.requests + 1
+
+    @property
+    def padded_tokens(self) -> int:
+        """Most tokens of a captured step, padding included."""
+        tokens = min(self.tokens, TOKEN_BUCKETS[-1][0])
+        return tokens + StepGraphs.padding(tokens)
 
 
 class StepGraphs:
-    """Replays of the target's pass; a step that no graph was captured for is launched kernel by kernel.
+    """The target's pass, replayed from a CUDA graph, or launched kernel by kernel where no graph fits the step.
 
-    All graphs are captured before the first request, so that no step waits for a capture. They are few: every graph has
-    room for the largest attention plan of its tokens (`PlanCapacity`). The inputs of a step are copied into memory at
-    fixed addresses, which all graphs share, as they share the memory of their output.
+    All graphs are captured before the first request, so that no step waits for a capture. They are few, since each has
+    room for the largest attention plan of its tokens (`PlanCapacity`). All share the memory of their inputs and of
+    their output.
 
     Args:
         run: the pass. It returns features `[tokens, hidden_size]` and stores keys, values and features in the cache.
-        output: `[limits.tokens, hidden_size]`, memory for these features.
+        output: `[limits.padded_tokens, hidden_size]`, memory for these features.
         geometries: geometries of the target's attention, one per window of its layers.
     """
 
     def __init__(
-        self, run: Pass, output: Tensor, geometries: Sequence[AttentionGeometry], limits: StepLimits, block_size: int
+        self, run: Pass, output: Tensor, geometries: Sequence[AttentionGeometry], limits: GraphLimits, block_size: int
     ) -> None:
         self.run, self.output, self.geometries, self.limits = run, output, geometries, limits
-        self.chip, device = chip_of(output.device), output.device
+        tokens, self.chip, device = limits.padded_tokens, chip_of(output.device), output.device
         self.configs = {geometry: configs_of(geometry, self.chip) for geometry in geometries}
-        self.plans = {one: PlanBuffer(self.capacity(one, limits.tokens, 0), device) for one in geometries}
-        self.adapters = AdapterBuffer(limits.tokens, limits.adapters, device) if limits.adapters else None
-        self.captured: dict[GraphKey, _Graph] = {}
+        self.plans = {one: PlanBuffer(self.capacity(one, tokens, 0), device) for one in geometries}
+        self.adapters = AdapterBuffer(tokens, limits.adapters, device) if limits.adapters else None
+        self.captured: dict[PassKey, _Graph] = {}
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int64, device=device)
@@ -92,11 +95,11 @@ class StepGraphs:
             lengths=(),
             tree_starts=(),
             block_tables=zeros(limits.rows, limits.blocks),
-            visible=zeros(limits.tokens),
-            ancestors=zeros(limits.tokens, limits.words),
+            visible=zeros(tokens),
+            ancestors=zeros(tokens, limits.words),
             block_size=block_size,
         )
-        self.inputs = TreeBatch(zeros(limits.tokens), zeros(limits.tokens), zeros(limits.tokens), rows, zeros(0), ())
+        self.inputs = TreeBatch(zeros(tokens), zeros(tokens), zeros(tokens), rows, zeros(0), ())
 
     @staticmethod
     def padding(tokens: int) -> int:
@@ -106,27 +109,27 @@ class StepGraphs:
                 return -tokens % multiple
         return 0
 
-    def keys(self) -> list[GraphKey]:
-        """Return the keys of all graphs that a step can ask for, the largest first: later ones reuse its memory."""
-        counts = [tokens for tokens in range(self.limits.tokens, 0, -1) if not self.padding(tokens)]
+    def pass_keys(self) -> list[PassKey]:
+        """Return the keys of all passes that a step can need, the largest first: later ones reuse its memory."""
+        counts = [tokens for tokens in range(self.limits.padded_tokens, 0, -1) if not self.padding(tokens)]
         adapted = (False, True) if self.adapters is not None else (False,)
         # Geometries differ in their window alone, so their heights are the same.
         one = self.geometries[0]
         return [
-            GraphKey(tokens, height, some)
+            PassKey(tokens, height, some)
             for tokens in counts
             for height in reachable_heights(tokens, one.group, self.configs[one])
             for some in adapted
         ]
 
-    def capture(self, capture: Capture, dummy: DummyBatch) -> None:
-        """Capture all graphs.
+    def capture(self, key: PassKey, batch: TreeBatch, capture: Capture) -> None:
+        """Capture the pass of a key.
 
         Args:
+            batch: of its tokens, which belong to no request.
             capture: `CudaGraphs.capture` on a GPU.
         """
-        for key in self.keys():
-            self.captured[key] = _Graph(self, key, dummy(key.tokens, key.adapted), capture)
+        self.captured[key] = _Graph(self, key, batch, capture)
 
     def __call__(self, batch: TreeBatch) -> Tensor:
         """Return features `[tokens, hidden_size]`, which are valid until the next call."""
@@ -135,12 +138,12 @@ class StepGraphs:
         if rows > self.limits.rows or blocks > self.limits.blocks or words > self.limits.words:
             return self.run(batch)
         plans = [plan_of(batch.rows, geometry) for geometry in self.geometries]
-        key = GraphKey(len(batch.tokens), plans[0].height, AdapterRows.of(batch.rows) is not None)
+        key = PassKey(len(batch.tokens), plans[0].height, AdapterRows.of(batch.rows) is not None)
         graph = self.captured.get(key)
         return self.run(batch) if graph is None else graph(batch, plans)
 
     def capacity(self, geometry: AttentionGeometry, tokens: int, height: int) -> PlanCapacity:
-        """Return the sizes of the attention plan of `tokens` tokens; of any height for height 0."""
+        """Return the capacity for every attention plan of `tokens` tokens; with height 0, of tiles of any height."""
         per_tile = (height or min(self.configs[geometry])) // geometry.group
         tiles = most_tiles(tokens, self.limits.rows, max(per_tile, 1))
         return PlanCapacity.of(tiles, geometry.kv_heads, self.chip.processors)
@@ -149,7 +152,7 @@ class StepGraphs:
 class _Graph:
     """A captured pass over the first tokens of its owner's inputs."""
 
-    def __init__(self, owner: StepGraphs, key: GraphKey, batch: TreeBatch, capture: Capture) -> None:
+    def __init__(self, owner: StepGraphs, key: PassKey, batch: TreeBatch, capture: Capture) -> None:
         tokens, shared = key.tokens, owner.inputs
         rows = RaggedRows(
             query_lens=(),

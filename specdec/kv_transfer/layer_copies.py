@@ -49,7 +49,7 @@ class LayerCopies(Protocol):
         ...
 
     def end(self) -> None:
-        """Wait for all that a failed step has begun, on the host too if it was copied there."""
+        """Wait for all copies that a failed step has begun. Copies to host memory are complete on return."""
         ...
 
 

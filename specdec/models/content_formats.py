@@ -1,4 +1,4 @@
-"""How a chat template reads the content of messages: as text or as a list of parts, found by rendering it."""
+"""Detection of the content format of a chat template, text or a list of parts, by rendering it."""
 
 from collections.abc import Callable
 from typing import Any

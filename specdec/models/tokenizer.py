@@ -144,7 +144,7 @@ class Tokenizer:
         return self.encode(self.chat_text(messages, **template_arguments), add_special_tokens=False)
 
     def chat_messages(self, messages: Sequence[Any], **template_arguments: Any) -> list[dict[str, Any]]:
-        """Return messages as the chat template reads them, whichever way clients write them.
+        """Convert messages from the forms that clients send to the form that the chat template reads.
 
         Args:
             template_arguments: as in `chat_text`.

@@ -197,9 +197,9 @@ class StepPlanner:
         assert reserved, "an admitted request has its blocks"
 
     def _reserve(self, request: Request, known: int) -> bool:
-        """Make entries of `known` tokens writable, and of the nodes of choices below the last one; False if blocks lack.
+        """Make the entries of a row writable; return False if blocks lack.
 
-        `BlockBounds` counts nodes in the step that has them alone.
+        Nodes of choices take entries only in the step that reaches the last known token: `BlockBounds` allows no more.
         """
         end = request.num_cached + known
         return self.manager.reserve(request, end + (request.least_nodes if end == len(request.token_ids) else 0))

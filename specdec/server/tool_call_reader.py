@@ -27,7 +27,7 @@ CallPiece = CallStart | CallArguments
 
 
 class Reading(Enum):
-    """What a text has turned out to be.
+    """State of a text that may be a tool call.
 
     Attributes:
         OPEN: undecided, or a call that is not complete.
@@ -49,7 +49,7 @@ class CallReader:
     whole call at its end.
 
     Attributes:
-        reading: what the text has turned out to be.
+        reading: what the text is, as far as it is read.
         has_begun: whether a piece of a call was returned.
         unread: text that belongs to no call: all of it until one begins; after a call, what follows it. Behind a call
             that is not complete, keys after its arguments.

@@ -204,13 +204,13 @@ def parser_for(choice: str, template: str) -> type[ToolParser]:
 
 
 class ToolUse(Protocol):
-    """What a request says of tools."""
+    """The fields of a request that concern tools."""
 
     parallel_tool_calls: bool | None
 
     @property
     def uses_tools(self) -> bool:
-        """Whether the model may call tools."""
+        """Return whether the model may call tools."""
         ...
 
 

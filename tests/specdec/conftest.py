@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.kernels.recorded_launches import check_recorded
+from tests.simulated_gpu import SimulatedGPU, simulated_gpu
 from tests.specdec.structured.checkpoints import Bytes, save_bytes
 from tests.specdec.tiny_checkpoints import Tiny, save_tiny
 from tests.specdec.world import World, make_world
@@ -34,6 +35,13 @@ def checked_launches(launches: dict[str, Launch]) -> Iterator[None]:
     found = dict(launches)
     launches.clear()
     check_recorded(found)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedGPU]:
+    """The simulated GPUs, entered."""
+    with simulated_gpu(monkeypatch) as gpu:
+        yield gpu
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
 """The engine on a simulated GPU: all tensors on one device, one host wait a step, graphs captured and replayed."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,12 +42,6 @@ PENALISED = {
     "ignore_eos": False,
 }
 LIMITED = {"frequency_penalty": 0.5, "logit_bias": {7: 3.0}, "allowed_token_ids": list(range(5, 60))}
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedGPU]:
-    with simulated_gpu(monkeypatch) as gpu:
-        yield gpu
 
 
 @pytest.fixture(scope="module")

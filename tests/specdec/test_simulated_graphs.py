@@ -2,7 +2,7 @@
 
 import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,6 @@ from tests.simulated_gpu import GPU, SimulatedGPU, simulated_gpu
 OTHER = torch.device("cuda", 0)
 PROMPT = [5, 6, 7, 8, 9]
 PARAMS = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedGPU]:
-    with simulated_gpu(monkeypatch) as gpu:
-        yield gpu
 
 
 @pytest.fixture(scope="module")
@@ -53,22 +47,30 @@ def plain_capture(work: Callable[[], Any], **settings: Any) -> torch.cuda.CUDAGr
     return graph
 
 
+def asked_of_a_thread(question: Callable[[], Any]) -> Any:
+    """Return what a call in a thread of its own returns, or its error."""
+    answers = list[Any]()
+
+    def ask() -> None:
+        try:
+            answers.append(question())
+        except RuntimeError as error:
+            answers.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    return answers[0]
+
+
 @pytest.mark.usefixtures("gpu")
 def test_other_threads_may_ask_for_events_during_a_capture() -> None:
     """As the reports of a connector do every 0.1 s; by CUDA's default rules that spoils the capture."""
     with on_device(GPU):
         copied, asked = Copied(is_gpu=True), list[object]()
 
-        def ask() -> None:
-            try:
-                asked.append(copied.is_done)
-            except RuntimeError as error:
-                asked.append(error)
-
         def work() -> torch.Tensor:
-            thread = threading.Thread(target=ask)
-            thread.start()
-            thread.join()
+            asked.append(asked_of_a_thread(lambda: copied.is_done))
             return torch.zeros(1, device=GPU)
 
         CudaGraphs(GPU).capture(work)
@@ -83,17 +85,12 @@ def test_other_threads_may_ask_for_events_during_a_capture() -> None:
 def test_what_other_threads_allocate_during_a_capture_is_no_part_of_it(gpu: SimulatedGPU) -> None:
     held = list[object]()
 
-    def allocate() -> None:
-        try:
-            with gpu:
-                held.append(torch.zeros(1000, device=GPU))
-        except RuntimeError as error:
-            held.append(error)
+    def allocate() -> torch.Tensor:
+        with gpu:
+            return torch.zeros(1000, device=GPU)
 
     def work() -> torch.Tensor:
-        thread = threading.Thread(target=allocate)
-        thread.start()
-        thread.join()
+        held.append(asked_of_a_thread(allocate))
         return torch.ones(1, device=GPU)
 
     before = gpu.memory.general.in_use

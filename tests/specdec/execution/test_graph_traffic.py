@@ -18,7 +18,7 @@ from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.draft_heads.drafting.tree_draw import DrawSizes
 from specdec.execution.dummy_rows import dummy_batch, dummy_draft_rows
 from specdec.execution.graph_capture import MAX_DRAFT_PROBS_BYTES, draft_probs_buffer
-from specdec.execution.step_graphs import TOKEN_BUCKETS, StepGraphs, StepLimits
+from specdec.execution.step_graphs import TOKEN_BUCKETS, GraphLimits, StepGraphs
 from specdec.kernels.attention_plan import (
     CONFIGS,
     HOPPER_CONFIGS,
@@ -124,10 +124,11 @@ def test_every_pass_of_drawn_traffic_was_captured_at_the_start(name: str) -> Non
     chance = random.Random(seed)
     words = ceil_div(SHAPE.nodes, 64)
     blocks = ceil_div(model.longest + SHAPE.slots, BLOCK)
-    limits = StepLimits.of(model.seats, min(model.budget, model.seats * model.longest), blocks, words, ADAPTERS)
-    output = torch.empty(limits.tokens, 1)
+    limits = GraphLimits(model.seats, min(model.budget, model.seats * model.longest), blocks, words, ADAPTERS)
+    output = torch.empty(limits.padded_tokens, 1)
     graphs = StepGraphs(eagerly, output, geometries(model), limits, BLOCK)
-    graphs.capture(counter.capture, lambda tokens, adapted: dummy_batch(Cache(), limits.rows, tokens, adapted))  # type: ignore[arg-type]
+    for key in graphs.pass_keys():
+        graphs.capture(key, dummy_batch(Cache(), limits.rows, key.tokens, key.adapted), counter.capture)  # type: ignore[arg-type]
     # Twice as many with adapters.
     assert counter.captures <= 2 * 48
     captured = counter.captures

@@ -14,8 +14,8 @@ from specdec import LLM, SamplingParams
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.drafting.drafter import DraftRow, Proposal
 from specdec.draft_heads.drafting.model_drafter import ModelDrafter
-from specdec.execution.graph_capture import GraphLimits, capture_drafting, capture_passes
-from specdec.execution.step_graphs import TOKEN_BUCKETS, StepGraphs
+from specdec.execution.graph_capture import capture_drafting, capture_passes
+from specdec.execution.step_graphs import TOKEN_BUCKETS, GraphLimits, StepGraphs
 from specdec.kernels.attention_plan import Chip, chip_of
 from specdec.kernels.draft_trees import DraftTrees, HostTrees
 from specdec.kernels.tree import DraftTree, TreeRow
@@ -66,8 +66,8 @@ def capture_all(llm: LLM, recorder: Recorder, proposal: Proposal = Proposal.DRAW
     """Capture graphs for steps of all sizes, and for both kinds of trees."""
     runner, drafter = llm.engine.worker.runner, llm.engine.worker.drafter
     assert isinstance(drafter, ModelDrafter)
-    limits = GraphLimits(SEATS, 40, 8 * BLOCK, 0)
-    capture_passes(runner, recorder.capture, limits, drafter.shape.slots)
+    limits = GraphLimits(SEATS, tokens=40, blocks=8, words=1, adapters=0)
+    capture_passes(runner, recorder.capture, limits)
     drafter.proposal = proposal
     capture_drafting(drafter, runner, recorder.capture, limits)
     drafter.proposal = Proposal.COUPLED
