@@ -1,4 +1,4 @@
-"""Text of tokens that come one by one, after the tokens of a prompt."""
+"""Incremental detokenization after the tokens of a prompt."""
 
 from collections.abc import Collection, Sequence
 
@@ -13,11 +13,11 @@ _MOST_INCOMPLETE = 3
 
 
 class TextStream:
-    """Text of tokens in the order in which they come. It splits no character.
+    """Incremental text of an output's tokens, in whole characters.
 
-    Decoders treat the beginning of a text in another way than its middle: those of SentencePiece's kind drop the first
-    space. So the prompt's last tokens are decoded along, and their text is left out. A character that the prompt begins
-    and the output completes belongs to the output.
+    Decoders treat the beginning of a text differently: those of SentencePiece's kind drop its first space. So the
+    prompt's last tokens are decoded together with the output, and their text is left out. A character that the prompt
+    begins and the output completes belongs to the output.
 
     Args:
         context: the tokens before the first.
@@ -44,7 +44,7 @@ class TextStream:
         # Tokens that are text already, and the tokens after them, which are not yet.
         self._known: list[int] = []
         self._pending: list[int] = []
-        # Texts of the known tokens, of which the next text begins with one; the first that it does counts.
+        # Possible texts of the known tokens. The first of them that the next text begins with is left out.
         self._prefixes: tuple[str, ...] = ("",)
         self.context: list[int] = []
         if context:
@@ -53,7 +53,7 @@ class TextStream:
     def _begin_after(self, tokens: Sequence[int]) -> None:
         size = _FEWEST
         text = self._decode(tokens[-size:])
-        # A text that begins inside of a character may be another one from its beginning on.
+        # Decoded from inside a character on, a text may be different.
         while size < len(tokens) and (not text or text.startswith(REPLACEMENT)):
             size *= 4
             text = self._decode(tokens[-size:])

@@ -1,4 +1,4 @@
-"""Texts and bytes of single tokens, as they are inside of a text."""
+"""Texts and bytes of single tokens, as they are in the middle of a text."""
 
 import re
 from functools import cached_property

@@ -69,7 +69,7 @@ class Service:
             llm.tokenizer.set_chat_template(read_chat_template(settings.chat_template))
         template = llm.tokenizer.chat_template if llm.tokenizer else ""
         self.tool_parser: type[ToolParser] = parser_for(settings.tool_call_parser, template)
-        if llm.tokenizer is not None and (tags := llm.tokenizer.special_named(_texts_of(self.tool_parser))):
+        if llm.tokenizer is not None and (tags := llm.tokenizer.special_named(self.tool_parser.TAGS)):
             self.defaults = {**self.defaults, "kept_special_tokens": tags}
         # Ids of the engine's requests by the answer's id.
         self._running: dict[str, list[str]] = {}
@@ -282,11 +282,6 @@ class Service:
         """Abort every running request."""
         for answer in list(self._running):
             await self.abort(answer)
-
-
-def _texts_of(parser: type[ToolParser]) -> set[str]:
-    """Return the texts that a parser's class holds, its tags among them."""
-    return {value for name in dir(parser) if isinstance(value := getattr(parser, name), str)}
 
 
 def service_of(request: Request) -> Service:

@@ -16,7 +16,12 @@ class ToolParser(Protocol):
 
     All that is not part of a call is returned as text, but for tags of calls, and for white space between calls, before
     them and after the last one.
+
+    Attributes:
+        TAGS: tags of calls, which may be special tokens of a tokenizer.
     """
+
+    TAGS: ClassVar[tuple[str, ...]]
 
     def push(self, text: str) -> list[Item]:
         """Take new text; return the text and the pieces of calls that it holds, in order."""
@@ -30,6 +35,8 @@ class ToolParser(Protocol):
 class PlainText:
     """An answer without calls."""
 
+    TAGS: ClassVar[tuple[str, ...]] = ()
+
     def push(self, text: str) -> list[Item]:
         return [text] if text else []
 
@@ -38,7 +45,9 @@ class PlainText:
 
 
 class FirstCall:
-    """An answer of which only the first call is returned, for `parallel_tool_calls` false."""
+    """Parser that drops all calls but the first, for `parallel_tool_calls` false."""
+
+    TAGS: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, parser: ToolParser) -> None:
         self._parser = parser
@@ -63,11 +72,15 @@ class _TaggedCalls:
     A tag is one of calls if an object follows it, and text otherwise: answers may speak of tags.
     """
 
+    TAGS: ClassVar[tuple[str, ...]]
     OPEN: ClassVar[str]
-    # Empty: nothing ends the calls but other text.
+    # Empty: only other text ends the calls.
     CLOSE: ClassVar[str] = ""
     # Whether an answer begins as if behind a tag.
     BEGINS_INSIDE: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        cls.TAGS = tuple(tag for tag in (cls.OPEN, cls.CLOSE) if tag)
 
     def __init__(self) -> None:
         self._unread = ""
