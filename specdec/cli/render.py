@@ -106,9 +106,10 @@ def _explained(batch: TimedBatch) -> str:
     if not stats.steps:
         return ""
     accepted = sum(stats.accepted_per_depth)
+    first = batch.tokens - stats.tokens
     text = (
-        f"; tau {stats.tau:.2f}: {_counted(stats.steps, 'step')} gave {_counted(stats.tokens, 'token')}, "
-        f"{accepted} of them accepted drafts, and the passes over prompts {batch.tokens - stats.tokens}"
+        f"; tau {stats.tau:.2f}: {_counted(stats.tokens, 'token')} in {_counted(stats.steps, 'step')}, "
+        f"{accepted} of them drafted, and {first} from {'the prompt pass' if first == 1 else 'prompt passes'}"
     )
     outlook, num_trees = batch.outlook, sum(len(answer.output.tree_steps) for answer in batch.answers)
     if outlook is not None and not outlook.pays and num_trees < stats.steps:

@@ -154,7 +154,7 @@ def test_drafts_off_and_on(chat: Chat, expected: Expected) -> None:
     first, *stats = result.out.splitlines()[:7]
     second, found, *_, third = result.out.splitlines()[7:]
     assert [first, second, third] == [said[1], said[3], expected.answer(*said)]
-    assert re.search(r"; tau 1.00: \d+ steps gave \d+ tokens, 0 of them accepted drafts, ", stats[0])
+    assert re.search(r"; tau 1.00: \d+ tokens in \d+ steps, 0 of them drafted, ", stats[0])
     assert stats[4].startswith("draft ")
     assert stats[4].endswith(", off")
     assert found.endswith(" draft tokens accepted")

@@ -46,12 +46,12 @@ def test_streamed_text_is_the_text_of_json(run: Run) -> None:
 def test_figures_of_the_last_line_agree(run: Run, jsonl: Callable[..., Path]) -> None:
     for line in (run("Hello").out, run("--prompts", jsonl({"prompt": "Hi"}, {"prompt": "Bye"})).out):
         found = re.search(
-            r"\n(\d+) tokens, [\d.]+ tok/s; tau ([\d.]+): (\d+) steps gave (\d+) tokens, (\d+) of them accepted "
-            r"drafts, and the passes over prompts (\d+)\n$",
+            r"\n(\d+) tokens, [\d.]+ tok/s; tau ([\d.]+): (\d+) tokens in (\d+) steps, (\d+) of them drafted, and "
+            r"(\d+) from (?:the prompt pass|prompt passes)\n$",
             line,
         )
         assert found is not None
-        tokens, steps, given, accepted, first = (int(found[place]) for place in (1, 3, 4, 5, 6))
+        tokens, given, steps, accepted, first = (int(found[place]) for place in (1, 3, 4, 5, 6))
         assert tokens == given + first
         assert found[2] == f"{given / steps:.2f}"
         # Each step gives a token of the target's own, unless the output ends before it.

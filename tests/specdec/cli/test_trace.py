@@ -99,7 +99,7 @@ def test_the_page_holds_the_answer_and_nothing_that_could_run(run: Run, tiny: Ti
     file, prompt = tmp_path / "trace.html", "</script><script>alert(1)</script><!-- \N{SNOWMAN}"
     result = run("trace", "--draft", tiny.head, "--prompt", prompt, "-o", file, "--raw")
     assert (result.code, result.err) == (0, ""), result
-    assert result.out.endswith(f"and the passes over prompts 1\n{file}\n")
+    assert result.out.endswith(f"and 1 from the prompt pass\n{file}\n")
     found = Blocks()
     found.feed(file.read_text(encoding="utf-8"))
     assert set(found.blocks) == {"recorded", ""}

@@ -13,6 +13,7 @@ from specdec.cli.app import main
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.models import gguf_file
 from specdec.models.llama import load_llama, read_llama_config
+from specdec.models.tokenizer import Tokenizer
 from tests.kernel_sets import TORCH
 from tests.specdec.gguf_writing import TOKENS, random_model, write_gguf
 
@@ -62,6 +63,13 @@ def test_tokens_equal_transformers(tmp_path: Path, architecture: str, kind: Kind
     else:
         read = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float64)
     assert output.token_ids == greedy(read, tokens)
+
+
+def test_end_tokens_are_those_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transformers 5.17 takes another token for the end than the file names."""
+    monkeypatch.setattr(Tokenizer, "end_token", 1)
+    file = write_gguf(tmp_path / "model.gguf", random_model("llama"), Kind.F32)
+    assert LLM(file, draft=None, dtype="float64", device="cpu").end_tokens == {2}
 
 
 def test_the_factors_of_a_llama_3_are_told_by_the_file(tmp_path: Path) -> None:
