@@ -4,8 +4,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from specdec.core.json_characters import ANY, any_character, complement, in_json, json_text
-from specdec.core.json_grammar import (
+from specdec.core.json_schema.bounds import number_bounds
+from specdec.core.json_schema.characters import ANY, any_character, complement, in_json, json_text
+from specdec.core.json_schema.gbnf import (
     EMPTY,
     NEVER,
     Alt,
@@ -20,12 +21,11 @@ from specdec.core.json_grammar import (
     optional,
     seq,
 )
-from specdec.core.json_numbers import MOST_LISTED, NUMBER, WHOLE, Bounds, multiples, numbers, whole_numbers
-from specdec.core.json_patterns import pattern_grammar, whole_pattern_grammar
-from specdec.core.json_schema import Schema, SchemaError, declared_types, shared_types
-from specdec.core.json_schema_bounds import number_bounds
-from specdec.core.json_schema_keywords import CONSTRAINTS, FORMATS, INFERRED, TYPES
-from specdec.core.json_schema_values import Values, check_patterns, is_type
+from specdec.core.json_schema.keywords import CONSTRAINTS, FORMATS, INFERRED, TYPES
+from specdec.core.json_schema.numbers import MOST_LISTED, NUMBER, WHOLE, Bounds, multiples, numbers, whole_numbers
+from specdec.core.json_schema.patterns import pattern_grammar, whole_pattern_grammar
+from specdec.core.json_schema.schema import Schema, SchemaError, declared_types, shared_types
+from specdec.core.json_schema.values import Values, check_patterns, is_type
 
 # Rules of one object whose properties are counted.
 MOST_COUNTED = 10_000
