@@ -126,7 +126,8 @@ class AsyncLLM:
 
     def _connect(self, setup: Setup, timeout: float) -> EngineConnection:
         """Return what runs the requests, which is not started yet."""
-        return Supervisor(setup, self._receive, self._fail_all, self._is_waiting, timeout)
+        is_awaited = lambda: bool(self._streams or self._calls)  # noqa: E731
+        return Supervisor(setup, self._receive, self._fail_all, is_awaited, timeout)
 
     async def start(self) -> None:
         """Start the engine process and wait until the model is loaded.
@@ -205,8 +206,8 @@ class AsyncLLM:
         if self._closing:
             raise EngineDeadError(CLOSED)
         adapter = None if lora_request is None else with_whole_path(lora_request)
-        add = Add(number, tokens, msgspec.Raw(encode(own)), int(priority), cache_salt, interval, trace, adapter)
-        self._connection.send(add)
+        raw = msgspec.Raw(encode(own))
+        self._connection.send(Add(number, tokens, raw, int(priority), cache_salt, interval, trace, adapter))
         stream = RequestStream(name, text, tokens, params.n, adapter)
         self._streams[number], self._numbers[name] = stream, number
         self._none_running.clear()
@@ -236,8 +237,7 @@ class AsyncLLM:
         Returns:
             Whether such a request was running.
         """
-        number = self._numbers.get(request_id)
-        if number is None:
+        if (number := self._numbers.get(request_id)) is None:
             return False
         self._abort(number)
         return True
@@ -332,6 +332,15 @@ class AsyncLLM:
         """Process id of the engine process, None if there is none."""
         return self._connection.pid
 
+    @property
+    def num_restarts(self) -> int:
+        """How often the engine process was started again after a failure."""
+        return self._connection.num_restarts
+
+    async def failure(self) -> EngineDeadError:
+        """Wait until the engine process has failed and is not started again, and return why."""
+        return await self._connection.failure()
+
     async def close(self, grace: float = 0.0) -> None:
         """End the engine process, and refuse new requests.
 
@@ -376,9 +385,6 @@ class AsyncLLM:
         del self._numbers[self._streams.pop(number).request_id]
         if not self._streams:
             self._none_running.set()
-
-    def _is_waiting(self) -> bool:
-        return bool(self._streams or self._calls)
 
     def _fail(self, number: int, error: EngineDeadError) -> None:
         """Have a request get an error, if it still runs."""

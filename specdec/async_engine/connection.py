@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from specdec.async_engine.errors import EngineDeadError
 from specdec.async_engine.messages import ToEngine
 
 
@@ -15,6 +16,10 @@ class EngineConnection(Protocol):
     @property
     def pid(self) -> int | None:
         """Process id of the only engine process; None if there is none, or several."""
+
+    @property
+    def num_restarts(self) -> int:
+        """How often a failed engine process was started again, as far as it is known here."""
 
     async def start(self) -> None:
         """Wait until requests are taken.
@@ -33,6 +38,9 @@ class EngineConnection(Protocol):
 
     def use_draft(self, draft: str | None) -> None:
         """Start engine processes with other draft sources from now on."""
+
+    async def failure(self) -> EngineDeadError:
+        """Wait until the engine has failed for good, and return why; for ever where others keep it running."""
 
     async def close(self) -> None:
         """End what was started."""

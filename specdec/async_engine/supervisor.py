@@ -32,6 +32,7 @@ class Supervisor:
 
     Attributes:
         healthy: whether a process is ready.
+        num_restarts: how often a process was started after one that had been ready.
     """
 
     def __init__(
@@ -53,7 +54,10 @@ class Supervisor:
         self._error = EngineDeadError("the engine is not started; use 'async with AsyncLLM(...)', or await start()")
         self._failure: Failed | None = None
         self._ready_at: float | None = None
-        self._num_restarts = 0
+        # Restarts one after another, without a time of service between them.
+        self._num_attempts = 0
+        self.num_restarts = 0
+        self._has_failed = asyncio.Event()
 
     async def start(self) -> None:
         """Start the process and wait until it is ready. Cancelling ends it.
@@ -101,6 +105,11 @@ class Supervisor:
         """Start further processes with other draft sources."""
         self._setup = self._setup._replace(draft=draft)
 
+    async def failure(self) -> EngineDeadError:
+        """Wait until no process will be started again, and return why."""
+        await self._has_failed.wait()
+        return self._error.fresh()
+
     async def close(self) -> None:
         """End the process; it sends the last states of aborted requests."""
         self._closing = True
@@ -122,6 +131,8 @@ class Supervisor:
             # A mistake of ours, or a machine without room for another process.
             self._die(EngineDeadError(f"the engine process cannot be started: {one_line(error)}"))
         finally:
+            if not self._closing:
+                self._has_failed.set()
             if not started.done():
                 started.set_exception(self._error.fresh())
             # A cancelled `start` does not look at it.
@@ -137,14 +148,15 @@ class Supervisor:
                 started.set_exception(self._start_error(reason))
                 return
             if self._ready_at is not None and asyncio.get_running_loop().time() - self._ready_at > STEADY:
-                self._num_restarts = 0
-            again = self._num_restarts < MOST_RESTARTS
+                self._num_attempts = 0
+            again = self._num_attempts < MOST_RESTARTS
             remedy = "it is being restarted, try again soon" if again else "it failed too often, start the program anew"
             self._die(EngineDeadError(f"the engine process died ({reason}); {remedy}", restarting=again))
             if not again:
                 return
-            await asyncio.sleep(FIRST_DELAY * 2**self._num_restarts)
-            self._num_restarts += 1
+            await asyncio.sleep(FIRST_DELAY * 2**self._num_attempts)
+            self._num_attempts += 1
+            self.num_restarts += 1
 
     async def _run_once(self) -> int:
         """Run a process to its end, and return its exit code."""

@@ -14,10 +14,12 @@ from specdec.cli.profile import profile
 from specdec.cli.program import run_program
 from specdec.cli.serve import serve
 from specdec.cli.trace import trace
+from specdec.cli.vllm_options import ServeCommand
 
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
-for command in (generate, chat, trace, serve, profile):
+for command in (generate, chat, trace, profile):
     app.command(cls=Command)(command)
+app.command(cls=ServeCommand)(serve)
 app.add_typer(bench, name="bench")
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,8 @@ import typer
 # Which click typer stands on depends on its version; its errors are reached through one that typer exports.
 _UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[1]
 INTERRUPTED = 130
+# Also what other programs take for the end of a line, or for a change of direction.
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
 def run_program(app: typer.Typer, args: Sequence[str] | None, name: str, prog_name: str | None = None) -> NoReturn:
@@ -65,6 +68,20 @@ def _noted_interrupts() -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+class _LogFormatter(logging.Formatter):
+    """Records that cannot pass for several, whatever text of a client they hold.
+
+    Further lines of a message are indented, and other control characters are shown as escapes.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return _CONTROLS.sub(_shown, super().formatMessage(record))
+
+
+def _shown(control: re.Match[str]) -> str:
+    return "\n    " if control[0] == "\n" else control[0].encode("unicode_escape").decode()
+
+
 @contextmanager
 def _logging_to_stderr(name: str) -> Iterator[None]:
     """Show warnings, or what SPECDEC_LOG_LEVEL or --verbose asks for."""
@@ -72,7 +89,7 @@ def _logging_to_stderr(name: str) -> Iterator[None]:
     level = os.environ.get("SPECDEC_LOG_LEVEL", "warning").upper()
     if level not in logging.getLevelNamesMapping():
         raise ValueError(f"SPECDEC_LOG_LEVEL is {level!r}; it must be one of debug, info, warning, error, critical")
-    handler.setFormatter(logging.Formatter(f"{name}: %(levelname)s: %(message)s"))
+    handler.setFormatter(_LogFormatter(f"{name}: %(levelname)s: %(message)s"))
     before = logger.level
     logger.addHandler(handler)
     logger.setLevel(level)

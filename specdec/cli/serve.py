@@ -71,6 +71,16 @@ def serve(
             help="Key that clients must send as a bearer token; repeatable; default: no key needed.",
         ),
     ] = None,
+    admin_api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="SPECDEC_ADMIN_API_KEY",
+            metavar="KEY",
+            rich_help_panel="Server",
+            help="Key that also opens /update_draft and the routes that load adapters; repeatable; default: where "
+            "--api-key is given, these routes are off.",
+        ),
+    ] = None,
     max_queued_requests: Annotated[
         int | None,
         typer.Option(
@@ -117,6 +127,25 @@ def serve(
             "default: both.",
         ),
     ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            rich_help_panel="Model",
+            help="The tokenizer: a folder, or org/name on the Hugging Face hub; default: the model's.",
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            "--seed",
+            "-s",
+            metavar="N",
+            rich_help_panel="Engine",
+            help="Seed of the seeds of requests that bring none: the same requests in the same order get the same; "
+            "default: drawn anew.",
+        ),
+    ] = None,
     verbose: Verbose = False,  # noqa: ARG001
     **options: Any,
 ) -> None:
@@ -135,7 +164,7 @@ def serve(
         raise ValueError(f"MODEL is {model_name} and --model is {model}; give one of them")
     target = model_name or model
     given = options_for(ServerSettings, options)
-    server = ServerSettings(**given, api_key=tuple(api_key or ()))
+    server = ServerSettings(**given, api_key=tuple(api_key or ()), admin_api_key=tuple(admin_api_key or ()))
     shape = options_for(DraftShape, options)
     settings = {**options_for(EngineConfig, options), **options_for(SchedulerConfig, options)}
     if speculative_config is not None:
@@ -144,7 +173,13 @@ def serve(
         named = parse_speculative_config(speculative_config, "--speculative-config")
         draft, shape = named.draft, {**named.shape, **shape}
         settings = {**named.settings, **settings}
-    own = {"max_queued_requests": max_queued_requests, "scheduling_policy": scheduling_policy, "role": role}
+    own = {
+        "max_queued_requests": max_queued_requests,
+        "scheduling_policy": scheduling_policy,
+        "role": role,
+        "tokenizer": tokenizer,
+        "seed": seed,
+    }
     settings |= {name: value for name, value in own.items() if value is not None}
     # Report mistakes before importing torch.
     replace(default_shape("cpu"), **shape)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from specdec.core.lora_request import LoadedAdapter
 
 # Fields of `EngineStats` that are not added up as they are.
-_NO_NUMBERS = ("trees_by_accepted", "adapters", "outlook")
+_NO_NUMBERS = ("trees_by_accepted", "steps_by_tokens", "adapters", "outlook")
 
 
 class DraftOutlook(NamedTuple):
@@ -58,10 +58,12 @@ class EngineStats:
     Attributes:
         running, waiting, swapped, waiting_for_kv: numbers of requests; those swapped out and those whose blocks a
             connector fetches are waiting ones too.
-        kv_usage: share of the cache's blocks that are held.
+        num_blocks: blocks of the cache.
+        kv_usage: share of them that are held.
         steps: forward passes of the target.
         known_tokens: tokens of prompts and outputs that the target has computed.
         step_tokens: tokens of the last step, known ones and granted draft nodes.
+        steps_by_tokens: steps by the number of their tokens.
         generated_tokens: tokens of outputs; of a beam search, those of the sequences that it found.
         preemptions: how often a request lost its memory; `swaps` of them moved to host memory.
         prefix_queries: tokens of admitted requests.
@@ -84,10 +86,12 @@ class EngineStats:
     waiting: int = 0
     swapped: int = 0
     waiting_for_kv: int = 0
+    num_blocks: int = 0
     kv_usage: float = 0.0
     steps: int = 0
     known_tokens: int = 0
     step_tokens: int = 0
+    steps_by_tokens: dict[int, int] = field(default_factory=dict)
     generated_tokens: int = 0
     preemptions: int = 0
     swaps: int = 0
@@ -120,12 +124,21 @@ class EngineStats:
         for part in parts:
             for accepted, trees in part.trees_by_accepted.items():
                 total.trees_by_accepted[accepted] = total.trees_by_accepted.get(accepted, 0) + trees
+            for tokens, steps in part.steps_by_tokens.items():
+                total.steps_by_tokens[tokens] = total.steps_by_tokens.get(tokens, 0) + steps
             for name, own in part.adapters.items():
                 sums = total.adapters.setdefault(name, AdapterTrees())
                 for count, more in ((sums.plain, own.plain), (sums.adapted, own.adapted)):
                     count.trees, count.tokens = count.trees + more.trees, count.tokens + more.tokens
         total.outlook = next((part.outlook for part in parts if part.outlook is not None), None)
         return total
+
+    def count_step(self, num_known: int, num_tokens: int) -> None:
+        """Count a step of so many tokens, of which some are known ones and the others draft nodes."""
+        self.steps += 1
+        self.known_tokens += num_known
+        self.step_tokens = num_tokens
+        self.steps_by_tokens[num_tokens] = self.steps_by_tokens.get(num_tokens, 0) + 1
 
     def count_tree(self, num_nodes: int, num_accepted: int, num_new: int, adapter: LoadedAdapter | None = None) -> None:
         """Count a verified draft tree, of which `num_accepted` tokens became output, `num_new` with the bonus token."""

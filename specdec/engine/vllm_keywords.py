@@ -15,7 +15,8 @@ _NO_EFFECT = Foreign("", None)
 # vLLM's other names of dtypes.
 _DTYPES = {"half": "float16", "float": "float32"}
 FOREIGN_ENGINE = {
-    "trust_remote_code": Foreign("code of a checkpoint is never run", (False,)),
+    # Code of a checkpoint is never run.
+    "trust_remote_code": _NO_EFFECT,
     "data_parallel_size": Foreign("an engine is one replica; start several", (1,)),
     "enable_chunked_prefill": Foreign("long prompts are always split; see long_prefill_token_threshold", (True,)),
     "tokenizer_mode": Foreign("tokenizers are those of tokenizer.json", ("auto", "hf")),

@@ -118,6 +118,15 @@ class ReplicaConnection:
     def pid(self) -> None:
         """None: each replica has its own engine process."""
 
+    @property
+    def num_restarts(self) -> int:
+        """0: Ray Serve starts replicas again, and counts them."""
+        return 0
+
+    async def failure(self) -> EngineDeadError:
+        """Wait for ever: Ray Serve starts replicas again."""
+        return await asyncio.Future()
+
     async def start(self) -> None:
         """Wait until a replica takes requests.
 

@@ -102,8 +102,13 @@ class Scheduler:
         """Return whether the request can be queued now, later or never."""
         if self.manager.bounds.most_blocks(request.max_length - 1) > self.manager.pool.num_blocks:
             return Admission.NEVER
-        limit, waiting = self.config.max_queued_requests, len(self.waiting) + len(self.queues.waiting_for_kv)
-        return Admission.OK if limit is None or waiting < limit else Admission.LATER
+        limit = self.config.max_queued_requests
+        if limit is None:
+            return Admission.OK
+        # Samples of one prompt, which share this dict, wait as one request.
+        prompts = {id(each.cached_samples) for each in (*self.waiting, *self.queues.waiting_for_kv)}
+        is_known = id(request.cached_samples) in prompts
+        return Admission.OK if is_known or len(prompts) < limit else Admission.LATER
 
     def add(self, request: Request) -> None:
         """Queue a request.
@@ -130,7 +135,8 @@ class Scheduler:
                     f"and there are {pool.num_blocks}; lower max_tokens or raise kv_cache_memory"
                 )
             case Admission.LATER:
-                raise QueueFullError(f"{len(self.waiting)} requests wait, as many as may; try again later")
+                most = self.config.max_queued_requests
+                raise QueueFullError(f"{most} requests wait, as many as may; try again later")
         request.times.queued = time.monotonic()
         self.queues.add(request, self._stats.steps if by_priority else 0)
         self._stats.queued += 1
@@ -177,9 +183,7 @@ class Scheduler:
         if step.rows:
             plan.moves = self.manager.take_moves()
             self._in_flight = step.rows
-            stats.steps += 1
-            stats.known_tokens += known
-            stats.step_tokens = most - step.tokens
+            stats.count_step(known, most - step.tokens)
         return plan
 
     def _prompt_tokens(self, decoding: int, size: TreeSize) -> int:
@@ -297,10 +301,12 @@ class Scheduler:
         return replace(
             self._stats,
             trees_by_accepted=dict(self._stats.trees_by_accepted),
+            steps_by_tokens=dict(self._stats.steps_by_tokens),
             running=len(self.running),
             waiting=len(self.waiting) + len(self.queues.waiting_for_kv),
             waiting_for_kv=len(self.queues.waiting_for_kv),
             swapped=sum(bool(request.host_blocks) for request in self.waiting),
+            num_blocks=pool.num_blocks,
             kv_usage=1 - pool.num_free / pool.num_blocks,
             outlook=self.tree_sizer.outlook if self.tree_sizer is not None else None,
         )

@@ -1,6 +1,7 @@
 """`specdec serve`, once its options are read."""
 
 import asyncio
+import logging
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +15,9 @@ from specdec.server.server_settings import ServerSettings
 if TYPE_CHECKING:
     from specdec.async_engine.async_llm import AsyncLLM
 
+# Exit code of a program that bad input or a failed engine ends.
+REFUSED = 2
+logger = logging.getLogger(__name__)
 # Packages of the extra `serve` by their modules.
 _PACKAGES = {
     "fastapi": "fastapi",
@@ -56,21 +60,29 @@ def run(
     from specdec.server.http_server import listen, serve
     from specdec.server.json_log import log_as_json
 
-    if server.log_format == "json":
+    is_json = server.log_format == "json"
+    if is_json:
         log_as_json()
-    # A mistake in the address shows before the model is loaded.
-    bound = listen(server)
-    llm = (replicas or AsyncLLM)(model, draft, engine_timeout=server.engine_timeout, shape=shape, **settings)
 
     def announce(address: str) -> None:
-        names = ", ".join(server.served_model_name) or name
-        print(f"specdec: serving {names} at {address}", file=sys.stderr, flush=True)
+        text = f"serving {', '.join(server.served_model_name) or name} at {address}"
+        if is_json:
+            logger.setLevel(logging.INFO)
+            logger.info("%s", text)
+        else:
+            print(f"specdec: {text}", file=sys.stderr, flush=True)
 
-    with _terminable():
-        try:
+    try:
+        # A mistake in the address shows before the model is loaded.
+        bound = listen(server)
+        llm = (replicas or AsyncLLM)(model, draft, engine_timeout=server.engine_timeout, shape=shape, **settings)
+        with _terminable():
             asyncio.run(serve(llm, server, name, bound, starting, announce))
-        except EngineDeadError as error:
+    except (ValueError, OSError, EngineDeadError) as error:
+        if not is_json:
             raise ValueError(str(error)) from None
+        logger.error("%s", error)
+        raise SystemExit(REFUSED) from None
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """The client's end of a request: work that stops when the client goes away, and event streams."""
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -10,16 +9,10 @@ import msgspec
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
-from specdec.server.errors import ApiError
+from specdec.server.errors import ApiError, ClientGoneError, note_outcome
 
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
-
-logger = logging.getLogger(__name__)
-
-
-class ClientGoneError(Exception):
-    """The client closed the connection before its answer was complete."""
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T], limit: float) -> T:
@@ -84,27 +77,24 @@ class EventStream(Response):
         self._events, self._limit, self._has_begun = events, limit, False
         self._error_event = error_event or _error_event
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await while_connected(receive, self._send_all(send), self._limit)
-        except ApiError as error:
+            await while_connected(receive, self._send_events(send), self._limit)
+        except (ApiError, ClientGoneError) as error:
             if not self._has_begun:
                 raise
-            # The server closes the connection of an answer that has no end.
-            logger.warning("a streamed answer was cut off: %s", error.detail)
-
-    async def _send_all(self, send: Send) -> None:
-        async with aclosing(self._events) as events:
-            try:
-                async for part in events:
-                    await self._begin(send)
-                    await send({"type": "http.response.body", "body": part, "more_body": True})
-            except ApiError as error:
-                if not self._has_begun:
-                    raise
-                part = self._error_event(error)
-                await send({"type": "http.response.body", "body": part, "more_body": True})
+            note_outcome(scope, error)
+            if isinstance(error, ClientGoneError):
+                # Nobody would read more.
+                return
+            await send({"type": "http.response.body", "body": self._error_event(error), "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_events(self, send: Send) -> None:
+        async with aclosing(self._events) as events:
+            async for part in events:
+                await self._begin(send)
+                await send({"type": "http.response.body", "body": part, "more_body": True})
 
     async def _begin(self, send: Send) -> None:
         if not self._has_begun:

@@ -9,9 +9,12 @@ import msgspec
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 
 logger = logging.getLogger(__name__)
 
+# nginx's status for a request whose client has gone, seen in logs and metrics alone.
+CLIENT_GONE = 499
 # Seconds after which a client may try again when the queue is full or the engine restarts.
 RETRY_AFTER = 1
 _TYPES = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large"}
@@ -37,6 +40,10 @@ class ErrorReply(msgspec.Struct):
     """Body of an answer that reports an error."""
 
     error: ErrorBody
+
+
+class ClientGoneError(Exception):
+    """The client closed the connection before its answer was complete."""
 
 
 class ApiError(HTTPException):
@@ -85,16 +92,43 @@ def bad_request(error: Exception, fields: Collection[str] = (), names: Mapping[s
     return ApiError(400, message, param=first if first in fields else None)
 
 
-async def on_http_error(_: Request, error: Exception) -> Response:
+def note_outcome(scope: Scope, error: HTTPException | ClientGoneError) -> None:
+    """Keep how a request ended, for the log; see `outcome`."""
+    scope["state"]["outcome"] = error
+
+
+def outcome(scope: Scope, status: int) -> tuple[int, str]:
+    """Return the status of a request that has ended, and why it failed, empty if it did not.
+
+    Args:
+        status: that of the answer's head, which may have been sent before the request failed.
+    """
+    match scope["state"].get("outcome"):
+        case HTTPException() as error:
+            return error.status_code, error_reply(error).error.message
+        case ClientGoneError():
+            return CLIENT_GONE, "the client closed the connection"
+    return status, ""
+
+
+async def on_http_error(request: Request, error: Exception) -> Response:
     """Answer errors that routes raise, and unknown routes and methods."""
     assert isinstance(error, HTTPException)
+    note_outcome(request.scope, error)
     return error_response(error)
 
 
-async def on_invalid_request(_: Request, error: Exception) -> Response:
+async def on_invalid_request(request: Request, error: Exception) -> Response:
     """Answer a body that is not what the route takes."""
     assert isinstance(error, RequestValidationError)
-    return error_response(_described(error.errors()))
+    return await on_http_error(request, _described(error.errors()))
+
+
+async def on_client_gone(request: Request, error: Exception) -> Response:
+    """End a request whose client went away before its answer began."""
+    assert isinstance(error, ClientGoneError)
+    note_outcome(request.scope, error)
+    return Response(status_code=CLIENT_GONE)
 
 
 async def on_unexpected_error(request: Request, error: Exception) -> Response:

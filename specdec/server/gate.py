@@ -1,4 +1,4 @@
-"""Middleware before the routes: request ids, API keys, limits of a body's size and time, and a log of requests."""
+"""Middleware before the routes: request ids, API keys, limits of a body's size and time, log and counts of requests."""
 
 import asyncio
 import hashlib
@@ -7,17 +7,24 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import Sequence
+from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from specdec.server.errors import ApiError, error_response
+from specdec.server.errors import ApiError, error_response, note_outcome, outcome
+from specdec.server.metrics import ServerMetrics
 from specdec.server.server_settings import ServerSettings
 
 logger = logging.getLogger(__name__)
 
 # Probes and Prometheus have no key. The page is static, and asks for one.
 OPEN_PATHS = ("/", "/health", "/ping", "/version", "/metrics")
+# What names files of this machine, or changes what all clients get.
+ADMIN_PATHS = ("/update_draft", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+# As uvicorn limits headers that arrive in several parts.
+_MOST_HEADERS = 64 << 10
 # A client reads the refusal of its body only after it has sent all of it; so much is taken and thrown away.
 _MOST_DISCARDED = 64 << 20
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
@@ -26,9 +33,9 @@ _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 class Gate:
     """ASGI middleware around all routes."""
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
-        self._app, self._settings = app, settings
-        self._keys = [_digest(key.encode(errors="surrogateescape")) for key in settings.api_key]
+    def __init__(self, app: ASGIApp, settings: ServerSettings, metrics: ServerMetrics) -> None:
+        self._app, self._settings, self._metrics = app, settings, metrics
+        self._keys, self._admin_keys = _digests(settings.api_key), _digests(settings.admin_api_key)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -49,31 +56,50 @@ class Gate:
             await send(message)
 
         is_head = scope["method"] == "HEAD"
-        # Probes ask for the head of what GET answers.
-        inner = {**scope, "method": "GET"} if is_head else scope
+        # Probes ask for the head of what GET answers. The router writes the route that it chose into the scope.
+        inner = {**scope, "method": "GET" if is_head else scope["method"]}
 
         try:
+            _check_headers(headers)
             self._check_key(headers, scope["path"].removeprefix(scope.get("root_path", "")))
             body = await self._body(headers, receive)
         except ApiError as error:
+            note_outcome(scope, error)
             await error_response(error)(scope, receive, send_with_id)
         else:
             await self._app(inner, _again(body, receive), send_with_id)
         finally:
             seconds = time.perf_counter() - began
-            method, path = scope["method"], scope["path"]
-            fields = {"request_id": name, "method": method, "path": path, "status": status, "seconds": seconds}
-            logger.info("%s %s %d in %.3f s, request %s", method, path, status, seconds, name, extra=fields)
+            status, reason = outcome(scope, status)
+            route = getattr(inner.get("route"), "path", "none")
+            self._metrics.answered(scope["method"], route, status, seconds)
+            self._log(scope, status, seconds, reason)
+
+    def _log(self, scope: Scope, status: int, seconds: float, reason: str) -> None:
+        # A path is decoded, and may hold whatever a client wants to see in the log.
+        name, method, path = scope["state"]["request_id"], scope["method"], quote(scope["path"], errors="replace")
+        fields = {"request_id": name, "method": method, "path": path, "status": status, "seconds": seconds}
+        why = f": {reason}" if reason else ""
+        logger.info("%s %s %d in %.3f s, request %s%s", method, path, status, seconds, name, why, extra=fields)
 
     def _check_key(self, headers: Headers, path: str) -> None:
-        if not self._keys or path in OPEN_PATHS:
+        """Check the key that a request brings; the administrator's opens every route.
+
+        Raises:
+            ApiError: 401, a missing or wrong key; 403, a client's key for a route that is the administrator's.
+        """
+        is_admin, has_keys = path in ADMIN_PATHS, bool(self._keys or self._admin_keys)
+        if path in OPEN_PATHS or not (has_keys if is_admin else self._keys):
             return
+        if is_admin and not self._admin_keys:
+            raise ApiError(403, "this route needs an administrator's key; start the server with --admin-api-key")
         scheme, _, key = headers.get("authorization", "").partition(" ")
         # Headers are decoded as Latin-1, whatever the client meant.
-        given = _digest(key.strip().encode("latin-1"))
-        # All keys are compared, and each in constant time.
-        matches = [hmac.compare_digest(given, known) for known in self._keys]
-        if scheme.lower() != "bearer" or not any(matches):
+        given = _digest(key.strip().encode("latin-1")) if scheme.lower() == "bearer" else b""
+        is_client, is_administrator = _is_one_of(given, self._keys), _is_one_of(given, self._admin_keys)
+        if is_client and is_admin and not is_administrator:
+            raise ApiError(403, "this route needs an administrator's key, one of --admin-api-key")
+        if not (is_client or is_administrator):
             message = "the API key is missing or wrong; send it as Authorization: Bearer KEY"
             raise ApiError(401, message, code="invalid_api_key")
 
@@ -113,6 +139,17 @@ class Gate:
         return b"".join(parts)
 
 
+def _check_headers(headers: Headers) -> None:
+    """Refuse headers that are too long, however they arrived.
+
+    Raises:
+        ApiError: 431.
+    """
+    size = sum(len(name) + len(value) + len(": \r\n") for name, value in headers.raw)
+    if size > _MOST_HEADERS:
+        raise ApiError(431, f"the headers have {size} bytes; send at most {_MOST_HEADERS}")
+
+
 def _request_id(given: str) -> str:
     """Return the client's id of a request if it is a plain word, else a new one."""
     return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
@@ -130,6 +167,15 @@ def _again(body: bytes, receive: Receive) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return receive_again
+
+
+def _is_one_of(given: bytes, keys: Sequence[bytes]) -> bool:
+    """Compare with all keys, and with each in constant time."""
+    return sum(hmac.compare_digest(given, known) for known in keys) > 0
+
+
+def _digests(keys: Sequence[str]) -> list[bytes]:
+    return [_digest(key.encode(errors="surrogateescape")) for key in keys]
 
 
 def _digest(key: bytes) -> bytes:

@@ -2,14 +2,17 @@
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
+from pathlib import Path
 from typing import cast
 
 import uvicorn
 
 from specdec.async_engine.async_llm import AsyncLLM
+from specdec.async_engine.errors import EngineDeadError
 from specdec.server.app import build_app
 from specdec.server.http_protocol import HttpProtocol
 from specdec.server.server_settings import ServerSettings
@@ -90,13 +93,13 @@ async def serve(
 
     Raises:
         ValueError: the engine refuses a setting or a file.
-        EngineDeadError: the engine does not start.
+        EngineDeadError: the engine does not start, or has failed for good.
     """
     service = Service(llm, settings, name)
     server = HttpServer(service)
     try:
         # A mistake in the certificate shows before the model is loaded.
-        server.config.load()
+        _load(server.config)
         with starting:
             await llm.start()
             await service.adapters.start()
@@ -104,10 +107,41 @@ async def serve(
         shown = f"[{host}]" if ":" in host else host
         bound.listen()
         announce(f"{'https' if settings.ssl_keyfile else 'http'}://{shown}:{port}")
+        failing = asyncio.create_task(_stop_at_failure(llm, server))
         await server.serve(sockets=[bound])
+        if failing.done():
+            raise failing.result()
+        failing.cancel()
     finally:
         await llm.close()
         bound.close()
         if service.traces is not None:
             # It waits for the collector, some seconds at most.
             await asyncio.to_thread(service.traces.close)
+
+
+async def _stop_at_failure(llm: AsyncLLM, server: HttpServer) -> EngineDeadError:
+    """End the server when the engine has failed for good: whoever started it can start it anew."""
+    error = await llm.failure()
+    server.should_exit = True
+    return error
+
+
+def _load(config: uvicorn.Config) -> None:
+    """Read the certificate, if there is one.
+
+    Raises:
+        ValueError: a file that cannot be read, or is no certificate or key.
+    """
+    files = {"--ssl-certfile": config.ssl_certfile, "--ssl-keyfile": config.ssl_keyfile}
+    for option, path in files.items():
+        try:
+            if path is not None:
+                Path(path).read_bytes()
+        except OSError as error:
+            raise ValueError(f"{option} {path} cannot be read: {error.strerror}") from None
+    try:
+        config.load()
+    except ssl.SSLError as error:
+        named = " and ".join(f"{option} {path}" for option, path in files.items())
+        raise ValueError(f"{named} are no PEM certificate and its key: {error.reason or error}") from None

@@ -1,15 +1,29 @@
 """Prometheus metrics: vLLM's names and labels, and `specdec:` for what vLLM has no name for."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    GCCollector,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from specdec.core.engine_stats import EngineStats
 from specdec.core.metrics import ADAPTER_COUNTERS, ADAPTER_LABELS, COUNTERS, GAUGES, PER_DEPTH, adapter_counts
-from specdec.core.outputs import RequestOutput
+from specdec.core.outputs import RequestMetrics, RequestOutput
 from specdec.core.sampling_params import SamplingParams
 from specdec.server.traces import RequestSpan
 
@@ -27,6 +41,9 @@ _REQUEST = (
     *(1920.0, 7680.0),
 )
 _SAMPLES = (1, 2, 5, 10, 20)
+_STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+# Clients may invent methods, and each would be a series of its own.
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _LABELS = ("model_name", "engine")
 
 
@@ -36,10 +53,13 @@ class ServerMetrics:
     Args:
         model: value of the label `model_name`.
         max_model_len: largest bucket of the counts of tokens.
+        cache: labels of `vllm:cache_config_info`, but for the number of blocks.
     """
 
-    def __init__(self, model: str, max_model_len: int) -> None:
+    def __init__(self, model: str, max_model_len: int, cache: Mapping[str, str]) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=self.registry)
         self._labels = (model, "0")
         sizes = _sizes(max_model_len)
         self.prompt_tokens = self._counter(
@@ -62,9 +82,34 @@ class ServerMetrics:
         self.request_max_tokens = self._histogram(
             "vllm:request_params_max_tokens", "Parameter max_tokens of a request.", sizes
         )
+        self.request_longest = self._histogram(
+            "vllm:request_max_num_generation_tokens", "Generated tokens of a request's longest sample.", sizes
+        )
+        times = {
+            "queue": "Time in the queue.",
+            "prefill": "Time from the first step to the first token.",
+            "decode": "Time from the first to the last token.",
+            "inference": "Time from the first step to the last token.",
+        }
+        self.request_times = {
+            name: self._histogram(f"vllm:request_{name}_time_seconds", text, _REQUEST) for name, text in times.items()
+        }
+        # Names and labels of prometheus-fastapi-instrumentator, as in vLLM.
+        self._http = Counter(
+            "http_requests", "Answered HTTP requests.", ("method", "status", "handler"), registry=self.registry
+        )
+        self._http_seconds = Histogram(
+            "http_request_duration_seconds", "Time of HTTP requests.", ("method", "handler"), registry=self.registry
+        )
+        self._refused = Counter(
+            "specdec:http_requests_refused",
+            "HTTP requests that failed, by status.",
+            ("status",),
+            registry=self.registry,
+        )
         labels = (*_LABELS, "finished_reason")
         self._success = Counter("vllm:request_success", "Finished requests.", labels, registry=self.registry)
-        self._engine = _EngineCollector(self._labels)
+        self._engine = _EngineCollector(self._labels, cache)
         self.registry.register(self._engine)
 
     def _counter(self, name: str, help: str) -> Counter:
@@ -77,9 +122,22 @@ class ServerMetrics:
         """Count a finished sample."""
         self._success.labels(*self._labels, reason).inc()
 
-    def page(self, stats: EngineStats | None) -> bytes:
-        """Return all metrics in Prometheus' text format; without those of the engine while it does not run."""
-        self._engine.stats = stats
+    def answered(self, method: str, handler: str, status: int, seconds: float) -> None:
+        """Count an HTTP request by its route; 499 is the status of one whose client went away."""
+        known = method if method in _METHODS else "other"
+        self._http.labels(known, f"{status // 100}xx", handler).inc()
+        self._http_seconds.labels(known, handler).observe(seconds)
+        if status >= 400:
+            self._refused.labels(str(status)).inc()
+
+    def page(self, stats: EngineStats | None, restarts: int) -> bytes:
+        """Return all metrics in Prometheus' text format.
+
+        Args:
+            stats: what is known of the engine; None before it has told anything.
+            restarts: how often its process was started again.
+        """
+        self._engine.stats, self._engine.restarts = stats, restarts
         return generate_latest(self.registry)
 
 
@@ -112,12 +170,12 @@ class RequestTimer:
         if state.finished:
             self._end(state, moment)
 
-    def abort(self) -> None:
-        """Count a request whose client has gone, unless it has finished."""
+    def end_early(self, reason: str) -> None:
+        """Count a request that ends without a last state: "abort" for a client that has gone, "error" for a failure."""
         if not self._has_ended:
             self._has_ended = True
             for _ in range(self._params.n):
-                self._metrics.finished("abort")
+                self._metrics.finished(reason)
 
     def close(self) -> None:
         """End the request's span, however the request ended."""
@@ -136,23 +194,43 @@ class RequestTimer:
         metrics.end_to_end.observe(moment - self._began)
         metrics.request_prompt.observe(len(state.prompt_token_ids))
         metrics.request_generation.observe(self._tokens)
+        metrics.request_longest.observe(max(len(output.token_ids) for output in state.outputs))
+        if state.metrics is not None:
+            self._observe_times(state.metrics)
         if self._first is not None and self._tokens > samples:
             metrics.per_token.observe((moment - self._first) * samples / (self._tokens - samples))
         for output in state.outputs:
             metrics.finished(output.finish_reason or "abort")
 
+    def _observe_times(self, times: RequestMetrics) -> None:
+        """Take the times of events that happened; a request that scores gets no token."""
+        spans = {"queue": (times.queued_ts, times.scheduled_ts)}
+        if times.first_token_ts:
+            spans["prefill"] = (times.scheduled_ts, times.first_token_ts)
+            spans["decode"] = (times.first_token_ts, times.last_token_ts)
+            spans["inference"] = (times.scheduled_ts, times.last_token_ts)
+        for name, (begin, end) in spans.items():
+            if begin and end:
+                self._metrics.request_times[name].observe(end - begin)
+
 
 class _EngineCollector(Collector):
     """Metrics that the engine counts itself."""
 
-    def __init__(self, labels: tuple[str, str]) -> None:
-        self._labels = labels
+    def __init__(self, labels: tuple[str, str], cache: Mapping[str, str]) -> None:
+        self._labels, self._cache = labels, cache
         self.stats: EngineStats | None = None
+        self.restarts = 0
 
     def collect(self) -> Iterator[Metric]:
+        restarts = CounterMetricFamily("specdec:engine_restarts", "Starts after a failure.", labels=_LABELS)
+        restarts.add_metric(self._labels, self.restarts)
+        yield restarts
         stats = self.stats
         if stats is None:
             return
+        yield self._cache_config(stats.num_blocks)
+        yield self._step_tokens(stats.steps_by_tokens)
         for name, (attribute, help) in GAUGES.items():
             gauge = GaugeMetricFamily(name, help, labels=_LABELS)
             gauge.add_metric(self._labels, getattr(stats, attribute))
@@ -171,6 +249,23 @@ class _EngineCollector(Collector):
         for depth, count in enumerate(stats.accepted_per_depth):
             depths.add_metric((*self._labels, str(depth)), count)
         yield depths
+
+    def _cache_config(self, num_blocks: int) -> Metric:
+        labels = {"engine": self._labels[1], "num_gpu_blocks": str(num_blocks), **self._cache}
+        info = GaugeMetricFamily("vllm:cache_config_info", "Settings of the cache, as labels.", labels=tuple(labels))
+        info.add_metric(tuple(labels.values()), 1)
+        return info
+
+    def _step_tokens(self, steps_by_tokens: Mapping[int, int]) -> Metric:
+        help = "Tokens of a step, known ones and draft nodes."
+        tokens = HistogramMetricFamily("vllm:iteration_tokens_total", help, labels=_LABELS)
+        buckets = [
+            (bound, sum(steps for size, steps in steps_by_tokens.items() if size <= float(bound)))
+            for bound in (*map(floatToGoString, _STEP_TOKENS), "+Inf")
+        ]
+        total = sum(size * steps for size, steps in steps_by_tokens.items())
+        tokens.add_metric(self._labels, buckets, total)
+        return tokens
 
 
 def _sizes(most: int) -> list[float]:

@@ -22,6 +22,7 @@ class ServerSettings:
     host: str = setting("127.0.0.1", "Address to listen on; 0.0.0.0 for all.")
     port: int = setting(8000, "Port to listen on; 0 for any free one.", least=0, most=65535)
     api_key: Sequence[str] = setting((), "Keys of which clients must send one as a bearer token.", flags="")
+    admin_api_key: Sequence[str] = setting((), "Keys that open the routes of an administrator too.", flags="")
     served_model_name: Sequence[str] = setting(
         (), "Name of the model in the API; repeatable, answers carry the first.", shown_default="the model as given"
     )
@@ -47,7 +48,7 @@ class ServerSettings:
     )
     allow_draft_updates: bool = setting(
         False,
-        "Let clients with a key replace the draft head, by POST /update_draft.",
+        "Let clients with an administrator's key replace the draft head, by POST /update_draft.",
         flags="--allow-draft-updates",
     )
     lora_modules: Sequence[str] = setting(
@@ -59,7 +60,8 @@ class ServerSettings:
     )
     allow_runtime_lora_updating: bool = setting(
         False,
-        "Let clients with a key load and unload adapters, by POST /v1/load_lora_adapter and /v1/unload_lora_adapter.",
+        "Let clients with an administrator's key load and unload adapters, by POST /v1/load_lora_adapter and "
+        "/v1/unload_lora_adapter.",
         flags="--allow-runtime-lora-updating",
     )
     otlp_traces_endpoint: str | None = setting(
@@ -115,13 +117,10 @@ class ServerSettings:
         check_settings(self)
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise ValueError("--ssl-keyfile and --ssl-certfile belong together; give both or neither")
-        if self.allow_draft_updates and not self.api_key:
-            raise ValueError("allow_draft_updates needs an API key, or anybody could name files here; give --api-key")
-        if self.allow_runtime_lora_updating and not self.api_key:
-            raise ValueError(
-                "allow_runtime_lora_updating needs an API key, or anybody could name files here; give --api-key"
-            )
+        for name in ("allow_draft_updates", "allow_runtime_lora_updating"):
+            if getattr(self, name) and not (self.api_key or self.admin_api_key):
+                raise ValueError(f"{name} needs a key, or anybody could name files here; give --admin-api-key")
         read_lora_modules(self.lora_modules)
-        for name in ("api_key", "served_model_name", "allowed_origins"):
+        for name in ("api_key", "admin_api_key", "served_model_name", "allowed_origins"):
             if any(not text.strip() for text in getattr(self, name)):
                 raise ValueError(f"{name} holds an empty text; give at least one character, or leave it out")

@@ -13,6 +13,8 @@ from msgspec import UnsetType
 
 from specdec.async_engine.async_llm import AsyncLLM
 from specdec.async_engine.errors import EngineDeadError
+from specdec.config import EngineConfig
+from specdec.core.engine_stats import EngineStats
 from specdec.core.outputs import CompletionOutput, RequestOutput
 from specdec.core.sampling_params import SamplingParams
 from specdec.core.step_report import StepReporter
@@ -35,6 +37,8 @@ from specdec.server.tool_parsers import PlainText, ToolParser, parser_for
 from specdec.server.traces import traces_to
 
 logger = logging.getLogger(__name__)
+# Seconds that `/metrics` waits for the engine, which answers between two steps.
+_STATS_TIMEOUT = 1.0
 # Names of unknown fields that are remembered, so that each is reported once.
 _MOST_NAMES = 100
 # Parameters that can forbid every token.
@@ -59,7 +63,9 @@ class Service:
         self.llm, self.settings = llm, settings
         self.names = list(settings.served_model_name) or [name]
         self.adapters = ServedAdapters(llm, settings, self.names)
-        self.metrics = ServerMetrics(self.names[0], llm.max_model_len)
+        self.metrics = ServerMetrics(self.names[0], llm.max_model_len, _cache_labels(llm.config))
+        self._stats: EngineStats | None = None
+        self._asking: asyncio.Task[EngineStats] | None = None
         self.traces = traces_to(settings.otlp_traces_endpoint)
         self.started = now()
         self.defaults: Mapping[str, Any] = llm.generation_config.params if settings.generation_config == "auto" else {}
@@ -178,6 +184,10 @@ class Service:
         Raises:
             ApiError: a prompt or parameter that the model does not support; a full queue; a dead engine.
         """
+        most = self.llm.config.scheduler.max_queued_requests
+        if most is not None and len(prompts) > most:
+            message = f"{prompt_field} holds {len(prompts)} prompts; at most {most} may wait here: send fewer at once"
+            raise ApiError(400, message, param=prompt_field)
         adapter = self.adapters.get(body.model)
         if adapter is None and self.answer_name(body.model) not in self.names:
             raise ApiError(404, f"the adapter {body.model!r} was unloaded", param="model", code="model_not_found")
@@ -207,7 +217,7 @@ class Service:
                     yield index, state
         except (GeneratorExit, asyncio.CancelledError):
             for timer in timers:
-                timer.abort()
+                timer.end_early("abort")
             raise
         except ValueError as error:
             wrong = bad_request(
@@ -221,6 +231,8 @@ class Service:
         except QueueFullError as error:
             raise ApiError(503, f"the queue is full: {error}", code="queue_full") from None
         except EngineDeadError as error:
+            for timer in timers:
+                timer.end_early("error")
             raise ApiError(503, str(error), code="engine_dead") from None
         finally:
             for timer in timers:
@@ -272,16 +284,29 @@ class Service:
         return str(self.llm.config.draft)
 
     async def metrics_page(self) -> bytes:
-        """Return all metrics as text."""
-        try:
-            return self.metrics.page(await self.llm.stats())
-        except EngineDeadError:
-            return self.metrics.page(None)
+        """Return all metrics as text; those of an engine that does not answer soon are the last known."""
+        # One question at a time: an engine that hangs would be asked by every scrape.
+        self._asking = self._asking or asyncio.create_task(self.llm.stats())
+        await asyncio.wait([self._asking], timeout=_STATS_TIMEOUT)
+        if self._asking.done():
+            asked, self._asking = self._asking, None
+            self._stats = None if isinstance(asked.exception(), EngineDeadError) else asked.result()
+        return self.metrics.page(self._stats, self.llm.num_restarts)
 
     async def abort_all(self) -> None:
         """Abort every running request."""
         for answer in list(self._running):
             await self.abort(answer)
+
+
+def _cache_labels(config: EngineConfig) -> dict[str, str]:
+    """Return vLLM's labels of the cache's settings."""
+    return {
+        "block_size": str(config.block_size),
+        "cache_dtype": str(config.kv_cache_dtype),
+        "enable_prefix_caching": str(config.enable_prefix_caching),
+        "gpu_memory_utilization": str(config.gpu_memory_utilization),
+    }
 
 
 def service_of(request: Request) -> Service:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import zmq
 
-from specdec import LLM, SamplingParams, StructuredOutputsParams
+from specdec import LLM, StructuredOutputsParams
 from specdec.async_engine import engine_loop
 from specdec.async_engine.engine_loop import MOST_FAILURES, EngineLoop
 from specdec.async_engine.messages import (
@@ -209,17 +209,22 @@ def test_stop_aborts_and_delivers(llm: LLM) -> None:
     peer.context.destroy(linger=0)
 
 
-def test_samples_of_a_refused_request_leave_nothing(world: World) -> None:
-    """The third of three samples finds the queue full."""
+def test_a_request_for_which_the_queue_is_too_short_leaves_nothing(world: World) -> None:
+    """Samples of one prompt wait as one request, and are refused together."""
     llm = LLM(world.folder / "target", draft=None, **{**SETTINGS, "max_queued_requests": 2, "max_num_seqs": 1})
     peer = Peer(llm)
-    peer.send(add(1, [3], SamplingParams(n=3, max_tokens=200, ignore_eos=True)))
-    answer = peer.receive()
-    assert isinstance(answer, Refused)
-    assert (answer.number, answer.queue_full) == (1, True)
-    peer.send(CheckIntegrity(2))
-    assert peer.receive() == Integrity(2, None, 0, 0)
-    assert (llm.stats().queued, llm.stats().aborted) == (2, 2)
+    several = replace(LONG, n=3)
+    peer.send(add(1, [3], several), add(2, [4], several), add(3, [5], several), GetStats(4))
+    refused, stats = None, None
+    while stats is None:
+        match peer.receive():
+            case Refused() as refused:
+                pass
+            case Stats(_, stats):
+                pass
+    assert refused is not None
+    assert (refused.number, refused.queue_full) == (3, True)
+    assert (stats.queued, stats.aborted) == (6, 0)
     peer.close()
 
 

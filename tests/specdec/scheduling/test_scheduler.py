@@ -100,6 +100,19 @@ def test_a_full_queue_sends_others_away_until_later() -> None:
     assert names(scheduler.waiting) == "bc"
 
 
+def test_samples_of_one_prompt_wait_as_one_request() -> None:
+    """Or a prompt of more samples than may wait would never be taken, however idle the engine is."""
+    scheduler = make(max_queued_requests=2, max_num_seqs=1)
+    shared: dict[Request, None] = {}
+    for name in ("a0", "a1", "a2", "a3"):
+        request = make_request([1], 2, request_id=name, cached_samples=shared)
+        scheduler.add(request)
+    ask(scheduler, "b", 1)
+    with pytest.raises(QueueFullError, match="2 requests wait, as many as may; try again later"):
+        ask(scheduler, "c", 1)
+    assert names(scheduler.waiting) == "a0a1a2a3b"
+
+
 def test_lower_priorities_go_first_and_equals_in_order_of_arrival() -> None:
     scheduler = make(scheduling_policy="priority")
     for name, priority in zip("abcde", (1, 0, -1, 0, 1), strict=True):

@@ -4,7 +4,7 @@ import asyncio
 import http.client
 import threading
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -19,6 +19,14 @@ from specdec.server.service import Service
 T = TypeVar("T")
 # Seconds after which a test gives up.
 PATIENCE = 30
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait for what happens soon after an answer."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, "it does not happen"
+        time.sleep(0.01)
 
 
 class Served:

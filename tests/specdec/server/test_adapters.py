@@ -37,7 +37,7 @@ def adapters(folders: Tiny, tmp_path_factory: pytest.TempPathFactory) -> list[Pa
 def served(engine: Served, adapters: list[Path]) -> Iterator[Served]:
     """A server that begins with one adapter, and lets clients with the key change them."""
     given = [json.dumps({"name": "taxis", "path": str(adapters[0]), "base_model_name": "tiny"})]
-    with engine.again(lora_modules=given, allow_runtime_lora_updating=True, api_key=["k"]) as server:
+    with engine.again(lora_modules=given, allow_runtime_lora_updating=True, admin_api_key=["k"]) as server:
         yield server
 
 
@@ -167,7 +167,7 @@ def test_clients_change_adapters_only_where_that_is_allowed(server: Served, adap
         status, _, reply = server.send("POST", f"/v1/{what}_lora_adapter", body)
         assert status == 403
         assert "--allow-runtime-lora-updating" in reply["error"]["message"]
-    with pytest.raises(ValueError, match="allow_runtime_lora_updating needs an API key"):
+    with pytest.raises(ValueError, match="allow_runtime_lora_updating needs a key"):
         ServerSettings(allow_runtime_lora_updating=True)
 
 

@@ -7,7 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.specdec.server.running import Served
+from specdec import LLM
+from specdec.async_engine.async_llm import AsyncLLM
+from tests.specdec.server.running import Served, engine_in_thread
+from tests.specdec.tiny_checkpoints import Tiny
 
 POSTS = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/abort"]
 BODIES: dict[str, bytes] = {
@@ -155,6 +158,23 @@ def test_no_declared_field_is_ignored(server: Served, path: str, body: dict[str,
     check_error(status, headers, reply)
     assert reply["error"]["param"] == name
     assert server.send("POST", path, {**body, **dict.fromkeys(field)})[0] == 200
+
+
+def test_a_body_of_more_prompts_than_may_wait_is_a_mistake(folders: Tiny) -> None:
+    """Not a full queue: trying again would never help, however idle the server is."""
+    own: dict[str, Any] = {"dtype": "float64", "kv_cache_memory": 1 << 20, "max_queued_requests": 3, "max_num_seqs": 2}
+    offline = LLM(folders.target, None, **own)
+    with engine_in_thread(AsyncLLM(folders.target, None, **own), offline) as engine, engine.again() as server:
+        body = {"prompt": ["a"] * 4, "max_tokens": 2}
+        status, headers, reply = server.send("POST", "/v1/completions", body)
+        check_error(status, headers, reply)
+        assert status == 400
+        assert reply["error"]["message"] == "prompt holds 4 prompts; at most 3 may wait here: send fewer at once"
+        assert reply["error"]["param"] == "prompt"
+        for fits in ({**body, "prompt": ["a"] * 3}, {**body, "prompt": "a", "n": 8, "seed": 1}):
+            status, _, reply = server.send("POST", "/v1/completions", fits)
+            assert status == 200
+            assert len(reply["choices"]) in (3, 8)
 
 
 VALUES = st.recursive(

@@ -7,6 +7,7 @@ import time
 import pytest
 from openai import APIStatusError, AuthenticationError, OpenAI
 
+from specdec.server.gate import ADMIN_PATHS
 from tests.specdec.server.running import PATIENCE, Served
 
 BODY = {"prompt": "a", "max_tokens": 1}
@@ -29,6 +30,26 @@ def test_one_of_the_keys_is_needed(engine: Served) -> None:
             with pytest.raises(AuthenticationError):
                 client.models.list()
             assert [card.id for card in client.with_options(api_key="first").models.list()] == ["tiny"]
+
+
+@pytest.mark.parametrize("path", ADMIN_PATHS)
+def test_a_clients_key_is_no_administrators(engine: Served, path: str) -> None:
+    client, admin, wrong = ({"Authorization": f"Bearer {key}"} for key in "kax")
+    allowed = {"allow_draft_updates": True, "allow_runtime_lora_updating": True}
+    body = {"draft": "", "lora_name": "", "lora_path": "", "lora_int_id": 1}
+    with engine.again(api_key=["k"], **allowed) as server:
+        status, _, reply = server.send("POST", path, body, client)
+        assert status == 403
+        assert "start the server with --admin-api-key" in reply["error"]["message"]
+    for keys, without_key in ((["k"], 401), ((), 401)):
+        with engine.again(api_key=keys, admin_api_key=["a"], **allowed) as server:
+            assert server.send("POST", path, body)[0] == without_key
+            assert server.send("POST", path, body, wrong)[0] == 401
+            assert server.send("POST", path, body, client)[0] == (403 if keys else 401)
+            # The route answers.
+            assert server.send("POST", path, body, admin)[0] in (400, 404)
+            assert server.send("GET", "/v1/models", None, admin)[0] == 200
+            assert server.send("GET", "/v1/models")[0] == (401 if keys else 200)
 
 
 def test_behind_a_proxy_the_prefix_is_not_part_of_the_route(engine: Served) -> None:
@@ -93,6 +114,14 @@ def test_header_floods_and_no_http_at_all_are_refused(server: Served) -> None:
     assert server.send("GET", "/health")[0] == 200
 
 
+@pytest.mark.parametrize("count", [700, 7000])
+def test_headers_that_arrive_at_once_are_limited_too(server: Served, count: int) -> None:
+    """Asyncio reads up to 256 KiB at a time, which uvicorn does not count if they hold whole headers."""
+    head = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + b"X-Y: zzzz\r\n" * count + b"\r\n"
+    expected = b"HTTP/1.1 200 OK" if len(head) < 65536 else b"HTTP/1.1 431 Request Header Fields Too Large"
+    assert _raw(server, head).split(b"\r\n")[0] == expected
+
+
 def _raw_or_reset(server: Served, text: bytes) -> bytes:
     try:
         return _raw(server, text)
@@ -108,7 +137,7 @@ def test_a_request_that_takes_too_long_is_aborted(engine: Served, stream: bool) 
         if stream:
             text = _raw(server, _request(body))
             assert text.startswith(b"HTTP/1.1 200 ")
-            assert b"[DONE]" not in text
+            assert text.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
         else:
             status, _, reply = server.send("POST", "/v1/completions", body)
             assert status == 504

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from specdec import __version__
 from specdec.server.server_settings import ServerSettings
 from tests.fakes import edit_json, save_random_head
-from tests.specdec.server.running import Served
+from tests.specdec.server.running import Served, wait_until
 from tests.specdec.tiny_checkpoints import CHARACTERS, Tiny
 
 PROMPT = "a restaurant in"
@@ -97,15 +97,15 @@ def test_the_draft_head_is_replaced_where_that_is_allowed(engine: Served, folder
     """While a request runs, whose tokens stay."""
     save_random_head(tmp_path, seed=1, vocab_size=len(CHARACTERS) + 3)
     edit_json(tmp_path / "config.json", max_position_embeddings=8192)
-    body, key = {"draft": str(tmp_path)}, {"Authorization": "Bearer k"}
+    body, key, admin = {"draft": str(tmp_path)}, {"Authorization": "Bearer k"}, {"Authorization": "Bearer a"}
     running = {"prompt": PROMPT, "max_tokens": 300, "seed": 1, "ignore_eos": True}
-    with engine.again(api_key=["k"]) as server:
-        status, _, reply = server.send("POST", "/update_draft", body, key)
+    with engine.again(api_key=["k"], admin_api_key=["a"]) as server:
+        status, _, reply = server.send("POST", "/update_draft", body, admin)
         assert status == 403
         assert "--allow-draft-updates" in reply["error"]["message"]
         expected = server.send("POST", "/v1/completions", running, key)[2]["choices"][0]["text"]
     found: list[Any] = []
-    with engine.again(api_key=["k"], allow_draft_updates=True) as server:
+    with engine.again(api_key=["k"], admin_api_key=["a"], allow_draft_updates=True) as server:
         thread = threading.Thread(
             target=lambda: found.append(server.send("POST", "/v1/completions", running, key)[2]["choices"][0]["text"])
         )
@@ -115,14 +115,14 @@ def test_the_draft_head_is_replaced_where_that_is_allowed(engine: Served, folder
             pass
         assert server.send("POST", "/update_draft", body)[0] == 401
         for wrong in ({"draft": str(folders.wide_head)}, {"draft": "nowhere"}, {"draft": "x" * 5000}, {}):
-            status, _, reply = server.send("POST", "/update_draft", wrong, key)
+            status, _, reply = server.send("POST", "/update_draft", wrong, admin)
             assert (status, reply["error"]["param"]) == (400, "draft")
-        assert server.send("POST", "/update_draft", body, key)[2] == body
+        assert server.send("POST", "/update_draft", body, admin)[2] == body
         assert server.llm.config.draft == tmp_path
         thread.join()
         assert found == [expected]
-        assert server.send("POST", "/update_draft", {"draft": str(folders.head)}, key)[0] == 200
-    with pytest.raises(ValueError, match="allow_draft_updates needs an API key"):
+        assert server.send("POST", "/update_draft", {"draft": str(folders.head)}, admin)[0] == 200
+    with pytest.raises(ValueError, match=r"allow_draft_updates needs a key, .*; give --admin-api-key"):
         ServerSettings(allow_draft_updates=True)
 
 
@@ -153,8 +153,9 @@ def _metrics(server: Served) -> dict[str, Any]:
     for family in text_string_to_metric_families(text.decode()):
         for sample in family.samples:
             labels = {key: value for key, value in sample.labels.items() if key not in ("model_name", "engine")}
-            assert sample.labels["model_name"] == "tiny"
-            assert sample.labels["engine"] == "0"
+            if sample.name.startswith(("vllm:", "specdec:")) and not sample.name.startswith("specdec:http_"):
+                assert sample.labels.get("model_name", "tiny") == "tiny"
+                assert sample.labels["engine"] == "0"
             found[sample.name + "".join(f" {value}" for value in labels.values())] = sample.value
     return found
 
@@ -189,3 +190,50 @@ def test_metrics_count_what_happens(server: Served) -> None:
     assert accepted + change["specdec:steps_total"] - count == 11 * count
     assert change["vllm:spec_decode_num_drafts_total"] <= change["specdec:steps_total"]
     assert change["vllm:spec_decode_num_draft_tokens_total"] >= change["vllm:spec_decode_num_drafts_total"] > 0
+
+
+def test_metrics_have_what_vllms_dashboards_read(server: Served) -> None:
+    before = _metrics(server)
+    body = {"prompt": PROMPT, "max_tokens": 12, "n": 2, "seed": 0, "ignore_eos": True}
+    assert server.send("POST", "/v1/completions", body)[0] == 200
+    assert server.send("POST", "/v1/completions", {**body, "n": -1})[0] == 400
+    assert server.send("BREW", "/v1/pots/3")[0] == 404
+    # Requests are counted behind their answers.
+    wait_until(lambda: "http_requests_total none other 4xx" in _metrics(server))
+    after = _metrics(server)
+    change = {name: value - before.get(name, 0) for name, value in after.items()}
+    times = {
+        name: change[f"vllm:request_{name}_time_seconds_sum"] for name in ("queue", "prefill", "decode", "inference")
+    }
+    for name, seconds in times.items():
+        assert change[f"vllm:request_{name}_time_seconds_count"] == 1
+        assert seconds > 0
+    assert times["inference"] == pytest.approx(times["prefill"] + times["decode"])
+    assert times["queue"] + times["inference"] <= change["vllm:e2e_request_latency_seconds_sum"]
+    assert change["vllm:request_max_num_generation_tokens_sum"] == 12
+    assert change["vllm:iteration_tokens_total_count"] == change["specdec:steps_total"] > 0
+    # Known tokens and draft nodes of all steps.
+    total = change["specdec:known_tokens_total"] + change["specdec:draft_nodes_granted_total"]
+    assert change["vllm:iteration_tokens_total_sum"] == total
+    assert change["vllm:iteration_tokens_total_bucket +Inf"] == change["vllm:iteration_tokens_total_count"]
+    (config,) = [name for name in after if name.startswith("vllm:cache_config_info")]
+    assert after[config] == 1
+    assert change["http_requests_total /v1/completions POST 2xx"] == 1
+    assert change["http_requests_total /v1/completions POST 4xx"] == 1
+    assert change["http_requests_total none other 4xx"] == 1
+    assert change["http_request_duration_seconds_count /v1/completions POST"] == 2
+    assert change["specdec:http_requests_refused_total 400"] == 1
+    assert change["specdec:http_requests_refused_total 404"] == 1
+    assert after["specdec:engine_restarts_total"] == 0
+    assert after["process_resident_memory_bytes"] > 0
+
+
+def test_the_cache_is_described_by_labels(server: Served) -> None:
+    text = server.send("GET", "/metrics")[2].decode()
+    (line,) = [line for line in text.splitlines() if line.startswith("vllm:cache_config_info")]
+    labels = dict(part.split("=") for part in line.partition("{")[2].partition("}")[0].split(","))
+    assert labels["block_size"] == '"16"'
+    assert labels["enable_prefix_caching"] == '"True"'
+    blocks = server.call(server.llm.stats()).num_blocks
+    assert labels["num_gpu_blocks"] == f'"{blocks}"'
+    assert blocks > 0

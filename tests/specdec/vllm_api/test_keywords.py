@@ -63,10 +63,6 @@ def test_a_call_of_vllms_builds_an_engine(tiny: Tiny) -> None:
 
 
 REFUSED = [
-    (
-        {"trust_remote_code": True},
-        "trust_remote_code is True, which is not supported; code of a checkpoint is never run",
-    ),
     ({"data_parallel_size": 2}, "data_parallel_size is 2, which is not supported; an engine is one replica"),
     ({"data_parallel_size": True}, "data_parallel_size is True, which is not supported"),
     ({"max_model_length": 9}, "LLM has no 'max_model_length'; the nearest it has is 'max_model_len'"),

@@ -1,0 +1,78 @@
+"""An engine process that hangs, and one that has failed for good."""
+
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from specdec.async_engine.async_llm import AsyncLLM
+from specdec.cli.app import main
+from tests.specdec.server.running import PATIENCE, Served
+from tests.specdec.tiny_checkpoints import Tiny
+
+METRIC = re.compile(r"^specdec:steps_total{.*} (.*)$", re.MULTILINE)
+
+
+@contextmanager
+def _stopped(engine: Served) -> Iterator[None]:
+    """The engine process does nothing, as one that hangs."""
+    pid = engine.llm.engine_pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_metrics_of_an_engine_that_hangs_are_the_last_known(engine: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdec.server.service._STATS_TIMEOUT", PATIENCE)
+    with engine.again() as server:
+        server.send("POST", "/v1/completions", {"prompt": "a", "max_tokens": 3})
+        (before,) = METRIC.findall(server.send("GET", "/metrics")[2].decode())
+        monkeypatch.setattr("specdec.server.service._STATS_TIMEOUT", 0.05)
+        with _stopped(engine):
+            # None of these is answered, so a server that asks again waits for all.
+            pages = [server.send("GET", "/metrics") for _ in range(3)]
+        for status, _, page in pages:
+            assert status == 200
+            assert METRIC.findall(page.decode()) == [before]
+            assert b"http_requests_total{" in page
+        monkeypatch.setattr("specdec.server.service._STATS_TIMEOUT", PATIENCE)
+        server.send("POST", "/v1/completions", {"prompt": "a", "max_tokens": 3})
+        server.send("GET", "/metrics")
+        (after,) = METRIC.findall(server.send("GET", "/metrics")[2].decode())
+        assert float(after) > float(before)
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_server_whose_engine_failed_for_good_ends_with_an_error(
+    folders: Tiny, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], log_format: str
+) -> None:
+    """Whoever started it, systemd or a container, can start it anew."""
+    monkeypatch.setattr("specdec.async_engine.supervisor.MOST_RESTARTS", 0)
+    start = AsyncLLM.start
+
+    async def started(llm: AsyncLLM) -> None:
+        await start(llm)
+        assert llm.engine_pid is not None
+        os.kill(llm.engine_pid, signal.SIGKILL)
+
+    monkeypatch.setattr(AsyncLLM, "start", started)
+    arguments = ["--draft", "none", "--dtype", "float32", "--kv-cache-memory", 1 << 20, "--port", 0]
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", str(folders.target), *map(str, arguments), "--log-format", log_format])
+    assert ended.value.code == 2
+    lines = capsys.readouterr().err.splitlines()
+    reason = "the engine process died (exit code -9); it failed too often, start the program anew"
+    if log_format == "text":
+        assert lines[0].startswith(f"specdec: serving {folders.target} at http://127.0.0.1:")
+        assert lines[-1] == f"specdec: {reason}"
+    else:
+        records = [json.loads(line) for line in lines]
+        assert records[0]["message"].startswith(f"serving {folders.target} at http://127.0.0.1:")
+        assert (records[-1]["level"], records[-1]["message"]) == ("ERROR", reason)
