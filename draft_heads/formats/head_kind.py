@@ -16,7 +16,7 @@ from specdec.draft_heads.formats.head_settings import HeadSettings
 from specdec.draft_heads.formats.head_tensors import HeadTensors
 from specdec.draft_heads.formats.tap_ids import TapIds
 from specdec.draft_heads.heads.draft_head import DraftModel, FeatureHead, HeadConfig, TargetParts
-from specdec.draft_heads.llama.checkpoint_files import CheckpointError, allocate, fill
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, allocate, check_finite, fill
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import fuse_layer
 from specdec.kernels.kernel_set import KernelSet
@@ -87,6 +87,18 @@ class HeadDescription(Generic[C]):
         if target is not None and self.taps is not None:
             self.taps.of(target.num_layers)
         self.tensors.check(self.expected, self.id_maps)
+
+    def check_finite(self, dtype: torch.dtype) -> None:
+        """Check the weights of a complete head, which reads them. With NaN among them it would draft nothing.
+
+        Args:
+            dtype: in which the head is to run.
+
+        Raises:
+            CheckpointError: as `checkpoint_files.check_finite`, by the file's name of the tensor.
+        """
+        weights = {self.tensors.spelling(name): self.tensors.by_name[name] for name in self.expected}
+        check_finite(weights, dtype)
 
     def limited_to(self, max_position: int, window: int | None = None) -> "HeadDescription[C]":
         """Return the same head with narrower limits.

@@ -20,9 +20,9 @@ from specdec.draft_heads.llama.checkpoint_files import (
     error_context,
     listed,
     read_config,
-    read_tensors,
 )
 from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.draft_heads.llama.weight_files import read_tensors
 from specdec.kernels.kernel_set import KernelSet
 
 # By name. The first that recognises a folder describes it.
@@ -42,6 +42,7 @@ def load_head(folder: Path, target: TargetParts, kernels: KernelSet, window: int
     """
     found = fitting_head(folder, target.config, window)
     with error_context(folder):
+        found.check_finite(target.embedding.dtype)
         return found.kind.build(found, target, kernels)
 
 

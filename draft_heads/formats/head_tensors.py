@@ -36,9 +36,6 @@ class HeadTensors:
         self.by_name: dict[str, Tensor] = {}
         self.spellings: dict[str, str] = {}
         for spelling, tensor in tensors.items():
-            # Old conversions hold the rotary frequencies, which follow from config.json.
-            if spelling.endswith("rotary_emb.inv_freq"):
-                continue
             name = _plain(spelling)
             if name in self.by_name:
                 raise CheckpointError(f"tensors {self.spellings[name]!r} and {spelling!r} have the same meaning")

@@ -1,19 +1,16 @@
-"""Reading of Hugging Face checkpoint folders: config.json and the tensors."""
+"""Reading of Hugging Face checkpoint folders: config.json, and checks of the tensors against it."""
 
 import json
-import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from specdec.kernels.quantized_tensor import QuantizedTensor
 
-INDEX = "model.safetensors.index.json"
 WEIGHT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -64,61 +61,6 @@ def read_object(file: Path) -> dict[str, Any]:
     return values
 
 
-def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """Read all tensors of the folder, from `*.safetensors` or else from `pytorch_model*.bin`.
-
-    Files are mapped into memory: a tensor's numbers are read from the disk when they are first used.
-
-    Raises:
-        CheckpointError: there are no weights, a shard that the index names is missing, or a file cannot be read.
-    """
-    tensors: dict[str, Tensor] = {}
-    for file in _weight_files(folder):
-        if not file.is_file():
-            raise CheckpointError(f"{folder}: {file.name} is named in {INDEX} but missing")
-        try:
-            tensors |= load_file(file) if file.suffix == ".safetensors" else _load_pickled(file)
-        except Exception as error:
-            raise CheckpointError(f"{file}: cannot be read: {first_line(error)}") from None
-    return tensors
-
-
-def has_weights(folder: Path) -> bool:
-    """Return whether all files with the folder's tensors are there.
-
-    Raises:
-        CheckpointError: the index is not valid.
-    """
-    if not (folder / INDEX).is_file() and not any(folder.glob("*.safetensors")):
-        return any(folder.glob("pytorch_model*.bin"))
-    return all(file.is_file() for file in _weight_files(folder))
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    """Return the files with the folder's tensors.
-
-    Raises:
-        CheckpointError: there are none, or the index is not valid.
-    """
-    files = sorted(folder.glob("*.safetensors"))
-    index = folder / INDEX
-    if index.is_file():
-        files = [folder / name for name in shard_names(index)]
-    if not files:
-        files = sorted(folder.glob("pytorch_model*.bin"))
-    if not files:
-        raise CheckpointError(f"{folder}: no weights: neither *.safetensors nor pytorch_model*.bin")
-    return files
-
-
-def _load_pickled(file: Path) -> dict[str, Tensor]:
-    # Torch before 1.6 wrote files that cannot be mapped.
-    values = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
-    if not isinstance(values, dict) or not all(isinstance(value, Tensor) for value in values.values()):
-        raise ValueError("not a dictionary of tensors")
-    return values
-
-
 def check_weight_dtypes(tensors: Mapping[str, Tensor]) -> None:
     """Check that all tensors are plain floating-point numbers.
 
@@ -132,6 +74,25 @@ def check_weight_dtypes(tensors: Mapping[str, Tensor]) -> None:
                 f"{name} is stored as {dtype}; weights must be float64, float32, bfloat16 or float16: "
                 "use a checkpoint that is not quantised"
             )
+
+
+def check_finite(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+    """Check that weights are finite once they are numbers of `dtype`. Each is read once.
+
+    Raises:
+        CheckpointError: one holds NaN, an infinity, or a number beyond the range of `dtype`.
+    """
+    for name, tensor in tensors.items():
+        if tensor.dtype not in WEIGHT_DTYPES or not tensor.numel():
+            continue
+        # Both are NaN if any number is.
+        for extreme in torch.aminmax(tensor):
+            if not extreme.to(dtype).isfinite():
+                kind = str(dtype).removeprefix("torch.")
+                raise CheckpointError(
+                    f"{name} holds {extreme.item():g}; weights must be finite numbers of {kind}: "
+                    "train it anew, or take an earlier checkpoint"
+                )
 
 
 def fuse(tensors: dict[str, Tensor], fused: str, parts: list[str]) -> None:
@@ -205,21 +166,6 @@ def fill(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     for name, parameter in module.named_parameters():
         if not isinstance(parameter, QuantizedTensor):
             parameter.copy_(tensors[name])
-
-
-def shard_names(index: Path) -> list[str]:
-    """Return the files that an index names, all of them inside its folder.
-
-    Raises:
-        CheckpointError: the index is not valid, or names a file elsewhere.
-    """
-    weight_map = read_object(index).get("weight_map")
-    if not isinstance(weight_map, dict):
-        raise CheckpointError(f"{index}: not a JSON object with a 'weight_map'")
-    for name in weight_map.values():
-        if not isinstance(name, str) or len(name) > 255 or Path(name).is_absolute() or ".." in Path(name).parts:
-            raise CheckpointError(f"{index}: 'weight_map' names {name!r:.100}; it must be a file in the index's folder")
-    return sorted(set(weight_map.values()))
 
 
 def listed(names: list[str]) -> str:

@@ -249,8 +249,6 @@ def fuse_layer(tensors: dict[str, Tensor], prefix: str) -> None:
         for old, new in RENAMED:
             if f"{prefix}{old}.{kind}" in tensors:
                 tensors[f"{prefix}{new}.{kind}"] = tensors.pop(f"{prefix}{old}.{kind}")
-    # Old Llama conversions carry the rotary frequencies as a buffer; they follow from the config.
-    tensors.pop(f"{prefix}self_attn.rotary_emb.inv_freq", None)
 
 
 def split_layer(tensors: dict[str, Tensor], prefix: str, config: LlamaConfig) -> None:

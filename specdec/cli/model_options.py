@@ -25,6 +25,7 @@ SHOWN_DEFAULTS = {
     **{name: "the model's, else " + value for name, value in {"top_p": "1", "min_p": "0", "top_k": "0"}.items()},
     **{name: f"the model's, else {value:g}" for name, value in OWN_DEFAULTS.items()},
     "repetition_penalty": "the model's, else 1",
+    "stop": "the model's",
 }
 # What was found by its revision is a folder.
 NO_REVISIONS: dict[str, Any] = {"revision": None, "draft_revision": None}

@@ -6,27 +6,15 @@ from dataclasses import dataclass, fields, replace
 from numbers import Integral, Real
 from typing import Any, ClassVar, Literal
 
+from specdec.core.foreign_sampling import FOREIGN_BEAMS, FOREIGN_SAMPLING
 from specdec.core.output_kind import RequestOutputKind
 from specdec.core.speculation import Speculation
 from specdec.core.structured_outputs import StructuredOutputsParams
-from specdec.kernels.settings import MAX_WHOLE, Foreign, check_settings, check_text, checked_keywords, setting
+from specdec.kernels.settings import MAX_WHOLE, check_settings, check_text, checked_keywords, setting
 from specdec.verify.sampling import LEAST_TEMPERATURE
 
 _PENALTY: dict[str, Any] = {"least": -2, "most": 2}
 _SCORED: dict[str, Any] = {"least": -1, "wanted": "0 or more, or -1 for all tokens", "flags": ""}
-# Parameters of vLLM's, now or once, that are not supported.
-FOREIGN_SAMPLING = {
-    "logits_processors": Foreign("use logit_bias, allowed_token_ids, bad_words or structured_outputs", ([],)),
-    "guided_decoding": Foreign("use structured_outputs"),
-    "best_of": Foreign("use n, and choose among the outputs", (1,)),
-    "use_beam_search": Foreign("use LLM.beam_search", (False,)),
-    "flat_logprobs": Foreign("log-probabilities are lists of dicts", (False,)),
-    "extra_args": Foreign("leave it out", ({},)),
-}
-_FOREIGN_BEAMS = {
-    "temperature": Foreign("a beam search takes the most probable tokens; leave it out", (0, 0.0)),
-    "include_stop_str_in_output": Foreign("a search has no stop strings; leave it out", (False,)),
-}
 
 
 @checked_keywords(FOREIGN_SAMPLING)
@@ -34,8 +22,9 @@ _FOREIGN_BEAMS = {
 class SamplingParams:
     """Parameters of a request, by vLLM's names and with its meanings.
 
-    Without `max_tokens` (None), a request may go on to the end of the context; without `seed`, one is drawn. A field
-    that is assigned is checked like one that is given. A request keeps the values that it began with.
+    Without `max_tokens` (None), a request may go on to the end of the context; without `seed` (None, or -1), one is
+    drawn. True for log-probabilities is 1, and False is None. A field that is assigned is checked like one that is
+    given. A request keeps the values that it began with.
 
     Raises:
         ValueError: a parameter that is unknown or not supported, or a value outside its range.
@@ -70,10 +59,10 @@ class SamplingParams:
     bad_words: Sequence[str] = setting((), "Never generate this; repeatable.", flags="--bad-word", metavar="TEXT")
     seed: int | None = setting(
         None,
-        "Seed of the sampling.",
+        "Seed of the sampling; -1 to draw one.",
         least=0,
         most=MAX_WHOLE,
-        wanted="between 0 and 2^63 - 1",
+        wanted="between 0 and 2^63 - 1, or -1 for a drawn one",
         shown_default="drawn anew",
         short="-s",
     )
@@ -147,6 +136,7 @@ class SamplingParams:
     )
 
     def __post_init__(self) -> None:
+        self._take_vllm_spellings()
         check_settings(self)
         if not isinstance(self.speculation, Speculation):
             wanted = "Speculation(enabled, max_nodes, max_depth)"
@@ -161,9 +151,6 @@ class SamplingParams:
             raise ValueError(
                 "truncate_prompt_tokens is 0; it must be at least 1, or -1 for as many as there is room for"
             )
-        if self.bad_words is None:
-            # vLLM's default.
-            self._set("bad_words", ())
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens is {self.min_tokens}; it must be at most max_tokens, {self.max_tokens}")
         if self.n > 1 and self.temperature < LEAST_TEMPERATURE:
@@ -201,6 +188,16 @@ class SamplingParams:
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
+
+    def _take_vllm_spellings(self) -> None:
+        """Replace other spellings that vLLM has for a default, or for 1."""
+        if self.seed == -1:
+            self._set("seed", None)
+        if self.bad_words is None:
+            self._set("bad_words", ())
+        for name in ("logprobs", "prompt_logprobs"):
+            if isinstance(value := getattr(self, name), bool):
+                self._set(name, 1 if value else None)
 
     def _check_texts(self, name: str) -> None:
         value = getattr(self, name)
@@ -263,7 +260,7 @@ class SamplingParams:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at most the vocabulary's {vocab_size}")
 
 
-@checked_keywords(_FOREIGN_BEAMS)
+@checked_keywords(FOREIGN_BEAMS)
 @dataclass(frozen=True)
 class BeamSearchParams:
     """Parameters of a beam search, by vLLM's names; `early_stopping` is transformers'.

@@ -64,6 +64,7 @@ class RequestMaker:
     draft_context: int = sys.maxsize
     draft_identity: str | None = None
     _has_warned: bool = False
+    _has_warned_of_tools: bool = False
     _ngram_rates: ChainRates = field(default_factory=ChainRates)
     _prediction_rates: ChainRates = field(default_factory=ChainRates)
     _forced_rates: ChainRates = field(default_factory=ChainRates)
@@ -82,6 +83,11 @@ class RequestMaker:
             tokenizer = Tokenizer(named)
         context = config.context(model.max_position)
         generation = GenerationConfig.read(config.model)
+        if generation.unused:
+            unused = ", ".join(f"{name} ({value!r:.50})" for name, value in generation.unused.items())
+            logger.warning(f"generation_config.json: not used: {unused}")
+        if tokenizer is None and generation.params.pop("stop", None) is not None:
+            logger.warning("generation_config.json: stop_strings is not used, for there is no tokenizer")
         # A GGUF file names all its end tokens, and transformers (5.17) may take another token for it.
         if tokenizer is not None and not is_gguf(named):
             generation = _with_tokenizers_end(generation, tokenizer, model.vocab_size)
@@ -125,6 +131,13 @@ class RequestMaker:
         if not tokenizer.has_chat_template and template_arguments.get("chat_template") is None:
             raise ValueError(f"{self.config.model}: the tokenizer has no chat template; give the prompt as it is")
         plain = tokenizer.chat_messages(messages, **template_arguments)
+        if template_arguments.get("tools") and not self._has_warned_of_tools:
+            self._has_warned_of_tools = not tokenizer.reads_tools(**template_arguments)
+            if self._has_warned_of_tools:
+                logger.warning(
+                    "a conversation has tools, and the chat template does not read them, so the model does not see "
+                    "them; give a chat template that does (shown once)"
+                )
         return tokenizer.chat_text(plain, **template_arguments)
 
     def chat_choices(

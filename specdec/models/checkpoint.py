@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context, read_config, read_tensors
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context, read_config
 from specdec.draft_heads.llama.kv_scheme import is_kv_scale
 from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.draft_heads.llama.weight_files import read_tensors
 from specdec.models.gguf_file import GgufFile, is_gguf
 from specdec.models.quantization_config import QuantizationConfig, with_plain_weights
 from specdec.models.quantized_weights import quantized_tensors

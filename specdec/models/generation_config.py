@@ -1,7 +1,8 @@
 """Settings of a checkpoint's generation_config.json: end tokens and default sampling parameters."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ class GenerationConfig:
     Attributes:
         end_tokens: tokens after which an output ends.
         params: the request parameters that the file sets, by their names in `SamplingParams`.
+        unused: what else the file sets and transformers would apply, by the file's names.
     """
 
     end_tokens: frozenset[int]
     params: dict[str, Any]
+    unused: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: Path) -> "GenerationConfig":
@@ -43,17 +46,60 @@ class GenerationConfig:
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab:
                 raise CheckpointError(f"{folder}: eos_token_id is {ends!r}; it must be token ids below {vocab}")
         params = {name: settings[name] for name in _NAMES if settings.get(name) is not None}
-        if settings.get("max_new_tokens") is not None:
-            params["max_tokens"] = settings["max_new_tokens"]
+        params |= {own: settings[name] for name, own in _RENAMED.items() if settings.get(name) is not None}
+        unused = _unused(settings, config.get("max_position_embeddings"))
         if settings.get("do_sample") is False:
             # In transformers the sampling parameters of such a file are without effect.
-            params = {name: value for name, value in params.items() if name in ("repetition_penalty", "max_tokens")}
+            params = {name: value for name, value in params.items() if name in _GREEDY}
             params["temperature"] = 0.0
+            unused = {name: value for name, value in unused.items() if name not in _SAMPLED}
         try:
             SamplingParams(**params)
         except (ValueError, TypeError) as error:
             raise CheckpointError(f"{folder / 'generation_config.json'}: {error}") from None
-        return cls(frozenset(found), params)
+        return cls(frozenset(found), params, unused)
 
 
 _NAMES = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+_RENAMED = {"max_new_tokens": "max_tokens", "stop_strings": "stop"}
+# What greedy decoding heeds, and the unused fields that only sampling does.
+_GREEDY = ("repetition_penalty", *_RENAMED.values())
+_SAMPLED = ("typical_p", "top_h", "epsilon_cutoff", "eta_cutoff")
+# Fields by which transformers (5.17 and before) generates other tokens, with the values by which it does not. Not here:
+# fields of its caches, of what it returns, of its own drafts, of encoders, and the tokens that fill and begin a text.
+_UNUSED: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences"), (1,)),
+    **dict.fromkeys(("typical_p", "top_h", "encoder_repetition_penalty"), (1,)),
+    # Its effect begins above 1.
+    "guidance_scale": (0, 1),
+    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "diversity_penalty", "penalty_alpha"), (0,)),
+    **dict.fromkeys(("min_length", "min_new_tokens", "no_repeat_ngram_size", "assistant_ensemble_weight"), (0,)),
+    **dict.fromkeys(("bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "sequence_bias"), ([], {})),
+    **dict.fromkeys(("constraints", "force_words_ids", "forced_decoder_ids"), ([],)),
+    "token_healing": (False,),
+    # Once the default.
+    "max_length": (20,),
+    **dict.fromkeys(
+        (
+            "max_time",
+            "forced_bos_token_id",
+            "forced_eos_token_id",
+            "exponential_decay_length_penalty",
+            "watermarking_config",
+            "dola_layers",
+        ),
+        (),
+    ),
+}
+
+
+def _unused(settings: Mapping[str, Any], context: Any) -> dict[str, Any]:
+    """Return the fields that are set to more than nothing and are not used.
+
+    Args:
+        context: the model's positions; a `max_length` of as many limits nothing.
+    """
+    given = {name: settings[name] for name in _UNUSED if settings.get(name) is not None}
+    if isinstance(context, int) and isinstance(given.get("max_length"), int) and given["max_length"] >= context:
+        del given["max_length"]
+    return {name: value for name, value in given.items() if value not in _UNUSED[name]}

@@ -4,7 +4,8 @@ import logging
 import re
 from pathlib import Path
 
-from specdec.draft_heads.llama.checkpoint_files import INDEX, CheckpointError, first_line, has_weights, shard_names
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, first_line
+from specdec.draft_heads.llama.weight_files import FOREIGN, INDEX, WEIGHTS, has_weights, shard_names
 from specdec.models.gguf_file import is_gguf
 
 logger = logging.getLogger(__name__)
@@ -26,7 +27,6 @@ SMALL_FILES = [
     "chat_template.json",
     "chat_template.jinja",
 ]
-WEIGHTS = "model.safetensors"
 _PREFIX = "models--"
 
 
@@ -120,7 +120,7 @@ def _download_weights(name: str, folder: Path) -> None:
         return
     _download(name, commit, [WEIGHTS])
     if not (folder / WEIGHTS).is_file():
-        _download(name, commit, ["*.safetensors"], ignored=["*/*", "consolidated*"])
+        _download(name, commit, ["*.safetensors"], ignored=["*/*", *FOREIGN])
     if not has_weights(folder):
         raise CheckpointError(
             f"{name}: no *.safetensors on the hub, and pickles are never downloaded; take a converted checkpoint, "

@@ -12,10 +12,11 @@ from specdec.draft_heads.formats.head_settings import HeadSettings
 from specdec.draft_heads.formats.head_tensors import HeadTensors
 from specdec.draft_heads.heads.draft_head import DraftModel, TargetOutput, stacked_reach
 from specdec.draft_heads.heads.readout import MatrixReadout
-from specdec.draft_heads.llama.checkpoint_files import CheckpointError, read_config, read_tensors
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, check_finite, error_context, read_config
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.llama_layer import Attention, LlamaLayer
 from specdec.draft_heads.llama.rope import Rotary
+from specdec.draft_heads.llama.weight_files import read_tensors
 from specdec.kernels.fused import HeadWeights
 from specdec.kernels.kernel_set import KernelSet
 from specdec.models.gguf_file import is_gguf
@@ -113,4 +114,8 @@ def draft_of(model: LlamaModel, folder: Path, target: Path, sizes: LlamaConfig) 
             f"{folder}: the draft model's vocab_size {own} does not fit the target's {sizes.vocab_size}"
         )
     check_same_vocabulary(folder, target)
+    if not is_gguf(folder):
+        with error_context(folder):
+            # A target with such weights fails its first request; drafts would only be missing.
+            check_finite(read_tensors(folder), model.norm.weight.dtype)
     return DraftModel(LlamaDraftHead(model, sizes.max_position), MatrixReadout(model.output, own))

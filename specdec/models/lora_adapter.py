@@ -12,6 +12,7 @@ from torch import Tensor
 
 from specdec.draft_heads.llama.checkpoint_files import (
     CheckpointError,
+    check_finite,
     check_weight_dtypes,
     error_context,
     first_line,
@@ -89,7 +90,9 @@ def read_adapter(
     with error_context(folder):
         _check_settings(settings)
         scales = _Scales(settings, max_rank, dtype)
-        pairs = _pairs(_tensors(folder / WEIGHTS), layout, of)
+        tensors = _tensors(folder / WEIGHTS)
+        pairs = _pairs(tensors, layout, of)
+        check_finite(tensors, dtype)
         return [
             {
                 name: [

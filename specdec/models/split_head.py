@@ -39,7 +39,7 @@ def split_kernels(kernels: KernelSet) -> KernelSet:
 def load_split_head(
     folder: Path, target: ShardedLlama, kernels: KernelSet, window: int | None = None, *, keeps_matrix: bool
 ) -> LoadedHead:
-    """Load this rank's part of a head. Files are mapped into memory, and only the part is read.
+    """Load this rank's part of a head. Files are mapped into memory, and only the part is kept.
 
     Embedding and output matrix are split where the target's are, unless the head scores selected rows of a matrix.
 
@@ -60,6 +60,8 @@ def load_split_head(
     part = HeadPart(shard, group)
     parts = part_of_target(target) if splits_vocabulary else target.parts
     with error_context(folder):
+        # All of them on every rank, so that either all ranks load the head or none.
+        found.check_finite(target.dtype)
         loaded = found.kind.build(part.described(found), parts._replace(divide=part.divide), split_kernels(kernels))
     if not splits_vocabulary:
         return loaded

@@ -152,12 +152,7 @@ class Tokenizer:
         Raises:
             ValueError: a message that is none, or holds more than text.
         """
-        try:
-            template = self._hf.get_chat_template(
-                template_arguments.get("chat_template"), template_arguments.get("tools")
-            )
-        except ValueError as error:
-            raise ValueError(f"the chat template cannot be chosen: {first_line(error)}") from None
+        template = self._template_of(template_arguments)
         if len(self._formats) >= _MOST_TEMPLATES and template not in self._formats:
             self._formats.clear()
         formats = self._formats.setdefault(template, ContentFormats())
@@ -168,6 +163,17 @@ class Tokenizer:
 
         format_of = cache(lambda role: formats.of(role, render))
         return template_messages(messages, format_of, knows_developers="developer" in template)
+
+    def reads_tools(self, **template_arguments: Any) -> bool:
+        """Return whether the chat template of these arguments shows tools to the model."""
+        return "tools" in self._template_of(template_arguments)
+
+    def _template_of(self, template_arguments: Mapping[str, Any]) -> str:
+        given, tools = (template_arguments.get(name) for name in ("chat_template", "tools"))
+        try:
+            return str(self._hf.get_chat_template(given, tools))
+        except ValueError as error:
+            raise ValueError(f"the chat template cannot be chosen: {first_line(error)}") from None
 
     def chat_text(self, messages: Sequence[Mapping[str, Any]], **template_arguments: Any) -> str:
         """Return the text of a conversation with its special tokens, up to where the assistant's answer begins.

@@ -162,9 +162,6 @@ class SamplingFields(RequestModel):
         if self.speculation is not None:
             values["speculation"] = self.speculation.speculation()
         values["structured_outputs"] = self.structure()
-        if values.get("seed") == -1:
-            # Some clients send this for none, which vLLM takes.
-            del values["seed"]
         try:
             return SamplingParams(**values)
         except ValueError as error:

@@ -77,6 +77,11 @@ class Service:
         self.tool_parser: type[ToolParser] = parser_for(settings.tool_call_parser, template)
         if llm.tokenizer is not None and (tags := llm.tokenizer.special_named(self.tool_parser.TAGS)):
             self.defaults = {**self.defaults, "kept_special_tokens": tags}
+        if self._finds_no_calls and "tools" in template:
+            logger.warning(
+                "the chat template has tools and shows no form of calls that is known, so calls come back as text; "
+                "set --tool-call-parser to hermes or llama3_json, or to none"
+            )
         # Ids of the engine's requests by the answer's id.
         self._running: dict[str, list[str]] = {}
         self._reported: set[str] = set()
@@ -93,6 +98,11 @@ class Service:
             raise ApiError(400, "the model has no tokenizer; give prompts as token ids", param="prompt")
         return self.llm.tokenizer
 
+    @property
+    def _finds_no_calls(self) -> bool:
+        """Whether the form of calls was to be recognised by the chat template, and was not."""
+        return self.settings.tool_call_parser == "auto" and self.tool_parser is PlainText
+
     def check_tools(self, are_used: bool) -> None:
         """Refuse tools where the model may not choose them.
 
@@ -102,7 +112,7 @@ class Service:
         if are_used and not self.settings.enable_auto_tool_choice:
             message = 'tool_choice "auto" needs --enable-auto-tool-choice at the server; send "none"'
             raise ApiError(400, message, param="tool_choice")
-        if are_used and self.settings.tool_call_parser == "auto" and self.tool_parser is PlainText:
+        if are_used and self._finds_no_calls:
             if not self._has_warned_of_tools:
                 logger.warning(
                     "a request has tools, and the chat template shows no form of calls that is known, so calls come "

@@ -1,5 +1,6 @@
 """A broken head is refused in one line that names what is wrong."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 
 from specdec.draft_heads.formats.head_kinds import describe_folder
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+from tests.block_formats import BLOCK_FORMATS
 from tests.checkpoints import FEW, TARGET_HIDDEN, VOCAB, Fixture
 from tests.draft_heads.loading import load
 from tests.head_formats import FORMATS
@@ -193,6 +195,33 @@ def test_a_pickle_of_something_else_is_refused(tmp_path: Path) -> None:
     torch.save({"steps": 3}, tmp_path / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match=r"pytorch_model.bin: cannot be read: not a dictionary of tensors"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("name", [*FORMATS, *BLOCK_FORMATS])
+def test_weights_that_are_not_finite_are_named(name: str, tmp_path: Path) -> None:
+    """Such a head would draft nothing, or nonsense, and no output would tell."""
+    make = (FORMATS | BLOCK_FORMATS)[name]
+    load(make().write(tmp_path / "whole"))
+    for number, tensor in enumerate(sorted(make().tensors)):
+        fixture = make()
+        fixture.tensors[tensor] = weight = fixture.tensors[tensor].clone(memory_format=torch.contiguous_format)
+        if not weight.is_floating_point():
+            continue
+        value = (math.nan, math.inf, -math.inf)[number % 3]
+        weight.view(-1)[number % weight.numel()] = value
+        folder = fixture.write(tmp_path / str(number))
+        assert refusal(load, fixture, folder).startswith(f"{tensor} holds {value}; weights must be finite numbers of ")
+
+
+def test_weights_beyond_the_range_of_their_type_are_named(tmp_path: Path) -> None:
+    fixture = FORMATS["official_eagle3"]()
+    fixture.tensors["fc.weight"] = fixture.tensors["fc.weight"].float()
+    fixture.tensors["fc.weight"][1, 2] = -1e6
+    load(fixture.write(tmp_path))
+    head = describe_folder(tmp_path)
+    head.check_finite(torch.bfloat16)
+    with pytest.raises(CheckpointError, match=r"^fc.weight holds -1e\+06; weights must be finite numbers of float16"):
+        head.check_finite(torch.float16)
 
 
 FOREIGN: list[tuple[str, Damage, str]] = [

@@ -3,14 +3,15 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from specdec import LLM, DraftShape, SamplingParams, StructuredOutputsParams
 from specdec.core.step_report import StepReporter
-from tests.specdec.metaspace_llama import TOKENIZER, WORD_IDS, ids, save_metaspace
+from tests.specdec.metaspace_llama import TOKENIZER, VOCAB, WORD_IDS, ids, save_metaspace
 
 WORLD = ids("▁world")[0]
+CHOICES = [" cat", "cat", "s", ",", " world", " the,", "x", "true", " true s", "é", " é", "\n", "  "]
 DRAWN = SamplingParams(temperature=1.5, max_tokens=12, ignore_eos=True, allowed_token_ids=[*WORD_IDS, *ids("</s>")])
 
 
@@ -79,3 +80,25 @@ def test_pieces_of_traced_steps_join_to_the_text(llm: LLM) -> None:
     *_, output = llm.stream("hello", params, trace=True)
     steps = StepReporter(TOKENIZER, params).new_steps(output.outputs[0])
     assert "".join(piece.text for step in steps for piece in step.pieces) == output.text
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    prompt=st.lists(st.sampled_from([*WORD_IDS, *ids("</s>", "<|im_end|>")]), min_size=1, max_size=20),
+    choices=st.lists(st.sampled_from(CHOICES), min_size=1, max_size=4, unique=True),
+)
+@example(prompt=ids("▁hello"), choices=["cat", " cat"])
+@example(prompt=ids("▁cat"), choices=["s", ",", " the"])
+@example(prompt=ids("▁hello", "▁"), choices=[" cat", "x"])
+def test_choices_continue_a_prompt_of_token_ids(llm: LLM, prompt: list[int], choices: list[str]) -> None:
+    """The prompt stays as it is, and the choice's tokens are its text behind the prompt's."""
+    (output,) = llm.generate(prompt, SamplingParams(choices=choices), use_tqdm=False)
+    assert output.prompt_token_ids == prompt
+    assert output.choices is not None
+    assert [after(prompt, choice.token_ids) for choice in output.choices] == choices
+
+
+def test_a_prompt_that_is_none_is_still_refused(llm: LLM) -> None:
+    for wrong in ([VOCAB], [-1], ["a"], [True], []):
+        with pytest.raises(ValueError, match="prompt"):
+            llm.generate([wrong], SamplingParams(choices=[" cat"]))  # type: ignore[list-item]

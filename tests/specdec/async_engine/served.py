@@ -25,7 +25,7 @@ SETTINGS: dict[str, Any] = {
 # Long enough that it runs until a test ends it.
 ENDLESS = SamplingParams(temperature=0, max_tokens=8000, ignore_eos=True)
 SHORT = SamplingParams(temperature=0.8, seed=5, max_tokens=12, ignore_eos=True)
-LIMIT = 60.0
+LIMIT = 300.0
 
 
 class Served:

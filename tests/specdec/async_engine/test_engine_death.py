@@ -50,14 +50,37 @@ def folder(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return long_world(world, tmp_path_factory.mktemp("long"))
 
 
+class Grace:
+    """The time of grace of `close`, which ends when the test says so."""
+
+    SECONDS = 77.0
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._timeout, self._taken = asyncio.timeout, list[asyncio.Timeout]()
+        monkeypatch.setattr(asyncio, "timeout", self._made)
+
+    def _made(self, delay: float | None) -> asyncio.Timeout:
+        if delay != self.SECONDS:
+            return self._timeout(delay)
+        self._taken.append(self._timeout(None))
+        return self._taken[-1]
+
+    def end(self) -> None:
+        (taken,) = self._taken
+        taken.reschedule(asyncio.get_running_loop().time())
+
+
 async def _until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(LIMIT):
         while not condition():
             await asyncio.sleep(0.01)
 
 
-def test_death_under_load_then_service_then_an_end_with_grace(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_death_under_load_then_service_then_an_end_with_grace(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One engine for both, since starting one takes seconds."""
+    grace = Grace(monkeypatch)
     expected = LLM(folder / "target", folder / "head", **SETTINGS).generate([3, 4], SHORT, use_tqdm=False)[0]
 
     async def update(llm: AsyncLLM) -> None:
@@ -104,7 +127,7 @@ def test_death_under_load_then_service_then_an_end_with_grace(folder: Path, capl
         await anext(left)
         short = asyncio.create_task(states_of(llm, [3, 4], SHORT))
         await asyncio.sleep(0)
-        closing = asyncio.create_task(llm.close(grace=2))
+        closing = asyncio.create_task(llm.close(Grace.SECONDS))
         # It has finished within the time of grace, in which nothing new is taken.
         states: list[RequestOutput] = await short
         assert states[-1].token_ids == expected.token_ids
@@ -112,6 +135,7 @@ def test_death_under_load_then_service_then_an_end_with_grace(folder: Path, capl
         with pytest.raises(EngineDeadError, match="the engine is closed"):
             await states_of(llm, [3], SHORT)
         await left.aclose()
+        grace.end()
         await closing
         rest = [state async for state in endless]
         assert rest[-1].finish_reason == "abort"

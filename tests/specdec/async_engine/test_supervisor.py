@@ -62,7 +62,7 @@ def make() -> tuple[Supervisor, list[EngineDeadError]]:
 
 
 async def _until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.001)
 

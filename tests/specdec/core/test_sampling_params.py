@@ -35,7 +35,7 @@ def refused(name: str, values: list[object], wanted: str) -> list[tuple[dict[str
         *refused("presence_penalty", [-2.1, 2.1, NAN, INF, -INF], PENALTY),
         *refused("frequency_penalty", [-2.1, 2.1, NAN, INF, -INF], PENALTY),
         *refused("allowed_token_ids", [[], ()], "not empty"),
-        *refused("seed", [-1, 1 << 63], "between 0 and 2^63 - 1"),
+        *refused("seed", [-2, 1 << 63], "between 0 and 2^63 - 1, or -1 for a drawn one"),
         *refused("max_tokens", [0, -1], "at least 1"),
         *refused("min_tokens", [-1], "0 or more"),
         *refused("logprobs", [-2], COUNT),
@@ -43,7 +43,12 @@ def refused(name: str, values: list[object], wanted: str) -> list[tuple[dict[str
         *(
             case
             for name in ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")
-            for case in refused(name, [NAN, INF, 1.5, True, "3"], "a whole number")
+            for case in refused(name, [NAN, INF, 1.5, "3"], "a whole number")
+        ),
+        *(
+            case
+            for name in ("n", "top_k", "seed", "max_tokens", "min_tokens")
+            for case in refused(name, [True], "a whole number")
         ),
         *(
             case

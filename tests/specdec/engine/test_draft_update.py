@@ -1,6 +1,7 @@
 """Another head takes the place of the one that drafts, while requests run."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from specdec import LLM, DraftShape, RequestOutput, SamplingParams
 from specdec.kernels.native_library import library_file
 from specdec.scheduling.rank_values import FILE
 from tests.fakes import edit_json, save_random_block, save_random_eagle3
+from tests.specdec.saved_llama import edit_tensors
 from tests.specdec.world import World
 
 PROMPT = list(range(3, 40))
@@ -128,6 +130,8 @@ def test_what_does_not_fit_is_refused_and_the_old_head_goes_on(world: World, tmp
     edit_json(tmp_path / "taps" / "config.json", eagle_aux_hidden_state_layer_ids=[0, 2, 1], eagle_config=None)
     shutil.copytree(world.other("eagle3"), tmp_path / "damaged")
     (tmp_path / "damaged" / "model.safetensors").write_bytes(b"nothing")
+    shutil.copytree(world.other("eagle3"), tmp_path / "nan")
+    edit_tensors(tmp_path / "nan", lambda tensors: tensors["fc.weight"].view(-1)[5].fill_(math.nan))
     shutil.copytree(world.other("eagle3"), tmp_path / "values")
     (tmp_path / "values" / FILE).write_text("[]")
     refused = {
@@ -139,6 +143,7 @@ def test_what_does_not_fit_is_refused_and_the_old_head_goes_on(world: World, tmp
         tmp_path / "taps": r"its taps is \(0, 2, 1\), not \(0, 1, 2\)",
         world.draft("llama"): "small: a small model, which cannot replace a head",
         tmp_path / "damaged": "damaged",
+        tmp_path / "nan": "nan: fc.weight holds nan; weights must be finite numbers of float32",
         tmp_path / "values": "holds no values of ranks",
         tmp_path / "nothing": "nothing",
     }

@@ -84,7 +84,7 @@ def _free_port() -> int:
 
 
 def _wait_for(port: int) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:

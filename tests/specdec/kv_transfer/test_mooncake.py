@@ -167,14 +167,15 @@ def test_codes_of_transfers(
 def test_a_master_that_hangs_delays_the_start_by_no_more_than_its_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    notes, start = Notes(logging.getLogger("specdec.tests")), time.monotonic()
+    notes = Notes(logging.getLogger("specdec.tests"))
     monkeypatch.setattr(mooncake_store, "CONNECT_TIMEOUT", 0.2)
     with mooncake_master(tmp_path) as master:
         master.process.send_signal(signal.SIGSTOP)
         store = small_store(master, notes)
+        start = time.monotonic()
         with pytest.raises(StoreError, match="no master answers"):
             store.count_held(["a"])
-    assert time.monotonic() - start < 20
+        assert time.monotonic() - start < 60
     assert notes.num_failures == 1
 
 

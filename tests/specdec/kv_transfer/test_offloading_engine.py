@@ -161,7 +161,7 @@ def test_a_store_that_hangs_delays_nobody(
     hanging = threading.Event()
 
     def hang(*_: Any) -> int:
-        hanging.wait(20)
+        hanging.wait(120)
         return 0
 
     monkeypatch.setattr(DiskStore, "count_held", hang)
@@ -187,7 +187,7 @@ def test_a_request_that_waits_for_blocks_can_be_aborted(
         run(llm, [PROMPT], GREEDY)
     going = threading.Event()
     count_held = DiskStore.count_held
-    monkeypatch.setattr(DiskStore, "count_held", lambda *given: going.wait(20) and count_held(*given))
+    monkeypatch.setattr(DiskStore, "count_held", lambda *given: going.wait(120) and count_held(*given))
     with engine(world, "eagle", disk(tmp_path)) as llm:
         request = llm.new_group(PROMPT, GREEDY).requests[0]
         llm.engine.add_request(request)

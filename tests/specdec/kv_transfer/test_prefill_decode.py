@@ -93,7 +93,7 @@ def test_an_answer_waits_until_its_blocks_have_been_sent(
 
     def slow(*given: Any) -> None:
         sending.set()
-        assert may_send.wait(20)
+        assert may_send.wait(120)
         write(*given)
 
     monkeypatch.setattr(DiskStore, "write", slow)
@@ -103,7 +103,7 @@ def test_an_answer_waits_until_its_blocks_have_been_sent(
         peer = Peer(llm)
         try:
             peer.send(add(1, PROMPT, FIRST))
-            assert sending.wait(20)
+            assert sending.wait(120)
             # The second one has no block; the third one's are those of the first.
             peer.send(add(2, PROMPT[: SIZE - 1], FIRST), add(3, PROMPT, FIRST))
             assert [delta.number for delta in peer.ended(2)[2]] == [2]
@@ -122,7 +122,7 @@ def test_an_answer_waits_for_a_store_that_hangs_no_longer_than_a_search(
     may_send, ended = threading.Event(), threading.Event()
 
     def hang(*_: Any) -> None:
-        may_send.wait(20)
+        may_send.wait(120)
         ended.set()
 
     monkeypatch.setattr(DiskStore, "write", hang)

@@ -1,6 +1,7 @@
 """A checkpoint's generation_config.json: the values read from it, and their effect."""
 
 import json
+import logging
 import re
 import shutil
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import GenerationConfig as TransformersConfig
 
 from specdec import LLM, SamplingParams
 from specdec.cli.app import main
@@ -67,6 +69,9 @@ def test_end_tokens(write: Callable[..., Path], generation: object, config: obje
         ({"max_new_tokens": 5, "max_length": 20}, {"max_tokens": 5}),
         ({"max_new_tokens": None}, {}),
         ({"max_new_tokens": 5000}, {"max_tokens": 5000}),
+        ({"stop_strings": "x"}, {"stop": "x"}),
+        ({"stop_strings": ["x", "yz"], "do_sample": False}, {"stop": ["x", "yz"], "temperature": 0.0}),
+        ({"stop_strings": None}, {}),
     ],
 )
 def test_defaults_of_sampling(write: Callable[..., Path], generation: object, params: dict[str, object]) -> None:
@@ -90,6 +95,8 @@ def test_defaults_of_sampling(write: Callable[..., Path], generation: object, pa
         ("[]", "not a JSON object"),
         ({"top_k": 50.0}, "top_k is 50.0; it must be a whole number"),
         ({"max_new_tokens": 0}, "max_tokens is 0; it must be at least 1"),
+        ({"stop_strings": ["x", 5]}, "stop is ['x', 5]; it must be text, or a list of texts"),
+        ({"stop_strings": ""}, "stop holds an empty string"),
     ],
 )
 def test_a_bad_file_is_named(write: Callable[..., Path], generation: object, named: str) -> None:
@@ -99,6 +106,98 @@ def test_a_bad_file_is_named(write: Callable[..., Path], generation: object, nam
     assert str(caught.value).startswith(f"{folder / 'generation_config.json'}: ")
     assert named in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+# Every field of transformers' GenerationConfig is used, or named as not used, or of no effect on tokens here.
+USED = {
+    *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "stop_strings", "do_sample"),
+    "eos_token_id",
+}
+UNUSED: dict[str, tuple[object, ...]] = {
+    "max_length": (64, 19),
+    "min_length": (5,),
+    "min_new_tokens": (5,),
+    "max_time": (0.5,),
+    "num_beams": (4,),
+    "num_return_sequences": (2,),
+    "typical_p": (0.9,),
+    "top_h": (0.4,),
+    "epsilon_cutoff": (3e-4,),
+    "eta_cutoff": (3e-4,),
+    "encoder_repetition_penalty": (1.5,),
+    "no_repeat_ngram_size": (3,),
+    "bad_words_ids": ([[5]],),
+    "forced_bos_token_id": (0, 5),
+    "forced_eos_token_id": (0, [5]),
+    "exponential_decay_length_penalty": ([5, 1.1],),
+    "suppress_tokens": ([0],),
+    "begin_suppress_tokens": ([0],),
+    "sequence_bias": ([[[5], 1.0]],),
+    "token_healing": (True,),
+    "guidance_scale": (1.5,),
+    "watermarking_config": ({"greenlist_ratio": 0.25},),
+    "assistant_ensemble_weight": (0.5,),
+    # Of earlier versions.
+    "num_beam_groups": (2,),
+    "diversity_penalty": (0.5,),
+    "penalty_alpha": (0.6,),
+    "dola_layers": ("low",),
+    "constraints": ([5],),
+    "force_words_ids": ([[5]],),
+}
+WITHOUT_EFFECT = {
+    # Of beams, logits, and what is returned.
+    *("early_stopping", "length_penalty", "renormalize_logits", "remove_invalid_values", "output_attentions"),
+    *("output_hidden_states", "output_scores", "output_logits", "return_dict_in_generate"),
+    # Of caches and compilation.
+    *("use_cache", "cache_implementation", "cache_config", "max_cache_len", "compile_config", "disable_compile"),
+    *("continuous_batching_config", "low_memory", "prefill_chunk_size"),
+    # Of its own drafts.
+    *("is_assistant", "num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold"),
+    *("prompt_lookup_num_tokens", "max_matching_ngram_size", "assistant_early_exit", "assistant_lookbehind"),
+    *("target_lookbehind", "speculation_type", "use_mtp"),
+    # Tokens of other models, and of padding.
+    *("pad_token_id", "bos_token_id", "decoder_start_token_id", "encoder_no_repeat_ngram_size"),
+}
+
+
+def test_every_field_of_transformers_is_known() -> None:
+    fields = {name for name in vars(TransformersConfig()) if not name.startswith("_")} - {"transformers_version"}
+    assert fields <= USED | UNUSED.keys() | WITHOUT_EFFECT
+
+
+@pytest.mark.parametrize("name", UNUSED)
+def test_what_transformers_would_apply_is_found(name: str, write: Callable[..., Path]) -> None:
+    for value in UNUSED[name]:
+        found = GenerationConfig.read(write({name: value}))
+        assert (found.params, found.unused) == ({}, {name: value})
+
+
+def test_what_is_not_used_is_named(checkpoint: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
+    folder = checkpoint(eos_token_id=2, temperature=0, typical_p=0.9, suppress_tokens=[0], num_beams=1)
+    with caplog.at_level(logging.WARNING, "specdec"):
+        llm = load(folder)
+    assert caplog.text.count("generation_config.json: not used: typical_p (0.9), suppress_tokens ([0])") == 1
+    assert llm.get_default_sampling_params() == SamplingParams(temperature=0)
+
+
+def test_values_that_ask_for_nothing_are_not_named(write: Callable[..., Path]) -> None:
+    """What older versions of transformers saved as defaults."""
+    old: dict[str, object] = {
+        **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences", "typical_p"), 1),
+        **dict.fromkeys(("encoder_repetition_penalty", "length_penalty", "guidance_scale"), 1.0),
+        **dict.fromkeys(("min_length", "no_repeat_ngram_size", "epsilon_cutoff", "eta_cutoff"), 0),
+        **dict.fromkeys(("max_time", "forced_eos_token_id", "suppress_tokens", "watermarking_config")),
+        **{"max_length": 20, "diversity_penalty": 0.0, "early_stopping": False, "bad_words_ids": []},
+        **dict.fromkeys(WITHOUT_EFFECT, 1),
+    }
+    assert GenerationConfig.read(write(old)).unused == {}
+    context = {"max_position_embeddings": 64}
+    assert GenerationConfig.read(write({"max_length": 64}, context)).unused == {}
+    assert GenerationConfig.read(write({"max_length": 63}, context)).unused == {"max_length": 63}
+    sampled: dict[str, object] = {"typical_p": 0.5, "top_h": 0.5, "epsilon_cutoff": 0.1, "eta_cutoff": 0.1}
+    assert GenerationConfig.read(write({**sampled, "do_sample": False})).unused == {}
+    assert GenerationConfig.read(write(sampled)).unused == sampled
 
 
 def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
@@ -141,6 +240,34 @@ def test_generate_without_parameters_takes_the_files(checkpoint: Callable[..., P
     # Greedy without the file's penalty is another text, so the file was heeded.
     assert unasked.token_ids != llm.generate("Hello", SamplingParams(temperature=0, max_tokens=21))[0].token_ids
     assert [state.token_ids for state in llm.stream("Hello")][-1] == unasked.token_ids
+
+
+def test_its_stop_strings_end_an_output(checkpoint: Callable[..., Path], command: "Command") -> None:
+    folder = checkpoint(eos_token_id=2)
+    whole = load(folder).generate("Hello", SamplingParams(temperature=0, max_tokens=12))[0].text
+    (folder / "generation_config.json").write_text(json.dumps({"do_sample": False, "stop_strings": ["~~~", whole[5]]}))
+    llm = load(folder)
+    (output,) = llm.generate("Hello")
+    assert (output.text, output.finish_reason) == (whole[: whole.index(whole[5])], "stop")
+    assert output.outputs[0].stop_reason == whole[5]
+    _, params, _ = command(folder)
+    assert params is not None
+    assert params.stop_strings == ("~~~", whole[5])
+    _, params, _ = command(folder, "--stop", "other")
+    assert params is not None
+    assert params.stop_strings == ("other",)
+
+
+def test_without_a_tokenizer_its_stop_strings_are_named(
+    checkpoint: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = checkpoint(eos_token_id=2, do_sample=False, stop_strings="x")
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    with caplog.at_level(logging.WARNING, "specdec"):
+        llm = load(folder)
+    assert "stop_strings is not used, for there is no tokenizer" in caplog.text
+    assert len(llm.generate([5, 6])[0].token_ids) == 16
 
 
 def test_given_parameters_are_not_mixed_with_the_files(tiny: Tiny, checkpoint: Callable[..., Path]) -> None:

@@ -1,5 +1,6 @@
 """A small Llama as drafter: its trees against dense passes of transformers' model, and the checks of its folder."""
 
+import math
 import random
 import shutil
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from specdec.verify.tree_batch import slots_of
 from tests.draft_heads.dense_search import TokenPath, dense_search, paths_of
 from tests.fakes import TINY, edit_json, save_random_eagle3, save_random_head, save_random_llama
 from tests.kernel_sets import TORCH
+from tests.specdec.saved_llama import edit_tensors
 from tests.specdec.world import World
 from tests.strategies import draft_shapes, seeds, shuffled_tables
 
@@ -168,9 +170,16 @@ def _another_family(folder: Path, target: Path) -> None:
     edit_json(folder / "config.json", model_type="gemma")
 
 
+def _not_finite(folder: Path, target: Path) -> None:
+    save_random_llama(folder)
+    assert target.is_dir()
+    edit_tensors(folder, lambda tensors: tensors["model.norm.weight"][:1].fill_(-math.inf))
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
+        (_not_finite, "model.norm.weight holds -inf; weights must be finite numbers of float64"),
         (_another_size, "the draft model's vocab_size 100 does not fit the target's 97"),
         (_another_token, r"its tokenizer is not the target's: token \d+ is 'xyz', the target's is 'ab'; take a draft"),
         (_no_json, "tokenizer.json: cannot be read: "),

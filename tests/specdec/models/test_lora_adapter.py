@@ -1,6 +1,7 @@
 """Adapters in PEFT's format: scales, patterns, and what is refused."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,16 @@ def test_tensors_that_do_not_fit_are_refused(
     save_adapter(tmp_path, world.target)
     save_file({**load_file(tmp_path / FILE), name: torch.zeros(shape)}, tmp_path / FILE)
     refuse(world, tmp_path, message)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_weights_that_are_not_finite_are_named(world: World, tmp_path: Path, value: float) -> None:
+    save_adapter(tmp_path, world.target)
+    tensors = load_file(tmp_path / FILE)
+    name = f"{PREFIX}mlp.up_proj.lora_B.weight"
+    tensors[name].view(-1)[3] = value
+    save_file(tensors, tmp_path / FILE)
+    refuse(world, tmp_path, f"{name} holds {value}; weights must be finite numbers of float64")
 
 
 def test_damaged_folders_are_refused(world: World, tmp_path: Path) -> None:

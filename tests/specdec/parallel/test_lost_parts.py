@@ -152,7 +152,7 @@ def test_a_store_of_rank_1_that_hangs_delays_nobody(
 
     def hang(self: DiskStore, keys: Any) -> int:
         if self.root.name == "rank-1-of-2":
-            hanging.wait(20)
+            hanging.wait(120)
         return count_held(self, keys)
 
     monkeypatch.setattr(DiskStore, "count_held", hang)

@@ -1,6 +1,5 @@
 """The link of the first rank to another one: answers, reasons, signs of life, and their absence."""
 
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from specdec.execution.executor import ExecutorDeadError
 from tests.specdec.parallel.ranked_engine import engine
 from tests.specdec.world import World
 
-LONG = 20.0
+LONG = 60.0
 SOON = 0.01
 
 
@@ -118,7 +117,16 @@ def test_an_idle_engine_lives_until_a_rank_is_silent(world: World, monkeypatch: 
         llm.engine.executor.check_health()
         is_silent.set()
         silent_from = len(beats)
-        wait_for(lambda: len(beats) > silent_from + 2 * MOST_MISSED)
-        reason = "rank 1 of 2 has given no sign of life for 0.8 seconds; the engine must be started anew"
-        with pytest.raises(ExecutorDeadError, match=re.escape(reason)):
-            llm.engine.executor.check_health()
+        errors: list[str] = []
+
+        def is_dead() -> bool:
+            try:
+                llm.engine.executor.check_health()
+            except ExecutorDeadError as error:
+                errors.append(str(error))
+            return bool(errors)
+
+        wait_for(is_dead)
+        assert errors == ["rank 1 of 2 has given no sign of life for 0.8 seconds; the engine must be started anew"]
+        # The rank was there all the time.
+        wait_for(lambda: len(beats) > silent_from)

@@ -82,7 +82,7 @@ def test_a_client_that_leaves_ends_the_answer() -> None:
                 break
         await asyncio.sleep(0)
 
-    asyncio.run(asyncio.wait_for(run(), 10))
+    asyncio.run(asyncio.wait_for(run(), 60))
     assert ended == ["ended"]
 
 

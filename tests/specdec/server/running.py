@@ -18,7 +18,7 @@ from specdec.server.service import Service
 
 T = TypeVar("T")
 # Seconds after which a test gives up.
-PATIENCE = 30
+PATIENCE = 120
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

@@ -300,6 +300,16 @@ def test_parameters_that_are_left_out_are_the_models(engine: Served, monkeypatch
         )
         assert choice["token_ids"] == output.token_ids
         assert own["token_ids"] == longer.token_ids
+    # A stop string of the file's, which a request may replace.
+    whole = engine.offline.generate(PROMPT, SamplingParams(**params), use_tqdm=False)[0].text
+    with_stop = GenerationConfig(frozenset({2}), {**params, "stop": whole[2]})
+    monkeypatch.setattr(engine.llm, "generation_config", with_stop)
+    with engine.again() as server:
+        texts = [
+            server.send("POST", "/v1/completions", {"prompt": PROMPT, **more})[2]["choices"][0]["text"]
+            for more in ({}, {"stop": ["~~~"]})
+        ]
+    assert texts == [whole[: whole.index(whole[2])], whole]
 
 
 def test_asynchronous_clients_share_the_engine(server: Served) -> None:

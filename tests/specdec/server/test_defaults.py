@@ -5,11 +5,14 @@ from typing import Any
 
 import pytest
 
+from specdec.models.tokenizer import Tokenizer
 from specdec.server.chat_request import ChatRequest
 from specdec.server.completion_request import CompletionRequest
 from specdec.server.operation_requests import TokenizeRequest
 from specdec.server.request_model import RequestModel
 from specdec.server.responses_request import ResponsesRequest
+from specdec.server.server_settings import ServerSettings, ToolCallParserChoice
+from specdec.server.service import Service
 from tests.specdec.server.running import Served
 
 # The tiny model's context.
@@ -196,3 +199,22 @@ def test_tools_without_a_known_form_of_calls_are_warned_of_once(
             for _ in range(2):
                 assert served.send("POST", "/v1/chat/completions", body)[0] == 200
             assert caplog.text.count("--tool-call-parser") == warnings
+
+
+def test_a_template_with_tools_and_no_known_form_of_calls_is_warned_of_at_start(
+    engine: Served, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    templates = {
+        "{{ tools }}": 1,
+        "{{ messages }}": 0,
+        "{{ tools }}<tool_call>": 0,
+        '{{ tools }}{"name": "f", "parameters": {}}': 0,
+    }
+    monkeypatch.setattr(engine.llm, "tokenizer", Tokenizer(engine.llm.config.model))
+    choices: tuple[ToolCallParserChoice, ...] = ("auto", "none")
+    for template, warnings in templates.items():
+        for choice in choices:
+            with caplog.at_level(logging.WARNING):
+                Service(engine.llm, ServerSettings(port=0, tool_call_parser=choice, chat_template=template), "tiny")
+            assert caplog.text.count("--tool-call-parser") == (warnings if choice == "auto" else 0), template
+            caplog.clear()

@@ -26,6 +26,8 @@ LONG = {**SHORT, "max_tokens": 8000}
 # Seconds; each limit is waited for.
 HEADER_TIMEOUT, SEND_TIMEOUT, ENGINE_TIMEOUT = 2.0, 1.0, 4.0
 MIB = 1 << 20
+# In /proc/net/tcp.
+ESTABLISHED = "01"
 
 
 @pytest.fixture(scope="module")
@@ -132,11 +134,19 @@ def test_clients_that_never_read_are_cut_off(server: Command) -> None:
         assert _text(server)
         server.wait(lambda: server.metric("vllm:num_requests_running") == 0)
         assert _memory(server) - before < 400 * MIB
-        time.sleep(SEND_TIMEOUT)
+        server.wait(lambda: _connected(server, silent) == 0)
         for connection in silent:
             reply = b"".join(_rest(connection))
             assert reply.startswith(b"HTTP/1.1 200 ")
             assert b"[DONE]" not in reply
+
+
+def _connected(server: Command, clients: list[socket.socket]) -> int:
+    """Return how many clients the server's own end still has a connection to."""
+    ports = {client.getsockname()[1] for client in clients}
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    pairs = [[int(address.rpartition(":")[2], 16) for address in line[1:3]] for line in lines if line[3] == ESTABLISHED]
+    return sum(own == server.port and other in ports for own, other in pairs)
 
 
 def _rest(connection: socket.socket) -> Iterator[bytes]:

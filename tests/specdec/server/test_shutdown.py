@@ -6,7 +6,6 @@ import socket
 import ssl
 import subprocess
 import threading
-import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -58,9 +57,9 @@ def test_a_request_within_the_grace_finishes_and_no_other_is_taken(engine: Serve
 
 
 def test_an_idle_server_ends_at_once(engine: Served) -> None:
-    with engine.again(grace=PATIENCE):
-        began = time.monotonic()
-    assert time.monotonic() - began < PATIENCE / 2
+    # `again` waits for the end for no longer than PATIENCE.
+    with engine.again(grace=10 * PATIENCE) as server:
+        assert server.send("GET", "/health")[0] == 200
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")

@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from specdec.server.json_log import JsonFormatter
 from specdec.server.traces import traces_to
-from tests.specdec.server.running import Served
+from tests.specdec.server.running import PATIENCE, Served
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -94,7 +94,7 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_log_as_json_has_the_request(server: Served, caplog: pytest.LogCaptureFixture) -> None:
-    found, end = list[logging.LogRecord](), time.monotonic() + 10
+    found, end = list[logging.LogRecord](), time.monotonic() + PATIENCE
     with caplog.at_level(logging.INFO, "specdec.server.gate"):
         server.send("GET", "/version", None, {"X-Request-Id": "mine-7"})
         # It is written behind the answer.

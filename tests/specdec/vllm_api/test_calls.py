@@ -1,5 +1,6 @@
 """vLLM's forms of prompts and conversations, the tokenizer and the metrics."""
 
+import logging
 import re
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from specdec import LLM, BeamSearchParams, Counter, Gauge, SamplingParams, Vector
+from tests.specdec.tiny_checkpoints import Tiny
 
 FREE = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 QUESTION = {"role": "user", "content": "ab"}
@@ -93,6 +95,19 @@ def test_content_parts_are_text(llm: LLM) -> None:
     parts = [{"type": "text", "text": "ab"}, {"type": "input_text", "text": "cd"}, "ef"]
     whole = llm.chat([{"role": "user", "content": "ab\ncd\nef"}], FREE)[0]
     assert llm.chat([{"role": "user", "content": parts}], FREE)[0].prompt_token_ids == whole.prompt_token_ids
+
+
+def test_tools_that_the_template_does_not_read_are_warned_of_once(tiny: Tiny, caplog: pytest.LogCaptureFixture) -> None:
+    llm = LLM(tiny.target, None, dtype="float64", adaptive_drafts=False, prefill_stretch=0)
+    reads, tools = "{{ messages[0].content }}{% if tools %}{{ tools[0].name }}{% endif %}", [{"name": "x"}]
+    with caplog.at_level(logging.WARNING, "specdec"):
+        llm.chat([QUESTION], FREE)
+        llm.chat([QUESTION], FREE, tools=[])
+        llm.chat([QUESTION], FREE, tools=tools, chat_template=reads)
+        assert "tools" not in caplog.text
+        for _ in range(2):
+            llm.chat([QUESTION], FREE, tools=tools)
+    assert caplog.text.count("has tools, and the chat template does not read them") == 1
 
 
 def test_templates_and_their_variables(llm: LLM) -> None:

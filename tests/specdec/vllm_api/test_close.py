@@ -46,8 +46,8 @@ def test_calls_of_other_threads_end_with_the_engine(tiny: Tiny) -> None:
     def work() -> None:
         states = llm.stream("ab", LONG)
         next(states)
-        begun.wait(30)
-        closed.wait(30)
+        begun.wait(120)
+        closed.wait(120)
         try:
             list(states)
         except ValueError as error:
@@ -56,11 +56,11 @@ def test_calls_of_other_threads_end_with_the_engine(tiny: Tiny) -> None:
     threads = [threading.Thread(target=work) for _ in range(3)]
     for thread in threads:
         thread.start()
-    begun.wait(30)
+    begun.wait(120)
     llm.close()
     closed.set()
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
         assert not thread.is_alive()
     assert errors == ["this LLM is closed; make another"] * 3
 
@@ -85,14 +85,14 @@ def test_threads_share_steps(tiny: Tiny) -> None:
         def work() -> None:
             states = llm.stream("ab", SamplingParams(temperature=0, max_tokens=60, ignore_eos=True))
             next(states)
-            barrier.wait(30)
+            barrier.wait(120)
             found.append(list(states)[-1].token_ids)
 
         threads = [threading.Thread(target=work) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(120)
         assert len(found) == 4
         assert all(tokens[:4] == want for tokens in found)
         assert most == 4

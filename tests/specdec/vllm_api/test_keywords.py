@@ -9,7 +9,7 @@ import torch
 
 from specdec import LLM, AsyncLLM, CheckpointError, DraftShape, SamplingParams
 from specdec.config import default_shape
-from specdec.core.sampling_params import FOREIGN_SAMPLING
+from specdec.core.foreign_sampling import FOREIGN_SAMPLING
 from specdec.engine.prompts import FOREIGN_PROMPT
 from specdec.engine.resolved_config import resolved_config
 from specdec.engine.vllm_keywords import FOREIGN_ENGINE, VLLMKeywords, own_settings

@@ -10,7 +10,7 @@ from tokenizers.models import WordLevel
 
 from specdec import LLM, BeamSearchParams, RequestOutputKind, SamplingParams, Speculation, StructuredOutputsParams
 from specdec.core.detokenizer import Detokenizer
-from specdec.core.sampling_params import FOREIGN_SAMPLING
+from specdec.core.foreign_sampling import FOREIGN_SAMPLING
 
 FREE: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
 
@@ -65,6 +65,82 @@ def test_values_that_ask_for_nothing_are_taken() -> None:
     assert SamplingParams(**values) == SamplingParams()
     more: dict[str, Any] = {"temperature": 0.0, "include_stop_str_in_output": False}
     assert BeamSearchParams(2, 3, **more) == BeamSearchParams(2, 3)
+
+
+# The fields of vLLM's `SamplingParams`, now or once, and the values by which each asks for nothing.
+DEFAULTS: dict[str, list[Any]] = {
+    **{name: [0, 0.0] for name in ("presence_penalty", "frequency_penalty", "min_p")},
+    **{name: [1, 1.0] for name in ("repetition_penalty", "temperature", "top_p", "length_penalty")},
+    **{name: [None, []] for name in ("stop", "stop_token_ids", "bad_words", "logits_processors")},
+    **{name: [None, {}] for name in ("logit_bias", "extra_args")},
+    **{name: [None, False] for name in ("logprobs", "prompt_logprobs", "skip_reading_prefix_cache")},
+    **{name: [None, 1] for name in ("best_of", "stream_interval")},
+    **{name: [True] for name in ("detokenize", "skip_special_tokens", "spaces_between_special_tokens")},
+    **{name: [0] for name in ("min_tokens", "routed_experts_prompt_start", "output_text_buffer_length")},
+    **{
+        name: [False]
+        for name in (
+            "ignore_eos",
+            "include_stop_str_in_output",
+            "flat_logprobs",
+            "skip_clone",
+            "use_beam_search",
+            "early_stopping",
+        )
+    },
+    **{
+        name: [None]
+        for name in (
+            "structured_outputs",
+            "guided_decoding",
+            "allowed_token_ids",
+            "logprob_token_ids",
+            "prompt_logprob_token_ids",
+            "prompt_logprob_start",
+            "repetition_detection",
+            "trace_decode_token_ids",
+            "truncate_prompt_tokens",
+        )
+    },
+    **{"n": [1], "top_k": [0, -1], "seed": [None, -1], "max_tokens": [16], "thinking_token_budget": [None, -1]},
+    "output_kind": [RequestOutputKind.CUMULATIVE],
+}
+
+
+def test_defaults_of_every_field_ask_for_nothing(llm: LLM) -> None:
+    plain = SamplingParams(seed=3)
+    expected = llm.generate("ab", plain)[0].outputs[0]
+    for name, values in DEFAULTS.items():
+        for value in values:
+            params = SamplingParams(**({"seed": 3} | {name: value}))
+            if name == "seed":
+                assert params.seed is None
+                continue
+            found = llm.generate("ab", params)[0].outputs[0]
+            assert (found.token_ids, found.text, found.logprobs) == (expected.token_ids, expected.text, None), name
+    # All at once.
+    every = SamplingParams(**({name: values[-1] for name, values in DEFAULTS.items()} | {"seed": 3}))
+    assert llm.generate("ab", every)[0].token_ids == expected.token_ids
+
+
+def test_another_value_of_a_field_that_is_not_supported_is_refused() -> None:
+    for name in FOREIGN_SAMPLING:
+        with pytest.raises(ValueError, match=f"^{name} is 'x', which is not supported; "):
+            SamplingParams(**{name: "x"})  # type: ignore[arg-type]
+
+
+def test_a_seed_of_minus_one_is_none(llm: LLM) -> None:
+    params = SamplingParams(temperature=1.5, seed=-1, max_tokens=12, ignore_eos=True)
+    assert params.seed is None
+    # Each request draws its own.
+    assert len({tuple(output.token_ids) for output in llm.generate(["ab"] * 3, params)}) == 3
+    params.seed = 4
+    params.seed = -1
+    assert params.seed is None
+
+
+def test_log_probabilities_may_be_asked_for_by_true() -> None:
+    assert SamplingParams(logprobs=True, prompt_logprobs=True) == SamplingParams(logprobs=1, prompt_logprobs=1)
 
 
 def test_fields_may_be_assigned_and_are_checked() -> None:
