@@ -6,9 +6,10 @@ from torch import Tensor
 from specdec.kernels.huge_pages import HugePages
 from specdec.kernels.integers import ceil_div
 from specdec.kernels.native_library import BLOCK, KINDS, MatrixFields
-from specdec.kernels.packed_quantized import AT_A_TIME, Packed, pack_q8, pack_quantized
+from specdec.kernels.packed_quantized import Packed, blocks_at_a_time, pack_q8, pack_quantized
 from specdec.kernels.quantized_tensor import QuantizedTensor
 from specdec.kernels.settings import Quantization
+from specdec.kernels.threads import in_threads
 
 
 def blocks_in_turn(columns: int) -> Tensor:
@@ -107,17 +108,16 @@ def pack(weight: Tensor, order: Tensor, depth: int, kind: torch.dtype, memory: H
     blocks = len(order) // BLOCK
     pairs = 2 if kind == torch.bfloat16 else 1
     packed = memory.empty((blocks, depth // pairs, BLOCK), torch.int32 if pairs == 2 else kind)
-    step = _blocks_at_a_time(depth)
-    for start in range(0, blocks, step):
+    step = blocks_at_a_time(blocks, depth * BLOCK)
+
+    def put(start: int) -> None:
         columns = _columns(weight, order[start * BLOCK : (start + step) * BLOCK], depth, kind)
         # A pair is moved as one number.
         units = columns.view(torch.int32) if pairs == 2 else columns
         packed[start : start + step] = units.view(-1, BLOCK, depth // pairs).transpose(1, 2)
+
+    in_threads(put, range(0, blocks, step))
     return packed
-
-
-def _blocks_at_a_time(depth: int) -> int:
-    return max(1, AT_A_TIME // (depth * BLOCK))
 
 
 def _columns(weight: Tensor, rows: Tensor, depth: int, kind: torch.dtype) -> Tensor:

@@ -11,14 +11,16 @@ from specdec.kernels.huge_pages import HugePages
 from specdec.kernels.integers import ceil_div
 from specdec.kernels.native_library import BLOCK, KINDS, NESTED, NO_OFFSETS, NUMBER_KINDS, OFFSET_KINDS
 from specdec.kernels.quantized_tensor import NESTED_INPUTS, QuantizedRows, chosen_rows
+from specdec.kernels.threads import in_threads
 
 # Inputs of a column that share a scale in q8.
 GROUP = 32
 LARGEST = 127
 # The smallest normal number.
 LEAST_SCALE = 2.0**-126
-# Numbers of a weight that are packed at a time: a large matrix is not copied twice.
-AT_A_TIME = 1 << 20
+# Least and most numbers of a weight that are packed at a time: short operations take longer, and a large matrix is not
+# copied twice.
+AT_LEAST, AT_A_TIME = 1 << 17, 1 << 20
 # Inputs of a word of 4-bit numbers, in the order of their bits.
 NIBBLES = (0, 2, 4, 6, 1, 3, 5, 7)
 # The library reads float8 numbers as float16 with another bias.
@@ -103,8 +105,9 @@ def _pack(rows: Callable[[Tensor], QuantizedRows], order: Tensor, depth: int, me
     nested = 0 if form.nested is None else ceil_div(depth, NESTED_INPUTS)
     nested_end = nested * 2 * BLOCK * (2 if minima else 1)
     packed = memory.empty((blocks, nested_end + groups * group_bytes), torch.uint8)
-    step = max(1, AT_A_TIME // (groups * group * BLOCK))
-    for start in range(0, blocks, step):
+    step = blocks_at_a_time(blocks, groups * group * BLOCK)
+
+    def put(start: int) -> None:
         chosen = order[start * BLOCK : (start + step) * BLOCK]
         own, part = rows(chosen.clamp_min(0)), packed[start : start + step]
         if nested:
@@ -119,9 +122,17 @@ def _pack(rows: Callable[[Tensor], QuantizedRows], order: Tensor, depth: int, me
         if own.offsets is not None:
             _put(whole[..., scale_bytes : scale_bytes + offset_bytes], own.offsets, chosen)
         _put_numbers(whole[..., scale_bytes + offset_bytes :], own, chosen)
+
+    in_threads(put, range(0, blocks, step))
     scale_kind = NESTED if form.nested is not None else KINDS[form.scales.dtype]
     offset_kind = NO_OFFSETS if form.offsets is None else OFFSET_KINDS[form.offset_kind]
     return Packed(packed, kind, depth, group, scale_kind, offset_kind)
+
+
+def blocks_at_a_time(blocks: int, numbers: int) -> int:
+    """Return how many blocks, of so many numbers each, a thread packs at a time."""
+    share = ceil_div(blocks * numbers, torch.get_num_threads())
+    return max(1, min(max(share, AT_LEAST), AT_A_TIME) // numbers)
 
 
 def _put(places: Tensor, numbers: Tensor, order: Tensor) -> None:

@@ -28,7 +28,6 @@ from specdec.engine.prompts import PlainPrompt, Prompt, as_list, read_prompt
 from specdec.kernels.settings import MAX_WHOLE, check_text, whole_number
 from specdec.models.checkpoint import has_tokenizer
 from specdec.models.generation_config import GenerationConfig
-from specdec.models.gguf_file import is_gguf
 from specdec.models.grammar_compiler import GrammarCompiler
 from specdec.models.tokenizer import Tokenizer
 from specdec.verify.grammar_state import GrammarState
@@ -78,9 +77,9 @@ class RequestMaker:
             CheckpointError: a file that cannot be read.
             ValueError: `max_model_len` is more than the model's positions.
         """
-        tokenizer, named = None, config.tokenizer or config.model
+        tokenizer = None
         if config.tokenizer is not None or has_tokenizer(config.model):
-            tokenizer = Tokenizer(named)
+            tokenizer = Tokenizer(config.tokenizer or config.model)
         context = config.context(model.max_position)
         generation = GenerationConfig.read(config.model)
         if generation.unused:
@@ -88,8 +87,7 @@ class RequestMaker:
             logger.warning(f"generation_config.json: not used: {unused}")
         if tokenizer is None and generation.params.pop("stop", None) is not None:
             logger.warning("generation_config.json: stop_strings is not used, for there is no tokenizer")
-        # A GGUF file names all its end tokens, and transformers (5.17) may take another token for it.
-        if tokenizer is not None and not is_gguf(named):
+        if tokenizer is not None:
             generation = _with_tokenizers_end(generation, tokenizer, model.vocab_size)
         return cls(config, model, tokenizer, generation, context)
 

@@ -1,5 +1,6 @@
 """Settings of a checkpoint's generation_config.json: end tokens and default sampling parameters."""
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,6 +10,8 @@ from typing import Any
 from specdec.core.sampling_params import SamplingParams
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, read_object
 from specdec.models.gguf_file import GgufFile, is_gguf
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class GenerationConfig:
             CheckpointError: a file is not valid JSON, or a value is outside its parameter's range.
         """
         if is_gguf(folder):
-            return cls(frozenset(GgufFile.open(folder).end_tokens()), {})
+            return cls(_gguf_ends(folder), {})
         files = (folder / name for name in ("generation_config.json", "config.json"))
         settings, config = (read_object(file) if file.is_file() else {} for file in files)
         ends = settings.get("eos_token_id")
@@ -58,6 +61,15 @@ class GenerationConfig:
         except (ValueError, TypeError) as error:
             raise CheckpointError(f"{folder / 'generation_config.json'}: {error}") from None
         return cls(frozenset(found), params, unused)
+
+
+def _gguf_ends(file: Path) -> frozenset[int]:
+    """Return the tokens that end an answer of a GGUF file; the log says which it does not name itself."""
+    vocabulary = GgufFile.open(file).vocabulary
+    if found := sorted(vocabulary.ends - vocabulary.named_ends):
+        texts = ", ".join(f"{token} ({vocabulary.tokens[token]})" for token in found)
+        logger.info(f"end tokens: those that {file.name} names, and by their texts, as in llama.cpp: {texts}")
+    return vocabulary.ends
 
 
 _NAMES = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")

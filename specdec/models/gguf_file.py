@@ -1,23 +1,23 @@
 """Models in GGUF files, as llama.cpp writes them: settings and tensors as a checkpoint folder would hold them."""
 
 import re
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.draft_heads.llama.checkpoint_files import CheckpointError, first_line
-from specdec.draft_heads.llama.rope import RopeConfig
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context
 from specdec.kernels.quantized_tensor import QuantizedTensor
+from specdec.kernels.threads import in_threads
 from specdec.models.gguf_blocks import READERS
-
-if TYPE_CHECKING:
-    # Loaded with the first such file; the package is optional.
-    from gguf import ReaderTensor
+from specdec.models.gguf_container import GgufTensor, read_container
+from specdec.models.gguf_rope import ROPE_FACTORS, check_rotated, rope_scaling
+from specdec.models.gguf_vocabulary import GgufVocabulary
 
 # llama.cpp stores the rows of a Llama's queries and keys in another order, and the others' as they are.
 ARCHITECTURES = {"llama": True, "qwen2": False, "qwen3": False}
@@ -34,9 +34,7 @@ SETTINGS = {
     "attention.sliding_window": "sliding_window",
     "rope.freq_base": "rope_theta",
 }
-ROPE_SETTINGS = {"factor": "factor", "original_context_length": "original_max_position_embeddings"}
-SPECIAL = {"bos_token_id": "bos_token_id", "padding_token_id": "pad_token_id"}
-ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
+SPECIAL = {"bos": "bos_token_id", "padding": "pad_token_id"}
 PARTS = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -55,14 +53,8 @@ OUTSIDE = {
     "output_norm.weight": "norm.weight",
     "output.weight": "lm_head.weight",
 }
-# What a Llama 3.1 divides its rope frequencies by. llama.cpp writes these numbers, and not how they came about.
-ROPE_FACTORS = "rope_freqs.weight"
-LLAMA3 = {
-    "rope_type": "llama3",
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
+# Types of plain numbers.
+PLAIN = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def is_gguf(path: Path) -> bool:
@@ -76,13 +68,13 @@ class GgufFile:
 
     Attributes:
         path: the file.
-        said: its single values by their keys; the tokenizer's lists are left out.
+        values: its values by their keys.
         tensors: its tensors by their names.
     """
 
     path: Path
-    said: dict[str, Any]
-    tensors: dict[str, "ReaderTensor"]
+    values: dict[str, Any]
+    tensors: dict[str, GgufTensor]
 
     @classmethod
     def open(cls, path: Path) -> "GgufFile":
@@ -104,36 +96,46 @@ class GgufFile:
         Raises:
             CheckpointError: an architecture or a setting that this engine would not honour.
         """
-        architecture = str(self.said.get("general.architecture"))
-        if self.said.get(f"{architecture}.expert_count"):
+        architecture = str(self.values.get("general.architecture"))
+        if self.values.get(f"{architecture}.expert_count"):
             # llama.cpp has one architecture for both.
             return {"model_type": "mixtral" if architecture == "llama" else architecture}
         if architecture not in ARCHITECTURES:
             # Baichuan is read from folders alone.
             return {"model_type": "baichuan in a GGUF file" if architecture == "baichuan" else architecture}
-        own = {key.removeprefix(f"{architecture}."): value for key, value in self.said.items()}
-        found = {name: own[key] for key, name in SETTINGS.items() if own.get(key) is not None}
-        special = {name: self.said.get(f"tokenizer.ggml.{key}") for key, name in SPECIAL.items()}
+        prefix = f"{architecture}."
+        own = {key.removeprefix(prefix): value for key, value in self.values.items() if key.startswith(prefix)}
+        own = {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in own.items()}
+        found = {name: own[key] for key, name in SETTINGS.items() if not isinstance(own.get(key), list | None)}
         embedding = self.tensors.get("token_embd.weight")
         found |= {
             "model_type": architecture,
             "architectures": [f"{architecture.capitalize()}ForCausalLM"],
             "hidden_act": "silu",
-            "vocab_size": 0 if embedding is None else int(embedding.shape[1]),
+            "vocab_size": 0 if embedding is None else embedding.shape[0],
             "tie_word_embeddings": "output.weight" not in self.tensors,
             "attention_bias": "blk.0.attn_q.bias" in self.tensors,
             "mlp_bias": "blk.0.ffn_down.bias" in self.tensors,
-            "eos_token_id": self.end_tokens(),
-            **{name: token for name, token in special.items() if token is not None},
+            "eos_token_id": sorted(self.vocabulary.ends),
         }
-        self._check_rotated(own, found)
-        scaling = self._rope_scaling(own)
+        found |= {name: token for key, name in SPECIAL.items() if (token := self.vocabulary.id(key)) is not None}
+        factors = self.tensors.get(ROPE_FACTORS)
+        with error_context(self.path):
+            heads = found.get("num_attention_heads") or 1
+            check_rotated(own, found.get("head_dim") or found.get("hidden_size", 0) // heads)
+            divisors = None if factors is None else self._plain(ROPE_FACTORS, factors, torch.float32).flatten()
+            scaling = rope_scaling(own, divisors)
         return found | ({"rope_scaling": scaling} if scaling else {})
 
-    def end_tokens(self) -> list[int]:
-        """Return the tokens that end a text or a turn."""
-        ends = (self.said.get(f"tokenizer.ggml.{name}") for name in ENDS)
-        return sorted({int(end) for end in ends if end is not None})
+    @cached_property
+    def vocabulary(self) -> GgufVocabulary:
+        """Its tokens.
+
+        Raises:
+            CheckpointError: see `GgufVocabulary.read`.
+        """
+        with error_context(self.path):
+            return GgufVocabulary.read(self.values)
 
     def weights(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """Return all tensors by the names of a checkpoint folder without their `model.`, matrices as they are stored.
@@ -145,97 +147,64 @@ class GgufFile:
         Raises:
             CheckpointError: a quantisation that the package `gguf` cannot read, by its name.
         """
-        permuted = ARCHITECTURES.get(str(self.said.get("general.architecture")), False)
-        heads = {"attn_q": "head_count", "attn_k": "head_count_kv"}
-        found = {}
-        for name, tensor in self.tensors.items():
-            if name == ROPE_FACTORS:
-                continue
-            weight = self._weight(name, tensor, dtype)
-            part = name.rpartition(".")[0].rpartition(".")[2]
-            if permuted and part in heads:
-                count = self.said.get(f"llama.attention.{heads[part]}", self.said["llama.attention.head_count"])
-                if weight.shape[0] % (2 * count):
-                    raise CheckpointError(
-                        f"{self.path}: {name} has {weight.shape[0]} rows, which {count} heads cannot share"
-                    )
-                weight = weight[torch.arange(len(weight)).view(count, -1, 2).transpose(1, 2).flatten()]
-            found[_checkpoint_name(name)] = weight
-        return found
+        names = [name for name in self.tensors if name != ROPE_FACTORS]
+        weights = in_threads(lambda name: self._weight(name, dtype), names)
+        return {_checkpoint_name(name): weight for name, weight in zip(names, weights, strict=True)}
 
-    def _weight(self, name: str, tensor: "ReaderTensor", dtype: torch.dtype) -> Tensor:
-        """Return a tensor in its own shape and order.
+    def _weight(self, name: str, dtype: torch.dtype) -> Tensor:
+        """Return a tensor as a checkpoint folder has it.
 
         Raises:
             CheckpointError: see `weights`.
         """
-        from gguf import dequantize
+        tensor = self._ordered(name, self.tensors[name])
+        if tensor.kind in READERS and len(tensor.shape) == 2:
+            return QuantizedTensor(READERS[tensor.kind](tensor.row_bytes()), dtype)
+        return self._plain(name, tensor, dtype)
 
-        kind = tensor.tensor_type.name
-        if kind in READERS and len(tensor.shape) == 2:
-            return QuantizedTensor(READERS[kind](torch.from_numpy(tensor.data.copy())), dtype)
-        try:
-            return torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy()).to(dtype)
-        except (NotImplementedError, ValueError):
-            raise CheckpointError(
-                f"{self.path}: {name} is quantised as {kind}, which cannot be read; take the model in another "
-                "quantisation, such as Q8_0 or Q4_K_M"
-            ) from None
-
-    def _check_rotated(self, own: dict[str, Any], found: dict[str, Any]) -> None:
-        """Refuse rotary embeddings of a part of each head."""
-        heads = found.get("num_attention_heads") or 1
-        size = found.get("head_dim") or found.get("hidden_size", 0) // heads
-        rotated = own.get("rope.dimension_count", size)
-        if rotated != size:
-            raise CheckpointError(f"{self.path}: rope.dimension_count {rotated} of {size} is not supported")
-
-    def _rope_scaling(self, own: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the scaling of rotary positions as config.json has it; None for none.
+    def _ordered(self, name: str, tensor: GgufTensor) -> GgufTensor:
+        """Return a tensor with its rows in the order of a checkpoint folder.
 
         Raises:
-            CheckpointError: a scaling that cannot be told from the file.
+            CheckpointError: queries or keys whose rows the heads cannot share.
         """
-        prefix = "rope.scaling."
-        said = {key.removeprefix(prefix): value for key, value in own.items() if key.startswith(prefix)}
-        kind = said.pop("type", "none")
-        said.pop("finetuned", None)
-        if ROPE_FACTORS in self.tensors:
-            return self._llama3_scaling(own)
-        if kind == "none":
-            return None
-        unknown = [key for key in said if key not in ROPE_SETTINGS]
-        if kind not in ("linear", "yarn") or unknown:
-            what = f"{kind!r} with {unknown[0]}" if unknown else repr(kind)
-            raise CheckpointError(f"{self.path}: rope.scaling {what} is not supported")
-        return {"rope_type": kind, **{ROPE_SETTINGS[key]: value for key, value in said.items()}}
-
-    def _llama3_scaling(self, own: dict[str, Any]) -> dict[str, Any]:
-        """Return the scaling of a Llama 3.1 or later whose factors are those in the file."""
-        kept = torch.from_numpy(self.tensors[ROPE_FACTORS].data.copy()).float().flatten()
-        theta = float(own.get("rope.freq_base", 10000.0))
-        scaling = {**LLAMA3, "factor": float(kept.max())}
-        plain, scaled = (
-            RopeConfig.from_json({"rope_theta": theta, "rope_scaling": each}).frequencies(2 * len(kept))[0]
-            for each in (None, scaling)
+        part = name.rpartition(".")[0].rpartition(".")[2]
+        key = {"attn_q": "head_count", "attn_k": "head_count_kv"}.get(part)
+        if key is None or not ARCHITECTURES.get(str(self.values.get("general.architecture")), False):
+            return tensor
+        count, rows = (
+            self.values.get(f"llama.attention.{key}", self.values["llama.attention.head_count"]),
+            tensor.shape[0],
         )
-        if not torch.allclose(plain / scaled, kept, rtol=1e-3):
-            raise CheckpointError(f"{self.path}: {ROPE_FACTORS} holds other factors than a Llama 3; take its folder")
-        return scaling
+        if rows % (2 * count):
+            raise CheckpointError(f"{self.path}: {name} has {rows} rows, which {count} heads cannot share")
+        order = torch.arange(rows).view(count, -1, 2).transpose(1, 2).flatten()
+        return replace(tensor, data=tensor.data.view(rows, -1)[order].flatten())
+
+    def _plain(self, name: str, tensor: GgufTensor, dtype: torch.dtype) -> Tensor:
+        """Return a tensor in plain numbers, which are its own.
+
+        Raises:
+            CheckpointError: see `weights`.
+        """
+        if tensor.kind in PLAIN:
+            return tensor.data.view(PLAIN[tensor.kind]).view(tensor.shape).to(dtype, copy=True)
+        from gguf import GGMLQuantizationType, dequantize
+
+        try:
+            numbers = dequantize(tensor.row_bytes().numpy(), GGMLQuantizationType[tensor.kind])
+            return torch.from_numpy(numbers).view(tensor.shape).to(dtype, copy=True)
+        except (NotImplementedError, ValueError):
+            raise CheckpointError(
+                f"{self.path}: {name} is quantised as {tensor.kind}, which cannot be read; take the model in another "
+                "quantisation, such as Q8_0 or Q4_K_M"
+            ) from None
 
 
 @lru_cache(maxsize=1)
 def _opened(path: Path, changed: int, size: int) -> GgufFile:  # noqa: ARG001
-    """Read a file. Its lists of tokens make that take seconds, so the last one is kept."""
-    from gguf import GGUFReader, GGUFValueType
-
-    try:
-        reader = GGUFReader(path)
-        fields = {key: field for key, field in reader.fields.items() if field.types[:1] != [GGUFValueType.ARRAY]}
-        said = {key: field.contents() for key, field in fields.items()}
-    except Exception as error:  # numpy, struct and enum raise many
-        raise CheckpointError(f"{path}: not a GGUF file that can be read: {first_line(error)}") from None
-    return GgufFile(path, said, {tensor.name: tensor for tensor in reader.tensors})
+    """Read a file. The last one is kept: its settings, tokenizer and weights are asked for one after another."""
+    return GgufFile(path, *read_container(path))
 
 
 def _checkpoint_name(name: str) -> str:

@@ -16,7 +16,8 @@ from specdec.core.token_texts import TokenTexts
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, first_line, read_object
 from specdec.models.checkpoint import has_tokenizer
 from specdec.models.content_formats import ContentFormats
-from specdec.models.gguf_file import is_gguf
+from specdec.models.gguf_file import GgufFile, is_gguf
+from specdec.models.gguf_tokenizer import load_gguf_tokenizer
 
 if TYPE_CHECKING:
     # Loaded with the first structured request.
@@ -36,10 +37,11 @@ def load_pretrained(folder: Path) -> PreTrainedTokenizerBase:
     """
     if not folder.exists():
         raise CheckpointError(f"{folder}: no such folder; give a checkpoint with a tokenizer")
+    if is_gguf(folder):
+        return load_gguf_tokenizer(folder)
     try:
-        where = {"gguf_file": folder.name} if is_gguf(folder) else {}
         tokenizer: PreTrainedTokenizerBase = _loader(folder).from_pretrained(
-            folder.parent if where else folder, local_files_only=True, trust_remote_code=False, **where
+            folder, local_files_only=True, trust_remote_code=False
         )
     except Exception as error:  # tokenizers raises a bare Exception, transformers many kinds
         reason = first_line(error)
@@ -241,7 +243,7 @@ def check_same_vocabulary(folder: Path, target: Path) -> None:
 
 def _vocabulary(folder: Path) -> dict[str, int]:
     if is_gguf(folder):
-        return Tokenizer(folder).backend.get_vocab()
+        return GgufFile.open(folder).vocabulary.ids
     file = folder / "tokenizer.json"
     try:
         found: dict[str, int] = FastTokenizer.from_file(str(file)).get_vocab()

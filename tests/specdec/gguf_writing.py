@@ -58,7 +58,7 @@ def write_gguf(
     Args:
         kind: of the matrices, all or by name; vectors are F32.
         name: of the architecture, None for the model's own.
-        facts: further whole numbers by their keys behind the architecture's.
+        facts: further numbers and strings by their keys behind the architecture's.
     """
     config = model.config
     architecture = config.model_type
@@ -77,8 +77,9 @@ def write_gguf(
     if config.rope_parameters["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(config.rope_parameters["factor"])
+    adders = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, list: writer.add_array}
     for key, value in (facts or {}).items():
-        writer.add_uint32(f"{name or architecture}.{key}", value)
+        adders[type(value)](f"{name or architecture}.{key}", value)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("default")
     writer.add_token_list(TOKENS)

@@ -1,5 +1,7 @@
 """GGUF files as targets: the tokens of transformers from the same file, or from the model that was written."""
 
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from specdec import LLM, SamplingParams
 from specdec.cli.app import main
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+from specdec.draft_heads.llama.rope import RopeConfig
 from specdec.models import gguf_file
 from specdec.models.llama import load_llama, read_llama_config
 from specdec.models.tokenizer import Tokenizer
@@ -65,10 +68,9 @@ def test_tokens_equal_transformers(tmp_path: Path, architecture: str, kind: Kind
     assert output.token_ids == greedy(read, tokens)
 
 
-def test_end_tokens_are_those_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Transformers 5.17 takes another token for the end than the file names."""
-    monkeypatch.setattr(Tokenizer, "end_token", 1)
+def test_end_tokens_are_those_of_the_file(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "model.gguf", random_model("llama"), Kind.F32)
+    assert Tokenizer(file).end_token == 2
     assert LLM(file, draft=None, dtype="float64", device="cpu").end_tokens == {2}
 
 
@@ -84,6 +86,72 @@ def test_the_factors_of_a_llama_3_are_told_by_the_file(tmp_path: Path) -> None:
     odd = random_model("llama", rope_parameters={**rope, "original_max_position_embeddings": 64})
     with pytest.raises(CheckpointError, match=r"rope_freqs\.weight holds other factors than a Llama 3; take its"):
         read_llama_config(write_gguf(tmp_path / "odd.gguf", odd))
+
+
+LINEAR = RopeConfig("linear", 10000.0, factor=4.0, original_max_position=256)
+YARN = RopeConfig("yarn", 10000.0, factor=4.0, original_max_position=64)
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({"scale_linear": 4.0}, LINEAR),
+        ({"scaling.factor": 4.0}, LINEAR),
+        ({"scaling.factor": 4.0, "scale_linear": 8.0}, LINEAR),
+        ({"scaling.type": "linear", "scale_linear": 4.0, "scaling.finetuned": 1}, LINEAR),
+        ({"scaling.type": "none", "scaling.factor": 4.0}, replace(LINEAR, rope_type="default", factor=1.0)),
+        ({"scaling.factor": 0.0}, replace(LINEAR, rope_type="default", factor=1.0)),
+        ({"scaling.type": "yarn", "scaling.factor": 4.0, "scaling.original_context_length": 64}, YARN),
+        (
+            {"scaling.type": "yarn", "scaling.factor": 4.0, "scaling.original_context_length": 64}
+            | {"scaling.attn_factor": 0.5, "scaling.yarn_beta_fast": 32.0, "scaling.yarn_log_multiplier": 0.0},
+            replace(YARN, attention_factor=0.5 * (0.1 * math.log(4.0) + 1.0)),
+        ),
+    ],
+)
+def test_scaling_of_positions_is_that_of_llama_cpp(tmp_path: Path, facts: dict[str, Any], expected: RopeConfig) -> None:
+    keys = {f"rope.{key}": value for key, value in facts.items()}
+    found = read_llama_config(write_gguf(tmp_path / "model.gguf", random_model("llama"), facts=keys)).rope
+    assert replace(found, attention_factor=None) == replace(expected, attention_factor=None)
+    assert found.attention_factor == pytest.approx(expected.attention_factor)
+
+
+@pytest.mark.parametrize("key", ["rope.scale_linear", "rope.scaling.factor"])
+def test_a_factor_without_a_type_changes_tokens_as_in_transformers(tmp_path: Path, key: str) -> None:
+    scaled = random_model("llama", rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4})
+    file = write_gguf(tmp_path / "model.gguf", random_model("llama"), facts={key: 4.0})
+    assert answer(file, draft=None) == greedy(scaled.float().double(), Tokenizer(file).encode(TEXT))
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"dimension_sections": [1, 2]}, r"rope\.dimension_sections .*is not supported$"),
+        ({"freq_base_swa": 1e4}, r"rope\.freq_base_swa 10000\.0 is not supported$"),
+        ({"dimension_count": 8}, r"rope\.dimension_count 8 of 16 is not supported$"),
+        ({"scaling.alpha": 2.0}, r"rope\.scaling\.alpha 2\.0 is not supported$"),
+        ({"scaling.type": "longrope"}, r"rope\.scaling 'longrope' is not supported; known: none, linear, yarn$"),
+        ({"scaling.attn_factor": 0.5}, r"attn_factor 0\.5 is supported with the scaling 'yarn' only$"),
+        ({"scaling.type": "yarn", "scaling.yarn_beta_fast": 16.0}, r"rope\.scaling\.yarn_beta_fast 16\.0 is not supp"),
+        ({"scaling.factor": "4"}, r"rope\.scaling\.factor is '4'; it must be a number, at least 0$"),
+        ({"something_new": 1}, r"rope\.something_new 1 is not supported$"),
+    ],
+)
+def test_keys_of_positions_that_would_be_ignored_are_refused(
+    tmp_path: Path, facts: dict[str, Any], message: str
+) -> None:
+    own = {f"rope.{key}": value for key, value in facts.items()}
+    with pytest.raises(CheckpointError, match=message):
+        read_llama_config(write_gguf(tmp_path / "model.gguf", random_model("llama"), facts=own))
+
+
+def test_factors_beside_another_scaling_are_refused(tmp_path: Path) -> None:
+    rope = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 5e5}
+    written = random_model("llama", rope_parameters={**rope, "original_max_position_embeddings": 8192})
+    with pytest.raises(
+        CheckpointError, match=r"rope\.scaling 'linear' by 2 is not supported beside rope_freqs\.weight"
+    ):
+        read_llama_config(write_gguf(tmp_path / "model.gguf", written, facts={"rope.scaling.factor": 2.0}))
 
 
 def test_it_drafts_and_is_drafted_for(tmp_path: Path) -> None:
@@ -133,6 +201,22 @@ def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
 def test_files_that_are_none_are_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     absent, broken = tmp_path / "absent.gguf", tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF, but not for long")
+    whole = write_gguf(tmp_path / "whole.gguf", random_model("llama")).read_bytes()
+    cut, swapped, old = (tmp_path / f"{name}.gguf" for name in ("cut", "swapped", "old"))
+    for size, where in (
+        (len(whole) - 1, r"before the end of \S+ at \d+"),
+        (1000, "inside its keys"),
+        (20, "inside its"),
+    ):
+        cut.write_bytes(whole[:size])
+        with pytest.raises(
+            CheckpointError, match=rf"cut.gguf: .* is cut off at {size} bytes, {where}.*; download it aga"
+        ):
+            read_llama_config(cut)
+    for file, version, message in ((swapped, b"\0\0\0\3", "of big-endian"), (old, b"\1\0\0\0", "of version 1;")):
+        file.write_bytes(whole[:4] + version + whole[8:])
+        with pytest.raises(CheckpointError, match=rf"{file.name}: not a GGUF file that can be read: it is {message}"):
+            read_llama_config(file)
     with pytest.raises(CheckpointError, match=r"absent.gguf: no such file$"):
         LLM(absent)
     with pytest.raises(CheckpointError, match=r"broken.gguf: not a GGUF file that can be read: .+"):
