@@ -36,7 +36,8 @@ class ChatLoop:
         if self._is_interactive:
             if self._conversation.llm.config.sources is not None:
                 self._screen.write_legend()
-            self._note("/help lists the commands. Ctrl-C ends an answer, Ctrl-D the chat.\n")
+            several = 'A line that ends with \\ goes on; """ begins and ends several lines.'
+            self._note(f"/help lists the commands. {several} Ctrl-C ends an answer, Ctrl-D the chat.\n")
             self._entries = TerminalEntries()
         try:
             with suppress(EOFError):

@@ -145,7 +145,7 @@ class Answer {
 
   showPlace() {
     const last = this.steps.length - 1, isOpen = this.chosen >= 0;
-    if (isOpen) this.slider.value = String(this.chosen);
+    this.slider.value = String(Math.max(0, this.chosen));
     this.before.disabled = !isOpen || this.chosen === 0;
     this.next.disabled = this.chosen >= last;
     this.place.textContent = isOpen ? `step ${this.chosen} of ${last}` : `${last} steps`;

@@ -9,16 +9,19 @@ function readEvents(text) {
   return { events: data.map((line) => line.slice(6)).filter((line) => line !== "[DONE]").map((line) => JSON.parse(line)), rest };
 }
 
+// The time of fewer steps tells more of what else the machine did.
+const LEAST_STEPS = 8;
+
 /**
  * Return tokens, steps, tau and speed-up of an answer. Passes over the prompt, given by their numbers, are no steps of these.
  * The speed-up is the time that steps without drafts would have taken for the same tokens over the time of the steps.
- * It is null without drafts, and where the server has not measured what steps cost.
+ * It is null without drafts, of few steps, and where the server has not measured what steps cost.
  */
 function figuresOf(steps, passes = [0]) {
   const later = steps.filter((_, number) => !passes.includes(number));
   const sum = (some, value) => some.reduce((total, step) => total + value(step), 0);
   const tokens = sum(steps, (step) => step.output.length), ofLater = sum(later, (step) => step.output.length);
-  const isKnown = later.some((step) => step.nodes.length) && later.every((step) => step.plain_seconds !== null);
+  const isKnown = later.length >= LEAST_STEPS && later.some((step) => step.nodes.length) && later.every((step) => step.plain_seconds !== null);
   const without = sum(later, (step) => step.output.length * step.plain_seconds);
   return {
     tokens, steps: later.length, tau: later.length ? ofLater / later.length : 0, later: ofLater,

@@ -67,7 +67,7 @@ def chat(tiny: Tiny, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     def call(*lines: str, options: tuple[object, ...] = (), typed: bool = False) -> Result:
         if typed:
             keys = "".join(line if line == CTRL_C else f"{line}\r" for line in lines) + CTRL_D
-            with terminal(keys.encode()) as stdin:
+            with terminal(keys.encode(errors="surrogateescape")) as stdin:
                 return run(stdin, options)
         return run(io.StringIO("".join(f"{line}\n" for line in lines)), options)
 
@@ -316,6 +316,13 @@ def test_input_that_is_no_text(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> N
     result = chat()
     assert (result.code, result.out) == (2, "")
     assert re.fullmatch("specdec: standard input: not UTF-8 text: .*\n", result.err)
+
+
+def test_typed_bytes_that_are_no_text(chat: Chat, expected: Expected) -> None:
+    result = chat("a\udcffb", "Hello", typed=True)
+    assert result.code == 0
+    assert re.fullmatch("specdec: .* is not valid text: .*\n", result.err)
+    assert f"\n{expected.answer('Hello')}\n" in result.out
 
 
 def test_help_does_not_wait_for_torch() -> None:

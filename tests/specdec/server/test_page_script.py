@@ -236,15 +236,17 @@ def test_speed_beside_that_without_drafts(script: Script) -> None:
     found = script("""
         const { figuresOf, compared } = openPage(html, []);
         const pass = step("a", [], 9, 9), two = step("b", [true], 0.015, 0.01), one = step("c", [false], 0.025, 0.01);
-        const speed = (...steps) => figuresOf([pass, ...steps]).speedup;
+        const speed = (...kinds) => figuresOf([pass, ...kinds.flatMap((kind) => Array(8).fill(kind))]).speedup;
+        const few = figuresOf([pass, ...Array(7).fill(two)]).speedup;
         const words = [2, 1.04, 0.97, 0.5, null].map(compared);
         const unknown = step("d", [true], 0.01, null);
-        return { fast: speed(two), slow: speed(two, one), none: speed(step("e")), unknown: speed(two, unknown), words };
+        const none = speed(step("e"));
+        return { fast: speed(two), slow: speed(two, one), none, unknown: speed(two, unknown), few, words };
     """)
     assert found["fast"] == pytest.approx(2 * 0.010 / 0.015)
     assert found["slow"] == pytest.approx(3 * 0.010 / 0.040)
     # Without drafts there is nothing to compare, and without measured costs nothing to compare with.
-    assert (found["none"], found["unknown"]) == (None, None)
+    assert (found["none"], found["unknown"], found["few"]) == (None, None, None)
     assert found["words"] == [
         "about 2.0 times faster than without drafts",
         "about as fast as without drafts",
