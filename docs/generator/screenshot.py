@@ -41,9 +41,15 @@ def take(tab: Any, address: str) -> None:
         tab.fill("#message", message)
         tab.press("#message", "Enter")
         tab.wait_for_selector("#send", state="visible")
-    steps = tab.locator(".steps button.accepted")
-    taken = [int(text) for text in steps.all_text_contents()]
-    steps.nth(taken.index(max(taken))).click()
+    steps: list[tuple[int, Any, int]] = []
+    for slider in tab.locator(".steps input").all():
+        for step in range(1, 1 + int(slider.get_attribute("max"))):
+            slider.fill(str(step))
+            found = re.search(r"(\d+) accepted", tab.locator("#title").text_content())
+            assert found is not None
+            steps.append((int(found[1]), slider, step))
+    _, slider, step = max(steps, key=lambda each: each[0])
+    slider.fill(str(step))
     tab.screenshot(path=PICTURE)
 
 

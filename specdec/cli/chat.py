@@ -19,7 +19,9 @@ def chat(
 ) -> None:
     """Chat with the model in the terminal.
 
-    /help lists the commands. Ctrl-C ends an answer, Ctrl-D the chat. Piped input gets one answer per line.
+    /help lists the commands. Ctrl-C ends an answer, Ctrl-D the chat. A pasted text is one message. A line that ends
+    with a backslash goes on in the next; triple quotation marks begin and end several lines. Piped input gets one
+    answer per line.
 
     \b
     Examples:

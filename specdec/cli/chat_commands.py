@@ -70,7 +70,8 @@ def _tree(conversation: Conversation, screen: Screen, _: str) -> str:
     step = trace[drafted[-1]]
     found = f"step {drafted[-1]} of {len(trace) - 1}: {len(step.path)} of {len(step.tokens)} draft tokens accepted\n"
     screen.write((found, DIM))
-    screen.draw(draw_tree(step, partial(token_text, tokenizer)))
+    ascii_only = screen.console.options.ascii_only
+    screen.draw(draw_tree(step, partial(token_text, tokenizer, ascii_only=ascii_only), ascii_only=ascii_only))
     return ""
 
 

@@ -1,5 +1,6 @@
 """End of a command: its exit code, and one line on standard error for bad input."""
 
+import io
 import logging
 import os
 import re
@@ -27,6 +28,7 @@ def run_program(app: typer.Typer, args: Sequence[str] | None, name: str, prog_na
         name: stands before the line on standard error.
         prog_name: how the program is called in its help; None for `name`.
     """
+    _replace_what_output_lacks()
     with _noted_interrupts() as interrupts:
         try:
             with _logging_to_stderr(name):
@@ -37,6 +39,12 @@ def run_program(app: typer.Typer, args: Sequence[str] | None, name: str, prog_na
             # An import or a library that Ctrl-C cuts short may raise an error of its own.
             code = INTERRUPTED if interrupts else _complain(name, error)
     sys.exit(code or 0)
+
+
+def _replace_what_output_lacks() -> None:
+    """Let standard output show a replacement for characters that its encoding lacks, as standard error does."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def _complain(name: str, error: Exception) -> int:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Sequence
 
 from specdec.bench.prompt_file import GivenPrompt
@@ -97,6 +98,9 @@ def summary(batch: TimedBatch, plain: TimedBatch | None = None) -> str:
         line += f"; without drafts {plain.tok_per_s:.1f} tok/s, speed-up {batch.tok_per_s / plain.tok_per_s:.2f}x, " + (
             f"tokens differ in {unequal} of {total}" if unequal else "tokens equal"
         )
+    cuts = Counter(answer.cut for answer in batch.answers if answer.cut)
+    for cut, count in cuts.items():
+        line += f"; {cut}" if len(batch.answers) == 1 else f"; {count} of {len(batch.answers)} {cut}"
     return line + (", interrupted" if batch.interrupted or (plain and plain.interrupted) else "")
 
 

@@ -23,15 +23,26 @@ class Answer:
         output: its last state; aborted until it ends for another reason.
         segments: its text.
         seconds: time from the batch's start to this answer's end.
+        max_tokens: its limit, None for that of the context alone.
     """
 
     output: CompletionOutput = field(default_factory=lambda: CompletionOutput(0, "", [], [], "abort"))
     segments: list[Segment] = field(default_factory=list)
     seconds: float = 0.0
+    max_tokens: int | None = None
 
     @property
     def tok_per_s(self) -> float:
         return len(self.output.token_ids) / self.seconds if self.seconds else 0.0
+
+    @property
+    def cut(self) -> str:
+        """What cut the answer, in words; empty if it has ended otherwise."""
+        if self.output.finish_reason != "length":
+            return ""
+        if len(self.output.token_ids) == self.max_tokens:
+            return f"cut at --max-tokens {self.max_tokens}"
+        return "cut as the context is full"
 
     def take(self, output: CompletionOutput, seconds: float) -> None:
         self.output = replace(output, finish_reason=output.finish_reason or "abort")
@@ -85,7 +96,7 @@ def run_batch(
     Raises:
         ValueError: a prompt that cannot be run; nothing has run then.
     """
-    batch = TimedBatch([Answer() for _ in prompts])
+    batch = TimedBatch([Answer(max_tokens=one.max_tokens) for one in params])
     order: dict[str, Answer] = {}
     start = time.perf_counter()
     try:

@@ -50,13 +50,13 @@ def trace(
     llm = model_options.load()
     params = model_options.params(llm)
     batch = run_batch(llm, [given.for_engine(llm, chat)], [params], "answering", trace=True)
-    answer = batch.answers[0].output
+    answer, cut = batch.answers[0].output, batch.answers[0].cut
     if answer.error is not None:
         raise ValueError(answer.error)
     reporter = StepReporter(llm.tokenizer.backend if llm.tokenizer else None, params)
     # The file may be passed on, so it does not name the folders of this machine.
     name = "demo" if llm.config.model == DEMO / "target" else shown_name(llm.config.model)
-    page = recorded_page(name, given.text, reporter.new_steps(answer))
+    page = recorded_page(name, given.text, reporter.new_steps(answer), cut)
     output.write_text(page, encoding="utf-8")
     typer.echo(f"{summary(batch)}\n{output}")
     raise typer.Exit(130 if batch.interrupted else 0)

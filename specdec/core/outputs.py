@@ -109,6 +109,8 @@ class TreeTrace(NamedTuple):
         probs: of each node, the target's probability of its token after its parent, all sampling parameters applied;
             at temperature 0 that of the model's own distribution after the logit edits.
         seconds: time of the step, from its first work to its tokens, shared with all requests of the step.
+        plain_seconds: time that the step would have taken without drafts: its own if it had none, else predicted from
+            measured costs; None where they are not measured.
         context: of the output's first step, the prompt's last tokens, as far as the output's text depends on them.
     """
 
@@ -120,6 +122,7 @@ class TreeTrace(NamedTuple):
     values: tuple[float | None, ...] = ()
     probs: tuple[float, ...] = ()
     seconds: float = 0.0
+    plain_seconds: float | None = None
     context: tuple[int, ...] = ()
 
 

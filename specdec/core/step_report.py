@@ -62,6 +62,8 @@ class StepReport:
 
     Attributes:
         seconds: time of the step, shared with all requests of the step.
+        plain_seconds: time that it would have taken without drafts: its own if it had none, else predicted from
+            measured costs; None where they are not measured.
         root: the last known token, under which the tree hangs.
         nodes: the draft tree, parents before children; empty in a plain step, and in the pass over the prompt.
         output: the tokens that the output took: accepted nodes, and the target's own token after them.
@@ -70,6 +72,7 @@ class StepReport:
     """
 
     seconds: float
+    plain_seconds: float | None
     root: TokenReport
     nodes: list[NodeReport]
     output: list[TokenReport]
@@ -119,6 +122,7 @@ class StepReporter:
         columns = zip(step.tokens, step.parents, step.values, step.probs, strict=True)
         return StepReport(
             seconds=step.seconds,
+            plain_seconds=step.plain_seconds,
             root=self._token(step.root, False),
             nodes=[
                 NodeReport(token, self._text(token), parent, _finite(value), _finite(prob), node in path)

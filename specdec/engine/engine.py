@@ -13,7 +13,7 @@ from specdec.core.request import Request
 from specdec.draft_heads.drafting.drafter import DraftRow
 from specdec.engine.request_ring import RequestRing
 from specdec.engine.step_observer import StepObserver
-from specdec.engine.tree_trace import node_probs, trace_of
+from specdec.engine.tree_trace import node_probs, time_without_drafts, trace_of
 from specdec.execution.executor import Executor
 from specdec.execution.step_order import StepOrder, StepOutcome
 from specdec.execution.worker import Worker, score_spans
@@ -254,7 +254,9 @@ class LLMEngine:
             if row.chains is not None:
                 row.chains.learn(result.tokens[: result.num_new])
             if request.is_traced:
-                trace = trace_of(request, trees[place], result, self._observer.seconds)
+                seconds = self._observer.seconds
+                plain = time_without_drafts(rows, trees, self.scheduler.step_cost, seconds)
+                trace = trace_of(request, trees[place], result, seconds, plain)
                 request.steps[-1] = request.steps[-1]._replace(trace=trace)
             if result.is_dead_end and not request.finished:
                 _end_without_token(request)

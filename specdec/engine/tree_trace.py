@@ -1,4 +1,6 @@
-"""The trace of a step: its draft tree with the drafter's values and the target's probabilities."""
+"""The trace of a step: its draft tree with the drafter's values and the target's probabilities, and its time."""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -8,7 +10,8 @@ from specdec.core.request import Request
 from specdec.kernels.kernel_set import KernelSet
 from specdec.kernels.tree import DraftTree
 from specdec.kernels.upload import upload
-from specdec.scheduling.step_plan import RowResult
+from specdec.scheduling.step_cost import StepCost
+from specdec.scheduling.step_plan import PlannedRow, RowResult
 from specdec.verify.transforms import NodeRows, processed_logits
 
 
@@ -32,11 +35,35 @@ def node_probs(request: Request, tree: DraftTree, logits: Tensor, kernels: Kerne
     return tuple(probs)
 
 
-def trace_of(request: Request, tree: DraftTree, result: RowResult, seconds: float) -> TreeTrace:
+def time_without_drafts(
+    rows: Sequence[PlannedRow], trees: Sequence[DraftTree], cost: StepCost | None, seconds: float
+) -> float | None:
+    """Return the time that a step would have taken without drafts, None where costs are not measured.
+
+    Args:
+        seconds: the time that it took.
+    """
+    if not any(len(tree) and row.choices is None for row, tree in zip(rows, trees, strict=True)):
+        return seconds
+    if cost is None:
+        return None
+    # The nodes of choices are no drafts, and cost as much as tokens of a prompt.
+    prompts = sum(
+        row.num_known + (0 if row.choices is None else len(row.choices.tokens))
+        for row in rows
+        if row.num_known > 1 or row.choices is not None
+    )
+    return cost.without_drafts(sum(row.num_known == 1 and row.choices is None for row in rows), prompts)
+
+
+def trace_of(
+    request: Request, tree: DraftTree, result: RowResult, seconds: float, plain_seconds: float | None
+) -> TreeTrace:
     """Describe a step whose tokens the request has taken.
 
     Args:
         seconds: time of the step so far.
+        plain_seconds: the time that it would have taken without drafts.
     """
     known = len(request.token_ids) - result.num_new
     return TreeTrace(
@@ -48,6 +75,7 @@ def trace_of(request: Request, tree: DraftTree, result: RowResult, seconds: floa
         values=_values(tree),
         probs=result.node_probs,
         seconds=seconds,
+        plain_seconds=plain_seconds,
         context=tuple(request.detokenizer.context) if known == request.num_prompt else (),
     )
 

@@ -224,6 +224,16 @@ class StepCost:
         ratio = (self.checking if tokens > rows else self.plain).at(rows)
         return ratio * (self.passes(tokens) + self.rows(rows)) + self.draft(trees, levels)
 
+    def without_drafts(self, rows: int, prompts: int) -> float:
+        """Predict the seconds of a step without drafts.
+
+        Args:
+            rows: rows of one known token.
+            prompts: tokens of prompts beside them.
+        """
+        own, alone = (self.step(rows, rows, 0, 0), self.passes(rows)) if rows else (0.0, 0.0)
+        return own + (self.prefill.value * (self.passes(rows + prompts) - alone) if prompts else 0.0)
+
     def prompt_tokens(self, stretch: float, prompts: int, decoding: int, nodes: int, trees: int, levels: int) -> int:
         """Return how many tokens of prompts a step may compute, so that outputs are not delayed too long.
 

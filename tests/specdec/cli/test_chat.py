@@ -1,13 +1,18 @@
 """`specdec chat`, run in this process on a tiny checkpoint, and its drawings of draft trees."""
 
 import io
+import os
+import pty
 import re
 import subprocess
 import sys
-from collections.abc import Callable
-from typing import NamedTuple
+import tty
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple, TextIO
 
 import pytest
+from prompt_toolkit.output import DummyOutput
 
 from specdec import LLM, SamplingParams
 from specdec.cli.app import main
@@ -33,30 +38,41 @@ class Result(NamedTuple):
     err: str
 
 
-class Terminal(io.StringIO):
-    """A keyboard. Lines of `CTRL_C` are no input, but the key."""
-
-    def isatty(self) -> bool:
-        return True
-
-    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
-        if (line := super().readline(size)) == f"{CTRL_C}\n":
-            raise KeyboardInterrupt
-        return line
-
-
-CTRL_C = "^C"
+CTRL_C, CTRL_D = "\x03", "\x04"
 Chat = Callable[..., Result]
+
+
+@contextmanager
+def terminal(typed: bytes) -> Iterator[TextIO]:
+    """Yield standard input of a terminal at which this has been typed."""
+    keyboard, own = pty.openpty()
+    # The keys of a terminal that a program edits lines on. Otherwise Ctrl-C would be lost before the program reads it.
+    tty.setraw(own)
+    os.write(keyboard, typed)
+    with os.fdopen(own, encoding="utf-8") as stdin:
+        yield stdin
+    os.close(keyboard)
 
 
 @pytest.fixture
 def chat(tiny: Tiny, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Chat:
-    """`specdec chat` with these lines of input, piped or typed, and with options that suit the tiny model."""
+    """`specdec chat` with these lines of input, piped or typed, and with options that suit the tiny model.
+
+    The output lacks prompts and what is typed.
+    """
+    monkeypatch.setattr("specdec.cli.message_input.create_output", lambda **_: DummyOutput())
     for name in ("SPECDEC_MODEL", "SPECDEC_DRAFT", "SPECDEC_LOG_LEVEL", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
 
     def call(*lines: str, options: tuple[object, ...] = (), typed: bool = False) -> Result:
-        monkeypatch.setattr(sys, "stdin", (Terminal if typed else io.StringIO)("".join(f"{line}\n" for line in lines)))
+        if typed:
+            keys = "".join(line if line == CTRL_C else f"{line}\r" for line in lines) + CTRL_D
+            with terminal(keys.encode(errors="surrogateescape")) as stdin:
+                return run(stdin, options)
+        return run(io.StringIO("".join(f"{line}\n" for line in lines)), options)
+
+    def run(stdin: TextIO, options: tuple[object, ...]) -> Result:
+        monkeypatch.setattr(sys, "stdin", stdin)
         fixed = ["--model", tiny.target, "--draft", tiny.head, "--dtype", "float64", "--device", "cpu"]
         tree = [
             "--depth",
@@ -117,12 +133,12 @@ def test_a_terminal_shows_prompts_and_colours(chat: Chat, expected: Expected, mo
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
     result = chat("Hello", typed=True, options=("--max-tokens", 30))
-    legend, shown = result.out.split("> ", 1)
+    legend, shown = result.out.split("the chat.\n\n", 1)
     assert (result.code, result.err) == (0, "")
     assert GREEN.findall(legend) == ["accepted from the draft"]
-    assert "Ctrl-C ends an answer, Ctrl-D the chat" in legend
+    assert "Ctrl-C ends an answer, Ctrl-D " in legend
     assert GREEN.search(shown)
-    assert GREEN.sub(r"\1", shown).startswith(f"{expected.answer('Hello', max_tokens=30)}\n")
+    assert GREEN.sub(r"\1", shown).removeprefix("\x1b[0m").startswith(f"{expected.answer('Hello', max_tokens=30)}\n")
 
 
 def test_a_conversation_comes_from_the_prefix_cache(chat: Chat) -> None:
@@ -255,28 +271,27 @@ def test_ctrl_c_ends_an_answer_and_not_the_chat(
 ) -> None:
     interrupt_step(monkeypatch, 4)
     result = chat("Hello", "and then?", typed=True)
-    _, first, second, _ = result.out.split("> ")
-    partial = first.removesuffix("\n[interrupted]\n\n")
+    shown = result.out.split("the chat.\n\n", 1)[1]
+    partial, second = shown.split("\n[interrupted]\n\n")
     assert (result.code, result.err) == (0, "")
     assert 3 <= len(partial) < LENGTH
     assert expected.answer("Hello").startswith(partial)
     # What was said is part of the conversation.
-    assert second == f"{expected.answer('Hello', partial, 'and then?')}\n[length]\n\n"
+    assert second == f"{expected.answer('Hello', partial, 'and then?')}\n[cut at --max-tokens {LENGTH}]\n\n\n"
 
 
 def test_ctrl_c_before_the_first_token_forgets_the_message(
     chat: Chat, expected: Expected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interrupt_step(monkeypatch, 1)
-    _, first, second, _ = chat("Hello", "Bye", typed=True).out.split("> ")
-    assert first == "\n[interrupted]\n\n"
-    assert second.startswith(f"{expected.answer('Bye')}\n")
+    shown = chat("Hello", "Bye", typed=True).out.split("the chat.\n\n", 1)[1]
+    assert shown.startswith(f"\n[interrupted]\n\n{expected.answer('Bye')}\n")
 
 
 def test_ctrl_c_at_the_prompt(chat: Chat, expected: Expected) -> None:
     result = chat(CTRL_C, "Hello", typed=True)
     assert result.code == 0
-    assert f"Ctrl-D or /exit ends the chat.\n> {expected.answer('Hello')}\n" in result.out
+    assert f"Ctrl-D or /exit ends the chat.\n{expected.answer('Hello')}\n" in result.out
 
 
 def test_ctrl_c_ends_piped_input(chat: Chat, expected: Expected, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,13 +308,21 @@ def test_a_model_without_a_chat_template(chat: Chat, tiny: Tiny) -> None:
 
 
 def test_input_that_is_no_text(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(_: str) -> str:
-        return b"\xff".decode()
+    class Piped(io.StringIO):
+        def readline(self, _: int = -1, /) -> str:  # type: ignore[override]
+            return b"\xff".decode()
 
-    monkeypatch.setattr("builtins.input", read)
+    monkeypatch.setattr("io.StringIO", Piped)
     result = chat()
     assert (result.code, result.out) == (2, "")
     assert re.fullmatch("specdec: standard input: not UTF-8 text: .*\n", result.err)
+
+
+def test_typed_bytes_that_are_no_text(chat: Chat, expected: Expected) -> None:
+    result = chat("a\udcffb", "Hello", typed=True)
+    assert result.code == 0
+    assert re.fullmatch("specdec: .* is not valid text: .*\n", result.err)
+    assert f"\n{expected.answer('Hello')}\n" in result.out
 
 
 def test_help_does_not_wait_for_torch() -> None:

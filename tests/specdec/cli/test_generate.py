@@ -47,7 +47,7 @@ def test_figures_of_the_last_line_agree(run: Run, jsonl: Callable[..., Path]) ->
     for line in (run("Hello").out, run("--prompts", jsonl({"prompt": "Hi"}, {"prompt": "Bye"})).out):
         found = re.search(
             r"\n(\d+) tokens, [\d.]+ tok/s; tau ([\d.]+): (\d+) tokens in (\d+) steps, (\d+) of them drafted, and "
-            r"(\d+) from (?:the prompt pass|prompt passes)\n$",
+            r"(\d+) from (?:the prompt pass|prompt passes); (?:2 of 2 )?cut at --max-tokens 24\n$",
             line,
         )
         assert found is not None
@@ -57,6 +57,16 @@ def test_figures_of_the_last_line_agree(run: Run, jsonl: Callable[..., Path]) ->
         # Each step gives a token of the target's own, unless the output ends before it.
         assert given - steps <= accepted <= given
         assert first in (1, 2)
+
+
+def test_the_last_line_says_which_answers_were_cut(run: Run, jsonl: Callable[..., Path]) -> None:
+    text = str(run("Hello", "--json").objects[0]["text"])
+    assert run("Hello", "--max-tokens", 5).out.endswith("; cut at --max-tokens 5\n")
+    assert "cut" not in run("Hello", "--stop", text[7:9]).out.splitlines()[-1]
+    # The context has 256 tokens.
+    assert run("Hello", "--raw", "--max-tokens", 1000).out.endswith("; cut as the context is full\n")
+    several = run("--prompts", jsonl({"prompt": "Hello"}, {"prompt": "Bye"}), "--stop", text[7:9])
+    assert several.out.endswith("; 1 of 2 cut at --max-tokens 24\n")
 
 
 def test_a_terminal_shows_where_text_came_from(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +107,9 @@ def test_comparison_finds_equal_tokens(run: Run, jsonl: Callable[..., Path], sam
 
 def test_comparison_for_people(run: Run) -> None:
     result = run("Hello", "--compare")
-    assert re.search(r"; without drafts [\d.]+ tok/s, speed-up [\d.]+x, tokens equal\n$", result.out)
+    assert re.search(
+        r"; without drafts [\d.]+ tok/s, speed-up [\d.]+x, tokens equal; cut at --max-tokens 24\n$", result.out
+    )
 
 
 def test_comparison_tells_unequal_tokens(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +124,7 @@ def test_comparison_tells_unequal_tokens(run: Run, monkeypatch: pytest.MonkeyPat
     )
     (answer,) = run("Hello", "--compare", "--json").objects
     assert answer["equal"] is False
-    assert run("Hello", "--compare").out.endswith("tokens differ in 1 of 1\n")
+    assert run("Hello", "--compare").out.endswith("tokens differ in 1 of 1; cut at --max-tokens 24\n")
 
 
 @pytest.mark.parametrize("argument", [(), ("-",)])

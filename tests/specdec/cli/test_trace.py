@@ -13,7 +13,7 @@ import pytest
 from specdec.cli.app import main
 from tests.specdec.tiny_checkpoints import Tiny
 
-FIELDS = ["prompt", "step", "seconds", "root", "nodes", "output", "pieces"]
+FIELDS = ["prompt", "step", "seconds", "plain_seconds", "root", "nodes", "output", "pieces"]
 
 
 class Result(NamedTuple):
@@ -99,13 +99,14 @@ def test_the_page_holds_the_answer_and_nothing_that_could_run(run: Run, tiny: Ti
     file, prompt = tmp_path / "trace.html", "</script><script>alert(1)</script><!-- \N{SNOWMAN}"
     result = run("trace", "--draft", tiny.head, "--prompt", prompt, "-o", file, "--raw")
     assert (result.code, result.err) == (0, ""), result
-    assert result.out.endswith(f"and 1 from the prompt pass\n{file}\n")
+    assert result.out.endswith(f"and 1 from the prompt pass; cut at --max-tokens 24\n{file}\n")
     found = Blocks()
     found.feed(file.read_text(encoding="utf-8"))
     assert set(found.blocks) == {"recorded", ""}
     assert "alert" not in found.blocks[""]
     recorded = json.loads(found.blocks["recorded"])
-    assert set(recorded) == {"model", "prompt", "steps"}
+    assert set(recorded) == {"model", "prompt", "steps", "end"}
+    assert recorded["end"] == "cut at --max-tokens 24"
     assert (recorded["model"], recorded["prompt"]) == (tiny.target.name, prompt)
     assert sum(len(step["output"]) for step in recorded["steps"]) == 24
     assert list(recorded["steps"][0]) == FIELDS[2:]

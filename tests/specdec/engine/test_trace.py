@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from specdec import LLM, CompletionOutput, DraftShape, SamplingParams
+from specdec import LLM, CompletionOutput, DraftShape, SamplingParams, Speculation
 from specdec.core.outputs import TreeTrace
 from specdec.core.request import Request
 from specdec.engine.tree_trace import node_probs
 from specdec.kernels.tree import DraftTree
+from specdec.scheduling.step_cost import StepCost
 from tests.fakes import save_random_head, save_random_llama
 from tests.simulated_gpu import simulated_gpu
 
@@ -61,6 +62,29 @@ def test_steps_tell_the_output(llm: LLM) -> None:
     assert len(steps) == 1 + output.stats.steps
     assert sum(len(step.tokens) for step in steps) == output.stats.drafted > 0
     assert any(step.path for step in steps)
+
+
+def test_steps_tell_what_they_would_take_without_drafts(
+    llm: LLM, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StepCost, "without_drafts", lambda _, rows, prompts: 100.0 * rows + prompts)
+    drafted = [step for step in traced(llm, FREE)[1] if step.tokens]
+    assert {step.plain_seconds for step in drafted} == {100}
+    *_, last = llm.stream(PROMPT, replace(FREE, n=2), trace=True)
+    found = [{step.plain_seconds for step in output.trace if step.tokens} for output in last.outputs]
+    assert all(200 in each and each <= {100, 200} for each in found)
+    _, plain = traced(llm, replace(FREE, speculation=Speculation(enabled=False)))
+    assert all(step.plain_seconds == step.seconds for step in plain)
+    unmeasured = LLM(
+        folder / "target",
+        folder / "head",
+        dtype="float64",
+        shape=SHAPE,
+        adaptive_drafts=False,
+        prefill_stretch=0,
+        max_model_len=64,
+    )
+    assert {step.plain_seconds for step in traced(unmeasured, FREE)[1] if step.tokens} == {None}
 
 
 def test_path_ends_where_the_output_ends(folder: Path) -> None:

@@ -57,6 +57,15 @@ def make(**fields: Curve) -> StepCost:
     return StepCost(Curve([(1, 1.0), (101, 2.0)]), Curve([(1, 0.0), (11, 1.0)]), depth=4, **fields)
 
 
+def test_a_step_without_drafts_beside_prompts() -> None:
+    cost = StepCost(Curve([(1, 1.0), (101, 2.0)]), Curve([(1, 0.0), (11, 1.0)]))
+    assert cost.without_drafts(6, 0) == pytest.approx(cost.step(6, 6, 0, 0)) == pytest.approx(1.05 + 0.5)
+    # 50 tokens of prompts make the pass longer, as much as was measured.
+    cost.prefill.value = 0.5
+    assert cost.without_drafts(6, 50) == pytest.approx(1.55 + 0.5 * 0.5)
+    assert cost.without_drafts(0, 51) == pytest.approx(0.5 * 1.5)
+
+
 def test_costs_of_a_step() -> None:
     cost = make(first_level=Curve([(1, 0.1)]), all_levels=Curve([(1, 0.7)]))
     assert cost.step(1, 1, 0, 0) == 1.0

@@ -7,11 +7,13 @@ import re
 import shutil
 import subprocess
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from specdec.core.step_report import NodeReport, PieceReport, StepReport, TokenReport
+from specdec.server import viewer
 from specdec.server.viewer import page
 from tests.specdec.server.running import Served
 
@@ -48,6 +50,24 @@ def test_it_refers_to_no_other_file_and_host() -> None:
     assert set(re.findall(r"ask\([\"']([^\"']*)", HTML)) == {"v1/models", "v1/chat/completions"}
 
 
+def test_it_reads_how_answers_end() -> None:
+    """What needs no JavaScript engine to be seen: the fields that are read, and the words that follow."""
+    script = HTML.split("<script>")[1]
+    for field in ("finish_reason", "completion_tokens", "plain_seconds", "continue_final_message"):
+        assert field in script
+    for words in ("Cut at ", "the context is full", "The server does not answer", "start it again with specdec serve"):
+        assert words in script
+    assert '.type = "range"' in script
+
+
+def test_it_is_put_together_of_all_its_files() -> None:
+    folder = Path(viewer.__file__).with_name("page")
+    for file in folder.iterdir():
+        if file.suffix in (".js", ".css"):
+            assert file.read_text(encoding="utf-8") in HTML
+    assert "<!--" not in HTML
+
+
 def test_text_becomes_no_markup() -> None:
     """No call that parses text as HTML or runs it, no handler and no style in the markup, and no storage of the key."""
     for word in ("innerHTML", "outerHTML", "insertAdjacent", "document.write", "eval(", "Function(", "srcdoc"):
@@ -81,7 +101,7 @@ def test_it_reads_fields_that_the_api_gives(name: str) -> None:
     script = HTML.split("<script>")[1]
     used = set(re.findall(rf"\b{name}\.(\w+)", script))
     assert used
-    assert used <= {each.name for each in fields(READ[name])} | ({"element", "step"} if name == "piece" else set())
+    assert used <= {each.name for each in fields(READ[name])}
 
 
 TEST = """
@@ -125,7 +145,18 @@ def test_its_functions_read_a_stream_of_the_api(server: Served, tmp_path: Any) -
     steps = whole["trace"]
     later = sum(len(step["output"]) for step in steps[1:])
     count = len(steps) - 1
-    assert found["figures"] == {"tokens": 64, "steps": count, "tau": pytest.approx(later / count), "later": later}
+    figures = found["figures"]
+    # Times are those of the stream.
+    own = [
+        step
+        for line in stream.decode().splitlines()
+        if line.startswith("data: {")
+        for choice in json.loads(line.removeprefix("data: "))["choices"]
+        for step in choice.get("trace") or ()
+    ][1:]
+    plain = sum(len(step["output"]) * step["plain_seconds"] for step in own)
+    assert figures.pop("speedup") == pytest.approx(plain / sum(step["seconds"] for step in own))
+    assert figures == {"tokens": 64, "steps": count, "tau": pytest.approx(later / count), "later": later}
     assert found["chances"] == ["–", "100%", "12%", "1.2%", "<0.1%"]
     assert found["shown"] == ["·a⏎", "#7", f"{'x' * 15}…"]
     for step, tree in zip(steps, found["trees"], strict=True):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,7 +46,7 @@ def tab(browser: Any) -> Iterator[Any]:
     yield tab
     context.close()
     # A refused request is one of the network, not of the page.
-    assert [error for error in errors if "status of 401" not in error] == []
+    assert [error for error in errors if not re.search("status of 401|ERR_CONNECTION_REFUSED", error)] == []
 
 
 def ask(tab: Any, text: str, most: int) -> None:
@@ -71,7 +72,8 @@ def check_open_tree(tab: Any) -> None:
     assert numbers.startswith("path ")
     assert " · target " in numbers
     assert "accepted" in tab.locator("#title").text_content()
-    assert tab.locator(".steps button.chosen").count() == 1
+    assert tab.locator(".piece.chosen").count() >= 1
+    assert re.fullmatch(r"step \d+ of \d+", tab.locator(".steps .place").text_content())
 
 
 def test_a_chat_with_coloured_tokens_and_their_trees(server: Served, tab: Any) -> None:
@@ -94,16 +96,74 @@ def test_a_chat_with_coloured_tokens_and_their_trees(server: Served, tab: Any) -
     assert tab.locator("#chat img, #chat b").count() == 0
     tab.locator(".piece.accepted").first.click()
     check_open_tree(tab)
-    tab.locator(".steps button").first.click()
+    # By the slider's keys, and by the buttons.
+    tab.focus(".steps input")
+    tab.press(".steps input", "Home")
     assert tab.locator("#title").text_content().startswith("Pass over the prompt")
+    tab.click(".steps button:last-of-type")
+    assert tab.locator("#title").text_content().startswith("Step 1: ")
+    assert tab.locator(".end").text_content() == "Stopped.Go on"
+    assert tab.locator(".steps > *").count() == 4
     # The next answer takes the conversation as it is, and its text is the API's.
     tab.click("#new")
-    tab.unroute("**/v1/chat/completions")
+    tab.uncheck("#markdown")
     ask(tab, "the cat", 40)
     tab.wait_for_selector("#send")
-    body = {"messages": [{"role": "user", "content": "the cat"}], "temperature": 0.8, "seed": 4, "max_tokens": 40}
+    body = {
+        "messages": [{"role": "user", "content": "the cat"}],
+        "temperature": 0.8,
+        "seed": 4,
+        "max_tokens": 40,
+        "ignore_eos": True,
+    }
     expected = server.send("POST", "/v1/chat/completions", body)[2]["choices"][0]["message"]["content"]
     assert tab.locator(".answer").text_content() == expected
+    assert tab.locator(".end").text_content() == "Cut at 40 tokens, the limit above (max tokens).Go on"
+    tab.click(".go-on")
+    tab.wait_for_selector("#send")
+    longer = tab.locator(".answer").text_content()
+    assert longer.startswith(expected)
+    assert len(longer) > len(expected)
+
+
+MARKDOWN = "# Title\n**bold** `<img src=x onerror=alert(1)>`\n```html\n<script>alert(2)</script>\n```\n<b>no</b>"
+
+
+def test_markdown_and_a_connection_that_breaks(server: Served, tab: Any) -> None:
+    """An answer of markdown, whose stream ends before the answer does; then a server that is gone."""
+
+    def answer(route: Any) -> None:
+        piece = {"text": MARKDOWN, "accepted": False}
+        token = {"token": 1, "text": "x", "accepted": False}
+        step = {
+            "seconds": 0.01,
+            "plain_seconds": 0.01,
+            "root": token,
+            "nodes": [],
+            "output": [token],
+            "pieces": [piece],
+        }
+        part = {"choices": [{"delta": {"content": MARKDOWN}, "trace": [step], "finish_reason": None}]}
+        route.fulfill(content_type="text/event-stream", body=f"data: {json.dumps(part)}\n\n")
+
+    tab.goto(server.url)
+    tab.route("**/v1/chat/completions", answer)
+    ask(tab, "a", 40)
+    tab.wait_for_selector("#send")
+    found = {kind: tab.locator(f".answer {kind}").all_text_contents() for kind in (".heading", "strong", "code", "pre")}
+    assert found == {
+        ".heading": ["Title"],
+        "strong": ["bold"],
+        "code": ["<img src=x onerror=alert(1)>"],
+        "pre": ["<script>alert(2)</script>"],
+    }
+    assert tab.locator(".answer img, .answer script, .answer b").count() == 0
+    assert tab.locator(".end").text_content().startswith("The connection broke before the answer's end.")
+    tab.unroute("**/v1/chat/completions")
+    tab.route("**/v1/chat/completions", lambda route: route.abort("connectionrefused"))
+    tab.click(".go-on")
+    tab.wait_for_selector(".end .error")
+    assert tab.locator(".end").text_content().startswith("The server does not answer.")
 
 
 def test_it_asks_for_the_key_and_keeps_it_in_memory(engine: Served, tab: Any) -> None:
@@ -111,7 +171,7 @@ def test_it_asks_for_the_key_and_keeps_it_in_memory(engine: Served, tab: Any) ->
         tab.goto(server.url)
         tab.wait_for_selector("#key")
         ask(tab, "a", 4)
-        tab.wait_for_selector(".error")
+        tab.wait_for_selector(".end .error")
         assert "the API key is missing or wrong" in tab.locator(".error").text_content()
         assert tab.input_value("#message") == "a"
         tab.fill("#key", "secret")
@@ -133,6 +193,7 @@ def test_a_recorded_answer_needs_no_server(server: Served, tab: Any, tmp_path: P
     file.write_text(recorded_page("tiny", PROMPT, steps), encoding="utf-8")
     tab.emulate_media(color_scheme=scheme)
     tab.goto(file.as_uri())
+    tab.uncheck("#markdown")
     assert tab.locator(".answer").text_content() == state.text
     assert tab.locator(".user").text_content() == PROMPT
     assert not tab.is_visible("#form")

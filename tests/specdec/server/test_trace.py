@@ -43,7 +43,7 @@ def ask(server: Served, path: str, stream: bool, **more: Any) -> list[dict[str, 
 def check_steps(steps: list[dict[str, Any]], text: str, tokens: list[int]) -> None:
     assert [each["token"] for step in steps for each in step["output"]] == tokens
     assert "".join(piece["text"] for step in steps for piece in step["pieces"]) == text
-    assert set(steps[0]) == {"seconds", "root", "nodes", "output", "pieces"}
+    assert set(steps[0]) == {"seconds", "plain_seconds", "root", "nodes", "output", "pieces"}
     assert steps[0]["nodes"] == []
     for before, step in itertools.pairwise(steps):
         assert step["root"]["token"] == before["output"][-1]["token"]
@@ -74,6 +74,14 @@ def test_an_answer_has_its_steps(server: Served, path: str, stream: bool) -> Non
             ]
             assert [node["value"] for node in step["nodes"]] == pytest.approx(traced.values, rel=1e-6)
             assert [node["target_prob"] for node in step["nodes"]] == pytest.approx(traced.probs, rel=1e-6)
+
+
+def test_a_step_says_what_it_would_take_without_drafts(server: Served) -> None:
+    (choice,) = ask(server, "/v1/chat/completions", True)
+    assert any(step["nodes"] for step in choice["steps"])
+    assert all(step["plain_seconds"] > 0 for step in choice["steps"])
+    (plain,) = ask(server, "/v1/chat/completions", True, speculation={"enabled": False})
+    assert [step["plain_seconds"] for step in plain["steps"]] == [step["seconds"] for step in plain["steps"]]
 
 
 @pytest.mark.parametrize("path", ROUTES)
