@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from specdec.draft_heads.llama.unreadable_files import damage, missing_path
 from specdec.kernels.quantized_tensor import QuantizedTensor
 
 INDEX = "model.safetensors.index.json"
@@ -42,11 +43,17 @@ def read_config(folder: Path) -> dict[str, Any]:
         CheckpointError: there is no such folder, no config.json in it, or it is not a JSON object.
     """
     if not folder.is_dir():
-        raise CheckpointError(f"{folder}: no such folder")
+        raise CheckpointError(missing_path(folder))
     file = folder / "config.json"
     if not file.is_file():
-        raise CheckpointError(f"{folder}: not a checkpoint: it holds no config.json")
+        raise CheckpointError(f"{folder}: not a checkpoint: it holds no config.json{_instead(folder)}")
     return read_object(file)
+
+
+def _instead(folder: Path) -> str:
+    """Return what a folder without config.json holds that can be given; empty if there is nothing."""
+    found = sorted([*folder.glob("*.gguf"), *(file.parent for file in folder.glob("*/config.json"))])
+    return f"; give {listed([str(path) for path in found])}" if found else ""
 
 
 def read_object(file: Path) -> dict[str, Any]:
@@ -79,7 +86,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
         try:
             tensors |= load_file(file) if file.suffix == ".safetensors" else _load_pickled(file)
         except Exception as error:
-            raise CheckpointError(f"{file}: cannot be read: {first_line(error)}") from None
+            raise CheckpointError(f"{file}: {damage(file, first_line(error))}") from None
     return tensors
 
 

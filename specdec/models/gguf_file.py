@@ -12,6 +12,7 @@ from torch import Tensor
 
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, first_line
 from specdec.draft_heads.llama.rope import RopeConfig
+from specdec.draft_heads.llama.unreadable_files import damage, missing_path
 from specdec.kernels.quantized_tensor import QuantizedTensor
 from specdec.models.gguf_blocks import READERS
 
@@ -92,7 +93,7 @@ class GgufFile:
             CheckpointError: no such file, one that cannot be read, or the package `gguf` is missing.
         """
         if not path.is_file():
-            raise CheckpointError(f"{path}: no such file")
+            raise CheckpointError(missing_path(path, "file"))
         if find_spec("gguf") is None:
             raise CheckpointError(f"{path}: reading a GGUF file needs a package; run: pip install 'specdec[gguf]'")
         facts = path.stat()
@@ -234,7 +235,7 @@ def _opened(path: Path, changed: int, size: int) -> GgufFile:  # noqa: ARG001
         fields = {key: field for key, field in reader.fields.items() if field.types[:1] != [GGUFValueType.ARRAY]}
         said = {key: field.contents() for key, field in fields.items()}
     except Exception as error:  # numpy, struct and enum raise many
-        raise CheckpointError(f"{path}: not a GGUF file that can be read: {first_line(error)}") from None
+        raise CheckpointError(f"{path}: {damage(path, first_line(error))}") from None
     return GgufFile(path, said, {tensor.name: tensor for tensor in reader.tensors})
 
 
