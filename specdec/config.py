@@ -94,8 +94,10 @@ class EngineConfig:
     )
     kv_cache_memory: int | None = setting(
         None,
-        "Bytes for the cache of target and head together.",
+        "Memory for the cache of target and head together: bytes, or a size such as 4GiB.",
         least=1,
+        metavar="SIZE",
+        is_size=True,
         shown_default="1 GiB on a CPU, what is left on a GPU",
     )
     kv_cache_dtype: KVCacheDtype = setting(

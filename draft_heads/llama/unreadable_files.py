@@ -12,15 +12,17 @@ GGUF_MAGIC = b"GGUF"
 _BEFORE_HEADER = 8
 
 
-def nearest_hint(name: str, known: Iterable[str], folder: Path = Path()) -> str:
-    """Return "; the nearest is …" for a mistyped name; empty if no known one is near.
-
-    Args:
-        folder: stands before the name that is found.
-    """
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is nearest to a mistyped one; None if none is near."""
     by_case = {each.lower(): each for each in known}
     found = get_close_matches(name.lower(), by_case, n=1)
-    return f"; the nearest is {folder / by_case[found[0]]}" if found else ""
+    return by_case[found[0]] if found else None
+
+
+def nearest_hint(name: str, known: Iterable[str]) -> str:
+    """Return "; the nearest is …", or nothing."""
+    near = nearest(name, known)
+    return "" if near is None else f"; the nearest is {near}"
 
 
 def nearest_path_hint(path: Path, what: str = "folder", known: Iterable[str] = ()) -> str:
@@ -28,11 +30,16 @@ def nearest_path_hint(path: Path, what: str = "folder", known: Iterable[str] = (
     hint = nearest_hint(str(path), known)
     if hint or not path.parent.is_dir():
         return hint
-    around: list[str] = []
+    # Parts alone that may be mistyped: a folder or an ending that all share would make any two near.
+    around: dict[str, str] = {}
     with suppress(OSError):
-        around = [each.name for each in path.parent.iterdir() if what == "folder" or each.suffix == path.suffix]
-    # Names alone: the folder that they share would make any two near.
-    return nearest_hint(path.name, around, path.parent)
+        for each in path.parent.iterdir():
+            if what == "folder":
+                around[each.name] = each.name
+            elif each.suffix == path.suffix:
+                around[each.stem] = each.name
+    near = nearest(path.name if what == "folder" else path.stem, around)
+    return "" if near is None else f"; the nearest is {path.parent / around[near]}"
 
 
 def missing_path(path: Path, what: str = "folder", known: Iterable[str] = ()) -> str:

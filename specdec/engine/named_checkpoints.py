@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from specdec.config import DEMO_HEADS
 from specdec.draft_heads.formats.head_settings import HeadSettings
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context, read_config
 from specdec.models.gguf_file import is_gguf
@@ -11,6 +12,17 @@ from specdec.models.model_card import read_card
 
 # In config.json, or in the YAML at the top of the card, README.md.
 KEY = "draft_head"
+
+
+def head_path(name: str) -> Path:
+    """Return the folder of a head: by its path, its name on the hub, or the word that the demo's heads have.
+
+    Raises:
+        CheckpointError: there is none; see `checkpoint_path`.
+    """
+    if name in DEMO_HEADS and not Path(name).is_dir():
+        return DEMO_HEADS[name]
+    return checkpoint_path(name, known=DEMO_HEADS)
 
 
 def named_target(head: Path) -> Path | None:

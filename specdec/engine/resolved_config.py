@@ -13,11 +13,13 @@ from specdec.draft_heads.formats.block_settings import block_rows
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.unreadable_files import nearest_hint
-from specdec.engine.checkpoint_checks import check_draft, check_target, check_tokenizer
+from specdec.engine.checkpoint_checks import check_draft, check_split, check_target
 from specdec.engine.llm_settings import engine_config
 from specdec.engine.named_checkpoints import named_head, named_target
 from specdec.engine.shipped_heads import HEADS, shipped_head
+from specdec.models.checkpoint import check_tokenizer
 from specdec.models.hub import checkpoint_path, shown_path
+from specdec.models.rank_layout import RankLayout
 
 logger = logging.getLogger(__name__)
 DRAFT_WORDS = (AUTO, NGRAM, "none")
@@ -86,6 +88,7 @@ def _checked_sources(model: str | Path | None, draft: str | Path | None, config:
     else:
         sources = _given_sources(model, draft, config)
         sizes = check_target(sources.model)
+    check_split(sources.model, sizes, RankLayout(config.tensor_parallel_size, config.pipeline_parallel_size))
     if sources.draft is not None:
         try:
             check_draft(sources.draft, sizes, config.draft_window_size)

@@ -72,6 +72,22 @@ def listen(settings: ServerSettings) -> socket.socket:
     return bound
 
 
+def _load(server: HttpServer) -> None:
+    """Read the certificate and its key.
+
+    Raises:
+        ValueError: they cannot be read, or do not belong together.
+    """
+    try:
+        server.config.load()
+    except OSError as error:  # of files, and all of ssl's
+        given, reason = server.config, error.strerror or str(error)
+        raise ValueError(
+            f"--ssl-certfile {given.ssl_certfile} and --ssl-keyfile {given.ssl_keyfile} cannot be used: {reason}; give "
+            "a certificate and its key as PEM files"
+        ) from None
+
+
 async def serve(
     llm: AsyncLLM,
     settings: ServerSettings,
@@ -96,7 +112,7 @@ async def serve(
     server = HttpServer(service)
     try:
         # A mistake in the certificate shows before the model is loaded.
-        server.config.load()
+        _load(server)
         with starting:
             await llm.start()
             await service.adapters.start()
