@@ -23,7 +23,7 @@ DEMO = Path(__file__).parent / "demo"
 DEMO_HEADS = {"eagle": DEMO / "eagle3", "eagle3": DEMO / "eagle3", "dspark": DEMO / "dspark"}
 DEMO_HEAD = DEMO_HEADS["eagle"]
 NGRAM = "ngram"
-# The head that the model names, or else n-grams.
+# The head that the model names or that was shipped for it, or else n-grams.
 AUTO = "auto"
 # Tokens; a table of rotary embeddings has a row for each.
 LONGEST_CONTEXT = 2**22

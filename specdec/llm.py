@@ -58,11 +58,11 @@ class LLM:
     Args:
         model: the target: a checkpoint folder, a GGUF file, or `org/name` on the Hugging Face hub; None for the one
             that a speculators head names, or else the built-in demo model.
-        draft: "auto" for the head that the model's config.json or card names, and "ngram" if there is none; "eagle"
-            (which is "eagle3") or "dspark" for the demo model's own heads; a head or a small model with the target's
-            tokenizer by its folder or its name on the hub; "ngram" for prompt lookup; None for plain decoding. One
-            model and "ngram" draft together: "eagle,ngram". A speculators head given as `model` drafts for the target
-            that it names.
+        draft: "auto" for the head that the model's config.json or card names, or else one that the repository's
+            `heads/` has for it, and "ngram" if there is none; "eagle" (which is "eagle3") or "dspark" for the demo
+            model's own heads; a head or a small model with the target's tokenizer by its folder or its name on the hub;
+            "ngram" for prompt lookup; None for plain decoding. One model and "ngram" draft together: "eagle,ngram". A
+            speculators head given as `model` drafts for the target that it names.
         settings: keywords of `LLMSettings`; `EngineConfig` and `SchedulerConfig` describe them and have the defaults.
             `shape` may give some fields of a `DraftShape`; the others have the device's defaults. `draft_vocab` may be
             a number or a file. Those of vLLM's `LLM` are in `VLLMKeywords`.
@@ -72,7 +72,7 @@ class LLM:
 
     Raises:
         CheckpointError: a checkpoint that cannot be loaded or downloaded; the message names what is wrong.
-        ValueError: an unknown setting, or one outside its range.
+        ValueError: an unknown setting, or one outside its range; or memory that the machine does not have.
     """
 
     @check_call()

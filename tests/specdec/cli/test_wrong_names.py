@@ -10,7 +10,6 @@ import pytest
 from huggingface_hub import constants
 
 from specdec import LLM, AsyncLLM
-from specdec.draft_heads.llama.unreadable_files import LFS_POINTER
 from specdec.train_eagle.program import main
 from tests.fakes import edit_json, save_random_llama
 from tests.specdec.cli.generate_run import Run
@@ -46,7 +45,7 @@ def place(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shortened(tmp_path / "halved-head" / weights, 0.9)
     shortened(tmp_path / "headless" / weights, 0.001)
     (tmp_path / "empty" / weights).write_bytes(b"")
-    (tmp_path / "pointer" / weights).write_bytes(LFS_POINTER + b"/spec/v1\noid sha256:0\nsize 9\n")
+    (tmp_path / "pointer" / weights).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
     (tmp_path / "untrained" / weights).unlink()
     save_random_llama(tmp_path / "other", vocab_size=50)
     whole = write_gguf(tmp_path / "Whole.gguf", random_model("llama"))
