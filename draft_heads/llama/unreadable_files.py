@@ -8,6 +8,8 @@ from pathlib import Path
 
 LFS_POINTER = b"version https://git-lfs"
 GGUF_MAGIC = b"GGUF"
+# Least likeness of a name that is told, of 1.
+_NEAR = 0.7
 # Bytes of a safetensors file before its header, which hold the header's size.
 _BEFORE_HEADER = 8
 
@@ -15,7 +17,7 @@ _BEFORE_HEADER = 8
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that is nearest to a mistyped one; None if none is near."""
     by_case = {each.lower(): each for each in known}
-    found = get_close_matches(name.lower(), by_case, n=1)
+    found = get_close_matches(name.lower(), by_case, n=1, cutoff=_NEAR)
     return by_case[found[0]] if found else None
 
 
