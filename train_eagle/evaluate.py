@@ -21,7 +21,10 @@ def evaluate(
     draft: Annotated[
         str,
         typer.Option(
-            "--draft", "-d", rich_help_panel="Drafts", help="A draft head: its folder, or org/name on the hub."
+            "--draft",
+            "-d",
+            rich_help_panel="Drafts",
+            help="A draft head: its folder, org/name on the hub, or the demo's: eagle or dspark.",
         ),
     ],
     model: Model = None,

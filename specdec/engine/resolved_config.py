@@ -93,7 +93,8 @@ def _checked_sources(model: str | Path | None, draft: str | Path | None, config:
         try:
             check_draft(sources.draft, sizes, config.draft_window_size)
         except CheckpointError as error:
-            is_demo = model is None and sources.model == DEMO / "target"
+            # A head that cannot be read is no matter of its target.
+            is_demo = model is None and sources.model == DEMO / "target" and "the target's" in str(error)
             told = "; the target is the demo model, since no other is named" if is_demo else ""
             raise CheckpointError(f"{error}{told}") from None
     return sources

@@ -63,7 +63,9 @@ def checkpoint_path(
             return path
     if is_gguf(Path(name)) or not HUB_NAME.fullmatch(str(name)):
         what = "file" if is_gguf(Path(name)) else "folder"
-        raise CheckpointError(missing_path(Path(name), what, [*known, *_cached_names()]))
+        missing = missing_path(Path(name), what, [*known, *_cached_names()])
+        is_word = "/" not in str(name) and missing.endswith("no such folder")
+        raise CheckpointError(missing + "; a model on the hub has a name like org/name" * is_word)
     return _from_hub(str(name), revision, weights, known)
 
 

@@ -187,7 +187,8 @@ def test_each_failure_is_one_line_with_a_remedy(
             checkpoint_path(name)
         assert "\n" not in str(raised.value)
     # Other names than those of the hub are paths.
-    for path, what in {"path/to/model": "folder", "folder/model.gguf": "file", "model": "folder"}.items():
+    word = "folder; a model on the hub has a name like org/name"
+    for path, what in {"path/to/model": "folder", "folder/model.gguf": "file", "model": word}.items():
         with pytest.raises(CheckpointError, match=f"^{path}: no such {what}$"):
             checkpoint_path(path)
     with socket.socket() as unused:
