@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import inspect
+import re
 import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,8 @@ from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 _KEY = "setting"
+# KB is 1,000 bytes; KiB, and K alone, are 1,024.
+_SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,6})?) ?([KMGT](?:i?B)?)?", re.IGNORECASE)
 MAX_WHOLE = (1 << 63) - 1
 Call = TypeVar("Call", bound=Callable[..., Any])
 Owner = TypeVar("Owner")
@@ -33,6 +36,7 @@ class Setting:
         metavar: stands for the value in the help of the command line.
         shown_default: stands for the default there.
         choices: the values that the command line offers, where the type does not name them.
+        is_size: whether its number of bytes may be a text with a unit, such as 4GiB; see `size_in_bytes`.
     """
 
     help: str
@@ -47,6 +51,7 @@ class Setting:
     metavar: str | None = None
     shown_default: str | None = None
     choices: tuple[str, ...] | None = None
+    is_size: bool = False
 
     def allows(self, value: Any) -> bool:
         """Return whether a number is within the bounds."""
@@ -168,6 +173,22 @@ def _taken(kind: Any) -> _Taken:
         choices = (*((True, False) if bool in kinds else ()), *(choice for each in kinds for choice in get_args(each)))
     number = (float if float in kinds else int) if {int, float}.issuperset(kinds) else None
     return _Taken(len(kinds) < len(kinds_of(kind)), choices, number)
+
+
+def size_in_bytes(name: str, given: object) -> object:
+    """Return a size in bytes, where it is a text: digits, or a number with a unit, such as 1.5GiB or 800MB.
+
+    Raises:
+        ValueError: another text.
+    """
+    if not isinstance(given, str):
+        return given
+    found = _SIZE.fullmatch(given.strip())
+    if found is None or (found[2] is None and not found[1].isdecimal()):
+        raise ValueError(f"{name} is {given!r}; it must be a number of bytes, or a size such as 4GiB")
+    unit = (found[2] or "").upper()
+    power = "KMGT".index(unit[0]) + 1 if unit else 0
+    return int(float(found[1]) * (1000 if unit[1:] == "B" else 1024) ** power) if unit else int(found[1])
 
 
 def unknown_name(what: str, name: str, known: Collection[str]) -> ValueError:

@@ -23,7 +23,7 @@ DEMO = Path(__file__).parent / "demo"
 DEMO_HEADS = {"eagle": DEMO / "eagle3", "eagle3": DEMO / "eagle3", "dspark": DEMO / "dspark"}
 DEMO_HEAD = DEMO_HEADS["eagle"]
 NGRAM = "ngram"
-# The head that the model names, or else n-grams.
+# The head that the model names or that was shipped for it, or else n-grams.
 AUTO = "auto"
 # Tokens; a table of rotary embeddings has a row for each.
 LONGEST_CONTEXT = 2**22
@@ -94,8 +94,10 @@ class EngineConfig:
     )
     kv_cache_memory: int | None = setting(
         None,
-        "Bytes for the cache of target and head together.",
+        "Memory for the cache of target and head together: bytes, or a size such as 4GiB.",
         least=1,
+        metavar="SIZE",
+        is_size=True,
         shown_default="1 GiB on a CPU, what is left on a GPU",
     )
     kv_cache_dtype: KVCacheDtype = setting(

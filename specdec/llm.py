@@ -16,6 +16,7 @@ from specdec.core.device import on_device
 from specdec.core.engine_stats import EngineStats
 from specdec.core.lora_request import LoRARequest
 from specdec.core.metrics import Metric, engine_metrics
+from specdec.core.out_of_memory import explained_shortage
 from specdec.core.output_kind import ShownStates
 from specdec.core.outputs import BeamSearchOutput, RequestOutput, SpeculationStats
 from specdec.core.progress import progress_bar
@@ -25,7 +26,7 @@ from specdec.engine.adapters import EngineAdapters
 from specdec.engine.beam_search import BeamRequest, BeamSearch, run_searches
 from specdec.engine.draft_loader import load_drafts
 from specdec.engine.engine_builder import EngineBuilder
-from specdec.engine.host_memory import check_host_memory
+from specdec.engine.host_memory import check_memory
 from specdec.engine.prompts import Prompt, one_each, prompt_batch
 from specdec.engine.rank_loader import kernels_of, load_target, rank_config
 from specdec.engine.ranks import ranks_of
@@ -37,6 +38,7 @@ from specdec.engine.vllm_keywords import FOREIGN_CALL, FOREIGN_SEARCH, LLMKeywor
 from specdec.kernels.settings import check_call
 from specdec.kv_transfer.cache_identity import checkpoint_identity, identity
 from specdec.models.hub import checkpoint_path, shown_path
+from specdec.models.llama import read_llama_config
 
 logger = logging.getLogger(__name__)
 # An adapter for all prompts, or one or None each.
@@ -56,11 +58,11 @@ class LLM:
     Args:
         model: the target: a checkpoint folder, a GGUF file, or `org/name` on the Hugging Face hub; None for the one
             that a speculators head names, or else the built-in demo model.
-        draft: "auto" for the head that the model's config.json or card names, and "ngram" if there is none; "eagle"
-            (which is "eagle3") or "dspark" for the demo model's own heads; a head or a small model with the target's
-            tokenizer by its folder or its name on the hub; "ngram" for prompt lookup; None for plain decoding. One
-            model and "ngram" draft together: "eagle,ngram". A speculators head given as `model` drafts for the target
-            that it names.
+        draft: "auto" for the head that the model's config.json or card names, or else one that the repository's
+            `heads/` has for it, and "ngram" if there is none; "eagle" (which is "eagle3") or "dspark" for the demo
+            model's own heads; a head or a small model with the target's tokenizer by its folder or its name on the hub;
+            "ngram" for prompt lookup; None for plain decoding. One model and "ngram" draft together: "eagle,ngram". A
+            speculators head given as `model` drafts for the target that it names.
         settings: keywords of `LLMSettings`; `EngineConfig` and `SchedulerConfig` describe them and have the defaults.
             `shape` may give some fields of a `DraftShape`; the others have the device's defaults. `draft_vocab` may be
             a number or a file. Those of vLLM's `LLM` are in `VLLMKeywords`.
@@ -70,7 +72,7 @@ class LLM:
 
     Raises:
         CheckpointError: a checkpoint that cannot be loaded or downloaded; the message names what is wrong.
-        ValueError: an unknown setting, or one outside its range.
+        ValueError: an unknown setting, or one outside its range; or memory that the machine does not have.
     """
 
     @check_call()
@@ -80,10 +82,13 @@ class LLM:
         draft, own = own_settings(model, draft, settings)
         self.config = config = resolved_config(model, draft, own)
         folder, own_config = config.model, rank_config(config, 0)
-        check_host_memory(config)
+        check_memory(config)
         ring = RequestRing.of(config)
         began = time.perf_counter()
-        with on_device(torch.device(own_config.device)), ranks_of(config) as ranks:
+        self._requests = RequestMaker.read(config, read_llama_config(folder))
+        self.tokenizer, self.max_model_len = self._requests.tokenizer, self._requests.max_model_len
+        self.generation_config = self._requests.generation_config
+        with explained_shortage(), on_device(torch.device(own_config.device)), ranks_of(config) as ranks:
             kernels = kernels_of(own_config)
             if config.quantization == "q8":
                 logger.warning("quantization q8: 8-bit weights: the model's outputs change")
@@ -92,9 +97,6 @@ class LLM:
             self.model = load_target(own_config, kernels, ranks.groups(torch.device(own_config.device)))
             size = f"{self.model.num_parameters:,} parameters{ranks.share}"
             logger.info("target %s: %s, %s, loaded in %.1f s", name, size, how, time.perf_counter() - began)
-            self._requests = RequestMaker.read(config, self.model.config)
-            self.tokenizer, self.max_model_len = self._requests.tokenizer, self._requests.max_model_len
-            self.generation_config = self._requests.generation_config
             special = self.tokenizer.special_tokens if self.tokenizer else frozenset()
             self._kept_tokens = kept = self.generation_config.end_tokens | special
             ranks.load_drafts(kept)

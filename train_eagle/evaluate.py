@@ -21,7 +21,10 @@ def evaluate(
     draft: Annotated[
         str,
         typer.Option(
-            "--draft", "-d", rich_help_panel="Drafts", help="A draft head: its folder, or org/name on the hub."
+            "--draft",
+            "-d",
+            rich_help_panel="Drafts",
+            help="A draft head: its folder, org/name on the hub, or the demo's: eagle or dspark.",
         ),
     ],
     model: Model = None,
@@ -49,6 +52,7 @@ def evaluate(
     from rich.console import Console
 
     from specdec.core.device import resolve_device
+    from specdec.engine.named_checkpoints import head_path
     from specdec.models.hub import checkpoint_path
     from specdec.train_eagle.conversations import BadData
     from specdec.train_eagle.head_evaluation import evaluate as measure
@@ -57,7 +61,7 @@ def evaluate(
     shape = replace(default_shape(resolve_device("auto").type), **given_shape)
     settings = (given.temperatures, given.limit, given.max_tokens, shape, given.dtype, given.speed_prompts)
     target = checkpoint_path(model or DEMO / "target")
-    evaluation = measure(target, checkpoint_path(draft), domains, bad, *settings)
+    evaluation = measure(target, head_path(draft), domains, bad, *settings)
     evaluation.save(given.out)
     console = Console()
     for table in evaluation.tables():

@@ -43,7 +43,8 @@ def _settings(file: Path) -> dict[str, Any]:
     try:
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
-        raise ValueError(f"{file}: cannot be read: {first_line(error)}") from None
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise ValueError(f"{file}: cannot be read: {reason}") from None
     if not isinstance(values, dict):
         raise ValueError(f"{file}: not a YAML mapping of settings")
     return values

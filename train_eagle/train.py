@@ -36,10 +36,12 @@ def train(
     need_extra("train")
 
     # Late, because torch takes seconds to import, and --help and mistakes should not wait for it.
+    from specdec.core.out_of_memory import explained_shortage
     from specdec.train_eagle.read_config import read_config
     from specdec.train_eagle.train_run import Run
 
-    Run(read_config(given, config)).train()
+    with explained_shortage("lower batch_tokens, or take a smaller target or head"):
+        Run(read_config(given, config)).train()
 
 
 if __name__ == "__main__":

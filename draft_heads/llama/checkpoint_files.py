@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from specdec.draft_heads.llama.unreadable_files import missing_path
 from specdec.kernels.quantized_tensor import QuantizedTensor
 
 WEIGHT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -39,11 +40,17 @@ def read_config(folder: Path) -> dict[str, Any]:
         CheckpointError: there is no such folder, no config.json in it, or it is not a JSON object.
     """
     if not folder.is_dir():
-        raise CheckpointError(f"{folder}: no such folder")
+        raise CheckpointError(missing_path(folder))
     file = folder / "config.json"
     if not file.is_file():
-        raise CheckpointError(f"{folder}: not a checkpoint: it holds no config.json")
+        raise CheckpointError(f"{folder}: not a checkpoint: it holds no config.json{_instead(folder)}")
     return read_object(file)
+
+
+def _instead(folder: Path) -> str:
+    """Return what a folder without config.json holds that can be given; empty if there is nothing."""
+    found = sorted([*folder.glob("*.gguf"), *(file.parent for file in folder.glob("*/config.json"))])
+    return f"; give {listed([str(path) for path in found])}" if found else ""
 
 
 def read_object(file: Path) -> dict[str, Any]:

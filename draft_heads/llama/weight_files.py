@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, first_line, read_object
+from specdec.draft_heads.llama.unreadable_files import damage
 
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
@@ -42,7 +43,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
         try:
             tensors |= load_file(file) if file.suffix == ".safetensors" else _load_pickled(file)
         except Exception as error:
-            raise CheckpointError(f"{file}: cannot be read: {first_line(error)}") from None
+            raise CheckpointError(f"{file}: {damage(file, first_line(error))}") from None
     return {name: tensor for name, tensor in tensors.items() if not is_buffer(name, tensor)}
 
 

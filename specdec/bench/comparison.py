@@ -14,11 +14,13 @@ from specdec.bench.mode import PLAIN, Mode
 from specdec.bench.peers import ADAPTERS, PeerMode, PeerSetup, load_peer
 from specdec.bench.prompt_file import GivenPrompt
 from specdec.bench.timed_run import Contender, EngineContender
-from specdec.config import AUTO, DEMO_HEADS, NGRAM, EngineConfig, default_shape, draft_names
+from specdec.config import DEMO_HEADS, NGRAM, EngineConfig, default_shape, draft_names
 from specdec.core.device import resolve_device
 from specdec.core.sampling_params import SamplingParams
 from specdec.engine.named_checkpoints import named_target
+from specdec.engine.resolved_config import DRAFT_WORDS, resolved_config
 from specdec.llm import LLM
+from specdec.models.checkpoint import check_tokenizer
 from specdec.models.hub import checkpoint_path
 
 Kind = Literal["latency", "throughput", "acceptance"]
@@ -116,7 +118,10 @@ def compare(comparison: Comparison, advance: Callable[[], None] = lambda: None) 
     Raises:
         ValueError: a setting, a prompt or a peer that does not fit.
     """
-    engines = {mode.label: _engine(comparison, mode) for mode in comparison.modes}
+    # All are checked before the first is loaded.
+    configs = {mode.label: _config(comparison, mode) for mode in comparison.modes}
+    check_tokenizer(configs[PLAIN][0].model)
+    engines = {label: LLM(config.model, config.sources, **own) for label, (config, own) in configs.items()}
     plain = engines[PLAIN]
     inputs = [one.for_engine(plain, comparison.chat) for one in comparison.prompts]
     prompts = [plain.new_group(each, comparison.params).prompt_token_ids for each in inputs]
@@ -134,7 +139,8 @@ def compare(comparison: Comparison, advance: Callable[[], None] = lambda: None) 
     return Results(comparison, facts, results)
 
 
-def _engine(comparison: Comparison, mode: Mode) -> LLM:
+def _config(comparison: Comparison, mode: Mode) -> tuple[EngineConfig, dict[str, Any]]:
+    """Return the configuration of a mode, and the settings with which its `LLM` is made of the paths that it names."""
     # Rounds must not profit from each other.
     settings = {"enable_prefix_caching": False, **comparison.settings, **mode.settings}
     shape = {**comparison.shape, **mode.shape}
@@ -145,16 +151,19 @@ def _engine(comparison: Comparison, mode: Mode) -> LLM:
         device = resolve_device(settings.get("device", "auto"))
         nodes = replace(default_shape(device.type), **shape).nodes
         settings.setdefault("max_num_batched_tokens", seats * (1 + nodes) + PROMPT_TOKENS)
-    return LLM(comparison.model or _named_target(comparison), mode.draft, shape=shape, **settings)
+    settings["shape"] = shape
+    config = resolved_config(comparison.model or _named_target(comparison), mode.draft, settings)
+    # What was found by its revision is a folder.
+    return config, {**settings, "revision": None, "draft_revision": None}
 
 
 def _named_target(comparison: Comparison) -> Path | None:
     """Return the target that a head among the drafts names, which all modes share."""
     for mode in comparison.modes:
         revision = {**comparison.settings, **mode.settings}.get("draft_revision")
-        heads = [name for name in draft_names(mode.draft) if name not in (AUTO, *DEMO_HEADS, NGRAM)]
-        for head in heads:
-            if target := named_target(checkpoint_path(head, revision)):
+        words = (*DRAFT_WORDS, *DEMO_HEADS)
+        for head in [name for name in draft_names(mode.draft) if name not in words]:
+            if target := named_target(checkpoint_path(head, revision, known=words)):
                 return target
     return None
 

@@ -6,7 +6,7 @@ from typing import Any, get_origin
 
 from specdec.config import EngineConfig
 from specdec.draft_heads.drafting.draft_shape import DraftShape
-from specdec.kernels.settings import kinds_of, settings_of
+from specdec.kernels.settings import kinds_of, settings_of, size_in_bytes
 from specdec.scheduling.scheduler_config import SchedulerConfig
 
 PLAIN = "plain"
@@ -89,7 +89,8 @@ def _parse_mode(text: str) -> Mode:
             raise ValueError(f"--draft {text!r}: no setting is called {name!r}; it must be one of {', '.join(fields)}")
         owner, each = fields[name]
         kept = mode.shape if owner is DraftShape else mode.settings
-        kept[name] = _value(text, name, value, kinds_of(each.type))
+        is_size = settings_of(owner)[name][1].is_size
+        kept[name] = size_in_bytes(name, value) if is_size else _value(text, name, value, kinds_of(each.type))
     return mode
 
 

@@ -1,9 +1,11 @@
 """Prompts of a JSONL file: the formats of `specdec generate`, of chat data, and of Spec-Bench."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from specdec.draft_heads.llama.unreadable_files import missing_path
 from specdec.kernels.settings import check_text
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ class GivenPrompt(NamedTuple):
         return llm.chat_prompt(self.messages or [{"role": "user", "content": self.text}])
 
 
-def read_prompt_file(file: Path, raw: bool, option: str) -> list[GivenPrompt]:
+def read_prompt_file(file: Path, raw: bool, option: str, known: Sequence[str] = ()) -> list[GivenPrompt]:
     """Read the prompts of a file; at least one, none empty.
 
     Args:
@@ -47,6 +49,7 @@ def read_prompt_file(file: Path, raw: bool, option: str) -> list[GivenPrompt]:
             `category` is optional.
         raw: refuse conversations, because they need a chat template.
         option: the command's option that names the file.
+        known: words that the option takes in place of a file.
 
     Raises:
         ValueError: no usable prompt; names the place and the remedy.
@@ -54,7 +57,7 @@ def read_prompt_file(file: Path, raw: bool, option: str) -> list[GivenPrompt]:
     try:
         lines = file.read_text(encoding="utf-8-sig").split("\n")
     except FileNotFoundError:
-        raise ValueError(f"{option} {file}: no such file") from None
+        raise ValueError(f"{option} {missing_path(file, 'file', known)}") from None
     except OSError as error:
         raise ValueError(f"{option} {file}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:

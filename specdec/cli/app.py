@@ -44,7 +44,11 @@ def specdec(
 @app.command(cls=Command)
 def inspect(
     head: Annotated[
-        str, typer.Argument(metavar="HEAD", help="A draft head: its folder, or org/name on the Hugging Face hub.")
+        str,
+        typer.Argument(
+            metavar="HEAD",
+            help="A draft head: its folder, org/name on the Hugging Face hub, or eagle or dspark, the demo's.",
+        ),
     ],
     model: Annotated[
         str | None,

@@ -9,6 +9,7 @@ import typer
 
 from specdec.cli.model_options import OWNERS, SHOWN_DEFAULTS, Chat, Draft, Model, ModelOptions
 from specdec.cli.options import Verbose, with_options
+from specdec.cli.output_files import check_writable
 from specdec.cli.prompts import read_prompts
 from specdec.config import AUTO
 from specdec.core.sampling_params import SamplingParams
@@ -72,6 +73,8 @@ def generate(
     if compare and draft == "none":
         raise ValueError("--compare with --draft none has nothing to compare; leave out one of them")
     given = read_prompts(prompt, prompts, raw=chat is False)
+    if trace is not None:
+        check_writable(trace, "--trace")
 
     # Late, because torch takes seconds to import, and --help and mistakes should not wait for it.
     from specdec.cli.render import JsonView, TextView

@@ -16,9 +16,13 @@ from specdec.draft_heads.formats.head_kinds import describe_folder
 from specdec.draft_heads.formats.tap_ids import KEY, Taps
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context
 from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.draft_heads.llama.weight_files import has_weights, read_tensors
+from specdec.engine.named_checkpoints import head_path
 from specdec.models.checkpoint import read_settings
+from specdec.models.gguf_file import is_gguf
 from specdec.models.hub import checkpoint_path, shown_path
 from specdec.models.llama_draft import holds_llama
+from specdec.models.not_a_head import check_not_head
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +55,7 @@ class Inspection:
         Raises:
             CheckpointError: no supported head, or one that does not fit the target, with the reason.
         """
-        folder = checkpoint_path(head)
+        folder = head_path(head)
         if holds_llama(folder):
             raise CheckpointError(f"{folder}: a whole model and no head; given to --draft it drafts as it is")
         found = describe_folder(folder)
@@ -59,7 +63,10 @@ class Inspection:
         if target is None:
             return cls(folder, found, None, None)
         config = read_settings(target)
+        # A target is described by its config.json alone.
+        tensors = read_tensors(target) if not is_gguf(target) and has_weights(target) else {}
         with error_context(target):
+            check_not_head(config, tensors)
             sizes = LlamaConfig.from_json(config)
         with error_context(folder):
             found.check(sizes)

@@ -30,9 +30,9 @@ SHOWN_DEFAULTS = {
 # What was found by its revision is a folder.
 NO_REVISIONS: dict[str, Any] = {"revision": None, "draft_revision": None}
 DRAFT_HELP = (
-    "auto (the head that the model's config.json or card names, else ngram), eagle (which is eagle3) or dspark (the "
-    "demo's heads), a head or small model by its folder or its org/name on the hub, ngram, one of these and ngram "
-    "(eagle,ngram), or none; default: auto."
+    "auto (the head that the model's config.json or card names, or that heads/ has for it, else ngram), eagle (which "
+    "is eagle3) or dspark (the demo's heads), a head or small model by its folder or its org/name on the hub, ngram, "
+    "one of these and ngram (eagle,ngram), or none; default: auto."
 )
 Model = Annotated[
     str | None,
@@ -110,10 +110,13 @@ class ModelOptions:
         with spinner("importing torch"):
             from specdec.engine.resolved_config import resolved_config
             from specdec.llm import LLM
+            from specdec.models.checkpoint import check_tokenizer
 
         settings = {**self.settings, "shape": self.shape}
         # Apart, since downloads have progress bars of their own.
         config = resolved_config(self.model, self.draft, settings)
+        # Commands take text.
+        check_tokenizer(config.tokenizer or config.model)
         with spinner("loading the model"):
             return LLM(config.model, config.sources, **{**settings, **NO_REVISIONS})
 

@@ -92,7 +92,7 @@ def _parameter(
         default = getattr(field.default, "name", str(field.default))
     flag = f"--{name.replace('_', '-')}"
     shown = facts.help if default is None else f"{facts.help.removesuffix('.')}; default: {default}."
-    kind: Any = Literal[facts.choices] if facts.choices else _kind(kinds_of(field.type))
+    kind: Any = Literal[facts.choices] if facts.choices else str if facts.is_size else _kind(kinds_of(field.type))
     flags = [facts.flags] if facts.flags else [f"{flag}/--no-{flag[2:]}" if kind is bool else flag]
     option = typer.Option(
         *flags,

@@ -12,8 +12,9 @@ import typer
 from specdec.bench.draft_profile import CALIBRATION_BINS, EDGES, DraftProfile
 from specdec.bench.prompt_file import GivenPrompt, read_prompt_file
 from specdec.cli.bench import DEMO_PROMPTS
-from specdec.cli.model_options import SHOWN_DEFAULTS, Draft, Model
+from specdec.cli.model_options import SHOWN_DEFAULTS, Draft, Model, ModelOptions
 from specdec.cli.options import Verbose, options_for, with_options
+from specdec.cli.output_files import check_writable
 from specdec.config import DEMO, EngineConfig, default_shape
 from specdec.core.sampling_params import SamplingParams
 from specdec.draft_heads.drafting.draft_shape import DraftShape
@@ -64,12 +65,12 @@ def profile(
         raise ValueError(f"--draft {draft}: it has no probabilities; give a head or a small model")
     if plot is not None and find_spec("matplotlib") is None:
         raise ValueError("--plot needs matplotlib, which is not installed; run: pip install 'specdec[bench]'")
+    if plot is not None:
+        check_writable(plot, "--plot")
     given = read_prompt_file(prompts or DEMO_PROMPTS, False, "--prompts")
 
-    # Late, because torch takes seconds to import.
-    from specdec.llm import LLM
-
-    with LLM(model, draft, adaptive_drafts=False, max_num_seqs=1, shape=shape, **settings) as llm:
+    own = {**settings, "adaptive_drafts": False, "max_num_seqs": 1}
+    with ModelOptions(model, draft, {}, shape, own).load() as llm:
         found = _measure(llm, given, SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=0))
         if save:
             if not isinstance(llm.config.draft, Path):

@@ -13,6 +13,8 @@ from typing import NoReturn
 
 import typer
 
+from specdec.core.out_of_memory import REMEDY, memory_shortage
+
 # Which click typer stands on depends on its version; its errors are reached through one that typer exports.
 _UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[1]
 INTERRUPTED = 130
@@ -48,8 +50,11 @@ def _replace_what_output_lacks() -> None:
 
 
 def _complain(name: str, error: Exception) -> int:
-    if not isinstance(error, _UsageError | ValueError | OSError):
+    shortage = memory_shortage(error)
+    if shortage is None and not isinstance(error, _UsageError | ValueError | OSError):
         raise error
+    if shortage is not None:
+        error = ValueError(f"{shortage}; {REMEDY}")
     message = error.format_message() if isinstance(error, _UsageError) else str(error)
     line = " ".join(part.strip() for part in message.splitlines()).replace(": Value error, ", ": ")
     # Arguments may hold bytes that are no UTF-8.

@@ -7,6 +7,7 @@ import typer
 
 from specdec.cli.model_options import OWNERS, SHOWN_DEFAULTS, Chat, Draft, Model, ModelOptions
 from specdec.cli.options import Verbose, with_options
+from specdec.cli.output_files import check_writable
 from specdec.cli.prompts import read_prompts
 from specdec.config import AUTO, DEMO
 
@@ -37,8 +38,7 @@ def trace(
     """
     model_options = ModelOptions.of(model, draft, options)
     (given,) = read_prompts(prompt, None, raw=chat is False)
-    if not output.parent.is_dir():
-        raise ValueError(f"--output {output}: {output.parent} is no folder; create it, or name a file elsewhere")
+    check_writable(output, "--output")
 
     # Late, because torch takes seconds to import, and --help and mistakes should not wait for it.
     from specdec.cli.render import summary

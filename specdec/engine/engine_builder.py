@@ -10,6 +10,7 @@ from specdec.config import EngineConfig
 from specdec.draft_heads.drafting.drafter import Proposal
 from specdec.draft_heads.heads.draft_head import DraftModel
 from specdec.engine.engine import LLMEngine
+from specdec.engine.host_memory import check_cache
 from specdec.engine.memory_profile import Rehearsal, cache_bytes
 from specdec.engine.ranks import OneRank, Ranks
 from specdec.engine.worker_builder import WorkerBuilder
@@ -63,6 +64,7 @@ class EngineBuilder:
         tokens, mebibytes = num_blocks * self.config.block_size, num_blocks * block_bytes / (1 << 20)
         sizes = (tokens, num_blocks, self.config.block_size, mebibytes, num_host_blocks)
         logger.info("cache: %d tokens in %d blocks of %d, %.1f MiB; %d blocks in host memory", *sizes)
+        check_cache(num_blocks * block_bytes, self.config)
         with self.kernels.limited_threads():
             measures = self.config.scheduler.is_fitted
             return self._assemble(num_blocks, num_host_blocks, measures=measures, connects=True)

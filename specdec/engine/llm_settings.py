@@ -8,7 +8,8 @@ from typing import Any, TypedDict
 from specdec.config import EngineConfig, ExecutorBackend
 from specdec.core.outputs import LogprobsMode
 from specdec.draft_heads.drafting.draft_shape import DraftShape
-from specdec.kernels.settings import KernelChoice, KVCacheDtype, Quantization, unknown_name, whole_number
+from specdec.draft_heads.llama.unreadable_files import nearest_path_hint
+from specdec.kernels.settings import KernelChoice, KVCacheDtype, Quantization, size_in_bytes, unknown_name, whole_number
 from specdec.kv_transfer.kv_transfer_config import KVTransferConfig, Role, parse_kv_transfer_config
 from specdec.scheduling.scheduler_config import Policy, SchedulerConfig
 
@@ -38,7 +39,7 @@ class LLMSettings(TypedDict, total=False):
     watermark: float
     max_queued_requests: int | None
     max_model_len: int | None
-    kv_cache_memory: int | None
+    kv_cache_memory: int | str | None
     kv_cache_dtype: KVCacheDtype
     draft_kv_cache_dtype: KVCacheDtype | None
     gpu_memory_utilization: float
@@ -89,13 +90,26 @@ def engine_config(model: Path, draft: Path | None, settings: dict[str, Any]) -> 
             others[name] = Path(others[name])
     if others.get("draft_vocab") is not None:
         others["draft_vocab"] = _draft_vocab(others["draft_vocab"])
+    if others.get("kv_cache_memory") is not None:
+        others["kv_cache_memory"] = size_in_bytes("kv_cache_memory", others["kv_cache_memory"])
     if others.get("kv_transfer_config") is not None:
         others["kv_transfer_config"] = parse_kv_transfer_config(others["kv_transfer_config"])
     return EngineConfig(model, draft, scheduler=scheduler, **others)
 
 
 def _draft_vocab(given: int | str | Path) -> int | Path:
-    """Return a number, however it is written, or the path of a file."""
+    """Return a number, however it is written, or the path of a file.
+
+    Raises:
+        ValueError: neither.
+    """
     if isinstance(given, str | Path):
-        return int(str(given)) if str(given).removeprefix("-").isdecimal() else Path(given)
+        if str(given).removeprefix("-").isdecimal():
+            return int(str(given))
+        if not Path(given).is_file():
+            hint = nearest_path_hint(Path(given), "file")
+            raise ValueError(
+                f"draft_vocab {str(given)!r} is neither a number nor a file; say how many tokens, or which{hint}"
+            )
+        return Path(given)
     return whole_number("draft_vocab", given)

@@ -1,21 +1,28 @@
 """Checkpoints that name each other: the target of a head, and the head of a target."""
 
-import logging
 import os
-import re
 from pathlib import Path
 
-import yaml
-
+from specdec.config import DEMO_HEADS
 from specdec.draft_heads.formats.head_settings import HeadSettings
-from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context, first_line, read_config
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context, read_config
 from specdec.models.gguf_file import is_gguf
 from specdec.models.hub import checkpoint_path
+from specdec.models.model_card import read_card
 
-logger = logging.getLogger(__name__)
 # In config.json, or in the YAML at the top of the card, README.md.
 KEY = "draft_head"
-_TOP = re.compile(r"---\s*\n(.*?\n)---\s*\n", re.DOTALL)
+
+
+def head_path(name: str) -> Path:
+    """Return the folder of a head: by its path, its name on the hub, or the word that the demo's heads have.
+
+    Raises:
+        CheckpointError: there is none; see `checkpoint_path`.
+    """
+    if name in DEMO_HEADS and not Path(name).is_dir():
+        return DEMO_HEADS[name]
+    return checkpoint_path(name, known=DEMO_HEADS)
 
 
 def named_target(head: Path) -> Path | None:
@@ -40,19 +47,7 @@ def named_head(target: Path) -> Path | None:
     if is_gguf(target):
         return None
     with error_context(target):
-        return _found("head", read_config(target).get(KEY) or _card(target).get(KEY), target)
-
-
-def _card(folder: Path) -> dict[str, object]:
-    """Return the settings at the top of the card; none if there is no card, or none that can be read."""
-    file = folder / "README.md"
-    try:
-        top = _TOP.match(file.read_text(encoding="utf-8")) if file.is_file() else None
-        values = yaml.safe_load(top[1]) if top else None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        logger.info("%s: its settings are left out, since they cannot be read: %s", file, first_line(error))
-        return {}
-    return values if isinstance(values, dict) else {}
+        return _found("head", read_config(target).get(KEY) or read_card(target).get(KEY), target)
 
 
 def _found(what: str, name: object, folder: Path) -> Path | None:
@@ -69,6 +64,4 @@ def _found(what: str, name: object, folder: Path) -> Path | None:
         found = checkpoint_path(name, beside=folder)
     except CheckpointError as error:
         raise CheckpointError(f"its {what} {error}") from None
-    if not found.exists():
-        raise CheckpointError(f"its {what} {name!r} is neither a folder nor a name on the hub; give one")
     return Path(os.path.normpath(found))

@@ -10,11 +10,19 @@ from specdec.config import AUTO, DEMO, DEMO_HEAD, DEMO_HEADS, NGRAM, EngineConfi
 from specdec.core.device import name_of, resolve_device, resolve_dtype
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.formats.block_settings import block_rows
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.draft_heads.llama.unreadable_files import nearest_hint
+from specdec.engine.checkpoint_checks import check_draft, check_split, check_target
 from specdec.engine.llm_settings import engine_config
 from specdec.engine.named_checkpoints import named_head, named_target
+from specdec.engine.shipped_heads import HEADS, shipped_head
+from specdec.models.checkpoint import check_tokenizer
 from specdec.models.hub import checkpoint_path, shown_path
+from specdec.models.rank_layout import RankLayout
 
 logger = logging.getLogger(__name__)
+DRAFT_WORDS = (AUTO, NGRAM, "none")
 
 
 class Sources(NamedTuple):
@@ -46,10 +54,10 @@ def resolved_config(model: str | Path | None, draft: str | Path | None, settings
         raise ValueError(f"shape is {shape!r}; it must be a DraftShape, some of its fields, or None")
     config = engine_config(DEMO / "target", None, given)
     device = resolve_device(config.device)
-    if draft == AUTO:
-        sources = _sources_of(DEMO / "target" if model is None else checkpoint_path(model, config.revision))
-    else:
-        sources = _given_sources(model, draft, config)
+    sources, tokenizer = _checked_sources(model, draft, config), None
+    if config.tokenizer is not None:
+        tokenizer = checkpoint_path(config.tokenizer, weights=False)
+        check_tokenizer(tokenizer)
     if not isinstance(shape, DraftShape):
         rows = None if sources.draft is None else block_rows(sources.draft)
         # The levels are all drafted by one pass, so that none costs more.
@@ -63,28 +71,70 @@ def resolved_config(model: str | Path | None, draft: str | Path | None, settings
         model=sources.model,
         draft=sources.draft,
         ngrams=sources.ngrams,
-        tokenizer=None if config.tokenizer is None else checkpoint_path(config.tokenizer, weights=False),
+        tokenizer=tokenizer,
         device=str(device),
         dtype=name_of(resolve_dtype(config.dtype, device)),
         shape=shape,
     )
 
 
-def _sources_of(checkpoint: Path) -> Sources:
-    """Return what a checkpoint implies: a head that names its target, a target with the head that it names, or n-grams.
+def _checked_sources(model: str | Path | None, draft: str | Path | None, config: EngineConfig) -> Sources:
+    """Return the target and what drafts for it, which fit each other by their files; no weights are read."""
+    if draft == AUTO:
+        checkpoint = DEMO / "target" if model is None else checkpoint_path(model, config.revision)
+        target = named_target(checkpoint)
+        sizes = check_target(target or checkpoint)
+        sources = _drafting_for(target, checkpoint) if target else _automatic(checkpoint, sizes)
+    else:
+        sources = _given_sources(model, draft, config)
+        sizes = check_target(sources.model)
+    check_split(sources.model, sizes, RankLayout(config.tensor_parallel_size, config.pipeline_parallel_size))
+    if sources.draft is not None:
+        try:
+            check_draft(sources.draft, sizes, config.draft_window_size)
+        except CheckpointError as error:
+            # A head that cannot be read is no matter of its target.
+            is_demo = model is None and sources.model == DEMO / "target" and "the target's" in str(error)
+            told = "; the target is the demo model, since no other is named" if is_demo else ""
+            raise CheckpointError(f"{error}{told}") from None
+    return sources
+
+
+def _drafting_for(target: Path, head: Path) -> Sources:
+    """Return a head, which was given as the model, and the target that it names; it is logged."""
+    logger.info("%s is a head: it drafts for the target that it names, %s", shown_path(head), shown_path(target))
+    return Sources(target, head, False)
+
+
+def _automatic(checkpoint: Path, sizes: LlamaConfig) -> Sources:
+    """Return what drafts for a target: the head that it names, a shipped one that was made for it, or n-grams.
 
     What was chosen is logged, but for the demo model.
     """
-    name = shown_path(checkpoint)
-    if target := named_target(checkpoint):
-        logger.info("%s is a head: it drafts for the target that it names, %s", name, shown_path(target))
-        return Sources(target, checkpoint, False)
-    head = named_head(checkpoint)
-    if head is None:
-        logger.info("drafts: ngram (prompt lookup), since %s names no head; --draft takes one, or none", name)
-    elif head != DEMO_HEAD:
-        logger.info("drafts: %s, the head that %s names", shown_path(head), name)
-    return Sources(checkpoint, head, head is None)
+    name, head = shown_path(checkpoint), named_head(checkpoint)
+    if head is not None:
+        if head != DEMO_HEAD:
+            logger.info("drafts: %s, the head that %s names", shown_path(head), name)
+        return Sources(checkpoint, head, False)
+    shipped = shipped_head(checkpoint, sizes)
+    if shipped is not None and shipped.is_named:
+        logger.info(
+            "drafts: %s and ngram: the shipped head for %s, which %s is by its name and sizes; --draft takes another, "
+            "or none",
+            *(shipped.folder, shipped.made_for, name),
+        )
+        return Sources(checkpoint, shipped.folder, True)
+    if shipped is not None:
+        why = (
+            f"names no head. The shipped one for {shipped.made_for} fits its sizes: if it is that model, give --draft "
+            f"{shipped.folder},ngram"
+        )
+    elif HEADS.is_dir():
+        why = f"names no head, and none in {HEADS} is for it; --draft takes one, or none"
+    else:
+        why = "names no head; --draft takes one, or none. Shipped heads are in specdec's repository alone, under heads/"
+    logger.info("drafts: ngram (prompt lookup), since %s %s", name, why)
+    return Sources(checkpoint, None, True)
 
 
 def _given_sources(model: str | Path | None, draft: str | Path | None, config: EngineConfig) -> Sources:
@@ -101,7 +151,10 @@ def _draft_sources(draft: str | Path | None, revision: str | None, is_demo: bool
     names = draft_names(draft)
     models = [name for name in names if name != NGRAM]
     if len(models) > 1 or len(names) - len(models) > 1:
-        raise ValueError(f"draft is {str(draft)!r}; it may name one head or small model, and ngram")
+        hints = (nearest_hint(str(name), (NGRAM,)) for name in models)
+        raise ValueError(
+            f"draft is {str(draft)!r}; it may name one head or small model, and ngram{next(filter(None, hints), '')}"
+        )
     if not models:
         return None, bool(names)
     (name,) = models
@@ -115,4 +168,5 @@ def _draft_sources(draft: str | Path | None, revision: str | None, is_demo: bool
                 "none, or auto"
             )
         return DEMO_HEADS[str(name)], len(names) > 1
-    return checkpoint_path(name, revision), len(names) > 1
+    words = (*DRAFT_WORDS, *(DEMO_HEADS if is_demo else ()), *map(str, HEADS.glob("*")))
+    return checkpoint_path(name, revision, known=words), len(names) > 1

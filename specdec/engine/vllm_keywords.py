@@ -61,7 +61,7 @@ class VLLMKeywords(TypedDict, total=False):
     """
 
     speculative_config: Mapping[str, Any] | None
-    kv_cache_memory_bytes: int | None
+    kv_cache_memory_bytes: int | str | None
     trust_remote_code: bool
     data_parallel_size: int
     enable_chunked_prefill: bool | None

@@ -71,3 +71,13 @@ def _unpacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def has_tokenizer(path: Path) -> bool:
     """Return whether a model has a tokenizer; a GGUF file always has one."""
     return is_gguf(path) or (path / "tokenizer.json").is_file()
+
+
+def check_tokenizer(path: Path) -> None:
+    """Check that a model has a tokenizer.
+
+    Raises:
+        CheckpointError: it has none.
+    """
+    if not has_tokenizer(path):
+        raise CheckpointError(f"{path}: no tokenizer.json; give prompts as token ids, or add the tokenizer")

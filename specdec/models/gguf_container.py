@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
+from specdec.draft_heads.llama.unreadable_files import damage
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -52,7 +53,7 @@ def read_container(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
     """
     with path.open("rb") as file:
         if path.stat().st_size < len(MAGIC) or file.read(len(MAGIC)) != MAGIC:
-            raise CheckpointError(f"{path}: not a GGUF file that can be read: it does not begin with GGUF")
+            raise CheckpointError(f"{path}: {damage(path, 'it does not begin with GGUF')}")
         # A private mapping: its pages are those of the file, and nobody else sees what is written to it.
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     try:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context
+from specdec.draft_heads.llama.unreadable_files import missing_path
 from specdec.kernels.quantized_tensor import QuantizedTensor
 from specdec.kernels.threads import in_threads
 from specdec.models.gguf_blocks import READERS
@@ -84,7 +85,7 @@ class GgufFile:
             CheckpointError: no such file, one that cannot be read, or the package `gguf` is missing.
         """
         if not path.is_file():
-            raise CheckpointError(f"{path}: no such file")
+            raise CheckpointError(missing_path(path, "file"))
         if find_spec("gguf") is None:
             raise CheckpointError(f"{path}: reading a GGUF file needs a package; run: pip install 'specdec[gguf]'")
         facts = path.stat()

@@ -2,9 +2,11 @@
 
 import logging
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, first_line
+from specdec.draft_heads.llama.unreadable_files import missing_path, nearest_path_hint
 from specdec.draft_heads.llama.weight_files import FOREIGN, INDEX, WEIGHTS, has_weights, shard_names
 from specdec.models.gguf_file import is_gguf
 
@@ -31,7 +33,11 @@ _PREFIX = "models--"
 
 
 def checkpoint_path(
-    name: str | Path, revision: str | None = None, beside: Path | None = None, weights: bool = True
+    name: str | Path,
+    revision: str | None = None,
+    beside: Path | None = None,
+    weights: bool = True,
+    known: Iterable[str] = (),
 ) -> Path:
     """Return the folder or file of a checkpoint; download it if it is on the hub and not yet in the cache.
 
@@ -42,13 +48,11 @@ def checkpoint_path(
         revision: branch, tag or commit on the hub; None for its main branch.
         beside: a folder from which a relative path may lead too, before the working folder.
         weights: whether the weights are needed too.
-
-    Returns:
-        A path that exists; or `name` itself where it is no name on the hub, for which reading it gives the error.
+        known: words that may stand in place of a path, among which the nearest to a mistyped one is told.
 
     Raises:
-        CheckpointError: the model is neither in the cache nor to be had from the hub, with the reason; or a revision
-            of a local folder.
+        CheckpointError: no such path, with the nearest that there is; or the model is neither in the cache nor to be
+            had from the hub, with the reason; or a revision of a local folder.
     """
     for path in (*([beside / name] if beside is not None else []), Path(name)):
         if path.exists():
@@ -58,8 +62,19 @@ def checkpoint_path(
                 )
             return path
     if is_gguf(Path(name)) or not HUB_NAME.fullmatch(str(name)):
-        return Path(name)
-    return _from_hub(str(name), revision, weights)
+        what = "file" if is_gguf(Path(name)) else "folder"
+        missing = missing_path(Path(name), what, [*known, *_cached_names()])
+        is_word = "/" not in str(name) and missing.endswith("no such folder")
+        raise CheckpointError(missing + "; a model on the hub has a name like org/name" * is_word)
+    return _from_hub(str(name), revision, weights, known)
+
+
+def _cached_names() -> list[str]:
+    """Return the names of the models that the hub's cache holds."""
+    from huggingface_hub import constants
+
+    folders = Path(constants.HF_HUB_CACHE).glob(f"{_PREFIX}*")
+    return [folder.name.removeprefix(_PREFIX).replace("--", "/", 1) for folder in folders]
 
 
 def hub_name(path: Path) -> str | None:
@@ -78,7 +93,7 @@ def shown_path(path: Path) -> str:
     return hub_name(path) or str(path)
 
 
-def _from_hub(name: str, revision: str | None, weights: bool) -> Path:
+def _from_hub(name: str, revision: str | None, weights: bool, known: Iterable[str]) -> Path:
     cached = _cached(name, revision, weights)
     if cached is not None and (not weights or (cached / "tokenizer.json").is_file()):
         return cached
@@ -97,7 +112,9 @@ def _from_hub(name: str, revision: str | None, weights: bool) -> Path:
         # A head in the cache has no tokenizer to wait for.
         if cached is not None:
             return cached
-        raise CheckpointError(_reason(name, revision, error)) from None
+        # A path of two parts looks like a name.
+        hint = nearest_path_hint(Path(name), known=[*known, *_cached_names()])
+        raise CheckpointError(_reason(name, revision, error) + hint) from None
     return folder
 
 

@@ -34,6 +34,7 @@ from specdec.kernels.linear import prepare_for_inference
 from specdec.kernels.projection import Product
 from specdec.kernels.quantized_tensor import QuantizedTensor
 from specdec.models.checkpoint import read_settings, read_weights
+from specdec.models.not_a_head import check_not_head
 from specdec.models.quantization_config import QuantizationConfig, with_plain_weights
 
 Model = TypeVar("Model", bound="LlamaModel")
@@ -173,8 +174,10 @@ def load_llama(
         CheckpointError: see `read_llama_config`; or tensors that are missing, unexpected or of another shape than
             config.json says.
     """
-    config = read_llama_config(folder).with_window(window)
-    tensors = untied(folder, config, read_weights(folder, dtype))
+    config, tensors = read_llama_config(folder).with_window(window), read_weights(folder, dtype)
+    with error_context(folder):
+        check_not_head(read_settings(folder), tensors)
+    tensors = untied(folder, config, tensors)
     return built_llama(folder, config, lambda: LlamaModel(config), tensors, dtype, device, kernels)
 
 

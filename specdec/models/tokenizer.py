@@ -14,7 +14,7 @@ from specdec.core.chat_content import template_messages
 from specdec.core.text_stream import REPLACEMENT, TextStream
 from specdec.core.token_texts import TokenTexts
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, first_line, read_object
-from specdec.models.checkpoint import has_tokenizer
+from specdec.models.checkpoint import check_tokenizer, has_tokenizer
 from specdec.models.content_formats import ContentFormats
 from specdec.models.gguf_file import GgufFile, is_gguf
 from specdec.models.gguf_tokenizer import load_gguf_tokenizer
@@ -44,6 +44,7 @@ def load_pretrained(folder: Path) -> PreTrainedTokenizerBase:
             folder, local_files_only=True, trust_remote_code=False
         )
     except Exception as error:  # tokenizers raises a bare Exception, transformers many kinds
+        check_tokenizer(folder)
         reason = first_line(error)
         if "trust_remote_code" in str(error):
             reason = "it asks for code of the folder, which is never run; remove auto_map from tokenizer_config.json"
@@ -71,8 +72,7 @@ class Tokenizer:
     """The tokenizer of a checkpoint folder or a GGUF file."""
 
     def __init__(self, folder: Path) -> None:
-        if not has_tokenizer(folder):
-            raise CheckpointError(f"{folder}: no tokenizer.json; give prompts as token ids, or add the tokenizer")
+        check_tokenizer(folder)
         self._hf = load_pretrained(folder)
         self.backend: FastTokenizer = self._hf.backend_tokenizer
         self._formats: dict[str, ContentFormats] = {}

@@ -4,11 +4,13 @@ import io
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple, TextIO
 
 import pytest
@@ -301,10 +303,15 @@ def test_ctrl_c_ends_piped_input(chat: Chat, expected: Expected, monkeypatch: py
     assert expected.answer("Hello").startswith(out.removesuffix("\n"))
 
 
-def test_a_model_without_a_chat_template(chat: Chat, tiny: Tiny) -> None:
-    result = chat("Hello", options=("--model", tiny.bare, "--draft", "none"))
-    line = f"specdec: {tiny.bare}: no tokenizer with a chat template; use specdec generate --raw, which needs none\n"
-    assert result == (2, "", line)
+def test_a_model_without_a_chat_template(chat: Chat, tiny: Tiny, tmp_path: Path) -> None:
+    shutil.copytree(tiny.target, tmp_path / "plain")
+    (tmp_path / "plain" / "chat_template.jinja").unlink()
+    for folder, line in {
+        tmp_path / "plain": "no tokenizer with a chat template; use specdec generate --raw, which needs none",
+        tiny.bare: "no tokenizer.json; give prompts as token ids, or add the tokenizer",
+    }.items():
+        result = chat("Hello", options=("--model", folder, "--draft", "none"))
+        assert result == (2, "", f"specdec: {folder}: {line}\n")
 
 
 def test_input_that_is_no_text(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:

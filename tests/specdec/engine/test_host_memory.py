@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from specdec import LLM
-from specdec.config import EngineConfig
+from specdec.config import DEMO, EngineConfig
 from specdec.engine import host_memory
-from specdec.engine.host_memory import available_memory, check_host_memory
+from specdec.engine.host_memory import available_memory, check_memory
+from specdec.engine.llm_settings import engine_config
 from specdec.kv_transfer.kv_transfer_config import KVTransferConfig
 
 GIB = 1 << 30
@@ -23,6 +24,7 @@ def host(size: int, **extra: Any) -> KVTransferConfig:
 @pytest.fixture
 def ten_gib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_memory, "available_memory", lambda: HAS)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (40 * GIB, 80 * GIB))
 
 
 @pytest.mark.usefixtures("ten_gib")
@@ -48,11 +50,29 @@ def ten_gib(monkeypatch: pytest.MonkeyPatch) -> None:
             "swap_space is 2.5 GiB on each of 2 ranks and cpu_bytes_to_use is 6442450944 (6 GiB); this machine has 10 "
             "GiB of memory available; lower them",
         ),
+        (
+            {"device": "cpu", "kv_cache_memory": 100 * GIB},
+            "kv_cache_memory is 107374182400 (100 GiB); this machine has 10 GiB of memory available; lower it",
+        ),
+        (
+            {"device": "cpu", "kv_cache_memory": 6 * GIB, "tensor_parallel_size": 2},
+            "kv_cache_memory is 6442450944 (6 GiB) on each of 2 ranks; this machine has 10 GiB of memory available; "
+            "lower it",
+        ),
+        (
+            {"device": "cpu", "kv_cache_memory": 6 * GIB, "swap_space": 6.0},
+            "kv_cache_memory is 6442450944 (6 GiB) and swap_space is 6 GiB; this machine has 10 GiB of memory "
+            "available; lower them",
+        ),
+        (
+            {"device": "cuda:1", "kv_cache_memory": 100 * GIB},
+            "kv_cache_memory is 107374182400 (100 GiB); cuda:1 has 80 GiB of memory; lower it",
+        ),
     ],
 )
 def test_more_than_is_available_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError) as error:  # noqa: PT011
-        check_host_memory(EngineConfig(**settings))
+        check_memory(EngineConfig(**settings))
     assert str(error.value) == message
 
 
@@ -62,6 +82,9 @@ def test_more_than_is_available_is_refused(settings: dict[str, Any], message: st
     [
         {},
         {"swap_space": 10.0},
+        {"device": "cpu", "kv_cache_memory": 10 * GIB},
+        # The cache is the GPU's.
+        {"device": "cuda:1", "kv_cache_memory": 80 * GIB, "swap_space": 10.0},
         {"swap_space": 5.0, "kv_transfer_config": host(5 * GIB)},
         # All ranks together have so much.
         {"swap_space": 2.0, "tensor_parallel_size": 2, "kv_transfer_config": host(6 * GIB)},
@@ -70,7 +93,7 @@ def test_more_than_is_available_is_refused(settings: dict[str, Any], message: st
     ],
 )
 def test_what_is_available_is_taken(settings: dict[str, Any]) -> None:
-    check_host_memory(EngineConfig(**settings))
+    check_memory(EngineConfig(**settings))
 
 
 @pytest.mark.usefixtures("ten_gib")
@@ -80,10 +103,10 @@ def test_ranks_of_a_launcher_are_counted_on_this_machine(monkeypatch: pytest.Mon
         monkeypatch.setenv(name, value)
     config = EngineConfig(swap_space=3.0, tensor_parallel_size=8)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    check_host_memory(config)
+    check_memory(config)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     with pytest.raises(ValueError, match="swap_space is 3 GiB on each of 4 ranks; this machine has"):
-        check_host_memory(config)
+        check_memory(config)
 
 
 @pytest.mark.usefixtures("ten_gib")
@@ -94,6 +117,31 @@ def test_an_engine_refuses_before_it_loads(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("specdec.llm.load_target", never)
     with pytest.raises(ValueError, match="swap_space is 11 GiB; this machine has 10 GiB of memory available; lower it"):
         LLM(swap_space=11)
+
+
+def test_a_cache_that_does_not_fit_beside_the_weights_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_memory, "available_memory", lambda: GIB // 2)
+    message = r"the cache takes \S+ GiB; beside the weights this machine has 0.5 GiB of memory available; lower kv_"
+    with pytest.raises(ValueError, match=message):
+        LLM(draft=None, device="cpu")
+    LLM(draft=None, device="cpu", kv_cache_memory="100MiB").close()
+
+
+@pytest.mark.parametrize(
+    ("size", "num_bytes"),
+    [
+        *[("4GiB", 4 * GIB), ("4 gib", 4 * GIB), ("4G", 4 * GIB), ("1.5K", 1536), ("2MB", 2_000_000), ("77", 77)],
+        *[(5, 5), ("0.5TiB", GIB << 9)],
+    ],
+)
+def test_sizes_have_units(size: str | int, num_bytes: int) -> None:
+    assert engine_config(DEMO, None, {"kv_cache_memory": size}).kv_cache_memory == num_bytes
+
+
+@pytest.mark.parametrize("size", ["", "GiB", "4 gigs", "-4GiB", "1.5", "4e9", "9" * 30])
+def test_other_sizes_are_refused(size: str) -> None:
+    with pytest.raises(ValueError, match=f"kv_cache_memory is '{size}'; it must be a number of bytes, or a size such"):
+        engine_config(DEMO, None, {"kv_cache_memory": size})
 
 
 def meminfo(root: Path, kibibytes: int) -> None:

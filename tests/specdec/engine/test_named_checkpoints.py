@@ -11,6 +11,7 @@ from specdec.cli.app import main
 from specdec.config import DEMO_HEAD
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.engine.resolved_config import resolved_config
+from specdec.engine.shipped_heads import HEADS
 from tests.fakes import edit_json
 from tests.specdec.tiny_checkpoints import Tiny
 
@@ -68,7 +69,7 @@ def test_the_demo_has_its_own_without_a_word(caplog: pytest.LogCaptureFixture) -
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nowhere", r"target: its head 'nowhere' is neither a folder nor a name on the hub; give one"),
+        ("nowhere", r"target: its head nowhere: no such folder"),
         ("org/head", r"target: its head org/head: no such folder, not in the hub's cache"),
         (["a"], r"target: its head \['a'\] must be a path, or org/name on the hub"),
     ],
@@ -97,9 +98,9 @@ def test_the_command_chooses_as_python_does_and_says_so(
         return captured.err
 
     model = ("--model", str(named))
-    assert (
-        said(*model)
-        == f"specdec: INFO: drafts: ngram (prompt lookup), since {named} names no head; --draft takes one, or none\n"
+    assert said(*model) == (
+        f"specdec: INFO: drafts: ngram (prompt lookup), since {named} names no head, and none in {HEADS} is for it; "
+        "--draft takes one, or none\n"
     )
     name_head(named, "card", "../head")
     assert said(*model) == f"specdec: INFO: drafts: {named.parent / 'head'}, the head that {named} names\n"

@@ -187,8 +187,10 @@ def test_each_failure_is_one_line_with_a_remedy(
             checkpoint_path(name)
         assert "\n" not in str(raised.value)
     # Other names than those of the hub are paths.
-    for path in ("path/to/model", "folder/model.gguf", "./model", "model"):
-        assert checkpoint_path(path) == Path(path)
+    word = "folder; a model on the hub has a name like org/name"
+    for path, what in {"path/to/model": "folder", "folder/model.gguf": "file", "model": word}.items():
+        with pytest.raises(CheckpointError, match=f"^{path}: no such {what}$"):
+            checkpoint_path(path)
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{unused.getsockname()[1]}")
