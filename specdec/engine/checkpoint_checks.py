@@ -5,7 +5,7 @@ from pathlib import Path
 from specdec.draft_heads.formats.head_kinds import fitting_head
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context, read_config
 from specdec.draft_heads.llama.llama_config import LlamaConfig
-from specdec.draft_heads.llama.weight_files import read_tensors
+from specdec.draft_heads.llama.weight_files import has_weights, read_tensors
 from specdec.models.checkpoint import read_settings
 from specdec.models.gguf_file import is_gguf
 from specdec.models.hub import shown_path
@@ -23,11 +23,19 @@ def check_target(folder: Path) -> LlamaConfig:
         CheckpointError: no model, a head, another family, or files that are missing or cut off.
     """
     # To open a GGUF file is to check it.
-    if not is_gguf(folder):
-        settings, tensors = read_config(folder), read_tensors(folder)
+    if is_gguf(folder):
+        return read_llama_config(folder)
+    settings = read_config(folder)
+    is_whole = has_weights(folder)
+    if is_whole:
+        tensors = read_tensors(folder)
         with error_context(folder):
             check_not_head(settings, tensors)
-    return read_llama_config(folder)
+    config = read_llama_config(folder)
+    if not is_whole:
+        # What no download would mend comes first; this says which files are missing.
+        read_tensors(folder)
+    return config
 
 
 def check_draft(folder: Path, target: LlamaConfig, window: int | None) -> None:

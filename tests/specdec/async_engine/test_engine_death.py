@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from specdec import LLM, AsyncLLM, EngineDeadError, RequestOutput
+from tests.fakes import edit_json
 from tests.specdec.async_engine.served import (
     ENDLESS,
     LIMIT,
@@ -185,12 +186,11 @@ def test_the_engine_ends_with_the_front_end(
 
 def test_a_folder_that_cannot_be_loaded_is_told_in_one_line(world: World, tmp_path: Path) -> None:
     shutil.copytree(world.folder / "target", tmp_path, dirs_exist_ok=True)
-    for file in tmp_path.glob("*.safetensors"):
-        file.unlink()
+    edit_json(tmp_path / "config.json", intermediate_size=24)
     llm = AsyncLLM(tmp_path, draft=None, **SETTINGS)
 
     async def work() -> None:
-        with pytest.raises(ValueError, match=r"no .*safetensors") as caught:
+        with pytest.raises(ValueError, match=r"has shape .* config.json says") as caught:
             await llm.start()
         assert "\n" not in str(caught.value)
         assert not llm.healthy
