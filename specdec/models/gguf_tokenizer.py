@@ -178,7 +178,7 @@ def _with_special(tokenizer: Tokenizer, vocabulary: GgufVocabulary, adds_bos: bo
         text = vocabulary.tokens[token]
         added.append(AddedToken(text, normalized=False, special=hidden, rstrip=is_phi and text not in PHI_PLAIN))
     tokenizer.add_tokens(added)
-    parts, ids = ["$A"], []
+    whole, ids = ["$A"], []
     for name, adds in (("bos", adds_bos), ("eos", False)):
         if not values.get(f"{PREFIX}add_{name}_token", adds):
             continue
@@ -186,8 +186,8 @@ def _with_special(tokenizer: Tokenizer, vocabulary: GgufVocabulary, adds_bos: bo
         if end is None:
             raise CheckpointError(f"{PREFIX}{name}_token_id is missing, which is to be added to each text")
         ids.append((vocabulary.tokens[end], end))
-        parts.insert(0 if name == "bos" else len(parts), vocabulary.tokens[end])
-    tokenizer.post_processor = processors.TemplateProcessing(parts, [*parts, "$B"], ids)
+        whole.insert(0 if name == "bos" else len(whole), vocabulary.tokens[end])
+    tokenizer.post_processor = processors.TemplateProcessing(whole, [*whole, "$B"], ids)
     return tokenizer
 
 
