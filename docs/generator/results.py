@@ -272,7 +272,7 @@ def _training_threads() -> str:
     header = ["waiting threads", "threads", "tokens a second", "minutes for a million tokens"]
     header += ["processor minutes for a million tokens", "load of the machine"]
     found = _with_source("training_threads", header, rows)
-    return f"{found} An EAGLE-3 head of the demo target (10 layers of 256 channels), default settings, medians."
+    return f"{found} An EAGLE-3 head of the demo target (10 layers of 256 channels), default settings."
 
 
 def _draft_refresh() -> str:
