@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.report import write
+from specdec.config import EAGLE2_SHAPE
 
 
 def main() -> None:
@@ -28,7 +29,8 @@ def main() -> None:
         lines = (run / "log.jsonl").read_text(encoding="utf-8").splitlines()
         records = [record for record in map(json.loads, lines) if "tau" in record]
         rows += [{**record, "run": number + 1, "tokens": before + record["tokens"]} for record in records]
-    table = Table("tokens", "tau", "accepted at depth 1, 2, …", "loss", "accuracy of each pass")
+    tau = f"tau ({EAGLE2_SHAPE.in_words})"
+    table = Table("tokens", tau, "accepted at depth 1, 2, …", "loss", "accuracy of each pass")
     for row in rows:
         shares, accuracy = (
             " ".join(f"{value:.2f}" for value in row[name]) for name in ("accepted_per_depth", "held_out_accuracy")

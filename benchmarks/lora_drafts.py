@@ -78,7 +78,7 @@ def main() -> None:
         "adapted target, adapted head": round(found.adapted.tau, 3),
     }
     for name, tau in taus.items():
-        print(f"{name}: tau {tau}")
+        print(f"{name}: tau {tau} ({llm.config.tree_in_words})")
     write(
         "lora_drafts",
         {

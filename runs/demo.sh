@@ -37,7 +37,6 @@ for kind in eagle eagle3 dspark; do
     head=$head-more
   done
   python -m specdec.train_eagle.evaluate --model "$target" --draft "$head" --out "$head/evaluation" \
-    --draft-depth 6 --draft-branching 10 --draft-nodes 60 --min-reach 0 \
     --data sgd=benchmarks/prompts/sgd-eval.jsonl gsm8k=benchmarks/prompts/gsm8k-eval.jsonl
   python -m specdec.train_eagle.export --model "$target" --draft "$head" --out "$out/export/$kind" \
     --evaluation "$head/evaluation/evaluation.json" --notes "$notes" \

@@ -280,6 +280,11 @@ class EngineConfig:
         """Draft sources as `LLM` takes them, None for none."""
         return ",".join([*([str(self.draft)] if self.draft else []), *([NGRAM] if self.ngrams else [])]) or None
 
+    @property
+    def tree_in_words(self) -> str:
+        """Largest draft trees, as they stand beside a tau: "at most 8 nodes, depth 6"; empty without drafts."""
+        return f"at most {self.shape.in_words}" if self.sources else ""
+
     def context(self, most: int) -> int:
         """Return the tokens of the longest request.
 

@@ -154,7 +154,8 @@ class LLM:
         """
         groups = self._groups(prompts, sampling_params, priority, cache_salt, lora_request)
         stats = [request.stats for group in groups for request in group.requests]
-        with progress_bar(len(groups), "generating", not use_tqdm, lambda: SpeculationStats.total(stats)) as advance:
+        hidden, tree = not use_tqdm, self.config.tree_in_words
+        with progress_bar(len(groups), "generating", hidden, lambda: SpeculationStats.total(stats), tree) as advance:
             for finished in self._shared.run(groups, read=lambda group: group.finished):
                 if finished:
                     advance()

@@ -17,7 +17,8 @@ class AnswerRow(BaseModel):
         conversation: number of the conversation's entry in the sources, from 0.
         turn: number of the answer in the conversation, from 0.
         text: the answer, or its beginning where there is a problem.
-        problem: why there is none, or no more of it, in a few words.
+        problem: why there is none, or no more of it, in a few words. Only a reader who keeps cut answers takes the
+            text beside it.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -64,7 +65,7 @@ class AnswerJournal:
         if kept is None:
             self._lines.write(json.dumps({"settings": dict(settings)}).encode() + b"\n")
         else:
-            self._compare(kept, settings)
+            compare_settings(self.file, kept, json.loads(json.dumps(dict(settings))))
 
     def add(self, row: AnswerRow) -> None:
         """Write a row."""
@@ -74,9 +75,18 @@ class AnswerJournal:
     def close(self) -> None:
         self._lines.close()
 
-    def _compare(self, kept: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-        wanted = json.loads(json.dumps(dict(settings)))
-        for name in (*wanted, *kept):
-            if kept.get(name) != wanted.get(name):
-                made = f"made with {name} {kept.get(name)}, not {wanted.get(name)}"
-                raise ValueError(f"{self.file}: {made}; give its settings, or another --out")
+
+def compare_settings(journal: Path, kept: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Refuse to go on with a journal of other settings.
+
+    Args:
+        kept: the journal's settings; none if it has no first line yet.
+        wanted: those of this run, or some of them.
+
+    Raises:
+        ValueError: names the first that differs, with both values.
+    """
+    for name in wanted if kept else ():
+        if kept.get(name) != wanted[name]:
+            made = f"made with {name} {kept.get(name)}, not {wanted[name]}"
+            raise ValueError(f"{journal}: {made}; give its settings, or another --out")

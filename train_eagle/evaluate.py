@@ -10,9 +10,11 @@ from specdec.cli.model_options import Model
 from specdec.cli.options import Verbose, options_for, with_options
 from specdec.config import DEMO, default_shape
 from specdec.draft_heads.drafting.draft_shape import DraftShape
-from specdec.train_eagle.stage_command import need_extra, run_stage
+from specdec.train_eagle.stage_command import let_threads_sleep, need_extra, run_stage
 from specdec.train_eagle.stage_settings import EvaluateSettings
 
+# Columns where the output is no terminal.
+WIDTH = 140
 SHOWN = dict.fromkeys(("depth", "branching", "nodes", "min_reach"), "as in generate: by device")
 
 
@@ -47,6 +49,7 @@ def evaluate(
     replace(default_shape("cpu"), **given_shape)
     domains = named_sources(given.data)
     need_extra("evaluate")
+    let_threads_sleep()
 
     # Late, because torch takes seconds to import, and --help and mistakes should not wait for it.
     from rich.console import Console
@@ -64,6 +67,8 @@ def evaluate(
     evaluation = measure(target, head_path(draft), domains, bad, *settings)
     evaluation.save(given.out)
     console = Console()
+    if not console.is_terminal:
+        console.width = WIDTH
     for table in evaluation.tables():
         console.print(table)
     if given.speed_prompts:

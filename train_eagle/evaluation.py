@@ -12,6 +12,8 @@ matplotlib.use("agg")
 from matplotlib import pyplot as plt
 from rich.table import Table
 
+from specdec.draft_heads.drafting.draft_shape import DraftShape
+
 FILE = "evaluation.json"
 PICTURE = "evaluation.png"
 STYLES = ("-", "--", ":", "-.")
@@ -28,6 +30,7 @@ class Measured:
 
     Attributes:
         domain: the kind of text.
+        tree: bounds of the draft trees.
         prompts: number of prompts answered.
         tau: mean tokens emitted per target step, the bonus token included.
         accepted_per_depth: share of steps that accept a draft token of depth 1, 2, …
@@ -39,6 +42,7 @@ class Measured:
 
     domain: str
     temperature: float
+    tree: DraftShape
     prompts: int
     tau: float
     accepted_per_depth: list[float]
@@ -53,10 +57,11 @@ class Measured:
         return self.tok_per_s / self.plain_tok_per_s if self.tok_per_s and self.plain_tok_per_s else None
 
     @property
-    def cells(self) -> tuple[str, str, str, str, str]:
-        """Domain, temperature, tau, speed over plain decoding and accepted shares for a table."""
+    def cells(self) -> tuple[str, ...]:
+        """Domain, temperature, tree, tau, speed over plain decoding and accepted shares for a table."""
         speed = "" if self.speedup is None else f"{self.speedup:.2f}"
-        return self.domain, f"{self.temperature:g}", f"{self.tau:.2f}", speed, format_shares(self.accepted_per_depth)
+        shares = format_shares(self.accepted_per_depth)
+        return self.domain, f"{self.temperature:g}", self.tree.in_words, f"{self.tau:.2f}", speed, shares
 
 
 @dataclass(frozen=True)
@@ -66,23 +71,23 @@ class Evaluation:
     Attributes:
         model, draft: folders of target and head.
         max_tokens: most tokens of an answer.
-        depth, branching, nodes: shape of the trees.
-        measured: acceptance by domain and temperature.
+        measured: acceptance by domain, temperature and tree.
         accuracy: by domain and depth, how often the target's next token at temperature 0 is among the head's 1, 2 and
             3 likeliest tokens, given that its drafts so far were right.
         machine: what the speeds were measured on.
+        vocabulary: `vocabulary_digest` of the target; None without a tokenizer.
+        weights: `file_digest` of the head's weights.
     """
 
     model: str
     draft: str
     dtype: str
     max_tokens: int
-    depth: int
-    branching: int
-    nodes: int
     measured: list[Measured]
     accuracy: dict[str, list[list[float]]]
     machine: str = ""
+    vocabulary: str | None = None
+    weights: str | None = None
 
     @classmethod
     def read(cls, file: Path) -> "Evaluation":
@@ -93,7 +98,8 @@ class Evaluation:
         """
         try:
             values = json.loads(file.read_text(encoding="utf-8"))
-            return cls(**{**values, "measured": [Measured(**row) for row in values["measured"]]})
+            rows = [{**row, "tree": DraftShape(**row["tree"])} for row in values["measured"]]
+            return cls(**{**values, "measured": [Measured(**row) for row in rows]})
         except OSError as error:
             raise ValueError(f"{file}: cannot be read: {error.strerror}; give an {FILE}") from None
         except (ValueError, LookupError, TypeError):
@@ -107,8 +113,9 @@ class Evaluation:
 
     def tables(self) -> Iterator[Table]:
         """Yield the tables of tau and of accuracy."""
-        title = f"drafts verified, trees of {self.depth},{self.branching},{self.nodes}"
-        tau = Table("text", "temperature", "tau", "speed", "accepted at depth 1, 2, …", "tokens", "steps", title=title)
+        columns = ("text", "temperature", "tree", "tau", "speed", "accepted at depth 1, 2, …", "tokens", "steps")
+        tau = Table(*columns, title="drafts verified")
+        tau.columns[2].no_wrap = True
         for row in self.measured:
             tau.add_row(*row.cells, f"{row.tokens:,}", f"{row.steps:,}")
         yield tau
@@ -126,20 +133,23 @@ class Evaluation:
 
     def _draw(self, picture: Path) -> None:
         figure, (accepted, accuracy) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
-        depths = range(1, self.depth + 1)
+        deepest = max(len(by_depth) for by_depth in self.accuracy.values())
         temperatures = list(dict.fromkeys(row.temperature for row in self.measured))
         colours = {domain: f"C{number}" for number, domain in enumerate(self.accuracy)}
         for row in self.measured:
             style = STYLES[temperatures.index(row.temperature) % len(STYLES)]
-            label = f"{row.domain}, temperature {row.temperature:g}: tau {row.tau:.2f}"
+            label = f"{row.domain}, temperature {row.temperature:g}: tau {row.tau:.2f} ({row.tree.in_words})"
+            depths = range(1, len(row.accepted_per_depth) + 1)
             accepted.plot(depths, row.accepted_per_depth, style, color=colours[row.domain], label=label)
         for domain, place, shares in self.ranked():
             style = STYLES[(place - 1) % len(STYLES)]
-            accuracy.plot(depths, shares, style, color=colours[domain], label=f"{domain}, top {place}")
+            accuracy.plot(
+                range(1, len(shares) + 1), shares, style, color=colours[domain], label=f"{domain}, top {place}"
+            )
         accepted.set(title="share of steps that accept a draft of this depth", xlabel="depth", ylim=(0, 1))
         accuracy.set(title="share of next tokens among the head's likeliest", xlabel="depth", ylim=(0, 1))
         for axes in (accepted, accuracy):
-            axes.set_xticks(depths)
+            axes.set_xticks(range(1, deepest + 1))
             axes.grid(alpha=0.3)
             axes.legend(fontsize="small")
         figure.savefig(picture, dpi=100)

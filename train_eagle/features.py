@@ -134,9 +134,13 @@ class FeatureStore:
         self._entries: dict[str, Any] = {"settings": settings, "shards": []}
         if self._index.exists():
             kept = json.loads(self._index.read_text(encoding="utf-8"))
-            if kept.get("settings") != json.loads(json.dumps(settings)):
-                other = f"other settings: {kept.get('settings')}, not {settings}"
-                raise ValueError(f"{folder} holds features of {other}; remove it or name another folder")
+            old, wanted = kept.get("settings") or {}, json.loads(json.dumps(settings))
+            if other := [name for name in (*wanted, *old) if old.get(name) != wanted.get(name)]:
+                told = f"{other[0]}: {old.get(other[0])}, not {wanted.get(other[0])}"
+                raise ValueError(
+                    f"{folder} holds features of other settings, made with another {told}; remove it or name another "
+                    "folder"
+                )
             self._entries = kept
             for entry in kept["shards"]:
                 self._open(entry)

@@ -14,10 +14,13 @@ from specdec.core.sampling_params import SamplingParams
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.kernels.settings import KernelChoice
 from specdec.llm import LLM
+from specdec.models.head_fit import check_draft
+from specdec.models.tokenizer import vocabulary_digest
 from specdec.train_eagle.accuracy import accuracy, head_of
 from specdec.train_eagle.chat_prompts import read_prompts
 from specdec.train_eagle.conversations import BadData, open_source
 from specdec.train_eagle.evaluation import Evaluation, Measured
+from specdec.train_eagle.provenance import WEIGHTS, file_digest
 from specdec.train_eagle.speed import measure_speed
 
 # Requests at once, and tokens of a step besides their trees.
@@ -84,7 +87,7 @@ def evaluate(
         domains: files or data sets of conversations, by a name for each.
         bad: counts the entries that are left out.
         limit: most entries per domain.
-        shape: bounds of draft trees; None for those of `specdec generate` on this device.
+        shape: bounds of draft trees; None for those of `specdec generate` on this device, and besides them EAGLE-2's.
         speed_prompts: prompts per domain that are answered with and without the head to measure its speed.
 
     Raises:
@@ -95,32 +98,41 @@ def evaluate(
     for temperature in temperatures:
         SamplingParams(temperature=temperature, max_tokens=max_tokens)
     sources = {name: open_source(source) for name, source in domains.items()}
-    shape = shape or default_shape(resolve_device("auto").type)
+    serving = shape or default_shape(resolve_device("auto").type)
+    shapes = [serving] if shape is not None else list(dict.fromkeys((serving, EAGLE2_SHAPE)))
+    check_draft(draft, model)
     # Accuracy runs the layers with an attention of its own, which layers in one call do not take.
-    llm = engine(model, draft, shape, dtype, "auto" if torch.cuda.is_available() else "torch")
+    llm = engine(model, draft, serving, dtype, "auto" if torch.cuda.is_available() else "torch")
     head_of(llm)
     if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
         raise ValueError(f"{model}: no chat template; add a chat_template.jinja to the folder")
     prompts = {name: read_prompts(llm, source, limit, max_tokens, bad) for name, source in sources.items()}
     measured, accuracies = [], {}
     # As generate builds them: with any kernels, and trees that adapt.
-    pair = [LLM(model, head, dtype=dtype, shape=shape) for head in (draft, None)] if speed_prompts else []
+    pair = [LLM(model, head, dtype=dtype, shape=serving) for head in (draft, None)] if speed_prompts else []
+    others = [engine(model, draft, other, dtype) for other in shapes[1:]]
     for name, asked in prompts.items():
         # Accuracy is measured on greedy answers, which are always made.
         answers = {t: answer(llm, asked, t, max_tokens) for t in dict.fromkeys((*temperatures, 0.0))}
-        accuracies[name] = accuracy(llm, answers[0.0], shape.depth)
+        accuracies[name] = accuracy(llm, answers[0.0], serving.depth)
         for temperature in dict.fromkeys(temperatures):
-            found = SpeculationStats.total(output.stats for output in answers[temperature])
-            shares = accepted_shares(found)
-            shares += [0.0] * (shape.depth - len(shares))
-            tau = round(found.tau, 4)
-            row = Measured(name, temperature, len(asked), tau, shares, found.tokens, found.steps)
+            row = _measured(name, temperature, serving, answers[temperature])
             if pair:
                 speed = measure_speed(pair[0], pair[1], asked[:speed_prompts], temperature, max_tokens)
                 row = replace(row, tok_per_s=round(speed.drafted, 3), plain_tok_per_s=round(speed.plain, 3))
             measured.append(row)
-    precision = llm.config.dtype
-    settings = (str(model), str(draft), precision, max_tokens, shape.depth, shape.branching, shape.nodes)
+            for other in others:
+                measured.append(
+                    _measured(name, temperature, other.config.shape, answer(other, asked, temperature, max_tokens))
+                )
     facts = environment()
     machine = facts["gpu"] or f"{facts['processor']}, {facts['threads']} threads"
-    return Evaluation(*settings, measured, accuracies, machine)
+    made_of = vocabulary_digest(model), file_digest(draft, WEIGHTS)
+    return Evaluation(str(model), str(draft), llm.config.dtype, max_tokens, measured, accuracies, machine, *made_of)
+
+
+def _measured(name: str, temperature: float, shape: DraftShape, outputs: Sequence[RequestOutput]) -> Measured:
+    found = SpeculationStats.total(output.stats for output in outputs)
+    shares = accepted_shares(found)
+    shares += [0.0] * (shape.depth - len(shares))
+    return Measured(name, temperature, shape, len(outputs), round(found.tau, 4), shares, found.tokens, found.steps)

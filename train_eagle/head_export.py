@@ -11,14 +11,15 @@ from specdec.draft_heads.formats.head_kind import HeadDescription, write_head
 from specdec.draft_heads.formats.head_kinds import describe_folder
 from specdec.draft_heads.heads.draft_head import FeatureHead, TargetParts
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context, first_line, read_config
-from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.kernels.kernel_set import torch_kernels
 from specdec.kernels.projection import Projection
-from specdec.models.checkpoint import read_settings
+from specdec.models.head_fit import VOCABULARY, check_fit, check_vocabulary, target_sizes
 from specdec.models.hub import checkpoint_path
 from specdec.models.llama import LlamaModel
+from specdec.models.tokenizer import vocabulary_digest
 from specdec.train_eagle.evaluation import Evaluation
 from specdec.train_eagle.model_card import model_card
+from specdec.train_eagle.provenance import WEIGHTS, file_digest
 from specdec.train_eagle.stage_settings import HeadLayout
 from specdec.train_eagle.target_name import target_name
 from specdec.train_eagle.train_plan import source_names
@@ -36,12 +37,16 @@ class Trained(NamedTuple):
         head: the head in float32 on the CPU.
         recipe: settings of its training, as far as known.
         target: name of its target, if known.
+        vocabulary: `vocabulary_digest` of its target, if known.
+        weights: `file_digest` of the folder's weights; None for those of a run, which no evaluation can be of.
     """
 
     kind: TrainingKind[Any]
     head: FeatureHead
     recipe: dict[str, Any]
     target: str | None
+    vocabulary: str | None = None
+    weights: str | None = None
 
 
 def from_run(folder: Path, target: Path | None = None) -> Trained:
@@ -65,19 +70,19 @@ def from_run(folder: Path, target: Path | None = None) -> Trained:
     target = checkpoint_path(target or named, weights=False)
     if not target.exists():
         raise ValueError(f"{target}: the run's target is not here; give its folder by --model")
-    with error_context(target):
-        sizes = LlamaConfig.from_json(read_settings(target))
+    sizes = target_sizes(target)
+    check_vocabulary(f"--run {folder}", settings.get("target"), settings.get(VOCABULARY), target)
     try:
         with torch.device("meta"):
             head = kind.sized(settings).new(LlamaModel(sizes), tensors.get("draft_tokens"))
         head.load_state_dict(tensors, assign=True)
     except (RuntimeError, IndexError):
         raise ValueError(f"{folder}: not of a head for {target}; give the run's own target by --model") from None
-    left_out = ("data", "out", "features", "start", "processes", "tracker")
+    left_out = ("data", "out", "features", "start", "processes", "tracker", "target", "contents")
     recipe = {name: value for name, value in settings.items() if name not in left_out}
     name = target_name(target)
     told = {"target": name, "data": source_names(Path(folder) for folder in settings.get("data", ()))}
-    return Trained(kind, head.float(), {**told, **recipe, "steps": saved.step}, name)
+    return Trained(kind, head.float(), {**told, **recipe, "steps": saved.step}, name, vocabulary_digest(target))
 
 
 def from_folder(folder: Path, target: Path | None = None) -> Trained:
@@ -95,6 +100,9 @@ def from_folder(folder: Path, target: Path | None = None) -> Trained:
         if found.kind.name not in TRAINING_KINDS:
             raise CheckpointError(f"{found.label} heads are not exported, only {', '.join(TRAINING_KINDS)}")
         found.kind.check_official(found)
+    if target is not None:
+        check_fit(found, folder, target)
+    with error_context(folder):
         llama = replace(found.config.llama, num_layers=_num_layers(found, target))
         # Nothing of the target is written, so placeholders for its matrices do.
         device, nothing = torch.device("cpu"), torch.zeros(1).expand(llama.vocab_size, llama.hidden_size)
@@ -107,7 +115,7 @@ def from_folder(folder: Path, target: Path | None = None) -> Trained:
     assert isinstance(head, FeatureHead)
     recipe = dict(read_config(folder).get("training") or {})
     named = target_name(target) if target is not None else found.settings.verifier or recipe.get("target")
-    return Trained(kind, head, recipe, named)
+    return Trained(kind, head, recipe, named, recipe.get(VOCABULARY), file_digest(folder, WEIGHTS))
 
 
 class _KeptWeight(Projection):
@@ -121,9 +129,7 @@ class _KeptWeight(Projection):
 def _num_layers(found: HeadDescription[Any], target: Path | None) -> int:
     """Return the number of the target's layers, or without a target one that has all the layers that the head reads."""
     if target is not None:
-        with error_context(target):
-            config = LlamaConfig.from_json(read_settings(target))
-        return config.num_layers
+        return target_sizes(target).num_layers
     if found.taps is None:
         return 0
     if found.taps.ids is not None and found.taps.settled_by:
@@ -154,6 +160,19 @@ def export(
         kind.files.save(head, folder, {"architectures": [kind.architecture], **settings}, dtype)
 
 
+def check_evaluated(trained: Trained, evaluation: Evaluation) -> None:
+    """Check that an evaluation is of a head, and of a target with the tokens of the head's.
+
+    Raises:
+        ValueError: names both.
+    """
+    heads, vocabularies = (trained.weights, evaluation.weights), (trained.vocabulary, evaluation.vocabulary)
+    for what, (own, evaluated) in {"head's weights": heads, "target's vocabulary": vocabularies}.items():
+        if own is not None and evaluated is not None and own != evaluated:
+            found = f"of {evaluation.draft} with {evaluation.model}; the {what} there are {evaluated}, and here {own}"
+            raise ValueError(f"the evaluation is {found}; evaluate the head to export, or leave out --evaluation")
+
+
 def export_folder(
     trained: Trained,
     folder: Path,
@@ -164,7 +183,13 @@ def export_folder(
     notes: str | None,
     layout: HeadLayout = "official",
 ) -> None:
-    """Write a head with its model card; see `export` and `model_card`."""
+    """Write a head with its model card; see `export` and `model_card`.
+
+    Raises:
+        ValueError: the evaluation is of another head, or with another target; see `export`.
+    """
+    if evaluation is not None:
+        check_evaluated(trained, evaluation)
     # None stands for settings of other kinds of heads.
     recipe = {name: value for name, value in trained.recipe.items() if value is not None}
     if base_model is not None:

@@ -5,14 +5,25 @@ from typing import Any
 
 import yaml
 
+from specdec.core.outputs import taus_in_words
 from specdec.draft_heads.heads.draft_head import FeatureHead
+from specdec.models.head_fit import VOCABULARY
 from specdec.train_eagle.evaluation import Evaluation, format_shares
 from specdec.train_eagle.stage_settings import HeadLayout
 from specdec.train_eagle.training_kind import TrainingKind
 
 UNKNOWN = "TARGET"
 # Settings of a run that do not affect its head.
-UNTOLD = ("checkpoint_minutes", "evaluate_every", "evaluate_prompts", "gradient_checkpointing", "tracker", "out")
+UNTOLD = (
+    VOCABULARY,
+    "checkpoint_minutes",
+    "evaluate_every",
+    "evaluate_prompts",
+    "gradient_checkpointing",
+    "threads",
+    "tracker",
+    "out",
+)
 
 
 def model_card(
@@ -71,16 +82,15 @@ def _summary(kind: TrainingKind[Any], head: FeatureHead, layout: HeadLayout) -> 
 
 
 def _figures(found: Evaluation) -> list[str]:
-    tree = f"Trees of depth {found.depth}, branching {found.branching} and {found.nodes} nodes"
     rows = [(*row.cells, f"{row.prompts:,}") for row in found.measured]
     is_timed = any(row.speedup is not None for row in found.measured)
     speed = f" Speed is over plain decoding, one request at a time ({found.machine})." if is_timed else ""
     ranks = [(domain, f"top {place}", format_shares(shares)) for domain, place, shares in found.ranked()]
     return [
         "## Figures",
-        f"{tree}; {found.dtype}; answers of at most {found.max_tokens} tokens. "
-        f"Tau is the mean number of tokens per target step.{speed}",
-        _table(("text", "temperature", "tau", "speed", "steps that accept depth 1, 2, …", "prompts"), rows),
+        f"{found.dtype}; answers of at most {found.max_tokens} tokens. "
+        f"Tau is the mean number of tokens per target step; larger trees have a larger one, and cost more.{speed}",
+        _table(("text", "temperature", "tree", "tau", "speed", "steps that accept depth 1, 2, …", "prompts"), rows),
         "How often the target's next token is among the head's likeliest, given that its drafts so far are right:",
         _table(("text", "among", "at depth 1, 2, …"), ranks),
     ]
@@ -103,6 +113,8 @@ def _use(name: str, kind: TrainingKind[Any], head: FeatureHead, base: str) -> st
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return taus_in_words(value)
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 

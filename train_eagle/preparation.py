@@ -11,11 +11,13 @@ import datasets
 from rich.console import Console
 from rich.progress import track
 
+from specdec.models.head_fit import VOCABULARY
 from specdec.models.hub import shown_name
-from specdec.models.tokenizer import load_pretrained
+from specdec.models.tokenizer import load_pretrained, vocabulary_digest
 from specdec.train_eagle.chat_mask import BadConversation, ChatMask, Message, Sample
 from specdec.train_eagle.conversations import BadData, Entry, Place, open_source, read
 from specdec.train_eagle.prepared_data import PreparedData, Settings
+from specdec.train_eagle.provenance import check_answers
 from specdec.train_eagle.stage_settings import Long
 
 FORMAT = 1
@@ -48,19 +50,22 @@ def prepare(
         processes: processes that tokenise; None for one per processor where there are many conversations.
 
     Raises:
-        ValueError: a source, the tokenizer or a setting is unusable; `out` was made with other settings; `strict` and
-            a conversation is bad; nothing is left to train on.
+        ValueError: a source, the tokenizer or a setting is unusable; a source has answers of a target with other
+            tokens; `out` was made with other settings; `strict` and a conversation is bad; nothing is left to train on.
     """
     if max_length < 2:
         raise ValueError(f"max_length is {max_length}; it must be at least 2")
     if limit is not None and limit < 1:
         raise ValueError(f"limit is {limit}; it must be at least 1")
+    for source in sources:
+        check_answers(source, model)
     chat = ChatMask(load_pretrained(model))
     opened = [open_source(source) for source in sources]
     settings: Settings = {
         "format": FORMAT,
         "model": shown_name(model),
         "tokenizer": chat.digest,
+        VOCABULARY: vocabulary_digest(model),
         "inputs": hashlib.sha256(" ".join(source.digest() for source in opened).encode()).hexdigest(),
         "max_length": max_length,
         "long": long,

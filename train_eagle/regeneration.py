@@ -9,24 +9,26 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from specdec.cli.model_options import ModelOptions
+from specdec.config import EngineConfig
 from specdec.core.outputs import SpeculationStats
 from specdec.core.progress import progress_bar
 from specdec.core.request import Request, RequestGroup
 from specdec.core.sampling_params import SamplingParams
+from specdec.engine.resolved_config import resolved_config
 from specdec.kernels.settings import settings_of
 from specdec.llm import LLM
-from specdec.models.hub import shown_name
-from specdec.train_eagle.answer_journal import AnswerJournal, AnswerRow
+from specdec.models.head_fit import VOCABULARY, check_draft
+from specdec.models.tokenizer import vocabulary_digest
+from specdec.train_eagle.answer_journal import AnswerJournal, AnswerRow, compare_settings
 from specdec.train_eagle.chat_mask import BadConversation, Message
 from specdec.train_eagle.chat_prompts import chat_prompt
 from specdec.train_eagle.conversations import BadData, Place, Source, open_source, read, write_conversations
 from specdec.train_eagle.prepared_data import write_whole
+from specdec.train_eagle.provenance import JOURNAL, journal_settings, named_digest
 from specdec.train_eagle.stage_settings import RegenerateSettings
 
 # Seeds of conversations are this far apart, more than any has turns.
 SEED_STEP = 1000
-# Of each file of weights, as many bytes tell models apart.
-SAMPLED_BYTES = 1 << 20
 
 
 @dataclass
@@ -36,6 +38,7 @@ class Conversation:
     Attributes:
         number: number of its entry in the sources, from 0.
         messages: as given; answers take the places of the assistant's turns.
+        keep_cut: whether the beginning of a longer answer counts as one.
         answers: the target's answers so far.
         problem: why it ends before the end of its last answer; None if it does not.
     """
@@ -43,6 +46,7 @@ class Conversation:
     number: int
     place: Place
     messages: list[Message]
+    keep_cut: bool = False
     answers: list[str] = field(default_factory=list)
     problem: str | None = None
 
@@ -77,12 +81,14 @@ class Conversation:
     def take(self, row: AnswerRow) -> None:
         """Add an answer, or the reason that there is none; one with a reason is the beginning of a longer answer."""
         self.problem = row.problem
-        if row.text is not None:
+        if row.text is not None and (row.problem is None or self.keep_cut):
             self.answers.append(row.text)
 
 
-def read_conversations(llm: LLM, sources: Iterable[Source], limit: int | None, bad: BadData) -> list[Conversation]:
-    """Return the conversations, of at most `limit` entries per source, whose prompts the chat template can render.
+def read_conversations(
+    llm: LLM, sources: Iterable[Source], given: RegenerateSettings, bad: BadData
+) -> list[Conversation]:
+    """Return the conversations, of at most `given.limit` entries per source, whose prompts the template can render.
 
     The others are counted in `bad`.
 
@@ -92,16 +98,31 @@ def read_conversations(llm: LLM, sources: Iterable[Source], limit: int | None, b
     if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
         raise ValueError(f"{llm.config.model}: no chat template; add a chat_template.jinja to the folder")
     conversations = []
-    for number, entry in enumerate(read(sources, limit)):
+    for number, entry in enumerate(read(sources, given.limit)):
         try:
             messages = entry.messages()
             for i, message in enumerate(messages):
                 if message["role"] == "assistant":
                     chat_prompt(llm, messages[:i])
-            conversations.append(Conversation(number, entry.place, messages))
+            conversations.append(Conversation(number, entry.place, messages, given.keep_cut))
         except BadConversation as error:
             bad.add(error, entry.place)
     return conversations
+
+
+def settings_before_loading(
+    config: EngineConfig, sources: Sequence[Source], given: RegenerateSettings
+) -> dict[str, Any]:
+    """Return those of `run_settings` that are known before the model is loaded."""
+    return {
+        "model": named_digest(config.model),
+        VOCABULARY: vocabulary_digest(config.tokenizer or config.model),
+        "data": hashlib.sha256(" ".join(source.digest() for source in sources).encode()).hexdigest()[:12],
+        "limit": given.limit,
+        "temperature": list(given.temperature),
+        "max_tokens": given.max_tokens,
+        "seed": given.seed,
+    }
 
 
 def run_settings(
@@ -112,28 +133,13 @@ def run_settings(
     sampling = {name: getattr(params, name) for name, (_, facts) in settings_of(params).items() if facts.flags != ""}
     drafts = "any" if config.verify == "coupled" else f"{config.sources} {config.shape}, verified by {config.verify}"
     return {
-        "model": f"{shown_name(config.model)} ({_digest(config.model)})",
-        "data": hashlib.sha256(" ".join(source.digest() for source in sources).encode()).hexdigest()[:12],
-        "limit": given.limit,
         **sampling,
-        "temperature": list(given.temperature),
+        **settings_before_loading(config, sources, given),
         "dtype": config.dtype,
         "quantization": config.quantization,
         "max_model_len": llm.max_model_len,
         "drafts": drafts,
-        **({"keep_cut": True} if given.keep_cut else {}),
     }
-
-
-def _digest(model: Path) -> str:
-    """Return a short hash of a model's files; of large ones, of their sizes and beginnings."""
-    found = hashlib.sha256()
-    files = [file for file in sorted(model.iterdir()) if file.is_file()] if model.is_dir() else [model]
-    for file in files:
-        if file.suffix in (".json", ".safetensors", ".bin", ".gguf", ".jinja", ".model"):
-            with file.open("rb") as content:
-                found.update(f"{file.name} {file.stat().st_size} ".encode() + content.read(SAMPLED_BYTES))
-    return found.hexdigest()[:12]
 
 
 class Summary(NamedTuple):
@@ -152,8 +158,14 @@ def regenerate_file(options: ModelOptions, given: RegenerateSettings) -> Summary
     """
     bad = BadData(given.strict)
     sources = [open_source(name) for name in given.data]
+    config = resolved_config(options.model, options.draft, {**options.settings, "shape": options.shape})
+    journal = given.out.with_name(f"{given.out.name}{JOURNAL}")
+    if journal.is_file():
+        compare_settings(journal, journal_settings(journal), settings_before_loading(config, sources, given))
+    if config.draft is not None:
+        check_draft(config.draft, config.model)
     llm = options.load()
-    conversations = read_conversations(llm, sources, given.limit, bad)
+    conversations = read_conversations(llm, sources, given, bad)
     params = replace(options.params(llm), max_tokens=given.max_tokens, seed=given.seed)
     settings = run_settings(llm, sources, given, params)
     unusable = sum(bad.counts.values())
@@ -175,13 +187,13 @@ def regenerate_file(options: ModelOptions, given: RegenerateSettings) -> Summary
     lines = [bad.table("left out")] if bad.counts else []
     cut = sum(f"--max-tokens {given.max_tokens}" in (each.problem or "") for each in conversations)
     if cut:
-        remedy = "" if given.keep_cut else "; raise --max-tokens, or give --keep-cut"
+        remedy = "" if given.keep_cut else "; raise --max-tokens into another --out, or give --keep-cut and the same"
         lines.append(f"{cut:,} of {len(conversations):,} conversations have an answer that is cut{remedy}")
     lines.append(f"{entries}: {ends}; {whole + part:,} in {given.out}")
     if earlier:
         lines.append(f"{earlier:,} answers were on disk from an earlier run of the same command")
     if run.tokens:
-        tau = f", tau {run.stats.tau:.2f}" if run.stats.drafted else ""
+        tau = f", tau {run.stats.tau:.2f} ({llm.config.tree_in_words})" if run.stats.drafted else ""
         speed = f"{run.tokens / run.seconds:,.0f} tokens/s"
         lines.append(f"{run.tokens:,} tokens in {run.seconds:,.1f} s, {speed}{tau}")
     if interrupted:
@@ -222,7 +234,7 @@ class Regeneration:
         self.llm, self.conversations, self.params, self.given = llm, conversations, params, given
         self.out = out = given.out
         self.tokens, self.seconds, self.stats = 0, 0.0, SpeculationStats()
-        file = out.with_name(f"{out.name}.journal")
+        file = out.with_name(f"{out.name}{JOURNAL}")
         if out.exists() and not file.exists():
             raise ValueError(f"{out}: exists, and {file.name} is missing, so how it was made is not known; remove it")
         if not out.parent.is_dir():
@@ -326,7 +338,8 @@ class Regeneration:
         if output.finish_reason == "length":
             is_cut = len(output.token_ids) == self.params.max_tokens
             limit = f"--max-tokens {self.params.max_tokens}" if is_cut else "the context"
-            kept = output.text if self.given.keep_cut and output.text.strip() else None
+            # Kept in the journal in any case, so that the same command can take it up with --keep-cut later.
+            kept = output.text if output.text.strip() else None
             return self._problem(conversation, f"answer longer than {limit}", kept)
         if output.finish_reason != "stop":
             return self._problem(conversation, "answer failed in the engine")

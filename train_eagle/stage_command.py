@@ -1,5 +1,6 @@
 """A stage of training as a command, of `specdec` or by `python -m`."""
 
+import os
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import NoReturn
@@ -23,6 +24,15 @@ def need_extra(stage: str) -> None:
     if missing:
         lacking = f"{', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed"
         raise ValueError(f"{stage} needs {lacking}; run: pip install 'specdec[train]'")
+
+
+def let_threads_sleep() -> None:
+    """Let torch's threads sleep while they wait for each other; to be called before torch is first imported.
+
+    By default a thread of OpenMP spins at the end of every operation until the others are there too. Where other
+    programs use the machine, one of these has no processor, and the spinning takes most of the time that there is.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def run_stage(command: Callable[..., None], args: Sequence[str] | None = None) -> NoReturn:

@@ -10,15 +10,38 @@ from specdec.draft_heads.formats.head_kind import Source
 from specdec.draft_heads.formats.head_kinds import describe_folder
 from specdec.draft_heads.heads.block_head import BlockHead
 from specdec.draft_heads.heads.draft_head import FeatureHead
+from specdec.models.head_fit import VOCABULARY, check_fit, check_vocabulary, target_sizes
+from specdec.models.hub import shown_path
 from specdec.train_eagle.head_export import from_folder
 from specdec.train_eagle.training_state import saved_run
 
+EMBEDDING = "embed_tokens.weight"
 MARKOV = "markov_head."
 WEIGHT = f"{MARKOV}markov_w2.weight"
 # Trained embeddings of the Markov head are within about 1, where tanh of an eighth is linear to half a percent.
 LINEAR = 8.0
 OUTPUT, DRAFT_TOKENS, DRAFT_SIZE = "lm_head.weight", "draft_tokens", "draft_vocab_size"
 INNER, GATE_UP, DOWN = "intermediate_size", "gate_up_proj.weight", "down_proj.weight"
+
+
+def check_start(start: Path, target: Path) -> None:
+    """Check that the head of a folder, or of a run, is for a target with the sizes and tokens of this one.
+
+    Raises:
+        ValueError: names both, and the remedy.
+    """
+    saved = saved_run(start)
+    if saved is None:
+        if (start / "config.json").is_file():
+            check_fit(describe_folder(start), start, target)
+        return
+    sizes, embedding = target_sizes(target), saved.head().get(EMBEDDING)
+    shape = [sizes.vocab_size, sizes.hidden_size]
+    if embedding is not None and list(embedding.shape) != shape:
+        found = f"its run was for a target of {embedding.shape[0]} tokens and a hidden_size of {embedding.shape[1]}"
+        remedy = "give that target by --model, or another --start"
+        raise ValueError(f"{start}: {found}; {shown_path(target)} has {shape[0]} and {shape[1]}; {remedy}")
+    check_vocabulary(f"--start {start}", saved.settings.get("target"), saved.settings.get(VOCABULARY), target)
 
 
 def begin_with(head: FeatureHead, start: Path, target: Path) -> None:
@@ -75,7 +98,7 @@ def _begin_with_folder(head: FeatureHead, folder: Path, target: Path) -> None:
     tensors = given.state_dict()
     if describe_folder(folder).embedding != Source.FILE:
         # The target's, which the fresh head has.
-        del tensors["embed_tokens.weight"]
+        del tensors[EMBEDDING]
     head.load_state_dict(_fitted(tensors, head), strict=False)
 
 

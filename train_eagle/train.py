@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from specdec.cli.options import Verbose, options_for, with_options
-from specdec.train_eagle.stage_command import need_extra, run_stage
+from specdec.train_eagle.stage_command import let_threads_sleep, need_extra, run_stage
 from specdec.train_eagle.train_config import TrainConfig
 
 
@@ -20,8 +20,9 @@ def train(
 ) -> None:
     """Train a draft head for a target: EAGLE, EAGLE-3, DFlash or DSpark.
 
-    A plan is printed first. The same command resumes a killed run. OUT gets the head with the best tau on held-out
-    conversations. OUT/run gets the state of the run, its settings as YAML, log.jsonl, and curves.png, drawn as it runs.
+    A plan is printed first. The same command resumes a killed run; Ctrl-C and SIGTERM save it first. OUT gets the head
+    with the best tau on held-out conversations. OUT/run gets the state of the run, its settings as YAML, log.jsonl, and
+    curves.png, drawn as it runs.
 
     \b
     Examples:
@@ -34,6 +35,7 @@ def train(
         if config is None and name not in given:
             raise ValueError(f"--{name} is missing; give it, or a --config FILE that has it")
     need_extra("train")
+    let_threads_sleep()
 
     # Late, because torch takes seconds to import, and --help and mistakes should not wait for it.
     from specdec.core.out_of_memory import explained_shortage
@@ -41,7 +43,10 @@ def train(
     from specdec.train_eagle.train_run import Run
 
     with explained_shortage("lower batch_tokens, or take a smaller target or head"):
-        Run(read_config(given, config)).train()
+        received = Run(read_config(given, config)).train()
+    if received is not None:
+        # As a shell tells of a program that a signal has ended.
+        raise typer.Exit(128 + received)
 
 
 if __name__ == "__main__":

@@ -109,11 +109,13 @@ class TrainConfig:
         "Folder of a head, or of a run (OUT/run), from whose weights this run goes on; it must have the same sizes.",
         metavar="FOLDER",
     )
-    draft_vocab_size: int = setting(
-        0,
+    draft_vocab_size: int | None = setting(
+        None,
         "Tokens that an EAGLE-3, DFlash or DSpark head can propose, by an output matrix of its own; 0: all, and DFlash "
         "and DSpark heads use the target's matrix.",
         least=0,
+        shown_default="for eagle3 as many as make the output matrix as large as the rest of the head, from 8192 to "
+        "32000; else 0",
     )
     layers: int | None = setting(
         None, "Layers of a DFlash or DSpark head.", least=1, shown_default=_by_head("layers"), panel="Model"
@@ -163,7 +165,10 @@ class TrainConfig:
         panel="Model",
     )
     held_out: int | None = setting(
-        None, "Conversations for validation.", least=1, shown_default="one in twenty, at most 100"
+        None,
+        "Conversations for validation.",
+        least=1,
+        shown_default="one in twenty, at least 12 (or a fifth of all), at most 100",
     )
 
     epochs: int | None = setting(
@@ -239,6 +244,13 @@ class TrainConfig:
         None, "Amplitude of uniform noise added to features.", least=0, shown_default=_by_head("noise")
     )
 
+    threads: int | None = setting(
+        None,
+        "Threads of torch on a CPU. They sleep while they wait for each other.",
+        least=1,
+        most=1024,
+        shown_default="as many as torch takes: the machine's cores, or OMP_NUM_THREADS",
+    )
     checkpoint_minutes: float = setting(3.0, "Minutes between saved states and curves of the run.", above=0)
     evaluate_every: float | None = setting(
         None, "Epochs between evaluations by the engine.", above=0, shown_default="a tenth of the run, at least 1"

@@ -10,6 +10,7 @@ from accelerate import Accelerator
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
+from specdec.config import EAGLE2_SHAPE
 from specdec.train_eagle.prepared_data import write_whole
 from specdec.train_eagle.unrolled_loss import UnrolledLoss
 
@@ -145,6 +146,6 @@ def draw_curves(log: Path, picture: Path) -> None:
     accuracy.set(title="share of predictions that are the target's", xlabel="tokens")
     accuracy.legend()
     tau.plot([record["tokens"] for record in held_out], [record["tau"] for record in held_out], "o-")
-    tau.set(title="tau, held out, temperature 0", xlabel="tokens")
+    tau.set(title=f"tau ({EAGLE2_SHAPE.in_words}), held out, temperature 0", xlabel="tokens")
     write_whole(picture, lambda new: figure.savefig(new, dpi=100, format="png"))
     plt.close(figure)

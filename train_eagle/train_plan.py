@@ -10,10 +10,12 @@ from specdec.train_eagle.chat_mask import Sample
 from specdec.train_eagle.features import packed
 from specdec.train_eagle.head_trainer import LossSettings
 from specdec.train_eagle.prepared_data import PreparedData
+from specdec.train_eagle.provenance import check_data
 from specdec.train_eagle.read_config import recipe
 from specdec.train_eagle.train_config import MOST_LR, PUBLISHED_SIZE, TrainConfig
 
-MOST_HELD_OUT = 100
+# Tau on ten prompts or fewer says little, so that of few conversations a larger share is held out, at most a fifth.
+MOST_HELD_OUT, LEAST_HELD_OUT = 100, 12
 MOST_WARMUP = 50
 # One conversation in this many is held out, and one step in this many warms up.
 SHARE = 20
@@ -28,13 +30,21 @@ FEW_CONVERSATIONS, FEW_STEPS = 1000, 100
 NOT_SAVED = ("resume",)
 
 
-def read_samples(folders: Sequence[Path]) -> list[Sample]:
+def read_samples(folders: Sequence[Path], target: Path, vocab_size: int) -> list[Sample]:
     """Return all conversations of prepared data that can be trained on.
 
+    Args:
+        target: the target's checkpoint.
+        vocab_size: its number of tokens.
+
     Raises:
-        ValueError: a folder holds no complete prepared data.
+        ValueError: a folder holds no complete prepared data, or data of other tokens than the target's.
     """
-    samples = [sample for folder in folders for shard in PreparedData(folder) for sample in shard]
+    samples = []
+    for folder in folders:
+        found = PreparedData(folder).load()
+        check_data(folder, found, target, vocab_size)
+        samples += found
     return [sample for sample in samples if any(sample.mask[2:])]
 
 
@@ -75,7 +85,8 @@ class TrainPlan:
         Raises:
             ValueError: too few conversations, or one that is longer than a batch.
         """
-        held_out = config.held_out or min(MOST_HELD_OUT, max(1, len(samples) // SHARE))
+        fewest = max(1, min(LEAST_HELD_OUT, len(samples) // 5))
+        held_out = config.held_out or min(MOST_HELD_OUT, max(fewest, len(samples) // SHARE))
         if len(samples) <= held_out:
             least = f"{len(samples)} conversations are too few to keep {held_out} apart"
             raise ValueError(f"{least}; lower held_out" if config.held_out else f"{least}; prepare more")
@@ -136,22 +147,30 @@ class TrainPlan:
             told.append(f"warmup_steps {self.settings['warmup_steps']} is more than half of {total:,} steps; lower it")
         return told
 
-    def lines(self, weights: int, tokens_per_s: float) -> list[str]:
+    def lines(self, weights: int, tokens_per_s: float, proposable: Sequence[bool]) -> list[str]:
         """Return the plan for people.
 
         Args:
             weights: number of weights to train.
             tokens_per_s: measured speed of training.
+            proposable: of each of the target's tokens, whether the head can propose it.
         """
         used = self.settings
         said = sum(sum(sample.mask) for sample in self.samples)
         tokens = sum(len(sample.token_ids) for sample in self.samples)
         evaluations = math.ceil(used["epochs"] / used["evaluate_every"])
         asked = min(used["evaluate_prompts"], len(self.held_out))
+        proposes = f"proposes all {len(proposable):,} tokens"
+        if not all(proposable):
+            own = (zip(sample.token_ids, sample.mask, strict=True) for sample in self.samples)
+            covered = sum(proposable[token] for pairs in own for token, is_own in pairs if is_own)
+            share = f"{covered / said:.1%} of what the assistant says"
+            few = f"{sum(proposable):,} of {len(proposable):,} tokens"
+            proposes = f"proposes {few}, {share}; --draft-vocab-size 0: all"
         return [
             f"data      {len(self.samples):,} conversations to train on, {tokens:,} tokens, {said / tokens:.0%} the "
             f"assistant's; {len(self.held_out):,} held out",
-            f"head      {used['head']}, {weights:,} weights to train",
+            f"head      {used['head']}, {weights:,} weights to train; {proposes}",
             f"steps     {self.total:,} in {used['epochs']} epochs, of at most {self.per_step * used['batch_tokens']:,} "
             f"tokens; {used['warmup_steps']} of warm-up to a learning rate of {used['lr']:.2g}",
             f"minutes   about {self.tokens / tokens_per_s / 60:.1f} at {tokens_per_s:,.0f} tokens/s, and {evaluations} "

@@ -2,11 +2,9 @@
 
 import shutil
 import time
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from importlib.util import find_spec
-from typing import Any
 
 import torch
 import yaml
@@ -15,18 +13,23 @@ from accelerate.utils import set_seed
 from torch import Tensor
 from transformers import get_cosine_schedule_with_warmup
 
+from specdec.config import EAGLE2_SHAPE, default_shape
 from specdec.core.device import resolve_dtype
-from specdec.core.outputs import SpeculationStats
-from specdec.draft_heads.heads.draft_head import FeatureHead
+from specdec.core.outputs import taus_in_words
 from specdec.kernels.kernel_set import torch_kernels
 from specdec.kernels.quantized_tensor import plain
+from specdec.models.head_fit import VOCABULARY, target_sizes
 from specdec.models.hub import checkpoint_path
-from specdec.models.llama import LlamaModel, load_llama
-from specdec.train_eagle.chat_mask import Sample
+from specdec.models.llama import load_llama
+from specdec.models.tokenizer import vocabulary_digest
 from specdec.train_eagle.features import FeatureStore, OnlineFeatures, packed
-from specdec.train_eagle.head_evaluation import accepted_shares, measure_tau
+from specdec.train_eagle.fresh_head import new_head
+from specdec.train_eagle.head_evaluation import accepted_shares
+from specdec.train_eagle.held_out_tau import HeldOutTau
 from specdec.train_eagle.prepared_data import write_whole
-from specdec.train_eagle.start_head import begin_with
+from specdec.train_eagle.provenance import data_digests, named_digest
+from specdec.train_eagle.start_head import check_start
+from specdec.train_eagle.stop_signals import StopSignals
 from specdec.train_eagle.target_name import target_name
 from specdec.train_eagle.train_config import TrainConfig
 from specdec.train_eagle.train_log import TrainLog
@@ -45,44 +48,12 @@ FREE = (
     "evaluate_every",
     "evaluate_prompts",
     "gradient_checkpointing",
+    "threads",
     "tracker",
 )
 SETTINGS = "settings.yaml"
 # Settings that a head's recipe does not name.
-UNTOLD = ("model", "data", "out", "features", "start", "tracker")
-
-
-def new_head(
-    config: TrainConfig, model: LlamaModel, samples: Sequence[Sample], settings: Mapping[str, Any]
-) -> FeatureHead:
-    """Make the head that the settings ask for, as a function of the seed.
-
-    Args:
-        settings: all settings by name, none of the kind's left open.
-
-    Raises:
-        ValueError: the head to start from is missing or does not fit, or there are too few tokens to propose.
-    """
-    torch.manual_seed(config.seed)
-    count = config.draft_vocab_size
-    tokens = frequent_tokens(samples, count, model.config.vocab_size) if count else None
-    head: FeatureHead = TRAINING_KINDS[config.head].sized(settings).new(model, tokens)
-    if config.start is not None:
-        begin_with(head, config.start, config.model)
-    return head
-
-
-def frequent_tokens(samples: Iterable[Sample], count: int, vocab_size: int) -> Tensor:
-    """Return the tokens that the assistant says most often, int64 `[count]`, ascending; ties go to lower ids.
-
-    Raises:
-        ValueError: there are not so many tokens.
-    """
-    if count > vocab_size:
-        raise ValueError(f"draft_vocab_size is {count}; the target has {vocab_size} tokens")
-    said = Counter(token for sample in samples for token, own in zip(sample.token_ids, sample.mask, strict=True) if own)
-    ranked = sorted(range(vocab_size), key=lambda token: (-said[token], token))
-    return torch.tensor(sorted(ranked[:count]))
+UNTOLD = ("model", "data", "out", "features", "start", "threads", "tracker")
 
 
 class Run:
@@ -93,9 +64,19 @@ class Run:
     """
 
     def __init__(self, config: TrainConfig) -> None:
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        # What does not belong together is refused before anything is loaded or said.
+        named = checkpoint_path(config.model, weights=False)
+        sizes = target_sizes(named)
+        self.kind = TRAINING_KINDS[config.head]
+        if config.draft_vocab_size is None:
+            config = replace(config, draft_vocab_size=self.kind.default_draft_vocab(sizes))
         self.config = config
-        samples = read_samples(config.data)
+        samples = read_samples(config.data, named, sizes.vocab_size)
         self.data_names = source_names(config.data)
+        if config.start is not None:
+            check_start(config.start, named)
         # By default accelerate treats several processes without a GPU as separate runs.
         on_cpu = not torch.cuda.is_available()
         dtype = resolve_dtype("auto", PartialState(cpu=on_cpu).device)
@@ -114,21 +95,26 @@ class Run:
             project_dir=self.folder,
         )
         self.device = self.accelerator.device
-        weights = dtype if mixed == "bf16" else torch.float32
+        self.plan = TrainPlan.of(config, samples, sizes.hidden_size, self.accelerator.num_processes)
         target = checkpoint_path(config.model)
+        self.made_with = {
+            "target": named_digest(target),
+            VOCABULARY: vocabulary_digest(target),
+            "contents": data_digests(config.data),
+        }
+        kept = {name: value for name, value in self.plan.plain_settings.items() if name not in FREE}
+        kept |= {**self.made_with, "processes": self.accelerator.num_processes}
+        self.state = TrainingState(self.folder, kept, config.resume)
+        weights = dtype if mixed == "bf16" else torch.float32
         self.model = load_llama(target, weights, self.device, torch_kernels(GumbelNoise(self.device)))
-        self.plan = TrainPlan.of(config, samples, self.model.config.hidden_size, self.accelerator.num_processes)
-        self.kind = TRAINING_KINDS[config.head]
         self.head = new_head(config, self.model, self.plan.samples, self.plan.settings)
         self.trainer = self.kind.trainer(self.head, plain(self.model.lm_head_weight), self.plan.loss)
         self.trained = [parameter for parameter in self.head.parameters() if parameter.requires_grad]
-        kept = {name: value for name, value in self.plan.plain_settings.items() if name not in FREE}
-        kept["processes"] = self.accelerator.num_processes
-        self.state = TrainingState(self.folder, kept, config.resume)
         used = self.plan.settings
         optimizer = torch.optim.AdamW(self.trained, lr=used["lr"], betas=(0.9, 0.95), weight_decay=0.0)
         schedule = get_cosine_schedule_with_warmup(optimizer, used["warmup_steps"], self.plan.total)
         self.source, self.held_out = self._sources()
+        self.tau = HeldOutTau(self.kind.files, config.model, self.folder, self.plan.held_out, config.evaluate_prompts)
         prepared = self.accelerator.prepare(self.trainer, optimizer, schedule)
         self.wrapped, self.optimizer, self.schedule = prepared
         self.state.load(self.accelerator)
@@ -143,7 +129,7 @@ class Run:
         if folder is None:
             return train, held_out
         settings = {
-            "data": [str(path) for path in self.config.data],
+            **self.made_with,
             "held_out": len(self.plan.held_out),
             "taps": list(self.head.taps),
             "dtype": str(self.model.embed_tokens.weight.dtype),
@@ -160,8 +146,12 @@ class Run:
         self.accelerator.wait_for_everyone()
         return FeatureStore(folder, settings), held_out
 
-    def train(self) -> None:
-        """Train to the end, with checkpoints."""
+    def train(self) -> int | None:
+        """Train to the end, with checkpoints, or to the first Ctrl-C or SIGTERM.
+
+        Returns:
+            The number of the signal that ended it; None if it came to its end.
+        """
         config, state, main = self.config, self.state, self.accelerator.is_main_process
         if config.resume is False and main:
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -170,11 +160,12 @@ class Run:
         self.accelerator.init_trackers("tensorboard")
         tokens = sum(self._tokens(step) for step in range(state.step))
         began = saved = time.monotonic()
+        saved_step = state.step
         log = TrainLog(self.folder, self.accelerator, self.total, state.step) if main else None
         if log is not None:
             self._begin(log, speed)
-        with log or nullcontext():
-            while state.step < self.total:
+        with log or nullcontext(), StopSignals(self.accelerator.num_processes == 1) as stop:
+            while state.step < self.total and not self._stops(stop):
                 start = time.monotonic()
                 loss, norm, rate = self.step(state.step)
                 new_tokens = self._tokens(state.step)
@@ -188,12 +179,28 @@ class Run:
                 if log is not None and (evaluates or time.monotonic() - saved > config.checkpoint_minutes * 60):
                     state.save(self.accelerator)
                     log.draw(at_once=evaluates)
-                    saved = time.monotonic()
-        if log is not None:
+                    saved, saved_step = time.monotonic(), state.step
+            # Still inside, so that a further signal does not end the run while it saves.
+            stopped = state.step < self.total
+            if stopped and log is not None and saved_step < state.step:
+                state.save(self.accelerator)
+        if log is not None and stopped:
+            kept = f"saved in {self.folder}; the same command resumes it"
+            log.say(f"stopped   after step {state.step:,} of {self.total:,}, {kept}")
+        elif log is not None:
             self._end(log, tokens, time.monotonic() - began)
         # A process that ended while the first one still evaluates has been seen to abort in its gloo threads.
         self.accelerator.wait_for_everyone()
         self.accelerator.end_training()
+        return stop.received if stopped else None
+
+    def _stops(self, stop: StopSignals) -> bool:
+        """Return whether any process was told to stop, so that all stop after the same step."""
+        told = stop.received is not None
+        if self.accelerator.num_processes == 1:
+            return told
+        count: Tensor = self.accelerator.reduce(torch.tensor(float(told), device=self.device))
+        return count.item() > 0
 
     def step(self, step: int) -> tuple[UnrolledLoss, float, float]:
         """Take one optimizer step; return its last batch's loss, its gradient norm and learning rate."""
@@ -241,24 +248,31 @@ class Run:
     def _evaluate(self, log: TrainLog, tokens: int) -> None:
         """Measure loss and tau on held-out conversations, and save the head if it is the best so far."""
         loss = self._validate()
-        stats = self._speculation()
+        stats, is_best = self.tau.measure(self.head, EAGLE2_SHAPE), False
+        taus = {EAGLE2_SHAPE.in_words: round(stats.tau, 4)}
+        if stats.tau >= self.state.best_tau:
+            self.state.best_tau, is_best = stats.tau, True
+            serving = default_shape(self.device.type)
+            if serving != EAGLE2_SHAPE:
+                taus[serving.in_words] = round(self.tau.measure(self.head, serving).tau, 4)
         values = {
             "step": self.state.step,
             "tokens": tokens,
             "held_out_loss": round(loss.total.item(), 5),
             "held_out_accuracy": [round(value, 4) for value in loss.accuracy.tolist()],
             "tau": round(stats.tau, 4),
+            "tau_by_tree": taus,
             "accepted_per_depth": accepted_shares(stats),
         }
         log.record(values)
         shares = " ".join(f"{value:.2f}" for value in loss.accuracy.tolist())
-        found = f"loss {loss.total.item():.3f} accuracy {shares}, tau {stats.tau:.2f}"
+        found = f"loss {loss.total.item():.3f} accuracy {shares}, tau {taus_in_words(taus)}"
         log.console.print(f"step {self.state.step}/{self.plan.total} held out: {found}", soft_wrap=True)
-        if stats.tau >= self.state.best_tau:
-            self.state.best_tau = stats.tau
+        if is_best:
             recipe = {name: value for name, value in self.plan.plain_settings.items() if name not in UNTOLD}
-            recipe |= {"tokens": tokens, "held_out_tau": round(stats.tau, 4)}
-            recipe = {"target": target_name(self.config.model), "data": self.data_names, **recipe}
+            recipe |= {"tokens": tokens, "held_out_tau": taus, "held_out_prompts": self.tau.num_prompts}
+            named = {"target": target_name(self.config.model), VOCABULARY: self.made_with[VOCABULARY]}
+            recipe = {**named, "data": self.data_names, **recipe}
             self.kind.files.save(self.head, self.config.out, {"training": recipe})
 
     @torch.no_grad()
@@ -271,23 +285,11 @@ class Run:
         self.trainer.train()
         return UnrolledLoss(*(torch.stack(values).float().mean(0) for values in zip(*losses, strict=True)))
 
-    def _speculation(self) -> SpeculationStats:
-        """Measure the current head by the engine."""
-        held_out = self.plan.held_out
-        count = min(self.config.evaluate_prompts, len(held_out))
-        if count == 0:
-            return SpeculationStats()
-        # Spread over all of them.
-        chosen = [held_out[i * len(held_out) // count] for i in range(count)]
-        prompts = [sample.token_ids[: sample.mask.index(True)] for sample in chosen]
-        folder = self.folder / "latest"
-        self.kind.files.save(self.head, folder, {})
-        return measure_tau(self.config.model, folder, prompts)
-
     def _begin(self, log: TrainLog, speed: float) -> None:
         """Say what the run will do and whether it goes on, and save its settings."""
         state, run = self.state, self.folder
-        for line in self.plan.lines(sum(parameter.numel() for parameter in self.trained), speed):
+        weights = sum(parameter.numel() for parameter in self.trained)
+        for line in self.plan.lines(weights, speed, self.trainer.proposable.tolist()):
             log.say(line)
         if state.step:
             log.say(f"resumes   after step {state.step:,} of {self.total:,}, from {run}; --no-resume begins anew")
@@ -305,7 +307,7 @@ class Run:
         if best is None or not best["tau"]:
             log.say(f"head      the last one, in {out}; its tau was not measured")
         else:
-            held_out = f"{min(self.config.evaluate_prompts, len(self.plan.held_out))} held-out prompts"
-            log.say(f"head      the best one, of step {best['step']:,}, in {out}; tau {best['tau']:.2f} on {held_out}")
+            found = f"tau {taus_in_words(best['tau_by_tree'])} on {self.tau.num_prompts} held-out prompts"
+            log.say(f"head      the best one, of step {best['step']:,}, in {out}; {found}")
         log.say(f"run       {SETTINGS}, log.jsonl and curves.png in {self.folder}")
         log.say(f"next      specdec evaluate --model {self.config.model} --draft {out} --data NAME=FILE --out FOLDER")

@@ -48,6 +48,10 @@ class TrainingKind(ABC, Generic[H]):
         """Return the kind with the sizes that a run's settings (by name) give its heads; by default as it is."""
         return self
 
+    def default_draft_vocab(self, target: LlamaConfig) -> int:  # noqa: ARG002
+        """Return how many tokens a head of a target's sizes proposes where no setting says; by default 0, for all."""
+        return 0
+
     def trainer(self, head: H, lm_head: Tensor, settings: LossSettings) -> HeadTrainer:
         """Return the module that turns a `FeatureBatch` into an `UnrolledLoss`.
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from specdec.draft_heads.formats.head_kinds import KINDS
 from specdec.draft_heads.heads.eagle import EagleConfig, EagleHead
 from specdec.draft_heads.heads.eagle3 import Eagle3Config, Eagle3Head, Eagle3Layer, default_taps
+from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.models.llama import LlamaModel
 from specdec.train_eagle.block_training import DFlashTraining, DSparkTraining
 from specdec.train_eagle.head_trainer import HeadTrainer, LossSettings, UnrolledTrainer
@@ -19,6 +20,9 @@ from specdec.train_eagle.training_kind import (
     input_norm,
     layer_config,
 )
+
+# Bounds of a default draft vocabulary, and what it is a multiple of.
+LEAST_TOKENS, MOST_TOKENS, ROUNDED_TO = 8192, 32_000, 256
 
 
 class EagleTraining(TrainingKind[EagleHead]):
@@ -63,6 +67,20 @@ class Eagle3Training(TrainingKind[Eagle3Head]):
         head.lm_head.weight.data.copy_(output[tokens.to(output.device)])
         head.norm.weight.data.copy_(model.norm.weight)
         return head
+
+    def default_draft_vocab(self, target: LlamaConfig) -> int:
+        """Return the tokens whose rows make the output matrix as large as the head's other trained weights.
+
+        That gives 32,000 for targets of 1B parameters and more, as in EAGLE-3, SpecForge and speculators, and fewer for
+        smaller ones, whose matrix of 32,000 rows would be most of the head.
+        """
+        with torch.device("meta"):
+            sizes = Eagle3Config(layer_config(target), default_taps(target.num_layers), target.hidden_size, 1)
+            head = Eagle3Head(sizes)
+        tables = head.embed_tokens.weight.numel() + head.lm_head.weight.numel()
+        rows = (sum(each.numel() for each in head.parameters()) - tables) // target.hidden_size
+        tokens = max(LEAST_TOKENS, min(MOST_TOKENS, rows // ROUNDED_TO * ROUNDED_TO))
+        return tokens if tokens < target.vocab_size else 0
 
     def trainer(self, head: Eagle3Head, lm_head: Tensor, settings: LossSettings) -> HeadTrainer:
         return UnrolledTrainer(head, lm_head, settings, head.lm_head, head.draft_tokens)

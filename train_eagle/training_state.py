@@ -91,7 +91,8 @@ class TrainingState:
             return
         other = [name for name, value in self.settings.items() if self._saved.settings.get(name) != value]
         if other:
-            kept = f"{run} holds a run with another {', '.join(other)}"
+            told = "; ".join(f"{name}: {self._saved.settings.get(name)}, not {self.settings[name]}" for name in other)
+            kept = f"{run} holds a run with another {told}"
             raise ValueError(f"{kept}; give its settings, another folder, or --no-resume to replace it")
         self.step, self.best_tau = self._saved.step, self._saved.best_tau
 

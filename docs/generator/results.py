@@ -258,6 +258,23 @@ def _draft_window() -> str:
     return f"{table(header, rows)}\n\n{source('draft_window', 'draft_window')}"
 
 
+THREAD_WAYS = {"spin": "spin, OpenMP's default", "sleep": "sleep, the default here", "one thread": "`--threads 1`"}
+
+
+def _training_threads() -> str:
+    """Return speed and cost of training by what waiting threads do."""
+    rows = []
+    for row in read("training_threads")["rows"]:
+        minutes = row["cpu_ms_per_token"] * 1e6 / 1000 / 60
+        of_clock = 1e6 / row["tokens_per_s"] / 60
+        cells = f"{row['tokens_per_s']:,.0f}", f"{of_clock:,.0f}", f"{minutes:,.0f}"
+        rows.append([THREAD_WAYS[row["way"]], f"{row['threads']:.0f}", *cells, f"{row['load']:.0f}"])
+    header = ["waiting threads", "threads", "tokens a second", "minutes for a million tokens"]
+    header += ["processor minutes for a million tokens", "load of the machine"]
+    found = _with_source("training_threads", header, rows)
+    return f"{found} An EAGLE-3 head of the demo target (10 layers of 256 channels), default settings."
+
+
 def _draft_refresh() -> str:
     document = read("draft_refresh")
     rows = [
@@ -305,6 +322,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "results-prefix": _prefix_cache,
     "results-kv-transfer": _kv_transfer,
     "results-training": _training,
+    "results-training-threads": _training_threads,
     "results-refresh": _draft_refresh,
     "results-soak": _soak,
     "results-draft-window": _draft_window,

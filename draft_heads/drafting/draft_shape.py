@@ -36,6 +36,11 @@ class DraftShape:
         check_settings(self)
 
     @property
+    def in_words(self) -> str:
+        """Nodes and depth, as they stand beside a tau."""
+        return f"{self.nodes} {'node' if self.nodes == 1 else 'nodes'}, depth {self.depth}"
+
+    @property
     def slots(self) -> int:
         """Cache entries that a row needs behind its known tokens, for drafting or for verification."""
         return max(self.nodes, self.scratch(self.depth))

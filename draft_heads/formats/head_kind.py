@@ -78,15 +78,24 @@ class HeadDescription(Generic[C]):
         Raises:
             CheckpointError: both sizes, or the tensors that are missing, unexpected or of another shape or type.
         """
+        if target is not None:
+            self.check_target(target)
+        self.tensors.check(self.expected, self.id_maps)
+
+    def check_target(self, target: LlamaConfig) -> None:
+        """Check that a target has the sizes that the head was made for.
+
+        Raises:
+            CheckpointError: names both sizes.
+        """
         vocab_size = self.config.llama.vocab_size
-        if target is not None and self.reads != target.hidden_size:
+        if self.reads != target.hidden_size:
             states = f"states of size {self.reads}"
             raise CheckpointError(f"the head reads {states}, but the target's hidden_size is {target.hidden_size}")
-        if target is not None and vocab_size != target.vocab_size:
+        if vocab_size != target.vocab_size:
             raise CheckpointError(f"the head's vocab_size {vocab_size} does not fit the target's {target.vocab_size}")
-        if target is not None and self.taps is not None:
+        if self.taps is not None:
             self.taps.of(target.num_layers)
-        self.tensors.check(self.expected, self.id_maps)
 
     def check_finite(self, dtype: torch.dtype) -> None:
         """Check the weights of a complete head, which reads them. With NaN among them it would draft nothing.

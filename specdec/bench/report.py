@@ -7,6 +7,7 @@ from rich.table import Table
 
 from specdec.bench.comparison import Results
 from specdec.bench.figures import Figures, Spread
+from specdec.draft_heads.drafting.draft_shape import DraftShape
 
 # Columns where the output is no terminal.
 WIDTH = 140
@@ -128,8 +129,19 @@ def _caption(results: Results) -> str:
             f"{prompts}, temperature {comparison.params.temperature:g}, {how}. Median (least–most) of "
             f"{comparison.rounds} interleaved rounds. c: time of a step over a plain step."
         )
+    if trees := _trees(results):
+        lines.append(f"tau is that of draft trees of {trees}.")
     lines.append("differ: prompts whose tokens are not plain decoding's.")
     return "\n".join(lines)
+
+
+def _trees(results: Results) -> str:
+    """Return the largest draft trees of the modes: one description if all modes have the same, else each mode's own."""
+    shapes = {mode.label: mode.configuration.get("shape") for mode in results.modes}
+    sizes = {short_label(label): DraftShape(**shape).in_words for label, shape in shapes.items() if shape}
+    if len(set(sizes.values())) <= 1:
+        return "".join(f"at most {size}" for size in dict.fromkeys(sizes.values()))
+    return ", ".join(f"at most {size} for {label}" for label, size in sizes.items())
 
 
 def short_label(label: str) -> str:

@@ -44,11 +44,11 @@ def run_command(line: str, conversation: Conversation, screen: Screen) -> str:
 
 def _stats(conversation: Conversation, screen: Screen, _: str) -> str:
     llm, answers = conversation.llm, conversation.answers
-    total = llm.stats()
+    total, tree = llm.stats(), llm.config.tree_in_words
     seed, drafts = conversation.params.seed, conversation.params.speculation.enabled
     lines = {
-        "last answer": summary(TimedBatch(answers[-1:], answers[-1].seconds)) if answers else "none yet",
-        "all answers": summary(TimedBatch(answers, sum(answer.seconds for answer in answers))),
+        "last answer": summary(TimedBatch(answers[-1:], answers[-1].seconds, tree=tree)) if answers else "none yet",
+        "all answers": summary(TimedBatch(answers, sum(answer.seconds for answer in answers), tree=tree)),
         "conversation": f"{conversation.num_tokens} of {llm.max_model_len} tokens",
         "prefix cache": f"{total.prefix_hits} of {total.prefix_queries} prompt tokens",
         "draft": f"{llm.config.sources or 'none'}{'' if drafts else ', off'}",

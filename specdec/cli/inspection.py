@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from specdec.core.device import name_of
+from specdec.core.outputs import taus_in_words
 from specdec.draft_heads.formats.head_kind import HeadDescription
 from specdec.draft_heads.formats.head_kinds import describe_folder
 from specdec.draft_heads.formats.tap_ids import KEY, Taps
@@ -20,6 +21,7 @@ from specdec.draft_heads.llama.weight_files import has_weights, read_tensors
 from specdec.engine.named_checkpoints import head_path
 from specdec.models.checkpoint import read_settings
 from specdec.models.gguf_file import is_gguf
+from specdec.models.head_fit import check_fit
 from specdec.models.hub import checkpoint_path, shown_path
 from specdec.models.llama_draft import holds_llama
 from specdec.models.not_a_head import check_not_head
@@ -62,15 +64,11 @@ class Inspection:
         target = _target(found.settings.verifier, folder) if model is None else checkpoint_path(model, weights=False)
         if target is None:
             return cls(folder, found, None, None)
-        config = read_settings(target)
         # A target is described by its config.json alone.
         tensors = read_tensors(target) if not is_gguf(target) and has_weights(target) else {}
         with error_context(target):
-            check_not_head(config, tensors)
-            sizes = LlamaConfig.from_json(config)
-        with error_context(folder):
-            found.check(sizes)
-        return cls(folder, found, target, sizes)
+            check_not_head(read_settings(target), tensors)
+        return cls(folder, found, target, check_fit(found, folder, target))
 
     @property
     def taps(self) -> Taps | None:
@@ -146,12 +144,14 @@ class Inspection:
         }
 
     def _training(self) -> str:
-        """Return the texts of the training, their amount and the tau it reached, as far as config.json says."""
+        """Return the texts of the training, their amount and the taus it reached, as far as config.json says."""
         training = self.head.settings.training
-        data, tokens, tau = (training.get(name) for name in ("data", "tokens", "held_out_tau"))
+        names = ("data", "tokens", "held_out_tau", "held_out_prompts")
+        data, tokens, taus, prompts = (training.get(name) for name in names)
         parts = [", ".join(map(str, data))] if isinstance(data, list) and data else []
         parts += [f"{tokens:,} tokens"] if isinstance(tokens, int) else []
-        parts += [f"tau {tau:.2f} on held-out text"] if isinstance(tau, float) and tau else []
+        on = f"{prompts} held-out prompts" if prompts else "held-out text"
+        parts += [f"tau {taus_in_words(taus)} on {on}"] if isinstance(taus, dict) and any(taus.values()) else []
         return "; ".join(parts)
 
     def _reads(self) -> str:

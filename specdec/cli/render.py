@@ -63,6 +63,7 @@ class JsonView:
                 "error": output.error,
                 "steps": stats.steps,
                 "tau": stats.tau,
+                "tree": batch.tree or None,
                 "accepted_per_depth": stats.accepted_per_depth,
                 "seconds": answer.seconds,
                 "tok_per_s": answer.tok_per_s,
@@ -111,8 +112,9 @@ def _explained(batch: TimedBatch) -> str:
         return ""
     accepted = sum(stats.accepted_per_depth)
     first = batch.tokens - stats.tokens
+    trees = f" (trees of {batch.tree})" if batch.tree and stats.drafted else ""
     text = (
-        f"; tau {stats.tau:.2f}: {_counted(stats.tokens, 'token')} in {_counted(stats.steps, 'step')}, "
+        f"; tau {stats.tau:.2f}{trees}: {_counted(stats.tokens, 'token')} in {_counted(stats.steps, 'step')}, "
         f"{accepted} of them drafted, and {first} from {'the prompt pass' if first == 1 else 'prompt passes'}"
     )
     outlook, num_trees = batch.outlook, sum(len(answer.output.tree_steps) for answer in batch.answers)

@@ -57,12 +57,14 @@ class TimedBatch:
     Attributes:
         seconds: time of the run.
         outlook: whether drafts pay, as the engine saw it at the end.
+        tree: bounds of the draft trees, as they stand beside a tau; empty without drafts.
     """
 
     answers: list[Answer]
     seconds: float = 0.0
     interrupted: bool = False
     outlook: DraftOutlook | None = None
+    tree: str = ""
 
     @property
     def tokens(self) -> int:
@@ -96,11 +98,11 @@ def run_batch(
     Raises:
         ValueError: a prompt that cannot be run; nothing has run then.
     """
-    batch = TimedBatch([Answer(max_tokens=one.max_tokens) for one in params])
+    batch = TimedBatch([Answer(max_tokens=one.max_tokens) for one in params], tree=llm.config.tree_in_words)
     order: dict[str, Answer] = {}
     start = time.perf_counter()
     try:
-        bar = progress_bar(len(prompts), what, figures=lambda: batch.stats)
+        bar = progress_bar(len(prompts), what, figures=lambda: batch.stats, tree=batch.tree)
         with closing(llm.stream(prompts, params, trace=trace)) as states, bar as advance:
             for output in states:
                 # First come, first served: requests show up in the order of their prompts.

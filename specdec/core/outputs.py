@@ -1,6 +1,6 @@
 """Outputs of requests."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -300,3 +300,8 @@ class BeamSearchOutput:
 
     sequences: list[BeamSearchSequence]
     error: str | None = None
+
+
+def taus_in_words(taus: Mapping[str, float]) -> str:
+    """Return tau by tree, such as "3.29 (60 nodes, depth 6), 2.46 (8 nodes, depth 6)"."""
+    return ", ".join(f"{tau:.2f} ({tree})" for tree, tau in taus.items())

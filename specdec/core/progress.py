@@ -24,24 +24,29 @@ class SpeedColumn(ProgressColumn):
 
     Args:
         figures: returns the figures of all requests so far; it is called where the bar is drawn.
+        tree: bounds of the draft trees, as they stand beside tau.
     """
 
     max_refresh = 0.5
 
-    def __init__(self, figures: Callable[[], SpeculationStats]) -> None:
+    def __init__(self, figures: Callable[[], SpeculationStats], tree: str = "") -> None:
         super().__init__()
-        self._figures = figures
+        self._figures, self._tree = figures, f" ({tree})" if tree else ""
 
     def render(self, task: Task) -> Text:
         """Return the text of the column."""
         stats = self._figures()
         speed = f"{stats.tokens / task.elapsed:.0f} tok/s" if task.elapsed else "- tok/s"
-        return Text(f"{speed}, tau {stats.tau:.2f}" if stats.steps else speed)
+        return Text(f"{speed}, tau {stats.tau:.2f}{self._tree}" if stats.steps else speed)
 
 
 @contextmanager
 def progress_bar(
-    total: int, what: str, hidden: bool = False, figures: Callable[[], SpeculationStats] | None = None
+    total: int,
+    what: str,
+    hidden: bool = False,
+    figures: Callable[[], SpeculationStats] | None = None,
+    tree: str = "",
 ) -> Iterator[Callable[[], None]]:
     """Show a bar on standard error while the work lasts, with the time that is left; yields what advances it.
 
@@ -49,6 +54,7 @@ def progress_bar(
 
     Args:
         figures: of the requests so far, for their speed and tau.
+        tree: bounds of the draft trees, as they stand beside tau.
     """
     console = Console(stderr=True)
     columns: list[ProgressColumn] = [
@@ -60,7 +66,7 @@ def progress_bar(
         TimeRemainingColumn(),
     ]
     if figures is not None:
-        columns.append(SpeedColumn(figures))
+        columns.append(SpeedColumn(figures, tree))
     disable = hidden or total < 2 or not console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=disable) as progress:
         task = progress.add_task(what, total=total)

@@ -20,7 +20,9 @@ from safetensors.torch import save
 from specdec.config import EngineConfig
 from specdec.core.request import Request
 from specdec.draft_heads.llama.checkpoint_files import first_line
+from specdec.models.head_fit import VOCABULARY
 from specdec.models.hub import shown_name
+from specdec.models.tokenizer import vocabulary_digest
 
 logger = logging.getLogger(__name__)
 
@@ -54,15 +56,16 @@ class RingFolder:
     Args:
         limit: most bytes of all files but the index.
         model: name of the target.
+        vocabulary: its `vocabulary_digest`.
 
     Raises:
         ValueError: a folder that cannot be written, that another engine writes, or that holds other data.
     """
 
-    def __init__(self, folder: Path, limit: int, model: str) -> None:
+    def __init__(self, folder: Path, limit: int, model: str, vocabulary: str | None = None) -> None:
         self.folder, self.limit = folder, limit
         self.file_tokens = max(1, min(FILE_TOKENS, limit // (PART * TOKEN_BYTES)))
-        self._settings = {"format": 1, "model": model, "source": SOURCE}
+        self._settings = {"format": 1, "model": model, VOCABULARY: vocabulary, "source": SOURCE}
         try:
             # Other users of the machine are not to read requests.
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -92,7 +95,7 @@ class RingFolder:
         except (ValueError, LookupError, TypeError):
             settings, shards = None, []
         if settings != self._settings:
-            found = f"holds other data ({settings})"
+            found = f"holds other data ({settings}; here vocabulary {self._settings[VOCABULARY]})"
             raise ValueError(
                 f"collect_drafts {self.folder}: {found}, not requests of {self._settings['model']}; give another folder"
             )
@@ -181,7 +184,9 @@ class RequestRing:
         if config.collect_drafts is None:
             return None
         folder, share = config.collect_drafts, config.collect_drafts_share
-        ring = cls(RingFolder(folder, int(config.collect_drafts_limit * (1 << 30)), shown_name(config.model)), share)
+        vocabulary = vocabulary_digest(config.tokenizer or config.model)
+        limit = int(config.collect_drafts_limit * (1 << 30))
+        ring = cls(RingFolder(folder, limit, shown_name(config.model), vocabulary), share)
         logger.info("collect_drafts %s: prompts and outputs of %g %% of the requests are kept", folder, 100 * share)
         return ring
 

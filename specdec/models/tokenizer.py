@@ -1,5 +1,7 @@
 """Tokenizers of checkpoint folders: text to tokens and back, and the chat template."""
 
+import hashlib
+import json
 from collections.abc import Container, Mapping, Sequence
 from copy import deepcopy
 from functools import cache, cached_property
@@ -239,6 +241,16 @@ def check_same_vocabulary(folder: Path, target: Path) -> None:
                 f"{folder}: its tokenizer is not the target's: token {token} is {own.get(token)!r}, "
                 f"the target's is {wanted.get(token)!r}; take a draft model with the target's tokenizer"
             )
+
+
+def vocabulary_digest(folder: Path) -> str | None:
+    """Return a short hash of a checkpoint's tokens and their ids, None if it has no tokenizer.
+
+    Data and heads record it, so that they are not joined with a target that has other tokens.
+    """
+    if not has_tokenizer(folder):
+        return None
+    return hashlib.sha256(json.dumps(sorted(_vocabulary(folder).items())).encode()).hexdigest()[:12]
 
 
 def _vocabulary(folder: Path) -> dict[str, int]:

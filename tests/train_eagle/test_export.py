@@ -11,6 +11,7 @@ import yaml
 from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
 
+from specdec import DraftShape
 from specdec.cli.inspection import Inspection
 from specdec.draft_heads.formats.head_kinds import load_head
 from specdec.draft_heads.heads.draft_head import DraftModel
@@ -189,12 +190,11 @@ def card(folder: Path) -> tuple[dict[str, Any], str]:
 def test_the_card_says_what_the_head_is_and_does(kind: str, target: Path, model: LlamaModel, tmp_path: Path) -> None:
     save_run(kind, tmp_path / "run", target, model)
     rows = [
-        Measured("maths", 0.0, 9, 3.456, [0.7, 0.25], 300, 90),
-        Measured("maths", 1.0, 9, 2.5, [0.5, 0.125], 300, 120, 50.0, 20.0),
+        Measured("maths", 0.0, DraftShape(2, 10, 60), 9, 3.456, [0.7, 0.25], 300, 90),
+        Measured("maths", 1.0, DraftShape(3, 3, 8), 9, 2.5, [0.5, 0.125], 300, 120, 50.0, 20.0),
     ]
-    shape = (2, 10, 60)
     evaluation = Evaluation(
-        "m", "d", "bfloat16", 128, *shape, rows, {"maths": [[0.61, 0.7, 0.8], [0.5, 0.6, 0.7]]}, "a machine"
+        "m", "d", "bfloat16", 128, rows, {"maths": [[0.61, 0.7, 0.8], [0.5, 0.6, 0.7]]}, "a machine"
     )
     evaluation.save(tmp_path)
     (tmp_path / "notes.md").write_text("## Data\n\nMade up: by nobody.\n")
@@ -205,8 +205,8 @@ def test_the_card_says_what_the_head_is_and_does(kind: str, target: Path, model:
     assert front["license"] == "mit"
     assert front["library_name"] == "specdec"
     assert kind in front["tags"]
-    assert "| maths | 0 | 3.46 |  | 0.70 0.25 | 9 |" in text
-    assert "| maths | 1 | 2.50 | 2.50 | 0.50 0.12 | 9 |" in text
+    assert "| maths | 0 | 60 nodes, depth 2 | 3.46 |  | 0.70 0.25 | 9 |" in text
+    assert "| maths | 1 | 8 nodes, depth 3 | 2.50 | 2.50 | 0.50 0.12 | 9 |" in text
     assert "Speed is over plain decoding, one request at a time (a machine)." in text
     assert "| maths | top 1 | 0.61 0.50 |" in text
     assert "| `lr` | 0.002 |" in text

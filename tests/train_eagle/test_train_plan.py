@@ -6,6 +6,7 @@ from typing import Any, get_args
 import pytest
 import yaml
 
+from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.train_eagle import stage_command
 from specdec.train_eagle.chat_mask import Sample
 from specdec.train_eagle.program import main
@@ -28,7 +29,8 @@ def test_no_amount_of_data_is_planned_into_the_ground(count: int) -> None:
     """131 conversations gave 10 steps, all of them warm-up, of the 31 that were not held out."""
     found = plan(count)
     used = found.settings
-    assert 1 <= len(found.held_out) <= max(1, count // 20)
+    # More than ten prompts for tau, where that leaves four fifths of the data to train on.
+    assert len(found.held_out) == max(1, min(100, max(count // 20, min(12, count // 5))))
     assert len(found.held_out) + len(found.samples) == count
     assert 1 <= used["warmup_steps"] <= max(1, found.total // 10)
     assert 10 <= used["epochs"] <= 40
@@ -86,11 +88,41 @@ def test_too_few_conversations_are_refused() -> None:
 
 def test_the_plan_is_told() -> None:
     found = plan(300)
-    lines = found.lines(1000, 2000.0)
+    lines = found.lines(1000, 2000.0, [True] * 97)
     assert lines[0] == "data      285 conversations to train on, 57,000 tokens, 50% the assistant's; 15 held out"
+    assert lines[1] == "head      eagle3, 1,000 weights to train; proposes all 97 tokens"
     assert f"{found.total:,} steps in" not in lines[2]
     assert lines[2].startswith(f"steps     {found.total:,} in 10 epochs, of at most 2,850 tokens; {found.total // 20} ")
     assert lines[3] == f"minutes   about {570_000 / 2000 / 60:.1f} at 2,000 tokens/s, and 10 evaluations of 15 prompts"
+
+
+def test_the_plan_tells_what_a_head_cannot_propose() -> None:
+    texts = [Sample([1, 5, 6, 7, 8], [False, True, True, True, True])] * 2
+    found = TrainPlan.of(read_config({"data": ["a"], "out": "b"}), texts, 32)
+    line = found.lines(1000, 2000.0, [token in (5, 6, 8) for token in range(20)])[1]
+    assert line.endswith("; proposes 3 of 20 tokens, 75.0% of what the assistant says; --draft-vocab-size 0: all")
+
+
+# Hidden size, MLP, layers, query heads, key-value heads, tokens; of the models' config.json.
+TARGETS = {
+    "Llama-3.1-8B": ((4096, 14336, 32, 32, 8, 128256), 32000),
+    "Qwen3-4B": ((2560, 9728, 36, 32, 8, 151936), 32000),
+    "Llama-3.2-1B": ((2048, 8192, 16, 32, 8, 128256), 32000),
+    "Vicuna-7B": ((4096, 11008, 32, 32, 32, 32000), 0),
+    "SmolLM2-135M": ((576, 1536, 30, 9, 3, 49152), 8704),
+    "demo": ((256, 704, 10, 4, 2, 4096), 0),
+}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_large_targets_have_the_published_draft_vocabulary_and_small_ones_a_smaller(name: str) -> None:
+    (hidden, inner, layers, heads, kv_heads, vocab), tokens = TARGETS[name]
+    sizes = {"hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers, "vocab_size": vocab}
+    sizes |= {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": 64 if hidden < 600 else 128}
+    target = LlamaConfig.from_json({"model_type": "llama", "rms_norm_eps": 1e-5, "rope_theta": 1e4, **sizes})
+    assert TRAINING_KINDS["eagle3"].default_draft_vocab(target) == tokens
+    # Others use the target's output matrix, which is not trained.
+    assert all(kind.default_draft_vocab(target) == 0 for other, kind in TRAINING_KINDS.items() if other != "eagle3")
 
 
 def test_saved_settings_are_a_run_of_their_own(tmp_path: Path) -> None:

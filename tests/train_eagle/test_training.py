@@ -1,82 +1,38 @@
 """Whole training runs: a head that drafts, and runs that are killed, spread over processes, or asked for nonsense."""
 
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from specdec import LLM, DraftShape, SamplingParams
+from specdec.cli.inspection import Inspection
+from specdec.config import EAGLE2_SHAPE, default_shape
 from specdec.draft_heads.heads.eagle3 import Eagle3Head, Eagle3Layer
 from specdec.draft_heads.llama.llama_layer import LlamaLayer
 from specdec.train_eagle import train_log
-from specdec.train_eagle.preparation import prepare
+from specdec.train_eagle.head_evaluation import measure_tau
 from specdec.train_eagle.program import main as program
 from specdec.train_eagle.read_config import read_config
-from specdec.train_eagle.train_config import TrainConfig
 from specdec.train_eagle.train_run import Run
-from specdec.train_eagle.training_state import SavedRun, saved_run
 from tests.fakes import edit_json
-from tests.word_llama import WORDS, save_word_llama
-
-REPOSITORY = Path(__file__).parents[2]
+from tests.training_runs import command, config, environment, last, losses, main, save_own_words, save_target
 
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("target")
-    save_word_llama(folder, num_hidden_layers=7)
-    return folder
+    return save_target(tmp_path_factory.mktemp("target"))
 
 
 @pytest.fixture(scope="module")
 def data(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The target's own words."""
-    folder = tmp_path_factory.mktemp("data")
-    llm = LLM(target, draft=None, dtype="float32")
-    prompts = torch.randint(5, 85, (64, 4), generator=torch.Generator().manual_seed(1)).tolist()
-    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
-    with (folder / "answers.jsonl").open("w") as lines:
-        for prompt, output in zip(prompts, llm.generate(prompts, params, use_tqdm=False), strict=True):
-            chat = [
-                {"role": "user", "content": " ".join(WORDS[token - 5] for token in prompt)},
-                {"role": "assistant", "content": " ".join(WORDS[t - 5] for t in output.token_ids if 5 <= t < 85)},
-            ]
-            lines.write(json.dumps({"messages": chat}) + "\n")
-    prepare(target, [folder / "answers.jsonl"], folder / "prepared")
-    return folder / "prepared"
-
-
-def config(target: Path, data: Path, out: Path, **changes: Any) -> TrainConfig:
-    settings: dict[str, Any] = {
-        "model": target,
-        "data": [data],
-        "out": out,
-        "held_out": 4,
-        "epochs": 2,
-        "batch_tokens": 200,
-        "warmup_steps": 2,
-        "lr": 3e-3,
-        "unroll": 3,
-        "mixed_precision": "no",
-        "evaluate_prompts": 0,
-        **changes,
-    }
-    return read_config(settings)
-
-
-def losses(out: Path) -> list[float]:
-    records = [json.loads(line) for line in (out / "run" / "log.jsonl").read_text().splitlines()]
-    return [record["loss"] for record in records if "loss" in record]
+    return save_own_words(tmp_path_factory.mktemp("data"), target)
 
 
 @torch.no_grad()
@@ -136,60 +92,6 @@ def test_a_pass_computed_again_gives_the_same_gradients(target: Path, data: Path
         run.accelerator.backward(run.wrapped(run.source.batch(run.batches[0])).total)
     for mine, other in zip(*(run.trained for run in runs), strict=True):
         torch.testing.assert_close(mine.grad, other.grad)
-
-
-def command(target: Path, data: Path, out: Path, *more: str) -> list[str]:
-    words = ["--model", target, "--data", data, "--out", out, "--held-out", "4"]
-    words += ["--batch-tokens", "200", "--warmup-steps", "2", "--lr", "3e-3", "--unroll", "2", "--noise", "0.05"]
-    words += ["--mixed-precision", "no", "--evaluate-prompts", "0", *more]
-    return [str(word) for word in words]
-
-
-def main(words: list[str], code: int = 0) -> None:
-    """`specdec train`, with its exit code."""
-    with pytest.raises(SystemExit) as ended:
-        program(["train", *words])
-    assert ended.value.code == code
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-
-
-def last(out: Path) -> SavedRun:
-    saved = saved_run(out / "run")
-    assert saved is not None
-    return saved
-
-
-def test_a_killed_run_goes_on_to_the_same_weights(
-    target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """By kill -9, in the middle of a step, after some checkpoint."""
-    settings = ("--epochs", "12", "--checkpoint-minutes", "0.0001")
-    words = [sys.executable, "-m", "specdec.train_eagle.train", *command(target, data, tmp_path / "cut", *settings)]
-    state = tmp_path / "cut" / "run" / "state"
-    run = subprocess.Popen(words, env=environment(), stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while not list(state.glob("step-*")) and run.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    time.sleep(0.2)
-    run.send_signal(signal.SIGKILL)
-    assert run.wait() == -signal.SIGKILL, "it came to its end before it was killed"
-    cut_at = last(tmp_path / "cut").step
-    capsys.readouterr()
-    main(command(target, data, tmp_path / "cut", *settings))
-    assert f"resumes   after step {cut_at} of " in capsys.readouterr().out
-    main(command(target, data, tmp_path / "whole", *settings))
-    whole, cut = last(tmp_path / "whole"), last(tmp_path / "cut")
-    assert 0 < cut_at < whole.step == cut.step
-    for name, tensor in whole.head().items():
-        assert torch.equal(tensor, cut.head()[name]), name
-    # The records of steps that were taken again are there once.
-    steps = [json.loads(line)["step"] for line in (tmp_path / "cut" / "run" / "log.jsonl").read_text().splitlines()]
-    assert steps == sorted(steps)
-    saved = [load_file(tmp_path / name / "model.safetensors") for name in ("whole", "cut")]
-    assert all(torch.equal(tensor, saved[1][name]) for name, tensor in saved[0].items())
 
 
 def test_two_processes_are_one_that_accumulates_twice(target: Path, data: Path, tmp_path: Path) -> None:
@@ -337,6 +239,30 @@ def test_a_run_says_what_it_does_and_keeps_its_settings(
         assert all(torch.equal(tensor, kept[name]) for name, tensor in last(tmp_path / out).head().items())
     main([*command(target, data, tmp_path / "c"), "--resume"], code=2)
     assert "c/run: holds no state to resume; leave out --resume" in capsys.readouterr().err
+
+
+def test_beside_tau_stands_the_tree_and_both_trees_are_shown(
+    target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """60 nodes, by which heads are compared, and 8, with which a CPU serves: while it runs, at the end, and later."""
+    given = {"--evaluate-prompts": "12", "--held-out": "12", "--epochs": "2"}
+    main(command(target, data, tmp_path / "head", *(word for pair in given.items() for word in pair)))
+    printed = capsys.readouterr().out
+    both = r"tau \d\.\d\d \(60 nodes, depth 6\), \d\.\d\d \(8 nodes, depth 6\)"
+    assert re.search(rf"^step .* held out: .*, {both}$", printed, re.MULTILINE)
+    assert re.search(rf"^head      the best one, .*; {both} on 12 held-out prompts$", printed, re.MULTILINE)
+    assert not re.search(r"tau \d\.\d\d(?! \()", printed)
+    recipe = json.loads((tmp_path / "head" / "config.json").read_text())["training"]
+    held_out = Run(config(target, data, tmp_path / "same", held_out=12)).plan.held_out
+    prompts = [sample.token_ids[: sample.mask.index(True)] for sample in held_out]
+    for shape in (EAGLE2_SHAPE, default_shape("cpu")):
+        tau = measure_tau(target, tmp_path / "head", prompts, shape=shape).tau
+        assert recipe["held_out_tau"][shape.in_words] == pytest.approx(tau, abs=1e-4)
+    seen = Inspection.of(str(tmp_path / "head"), str(target)).facts["trained on"]
+    assert re.search(rf"; {both} on 12 held-out prompts$", seen)
+    with pytest.raises(SystemExit):
+        program(["export", "--draft", str(tmp_path / "head"), "--out", str(tmp_path / "out")])
+    assert re.search(rf"`held_out_tau` \| {both[4:]} \|", (tmp_path / "out" / "README.md").read_text())
 
 
 def test_curves_are_drawn_while_it_runs(

@@ -11,7 +11,7 @@ import pytest
 from specdec.core.request import Request
 from specdec.engine.engine import LLMEngine
 
-FIGURES = ["steps", "tau", "accepted_per_depth", "seconds", "tok_per_s"]
+FIGURES = ["steps", "tau", "tree", "accepted_per_depth", "seconds", "tok_per_s"]
 KEYS = ["prompt", "text", "token_ids", "finish_reason", "error", *FIGURES]
 COMPARE_KEYS = [*KEYS, "plain_tok_per_s", "speedup", "equal"]
 GREEN = re.compile("\x1b\\[32m(.*?)\x1b\\[0m", re.DOTALL)

@@ -40,13 +40,15 @@ def test_streamed_text_is_the_text_of_json(run: Run) -> None:
     assert (result.code, result.err) == (0, "")
     assert text == answer["text"]
     assert summary.startswith("24 tokens, ")
-    assert f"; tau {answer['tau']:.2f}: " in summary
+    assert answer["tree"] == "at most 64 nodes, depth 2"
+    assert f"; tau {answer['tau']:.2f} (trees of {answer['tree']}): " in summary
 
 
 def test_figures_of_the_last_line_agree(run: Run, jsonl: Callable[..., Path]) -> None:
     for line in (run("Hello").out, run("--prompts", jsonl({"prompt": "Hi"}, {"prompt": "Bye"})).out):
         found = re.search(
-            r"\n(\d+) tokens, [\d.]+ tok/s; tau ([\d.]+): (\d+) tokens in (\d+) steps, (\d+) of them drafted, and "
+            r"\n(\d+) tokens, [\d.]+ tok/s; tau ([\d.]+) \(trees of at most 64 nodes, depth 2\): "
+            r"(\d+) tokens in (\d+) steps, (\d+) of them drafted, and "
             r"(\d+) from (?:the prompt pass|prompt passes); (?:2 of 2 )?cut at --max-tokens 24\n$",
             line,
         )

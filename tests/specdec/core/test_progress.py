@@ -10,15 +10,16 @@ from specdec.core import progress
 from specdec.core.outputs import SpeculationStats
 
 
-def shown(monkeypatch: pytest.MonkeyPatch, stats: SpeculationStats | None, total: int = 4) -> str:
+def shown(monkeypatch: pytest.MonkeyPatch, stats: SpeculationStats | None, total: int = 4, tree: str = "") -> str:
     """Return the output to a terminal of a bar with half of its work done."""
     screen = io.StringIO()
 
     def console(**_: object) -> Console:
-        return Console(file=screen, force_terminal=True, width=140, color_system=None)
+        return Console(file=screen, force_terminal=True, width=160, color_system=None)
 
     monkeypatch.setattr(progress, "Console", console)
-    with progress.progress_bar(total, "generating", figures=None if stats is None else lambda: stats) as advance:
+    figures = None if stats is None else lambda: stats
+    with progress.progress_bar(total, "generating", figures=figures, tree=tree) as advance:
         advance()
         advance()
     return screen.getvalue()
@@ -27,6 +28,11 @@ def shown(monkeypatch: pytest.MonkeyPatch, stats: SpeculationStats | None, total
 def test_a_batch_shows_its_speed_the_time_left_and_tau(monkeypatch: pytest.MonkeyPatch) -> None:
     text = shown(monkeypatch, SpeculationStats(steps=8, tokens=20))
     assert re.search(r"generating .*2/4 0:00:0\d left [-\d:]+ +[\d.]+ tok/s, tau 2\.50", text)
+
+
+def test_beside_tau_stands_the_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = shown(monkeypatch, SpeculationStats(steps=8, tokens=20), tree="at most 8 nodes, depth 6")
+    assert "tau 2.50 (at most 8 nodes, depth 6)" in text
 
 
 def test_other_work_has_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

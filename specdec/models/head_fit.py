@@ -1,0 +1,73 @@
+"""Whether a draft head was made for a target: its sizes and its tokens, without reading weights."""
+
+from pathlib import Path
+from typing import Any
+
+from specdec.draft_heads.formats.head_kind import HeadDescription
+from specdec.draft_heads.formats.head_kinds import describe_folder
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context
+from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.models.checkpoint import read_settings
+from specdec.models.hub import shown_path
+from specdec.models.llama_draft import holds_llama
+from specdec.models.tokenizer import check_same_vocabulary, vocabulary_digest
+
+# Key of a head's recipe in config.json: `vocabulary_digest` of the target that it was trained for.
+VOCABULARY = "vocabulary"
+
+
+def target_sizes(target: Path) -> LlamaConfig:
+    """Return the shape of a target, by its settings.
+
+    Raises:
+        CheckpointError: no such checkpoint, or one that is not supported.
+    """
+    config = read_settings(target)
+    with error_context(target):
+        return LlamaConfig.from_json(config)
+
+
+def check_fit(head: HeadDescription[Any], folder: Path, target: Path) -> LlamaConfig:
+    """Check that a head was made for a target; return the target's shape.
+
+    Args:
+        folder: the head's folder.
+
+    Raises:
+        CheckpointError: names both, what differs, and the remedy.
+    """
+    sizes = target_sizes(target)
+    try:
+        head.check_target(sizes)
+    except CheckpointError as error:
+        remedy = f"not a head for {shown_path(target)}; give the target that it was trained for by --model"
+        raise CheckpointError(f"{folder}: {error}: {remedy}") from None
+    training = head.settings.training
+    check_vocabulary(str(folder), training.get("target"), training.get(VOCABULARY), target)
+    return sizes
+
+
+def check_draft(draft: Path, target: Path) -> None:
+    """Check that a head, or a small model, drafts for a target; likewise."""
+    if holds_llama(draft):
+        check_same_vocabulary(draft, target)
+    else:
+        check_fit(describe_folder(draft), draft, target)
+
+
+def check_vocabulary(what: str, made_for: object, vocabulary: object, target: Path) -> None:
+    """Check that something made with the tokens of one target has those of another.
+
+    Args:
+        what: begins the message.
+        made_for: name of the first target, if it is known.
+        vocabulary: its `vocabulary_digest`; None if it is not known.
+
+    Raises:
+        CheckpointError: names both targets and the remedy.
+    """
+    own = vocabulary_digest(target) if vocabulary is not None else None
+    if own is not None and own != vocabulary:
+        made = f"made for {made_for or 'another target'}, whose tokenizer (vocabulary {vocabulary}) is not the one of"
+        remedy = "give that target by --model, or make it anew for this one"
+        raise CheckpointError(f"{what}: {made} {shown_path(target)} (vocabulary {own}); {remedy}")
