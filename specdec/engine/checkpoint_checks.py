@@ -2,12 +2,13 @@
 
 from pathlib import Path
 
-from specdec.draft_heads.formats.head_kinds import fitting_head
+from specdec.draft_heads.formats.head_kinds import read_head
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context, read_config
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.draft_heads.llama.weight_files import has_weights, read_tensors
 from specdec.models.checkpoint import read_settings
 from specdec.models.gguf_file import is_gguf
+from specdec.models.head_fit import check_fit
 from specdec.models.hub import shown_path
 from specdec.models.llama import read_llama_config
 from specdec.models.llama_draft import holds_llama
@@ -38,23 +39,28 @@ def check_target(folder: Path) -> LlamaConfig:
     return config
 
 
-def check_draft(folder: Path, target: LlamaConfig, window: int | None) -> None:
+def check_draft(folder: Path, target: Path, sizes: LlamaConfig, window: int | None) -> None:
     """Check that a folder or file holds a head or small model that fits a target.
 
     Args:
+        sizes: those of the target.
         window: as for `load_head`.
 
     Raises:
         CheckpointError: it holds neither, or one for another target, or files that are missing or cut off.
     """
     if not holds_llama(folder):
-        fitting_head(folder, target, window)
+        head = read_head(folder)
+        check_fit(head, folder, target)
+        with error_context(folder):
+            head.check()
+            head.limited_to(sizes.max_position, window)
         return
     own = read_llama_config(folder).vocab_size
-    if own != target.vocab_size:
+    if own != sizes.vocab_size:
         raise CheckpointError(
             f"{shown_path(folder)}: a whole model and no head, which drafts by the target's tokens; but the draft "
-            f"model's vocab_size {own} does not fit the target's {target.vocab_size}"
+            f"model's vocab_size {own} does not fit the target's {sizes.vocab_size}"
         )
 
 

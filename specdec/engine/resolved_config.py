@@ -91,7 +91,7 @@ def _checked_sources(model: str | Path | None, draft: str | Path | None, config:
     check_split(sources.model, sizes, RankLayout(config.tensor_parallel_size, config.pipeline_parallel_size))
     if sources.draft is not None:
         try:
-            check_draft(sources.draft, sizes, config.draft_window_size)
+            check_draft(sources.draft, sources.model, sizes, config.draft_window_size)
         except CheckpointError as error:
             # A head that cannot be read is no matter of its target.
             is_demo = model is None and sources.model == DEMO / "target" and "the target's" in str(error)

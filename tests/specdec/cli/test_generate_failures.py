@@ -115,7 +115,7 @@ def test_interrupted_before_any_output(run: Run, monkeypatch: pytest.MonkeyPatch
         (["hi", "--top-p", "1.5"], "top_p is 1.5"),
         (["hi", "--top-k", "-2"], "top_k is -2"),
         (["hi", "--max-tokens", "0"], "max_tokens is 0"),
-        (["hi", "--seed", "-1"], "seed is -1"),
+        (["hi", "--seed", "-2"], "seed is -2"),
         (["hi", "--stop", ""], "stop holds an empty string"),
         (["hi", "--min-p", "-0.1"], "min_p is -0.1; it must be at least 0 and at most 1"),
         (["hi", "--min-p", "nan"], "min_p is nan"),
