@@ -104,10 +104,10 @@ class Tokenizer:
         name = self._hf.eos_token
         return None if name is None else self.backend.token_to_id(str(name))
 
-    def special_named(self, texts: Container[str]) -> list[int]:
-        """Return the special tokens of these texts."""
+    def special_named(self, texts: Container[str]) -> dict[str, int]:
+        """Return the special tokens of these texts, by their texts."""
         added = self.backend.get_added_tokens_decoder()
-        return sorted(token for token, content in added.items() if content.special and content.content in texts)
+        return {one.content: token for token, one in added.items() if one.special and one.content in texts}
 
     @property
     def chat_template(self) -> str:

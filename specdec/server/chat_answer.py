@@ -103,7 +103,7 @@ class ChatAnswer:
         message = ChatMessage(ASSISTANT, None if calls and not text else text)
         if calls:
             message.tool_calls = calls
-        choice = ChatChoice(output.index, message, self._logprobs(sent, output), _finish_reason(output, sent))
+        choice = ChatChoice(output.index, message, self._logprobs(sent, output), self._finish_reason(output, sent))
         choice.stop_reason = output.stop_reason
         choice.meta_info = meta_info(self._body.return_meta_info, output)
         if self._body.return_token_ids:
@@ -160,7 +160,7 @@ class ChatAnswer:
             yield ChatChunkChoice(index, delta)
         if output.finish_reason is not None:
             sent.has_ended = True
-            reason = _finish_reason(output, sent)
+            reason = self._finish_reason(output, sent)
             last = ChatChunkChoice(index, ChatDelta(), None, reason, output.stop_reason)
             last.meta_info = meta_info(self._body.return_meta_info, output)
             yield last
@@ -174,6 +174,11 @@ class ChatAnswer:
         start = ToolCallDelta(sent.calls - 1, FunctionDelta("", item.name), _call_id(), "function")
         return ChatDelta(tool_calls=[start])
 
+    def _finish_reason(self, output: CompletionOutput, sent: _Sent) -> str | None:
+        # As OpenAI and vLLM have it, a call of a named function ends as a message does.
+        ends_in_calls = sent.calls > 0 and self._body.calls.mode != "named"
+        return "tool_calls" if ends_in_calls and output.finish_reason == "stop" else output.finish_reason
+
     def _logprobs(self, sent: _Sent, output: CompletionOutput) -> ChatLogprobs | None:
         """Return the log-probabilities of tokens that are not sent yet, None if there are none."""
         count, first = self._body.num_logprobs, sent.tokens
@@ -185,7 +190,3 @@ class ChatAnswer:
 
 def _call_id() -> str:
     return f"call_{secrets.token_hex(12)}"
-
-
-def _finish_reason(output: CompletionOutput, sent: _Sent) -> str | None:
-    return "tool_calls" if sent.calls and output.finish_reason == "stop" else output.finish_reason

@@ -5,7 +5,8 @@ from typing import Any, Literal
 from specdec.core.chat_content import part_texts
 from specdec.server.errors import ApiError
 from specdec.server.request_model import RequestModel
-from specdec.server.sampling_fields import Int, SamplingFields, check_logprobs, check_trace
+from specdec.server.sampling_fields import Int, check_logprobs, check_trace
+from specdec.server.tool_fields import ToolFields
 
 _NO_TEMPLATE_ARGUMENTS = (
     *("chat_template", "conversation", "messages", "tokenize", "return_tensors", "return_dict", "padding"),
@@ -113,7 +114,7 @@ class TemplateFields(RequestModel):
         return given
 
 
-class ChatRequest(TemplateFields, SamplingFields):
+class ChatRequest(TemplateFields, ToolFields):
     """OpenAI's fields, and vLLM's besides."""
 
     # Pydantic reports a missing field only where it is required.
@@ -121,20 +122,19 @@ class ChatRequest(TemplateFields, SamplingFields):
     max_completion_tokens: Int | None = None
     logprobs: bool | None = None
     top_logprobs: Int | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
     prediction: Prediction | None = None
     echo: bool | None = None
 
     @property
-    def uses_tools(self) -> bool:
-        return bool(self.tools) and self.tool_choice != "none"
+    def functions(self) -> list[dict[str, Any]]:
+        return [tool.function for tool in self.tools or ()]
 
     def template_arguments(self) -> dict[str, Any]:
-        """Return what the chat template gets beside the messages; no tools where calls are not wanted."""
+        """Return what the chat template gets beside the messages."""
         given = super().template_arguments()
-        if not self.uses_tools:
-            given.pop("tools", None)
+        given.pop("tools", None)
+        if shown := self.shown_functions():
+            given["tools"] = [tool.model_dump() for tool in self.tools or () if tool.function in shown]
         return given
 
     @property
@@ -159,8 +159,6 @@ class ChatRequest(TemplateFields, SamplingFields):
             raise self.refuse("echo", "use /v1/completions")
         if self.top_logprobs and not self.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs true", param="top_logprobs")
-        if self.tool_choice not in (None, "none", "auto"):
-            raise ApiError(400, "tool_choice must be 'none' or 'auto'; calls cannot be forced", param="tool_choice")
         check_logprobs(self.top_logprobs, most_logprobs, "top_logprobs")
         check_logprobs(self.prompt_logprobs, most_logprobs, "prompt_logprobs")
         check_trace(self.trace, most_logprobs)

@@ -52,6 +52,7 @@ class Service:
         adapters: those that requests may name.
         defaults: sampling parameters of requests that leave them out.
         tool_parser: makes the parser of an answer that may hold tool calls.
+        tool_tags: its tags that are special tokens of the tokenizer, with these.
         started: seconds since 1970.
     """
 
@@ -69,8 +70,9 @@ class Service:
             llm.tokenizer.set_chat_template(read_chat_template(settings.chat_template))
         template = llm.tokenizer.chat_template if llm.tokenizer else ""
         self.tool_parser: type[ToolParser] = parser_for(settings.tool_call_parser, template)
-        if llm.tokenizer is not None and (tags := llm.tokenizer.special_named(self.tool_parser.TAGS)):
-            self.defaults = {**self.defaults, "kept_special_tokens": tags}
+        self.tool_tags = llm.tokenizer.special_named(self.tool_parser.TAGS) if llm.tokenizer else {}
+        if self.tool_tags:
+            self.defaults = {**self.defaults, "kept_special_tokens": sorted(self.tool_tags.values())}
         # Ids of the engine's requests by the answer's id.
         self._running: dict[str, list[str]] = {}
         self._reported: set[str] = set()
@@ -87,16 +89,19 @@ class Service:
             raise ApiError(400, "the model has no tokenizer; give prompts as token ids", param="prompt")
         return self.llm.tokenizer
 
-    def check_tools(self, are_used: bool) -> None:
+    def check_tools(self, are_chosen: bool) -> None:
         """Refuse tools where the model may not choose them.
+
+        Args:
+            are_chosen: whether the model chooses, so that calls are neither forced nor unwanted.
 
         Raises:
             ApiError: as vLLM does.
         """
-        if are_used and not self.settings.enable_auto_tool_choice:
+        if are_chosen and not self.settings.enable_auto_tool_choice:
             message = 'tool_choice "auto" needs --enable-auto-tool-choice at the server; send "none"'
             raise ApiError(400, message, param="tool_choice")
-        if are_used and self.settings.tool_call_parser == "auto" and self.tool_parser is PlainText:
+        if are_chosen and self.settings.tool_call_parser == "auto" and self.tool_parser is PlainText:
             if not self._has_warned_of_tools:
                 logger.warning(
                     "a request has tools, and the chat template shows no form of calls that is known, so calls come "
