@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 # Templates whose content formats are remembered.
 _MOST_TEMPLATES = 32
+# No character begins with this byte in UTF-8.
+_NO_TEXT = b"\xff"
 _GENERAL = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 
@@ -187,7 +189,10 @@ class Tokenizer:
             raise ValueError(f"the chat template refuses the conversation: {first_line(error)}") from None
 
     def grammar_info(self, vocab_size: int, end_tokens: frozenset[int]) -> "TokenizerInfo":
-        """Return the text of every token, as grammars need it; special tokens stand for no text.
+        """Return the text of every token, as grammars need it.
+
+        Special tokens have bytes that no text has, so a grammar allows one only where it names its number. A token
+        without text would be refused there too.
 
         Args:
             vocab_size: columns of the model's logits.
@@ -200,8 +205,7 @@ class Tokenizer:
         texts: list[str | bytes] = [""] * size
         special = self.special_tokens
         for text, token in self._hf.get_vocab().items():
-            if token not in special:
-                texts[token] = text
+            texts[token] = text if token not in special else "" if token in end_tokens else _NO_TEXT
         return TokenizerInfo.from_vocab_and_metadata(texts, kind.dump_metadata())
 
     def text_before(self, token_ids: Sequence[int]) -> str:
