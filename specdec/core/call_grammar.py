@@ -38,6 +38,9 @@ LLAMA3 = CallForm("parameters", between="; ")
 # Of models whose own form is not known, as in vLLM: a JSON list.
 LISTED = CallForm("parameters", between=", ", first="[", last="]")
 
+# By the names of the server's `--tool-call-parser`.
+FORMS = {"hermes": HERMES, "llama3_json": LLAMA3, "none": None}
+
 
 def form_name(template: str) -> str:
     """Return the name of the form that a chat template shows, `none` if it shows none that is known."""

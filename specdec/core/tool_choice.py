@@ -57,6 +57,13 @@ class ToolChoice(NamedTuple):
         """Return whether a function of this name may be called."""
         return self.names is None or name in self.names
 
+    def shows(self, name: Any) -> bool:
+        """Return whether the chat template shows a function: what is not shown is hardly called.
+
+        Where calls are forced, it shows all. The grammar keeps to those that are allowed, and prompts share a prefix.
+        """
+        return self.mode != "none" and (self.is_forced or self.allows(name))
+
 
 def read_tool_choice(given: Any, functions: Sequence[Any]) -> ToolChoice:
     """Return the choice that OpenAI's `tool_choice` describes, in the form of either of its APIs.

@@ -80,7 +80,7 @@ class ResponsesRequest(ToolFields):
     store: bool | None = None
 
     @property
-    def functions(self) -> list[dict[str, Any]]:
+    def offered(self) -> list[dict[str, Any]]:
         return [tool.model_dump(exclude={"type"}) for tool in self.tools or ()]
 
     @property

@@ -22,8 +22,13 @@ class ToolFields(SamplingFields):
 
     @property
     @abstractmethod
-    def functions(self) -> list[dict[str, Any]]:
+    def offered(self) -> list[dict[str, Any]]:
         """OpenAI's objects of the functions that the request offers."""
+
+    @property
+    def tools_field(self) -> str:
+        """The field that holds them."""
+        return "tools"
 
     @property
     def calls(self) -> ToolChoice:
@@ -33,7 +38,7 @@ class ToolFields(SamplingFields):
             ApiError: a value that is none, or that does not fit the tools.
         """
         try:
-            return read_tool_choice(self.tool_choice, self.functions)
+            return read_tool_choice(self.tool_choice, self.offered)
         except ValueError as error:
             raise ApiError(400, str(error), param="tool_choice") from None
 
@@ -49,17 +54,12 @@ class ToolFields(SamplingFields):
     @property
     def structure_field(self) -> str:
         """The field that says which form the output follows."""
-        return "tools" if self.calls.is_forced else super().structure_field
+        return self.tools_field if self.calls.is_forced else super().structure_field
 
     def shown_functions(self) -> Sequence[dict[str, Any]]:
-        """Return the functions that the chat template shows: what is not shown is hardly called.
-
-        Where calls are forced, the grammar keeps to those that are allowed, and the prompt stays as it is with others.
-        """
+        """Return the functions that the chat template shows."""
         calls = self.calls
-        if calls.mode == "none":
-            return []
-        return [each for each in self.functions if calls.is_forced or calls.allows(each.get("name"))]
+        return [each for each in self.offered if calls.shows(each.get("name"))]
 
     def forced_calls(self, kind: type[ToolParser], special: Mapping[str, int]) -> StructuredOutputsParams | None:
         """Return the form of an answer that must be calls, None for another.
@@ -79,9 +79,10 @@ class ToolFields(SamplingFields):
         if self.structured_outputs is not None:
             message = "structured_outputs and a tool_choice that forces calls exclude each other; leave one out"
             raise ApiError(400, message, param="structured_outputs")
-        allowed = [each for each in self.functions if calls.allows(each.get("name"))]
+        allowed = [each for each in self.offered if calls.allows(each.get("name"))]
         try:
             functions = [Function.of(each) for each in allowed]
             return forced_calls(calls, functions, kind.FORM, special, is_single=self.is_single_call)
         except ValueError as error:
-            raise ApiError(400, str(error), param="tools") from None
+            message = str(error).replace("tools", self.tools_field, 1)
+            raise ApiError(400, message, param=self.tools_field) from None

@@ -1,4 +1,4 @@
-"""Write the checkpoints of a tiny model and its head, of random weights: python -m tests.frameworks.save_model FOLDER."""
+"""Write a tiny model of random weights and its head: python -m tests.frameworks.save_model FOLDER."""
 
 import sys
 from pathlib import Path

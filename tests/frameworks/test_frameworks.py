@@ -1,4 +1,4 @@
-"""Frameworks that force tool calls by default, unmodified, against `specdec serve`. `.ci/frameworks` installs and runs them."""
+"""Frameworks that force tool calls by default, unmodified, against `specdec serve`; `.ci/frameworks` runs them."""
 
 import asyncio
 import os

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec import LLM, SamplingParams
+from specdec import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
 from specdec.core.call_grammar import HERMES, LLAMA3, CallForm, forced_calls
 from specdec.core.tool_choice import Function, ToolChoice
-from tests.specdec.structured.checkpoints import NIGHTLY, Bytes, load
+from tests.specdec.structured.checkpoints import EOS, NIGHTLY, Bytes, load
 from tests.strategies import seeds
 
 PROMPT = [5, 6, 7]
@@ -71,6 +71,39 @@ def test_drafts_change_no_call(
         if form is HERMES:
             assert one.token_ids[0] == OPENING
     assert sum(found["coupled", True].outputs[0].accepted) > 0
+
+
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
+    for name in ("one", "two")
+]
+ALLOWED: Any = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "two"}]}
+SHOWN = "{{ messages[0].content }}{% for tool in tools %} {{ tool.function.name }}{% endfor %}"
+
+
+def test_a_chat_of_the_python_api_forces_calls(engines: dict[tuple[str, bool], LLM]) -> None:
+    llm, talk = engines["coupled", True], [{"role": "user", "content": "a"}]
+    # A likely end, for the model has no sense of it.
+    params = SamplingParams(temperature=1.0, max_tokens=200, seed=1, logit_bias={EOS: 3.0})
+
+    def chat(template: str, choice: Any, given: SamplingParams | list[SamplingParams] = params) -> RequestOutput:
+        shown: dict[str, Any] = {"chat_template": template, "tools": TOOLS, "tool_choice": choice}
+        return llm.chat([talk] if isinstance(given, list) else talk, given, use_tqdm=False, **shown)[0]
+
+    call = r'<tool_call>\n\{"name": "(one|two)", "arguments": \{\}\}\n</tool_call>'
+    assert re.fullmatch(rf"{call}(\n{call})*", chat(SHOWN + HERMES.opening, "required").text)
+    assert chat(SHOWN, {"type": "function", "function": {"name": "one"}}, [params]).text == "{}"
+    assert set(re.findall('"name": "(.+?)"', chat(SHOWN, ALLOWED).text)) == {"two"}
+    # What the model chooses, and no tools.
+    plain = chat(SHOWN, None)
+    assert plain.token_ids == chat(SHOWN, "auto").token_ids
+    (bare,) = llm.chat(talk, params, use_tqdm=False, chat_template=SHOWN)
+    assert plain.prompt_token_ids != bare.prompt_token_ids == chat(SHOWN, "none").prompt_token_ids
+    with pytest.raises(ValueError, match="the request has no tools"):
+        llm.chat(talk, params, chat_template=SHOWN, tool_choice="required")
+    form = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))
+    with pytest.raises(ValueError, match="structured_outputs and a tool_choice that forces calls exclude each other"):
+        chat(SHOWN, "required", form)
 
 
 def _pattern(form: CallForm | None, functions: list[Function], is_named: bool) -> str:
