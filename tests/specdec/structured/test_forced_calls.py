@@ -78,7 +78,7 @@ TOOLS: list[Any] = [
     for name in ("one", "two")
 ]
 ALLOWED: Any = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "two"}]}
-SHOWN = "{{ messages[0].content }}{% for tool in tools %} {{ tool.function.name }}{% endfor %}"
+SHOWN = "{{ messages[0].content }}{% for tool in tools or [] %} {{ tool.function.name }}{% endfor %}"
 
 
 def test_a_chat_of_the_python_api_forces_calls(engines: dict[tuple[str, bool], LLM]) -> None:
