@@ -24,7 +24,7 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     params = body.sampling_params(
         {"max_tokens": None, **service.defaults},
-        body.forced_calls(service.tool_parser, service.tool_tags),
+        await service.forced_calls(body),
         max_tokens=limit,
         logprobs=body.num_logprobs,
         prediction=None if body.prediction is None else body.prediction.text(),

@@ -16,6 +16,7 @@ from specdec.async_engine.errors import EngineDeadError
 from specdec.core.outputs import CompletionOutput, RequestOutput
 from specdec.core.sampling_params import SamplingParams
 from specdec.core.step_report import StepReporter
+from specdec.core.structured_outputs import StructuredOutputsParams
 from specdec.models.tokenizer import Tokenizer
 from specdec.scheduling.scheduler import QueueFullError
 from specdec.server.adapters import ServedAdapters
@@ -31,6 +32,7 @@ from specdec.server.scoring_request import ScoringRequest
 from specdec.server.server_settings import ServerSettings
 from specdec.server.speculation_replies import RequestMetrics, SglExt, request_metrics, sglext
 from specdec.server.token_places import TokenPlaces
+from specdec.server.tool_fields import ToolFields
 from specdec.server.tool_parsers import PlainText, ToolParser, parser_for
 from specdec.server.traces import traces_to
 
@@ -108,6 +110,16 @@ class Service:
                     "back as text; set --tool-call-parser to hermes or llama3_json, or to none (shown once)"
                 )
             self._has_warned_of_tools = True
+
+    async def forced_calls(self, body: ToolFields) -> StructuredOutputsParams | None:
+        """Return the form of an answer that must be calls, None for another. Many tools take time, so a thread does it.
+
+        Raises:
+            ApiError: see `ToolFields.forced_calls`.
+        """
+        if not body.calls.is_forced:
+            return None
+        return await asyncio.to_thread(body.forced_calls, self.tool_parser, self.tool_tags)
 
     def leave_room(self, params: SamplingParams) -> None:
         """Replace -1 for the tokens of a prompt by as many as leave room for the answer.
