@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import assume, event, given
+from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from xgrammar import CompiledGrammar
@@ -59,6 +59,8 @@ def read(parser: ToolParser, pieces: Sequence[str]) -> list[FunctionCall]:
     return found
 
 
+# A third of the schemas is refused, and few lists have several functions that differ.
+@settings(max_examples=max(150, settings.default.max_examples if settings.default else 0))
 @given(
     kind=st.sampled_from(KINDS),
     tools=TOOLS,
