@@ -200,6 +200,7 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         lora_request: LoRARequests = None,
         priority: Sequence[int] | None = None,
@@ -213,6 +214,7 @@ class LLM:
             add_generation_prompt: end the prompt where the assistant's answer begins.
             continue_final_message: continue the last message instead; excludes `add_generation_prompt`.
             tools: descriptions of functions, for the template.
+            tool_choice: OpenAI's; forced calls are the output's text, in the form that the template shows.
             chat_template_kwargs: further variables of the template.
 
         Raises:
@@ -221,7 +223,8 @@ class LLM:
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         arguments = {"continue_final_message": continue_final_message, **(chat_template_kwargs or {})}
         arguments |= {} if chat_template is None else {"chat_template": chat_template}
-        arguments |= {} if tools is None else {"tools": list(tools)}
+        sampling_params, shown = self._requests.with_tools(tools or (), tool_choice, sampling_params, chat_template)
+        arguments |= shown
         prompts = [
             self.chat_prompt(conversation, add_generation_prompt=add_generation_prompt, **arguments)  # type: ignore[arg-type]
             for conversation in conversations

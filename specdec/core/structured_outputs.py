@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specdec.core.json_schema.converter import schema_grammar
 from specdec.core.json_schema.schema import SchemaError
+from specdec.core.json_schema.schema_grammar import schema_grammar
 from specdec.kernels.settings import Foreign, check_settings, check_text, checked_keywords, setting
 
 # Fields of which a request gives exactly one.

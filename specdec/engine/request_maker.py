@@ -23,6 +23,7 @@ from specdec.draft_heads.drafting.ngram_chains import NGramChains
 from specdec.draft_heads.drafting.predicted_text import PredictedText
 from specdec.draft_heads.drafting.structured_drafts import ForcedText
 from specdec.draft_heads.llama.llama_config import LlamaConfig
+from specdec.engine.chat_tools import ChatTools
 from specdec.engine.choice_prompts import with_choice_tokens
 from specdec.engine.prompts import PlainPrompt, Prompt, as_list, read_prompt
 from specdec.kernels.settings import MAX_WHOLE, check_text, whole_number
@@ -137,6 +138,23 @@ class RequestMaker:
                     "them; give a chat template that does (shown once)"
                 )
         return tokenizer.chat_text(plain, **template_arguments)
+
+    def with_tools(
+        self,
+        tools: Sequence[Mapping[str, Any]],
+        tool_choice: str | Mapping[str, Any] | None,
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        template: str | None,
+    ) -> tuple[SamplingParams | Sequence[SamplingParams] | None, dict[str, Any]]:
+        """Return parameters of a chat with tools, and what the chat template gets of them.
+
+        Raises:
+            ValueError: see `ChatTools`.
+        """
+        offered = ChatTools(tools, tool_choice)
+        tokenizer = self.need_tokenizer()
+        template = tokenizer.chat_template if template is None else template
+        return offered.params(params, self.default_params(), tokenizer, template), offered.template_arguments()
 
     def chat_choices(
         self, messages: Sequence[Mapping[str, Any]], params: SamplingParams, template_arguments: Mapping[str, Any]

@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
-from specdec.core.json_schema.converter import schema_grammar
 from specdec.core.json_schema.gbnf import Alt, Text, grammar_text
+from specdec.core.json_schema.schema_grammar import schema_grammar
 from specdec.core.structured_outputs import StructuredOutputsParams
 from specdec.models.tokenizer import Tokenizer
 from specdec.verify.grammar_state import Grammar, GrammarState

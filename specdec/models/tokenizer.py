@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 # Templates whose content formats are remembered.
 _MOST_TEMPLATES = 32
+# No character begins with this byte in UTF-8.
+_NO_TEXT = b"\xff"
 _GENERAL = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 
@@ -108,10 +110,10 @@ class Tokenizer:
         name = self._hf.eos_token
         return None if name is None else self.backend.token_to_id(str(name))
 
-    def special_named(self, texts: Container[str]) -> list[int]:
-        """Return the special tokens of these texts."""
+    def special_named(self, texts: Container[str]) -> dict[str, int]:
+        """Return the special tokens of these texts, by their texts."""
         added = self.backend.get_added_tokens_decoder()
-        return sorted(token for token, content in added.items() if content.special and content.content in texts)
+        return {one.content: token for token, one in added.items() if one.special and one.content in texts}
 
     @property
     def chat_template(self) -> str:
@@ -197,7 +199,10 @@ class Tokenizer:
             raise ValueError(f"the chat template refuses the conversation: {first_line(error)}") from None
 
     def grammar_info(self, vocab_size: int, end_tokens: frozenset[int]) -> "TokenizerInfo":
-        """Return the text of every token, as grammars need it; special tokens stand for no text.
+        """Return the text of every token, as grammars need it.
+
+        Special tokens have bytes that no text has, so a grammar allows one only where it names its number. A token
+        without text would be refused there too.
 
         Args:
             vocab_size: columns of the model's logits.
@@ -210,8 +215,7 @@ class Tokenizer:
         texts: list[str | bytes] = [""] * size
         special = self.special_tokens
         for text, token in self._hf.get_vocab().items():
-            if token not in special:
-                texts[token] = text
+            texts[token] = text if token not in special else "" if token in end_tokens else _NO_TEXT
         return TokenizerInfo.from_vocab_and_metadata(texts, kind.dump_metadata())
 
     def text_before(self, token_ids: Sequence[int]) -> str:

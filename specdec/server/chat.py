@@ -19,11 +19,12 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     service = service_of(request)
     service.accept(body, body.model)
     body.check_chat(service.settings.max_logprobs)
-    service.check_tools(body.uses_tools)
+    service.check_tools(body.calls.mode == "auto")
     # Without a limit, an answer may go on to the end of the context.
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     params = body.sampling_params(
         {"max_tokens": None, **service.defaults},
+        await service.forced_calls(body),
         max_tokens=limit,
         logprobs=body.num_logprobs,
         prediction=None if body.prediction is None else body.prediction.text(),

@@ -101,9 +101,11 @@ class ChatAnswer:
         sent.calls = len(calls)
         text = "".join(item for item in items if isinstance(item, str))
         message = ChatMessage(ASSISTANT, None if calls and not text else text)
-        if calls:
+        if calls and self._body.has_old_names:
+            message.function_call = calls[0].function
+        elif calls:
             message.tool_calls = calls
-        choice = ChatChoice(output.index, message, self._logprobs(sent, output), _finish_reason(output, sent))
+        choice = ChatChoice(output.index, message, self._logprobs(sent, output), self._finish_reason(output, sent))
         choice.stop_reason = output.stop_reason
         choice.meta_info = meta_info(self._body.return_meta_info, output)
         if self._body.return_token_ids:
@@ -160,7 +162,7 @@ class ChatAnswer:
             yield ChatChunkChoice(index, delta)
         if output.finish_reason is not None:
             sent.has_ended = True
-            reason = _finish_reason(output, sent)
+            reason = self._finish_reason(output, sent)
             last = ChatChunkChoice(index, ChatDelta(), None, reason, output.stop_reason)
             last.meta_info = meta_info(self._body.return_meta_info, output)
             yield last
@@ -168,11 +170,21 @@ class ChatAnswer:
     def _delta(self, sent: _Sent, item: Item) -> ChatDelta:
         if isinstance(item, str):
             return ChatDelta(content=item)
-        if isinstance(item, CallArguments):
-            return ChatDelta(tool_calls=[ToolCallDelta(sent.calls - 1, FunctionDelta(item.text))])
-        sent.calls += 1
-        start = ToolCallDelta(sent.calls - 1, FunctionDelta("", item.name), _call_id(), "function")
-        return ChatDelta(tool_calls=[start])
+        is_start = isinstance(item, CallStart)
+        function = FunctionDelta("", item.name) if isinstance(item, CallStart) else FunctionDelta(item.text)
+        sent.calls += is_start
+        if self._body.has_old_names:
+            return ChatDelta(function_call=function)
+        delta = ToolCallDelta(sent.calls - 1, function)
+        if is_start:
+            delta.id, delta.type = _call_id(), "function"
+        return ChatDelta(tool_calls=[delta])
+
+    def _finish_reason(self, output: CompletionOutput, sent: _Sent) -> str | None:
+        # As OpenAI and vLLM have it, a call of a named function ends as a message does.
+        if not sent.calls or output.finish_reason != "stop" or self._body.calls.mode == "named":
+            return output.finish_reason
+        return "function_call" if self._body.has_old_names else "tool_calls"
 
     def _logprobs(self, sent: _Sent, output: CompletionOutput) -> ChatLogprobs | None:
         """Return the log-probabilities of tokens that are not sent yet, None if there are none."""
@@ -185,7 +197,3 @@ class ChatAnswer:
 
 def _call_id() -> str:
     return f"call_{secrets.token_hex(12)}"
-
-
-def _finish_reason(output: CompletionOutput, sent: _Sent) -> str | None:
-    return "tool_calls" if sent.calls and output.finish_reason == "stop" else output.finish_reason

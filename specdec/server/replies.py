@@ -173,12 +173,17 @@ class ToolCallDelta(Struct):
 
 
 class ChatMessage(Struct):
-    """The assistant's answer."""
+    """The assistant's answer.
+
+    Attributes:
+        function_call: the call in an answer to a request with `functions`.
+    """
 
     role: str
     content: str | None
     refusal: None = None
     tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
+    function_call: FunctionCall | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatDelta(Struct, omit_defaults=True):
@@ -187,6 +192,7 @@ class ChatDelta(Struct, omit_defaults=True):
     role: str | None = None
     content: str | None = None
     tool_calls: list[ToolCallDelta] | None = None
+    function_call: FunctionDelta | None = None
 
 
 class ChatChoice(Struct):

@@ -20,10 +20,13 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
     service = service_of(request)
     service.accept(body, body.model)
     body.check_response(service.settings.max_logprobs)
-    service.check_tools(body.uses_tools)
+    service.check_tools(body.calls.mode == "auto")
     limit = body.max_tokens if body.max_output_tokens is None else body.max_output_tokens
     params = body.sampling_params(
-        {"max_tokens": None, **service.defaults}, max_tokens=limit, logprobs=body.num_logprobs
+        {"max_tokens": None, **service.defaults},
+        await service.forced_calls(body),
+        max_tokens=limit,
+        logprobs=body.num_logprobs,
     )
     if body.truncation == "auto":
         params.truncate_prompt_tokens = -1

@@ -44,7 +44,7 @@ class ResponsesAnswer:
             top_p=params.top_p,
             top_logprobs=body.top_logprobs or 0,
             max_output_tokens=body.max_output_tokens,
-            tool_choice="none" if body.tool_choice == "none" else "auto",
+            tool_choice=body.shown_choice,
             text={"format": body.text_format},
             truncation=body.truncation or "disabled",
             tools=[{"strict": False, "parameters": {}, **tool.model_dump()} for tool in body.tools or ()],

@@ -81,7 +81,7 @@ class ResponseReply(Struct, kw_only=True):
     top_p: float
     top_logprobs: int
     max_output_tokens: int | None
-    tool_choice: str
+    tool_choice: str | dict[str, Any]
     tools: list[dict[str, Any]]
     text: dict[str, dict[str, Any]]
     truncation: str = "disabled"

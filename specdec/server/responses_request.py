@@ -8,8 +8,9 @@ from specdec.core.structured_outputs import StructuredOutputsParams
 from specdec.server.chat_request import Content
 from specdec.server.errors import ApiError
 from specdec.server.request_model import RequestModel
-from specdec.server.sampling_fields import Int, SamplingFields, check_logprobs
+from specdec.server.sampling_fields import Int, check_logprobs
 from specdec.server.structured_fields import TextFormat
+from specdec.server.tool_fields import ToolFields
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -60,7 +61,7 @@ class TextOptions(RequestModel):
     format: TextFormat | None = None
 
 
-class ResponsesRequest(SamplingFields):
+class ResponsesRequest(ToolFields):
     """OpenAI's fields, and vLLM's sampling parameters besides."""
 
     input: str | list[InputItem]
@@ -68,8 +69,6 @@ class ResponsesRequest(SamplingFields):
     max_output_tokens: Int | None = None
     text: TextOptions | None = None
     tools: list[FunctionTool] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
     top_logprobs: Int | None = None
     include: list[str] | None = None
     metadata: dict[str, str] | None = None
@@ -81,8 +80,8 @@ class ResponsesRequest(SamplingFields):
     store: bool | None = None
 
     @property
-    def uses_tools(self) -> bool:
-        return bool(self.tools) and self.tool_choice != "none"
+    def offered(self) -> list[dict[str, Any]]:
+        return [tool.model_dump(exclude={"type"}) for tool in self.tools or ()]
 
     @property
     def sent_names(self) -> dict[str, str]:
@@ -110,11 +109,18 @@ class ResponsesRequest(SamplingFields):
 
     def template_arguments(self) -> dict[str, Any]:
         """Return what the chat template gets beside the messages."""
-        if not self.uses_tools:
-            return {}
+        shown = [{key: value for key, value in each.items() if key != "strict"} for each in self.shown_functions()]
         # Chat templates know the form of chat completions.
-        functions = [tool.model_dump(exclude={"type", "strict"}) for tool in self.tools or ()]
-        return {"tools": [{"type": "function", "function": function} for function in functions]}
+        return {"tools": [{"type": "function", "function": function} for function in shown]} if shown else {}
+
+    @property
+    def shown_choice(self) -> str | dict[str, Any]:
+        """The choice of tools, as the answer repeats it."""
+        calls = self.calls
+        if calls.names is None:
+            return calls.mode
+        tools = [{"type": "function", "name": name} for name in calls.names]
+        return tools[0] if calls.mode == "named" else {"type": "allowed_tools", "mode": calls.mode, "tools": tools}
 
     @property
     def text_format(self) -> dict[str, Any]:
@@ -126,7 +132,7 @@ class ResponsesRequest(SamplingFields):
     @property
     def structure_field(self) -> str:
         """The field that says which form the output follows."""
-        has_format = self.text is not None and self.text.format is not None
+        has_format = self.text is not None and self.text.format is not None and not self.calls.is_forced
         return "text.format" if has_format else super().structure_field
 
     def structure(self) -> StructuredOutputsParams | None:
@@ -153,8 +159,6 @@ class ResponsesRequest(SamplingFields):
             raise self.refuse("stream_options", "the usage comes with the last event; leave out continuous_usage_stats")
         if self.n not in (None, 1):
             raise self.refuse("n", "a response is one answer")
-        if self.tool_choice not in (None, "none", "auto"):
-            raise ApiError(400, "tool_choice must be 'none' or 'auto'; calls cannot be forced", param="tool_choice")
         check_logprobs(self.top_logprobs, most_logprobs, "top_logprobs")
 
 

@@ -142,10 +142,13 @@ class SamplingFields(RequestModel):
             raise ApiError(400, message, param="structured_outputs")
         return self.structured_outputs.structure()
 
-    def sampling_params(self, defaults: Mapping[str, Any], **own: Any) -> SamplingParams:
+    def sampling_params(
+        self, defaults: Mapping[str, Any], calls: StructuredOutputsParams | None = None, **own: Any
+    ) -> SamplingParams:
         """Return the parameters of a request.
 
         Args:
+            calls: form of an answer that must be tool calls.
             defaults: values of parameters that the request leaves out; `kept_special_tokens`, the tags of tool calls,
                 only counts for answers that may hold calls.
             own: values that the kind of request decides; None for what it leaves open.
@@ -161,7 +164,7 @@ class SamplingFields(RequestModel):
             values["logit_bias"] = _by_token(values["logit_bias"])
         if self.speculation is not None:
             values["speculation"] = self.speculation.speculation()
-        values["structured_outputs"] = self.structure()
+        values["structured_outputs"] = self.structure() if calls is None else calls
         try:
             return SamplingParams(**values)
         except ValueError as error:

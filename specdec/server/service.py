@@ -18,6 +18,7 @@ from specdec.core.engine_stats import EngineStats
 from specdec.core.outputs import CompletionOutput, RequestOutput
 from specdec.core.sampling_params import SamplingParams
 from specdec.core.step_report import StepReporter
+from specdec.core.structured_outputs import StructuredOutputsParams
 from specdec.models.tokenizer import Tokenizer
 from specdec.scheduling.scheduler import QueueFullError
 from specdec.server.adapters import ServedAdapters
@@ -33,6 +34,7 @@ from specdec.server.scoring_request import ScoringRequest
 from specdec.server.server_settings import ServerSettings
 from specdec.server.speculation_replies import RequestMetrics, SglExt, request_metrics, sglext
 from specdec.server.token_places import TokenPlaces
+from specdec.server.tool_fields import ToolFields
 from specdec.server.tool_parsers import PlainText, ToolParser, parser_for
 from specdec.server.traces import traces_to
 
@@ -56,6 +58,7 @@ class Service:
         adapters: those that requests may name.
         defaults: sampling parameters of requests that leave them out.
         tool_parser: makes the parser of an answer that may hold tool calls.
+        tool_tags: its tags that are special tokens of the tokenizer, with these.
         started: seconds since 1970.
     """
 
@@ -75,8 +78,9 @@ class Service:
             llm.tokenizer.set_chat_template(read_chat_template(settings.chat_template))
         template = llm.tokenizer.chat_template if llm.tokenizer else ""
         self.tool_parser: type[ToolParser] = parser_for(settings.tool_call_parser, template)
-        if llm.tokenizer is not None and (tags := llm.tokenizer.special_named(self.tool_parser.TAGS)):
-            self.defaults = {**self.defaults, "kept_special_tokens": tags}
+        self.tool_tags = llm.tokenizer.special_named(self.tool_parser.TAGS) if llm.tokenizer else {}
+        if self.tool_tags:
+            self.defaults = {**self.defaults, "kept_special_tokens": sorted(self.tool_tags.values())}
         if self._finds_no_calls and "tools" in template:
             logger.warning(
                 "the chat template has tools and shows no form of calls that is known, so calls come back as text; "
@@ -103,22 +107,35 @@ class Service:
         """Whether the form of calls was to be recognised by the chat template, and was not."""
         return self.settings.tool_call_parser == "auto" and self.tool_parser is PlainText
 
-    def check_tools(self, are_used: bool) -> None:
+    def check_tools(self, are_chosen: bool) -> None:
         """Refuse tools where the model may not choose them.
+
+        Args:
+            are_chosen: whether the model chooses, so that calls are neither forced nor unwanted.
 
         Raises:
             ApiError: as vLLM does.
         """
-        if are_used and not self.settings.enable_auto_tool_choice:
+        if are_chosen and not self.settings.enable_auto_tool_choice:
             message = 'tool_choice "auto" needs --enable-auto-tool-choice at the server; send "none"'
             raise ApiError(400, message, param="tool_choice")
-        if are_used and self._finds_no_calls:
+        if are_chosen and self._finds_no_calls:
             if not self._has_warned_of_tools:
                 logger.warning(
                     "a request has tools, and the chat template shows no form of calls that is known, so calls come "
                     "back as text; set --tool-call-parser to hermes or llama3_json, or to none (shown once)"
                 )
             self._has_warned_of_tools = True
+
+    async def forced_calls(self, body: ToolFields) -> StructuredOutputsParams | None:
+        """Return the form of an answer that must be calls, None for another. Many tools take time, so a thread does it.
+
+        Raises:
+            ApiError: see `ToolFields.forced_calls`.
+        """
+        if not body.calls.is_forced:
+            return None
+        return await asyncio.to_thread(body.forced_calls, self.tool_parser, self.tool_tags)
 
     def leave_room(self, params: SamplingParams) -> None:
         """Replace -1 for the tokens of a prompt by as many as leave room for the answer.

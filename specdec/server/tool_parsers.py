@@ -3,7 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Protocol
 
-from specdec.server.tool_call_reader import CallPiece, CallReader, CallStart, Reading
+from specdec.core.call_grammar import HERMES, LISTED, LLAMA3, CallForm, form_name
+from specdec.core.tool_choice import ToolChoice
+from specdec.server.tool_call_reader import CallArguments, CallPiece, CallReader, CallStart, Reading
 
 Item = str | CallPiece
 _SPACE = " \t\r\n"
@@ -19,9 +21,11 @@ class ToolParser(Protocol):
 
     Attributes:
         TAGS: tags of calls, which may be special tokens of a tokenizer.
+        FORM: form in which calls are forced; None where the parser has none of its own.
     """
 
     TAGS: ClassVar[tuple[str, ...]]
+    FORM: ClassVar[CallForm | None]
 
     def push(self, text: str) -> list[Item]:
         """Take new text; return the text and the pieces of calls that it holds, in order."""
@@ -36,6 +40,7 @@ class PlainText:
     """An answer without calls."""
 
     TAGS: ClassVar[tuple[str, ...]] = ()
+    FORM: ClassVar[CallForm | None] = None
 
     def push(self, text: str) -> list[Item]:
         return [text] if text else []
@@ -48,6 +53,7 @@ class FirstCall:
     """Parser that drops all calls but the first, for `parallel_tool_calls` false."""
 
     TAGS: ClassVar[tuple[str, ...]] = ()
+    FORM: ClassVar[CallForm | None] = None
 
     def __init__(self, parser: ToolParser) -> None:
         self._parser = parser
@@ -66,6 +72,26 @@ class FirstCall:
                 yield item
 
 
+class NamedCall:
+    """An answer that is the arguments of one function."""
+
+    TAGS: ClassVar[tuple[str, ...]] = ()
+    FORM: ClassVar[CallForm | None] = None
+
+    def __init__(self, name: str) -> None:
+        self._name, self._has_begun = name, False
+
+    def push(self, text: str) -> list[Item]:
+        if not text:
+            return []
+        start: list[Item] = [] if self._has_begun else [CallStart(self._name)]
+        self._has_begun = True
+        return [*start, CallArguments(text)]
+
+    def finish(self) -> list[Item]:
+        return []
+
+
 class _TaggedCalls:
     """Calls behind a tag, one or several, of which each is a JSON object.
 
@@ -73,6 +99,7 @@ class _TaggedCalls:
     """
 
     TAGS: ClassVar[tuple[str, ...]]
+    FORM: ClassVar[CallForm | None]
     OPEN: ClassVar[str]
     # Empty: only other text ends the calls.
     CLOSE: ClassVar[str] = ""
@@ -193,14 +220,23 @@ class _TaggedCalls:
 class HermesParser(_TaggedCalls):
     """Calls as `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Hermes, Qwen and others."""
 
-    OPEN, CLOSE = "<tool_call>", "</tool_call>"
+    FORM: ClassVar[CallForm | None] = HERMES
+    OPEN, CLOSE = HERMES.opening, HERMES.closing
 
 
 class LlamaParser(_TaggedCalls):
     """Calls as `{"name": ..., "parameters": {...}}`, at the answer's beginning or behind a tag: Llama 3."""
 
+    FORM: ClassVar[CallForm | None] = LLAMA3
     OPEN = "<|python_tag|>"
     BEGINS_INSIDE = True
+
+
+class ListedCalls(_TaggedCalls):
+    """Calls as a JSON list of `{"name": ..., "parameters": {...}}`: forced ones of a model without a known form."""
+
+    FORM: ClassVar[CallForm | None] = LISTED
+    OPEN, CLOSE = LISTED.first, LISTED.last
 
 
 def parser_for(choice: str, template: str) -> type[ToolParser]:
@@ -210,8 +246,7 @@ def parser_for(choice: str, template: str) -> type[ToolParser]:
         template: text of the model's chat template, by which "auto" recognises the form.
     """
     if choice == "auto":
-        is_llama = "python_tag" in template or '"parameters"' in template
-        choice = "hermes" if HermesParser.OPEN in template else "llama3_json" if is_llama else "none"
+        choice = form_name(template)
     parsers: dict[str, type[ToolParser]] = {"hermes": HermesParser, "llama3_json": LlamaParser, "none": PlainText}
     return parsers[choice]
 
@@ -219,19 +254,25 @@ def parser_for(choice: str, template: str) -> type[ToolParser]:
 class ToolUse(Protocol):
     """The fields of a request that concern tools."""
 
-    parallel_tool_calls: bool | None
+    @property
+    def calls(self) -> ToolChoice:
+        """Calls that the request wants."""
+        ...
 
     @property
-    def uses_tools(self) -> bool:
-        """Return whether the model may call tools."""
+    def is_single_call(self) -> bool:
+        """Return whether the answer may hold one call only."""
         ...
 
 
 def parser_of_answer(kind: type[ToolParser], body: ToolUse) -> ToolParser:
     """Return the parser of the answer to a request, by the server's form of calls."""
-    if not body.uses_tools:
+    calls = body.calls
+    if calls.mode == "none":
         return PlainText()
-    return FirstCall(kind()) if body.parallel_tool_calls is False else kind()
+    if kind.FORM is None and calls.is_forced:
+        return NamedCall(calls.names[0]) if calls.mode == "named" and calls.names else ListedCalls()
+    return FirstCall(kind()) if body.is_single_call else kind()
 
 
 def _held_back(text: str, tag: str) -> int:

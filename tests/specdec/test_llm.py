@@ -185,7 +185,7 @@ def test_salts_and_priorities_of_a_wrong_kind_are_named(llm: LLM) -> None:
         ({"top_p": 1.1}, "top_p is 1.1"),
         ({"top_k": -2}, "top_k is -2"),
         ({"max_tokens": 0}, "max_tokens is 0"),
-        ({"seed": -1}, "seed is -1"),
+        ({"seed": -2}, "seed is -2"),
         ({"stop": ["a", ""]}, "stop holds an empty string"),
     ],
 )

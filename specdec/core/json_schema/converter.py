@@ -1,7 +1,7 @@
 """Conversion of a JSON schema to a grammar that matches the JSON texts of its values. Pure Python."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from specdec.core.json_schema.bounds import number_bounds
@@ -17,7 +17,7 @@ from specdec.core.json_schema.gbnf import (
     Text,
     alt,
     chars,
-    grammar_text,
+    matches_text,
     optional,
     seq,
 )
@@ -34,28 +34,28 @@ MOST_REMAINDERS = 1000
 _ALL = frozenset(TYPES) - {"integer"}
 
 
-def schema_grammar(schema: Mapping[str, Any], *, in_one_line: bool) -> str:
-    """Return the grammar of a schema, in GBNF.
+class Converter:
+    """Converts one schema.
 
     Args:
-        in_one_line: with one space after each comma and colon; otherwise blanks and line ends may stand between.
+        root: the schema.
+        in_one_line: see `schema_grammar`.
+        prefix: begins the names of rules that belong to this schema.
 
-    Raises:
-        SchemaError: a keyword that is not followed, with its place and the remedy, or a schema that no value follows.
+    Attributes:
+        rules: those that nodes refer to, by their names.
+        contradictions: places where no value follows the schema.
     """
-    return _Converter(schema, in_one_line).text()
 
-
-class _Converter:
-    def __init__(self, root: Mapping[str, Any], in_one_line: bool) -> None:
-        self._schema = Schema(root)
+    def __init__(self, root: Mapping[str, Any], in_one_line: bool, prefix: str = "") -> None:
+        self._schema, self._prefix = Schema(root), prefix
         self._values = Values(self._schema)
         blank = EMPTY if in_one_line else Rule("blank")
         self._comma = Text(", ") if in_one_line else seq(blank, Text(","), blank)
         self._colon = Text(": ") if in_one_line else seq(blank, Text(":"), blank)
         self._blank = blank
-        self._rules: dict[str, Node] = {}
-        self._rules |= {
+        self.rules: dict[str, Node] = {}
+        self.rules |= {
             "blank": Repeat(chars(" \n\r\t"), 0, None),
             "character": any_character(),
             "text": seq(Text('"'), Rule("text-end")),
@@ -66,26 +66,28 @@ class _Converter:
             "object": self._pairs([], [seq(Rule("text"), self._colon, Rule("any"))]),
             "any": self._any(_ALL),
         }
-        self._contradictions: list[SchemaError] = []
+        self.contradictions: list[SchemaError] = []
         self._references: dict[tuple[str, frozenset[str]], Rule] = {}
 
-    def text(self) -> str:
-        text = grammar_text(self._value(self._schema.root, "", _ALL, frozenset()), self._rules)
-        if text is None:
-            raise next(iter(self._contradictions), SchemaError("", "no value follows the schema; correct it"))
-        return text
+    def root(self, types: Iterable[str]) -> Node:
+        """Return the values of some types that follow the schema; it may be a node that matches nothing.
+
+        Raises:
+            SchemaError: a keyword that is not followed.
+        """
+        return self._value(self._schema.root, "", shared_types(_ALL, types), frozenset())
 
     def _contradiction(self, place: str, problem: str) -> Node:
         """Return a node that matches nothing, and record the reason."""
-        self._contradictions.append(SchemaError(place, f"no value follows {problem}; correct it"))
+        self.contradictions.append(SchemaError(place, f"no value follows {problem}; correct it"))
         return NEVER
 
     def _named(self, node: Node) -> Node:
         """Return a reference to a new rule with this body."""
         if isinstance(node, Text | Rule):
             return node
-        rule = Rule(f"r{len(self._rules)}")
-        self._rules[rule.name] = node
+        rule = Rule(f"{self._prefix}r{len(self.rules)}")
+        self.rules[rule.name] = node
         return rule
 
     def _any(self, types: frozenset[str]) -> Node:
@@ -157,9 +159,9 @@ class _Converter:
         target = self._schema.referred(reference, place)
         rule = self._references.get((reference, types))
         if rule is None:
-            rule = self._references[reference, types] = Rule(f"ref{len(self._references)}")
-            self._rules[rule.name] = NEVER
-            self._rules[rule.name] = self._value(target, reference[1:], types, passed | {reference})
+            rule = self._references[reference, types] = Rule(f"{self._prefix}ref{len(self._references)}")
+            self.rules[rule.name] = NEVER
+            self.rules[rule.name] = self._value(target, reference[1:], types, passed | {reference})
         elif passed:
             # The rule is known, and may be the one that is being made.
             self._check_ends(target, place, passed | {reference})
@@ -195,13 +197,13 @@ class _Converter:
         else:
             listed = whole_numbers(bounds, multiple)
             found = self._multiples(bounds, multiple, place) if listed is None else listed
-        return self._contradiction(place, "the bounds") if grammar_text(found, self._rules) is None else found
+        return self._contradiction(place, "the bounds") if not matches_text(found, self.rules) else found
 
     def _multiples(self, bounds: Bounds, multiple: int, place: str) -> Node:
         """Return the grammar of all multiples, or of those of one sign."""
         low, high = bounds.scaled(0)
         if multiple <= MOST_REMAINDERS:
-            positive, from_zero = (self._named(node) for node in multiples(multiple, self._rules))
+            positive, from_zero = (self._named(node) for node in multiples(multiple, self.rules))
             negative = seq(Text("-"), positive)
             if low is None and high is None:
                 return alt(negative, from_zero)

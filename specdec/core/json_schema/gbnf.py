@@ -10,6 +10,12 @@ class Text(NamedTuple):
     text: str
 
 
+class Token(NamedTuple):
+    """One token by its number: a special token, which stands for no text."""
+
+    number: int
+
+
 class Chars(NamedTuple):
     """One character out of ranges of code points, both ends included."""
 
@@ -52,7 +58,7 @@ class Before(NamedTuple):
     following: "Node"
 
 
-Node: TypeAlias = Text | Chars | Seq | Alt | Repeat | Rule | Before
+Node: TypeAlias = Text | Token | Chars | Seq | Alt | Repeat | Rule | Before
 
 EMPTY = Text("")
 NEVER = Alt(())
@@ -91,6 +97,11 @@ def grammar_text(root: Node, rules: Mapping[str, Node]) -> str | None:
     return "\n".join(f"{name} ::= {_written(node)}" for name, node in kept.items() if name in reached)
 
 
+def matches_text(root: Node, rules: Mapping[str, Node]) -> bool:
+    """Return whether a node matches some text."""
+    return _is_finite(root, _finite_rules(rules))
+
+
 def _finite_rules(rules: Mapping[str, Node]) -> set[str]:
     """Return the names of rules that match some text. A rule that always needs itself matches none."""
     users: dict[str, set[str]] = {name: set() for name in rules}
@@ -127,7 +138,7 @@ def _is_finite(node: Node, finite: set[str]) -> bool:
         return _is_finite(node.part, finite)
     if isinstance(node, Seq):
         return all(_is_finite(part, finite) for part in node.parts)
-    return isinstance(node, Text) or any(_is_finite(part, finite) for part in node.parts)
+    return isinstance(node, Text | Token) or any(_is_finite(part, finite) for part in node.parts)
 
 
 def _pruned(node: Node, finite: set[str]) -> Node:
@@ -154,6 +165,8 @@ def _written(node: Node) -> str:
         return node.name
     if isinstance(node, Text):
         return '"' + "".join(_escaped(ord(char), '"\\') for char in node.text) + '"'
+    if isinstance(node, Token):
+        return f"Token({node.number})"
     if isinstance(node, Chars):
         return "[" + "".join(_range(*ends) for ends in node.ranges) + "]"
     if isinstance(node, Seq):

@@ -111,7 +111,6 @@ def test_null_stands_for_a_field_that_is_left_out(server: Served, path: str) -> 
     ("name", "value"),
     [
         ("modalities", ["text", "audio"]),
-        ("functions", [{"name": "f"}]),
         ("function_call", {"name": "f"}),
         ("documents", [{"text": "a"}]),
         ("chat_template", "a"),

@@ -16,6 +16,7 @@ SETTINGS: dict[str, Any] = {"dtype": "float64", "kv_cache_memory": 8 << 20}
 # The conversation ends with "assistant".
 CHAIN = [*byte_ids("t"), *ids("▁hello", "<think>", "<tool_call>", CALL, "</tool_call>", "<|im_end|>", "</s>")]
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+TOOLS_OF_NONE = [{"type": "function", "function": {"name": "f"}}]
 MESSAGES = [{"role": "user", "content": "hello"}]
 
 
@@ -57,6 +58,25 @@ def test_a_call_of_a_response(served: Served) -> None:
     assert status == 200, reply
     (call,) = [item for item in reply["output"] if item["type"] == "function_call"]
     assert (call["name"], json.loads(call["arguments"])) == ("f", {"a": 1})
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_forced_calls_have_the_special_tokens(served: Served, stream: bool) -> None:
+    """The model was trained to write these, and could spell the tags besides."""
+    body = {"messages": MESSAGES, "tools": TOOLS_OF_NONE, "tool_choice": "required", "temperature": 0}
+    body |= {"parallel_tool_calls": False, "return_token_ids": True, "stream": stream}
+    status, _, reply = served.send("POST", "/v1/chat/completions", body)
+    assert status == 200, reply
+    choices = [choice for part in (events(reply) if stream else [reply]) for choice in part["choices"]]
+    tokens = [token for choice in choices for token in choice.get("token_ids") or ()]
+    opening, closing, end = ids("<tool_call>", "</tool_call>", "</s>")
+    assert (tokens[0], tokens[-2:]) == (opening, [closing, end])
+    said = [choice.get("delta") or choice.get("message") or {} for choice in choices]
+    assert not any(part.get("content") for part in said)
+    calls = [call["function"] for part in said for call in part.get("tool_calls") or []]
+    assert "".join(call.get("name") or "" for call in calls) == "f"
+    assert "".join(call["arguments"] for call in calls) == "{}"
+    assert choices[-1]["finish_reason"] == "tool_calls"
 
 
 @pytest.mark.parametrize("more", [{}, {"tools": TOOLS, "tool_choice": "none"}])

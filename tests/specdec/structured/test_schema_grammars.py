@@ -1,47 +1,19 @@
 """Grammars of drawn schemas, by jsonschema: no text that does not follow the schema, and every value that does."""
 
 import json
-import random
 import re
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import assume, event, given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError as InvalidSchema
-from xgrammar import CompiledGrammar, GrammarMatcher, allocate_token_bitmask
 
 from specdec import StructuredOutputsParams
-from tests.specdec.structured.byte_grammars import END, TOKENS, accepts, compiled
+from tests.specdec.structured.byte_grammars import accepts, compiled, random_output
 from tests.specdec.structured.drawn_schemas import schemas, values, wild_schemas
 from tests.strategies import seeds
-
-# Tokens of a random output; beyond the first ones it closes what is open.
-MOST, SOON = 400, 60
-CLOSING = [TOKENS.index(char) for char in (b'"', b"]", b"}")]
-
-
-def random_output(grammar: CompiledGrammar, seed: int) -> str | None:
-    """A text that the grammar accepts, by its masks; None if it has become too long."""
-    generator, matcher, found = random.Random(seed), GrammarMatcher(grammar), b""
-    mask = allocate_token_bitmask(1, END + 1)
-    for step in range(MOST):
-        matcher.fill_next_token_bitmask(mask)
-        allowed = np.unpackbits(mask[0].numpy().view(np.uint8), bitorder="little")[: END + 1].nonzero()[0].tolist()
-        assert allowed, found
-        closing = [token for token in (END, *CLOSING) if token in allowed]
-        if closing and (step > SOON or generator.random() < 0.3):
-            token = closing[0]
-        else:
-            # Most bytes begin or continue letters beyond ASCII.
-            token = generator.choice([token for token in allowed if not 127 < token < 256 or token % 9 == 0] or allowed)
-        assert matcher.accept_token(token)
-        if token == END:
-            return found.decode()
-        found += TOKENS[token]
-    return None
 
 
 def is_valid(schema: dict[str, Any], text: str) -> bool:
