@@ -299,7 +299,7 @@ class LLM:
         Raises:
             ValueError: the model has no chat template, or the template refuses the messages.
         """
-        return self._requests.chat_prompt(messages, template_arguments)
+        return self._requests.texts.chat_prompt(messages, template_arguments)
 
     def _groups(
         self,
@@ -369,7 +369,7 @@ class LLM:
         Raises:
             ValueError: a model without one.
         """
-        return self._requests.need_tokenizer().pretrained
+        return self._requests.texts.need_tokenizer().pretrained
 
     def _drafts_in_words(self) -> str:
         """Return what drafts, and the largest trees, for people."""

@@ -65,7 +65,8 @@ class BadWords:
         for group in self._groups:
             count, length = group.prefixes.shape
             flat = np.concatenate([group.prefixes.ravel(), group.columns, group.lasts])
-            prefixes, columns, lasts = upload(flat, device).split([count * length, count, len(group.lasts)])
+            ids, size = upload(flat, device), count * length
+            prefixes, columns, lasts = ids[:size], ids[size : size + count], ids[size + count :]
             found = (window[:, None, -length:] == prefixes.view(count, length)).all(2)
             # Several words may have the same last token.
             hits = torch.zeros(len(paths), len(group.lasts), dtype=torch.int32, device=device)

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from specdec.core.chat_content import part_texts
 from specdec.server.errors import ApiError
-from specdec.server.request_model import RequestModel
+from specdec.server.request_model import Objects, RequestModel
 from specdec.server.sampling_fields import Int, SamplingFields, check_logprobs, check_trace
 
 _NO_TEMPLATE_ARGUMENTS = (
@@ -20,7 +20,7 @@ class ContentPart(RequestModel):
     text: str | None = None
 
 
-Content = str | list[ContentPart | str]
+Content = str | Objects[ContentPart | str]
 
 
 class ChatMessageIn(RequestModel):
@@ -28,7 +28,7 @@ class ChatMessageIn(RequestModel):
 
     role: str
     content: Content | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: Objects[dict[str, Any]] | None = None
 
 
 class Tool(RequestModel):
@@ -61,8 +61,8 @@ class Prediction(RequestModel):
 class TemplateFields(RequestModel):
     """Fields that a chat template reads, by vLLM's names."""
 
-    messages: list[ChatMessageIn] | None = None
-    tools: list[Tool] | None = None
+    messages: Objects[ChatMessageIn] | None = None
+    tools: Objects[Tool] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -117,7 +117,7 @@ class ChatRequest(TemplateFields, SamplingFields):
     """OpenAI's fields, and vLLM's besides."""
 
     # Pydantic reports a missing field only where it is required.
-    messages: list[ChatMessageIn]
+    messages: Objects[ChatMessageIn]
     max_completion_tokens: Int | None = None
     logprobs: bool | None = None
     top_logprobs: Int | None = None
