@@ -175,24 +175,26 @@ class SmallRequests:
 
     Attributes:
         latencies: seconds of each.
+        num_failed: those without an answer.
     """
 
     server: Server
     latencies: list[float] = field(default_factory=list)
+    num_failed: int = 0
     peak_mib: float = 0.0
 
     def run(self, is_over: Callable[[], bool]) -> None:
         raw = json.dumps({"prompt": "hi", "max_tokens": 4, "temperature": 0}).encode()
         while not is_over() or len(self.latencies) < 20:
             began = time.perf_counter()
-            status = self.server.send(COMPLETIONS, raw)
+            self.num_failed += self.server.send(COMPLETIONS, raw) != 200
             self.latencies.append(time.perf_counter() - began)
-            assert status == 200, status
             self.peak_mib = max(self.peak_mib, self.server.resident_mib())
             time.sleep(0.02)
 
     def report(self) -> dict[str, float]:
-        return {"median_s": round(median(self.latencies), 4), "longest_s": round(max(self.latencies), 4)}
+        figures = {"median_s": round(median(self.latencies), 4), "longest_s": round(max(self.latencies), 4)}
+        return figures | ({"failed": self.num_failed} if self.num_failed else {})
 
 
 def attacked(server: Server, name: str) -> dict[str, Any]:

@@ -349,7 +349,6 @@ class AsyncLLM:
         except TimeoutError:
             pass
         await self._connection.close()
-        self.lanes.close()
         self._fail_all(EngineDeadError("the engine was closed before the request had finished"))
 
     def _abort(self, number: int) -> None:

@@ -49,12 +49,6 @@ class TextLanes:
         lane = self._short if size <= SHORT_TEXT else self._middle if size <= LONG_TEXT else self._long
         return await asyncio.get_running_loop().run_in_executor(lane, call)
 
-    def close(self) -> None:
-        """Drop what has not begun, and end the threads once they are idle."""
-        for name in ("_short", "_middle", "_long"):
-            if (lane := self.__dict__.get(name)) is not None:
-                lane.shutdown(wait=False, cancel_futures=True)
-
 
 def _return_memory() -> None:
     """Give freed memory back to the system; glibc keeps it for later, in an arena for each thread."""

@@ -39,8 +39,8 @@ _TOKEN = "a prompt token"
 _NOT_IN_SALTS = "\ud800"
 # Characters of a salt, which is hashed with the first block of each request.
 _LONGEST_SALT = 1024
-# Lists of stop strings that are remembered.
-_MOST_STOPS = 64
+# Lists of stop strings that are remembered, each of megabytes at most.
+_MOST_STOPS = 8
 
 logger = logging.getLogger(__name__)
 

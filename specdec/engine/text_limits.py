@@ -10,7 +10,7 @@ from specdec.models.tokenizer import Tokenizer
 # Characters of a token where they have no limit: more than a text's tokens have on average.
 _ASSUMED = 128
 # Lists of bad words whose tokens are remembered: all prompts of a request have the same.
-_MOST_LISTS = 64
+_MOST_LISTS = 8
 Words = tuple[tuple[int, ...], ...]
 
 

@@ -23,7 +23,6 @@ def run(work: Callable[[TextLanes, threading.Event], Coroutine[Any, Any, None]])
                 await work(lanes, event)
         finally:
             event.set()
-            lanes.close()
 
     asyncio.run(with_lanes())
 
