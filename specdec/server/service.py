@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 import secrets
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from specdec.async_engine.errors import EngineDeadError
 from specdec.core.outputs import CompletionOutput, RequestOutput
 from specdec.core.sampling_params import SamplingParams
 from specdec.core.step_report import StepReporter
+from specdec.core.stop_strings import StopStrings
 from specdec.models.tokenizer import Tokenizer
 from specdec.scheduling.scheduler import QueueFullError
 from specdec.server.adapters import ServedAdapters
@@ -115,9 +116,11 @@ class Service:
             longest = self.llm.max_model_len
             params.truncate_prompt_tokens = max(1, longest - (params.max_tokens or longest // 4))
 
-    def step_reporter(self, params: SamplingParams) -> StepReporter:
-        """Return what reports the steps of one output."""
-        return StepReporter(self.llm.tokenizer.backend if self.llm.tokenizer else None, params)
+    def step_reporters(self, params: SamplingParams) -> Iterator[StepReporter]:
+        """Yield what reports the steps of each output of a request."""
+        backend, stops = self.llm.tokenizer.backend if self.llm.tokenizer else None, StopStrings(params.stop_strings)
+        while True:
+            yield StepReporter(backend, params, stops)
 
     def token_places(self, context: Sequence[int], params: SamplingParams) -> TokenPlaces:
         """Return what finds the places of tokens after those of the context."""

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from specdec.async_engine.messages import Add, decode_params
 from specdec.async_engine.text_lanes import LONG_TEXT
+from specdec.core.detokenizer import Detokenizer
 from specdec.models.tokenizer import Tokenizer
 from specdec.server.chat_request import ChatRequest
 from specdec.server.completion_request import CompletionRequest
@@ -220,6 +221,22 @@ def test_texts_of_clients_that_have_left_are_dropped(server: Served, gate: Gate)
     # Its text comes behind theirs.
     assert server.send("POST", "/tokenize", {"prompt": "a" * (LONG_TEXT + 2)})[0] == 200
     assert gate.begun == [LONG_TEXT + 1, LONG_TEXT + 2]
+
+
+def test_stop_strings_are_searched_by_the_engine_alone(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server searches again where it reports steps, once for each output that has some."""
+    made: list[int] = []
+
+    def counted(*args: Any) -> Detokenizer:
+        made.append(1)
+        return Detokenizer(*args)
+
+    monkeypatch.setattr("specdec.core.step_report.Detokenizer", counted)
+    body = {"prompt": ["a", "b"], "n": 3, "stop": ["no such text"] * 64, "max_tokens": 2}
+    assert server.send("POST", COMPLETIONS, body)[0] == 200
+    assert not made
+    assert server.send("POST", COMPLETIONS, {**body, "trace": True})[0] == 200
+    assert len(made) == 6
 
 
 def test_the_engine_gets_a_prediction_as_tokens(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
