@@ -166,7 +166,12 @@ def serving(tree: Path) -> Iterator[Server]:
         yield Server(line.rsplit("http://", 1)[1].strip(), process)
     finally:
         process.terminate()
-        process.wait(60)
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            # It is busy with an attack. Its engine ends with it.
+            process.kill()
+            process.wait()
 
 
 @dataclass
