@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from specdec.core.outputs import LogprobsMode
+from specdec.core.request_limits import RequestLimits
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.kernels.settings import (
     MAX_WHOLE,
@@ -89,6 +90,7 @@ class EngineConfig:
         "raw_logprobs", "raw_logprobs of the model, or processed_logprobs after all sampling parameters.", flags=""
     )
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    limits: RequestLimits = field(default_factory=RequestLimits)
     max_model_len: int | None = setting(
         None, "Most tokens of a request, prompt included.", least=2, shown_default="the model's", panel="Model"
     )

@@ -221,14 +221,11 @@ class LLM:
             ValueError: a conversation that the template refuses, or as in `generate`; nothing has run then.
         """
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        arguments = {"continue_final_message": continue_final_message, **(chat_template_kwargs or {})}
-        arguments |= {} if chat_template is None else {"chat_template": chat_template}
         sampling_params, shown = self._requests.with_tools(tools or (), tool_choice, sampling_params, chat_template)
-        arguments |= shown
-        prompts = [
-            self.chat_prompt(conversation, add_generation_prompt=add_generation_prompt, **arguments)  # type: ignore[arg-type]
-            for conversation in conversations
-        ]
+        own = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
+        template = {} if chat_template is None else {"chat_template": chat_template}
+        arguments: dict[str, Any] = {**own, **(chat_template_kwargs or {}), **template, **shown}
+        prompts = [self.chat_prompt(conversation, **arguments) for conversation in conversations]  # type: ignore[arg-type]
         return self.generate(
             prompts,
             sampling_params,
@@ -305,7 +302,7 @@ class LLM:
         Raises:
             ValueError: the model has no chat template, or the template refuses the messages.
         """
-        return self._requests.chat_prompt(messages, template_arguments)
+        return self._requests.texts.chat_prompt(messages, template_arguments)
 
     def _groups(
         self,
@@ -375,7 +372,7 @@ class LLM:
         Raises:
             ValueError: a model without one.
         """
-        return self._requests.need_tokenizer().pretrained
+        return self._requests.texts.need_tokenizer().pretrained
 
     def _drafts_in_words(self) -> str:
         """Return what drafts, and the largest trees, for people."""

@@ -17,11 +17,13 @@ defines it, and `samplings` in `tests/strategies.py` draws it, which covers ever
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    # It imports numpy, which the command line's help does without.
+    # They import numpy, which the command line's help does without.
     from specdec.verify.grammar_state import GrammarState
+    from specdec.verify.token_arrays import TokenArrays
 
 # Below this a temperature is 0, as in vLLM.
 LEAST_TEMPERATURE = 1e-5
@@ -59,6 +61,13 @@ class Sampling:
     seed: int = 0
     sample_index: int = 0
     grammar: "GrammarState | None" = None
+
+    @cached_property
+    def token_arrays(self) -> "TokenArrays":
+        """Token lists of these parameters as arrays."""
+        from specdec.verify.token_arrays import TokenArrays
+
+        return TokenArrays(self.allowed_token_ids, self.logit_bias, self.bad_words)
 
     @property
     def is_greedy(self) -> bool:

@@ -82,18 +82,20 @@ def _edit(scores: Tensor, part: NodeRows) -> None:
     if sampling.grammar is not None:
         forbid_outside(sampling.grammar, scores, context, paths)
     if sampling.allowed_token_ids is not None:
-        allowed = upload(sampling.allowed_token_ids, device)
+        allowed = upload(sampling.token_arrays.allowed, device)
         kept = scores[:, allowed]
         scores.fill_(float("-inf"))
         scores[:, allowed] = kept
     if sampling.bad_words:
-        _forbid_words(scores, context, paths)
+        reach = sampling.token_arrays.bad_words.reach
+        latest = context.token_ids[max(context.num_prompt, len(context.token_ids) - reach) :]
+        sampling.token_arrays.bad_words.forbid(scores, latest, paths)
     if sampling.min_tokens > context.num_output and sampling.end_tokens:
         lengths = context.num_output + (paths >= 0).sum(1, keepdim=True)
         ends = upload(sampling.end_tokens, device)
         scores[:, ends] = scores[:, ends].masked_fill(lengths < sampling.min_tokens, float("-inf"))
     if sampling.logit_bias:
-        tokens, addends = zip(*sampling.logit_bias, strict=True)
+        tokens, addends = sampling.token_arrays.biased, sampling.token_arrays.addends
         scores[:, upload(tokens, device)] += upload(addends, device, scores.dtype)
     if sampling.penalises:
         _penalise(scores, context, paths)
@@ -114,22 +116,6 @@ def forbid_outside(
     masks = upload(own, scores.device, torch.uint8)
     bits = masks[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=scores.device) & 1
     scores.masked_fill_(bits.flatten(1)[:, skipped : skipped + scores.shape[1]] == 0, float("-inf"))
-
-
-def _forbid_words(scores: Tensor, context: Context, paths: Tensor) -> None:
-    """Forbid the last token of each sequence whose other tokens end the output, path included."""
-    words, device = context.sampling.bad_words, scores.device
-    longest = max(len(word) for word in words) - 1
-    latest = list(context.token_ids[context.num_prompt :][-longest:]) if longest else []
-    before = upload([-1] * (longest - len(latest)) + latest, device)
-    history = torch.cat([before.expand(len(paths), -1), paths], 1)
-    ends = longest + (paths >= 0).sum(1, keepdim=True)
-    for *prefix, last in words:
-        if not prefix:
-            scores[:, last] = float("-inf")
-            continue
-        window = history.gather(1, ends + torch.arange(-len(prefix), 0, device=device))
-        scores[:, last].masked_fill_((window == upload(prefix, device)).all(1), float("-inf"))
 
 
 def _penalise(scores: Tensor, context: Context, paths: Tensor) -> None:

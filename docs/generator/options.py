@@ -9,6 +9,7 @@ import typer
 
 from docs.generator.regions import table
 from specdec.config import EngineConfig
+from specdec.core.request_limits import RequestLimits
 from specdec.core.sampling_params import BeamSearchParams, SamplingParams
 from specdec.core.speculation import Speculation
 from specdec.draft_heads.drafting.draft_shape import DraftShape
@@ -23,7 +24,7 @@ BESIDE_GENERATE = ("chat", "trace", "profile", "serve", "regenerate")
 # Arguments of `LLM` that are not keywords of settings, described by hand.
 POSITIONAL = ("model", "draft")
 OWNERS = {
-    "settings-llm": (EngineConfig, SchedulerConfig),
+    "settings-llm": (EngineConfig, SchedulerConfig, RequestLimits),
     "settings-shape": (DraftShape,),
     "settings-sampling": (SamplingParams,),
     "settings-speculation": (Speculation,),

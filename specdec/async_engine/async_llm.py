@@ -34,15 +34,16 @@ from specdec.async_engine.messages import (
 )
 from specdec.async_engine.request_stream import RequestStream
 from specdec.async_engine.supervisor import Supervisor
+from specdec.async_engine.text_lanes import SHORT_TEXT, TextLanes
 from specdec.config import AUTO, EngineConfig
 from specdec.core.engine_stats import EngineStats
 from specdec.core.lora_request import LoRARequest, with_whole_path
 from specdec.core.output_kind import RequestOutputKind, ShownStates
 from specdec.core.outputs import RequestOutput
 from specdec.core.sampling_params import SamplingParams
-from specdec.engine.choice_prompts import with_choice_tokens
 from specdec.engine.prompts import PlainPrompt, Prompt, read_prompt
 from specdec.engine.request_maker import RequestMaker
+from specdec.engine.request_texts import num_characters
 from specdec.engine.resolved_config import resolved_config
 from specdec.engine.vllm_keywords import LLMKeywords, own_settings
 from specdec.kernels.settings import check_call, check_text
@@ -52,8 +53,6 @@ from specdec.scheduling.scheduler import QueueFullError
 
 # Least time limit of a silent engine process, in seconds: some heartbeats must fit in.
 LEAST_TIMEOUT = 1.0
-# Characters from which on a text is tokenized beside the event loop.
-LONG_TEXT = 20_000
 
 
 def engine_setup(
@@ -93,6 +92,8 @@ class AsyncLLM:
         tokenizer: None for a model without one.
         generation_config: end tokens and default sampling parameters of the checkpoint.
         max_model_len: limit of a request's tokens, prompt included.
+        texts: makes tokens of texts.
+        lanes: threads for that, beside the event loop.
 
     Raises:
         CheckpointError: a folder whose configuration or tokenizer cannot be read.
@@ -114,6 +115,7 @@ class AsyncLLM:
         self._requests = RequestMaker.read(self.config, read_llama_config(self.config.model))
         self.tokenizer, self.max_model_len = self._requests.tokenizer, self._requests.max_model_len
         self.generation_config = self._requests.generation_config
+        self.texts, self.lanes = self._requests.texts, TextLanes()
         self._connection = self._connect(setup, engine_timeout)
         # Requests that the engine process works on, and their numbers by their names.
         self._streams: dict[int, RequestStream] = {}
@@ -189,9 +191,10 @@ class AsyncLLM:
         if request_id is not None:
             check_text("request_id", request_id)
         content, text, cache_salt = read_prompt(prompt, cache_salt)
-        is_long = isinstance(content, str) and len(content) * len(params.choices or " ") > LONG_TEXT
-        if is_long or params.structured_outputs is not None:
-            tokens, own = await asyncio.to_thread(self._read, content, params, priority, cache_salt)
+        self.config.limits.check(params)
+        size = num_characters(content, params)
+        if size > SHORT_TEXT or params.structured_outputs is not None:
+            tokens, own = await self.lanes.run(size, self._read, content, params, priority, cache_salt)
         else:
             tokens, own = self._read(content, params, priority, cache_salt)
         if params.output_kind is RequestOutputKind.FINAL_ONLY:
@@ -227,8 +230,8 @@ class AsyncLLM:
     def _read(
         self, prompt: PlainPrompt, params: SamplingParams, priority: int, cache_salt: str | None
     ) -> tuple[list[int], SamplingParams]:
-        """Check a prompt and its parameters; return the prompt's tokens, and the parameters with choices as tokens."""
-        prompt, params = with_choice_tokens(prompt, params, self.tokenizer)
+        """Check a prompt and its parameters; return the prompt's tokens, and parameters with their texts as tokens."""
+        prompt, params = self.texts.with_tokens(prompt, params)
         return self._requests.check(prompt, params, priority, cache_salt), params
 
     async def abort(self, request_id: str) -> bool:
@@ -244,19 +247,7 @@ class AsyncLLM:
 
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]], **template_arguments: Any) -> list[int]:
         """Return the tokens of a conversation up to where the answer begins; see `LLM.chat_prompt`."""
-        return self._requests.chat_prompt(messages, template_arguments)
-
-    def chat_choices(
-        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams, **template_arguments: Any
-    ) -> tuple[PlainPrompt, SamplingParams]:
-        """Return the tokens of a conversation, and parameters with the tokens of text choices that continue it.
-
-        Both are tokenized as one text, which matters where a choice continues a message.
-
-        Raises:
-            ValueError: see `LLM.chat_prompt`.
-        """
-        return self._requests.chat_choices(messages, params, template_arguments)
+        return self.texts.chat_prompt(messages, template_arguments)
 
     @property
     def end_tokens(self) -> frozenset[int]:

@@ -43,6 +43,8 @@ from specdec.scheduling.step_plan import StepPlan
 
 # Messages handled between two steps: a flood of requests must not keep the running ones waiting.
 MOST_TAKEN = 256
+# The same in seconds: a request may have lists of a thousand entries, for each of its prompts.
+LONGEST_TAKING = 0.02
 # Steps that fail one after another before the process gives up: a device may be lost for good.
 MOST_FAILURES = 3
 # Seconds without another message after which a heartbeat is sent, if there are requests.
@@ -113,8 +115,9 @@ class EngineLoop:
                     return
                 # No step would notice that a worker is gone.
                 self._engine.executor.check_health()
+        end = time.monotonic() + LONGEST_TAKING
         for _ in range(MOST_TAKEN):
-            if not self._socket.poll(0, zmq.POLLIN):
+            if not self._socket.poll(0, zmq.POLLIN) or time.monotonic() > end:
                 return
             try:
                 self._handle(self._socket.recv())

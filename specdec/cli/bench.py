@@ -13,13 +13,12 @@ from specdec.bench.bench_settings import BenchSettings, LatencySettings, Through
 from specdec.bench.mode import parse_modes
 from specdec.bench.peers import parse_peers
 from specdec.bench.prompt_file import GivenPrompt, read_prompt_file
-from specdec.cli.model_options import OWNERS, Chat, Model
+from specdec.cli.model_options import OWNERS, Chat, Model, engine_options
 from specdec.cli.options import Command, Verbose, options_for, with_options
-from specdec.config import DEMO, EngineConfig, default_shape
+from specdec.config import DEMO, default_shape
 from specdec.core.sampling_params import SamplingParams
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.engine.llm_settings import engine_config
-from specdec.scheduling.scheduler_config import SchedulerConfig
 
 if TYPE_CHECKING:
     from specdec.bench.comparison import Kind
@@ -120,7 +119,7 @@ def _run(
     default = os.environ.get("SPECDEC_DRAFT") or ("none" if model else "eagle")
     modes = parse_modes(given.draft or ([] if default == "none" else [default]))
     shape = options_for(DraftShape, options)
-    settings = {**options_for(EngineConfig, options), **options_for(SchedulerConfig, options)}
+    settings = engine_options(options)
     # Report mistakes before importing torch.
     params = SamplingParams(**{**OWN_DEFAULTS, **options_for(SamplingParams, options)})
     for mode in modes:

@@ -9,6 +9,7 @@ import typer
 
 from specdec.cli.options import options_for
 from specdec.config import DEMO, EngineConfig, default_shape
+from specdec.core.request_limits import RequestLimits
 from specdec.core.sampling_params import SamplingParams
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.engine.llm_settings import engine_config
@@ -17,7 +18,9 @@ from specdec.scheduling.scheduler_config import SchedulerConfig
 if TYPE_CHECKING:
     from specdec.llm import LLM
 
-OWNERS = (SamplingParams, DraftShape, EngineConfig, SchedulerConfig)
+# Those of the engine.
+ENGINE_OWNERS = (EngineConfig, SchedulerConfig, RequestLimits)
+OWNERS = (SamplingParams, DraftShape, *ENGINE_OWNERS)
 # Where neither an option nor the model's generation_config.json says otherwise.
 OWN_DEFAULTS: dict[str, Any] = {"temperature": 0.0, "max_tokens": 256}
 SHOWN_DEFAULTS = {
@@ -67,6 +70,11 @@ Draft = Annotated[
 ]
 
 
+def engine_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of the given options that are settings of the engine."""
+    return {name: value for owner in ENGINE_OWNERS for name, value in options_for(owner, options).items()}
+
+
 @dataclass(frozen=True)
 class ModelOptions:
     """Checked options, from which the engine and the sampling parameters are made.
@@ -92,7 +100,7 @@ class ModelOptions:
             ValueError: a value outside its range.
         """
         sampling, shape = options_for(SamplingParams, options), options_for(DraftShape, options)
-        settings = {**options_for(EngineConfig, options), **options_for(SchedulerConfig, options)}
+        settings = engine_options(options)
         # The model may allow more tokens than the command does by itself.
         SamplingParams(**{**OWN_DEFAULTS, "max_tokens": None, **sampling})
         replace(default_shape("cpu"), **shape)

@@ -24,6 +24,7 @@ PANELS = (
     "Server",
     "Output",
     "Engine",
+    "Limits",
     "Other",
 )
 # Names that options had, still accepted.

@@ -7,22 +7,22 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from specdec.cli.model_options import DRAFT_HELP
+from specdec.cli.model_options import DRAFT_HELP, ENGINE_OWNERS, engine_options
 from specdec.cli.options import Verbose, options_for, with_options
 from specdec.cli.startup import spinner
-from specdec.config import AUTO, DEMO, EngineConfig, default_shape
+from specdec.config import AUTO, DEMO, default_shape
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.engine.llm_settings import engine_config
 from specdec.engine.speculative_config import parse_speculative_config
 from specdec.kv_transfer.kv_transfer_config import Role
-from specdec.scheduling.scheduler_config import Policy, SchedulerConfig
+from specdec.scheduling.scheduler_config import Policy
 from specdec.server.server_settings import ServerSettings
 
 DEMO_NAME = "demo"
 SHOWN_DEFAULTS = dict.fromkeys(("depth", "branching", "nodes", "min_reach"), "by device")
 
 
-@with_options(ServerSettings, DraftShape, EngineConfig, SchedulerConfig, defaults=SHOWN_DEFAULTS)
+@with_options(ServerSettings, DraftShape, *ENGINE_OWNERS, defaults=SHOWN_DEFAULTS)
 def serve(
     model_name: Annotated[
         str | None,
@@ -166,7 +166,7 @@ def serve(
     given = options_for(ServerSettings, options)
     server = ServerSettings(**given, api_key=tuple(api_key or ()), admin_api_key=tuple(admin_api_key or ()))
     shape = options_for(DraftShape, options)
-    settings = {**options_for(EngineConfig, options), **options_for(SchedulerConfig, options)}
+    settings = engine_options(options)
     if speculative_config is not None:
         if draft is not None:
             raise ValueError("--speculative-config and --draft exclude each other; leave one out")

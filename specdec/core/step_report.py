@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from specdec.core.detokenizer import Detokenizer
 from specdec.core.outputs import CompletionOutput, TreeTrace
 from specdec.core.sampling_params import SamplingParams
-from specdec.core.stop_strings import special_in_stops
+from specdec.core.stop_strings import StopStrings, special_in_stops
 from specdec.core.token_texts import TokenTexts
 
 
@@ -85,25 +85,28 @@ class StepReporter:
     Args:
         tokenizer: None for reports without texts.
         params: parameters of the request; they tell which text the output leaves out.
+        stops: its stop strings, if other outputs of the request search for them as well.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None, params: SamplingParams) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, params: SamplingParams, stops: StopStrings | None = None) -> None:
         self._tokenizer, self._params = tokenizer, params
+        self._stops = StopStrings(params.stop_strings) if stops is None else stops
         self._texts = None if tokenizer is None else TokenTexts(tokenizer)
-        self._detokenizer = self._new_detokenizer(())
+        # Made with the first step: most outputs report none.
+        self._detokenizer: Detokenizer | None = None
         self._num_reported = self._num_tokens = 0
 
     def _new_detokenizer(self, prompt: Sequence[int]) -> Detokenizer:
         params = self._params
         return Detokenizer(
             self._tokenizer,
-            params.stop_strings,
+            self._stops,
             params.include_stop_str_in_output,
             params.skip_special_tokens,
             params.spaces_between_special_tokens,
             prompt,
             params.kept_special_tokens or (),
-            {} if self._tokenizer is None else special_in_stops(self._tokenizer, params.stop_strings),
+            {} if self._tokenizer is None else special_in_stops(self._tokenizer, self._stops),
         )
 
     def new_steps(self, output: CompletionOutput) -> list[StepReport]:
@@ -117,7 +120,7 @@ class StepReporter:
 
     def _report(self, step: TreeTrace, output: CompletionOutput) -> StepReport:
         path = set(step.path)
-        if step.context:
+        if step.context or self._detokenizer is None:
             self._detokenizer = self._new_detokenizer(step.context)
         columns = zip(step.tokens, step.parents, step.values, step.probs, strict=True)
         return StepReport(
@@ -129,10 +132,10 @@ class StepReporter:
                 for node, (token, parent, value, prob) in enumerate(columns)
             ],
             output=[self._token(token, place < len(step.path)) for place, token in enumerate(step.output)],
-            pieces=self._pieces(step, output),
+            pieces=self._pieces(step, output, self._detokenizer),
         )
 
-    def _pieces(self, step: TreeTrace, output: CompletionOutput) -> list[PieceReport]:
+    def _pieces(self, step: TreeTrace, output: CompletionOutput, detokenizer: Detokenizer) -> list[PieceReport]:
         """Return the text that a step adds, as the request itself has detokenized it."""
         ends_by_token = output.finish_reason == "stop" and not isinstance(output.stop_reason, str)
         for place, token in enumerate(step.output):
@@ -140,9 +143,9 @@ class StepReporter:
             is_last = self._num_tokens == len(output.token_ids)
             if not (is_last and ends_by_token) or self._params.include_stop_str_in_output:
                 may_stop = self._num_tokens > self._params.min_tokens and not (is_last and ends_by_token)
-                self._detokenizer.push(token, place < len(step.path), may_stop)
+                detokenizer.push(token, place < len(step.path), may_stop)
         is_end = output.finish_reason is not None and self._num_tokens == len(output.token_ids)
-        return [PieceReport(piece.text, piece.accepted) for piece in self._detokenizer.segments(final=is_end)]
+        return [PieceReport(piece.text, piece.accepted) for piece in detokenizer.segments(final=is_end)]
 
     def _token(self, token: int, accepted: bool) -> TokenReport:
         return TokenReport(token, self._text(token), accepted)

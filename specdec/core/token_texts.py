@@ -61,7 +61,7 @@ class TokenTexts:
         if found := _BYTE.fullmatch(name):
             return bytes([int(found[1], 16)])
         try:
-            spelled = bytes(_BYTES_OF[char] for char in name)
+            spelled = bytes(BYTE_CHARACTERS[char] for char in name)
         except KeyError:
             return None
         # Of another kind of tokenizer, or whole characters.
@@ -76,4 +76,5 @@ def _byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in plain} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
 
 
-_BYTES_OF = _byte_alphabet()
+# Bytes by the characters that stand for them in the vocabularies of byte-level tokenizers.
+BYTE_CHARACTERS = _byte_alphabet()

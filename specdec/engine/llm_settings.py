@@ -7,6 +7,7 @@ from typing import Any, TypedDict
 
 from specdec.config import EngineConfig, ExecutorBackend
 from specdec.core.outputs import LogprobsMode
+from specdec.core.request_limits import RequestLimits
 from specdec.draft_heads.drafting.draft_shape import DraftShape
 from specdec.draft_heads.llama.unreadable_files import nearest_path_hint
 from specdec.kernels.settings import KernelChoice, KVCacheDtype, Quantization, size_in_bytes, unknown_name, whole_number
@@ -15,7 +16,8 @@ from specdec.scheduling.scheduler_config import Policy, SchedulerConfig
 
 
 class LLMSettings(TypedDict, total=False):
-    """Keywords of `LLM`: the fields of `EngineConfig` and of its `SchedulerConfig`, where they are described.
+    """Keywords of `LLM`: the fields of `EngineConfig`, and of its `SchedulerConfig` and `RequestLimits`, where they are
+    described.
 
     None stands for the default.
     """
@@ -66,6 +68,16 @@ class LLMSettings(TypedDict, total=False):
     collect_drafts_share: float
     collect_drafts_limit: float
     enforce_eager: bool
+    max_bad_words: int
+    max_bad_word_tokens: int
+    max_stop_strings: int
+    max_stop_characters: int
+    max_stop_token_ids: int
+    max_logit_bias: int
+    max_allowed_token_ids: int
+    max_choices: int
+    max_choice_characters: int
+    max_text_characters: int
 
 
 def engine_config(model: Path, draft: Path | None, settings: dict[str, Any]) -> EngineConfig:
@@ -74,11 +86,13 @@ def engine_config(model: Path, draft: Path | None, settings: dict[str, Any]) -> 
     Raises:
         ValueError: an unknown keyword, or a value outside its range.
     """
-    names = {each.name for each in fields(SchedulerConfig)}
-    scheduler = SchedulerConfig(**{name: value for name, value in settings.items() if name in names})
-    others = {name: value for name, value in settings.items() if name not in names}
-    if "scheduler" in others:
-        raise ValueError("scheduler is no keyword; give its settings, such as max_num_seqs")
+    scheduler = SchedulerConfig(**_fields_of(SchedulerConfig, settings))
+    limits = RequestLimits(**_fields_of(RequestLimits, settings))
+    own = {*_fields_of(SchedulerConfig, settings), *_fields_of(RequestLimits, settings)}
+    others = {name: value for name, value in settings.items() if name not in own}
+    for name, example in {"scheduler": "max_num_seqs", "limits": "max_bad_words"}.items():
+        if name in others:
+            raise ValueError(f"{name} is no keyword; give its settings, such as {example}")
     if "ngrams" in others:
         raise ValueError("ngrams is no keyword; name ngram among the sources of draft")
     known = LLMSettings.__annotations__
@@ -94,7 +108,13 @@ def engine_config(model: Path, draft: Path | None, settings: dict[str, Any]) -> 
         others["kv_cache_memory"] = size_in_bytes("kv_cache_memory", others["kv_cache_memory"])
     if others.get("kv_transfer_config") is not None:
         others["kv_transfer_config"] = parse_kv_transfer_config(others["kv_transfer_config"])
-    return EngineConfig(model, draft, scheduler=scheduler, **others)
+    return EngineConfig(model, draft, scheduler=scheduler, limits=limits, **others)
+
+
+def _fields_of(owner: type[SchedulerConfig | RequestLimits], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keywords that are fields of a dataclass."""
+    names = {each.name for each in fields(owner)}
+    return {name: value for name, value in settings.items() if name in names}
 
 
 def _draft_vocab(given: int | str | Path) -> int | Path:

@@ -5,10 +5,10 @@ import logging
 import random
 import secrets
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from specdec.config import EngineConfig
@@ -17,15 +17,16 @@ from specdec.core.detokenizer import Detokenizer
 from specdec.core.lora_request import LoadedAdapter
 from specdec.core.request import Request, RequestGroup
 from specdec.core.sampling_params import SamplingParams
-from specdec.core.stop_strings import special_in_stops, stop_tokens
+from specdec.core.stop_strings import StopStrings, special_in_stops, stop_tokens
 from specdec.draft_heads.drafting.chains import ChainRates, ChainSource
 from specdec.draft_heads.drafting.ngram_chains import NGramChains
 from specdec.draft_heads.drafting.predicted_text import PredictedText
 from specdec.draft_heads.drafting.structured_drafts import ForcedText
 from specdec.draft_heads.llama.llama_config import LlamaConfig
 from specdec.engine.chat_tools import ChatTools
-from specdec.engine.choice_prompts import with_choice_tokens
 from specdec.engine.prompts import PlainPrompt, Prompt, as_list, read_prompt
+from specdec.engine.request_texts import RequestTexts
+from specdec.engine.text_limits import Words
 from specdec.kernels.settings import MAX_WHOLE, check_text, whole_number
 from specdec.models.checkpoint import has_tokenizer
 from specdec.models.generation_config import GenerationConfig
@@ -37,6 +38,10 @@ from specdec.verify.sampling import Sampling
 _TOKEN = "a prompt token"
 # Half of a surrogate pair, which a salt cannot hold: no request can name another's adapter in its salt.
 _NOT_IN_SALTS = "\ud800"
+# Characters of a salt, which is hashed with the first block of each request.
+_LONGEST_SALT = 1024
+# Lists of stop strings that are remembered, each of megabytes at most.
+_MOST_STOPS = 8
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +69,6 @@ class RequestMaker:
     draft_context: int = sys.maxsize
     draft_identity: str | None = None
     _has_warned: bool = False
-    _has_warned_of_tools: bool = False
     _ngram_rates: ChainRates = field(default_factory=ChainRates)
     _prediction_rates: ChainRates = field(default_factory=ChainRates)
     _forced_rates: ChainRates = field(default_factory=ChainRates)
@@ -92,15 +96,10 @@ class RequestMaker:
             generation = _with_tokenizers_end(generation, tokenizer, model.vocab_size)
         return cls(config, model, tokenizer, generation, context)
 
-    def need_tokenizer(self) -> Tokenizer:
-        """Return the tokenizer.
-
-        Raises:
-            ValueError: a model without one.
-        """
-        if self.tokenizer is None:
-            raise ValueError(f"{self.config.model}: no tokenizer.json; give prompts as token ids")
-        return self.tokenizer
+    @cached_property
+    def texts(self) -> RequestTexts:
+        """Makes tokens of texts."""
+        return RequestTexts(self.tokenizer, self.config.limits, self.config.model, self.max_model_len)
 
     @property
     def end_tokens(self) -> frozenset[int]:
@@ -110,34 +109,6 @@ class RequestMaker:
     def default_params(self) -> SamplingParams:
         """Return the parameters of the checkpoint's generation_config.json, with defaults for the others."""
         return SamplingParams(**self.generation_config.params)
-
-    def chat_prompt(self, messages: Sequence[Mapping[str, Any]], template_arguments: Mapping[str, Any]) -> list[int]:
-        """Return the tokens of a conversation up to where the answer begins.
-
-        Raises:
-            ValueError: see `LLM.chat_prompt`.
-        """
-        text = self.chat_text(messages, template_arguments)
-        return self.need_tokenizer().encode(text, add_special_tokens=False)
-
-    def chat_text(self, messages: Sequence[Mapping[str, Any]], template_arguments: Mapping[str, Any]) -> str:
-        """Return the text of a conversation with its special tokens, up to where the answer begins.
-
-        Raises:
-            ValueError: see `LLM.chat_prompt`.
-        """
-        tokenizer = self.need_tokenizer()
-        if not tokenizer.has_chat_template and template_arguments.get("chat_template") is None:
-            raise ValueError(f"{self.config.model}: the tokenizer has no chat template; give the prompt as it is")
-        plain = tokenizer.chat_messages(messages, **template_arguments)
-        if template_arguments.get("tools") and not self._has_warned_of_tools:
-            self._has_warned_of_tools = not tokenizer.reads_tools(**template_arguments)
-            if self._has_warned_of_tools:
-                logger.warning(
-                    "a conversation has tools, and the chat template does not read them, so the model does not see "
-                    "them; give a chat template that does (shown once)"
-                )
-        return tokenizer.chat_text(plain, **template_arguments)
 
     def with_tools(
         self,
@@ -152,42 +123,31 @@ class RequestMaker:
             ValueError: see `ChatTools`.
         """
         offered = ChatTools(tools, tool_choice)
-        tokenizer = self.need_tokenizer()
+        tokenizer = self.texts.need_tokenizer()
         template = tokenizer.chat_template if template is None else template
         return offered.params(params, self.default_params(), tokenizer, template), offered.template_arguments()
 
-    def chat_choices(
-        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams, template_arguments: Mapping[str, Any]
-    ) -> tuple[PlainPrompt, SamplingParams]:
-        """Return the tokens of a conversation, and parameters with the tokens of text choices that continue it.
-
-        Raises:
-            ValueError: see `LLM.chat_prompt`.
-        """
-        text = self.chat_text(messages, template_arguments)
-        return with_choice_tokens(text, params, self.tokenizer, add_special_tokens=False)
-
     def check(self, prompt: PlainPrompt, params: SamplingParams, priority: int, cache_salt: str | None) -> list[int]:
-        """Check a prompt and its parameters, their choices as token ids; return the prompt's tokens.
+        """Check a prompt and its parameters, of `RequestTexts.with_tokens`; return the prompt's tokens.
 
         Raises:
             ValueError: see `LLM.new_group`.
         """
         if cache_salt is not None:
             check_text("cache_salt", cache_salt)
+            if len(cache_salt) > _LONGEST_SALT:
+                raise ValueError(f"cache_salt has {len(cache_salt)} characters; it may have at most {_LONGEST_SALT}")
         if abs(whole_number("priority", priority)) > MAX_WHOLE:
             raise ValueError(f"priority is {priority}; it must be between -2^63 and 2^63")
-        tokens = self._tokens(prompt)
+        tokens = self._tokens(prompt, is_truncated=params.truncate_prompt_tokens is not None)
         vocab = self.model.vocab_size
         if not tokens:
             raise ValueError("the prompt is empty; give at least one token")
-        if bad := [token for token in tokens if not 0 <= token < vocab]:
-            raise ValueError(f"prompt token {bad[0]} is outside the vocabulary of {vocab}")
+        if min(tokens) < 0 or max(tokens) >= vocab:
+            bad = next(token for token in tokens if not 0 <= token < vocab)
+            raise ValueError(f"prompt token {bad} is outside the vocabulary of {vocab}")
         tokens = self._truncated(tokens, params.truncate_prompt_tokens)
-        if len(tokens) >= self.max_model_len:
-            raise ValueError(
-                f"the prompt has {len(tokens)} tokens, and the context is {self.max_model_len}; shorten it"
-            )
+        self._check_length(len(tokens))
         params.check_tokens(vocab)
         longest = max(map(len, params.choices or ()), default=0)
         if len(tokens) + longest > self.max_model_len:
@@ -206,8 +166,7 @@ class RequestMaker:
         for name in ("stop", "bad_words"):
             if getattr(params, name) and self.tokenizer is None:
                 raise ValueError(f"{name} needs a tokenizer, and the model's folder has none; use token ids")
-        if isinstance(params.prediction, str) and self.tokenizer is None:
-            raise ValueError("prediction needs a tokenizer, and the model's folder has none; give token ids")
+        self.texts.bad_words(params)
         if params.structured_outputs is not None:
             self.grammars.check(params.structured_outputs)
         return tokens
@@ -245,7 +204,7 @@ class RequestMaker:
         # The caller may assign to its own afterwards.
         params = copy(params)
         content, text, cache_salt = read_prompt(prompt, cache_salt)
-        content, params = with_choice_tokens(content, params, self.tokenizer)
+        content, params = self.texts.with_tokens(content, params)
         tokens = self.check(content, params, priority, cache_salt)
         longest, choices = self.max_model_len, None
         if params.choices is not None:
@@ -256,12 +215,14 @@ class RequestMaker:
             longest = min(longest, len(tokens) + params.max_tokens)
         ends = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else self.end_tokens)
         backend = self.tokenizer.backend if self.tokenizer and params.detokenize else None
-        special_stops = special_in_stops(backend, params.stop_strings) if backend is not None else {}
-        ends |= stop_tokens(special_stops, params.stop_strings)
+        bad_words = self.texts.bad_words(params)
+        stops = self._stops(params.stop_strings)
+        special_stops = special_in_stops(backend, stops) if backend is not None else {}
+        ends |= stop_tokens(special_stops, stops)
         seed = self._new_seed() if params.seed is None else params.seed
         group_id = str(next(self._ids))
         cached_samples: dict[Request, None] = {}
-        predicted = self._predicted(params)
+        predicted = [int(token) for token in params.prediction or ()][: self.max_model_len]
         grammars: list[GrammarState | None] = [None] * params.n
         if params.structured_outputs is not None:
             grammar = self.grammars.compile(params.structured_outputs)
@@ -273,12 +234,12 @@ class RequestMaker:
                 num_prompt=len(tokens),
                 # The prompt is scored once.
                 params=params if index == 0 else replace(params, prompt_logprobs=None),
-                sampling=self._sampling(params, ends, seed, index, grammars[index]),
+                sampling=self._sampling(params, bad_words, ends, seed, index, grammars[index]),
                 max_length=longest,
                 end_tokens=ends,
                 detokenizer=Detokenizer(
                     backend,
-                    params.stop_strings,
+                    stops,
                     params.include_stop_str_in_output,
                     params.skip_special_tokens,
                     params.spaces_between_special_tokens,
@@ -316,11 +277,10 @@ class RequestMaker:
         """Return the seed of a request that brings none."""
         return secrets.randbits(63) if self.config.seed is None else self._seeds.getrandbits(63)
 
-    def _predicted(self, params: SamplingParams) -> list[int]:
-        """Return the tokens of the predicted text, none without one."""
-        if isinstance(params.prediction, str):
-            return self.need_tokenizer().encode(params.prediction, add_special_tokens=False)
-        return [] if params.prediction is None else [int(token) for token in params.prediction]
+    @cached_property
+    def _stops(self) -> Callable[[tuple[str, ...]], StopStrings]:
+        """Makes the stop strings of a request. Those of the last ones are remembered: all its prompts have the same."""
+        return lru_cache(_MOST_STOPS)(StopStrings)
 
     def _add_sources(self, request: Request, predicted: list[int]) -> None:
         """Give a request its sources of chains: first what its grammar forces, then the predicted text."""
@@ -338,15 +298,20 @@ class RequestMaker:
             sources.append(NGramChains(self.config.shape.branching, ChainRates(self._ngram_rates)))
         request.chain_sources = sources
 
-    def _tokens(self, prompt: PlainPrompt) -> list[int]:
+    def _tokens(self, prompt: PlainPrompt, is_truncated: bool) -> list[int]:
         if isinstance(prompt, str):
-            check_text("the prompt", prompt)
-            return self.need_tokenizer().encode(prompt)
+            return self.texts.encode([prompt], may_be_longer=is_truncated)[0]
         ids = as_list(prompt)
         if not isinstance(ids, Sequence) or isinstance(ids, bytes):
             raise ValueError(f"the prompt is {prompt!r}; it must be text or a list of token ids")
+        if not is_truncated:
+            self._check_length(len(ids))
         # Most prompts are long lists of plain numbers.
         return list(ids) if all(type(token) is int for token in ids) else [whole_number(_TOKEN, token) for token in ids]
+
+    def _check_length(self, count: int) -> None:
+        if count >= self.max_model_len:
+            raise ValueError(f"the prompt has {count} tokens, and the context is {self.max_model_len}; shorten it")
 
     def _truncated(self, tokens: list[int], most: int | None) -> list[int]:
         """Return the last tokens of a prompt, as many as `SamplingParams.truncate_prompt_tokens` says."""
@@ -355,7 +320,13 @@ class RequestMaker:
         return tokens[-(self.max_model_len - 1 if most == -1 else most) :]
 
     def _sampling(
-        self, params: SamplingParams, ends: frozenset[int], seed: int, index: int, grammar: GrammarState | None
+        self,
+        params: SamplingParams,
+        bad_words: Words,
+        ends: frozenset[int],
+        seed: int,
+        index: int,
+        grammar: GrammarState | None,
     ) -> Sampling:
         allowed = params.allowed_token_ids
         return Sampling(
@@ -368,7 +339,7 @@ class RequestMaker:
             frequency_penalty=params.frequency_penalty,
             logit_bias=tuple((int(token), bias) for token, bias in (params.logit_bias or {}).items()),
             allowed_token_ids=None if allowed is None else tuple(sorted(map(int, set(allowed)))),
-            bad_words=self.tokenizer.encode_words(params.bad_words) if self.tokenizer else (),
+            bad_words=bad_words,
             min_tokens=params.min_tokens,
             end_tokens=tuple(sorted(ends)),
             seed=seed,

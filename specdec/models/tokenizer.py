@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import cache, cached_property
 from pathlib import Path
@@ -20,6 +20,7 @@ from specdec.models.checkpoint import check_tokenizer, has_tokenizer
 from specdec.models.content_formats import ContentFormats
 from specdec.models.gguf_file import GgufFile, is_gguf
 from specdec.models.gguf_tokenizer import load_gguf_tokenizer
+from specdec.models.token_length import longest_token
 
 if TYPE_CHECKING:
     # Loaded with the first structured request.
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 _MOST_TEMPLATES = 32
 # No character begins with this byte in UTF-8.
 _NO_TEXT = b"\xff"
+# Characters of texts that are tokenized by one call, which takes a hundred times as many bytes.
+_MOST_AT_ONCE = 1 << 18
 _GENERAL = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 
@@ -80,9 +83,10 @@ class Tokenizer:
         self._hf = load_pretrained(folder)
         self.backend: FastTokenizer = self._hf.backend_tokenizer
         self._formats: dict[str, ContentFormats] = {}
-        # Off from the start: a first call that turned them off could not run beside another thread's.
+        # From the start: a first call that turned them off could not run beside another thread's.
         self.backend.no_truncation()
         self.backend.no_padding()
+        self.backend.encode_special_tokens = bool(self._hf.split_special_tokens)
 
     @cached_property
     def pretrained(self) -> PreTrainedTokenizerBase:
@@ -93,6 +97,11 @@ class Tokenizer:
     def token_texts(self) -> TokenTexts:
         """Texts of single tokens."""
         return TokenTexts(self.backend)
+
+    @cached_property
+    def longest_token(self) -> int | None:
+        """Characters of a text that one token stands for at most; None if there is no such number."""
+        return longest_token(self.backend)
 
     @property
     def has_chat_template(self) -> bool:
@@ -126,22 +135,31 @@ class Tokenizer:
         self._hf.chat_template = template
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the text's tokens, with the special tokens that the tokenizer adds to a text."""
-        return list(self._hf(text, add_special_tokens=add_special_tokens)["input_ids"])
+        """Return the text's tokens, with the special tokens that the tokenizer adds to a text.
+
+        Other threads run meanwhile.
+        """
+        return self.encode_batch([text], add_special_tokens)[0]
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
         """Return the tokens of several texts, each as `encode` does."""
-        return [list(tokens) for tokens in self._hf(list(texts), add_special_tokens=add_special_tokens)["input_ids"]]
+        found: list[list[int]] = []
+        for part in _parts(texts):
+            # Of the backend's calls, those for several texts let other threads run; the fast one records no places.
+            encodings = self.backend.encode_batch_fast(part, add_special_tokens=add_special_tokens)
+            found += [list(one.ids) for one in encodings]
+        return found
 
     def encode_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Return the token sequences that spell each word, at the beginning of a text and after a space, as in vLLM."""
+        texts = [space + word.lstrip() for word in words for space in ("", " ")]
+        tokens = iter(map(tuple, self.encode_batch(texts, add_special_tokens=False)))
         found: list[tuple[int, ...]] = []
-        for word in words:
-            plain, spaced = (
-                tuple(self._hf(space + word.lstrip(), add_special_tokens=False)["input_ids"]) for space in ("", " ")
-            )
-            found.append(plain)
-            if spaced[0] != plain[0] and len(spaced) == len(plain):
+        for plain, spaced in zip(tokens, tokens, strict=True):
+            # A word of characters that the tokenizer drops cannot come.
+            if plain:
+                found.append(plain)
+            if plain and spaced and spaced[0] != plain[0] and len(spaced) == len(plain):
                 found.append(spaced)
         return tuple(found)
 
@@ -228,6 +246,19 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self._hf.decode(list(token_ids), skip_special_tokens=True))
+
+
+def _parts(texts: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the texts in lists that have few characters, or one text, each."""
+    part, size = list[str](), 0
+    for text in texts:
+        if part and size + len(text) > _MOST_AT_ONCE:
+            yield part
+            part, size = [], 0
+        part.append(text)
+        size += len(text)
+    if part:
+        yield part
 
 
 def check_same_vocabulary(folder: Path, target: Path) -> None:

@@ -76,7 +76,8 @@ class Engine:
         params = SamplingParams(choices=choices)
         given: PlainPrompt = transcript.text
         if transcript.is_conversation:
-            given, params = self.llm.chat_choices(transcript.conversation(), params, **_template_arguments(transcript))
+            arguments = _template_arguments(transcript)
+            given, params = self.llm.texts.chat_choices(transcript.conversation(), params, arguments)
         state = await self._run(given, params, lambda _: None)
         assert state.choices is not None
         return state.choices

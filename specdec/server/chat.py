@@ -30,11 +30,14 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
         prediction=None if body.prediction is None else body.prediction.text(),
     )
     service.leave_room(params)
-    prompt = await service.chat_tokens(body.conversation(), body.template_arguments())
+    seconds, is_truncated = service.settings.request_timeout, params.truncate_prompt_tokens is not None
+    work = service.chat_tokens(
+        body.conversation(), body.template_arguments(), request.state.body_size, may_be_longer=is_truncated
+    )
+    prompt = await while_connected(request.receive, work, seconds)
     answer_id = f"chatcmpl-{request.state.request_id}"
     answer = ChatAnswer(answer_id, service, body, params)
     states = service.run(answer_id, [prompt], params, request.headers, body, "messages")
-    seconds = service.settings.request_timeout
     if body.stream:
         return EventStream(answer.events(states), seconds)
     (state,) = await while_connected(request.receive, service.final(states, 1), seconds)

@@ -61,8 +61,8 @@ class ChatAnswer:
 
     def __init__(self, answer_id: str, service: Service, body: ChatRequest, params: SamplingParams) -> None:
         self._id, self._service, self._body, self._created = answer_id, service, body, now()
-        parsers = [parser_of_answer(service.tool_parser, body) for _ in range(params.n)]
-        self._sent = [_Sent(parser, service.step_reporter(params)) for parser in parsers]
+        reporters = service.step_reporters(params)
+        self._sent = [_Sent(parser_of_answer(service.tool_parser, body), next(reporters)) for _ in range(params.n)]
 
     def whole(self, state: RequestOutput) -> ChatCompletion:
         """Return the answer made of the last state."""

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from specdec.core.chat_content import part_texts
 from specdec.core.tool_choice import ToolChoice, read_tool_choice
 from specdec.server.errors import ApiError
-from specdec.server.request_model import RequestModel
+from specdec.server.request_model import Objects, RequestModel
 from specdec.server.sampling_fields import Int, check_logprobs, check_trace
 from specdec.server.tool_fields import ToolFields
 
@@ -22,7 +22,7 @@ class ContentPart(RequestModel):
     text: str | None = None
 
 
-Content = str | list[ContentPart | str]
+Content = str | Objects[ContentPart | str]
 
 
 class ChatMessageIn(RequestModel):
@@ -30,7 +30,7 @@ class ChatMessageIn(RequestModel):
 
     role: str
     content: Content | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: Objects[dict[str, Any]] | None = None
 
 
 class Tool(RequestModel):
@@ -63,8 +63,8 @@ class Prediction(RequestModel):
 class TemplateFields(RequestModel):
     """Fields that a chat template reads, by vLLM's names."""
 
-    messages: list[ChatMessageIn] | None = None
-    tools: list[Tool] | None = None
+    messages: Objects[ChatMessageIn] | None = None
+    tools: Objects[Tool] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -119,11 +119,11 @@ class ChatRequest(TemplateFields, ToolFields):
     """OpenAI's fields, and vLLM's besides."""
 
     # Pydantic reports a missing field only where it is required.
-    messages: list[ChatMessageIn]
+    messages: Objects[ChatMessageIn]
     max_completion_tokens: Int | None = None
     logprobs: bool | None = None
     top_logprobs: Int | None = None
-    functions: list[dict[str, Any]] | None = None
+    functions: Objects[dict[str, Any]] | None = None
     function_call: str | dict[str, Any] | None = None
     prediction: Prediction | None = None
     echo: bool | None = None

@@ -56,8 +56,9 @@ class CompletionAnswer:
         self._id, self._service, self._body = answer_id, service, body
         self._texts, self._prompts, self._params = texts, prompts, params
         self._created = now()
+        reporters = service.step_reporters(params)
         self._sent = [
-            _Sent(service.step_reporter(params), service.token_places(() if body.echo else prompt, params))
+            _Sent(next(reporters), service.token_places(() if body.echo else prompt, params))
             for prompt in prompts
             for _ in range(params.n)
         ]

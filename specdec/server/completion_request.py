@@ -3,6 +3,7 @@
 from typing import Any
 
 from specdec.server.errors import ApiError
+from specdec.server.request_model import ListOf
 from specdec.server.sampling_fields import Int, SamplingFields, check_logprobs, check_trace
 
 # OpenAI's limit of prompts.
@@ -13,7 +14,7 @@ Prompt = str | list[int]
 class CompletionRequest(SamplingFields):
     """OpenAI's fields, and vLLM's besides."""
 
-    prompt: str | list[str] | list[Int] | list[list[Int]]
+    prompt: str | ListOf[str] | ListOf[Int] | ListOf[ListOf[Int]]
     echo: bool | None = None
     logprobs: Int | None = None
     best_of: Int | None = None

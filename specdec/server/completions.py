@@ -1,7 +1,5 @@
 """`/v1/completions`."""
 
-import asyncio
-
 from fastapi import APIRouter, Request, Response
 
 from specdec.core.sampling_params import SamplingParams
@@ -26,14 +24,15 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     body.check_completion(service.settings.max_logprobs)
     given, params = body.prompts(), _params(body, service)
     special = body.add_special_tokens is not False
-    prompts = await asyncio.gather(*(service.tokens(prompt, special) for prompt in given))
+    limit = service.settings.request_timeout
+    work = service.tokens(given, special, may_be_longer=params.truncate_prompt_tokens is not None)
+    prompts = await while_connected(request.receive, work, limit)
     if params.truncate_prompt_tokens is not None:
         prompts = [tokens[-params.truncate_prompt_tokens :] for tokens in prompts]
     texts = [prompt if isinstance(prompt, str) else None for prompt in given]
     answer_id = f"cmpl-{request.state.request_id}"
     answer = CompletionAnswer(answer_id, service, body, texts, prompts, params)
     states = service.run(answer_id, prompts, params, request.headers, body)
-    limit = service.settings.request_timeout
     if body.stream:
         return EventStream(answer.events(states), limit)
     outputs = await while_connected(request.receive, service.final(states, len(prompts)), limit)

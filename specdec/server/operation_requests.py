@@ -1,7 +1,7 @@
 """Bodies of `/tokenize`, `/detokenize`, `/abort`, `/update_draft` and the routes of adapters."""
 
 from specdec.server.chat_request import TemplateFields
-from specdec.server.request_model import RequestModel
+from specdec.server.request_model import ListOf, RequestModel
 from specdec.server.sampling_fields import Int
 
 
@@ -17,7 +17,7 @@ class DetokenizeRequest(RequestModel):
     """vLLM's fields."""
 
     model: str | None = None
-    tokens: list[Int]
+    tokens: ListOf[Int]
 
 
 class AbortRequest(RequestModel):

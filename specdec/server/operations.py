@@ -1,10 +1,13 @@
 """Routes beside the generation of text: models and adapters, tokens, health, abort, update of the draft, metrics."""
 
+from collections.abc import Sequence
+
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from specdec import __version__
+from specdec.server.connection import while_connected
 from specdec.server.errors import ApiError
 from specdec.server.json_route import JsonRoute
 from specdec.server.openapi import ERRORS, answers
@@ -29,6 +32,8 @@ from specdec.server.replies import (
 from specdec.server.service import Service, service_of
 
 router = APIRouter(route_class=JsonRoute)
+# Tokens that /detokenize takes, or as many as the context holds: decoding lets no other thread run.
+MOST_TOKENS = 1 << 17
 
 
 @router.get("/v1/models", responses=answers(ModelList))
@@ -63,16 +68,24 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     service.accept(body, body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give either prompt or messages", param="prompt")
+    work = _tokenized(service, body, request.state.body_size)
+    return json_response(await while_connected(request.receive, work, service.settings.request_timeout))
+
+
+async def _tokenized(service: Service, body: TokenizeRequest, size: int) -> Tokenized:
     if body.messages is not None:
-        tokens = await service.chat_tokens(body.conversation(), body.template_arguments())
+        tokens = await service.chat_tokens(body.conversation(), body.template_arguments(), size)
     else:
         body.check_prompt()
-        tokens = await service.tokens(body.prompt or "", body.add_special_tokens is not False)
+        (tokens,) = await service.tokens([body.prompt or ""], body.add_special_tokens is not False)
     reply = Tokenized(len(tokens), service.llm.max_model_len, tokens)
     if body.return_token_strs:
-        names = (service.tokenizer.backend.id_to_token(token) for token in tokens)
-        reply.token_strs = [name or "" for name in names]
-    return json_response(reply)
+        reply.token_strs = await service.llm.lanes.run(size, _names, service, tokens)
+    return reply
+
+
+def _names(service: Service, tokens: Sequence[int]) -> list[str]:
+    return [service.tokenizer.backend.id_to_token(token) or "" for token in tokens]
 
 
 @router.post("/detokenize", responses=answers(Detokenized))
@@ -80,11 +93,16 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     """Return the text of tokens, special ones included."""
     service = service_of(request)
     service.accept(body, body.model)
-    size = service.tokenizer.backend.get_vocab_size()
-    for token in body.tokens:
-        if not 0 <= token < size:
-            raise ApiError(400, f"tokens holds {token}; token ids lie between 0 and {size - 1}", param="tokens")
-    return json_response(Detokenized(service.tokenizer.backend.decode(body.tokens, skip_special_tokens=False)))
+    tokenizer, given = service.tokenizer.backend, body.tokens
+    most = max(service.llm.max_model_len, MOST_TOKENS)
+    if len(given) > most:
+        raise ApiError(400, f"tokens holds {len(given)}; it may hold at most {most}", param="tokens")
+    size = tokenizer.get_vocab_size()
+    if given and (min(given) < 0 or max(given) >= size):
+        wrong = next(token for token in given if not 0 <= token < size)
+        raise ApiError(400, f"tokens holds {wrong}; token ids lie between 0 and {size - 1}", param="tokens")
+    text = await service.llm.lanes.run(request.state.body_size, tokenizer.decode, given, skip_special_tokens=False)
+    return json_response(Detokenized(text))
 
 
 @router.post("/abort", responses=answers(Aborted))

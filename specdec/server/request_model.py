@@ -1,10 +1,34 @@
 """Base of the bodies of all requests."""
 
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from specdec.server.errors import ApiError
+
+T = TypeVar("T")
+
+
+def _check_texts(value: Any) -> Any:
+    if isinstance(value, dict) and not all(isinstance(each, str) for each in value.values()):
+        raise ValueError("all values should be strings")
+    return value
+
+
+def _check_numbers(value: Any) -> Any:
+    if isinstance(value, dict) and not all(type(each) in (int, float) for each in value.values()):
+        raise ValueError("all values should be numbers")
+    return value
+
+
+# Containers of which only the first wrong value is an error: a body has room for a million of them, and describing
+# that many errors takes a minute.
+ListOf = Annotated[list[T], Field(fail_fast=True)]
+Texts = Annotated[dict[str, str], BeforeValidator(_check_texts)]
+Numbers = Annotated[dict[str, float], BeforeValidator(_check_numbers)]
+# Objects cost more than their bytes.
+MOST_OBJECTS = 1 << 14
+Objects = Annotated[list[T], Field(fail_fast=True, max_length=MOST_OBJECTS)]
 
 # Fields that would change the output and that this server lacks, with values that ask for nothing, as empty ones do.
 # Other unknown fields are ignored with a warning.

@@ -7,7 +7,7 @@ from specdec.core.chat_content import part_texts
 from specdec.core.structured_outputs import StructuredOutputsParams
 from specdec.server.chat_request import Content
 from specdec.server.errors import ApiError
-from specdec.server.request_model import RequestModel
+from specdec.server.request_model import ListOf, Objects, RequestModel, Texts
 from specdec.server.sampling_fields import Int, check_logprobs
 from specdec.server.structured_fields import TextFormat
 from specdec.server.tool_fields import ToolFields
@@ -64,14 +64,14 @@ class TextOptions(RequestModel):
 class ResponsesRequest(ToolFields):
     """OpenAI's fields, and vLLM's sampling parameters besides."""
 
-    input: str | list[InputItem]
+    input: str | Objects[InputItem]
     instructions: str | None = None
     max_output_tokens: Int | None = None
     text: TextOptions | None = None
-    tools: list[FunctionTool] | None = None
+    tools: Objects[FunctionTool] | None = None
     top_logprobs: Int | None = None
-    include: list[str] | None = None
-    metadata: dict[str, str] | None = None
+    include: ListOf[str] | None = None
+    metadata: Texts | None = None
     previous_response_id: str | None = None
     conversation: str | dict[str, Any] | None = None
     prompt: dict[str, Any] | None = None

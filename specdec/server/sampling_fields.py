@@ -9,7 +9,7 @@ from specdec.core.sampling_params import SamplingParams
 from specdec.core.speculation import Speculation
 from specdec.core.structured_outputs import StructuredOutputsParams
 from specdec.server.errors import ApiError, bad_request
-from specdec.server.request_model import RequestModel
+from specdec.server.request_model import ListOf, Numbers, RequestModel
 from specdec.server.structured_fields import ResponseFormat, StructuredOutputsFields
 
 # OpenAI's limit of `n`.
@@ -65,14 +65,14 @@ class SamplingFields(RequestModel):
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[Int] | None = None
-    bad_words: list[str] | None = None
+    logit_bias: Numbers | None = None
+    allowed_token_ids: ListOf[Int] | None = None
+    bad_words: ListOf[str] | None = None
     seed: Int | None = None
     max_tokens: Int | None = None
     min_tokens: Int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[Int] | None = None
+    stop: str | ListOf[str] | None = None
+    stop_token_ids: ListOf[Int] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     prompt_logprobs: Int | None = None

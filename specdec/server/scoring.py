@@ -1,6 +1,5 @@
 """`/v1/score_choices`."""
 
-import asyncio
 from collections.abc import Sequence
 from functools import partial
 
@@ -8,7 +7,6 @@ from fastapi import APIRouter, Request, Response
 
 from specdec.core.choices import ChoiceScore
 from specdec.core.sampling_params import SamplingParams
-from specdec.engine.choice_prompts import with_choice_tokens
 from specdec.server.connection import while_connected
 from specdec.server.errors import ApiError
 from specdec.server.json_route import JsonRoute
@@ -25,10 +23,12 @@ async def score_choices(body: ScoringRequest, request: Request) -> Response:
     """Return the log-probabilities of given continuations of a prompt, scored in one pass."""
     service = service_of(request)
     service.accept(body, body.model)
-    tokens, params = await _tokens(service, body)
+    seconds = service.settings.request_timeout
+    work = _tokens(service, body, request.state.body_size)
+    tokens, params = await while_connected(request.receive, work, seconds)
     answer_id = f"score-{request.state.request_id}"
     states = service.run(answer_id, [tokens], params, request.headers, body)
-    (state,) = await while_connected(request.receive, service.final(states, 1), service.settings.request_timeout)
+    (state,) = await while_connected(request.receive, service.final(states, 1), seconds)
     scores = state.choices or []
     count = len(tokens) + sum(len(score.token_ids) for score in scores)
     reply = ChoiceScores(
@@ -41,25 +41,31 @@ async def score_choices(body: ScoringRequest, request: Request) -> Response:
     return json_response(reply)
 
 
-async def _tokens(service: Service, body: ScoringRequest) -> tuple[list[int], SamplingParams]:
+async def _tokens(service: Service, body: ScoringRequest, size: int) -> tuple[list[int], SamplingParams]:
     """Return the prompt's tokens, and parameters with those of the choices.
+
+    Args:
+        size: bytes of the request.
 
     Raises:
         ApiError: a field that asks for something else, or what cannot be tokenized.
     """
     params, given, arguments = body.sampling_params(), body.prompt or "", body.template_arguments()
     try:
-        # Each text choice is tokenized together with what it continues, which may take time.
         if body.messages is not None:
-            work = partial(service.llm.chat_choices, body.conversation(), params, **arguments)
+            work = partial(service.llm.texts.chat_choices, body.conversation(), params, arguments)
         else:
             special = body.add_special_tokens is not False
-            work = partial(with_choice_tokens, given, params, service.llm.tokenizer, special)
-        prompt, params = await asyncio.to_thread(work)
+            work = partial(service.llm.texts.with_tokens, given, params, special)
+        # Each text choice is tokenized with all that comes before it.
+        texts = [choice for choice in body.choices if isinstance(choice, str)]
+        own = sum(map(len, texts))
+        prompt, params = await service.llm.lanes.run((size - own) * max(len(texts), 1) + own, work)
     except ValueError as error:
         field = "prompt" if body.messages is None else "messages"
         raise ApiError(400, str(error), param="choices" if str(error).startswith("choices") else field) from None
-    return await service.tokens(prompt if isinstance(prompt, str) else list(prompt)), params
+    (tokens,) = await service.tokens([prompt if isinstance(prompt, str) else list(prompt)], may_be_longer=False)
+    return tokens, params
 
 
 def _replies(service: Service, given: Sequence[str | list[int]], scores: Sequence[ChoiceScore]) -> list[ScoredChoice]:

@@ -4,9 +4,9 @@ import asyncio
 import logging
 import math
 import secrets
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import Request
 from msgspec import UnsetType
@@ -18,6 +18,7 @@ from specdec.core.engine_stats import EngineStats
 from specdec.core.outputs import CompletionOutput, RequestOutput
 from specdec.core.sampling_params import SamplingParams
 from specdec.core.step_report import StepReporter
+from specdec.core.stop_strings import StopStrings
 from specdec.core.structured_outputs import StructuredOutputsParams
 from specdec.models.tokenizer import Tokenizer
 from specdec.scheduling.scheduler import QueueFullError
@@ -37,6 +38,8 @@ from specdec.server.token_places import TokenPlaces
 from specdec.server.tool_fields import ToolFields
 from specdec.server.tool_parsers import PlainText, ToolParser, parser_for
 from specdec.server.traces import traces_to
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 # Seconds that `/metrics` waits for the engine, which answers between two steps.
@@ -146,20 +149,26 @@ class Service:
             longest = self.llm.max_model_len
             params.truncate_prompt_tokens = max(1, longest - (params.max_tokens or longest // 4))
 
-    def step_reporter(self, params: SamplingParams) -> StepReporter:
-        """Return what reports the steps of one output."""
-        return StepReporter(self.llm.tokenizer.backend if self.llm.tokenizer else None, params)
+    def step_reporters(self, params: SamplingParams) -> Iterator[StepReporter]:
+        """Yield what reports the steps of each output of a request."""
+        backend, stops = self.llm.tokenizer.backend if self.llm.tokenizer else None, StopStrings(params.stop_strings)
+        while True:
+            yield StepReporter(backend, params, stops)
 
     def token_places(self, context: Sequence[int], params: SamplingParams) -> TokenPlaces:
         """Return what finds the places of tokens after those of the context."""
         return TokenPlaces(self.llm.tokenizer, context, params.skip_special_tokens)
 
     def accept(self, body: RequestModel, model: str | None) -> None:
-        """Check the name of the model or of an adapter, and report fields that the API does not have.
+        """Check lengths of lists and the name of the model or adapter, and report fields that the API does not have.
 
         Raises:
-            ApiError: 404, another model.
+            ApiError: 404, another model; 400, a list that is too long.
         """
+        try:
+            self.llm.config.limits.check(body)
+        except ValueError as error:
+            raise bad_request(error, type(body).model_fields) from None
         if model is not None and model not in self.names and self.adapters.get(model) is None:
             served = [*self.names, *(adapter.lora_name for adapter in self.adapters.all())]
             message = f"the model {model!r} is not served; served is {', '.join(served)}"
@@ -173,22 +182,49 @@ class Service:
         """Return the name that answers to a request for a model carry."""
         return self.names[0] if model is None or model in self.names else model
 
-    async def tokens(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
-        """Return a prompt's tokens. Long texts take time, so they are encoded in a thread."""
-        if not isinstance(prompt, str):
-            return prompt
-        return await asyncio.to_thread(self.tokenizer.encode, prompt, add_special_tokens)
+    async def tokens(
+        self, prompts: Sequence[Prompt], add_special_tokens: bool = True, may_be_longer: bool = True
+    ) -> list[list[int]]:
+        """Return the tokens of prompts. Texts take time, so they are encoded in a thread.
+
+        Args:
+            may_be_longer: see `RequestTexts.encode`.
+
+        Raises:
+            ApiError: a text that is too long.
+        """
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        encoded = iter(list[list[int]]())
+        if texts:
+            _ = self.tokenizer
+            size = sum(map(len, texts))
+            encoded = iter(
+                await self._in_lane(size, "prompt", self.llm.texts.encode, texts, add_special_tokens, may_be_longer)
+            )
+        return [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
 
     async def chat_tokens(
-        self, messages: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any], field: str = "messages"
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        arguments: Mapping[str, Any],
+        size: int,
+        field: str = "messages",
+        may_be_longer: bool = True,
     ) -> list[int]:
         """Return the tokens of a conversation, which a field of the request holds.
 
+        Args:
+            size: bytes of the request.
+            may_be_longer: see `RequestTexts.encode`.
+
         Raises:
-            ApiError: the chat template refuses it, or there is none.
+            ApiError: the chat template refuses it, or there is none; a conversation that is too long.
         """
+        return await self._in_lane(size, field, self.llm.texts.chat_prompt, messages, arguments, may_be_longer)
+
+    async def _in_lane(self, size: int, field: str, work: Callable[..., T], *args: Any) -> T:
         try:
-            return await asyncio.to_thread(self.llm.chat_prompt, messages, **arguments)
+            return await self.llm.lanes.run(size, work, *args)
         except ValueError as error:
             raise ApiError(400, str(error), param=field) from None
 

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from specdec.core.structured_outputs import StructuredOutputsParams
 from specdec.server.errors import ApiError
-from specdec.server.request_model import RequestModel
+from specdec.server.request_model import ListOf, RequestModel
 
 
 class JsonSchema(RequestModel):
@@ -64,7 +64,7 @@ class StructuredOutputsFields(RequestModel):
     # A field named `json` would hide a method of pydantic's.
     given_json: str | dict[str, Any] | None = Field(None, alias="json")
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: ListOf[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
     disable_any_whitespace: bool | None = None

@@ -13,12 +13,13 @@ import typer
 from specdec import DraftShape, SamplingParams
 from specdec.cli.app import app
 from specdec.config import EngineConfig
+from specdec.core.request_limits import RequestLimits
 from specdec.core.sampling_params import BeamSearchParams
 from specdec.engine.llm_settings import LLMSettings, engine_config
 from specdec.kernels.settings import check_settings, kinds_of, setting, settings_of
 from specdec.scheduling.scheduler_config import SchedulerConfig
 
-OWNERS = [SamplingParams, BeamSearchParams, DraftShape, EngineConfig, SchedulerConfig]
+OWNERS = [SamplingParams, BeamSearchParams, DraftShape, EngineConfig, SchedulerConfig, RequestLimits]
 GENERATE: Any = typer.main.get_command(app).commands["generate"]  # type: ignore[attr-defined]
 # No options: a command has no use for them, or an option of its own.
 WITHOUT_OPTION = {
@@ -55,7 +56,7 @@ OWN_OPTIONS = {"prompt", "prompts", "model", "draft", "chat", "as_json", "compar
 @pytest.mark.parametrize("owner", OWNERS)
 def test_every_field_has_help(owner: type) -> None:
     found = settings_of(owner)
-    assert {each.name for each in fields(owner)} - set(found) <= {"scheduler"}
+    assert {each.name for each in fields(owner)} - set(found) <= {"scheduler", "limits"}
     for name, (_, facts) in found.items():
         assert facts.help.endswith("."), name
         assert facts.help[0].isupper() or facts.help.split()[0] in ("auto,", "raw_logprobs", "0"), name
@@ -64,7 +65,10 @@ def test_every_field_has_help(owner: type) -> None:
 def test_keywords_of_llm_are_the_fields() -> None:
     own = ("model", "draft", "ngrams")
     engine = {name: kind for name, (kind, _) in settings_of(EngineConfig).items() if name not in own}
-    declared = {**engine, **{name: kind for name, (kind, _) in settings_of(SchedulerConfig).items()}}
+    others = {
+        name: kind for owner in (SchedulerConfig, RequestLimits) for name, (kind, _) in settings_of(owner).items()
+    }
+    declared = {**engine, **others}
     hints = get_type_hints(LLMSettings)
     assert set(hints) == set(declared)
     for name, field in declared.items():
@@ -93,7 +97,7 @@ def test_keywords_are_sorted_into_their_dataclasses() -> None:
     assert (config.scheduler.max_num_seqs, config.block_size, config.draft_vocab) == (3, 32, 12)
     assert type(config.scheduler.max_num_seqs) is int
     assert engine_config(Path("a"), None, {"draft_vocab": "ids.json"}).draft_vocab == Path("ids.json")
-    for name in ("max_seqs", "scheduler", "model"):
+    for name in ("max_seqs", "scheduler", "limits", "model"):
         with pytest.raises(ValueError, match=name):
             engine_config(Path("a"), None, {name: 3})
 

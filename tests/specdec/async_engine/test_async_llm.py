@@ -215,7 +215,7 @@ def test_text_that_a_stop_string_may_cut_is_in_the_text_and_in_no_segment(served
 def test_long_text_is_tokenized_beside_the_event_loop(
     served: Served, offline: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specdec.async_engine.async_llm.LONG_TEXT", 4)
+    monkeypatch.setattr("specdec.async_engine.async_llm.SHORT_TEXT", 4)
     threads = []
     real = RequestMaker.check
 

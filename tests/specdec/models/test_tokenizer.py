@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from specdec.config import DEMO
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.models.tokenizer import Tokenizer, load_pretrained
 from tests.fakes import edit_json
@@ -88,3 +89,17 @@ def test_variables_of_the_chat_template_are_passed_on(tiny: Tiny, tmp_path: Path
     for content, names in [(None, ["b"]), (["a"], ["b"]), ("a", None), ("a", [])]:
         with pytest.raises(ValueError, match=r"^the chat template refuses the conversation: .+$"):
             tokenizer.encode_chat([{"role": "user", "content": content}], names=names)
+
+
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("split", [True, False], ids=["special tokens split", "special tokens whole"])
+def test_tokens_are_those_of_transformers(tmp_path: Path, special: bool, split: bool) -> None:
+    """Whatever the number and the length of the texts: many are encoded in several calls."""
+    folder = shutil.copytree(DEMO / "target", tmp_path / "target", ignore=shutil.ignore_patterns("*.safetensors"))
+    edit_json(folder / "tokenizer_config.json", split_special_tokens=split)
+    tokenizer = Tokenizer(folder)
+    texts = ["", "a", "A table for 4,\n please. \u00e9\u4e2d", "<|user|>hi<|end|>", "to and fro " * 30_000, "b" * 300]
+    wanted = tokenizer.pretrained(texts, add_special_tokens=special)["input_ids"]
+    assert tokenizer.encode_batch(texts, special) == wanted
+    assert [tokenizer.encode(text, special) for text in texts] == wanted
+    assert (len(wanted[3]) == 3 + special) == (not split)

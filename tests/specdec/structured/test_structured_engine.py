@@ -102,7 +102,7 @@ def test_an_output_that_is_complete_ends(plain: LLM, drafting: LLM) -> None:
         ({"stop_token_ids": [0]}, [EOS], "stop"),
     ]
     for llm in (plain, drafting):
-        text = llm._requests.need_tokenizer().encode("ab", add_special_tokens=False)
+        text = llm._requests.texts.need_tokenizer().encode("ab", add_special_tokens=False)
         for given, rest, reason in cases:
             bias = {0: -100.0} if "stop_token_ids" in given else None
             params = structured(choice=["ab"], temperature=0, logit_bias=bias, **given)
@@ -146,7 +146,7 @@ def test_the_distribution_is_that_of_the_masked_target(bytes_model: Bytes, verif
     """Of four texts that share beginnings. Forced ends come as chains, the rest from drawn trees."""
     texts = ["ab!!!!", "ac", "bb", "b"]
     llm = load(bytes_model, bytes_model.head, verify)
-    tokenizer = llm._requests.need_tokenizer()
+    tokenizer = llm._requests.texts.need_tokenizer()
     count = 5000 if NIGHTLY else 250
     (output,) = llm.generate([PROMPT], structured(choice=texts, n=count), use_tqdm=False)
     ways = Counter(tuple(one.token_ids) for one in output.outputs)

@@ -1,0 +1,56 @@
+"""Threads that tokenize texts, apart by their length, so that short texts do not wait for long ones."""
+
+import asyncio
+import ctypes
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+# Characters up to which a text is short: some milliseconds.
+SHORT_TEXT = 20_000
+# Characters from which on a text is long: a second for a million of them, and a hundred bytes for each.
+LONG_TEXT = 1 << 18
+_THREADS = 2
+
+
+class TextLanes:
+    """Three lanes of threads. Long texts are tokenized one at a time, which bounds the memory that they take."""
+
+    @cached_property
+    def _short(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(_THREADS, "short texts")
+
+    @cached_property
+    def _middle(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(_THREADS, "texts")
+
+    @cached_property
+    def _long(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, "long texts")
+
+    async def run(self, size: int, work: Callable[P, T], *args: P.args, **keywords: P.kwargs) -> T:
+        """Return the result of work in a thread of its lane. Cancelling drops work that has not begun.
+
+        Args:
+            size: characters of all texts that are tokenized.
+        """
+
+        def call() -> T:
+            try:
+                return work(*args, **keywords)
+            finally:
+                if size > LONG_TEXT:
+                    _return_memory()
+
+        lane = self._short if size <= SHORT_TEXT else self._middle if size <= LONG_TEXT else self._long
+        return await asyncio.get_running_loop().run_in_executor(lane, call)
+
+
+def _return_memory() -> None:
+    """Give freed memory back to the system; glibc keeps it for later, in an arena for each thread."""
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
