@@ -92,9 +92,9 @@ class LLM:
             self.model = load_target(own_config, kernels, ranks.groups(torch.device(own_config.device)))
             size = f"{self.model.num_parameters:,} parameters{ranks.share}"
             logger.info("target %s: %s, %s, loaded in %.1f s", name, size, how, time.perf_counter() - began)
-            self._requests = RequestMaker.read(config, self.model.config)
-            self.tokenizer, self.max_model_len = self._requests.tokenizer, self._requests.max_model_len
-            self.generation_config = self._requests.generation_config
+            self.request_maker = RequestMaker.read(config, self.model.config)
+            self.tokenizer, self.max_model_len = self.request_maker.tokenizer, self.request_maker.max_model_len
+            self.generation_config = self.request_maker.generation_config
             special = self.tokenizer.special_tokens if self.tokenizer else frozenset()
             self._kept_tokens = kept = self.generation_config.end_tokens | special
             ranks.load_drafts(kept)
@@ -106,7 +106,7 @@ class LLM:
         self._shared = SharedEngine(self.engine)
         self._adapters = EngineAdapters(config, self._shared)
         if config.draft is not None and self.engine.scheduler.draft_budget is not None:
-            self._requests.draft_context = self.engine.scheduler.draft_budget.context
+            self.request_maker.draft_context = self.engine.scheduler.draft_budget.context
 
     def __enter__(self) -> Self:
         return self
@@ -257,7 +257,7 @@ class LLM:
             temperature=0,
             max_tokens=params.max_tokens,
             ignore_eos=params.ignore_eos,
-            logprobs=min(most, self._requests.model.vocab_size),
+            logprobs=min(most, self.request_maker.model.vocab_size),
         )
         groups = self._groups(prompts, step, lora_request=lora_request)
         roots = [BeamRequest.of(group.requests[0]) for group in groups]
@@ -286,7 +286,7 @@ class LLM:
         self._adapters.check_draft()
         with self._shared.turn() as engine:
             engine.update_draft(folder, self._kept_tokens)
-            self._requests.draft_identity = identity({"head": checkpoint_identity(folder)})
+            self.request_maker.draft_identity = identity({"head": checkpoint_identity(folder)})
             self.config = replace(self.config, draft=folder)
         logger.info("drafts: %s", self._drafts_in_words())
 
@@ -299,7 +299,7 @@ class LLM:
         Raises:
             ValueError: the model has no chat template, or the template refuses the messages.
         """
-        return self._requests.chat_prompt(messages, template_arguments)
+        return self.request_maker.chat_prompt(messages, template_arguments)
 
     def _groups(
         self,
@@ -343,7 +343,7 @@ class LLM:
             QueueFullError: running requests have as many other adapters as can be loaded.
         """
         with self._adapters.using(lora_request) as adapter:
-            return self._requests.group(prompt, params, priority, cache_salt, adapter)
+            return self.request_maker.group(prompt, params, priority, cache_salt, adapter)
 
     def add_lora(self, lora_request: LoRARequest) -> None:
         """Load an adapter before a request asks for it.
@@ -369,7 +369,7 @@ class LLM:
         Raises:
             ValueError: a model without one.
         """
-        return self._requests.need_tokenizer().pretrained
+        return self.request_maker.need_tokenizer().pretrained
 
     def _drafts_in_words(self) -> str:
         """Return what drafts, and the largest trees, for people."""
@@ -381,11 +381,11 @@ class LLM:
     @property
     def end_tokens(self) -> frozenset[int]:
         """Tokens after which the model's output ends."""
-        return self._requests.end_tokens
+        return self.request_maker.end_tokens
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the parameters of the checkpoint's generation_config.json, with defaults for the others."""
-        return self._requests.default_params()
+        return self.request_maker.default_params()
 
     def stats(self) -> EngineStats:
         """Return counts since the start, and the current state of the engine."""
