@@ -169,7 +169,7 @@ def measure(port: int, pid: int, body: dict[str, Any], seconds: float) -> dict[s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkout", type=Path, help="work tree of the server")
-    parser.add_argument("--case", choices=CASES, help="one case")
+    parser.add_argument("--case", choices=CASES, action="append", help="one of some cases")
     parser.add_argument("--seconds", type=float, default=15.0, help="longest time of a case")
     parser.add_argument("--name", default="hostile_clients", help="of the file of results")
     given = parser.parse_args()
@@ -177,12 +177,12 @@ def main() -> None:
     command = [sys.executable, "-P", "-m", "specdec", "serve", "--served-model-name", "demo"]
     results = {}
     for name, body in CASES.items():
-        if given.case in (None, name):
+        if given.case is None or name in given.case:
             # A new server each time: what one case leaves behind is none of the next one's.
             with server(command) as port:
                 (pid,) = [child for child in processes(os.getpid()) if _serves(child, port)]
                 results[name] = measure(port, pid, body(), given.seconds)
-            print(name, json.dumps(results[name]), flush=True)
+                print(name, json.dumps(results[name]), flush=True)
     write(given.name, {"checkout": shown_path(given.checkout) if given.checkout else None, "cases": results})
 
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec import StructuredOutputsParams
+from specdec.core.json_schema.converter import schema_grammar
 from specdec.core.json_schema.gbnf import grammar_text
 from specdec.core.json_schema.text_trees import text_tree
 from tests.specdec.structured.byte_grammars import accepts, compiled, compiler
@@ -40,21 +41,23 @@ def optional(count: int) -> dict[str, Any]:
 
 
 FORMS: dict[str, Any] = {
-    "optional": optional,
-    "required": lambda count: {
-        "json": {**optional(count)["json"], "required": [f"prop_{i}" for i in range(count)]},
-    },
-    "free": lambda count: {"json": {**optional(count)["json"], "additionalProperties": {"type": "null"}}},
     "choice": lambda count: {"choice": [f"choice {i}" for i in range(count)]},
     "enum": lambda count: {"json": {"enum": [f"value {i}" for i in range(count)]}},
 }
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_many_parts_compile_to_few_bytes(name: str) -> None:
-    """Ten times the parts have at most twenty times the memory."""
-    small, large = (compiler().compile(StructuredOutputsParams(**FORMS[name](count))) for count in (100, 1000))
+def test_ten_times_the_texts_take_at_most_twenty_times_the_memory(name: str) -> None:
+    small, large = (compiler().compile(StructuredOutputsParams(**FORMS[name](count))) for count in (1000, 10_000))
     assert large.compiled.memory_size_bytes < 20 * small.compiled.memory_size_bytes
+
+
+@pytest.mark.parametrize("needed", [False, True])
+def test_properties_have_few_rules(needed: bool) -> None:
+    """The compiler's time grows with the product of rules and characters."""
+    schema = optional(1000)["json"]
+    text = schema_grammar({**schema, "required": list(schema["properties"]) if needed else []}, in_one_line=True)
+    assert text.count("::=") < 1200
 
 
 def test_many_optional_properties_come_in_their_order() -> None:
