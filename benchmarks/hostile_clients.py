@@ -8,7 +8,7 @@ each time. Measured are their latencies, against those of the idle server; what 
 gone, the processor time that the server's processes take in the next second, and their memory beside that of before.
 Goal: a small request is delayed by at most 0.5 s, and memory returns to within 20 %. Compared are medians and maxima.
 
-`--checkout` measures the server of another work tree. Further cases are entries of `CASES`.
+`--checkout` measures the server of another work tree, which the results name by its folder. Further cases are entries of `CASES`.
 """
 
 import argparse
@@ -25,7 +25,6 @@ from typing import Any
 
 from benchmarks.report import write
 from benchmarks.serving import server
-from specdec.bench.environment import shown_path
 
 PROMPT = "I would like to find a restaurant."
 # Seconds without an answer after which a client gives up.
@@ -183,7 +182,7 @@ def main() -> None:
                 (pid,) = [child for child in processes(os.getpid()) if _serves(child, port)]
                 results[name] = measure(port, pid, body(), given.seconds)
                 print(name, json.dumps(results[name]), flush=True)
-    write(given.name, {"checkout": shown_path(given.checkout) if given.checkout else None, "cases": results})
+    write(given.name, {"checkout": given.checkout.name if given.checkout else None, "cases": results})
 
 
 def _serves(pid: int, port: int) -> bool:
