@@ -135,6 +135,22 @@ class EngineConfig:
     kernels: KernelChoice = setting(
         "auto", "auto, torch, triton or native; auto: triton on a GPU, native on a CPU where it was built, else torch."
     )
+    structured_compile_timeout: float = setting(
+        10.0,
+        "Seconds after which a request is refused whose structured output is still being compiled.",
+        above=0,
+        most=3600,
+        metavar="SECONDS",
+    )
+    structured_max_bytes: int = setting(
+        1 << 18,
+        "Most bytes of a request's schema, regular expression, choices or grammar.",
+        least=1,
+        metavar="BYTES",
+    )
+    structured_cache_bytes: int = setting(
+        1 << 27, "Most bytes of compiled grammars that are kept for later requests.", least=0, metavar="BYTES"
+    )
     threads: int | None = setting(
         None, "Threads of the native kernels.", least=1, most=1024, shown_default="as many as torch has"
     )

@@ -85,9 +85,9 @@ class LLM:
         check_memory(config)
         ring = RequestRing.of(config)
         began = time.perf_counter()
-        self._requests = RequestMaker.read(config, read_llama_config(folder))
-        self.tokenizer, self.max_model_len = self._requests.tokenizer, self._requests.max_model_len
-        self.generation_config = self._requests.generation_config
+        self.request_maker = RequestMaker.read(config, read_llama_config(folder))
+        self.tokenizer, self.max_model_len = self.request_maker.tokenizer, self.request_maker.max_model_len
+        self.generation_config = self.request_maker.generation_config
         with explained_shortage(), on_device(torch.device(own_config.device)), ranks_of(config) as ranks:
             kernels = kernels_of(own_config)
             if config.quantization == "q8":
@@ -108,7 +108,7 @@ class LLM:
         self._shared = SharedEngine(self.engine)
         self._adapters = EngineAdapters(config, self._shared)
         if config.draft is not None and self.engine.scheduler.draft_budget is not None:
-            self._requests.draft_context = self.engine.scheduler.draft_budget.context
+            self.request_maker.draft_context = self.engine.scheduler.draft_budget.context
 
     def __enter__(self) -> Self:
         return self
@@ -221,7 +221,7 @@ class LLM:
             ValueError: a conversation that the template refuses, or as in `generate`; nothing has run then.
         """
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        sampling_params, shown = self._requests.with_tools(tools or (), tool_choice, sampling_params, chat_template)
+        sampling_params, shown = self.request_maker.with_tools(tools or (), tool_choice, sampling_params, chat_template)
         own = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
         template = {} if chat_template is None else {"chat_template": chat_template}
         arguments: dict[str, Any] = {**own, **(chat_template_kwargs or {}), **template, **shown}
@@ -260,7 +260,7 @@ class LLM:
             temperature=0,
             max_tokens=params.max_tokens,
             ignore_eos=params.ignore_eos,
-            logprobs=min(most, self._requests.model.vocab_size),
+            logprobs=min(most, self.request_maker.model.vocab_size),
         )
         groups = self._groups(prompts, step, lora_request=lora_request)
         roots = [BeamRequest.of(group.requests[0]) for group in groups]
@@ -289,7 +289,7 @@ class LLM:
         self._adapters.check_draft()
         with self._shared.turn() as engine:
             engine.update_draft(folder, self._kept_tokens)
-            self._requests.draft_identity = identity({"head": checkpoint_identity(folder)})
+            self.request_maker.draft_identity = identity({"head": checkpoint_identity(folder)})
             self.config = replace(self.config, draft=folder)
         logger.info("drafts: %s", self._drafts_in_words())
 
@@ -302,7 +302,7 @@ class LLM:
         Raises:
             ValueError: the model has no chat template, or the template refuses the messages.
         """
-        return self._requests.texts.chat_prompt(messages, template_arguments)
+        return self.request_maker.texts.chat_prompt(messages, template_arguments)
 
     def _groups(
         self,
@@ -346,7 +346,7 @@ class LLM:
             QueueFullError: running requests have as many other adapters as can be loaded.
         """
         with self._adapters.using(lora_request) as adapter:
-            return self._requests.group(prompt, params, priority, cache_salt, adapter)
+            return self.request_maker.group(prompt, params, priority, cache_salt, adapter)
 
     def add_lora(self, lora_request: LoRARequest) -> None:
         """Load an adapter before a request asks for it.
@@ -372,7 +372,7 @@ class LLM:
         Raises:
             ValueError: a model without one.
         """
-        return self._requests.texts.need_tokenizer().pretrained
+        return self.request_maker.texts.need_tokenizer().pretrained
 
     def _drafts_in_words(self) -> str:
         """Return what drafts, and the largest trees, for people."""
@@ -384,11 +384,11 @@ class LLM:
     @property
     def end_tokens(self) -> frozenset[int]:
         """Tokens after which the model's output ends."""
-        return self._requests.end_tokens
+        return self.request_maker.end_tokens
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the parameters of the checkpoint's generation_config.json, with defaults for the others."""
-        return self._requests.default_params()
+        return self.request_maker.default_params()
 
     def stats(self) -> EngineStats:
         """Return counts since the start, and the current state of the engine."""

@@ -26,6 +26,11 @@ class Grammar:
         """The compiled grammar as JSON, which other processes read several times faster than they compile it."""
         return str(self.compiled.serialize_json())
 
+    @cached_property
+    def num_bytes(self) -> int:
+        """Memory that the compiled grammar takes, about."""
+        return int(self.compiled.memory_size_bytes)
+
 
 class GrammarState:
     """A matcher that follows a request's known output, and looks ahead along draft tokens.

@@ -4,11 +4,13 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import zmq
 
+from specdec.async_engine.compile_lanes import Compilation, CompileLanes
 from specdec.async_engine.messages import (
     Abort,
     AdapterChanged,
@@ -47,7 +49,7 @@ MOST_TAKEN = 256
 LONGEST_TAKING = 0.02
 # Steps that fail one after another before the process gives up: a device may be lost for good.
 MOST_FAILURES = 3
-# Seconds without another message after which a heartbeat is sent, if there are requests.
+# Seconds without another message after which a heartbeat is sent, if anything waits.
 HEARTBEAT = 0.25
 # Time between two looks at grammars that are being compiled, while nothing else happens.
 _COMPILING_MS = 2
@@ -55,6 +57,14 @@ _COMPILING_MS = 2
 _IDLE_MS = 1000
 
 logger = logging.getLogger(__name__)
+
+
+class _Compiling(NamedTuple):
+    """A request whose grammar is being compiled."""
+
+    message: Add
+    params: SamplingParams
+    compilation: Compilation[Outbox]
 
 
 class EngineLoop:
@@ -79,10 +89,9 @@ class EngineLoop:
         self._stopping = False
         # Whether answers wait for blocks on their way to other engines.
         self._is_holding = False
-        # Requests whose grammars are compiled beside the steps, and those of them that were aborted meanwhile.
-        self._compiler = ThreadPoolExecutor(1, "grammars")
-        self._compiling: dict[int, Future[Outbox]] = {}
-        self._aborted: set[int] = set()
+        # Requests whose grammars are compiled beside the steps.
+        self._lanes: CompileLanes | None = None
+        self._compiling: dict[int, _Compiling] = {}
 
     def run(self) -> None:
         """Serve until the front end sends `Stop` and has taken the last news.
@@ -90,13 +99,18 @@ class EngineLoop:
         Raises:
             Exception: a failure after which the engine's state is not sound, or one failed step too many.
         """
-        while not self._stopping or self._unsent or self._with_news or self._compiling:
-            self._receive()
-            self._add_compiled()
-            if self._has_work:
-                self._step()
-                self._beat()
-            self._send()
+        try:
+            while not self._stopping or self._unsent or self._with_news:
+                self._receive()
+                self._add_compiled()
+                if self._has_work:
+                    self._step()
+                if self._has_work or self._compiling:
+                    self._beat()
+                self._send()
+        finally:
+            if self._lanes is not None:
+                self._lanes.close()
 
     @property
     def _has_work(self) -> bool:
@@ -158,9 +172,9 @@ class EngineLoop:
             if message.adapter is not None and (answer := self._load_adapter(0, message.adapter)).problem is not None:
                 self._unsent.append(encode(Refused(message.number, answer.problem, answer.queue_full)))
                 return
-            self._compiling[message.number] = self._compiler.submit(work)
-        else:
-            self._queue(message.number, work)
+            if self._compile(message, params, work):
+                return
+        self._queue(message.number, work)
 
     def _make(self, message: Add, params: SamplingParams) -> Outbox:
         group = self._llm.new_group(
@@ -174,14 +188,28 @@ class EngineLoop:
             group.start_trace()
         return Outbox(message.number, group, message.interval)
 
+    def _compile(self, message: Add, params: SamplingParams, work: Callable[[], Outbox]) -> bool:
+        """Have the grammar of a request compiled; return False if it is known, or if the request is refused anyway."""
+        requests, form = self._llm.request_maker, params.structured_outputs
+        assert form is not None
+        try:
+            requests.check_form(form)
+        except ValueError:
+            return False
+        compiler = requests.grammars
+        if compiler.known(form) is not None:
+            return False
+        if self._lanes is None:
+            self._lanes = CompileLanes(compiler, requests.config.structured_compile_timeout)
+        self._compiling[message.number] = _Compiling(message, params, self._lanes.submit(form, work))
+        return True
+
     def _add_compiled(self) -> None:
         """Queue the requests whose grammars have been compiled."""
-        for number, future in [(number, future) for number, future in self._compiling.items() if future.done()]:
-            del self._compiling[number]
-            self._queue(number, future.result)
-            if number in self._aborted:
-                self._aborted.remove(number)
-                self._abort(number)
+        for number, each in list(self._compiling.items()):
+            if each.compilation.future.done():
+                del self._compiling[number]
+                self._queue(number, each.compilation.future.result)
 
     def _queue(self, number: int, make: Callable[[], Outbox]) -> None:
         """Queue the requests that `make` returns, or refuse them."""
@@ -204,9 +232,11 @@ class EngineLoop:
 
     def _abort(self, number: int) -> None:
         """End the samples of a request that are not finished; its last deltas are sent."""
-        if number in self._compiling:
-            self._aborted.add(number)
-            return
+        if compiling := self._compiling.pop(number, None):
+            compiling.compilation.cancel()
+            # Its state is sent as that of any other request; it ends before a step.
+            params = replace(compiling.params, structured_outputs=None)
+            self._queue(number, partial(self._make, compiling.message, params))
         outbox = self._outboxes.get(number)
         if outbox is not None:
             running = [request for request in outbox.group.requests if not request.finished]

@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specdec.core.json_schema.schema import SchemaError
-from specdec.core.json_schema.schema_grammar import schema_grammar
+from specdec.core.json_schema.schema import Schema, SchemaError
 from specdec.kernels.settings import Foreign, check_settings, check_text, checked_keywords, setting
 
+# Bytes of a schema up to which its keywords are checked at once; those of a longer one, where it becomes a grammar.
+_CHECKED_BYTES = 1 << 18
 # Fields of which a request gives exactly one.
 FORMS = ("json", "regex", "choice", "grammar", "json_object")
 
@@ -25,6 +26,8 @@ _FOREIGN = {
 class StructuredOutputsParams:
     """Form of a request's output, by vLLM's names. Exactly one of `json`, `regex`, `choice`, `grammar` and
     `json_object` is given. The output follows it from its first token to its end.
+
+    That no value follows a schema, or that a text is no grammar, is seen when a request begins.
 
     Raises:
         ValueError: none of them or several, a value of another type, or a schema with a keyword that is not supported.
@@ -58,6 +61,18 @@ class StructuredOutputsParams:
         if self.json is not None:
             object.__setattr__(self, "json", self._checked_json())
 
+    @property
+    def form(self) -> str:
+        """Name of the field that is given."""
+        return next(name for name in FORMS if getattr(self, name) not in (None, False))
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the form as it was given, in bytes of UTF-8."""
+        given = getattr(self, self.form)
+        texts = given if self.form == "choice" else (str(given),)
+        return sum(len(text.encode(errors="surrogatepass")) for text in texts)
+
     def _checked_choice(self) -> tuple[str, ...]:
         choice = self.choice
         if isinstance(choice, str) or not isinstance(choice, Sequence) or not choice:
@@ -81,7 +96,8 @@ class StructuredOutputsParams:
             raise ValueError(f"{name} is {schema!r:.50}; it must be a JSON schema: an object, or its text")
         try:
             text = json_text.dumps(schema, allow_nan=False)
-            schema_grammar(json_text.loads(text), in_one_line=self.disable_any_whitespace)
+            if len(text) <= _CHECKED_BYTES:
+                Schema(json_text.loads(text))
         except SchemaError as error:
             raise ValueError(f"{name}: {error}") from None
         except (TypeError, ValueError, RecursionError):

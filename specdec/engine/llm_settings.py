@@ -51,6 +51,9 @@ class LLMSettings(TypedDict, total=False):
     kv_transfer_config: KVTransferConfig | str | Mapping[str, Any] | None
     role: Role
     kernels: KernelChoice
+    structured_compile_timeout: float
+    structured_max_bytes: int
+    structured_cache_bytes: int
     threads: int | None
     tensor_parallel_size: int | None
     pipeline_parallel_size: int | None

@@ -18,6 +18,7 @@ from specdec.core.lora_request import LoadedAdapter
 from specdec.core.request import Request, RequestGroup
 from specdec.core.sampling_params import SamplingParams
 from specdec.core.stop_strings import StopStrings, special_in_stops, stop_tokens
+from specdec.core.structured_outputs import StructuredOutputsParams
 from specdec.draft_heads.drafting.chains import ChainRates, ChainSource
 from specdec.draft_heads.drafting.ngram_chains import NGramChains
 from specdec.draft_heads.drafting.predicted_text import PredictedText
@@ -139,6 +140,8 @@ class RequestMaker:
                 raise ValueError(f"cache_salt has {len(cache_salt)} characters; it may have at most {_LONGEST_SALT}")
         if abs(whole_number("priority", priority)) > MAX_WHOLE:
             raise ValueError(f"priority is {priority}; it must be between -2^63 and 2^63")
+        if params.structured_outputs is not None:
+            self.check_form(params.structured_outputs)
         tokens = self._tokens(prompt, is_truncated=params.truncate_prompt_tokens is not None)
         vocab = self.model.vocab_size
         if not tokens:
@@ -167,9 +170,20 @@ class RequestMaker:
             if getattr(params, name) and self.tokenizer is None:
                 raise ValueError(f"{name} needs a tokenizer, and the model's folder has none; use token ids")
         self.texts.bad_words(params)
-        if params.structured_outputs is not None:
-            self.grammars.check(params.structured_outputs)
         return tokens
+
+    def check_form(self, form: StructuredOutputsParams) -> None:
+        """Refuse a structured output that is too large, before anything is made of it.
+
+        Raises:
+            ValueError: so, or a model without a tokenizer.
+        """
+        most, _ = self.config.structured_max_bytes, self.grammars
+        if form.num_bytes > most:
+            raise ValueError(
+                f"structured_outputs.{form.form} has {form.num_bytes} bytes, more than structured_max_bytes, {most}; "
+                "make it smaller, or start the engine with a larger one"
+            )
 
     @cached_property
     def grammars(self) -> GrammarCompiler:
@@ -181,7 +195,13 @@ class RequestMaker:
         if self.tokenizer is None:
             raise ValueError("structured_outputs needs a tokenizer, and the model's folder has none; leave it out")
         is_shared = self.config.tensor_parallel_size > 1
-        return GrammarCompiler(self.tokenizer, self.model.vocab_size, self.end_tokens, is_shared=is_shared)
+        return GrammarCompiler(
+            self.tokenizer,
+            self.model.vocab_size,
+            self.end_tokens,
+            cache_bytes=self.config.structured_cache_bytes,
+            is_shared=is_shared,
+        )
 
     def group(
         self,

@@ -20,11 +20,14 @@ from specdec.core.json_schema.gbnf import (
     matches_text,
     optional,
     seq,
+    written,
 )
 from specdec.core.json_schema.keywords import CONSTRAINTS, FORMATS, INFERRED, TYPES
 from specdec.core.json_schema.numbers import MOST_LISTED, NUMBER, WHOLE, Bounds, multiples, numbers, whole_numbers
 from specdec.core.json_schema.patterns import pattern_grammar, whole_pattern_grammar
+from specdec.core.json_schema.property_chains import PropertyChain
 from specdec.core.json_schema.schema import Schema, SchemaError, declared_types, shared_types
+from specdec.core.json_schema.text_trees import text_tree
 from specdec.core.json_schema.values import Values, check_patterns, is_type
 
 # Rules of one object whose properties are counted.
@@ -54,6 +57,8 @@ class Converter:
         self._comma = Text(", ") if in_one_line else seq(blank, Text(","), blank)
         self._colon = Text(": ") if in_one_line else seq(blank, Text(":"), blank)
         self._blank = blank
+        # Rules by their bodies: many properties have the same schema.
+        self._by_text: dict[str, Rule] = {}
         self.rules: dict[str, Node] = {}
         self.rules |= {
             "blank": Repeat(chars(" \n\r\t"), 0, None),
@@ -86,7 +91,7 @@ class Converter:
         """Return a reference to a new rule with this body."""
         if isinstance(node, Text | Rule):
             return node
-        rule = Rule(f"{self._prefix}r{len(self.rules)}")
+        rule = self._by_text.setdefault(written(node), Rule(f"{self._prefix}r{len(self.rules)}"))
         self.rules[rule.name] = node
         return rule
 
@@ -112,8 +117,8 @@ class Converter:
         types = shared_types(types, declared_types(schema))
         values = self._values.listed(schema)
         if values is not None:
-            written = [self._written(value) for value in values if any(is_type(value, kind) for kind in types)]
-            return Alt(tuple(written)) if written else self._contradiction(place, "these keywords together")
+            values = [value for value in values if any(is_type(value, kind) for kind in types)]
+            return self._one_of(values) if values else self._contradiction(place, "these keywords together")
         if "$ref" in schema:
             return self._referred(schema["$ref"], place, types, passed)
         if "oneOf" in schema:
@@ -142,6 +147,11 @@ class Converter:
             parts.append(self._object(schema, place))
         return Alt(tuple(parts))
 
+    def _one_of(self, values: list[Any]) -> Node:
+        written = [self._written(value) for value in values]
+        texts = [each.text for each in written if isinstance(each, Text)]
+        return Alt((*([text_tree(texts)] if texts else []), *(each for each in written if not isinstance(each, Text))))
+
     def _written(self, value: Any) -> Node:
         """Return the JSON text of one value."""
         if isinstance(value, str):
@@ -149,8 +159,7 @@ class Converter:
         if isinstance(value, list):
             return self._list([self._written(item) for item in value], NEVER, len(value), len(value))
         if isinstance(value, Mapping):
-            pairs = [(key, seq(Text(json_text(key)), self._colon, self._written(each))) for key, each in value.items()]
-            return self._pairs(pairs, [])
+            return self._pairs([(key, self._written(each)) for key, each in value.items()], [])
         return Text(json.dumps(value))
 
     def _referred(self, reference: str, place: str, types: frozenset[str], passed: frozenset[str]) -> Node:
@@ -274,10 +283,7 @@ class Converter:
         if required - set(names):
             return self._contradiction(place, "'propertyNames' and 'required'")
         free = self._free_pairs(schema, place, names)
-        pairs = [
-            (key, seq(Text(json_text(key)), self._colon, self._child(properties[key], f"{place}/properties/{key}")))
-            for key in names
-        ]
+        pairs = [(key, self._child(properties[key], f"{place}/properties/{key}")) for key in names]
         least, most = int(schema.get("minProperties", 0)), _whole(schema.get("maxProperties"))
         if most is not None and (least > most or len(required) > most):
             return self._contradiction(place, f"minProperties {least}, maxProperties {most} and required")
@@ -350,12 +356,12 @@ class Converter:
         """Return the grammar of objects with these pairs in their order, then with free ones.
 
         Args:
+            pairs: names and the grammars of their values.
             required: names that have to be there; all by default.
         """
         needed = {key for key, _ in pairs} if required is None else required
         # Counted are pairs as far as bounds tell them apart; the first has no comma.
         top = max(min(max(least, 0 if most is None else most + 1), len(pairs)), 1)
-        known: dict[tuple[int, int], Node] = {}
 
         def ending(written: int) -> Node:
             """Free pairs behind some others."""
@@ -372,17 +378,9 @@ class Converter:
             items = seq(pair, Repeat(more, max(missing - 1, 0), None if left is None else left - 1))
             return items if missing else optional(items)
 
-        for written in range(top + 1):
-            known[len(pairs), written] = self._named(ending(written))
-        for index in range(len(pairs) - 1, -1, -1):
-            key, pair = pairs[index]
-            pair = self._named(pair)
-            for written in range(min(index, top) + 1):
-                found = seq(*([self._comma] if written else []), pair, known[index + 1, min(written + 1, top)])
-                if key not in needed:
-                    found = alt(known[index + 1, written], found)
-                known[index, written] = self._named(found)
-        return self._enclosed("{", known[0, 0], "}")
+        chain = PropertyChain(pairs, needed, self._comma, self._colon, self._named)
+        endings = [self._named(ending(count)) for count in range(top + 1)]
+        return self._enclosed("{", chain.node(*endings) if top == 1 else chain.counted(endings), "}")
 
 
 def _endless(character: Node, name: str) -> Node:

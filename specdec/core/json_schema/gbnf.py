@@ -1,5 +1,6 @@
 """Context-free grammars as values, and their text in GBNF. Pure Python."""
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, TypeAlias
 
@@ -94,7 +95,7 @@ def grammar_text(root: Node, rules: Mapping[str, Node]) -> str | None:
             if name not in reached:
                 reached.add(name)
                 waiting.append(name)
-    return "\n".join(f"{name} ::= {_written(node)}" for name, node in kept.items() if name in reached)
+    return "\n".join(f"{name} ::= {written(node)}" for name, node in kept.items() if name in reached)
 
 
 def matches_text(root: Node, rules: Mapping[str, Node]) -> bool:
@@ -108,12 +109,13 @@ def _finite_rules(rules: Mapping[str, Node]) -> set[str]:
     for name, node in rules.items():
         for used in _names(node):
             users[used].add(name)
-    found, waiting = set[str](), list(rules)
+    # Most rules stand behind those that they need, and are looked at once.
+    found, waiting = set[str](), OrderedDict.fromkeys(rules)
     while waiting:
-        name = waiting.pop()
-        if name not in found and _is_finite(rules[name], found):
+        name, _ = waiting.popitem(last=False)
+        if _is_finite(rules[name], found):
             found.add(name)
-            waiting.extend(users[name])
+            waiting.update(dict.fromkeys(users[name] - found))
     return found
 
 
@@ -154,13 +156,15 @@ def _pruned(node: Node, finite: set[str]) -> Node:
         parts = [part for part in parts if part != EMPTY]
         return parts[0] if len(parts) == 1 else Seq(tuple(parts)) if parts else EMPTY
     if isinstance(node, Alt):
-        # A part may be there twice.
-        parts = list(dict.fromkeys(_pruned(part, finite) for part in node.parts if _is_finite(part, finite)))
+        found = [_pruned(part, finite) for part in node.parts if _is_finite(part, finite)]
+        # A part may be there twice. Nodes of two types are equal as tuples.
+        parts = list({written(part) if isinstance(part, Text | Rule) else id(part): part for part in found}.values())
         return parts[0] if len(parts) == 1 else Alt(tuple(parts))
     return node
 
 
-def _written(node: Node) -> str:
+def written(node: Node) -> str:
+    """Return a node as it stands in a rule's body."""
     if isinstance(node, Rule):
         return node.name
     if isinstance(node, Text):
@@ -170,12 +174,12 @@ def _written(node: Node) -> str:
     if isinstance(node, Chars):
         return "[" + "".join(_range(*ends) for ends in node.ranges) + "]"
     if isinstance(node, Seq):
-        return "(" + " ".join(map(_written, node.parts)) + ")"
+        return "(" + " ".join(map(written, node.parts)) + ")"
     if isinstance(node, Alt):
-        return "(" + " | ".join(map(_written, node.parts)) + ")"
+        return "(" + " | ".join(map(written, node.parts)) + ")"
     if isinstance(node, Before):
-        return f"{_written(node.part)} (= {_written(node.following)})"
-    part = f"({_written(node.part)})" if isinstance(node.part, Repeat) else _written(node.part)
+        return f"{written(node.part)} (= {written(node.following)})"
+    part = f"({written(node.part)})" if isinstance(node.part, Repeat) else written(node.part)
     if (node.least, node.most) in _COUNTS:
         return part + _COUNTS[node.least, node.most]
     return f"{part}{{{node.least},{'' if node.most is None else node.most}}}"

@@ -48,7 +48,10 @@ class Values:
         """Return the values that a schema lists and that its other keywords allow; None if it lists none."""
         if not any(keyword in part for keyword in FINITE):
             return None
-        return [value for value in part.get("enum", [part.get("const")]) if self.follows(value, part)]
+        if "enum" not in part:
+            return [part["const"]] if self.follows(part["const"], part) else []
+        others = {keyword: value for keyword, value in part.items() if keyword != "enum"}
+        return [value for value in part["enum"] if self.follows(value, others)]
 
     def follows(self, value: Any, part: Any) -> bool:
         """Return whether a value follows a schema, by all keywords that are not refused."""

@@ -1,6 +1,5 @@
 """The engine process's loop, run in a thread of the test: steps that fail, a front end that does not read."""
 
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import pytest
 import zmq
 
-from specdec import LLM, StructuredOutputsParams
+from specdec import LLM
 from specdec.async_engine import engine_loop
 from specdec.async_engine.engine_loop import MOST_FAILURES, EngineLoop
 from specdec.async_engine.messages import (
@@ -226,43 +225,3 @@ def test_a_request_for_which_the_queue_is_too_short_leaves_nothing(world: World)
     assert (refused.number, refused.queue_full) == (3, True)
     assert (stats.queued, stats.aborted) == (6, 0)
     peer.close()
-
-
-def test_grammars_are_compiled_beside_the_steps(llm: LLM, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A grammar that takes long keeps nobody waiting; its request may be aborted meanwhile, or be refused."""
-    structured = replace(SHORT, structured_outputs=StructuredOutputsParams(regex="[a-c]{4}"))
-    expected = llm.generate([[3, 4], [5]], [structured, SHORT], use_tqdm=False)
-    compiling, may_go_on = threading.Event(), threading.Event()
-    real = llm.new_group
-
-    def slow(prompt: Any, params: Any, **given: Any) -> Any:
-        if params.structured_outputs is not None:
-            compiling.set()
-            assert may_go_on.wait(WAIT_MS / 1000)
-        return real(prompt, params, **given)
-
-    monkeypatch.setattr(llm, "new_group", slow)
-    wrong = replace(SHORT, structured_outputs=StructuredOutputsParams(regex="(a"))
-    peer.send(add(1, [3, 4], structured), add(2, [3, 4], structured), add(3, [3, 4], wrong))
-    assert compiling.wait(WAIT_MS / 1000)
-    peer.send(add(4, [5]), Abort(2))
-    assert tokens_of(peer.ended(4)[4]) == expected[1].token_ids
-    peer.send(CheckIntegrity(7))
-    held = peer.receive()
-    assert isinstance(held, Integrity)
-    assert (held.problem, held.requests, held.blocks) == (None, 3, 0)
-    may_go_on.set()
-    deltas: dict[int, list[Delta]] = {1: [], 2: []}
-    refused: list[Refused] = []
-    while not (refused and all(found and found[-1].finish_reason for found in deltas.values())):
-        message = peer.receive()
-        if isinstance(message, Refused):
-            refused.append(message)
-        else:
-            assert isinstance(message, News)
-            for delta in message.deltas:
-                deltas[delta.number].append(delta)
-    assert tokens_of(deltas[1]) == expected[0].token_ids
-    assert deltas[2][-1].finish_reason == "abort"
-    assert [(message.number, message.queue_full) for message in refused] == [(3, False)]
-    assert "structured_outputs.regex cannot be followed" in refused[0].reason

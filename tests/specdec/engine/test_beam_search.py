@@ -50,7 +50,7 @@ def llm(tiny: Tiny) -> Iterator[LLM]:
 
 def end_with(llm: LLM, tokens: Iterable[int]) -> None:
     """Change the tokens after which outputs end."""
-    llm._requests.generation_config = replace(llm.generation_config, end_tokens=frozenset(tokens))
+    llm.request_maker.generation_config = replace(llm.generation_config, end_tokens=frozenset(tokens))
 
 
 @pytest.mark.parametrize("early_stopping", [False, True, "never"])
@@ -102,7 +102,7 @@ def test_real_prompts_equal_transformers() -> None:
     assert any(sequence.finish_reason == "stop" for output in outputs for sequence in output.sequences)
     texts = [sequence.text for sequence in outputs[0].sequences]
     assert len(set(texts)) == 4
-    assert texts[0] == plain._requests.texts.need_tokenizer().decode(outputs[0].sequences[0].tokens)
+    assert texts[0] == plain.request_maker.texts.need_tokenizer().decode(outputs[0].sequences[0].tokens)
     for output, drafted in zip(outputs, eagle.beam_search(prompts, params), strict=True):
         assert [s.tokens for s in drafted.sequences] == [s.tokens for s in output.sequences]
     assert eagle.engine.scheduler.stats().drafts_asked == eagle.engine.scheduler.stats().drafts_verified == 0

@@ -3,11 +3,12 @@
 import asyncio
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import pytest
 from jsonschema import validate
-from openai import AsyncOpenAI, BadRequestError, OpenAI
+from openai import APITimeoutError, AsyncOpenAI, BadRequestError, OpenAI
 from pydantic import BaseModel, Field
 
 from specdec import SamplingParams, StructuredOutputsParams
@@ -166,3 +167,28 @@ def test_responses_name_their_own_field(client: OpenAI) -> None:
         with pytest.raises(BadRequestError, match=message) as caught:
             client.responses.create(model="tiny", input="a", extra_body={"text": {"format": form}})
         assert caught.value.param == "text.format"
+
+
+def test_a_form_that_is_too_large_is_refused_with_its_limit(client: OpenAI) -> None:
+    choice = [f"choice number {i}" for i in range(15_000)]
+    with pytest.raises(BadRequestError, match="more than structured_max_bytes, 262144; make it smaller") as caught:
+        client.completions.create(model="tiny", prompt="a", extra_body={"structured_outputs": {"choice": choice}})
+    assert caught.value.param == "structured_outputs"
+
+
+def test_a_form_without_end_ends_with_its_client(server: Served, client: OpenAI) -> None:
+    """The pattern takes 2^40 steps to miss the value. Another client's forms are answered meanwhile."""
+    endless = {"json": {"enum": ["a" * 40 + "!"], "pattern": "^(a+)+$"}}
+
+    def ask(form: dict[str, Any], seconds: float = 60.0) -> Any:
+        patient = client.with_options(timeout=seconds, max_retries=0)
+        return patient.completions.create(
+            model="tiny", prompt="a", max_tokens=9, extra_body={"structured_outputs": form}
+        )
+
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(ask, endless, 3.0)
+        assert re.fullmatch("[ab]{7}", ask({"regex": "[ab]{7}"}).choices[0].text)
+        with pytest.raises(APITimeoutError):
+            waiting.result()
+    server.wait_until_idle()

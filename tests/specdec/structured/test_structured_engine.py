@@ -102,7 +102,7 @@ def test_an_output_that_is_complete_ends(plain: LLM, drafting: LLM) -> None:
         ({"stop_token_ids": [0]}, [EOS], "stop"),
     ]
     for llm in (plain, drafting):
-        text = llm._requests.texts.need_tokenizer().encode("ab", add_special_tokens=False)
+        text = llm.request_maker.texts.need_tokenizer().encode("ab", add_special_tokens=False)
         for given, rest, reason in cases:
             bias = {0: -100.0} if "stop_token_ids" in given else None
             params = structured(choice=["ab"], temperature=0, logit_bias=bias, **given)
@@ -146,7 +146,7 @@ def test_the_distribution_is_that_of_the_masked_target(bytes_model: Bytes, verif
     """Of four texts that share beginnings. Forced ends come as chains, the rest from drawn trees."""
     texts = ["ab!!!!", "ac", "bb", "b"]
     llm = load(bytes_model, bytes_model.head, verify)
-    tokenizer = llm._requests.texts.need_tokenizer()
+    tokenizer = llm.request_maker.texts.need_tokenizer()
     count = 5000 if NIGHTLY else 250
     (output,) = llm.generate([PROMPT], structured(choice=texts, n=count), use_tqdm=False)
     ways = Counter(tuple(one.token_ids) for one in output.outputs)
@@ -219,17 +219,13 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "at '/properties/a', 'uniqueItems' is not supported; leave it out",
     ),
     "not": ({"json": {"anyOf": [{"type": "null"}, {"not": {}}]}}, "at '/anyOf/1', 'not' is not supported"),
-    "required": ({"json": {"required": ["b"], "properties": {"a": {}}}}, "required names 'b'"),
     "format": ({"json": {"type": "string", "format": "idn-email"}}, "format is 'idn-email'; supported are email"),
-    "untyped": ({"json": {"maximum": 3}}, "'maximum' without 'type' is not supported; add the type"),
     "beside": ({"json": {"anyOf": [{"type": "null"}], "required": []}}, "'required' beside 'anyOf'"),
     "two wholes": ({"json": {"anyOf": [{}], "oneOf": [{}]}}, "'oneOf' beside 'anyOf' is not supported"),
     "all of": ({"json": {"allOf": [{"type": "null"}, {}]}}, "'allOf' with several schemas"),
     "reference": ({"json": {"$ref": "http://a/b"}}, "only references within the schema"),
     "pattern": ({"json": {"type": "string", "pattern": "a", "maxLength": 3}}, "put the length into the pattern"),
     "type": ({"json": {"type": "strng"}}, "structured_outputs.json: at '/', type is 'strng'; it must be a JSON type"),
-    "bounds": ({"json": {"type": "integer", "minimum": 5, "maximum": 3}}, "at '/', no value follows the bounds"),
-    "missing": ({"json": {"$ref": "#/nope"}}, "at '/', \\$ref is '#/nope', which is not there; correct it"),
 }
 WRONG_GRAMMARS: dict[str, tuple[dict[str, Any], str]] = {
     "regex": (
@@ -239,6 +235,10 @@ WRONG_GRAMMARS: dict[str, tuple[dict[str, Any], str]] = {
     "lookahead": ({"regex": "a(?=b)"}, "structured_outputs.regex cannot be followed: .*Lookahead is not supported"),
     "gbnf": ({"grammar": "root ::= x"}, 'structured_outputs.grammar cannot be followed: .*"x" is not defined'),
     "lark": ({"grammar": "start: x"}, "structured_outputs.grammar cannot be followed: .*unknown name 'x'"),
+    "required": ({"json": {"required": ["b"], "properties": {"a": {}}}}, "required names 'b'"),
+    "untyped": ({"json": {"maximum": 3}}, "'maximum' without 'type' is not supported; add the type"),
+    "bounds": ({"json": {"type": "integer", "minimum": 5, "maximum": 3}}, "at '/', no value follows the bounds"),
+    "missing": ({"json": {"$ref": "#/nope"}}, "at '/', \\$ref is '#/nope', which is not there; correct it"),
 }
 
 

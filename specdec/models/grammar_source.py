@@ -1,0 +1,75 @@
+"""Texts of grammars that xgrammar compiles, made of the forms that requests give."""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from specdec.core.json_schema.gbnf import grammar_text
+from specdec.core.json_schema.schema import SchemaError
+from specdec.core.json_schema.schema_grammar import schema_grammar
+from specdec.core.json_schema.text_trees import text_tree
+from specdec.core.structured_outputs import StructuredOutputsParams
+
+if TYPE_CHECKING:
+    # Loaded with the first structured request.
+    from xgrammar import CompiledGrammar, TokenizerInfo
+
+# Longest message of the grammar library that is shown.
+_LONGEST_REASON = 200
+
+
+class GrammarSource(NamedTuple):
+    """A grammar as xgrammar reads it."""
+
+    kind: Literal["regex", "lark", "gbnf"]
+    text: str
+
+    def compiled(self, tokens: "TokenizerInfo", num_threads: int) -> "CompiledGrammar":
+        """Compile it. Other threads run meanwhile.
+
+        Raises:
+            RuntimeError: no grammar; see `one_line_errors`.
+        """
+        from xgrammar import GrammarCompiler
+
+        # Grammars are kept by `specdec.models.grammar_compiler`.
+        compiler = GrammarCompiler(tokens, max_threads=num_threads, cache_enabled=False)
+        if self.kind == "regex":
+            return compiler.compile_regex(self.text)
+        return compiler.compile_lark(self.text) if self.kind == "lark" else compiler.compile_grammar(self.text)
+
+
+def grammar_source(params: StructuredOutputsParams) -> GrammarSource:
+    """Return a form as the text that is compiled. A pattern of a schema may take for ever.
+
+    Raises:
+        ValueError: a schema that cannot be followed.
+    """
+    if params.regex is not None:
+        return GrammarSource("regex", params.regex)
+    if params.grammar is not None:
+        return GrammarSource("gbnf" if "::=" in params.grammar else "lark", params.grammar)
+    if params.choice is not None:
+        text = grammar_text(text_tree(params.choice), {})
+        assert text is not None
+        return GrammarSource("gbnf", text)
+    schema = {"type": "object"} if params.json is None else json.loads(str(params.json))
+    try:
+        return GrammarSource("gbnf", schema_grammar(schema, in_one_line=params.disable_any_whitespace))
+    except SchemaError as error:
+        raise ValueError(f"structured_outputs.json: {error}") from None
+    except RecursionError:
+        raise ValueError("structured_outputs.json is nested too deeply; flatten it") from None
+
+
+@contextmanager
+def one_line_errors(params: StructuredOutputsParams) -> Iterator[None]:
+    """Raise the library's errors as a ValueError of one line, without the library's own places."""
+    try:
+        yield
+    except RuntimeError as error:
+        line = next(iter(str(error).splitlines()), "") or type(error).__name__
+        reason = re.sub(r"^\[[\d:]+\] \S+: ", "", line).removeprefix("Check failed: ")[:_LONGEST_REASON]
+        raise ValueError(f"structured_outputs.{params.form} cannot be followed: {reason}; correct it") from None
