@@ -8,7 +8,8 @@ each time. Measured are their latencies, against those of the idle server; what 
 gone, the processor time that the server's processes take in the next second, and their memory beside that of before.
 Goal: a small request is delayed by at most 0.5 s, and memory returns to within 20 %. Compared are medians and maxima.
 
-`--checkout` measures the server of another work tree, which the results name by its folder. Further cases are entries of `CASES`.
+`--checkout` measures the server of another work tree, which the results name by its folder. Further cases are entries
+of `CASES`.
 """
 
 import argparse
