@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from xgrammar import TokenizerInfo
 
 # Priority of compilations: the engine's steps go first.
-_NICENESS = 10
+_NICENESS = 4
 
 
 def _limit(setup: CompileSetup) -> None:

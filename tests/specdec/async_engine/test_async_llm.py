@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec import LLM, AsyncLLM, QueueFullError, RequestOutput, RequestOutputKind, SamplingParams
-from specdec.core.outputs import Logprob, SpeculationStats
+from specdec.core.outputs import Logprob, SpeculationStats, TreeTrace
 from specdec.engine.request_maker import RequestMaker
 from tests.specdec.async_engine.served import (
     ENDLESS,
@@ -134,6 +134,10 @@ def test_tokens_are_those_of_llm_whatever_else_runs(served: Served, offline: LLM
         assert_same(states[-1], one)
 
 
+def _without_times(step: TreeTrace) -> TreeTrace:
+    return step._replace(values=(), probs=(), seconds=0, plain_seconds=None)
+
+
 def test_steps_carry_their_trees(served: Served, offline: LLM) -> None:
     """The same trees as in this process, by either reader: one of each state, and one of the last state alone."""
     params = replace(SHORT, n=2)
@@ -148,7 +152,7 @@ def test_steps_carry_their_trees(served: Served, offline: LLM) -> None:
         assert len(own.steps) == len(own.trace) == 1 + own.stats.steps
         assert [step.output for step in own.trace] == [step.output for step in other.trace]
         for step, twin in zip(own.trace, other.trace, strict=True):
-            assert step._replace(values=(), probs=(), seconds=0) == twin._replace(values=(), probs=(), seconds=0)
+            assert _without_times(step) == _without_times(twin)
             assert step.values == pytest.approx(twin.values, rel=1e-6)
             assert step.probs == pytest.approx(twin.probs, rel=1e-6)
         for state in states:
@@ -282,8 +286,16 @@ def test_what_only_the_engine_can_refuse(world: World) -> None:
                 await states_of(served.llm, [3], replace(SHORT, max_tokens=250))
             with pytest.raises(ValueError, match="scheduling_policy 'priority'"):
                 await states_of(served.llm, [3], SHORT, priority=1)
+            # One seat, and two places in the queue: of two requests with three samples each, both wait.
+            several = replace(SHORT, n=3, max_tokens=60)
+            waiting = [asyncio.create_task(states_of(served.llm, [3], several)) for _ in range(2)]
+            while (await served.llm.stats()).queued < 6:
+                await asyncio.sleep(0)
             with pytest.raises(QueueFullError, match="2 requests wait, as many as may"):
-                await states_of(served.llm, [3], replace(SHORT, n=3))
+                await states_of(served.llm, [3], SHORT)
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
             assert (await states_of(served.llm, [3], SHORT))[-1].finish_reason == "length"
             await assert_idle(served.llm)
 
