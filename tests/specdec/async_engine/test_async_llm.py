@@ -278,7 +278,7 @@ def test_a_bad_request_is_refused(served: Served, prompt: Any, params: Any, more
 def test_what_only_the_engine_can_refuse(world: World) -> None:
     """A request larger than the cache, one above the queue's limit, and a priority without the policy."""
     with Served(
-        world.folder, max_queued_requests=2, max_num_seqs=1, scheduling_policy="fcfs", kv_cache_memory=4 << 12
+        world.folder, max_queued_requests=2, max_num_seqs=1, scheduling_policy="fcfs", kv_cache_memory=16 << 12
     ) as served:
 
         async def work() -> None:
@@ -287,10 +287,10 @@ def test_what_only_the_engine_can_refuse(world: World) -> None:
             with pytest.raises(ValueError, match="scheduling_policy 'priority'"):
                 await states_of(served.llm, [3], SHORT, priority=1)
             # One seat, and two places in the queue: of two requests with three samples each, both wait.
-            several = replace(SHORT, n=3, max_tokens=60)
+            several = replace(SHORT, n=3, max_tokens=40)
             waiting = [asyncio.create_task(states_of(served.llm, [3], several)) for _ in range(2)]
             while (await served.llm.stats()).queued < 6:
-                await asyncio.sleep(0)
+                assert not any(task.done() for task in waiting)
             with pytest.raises(QueueFullError, match="2 requests wait, as many as may"):
                 await states_of(served.llm, [3], SHORT)
             for task in waiting:
