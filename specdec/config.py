@@ -62,6 +62,9 @@ class EngineConfig:
         shown_default="its main branch",
         panel="Drafts",
     )
+    speculative_method: str | None = setting(
+        None, "What `speculative_config` says the draft model is; one of another kind drafts, and is told of.", flags=""
+    )
     ngrams: bool = setting(False, "Whether continuations in the text itself are drafted (prompt lookup).", flags="")
     tokenizer: Path | None = setting(
         None, "The tokenizer: a folder, or org/name on the hub.", flags="", shown_default="the model's"

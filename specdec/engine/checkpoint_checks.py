@@ -39,8 +39,8 @@ def check_target(folder: Path) -> LlamaConfig:
     return config
 
 
-def check_draft(folder: Path, target: Path, sizes: LlamaConfig, window: int | None) -> None:
-    """Check that a folder or file holds a head or small model that fits a target.
+def check_draft(folder: Path, target: Path, sizes: LlamaConfig, window: int | None) -> str:
+    """Check that a folder or file holds a head or small model that fits a target; return its kind's name.
 
     Args:
         sizes: those of the target.
@@ -55,13 +55,14 @@ def check_draft(folder: Path, target: Path, sizes: LlamaConfig, window: int | No
         with error_context(folder):
             head.check()
             head.limited_to(sizes.max_position, window)
-        return
+        return head.kind.name
     own = read_llama_config(folder).vocab_size
     if own != sizes.vocab_size:
         raise CheckpointError(
             f"{shown_path(folder)}: a whole model and no head, which drafts by the target's tokens; but the draft "
             f"model's vocab_size {own} does not fit the target's {sizes.vocab_size}"
         )
+    return "draft_model"
 
 
 def check_split(folder: Path, target: LlamaConfig, layout: RankLayout) -> None:

@@ -22,6 +22,7 @@ class LLMSettings(TypedDict, total=False):
     None stands for the default.
     """
 
+    speculative_method: str | None
     tokenizer: str | Path | None
     seed: int | None
     revision: str | None

@@ -91,12 +91,17 @@ def _checked_sources(model: str | Path | None, draft: str | Path | None, config:
     check_split(sources.model, sizes, RankLayout(config.tensor_parallel_size, config.pipeline_parallel_size))
     if sources.draft is not None:
         try:
-            check_draft(sources.draft, sources.model, sizes, config.draft_window_size)
+            kind = check_draft(sources.draft, sources.model, sizes, config.draft_window_size)
         except CheckpointError as error:
             # A head that cannot be read is no matter of its target.
             is_demo = model is None and sources.model == DEMO / "target" and "the target's" in str(error)
             told = "; the target is the demo model, since no other is named" if is_demo else ""
             raise CheckpointError(f"{error}{told}") from None
+        if config.speculative_method not in (None, kind):
+            logger.warning(
+                "speculative_config has method %r, and %s is a draft of the kind %s; it drafts as what it is",
+                *(config.speculative_method, shown_path(sources.draft), kind),
+            )
     return sources
 
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 # Bounds of vLLM's n-gram matches. They are checked; here the longest match counts, whatever its length.
 _LOOKUP = ("prompt_lookup_min", "prompt_lookup_max")
 KEYS = ("method", "model", "num_speculative_tokens", "draft_tensor_parallel_size", *_LOOKUP)
-# The methods of draft models. What a folder holds is recognised by its content, so these load alike.
-WITH_MODEL = ("draft_model", "eagle", "eagle3")
+# The methods of draft models, by the names of the kinds of heads. What a folder holds is recognised by its content.
+WITH_MODEL = ("draft_model", "eagle", "eagle3", "dflash", "dspark", "domino", "dflash2")
 NGRAM = "ngram"
 
 
@@ -19,11 +19,13 @@ class SpeculativeConfig(NamedTuple):
         draft: folder of a head or of a small model, or "ngram".
         depth: most draft tokens in a row, None for the default.
         draft_tensor_parallel_size: ranks that share the draft model, None for the default.
+        method: what the draft model is said to be, None if nothing is said.
     """
 
     draft: str
     depth: int | None
     draft_tensor_parallel_size: int | None = None
+    method: str | None = None
 
     @property
     def shape(self) -> dict[str, int]:
@@ -31,10 +33,10 @@ class SpeculativeConfig(NamedTuple):
         return {} if self.depth is None else {"depth": self.depth}
 
     @property
-    def settings(self) -> dict[str, int]:
+    def settings(self) -> dict[str, int | str]:
         """The engine's settings that are given."""
-        size = self.draft_tensor_parallel_size
-        return {} if size is None else {"draft_tensor_parallel_size": size}
+        given = {"draft_tensor_parallel_size": self.draft_tensor_parallel_size, "speculative_method": self.method}
+        return {name: value for name, value in given.items() if value is not None}
 
 
 def parse_speculative_config(given: str | Mapping[str, Any], option: str) -> SpeculativeConfig:
@@ -57,8 +59,8 @@ def parse_speculative_config(given: str | Mapping[str, Any], option: str) -> Spe
     for key in config:
         if key not in KEYS:
             raise ValueError(f"{option} has the unknown key {key!r}; known are {', '.join(KEYS)}")
-    method, model = config.get("method"), config.get("model")
-    methods = (NGRAM, *WITH_MODEL)
+    said, model = config.get("method"), config.get("model")
+    method, methods = said, (NGRAM, *WITH_MODEL)
     if method is None:
         method = "draft_model" if model is not None else NGRAM
     if method not in methods:
@@ -80,4 +82,6 @@ def parse_speculative_config(given: str | Mapping[str, Any], option: str) -> Spe
             f"{option} has draft_tensor_parallel_size {size!r}; it must be 1 or, for a draft model, "
             "tensor_parallel_size"
         )
-    return SpeculativeConfig(NGRAM if method == NGRAM else str(model), depth, size)
+    if method == NGRAM:
+        return SpeculativeConfig(NGRAM, depth, size)
+    return SpeculativeConfig(str(model), depth, size, said)

@@ -139,17 +139,18 @@ def test_the_server_is_not_open_to_others_by_itself() -> None:
     assert ServerSettings().allowed_origins == ()
 
 
-CONFIGS: list[tuple[dict[str, Any], tuple[str, int | None, int | None]]] = [
-    ({"method": "ngram", "num_speculative_tokens": 4}, ("ngram", 4, None)),
-    ({"method": "eagle3", "model": "head", "num_speculative_tokens": 3}, ("head", 3, None)),
-    ({"model": "head", "draft_tensor_parallel_size": 2}, ("head", None, 2)),
-    ({"method": "draft_model", "model": "small"}, ("small", None, None)),
-    ({}, ("ngram", None, None)),
+Config = tuple[str, int | None, int | None, str | None]
+CONFIGS: list[tuple[dict[str, Any], Config]] = [
+    ({"method": "ngram", "num_speculative_tokens": 4}, ("ngram", 4, None, None)),
+    ({"method": "eagle3", "model": "head", "num_speculative_tokens": 3}, ("head", 3, None, "eagle3")),
+    ({"model": "head", "draft_tensor_parallel_size": 2}, ("head", None, 2, None)),
+    ({"method": "draft_model", "model": "small"}, ("small", None, None, "draft_model")),
+    ({}, ("ngram", None, None, None)),
 ]
 
 
 @pytest.mark.parametrize(("config", "wanted"), CONFIGS, ids=str)
-def test_vllms_speculative_config(config: dict[str, Any], wanted: tuple[str, int | None, int | None]) -> None:
+def test_vllms_speculative_config(config: dict[str, Any], wanted: Config) -> None:
     assert parse_speculative_config(json.dumps(config), "--speculative-config") == wanted
 
 

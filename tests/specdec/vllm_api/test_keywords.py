@@ -135,3 +135,16 @@ def test_a_tokenizer_of_another_folder(tiny: Tiny, tmp_path: Path) -> None:
     assert llm.generate("ab", FREE)[0].prompt_token_ids == own.generate("ab", FREE)[0].prompt_token_ids
     with pytest.raises(CheckpointError, match=r"no tokenizer\.json; give prompts as token ids, or add the tokenizer"):
         LLM(tiny.bare, tokenizer=tmp_path)
+
+
+@pytest.mark.parametrize(("method", "is_told"), [("eagle", False), (None, False), ("eagle3", True), ("dspark", True)])
+def test_a_method_that_is_not_the_heads_kind_is_told(
+    tiny: Tiny, caplog: pytest.LogCaptureFixture, method: str | None, is_told: bool
+) -> None:
+    """The head drafts all the same, as what its files say that it is."""
+    given = {"model": str(tiny.head)} if method is None else {"model": str(tiny.head), "method": method}
+    draft, own = own_settings(tiny.target, None, {"speculative_config": given})
+    with caplog.at_level("WARNING", "specdec"):
+        assert resolved_config(tiny.target, draft, own).draft == tiny.head
+    told = f"speculative_config has method {method!r}, and {tiny.head} is a draft of the kind eagle; it drafts as what"
+    assert any(told in record.getMessage() for record in caplog.records) == is_told
