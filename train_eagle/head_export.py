@@ -13,9 +13,9 @@ from specdec.draft_heads.heads.draft_head import FeatureHead, TargetParts
 from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context, first_line, read_config
 from specdec.kernels.kernel_set import torch_kernels
 from specdec.kernels.projection import Projection
-from specdec.models.head_fit import VOCABULARY, check_fit, check_vocabulary, target_sizes
+from specdec.models.head_fit import VOCABULARY, check_fit, check_vocabulary
 from specdec.models.hub import checkpoint_path
-from specdec.models.llama import LlamaModel
+from specdec.models.llama import LlamaModel, read_llama_config
 from specdec.models.tokenizer import vocabulary_digest
 from specdec.train_eagle.evaluation import Evaluation
 from specdec.train_eagle.model_card import model_card
@@ -67,10 +67,11 @@ def from_run(folder: Path, target: Path | None = None) -> Trained:
         kind, named = TRAINING_KINDS[settings["head"]], settings.pop("model")
     except LookupError as error:
         raise ValueError(f"{saved.folder}: not the state of a run: {first_line(error)}; train again") from None
-    target = checkpoint_path(target or named, weights=False)
-    if not target.exists():
-        raise ValueError(f"{target}: the run's target is not here; give its folder by --model")
-    sizes = target_sizes(target)
+    try:
+        target = checkpoint_path(target or named, weights=False)
+    except CheckpointError as error:
+        raise ValueError(f"{error}; the run's target is not here; give its folder by --model") from None
+    sizes = read_llama_config(target)
     check_vocabulary(f"--run {folder}", settings.get("target"), settings.get(VOCABULARY), target)
     try:
         with torch.device("meta"):
@@ -129,7 +130,7 @@ class _KeptWeight(Projection):
 def _num_layers(found: HeadDescription[Any], target: Path | None) -> int:
     """Return the number of the target's layers, or without a target one that has all the layers that the head reads."""
     if target is not None:
-        return target_sizes(target).num_layers
+        return read_llama_config(target).num_layers
     if found.taps is None:
         return 0
     if found.taps.ids is not None and found.taps.settled_by:

@@ -10,8 +10,9 @@ from specdec.draft_heads.formats.head_kind import Source
 from specdec.draft_heads.formats.head_kinds import describe_folder
 from specdec.draft_heads.heads.block_head import BlockHead
 from specdec.draft_heads.heads.draft_head import FeatureHead
-from specdec.models.head_fit import VOCABULARY, check_fit, check_vocabulary, target_sizes
+from specdec.models.head_fit import VOCABULARY, check_fit, check_vocabulary
 from specdec.models.hub import shown_path
+from specdec.models.llama import read_llama_config
 from specdec.train_eagle.head_export import from_folder
 from specdec.train_eagle.training_state import saved_run
 
@@ -35,7 +36,7 @@ def check_start(start: Path, target: Path) -> None:
         if (start / "config.json").is_file():
             check_fit(describe_folder(start), start, target)
         return
-    sizes, embedding = target_sizes(target), saved.head().get(EMBEDDING)
+    sizes, embedding = read_llama_config(target), saved.head().get(EMBEDDING)
     shape = [sizes.vocab_size, sizes.hidden_size]
     if embedding is not None and list(embedding.shape) != shape:
         found = f"its run was for a target of {embedding.shape[0]} tokens and a hidden_size of {embedding.shape[1]}"

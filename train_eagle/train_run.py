@@ -18,9 +18,9 @@ from specdec.core.device import resolve_dtype
 from specdec.core.outputs import taus_in_words
 from specdec.kernels.kernel_set import torch_kernels
 from specdec.kernels.quantized_tensor import plain
-from specdec.models.head_fit import VOCABULARY, target_sizes
+from specdec.models.head_fit import VOCABULARY
 from specdec.models.hub import checkpoint_path
-from specdec.models.llama import load_llama
+from specdec.models.llama import load_llama, read_llama_config
 from specdec.models.tokenizer import vocabulary_digest
 from specdec.train_eagle.features import FeatureStore, OnlineFeatures, packed
 from specdec.train_eagle.fresh_head import new_head
@@ -68,7 +68,7 @@ class Run:
             torch.set_num_threads(config.threads)
         # What does not belong together is refused before anything is loaded or said.
         named = checkpoint_path(config.model, weights=False)
-        sizes = target_sizes(named)
+        sizes = read_llama_config(named)
         self.kind = TRAINING_KINDS[config.head]
         if config.draft_vocab_size is None:
             config = replace(config, draft_vocab_size=self.kind.default_draft_vocab(sizes))

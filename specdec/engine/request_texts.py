@@ -58,9 +58,10 @@ class RequestTexts:
         Raises:
             ValueError: one of them has too many characters, or a model without a tokenizer.
         """
-        tokenizer = self.need_tokenizer()
         for text in texts:
             check_text("the prompt", text)
+        tokenizer = self.need_tokenizer()
+        for text in texts:
             self._texts.check_prompt(text, may_be_longer)
         return tokenizer.encode_batch(texts, add_special_tokens)
 

@@ -5,26 +5,15 @@ from typing import Any
 
 from specdec.draft_heads.formats.head_kind import HeadDescription
 from specdec.draft_heads.formats.head_kinds import describe_folder
-from specdec.draft_heads.llama.checkpoint_files import CheckpointError, error_context
+from specdec.draft_heads.llama.checkpoint_files import CheckpointError
 from specdec.draft_heads.llama.llama_config import LlamaConfig
-from specdec.models.checkpoint import read_settings
 from specdec.models.hub import shown_path
+from specdec.models.llama import read_llama_config
 from specdec.models.llama_draft import holds_llama
 from specdec.models.tokenizer import check_same_vocabulary, vocabulary_digest
 
 # Key of a head's recipe in config.json: `vocabulary_digest` of the target that it was trained for.
 VOCABULARY = "vocabulary"
-
-
-def target_sizes(target: Path) -> LlamaConfig:
-    """Return the shape of a target, by its settings.
-
-    Raises:
-        CheckpointError: no such checkpoint, or one that is not supported.
-    """
-    config = read_settings(target)
-    with error_context(target):
-        return LlamaConfig.from_json(config)
 
 
 def check_fit(head: HeadDescription[Any], folder: Path, target: Path) -> LlamaConfig:
@@ -36,7 +25,7 @@ def check_fit(head: HeadDescription[Any], folder: Path, target: Path) -> LlamaCo
     Raises:
         CheckpointError: names both, what differs, and the remedy.
     """
-    sizes = target_sizes(target)
+    sizes = read_llama_config(target)
     try:
         head.check_target(sizes)
     except CheckpointError as error:

@@ -46,6 +46,7 @@ WITHOUT_OPTION = {
     "tokenizer": "a part of the model",
     "scheduling_policy": "prompts have no priorities",
     "max_queued_requests": "all prompts come at once",
+    "speculative_method": "it comes with speculative_config",
     "role": "an engine that ends with its prompts has no others to work for",
     "speculation": "for servers; without --draft nothing is drafted",
     "prediction": "each prompt has its own",
@@ -92,11 +93,13 @@ def test_an_options_help_names_the_fields_default() -> None:
     assert helps["seed"].endswith("; default: drawn anew.")
 
 
-def test_keywords_are_sorted_into_their_dataclasses() -> None:
+def test_keywords_are_sorted_into_their_dataclasses(tmp_path: Path) -> None:
     config = engine_config(Path("a"), None, {"max_num_seqs": np.int64(3), "block_size": 32, "draft_vocab": "12"})
     assert (config.scheduler.max_num_seqs, config.block_size, config.draft_vocab) == (3, 32, 12)
     assert type(config.scheduler.max_num_seqs) is int
-    assert engine_config(Path("a"), None, {"draft_vocab": "ids.json"}).draft_vocab == Path("ids.json")
+    ids = tmp_path / "ids.json"
+    ids.write_text("[1]")
+    assert engine_config(Path("a"), None, {"draft_vocab": str(ids)}).draft_vocab == ids
     for name in ("max_seqs", "scheduler", "limits", "model"):
         with pytest.raises(ValueError, match=name):
             engine_config(Path("a"), None, {name: 3})

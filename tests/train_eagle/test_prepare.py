@@ -315,7 +315,7 @@ def test_settings_that_make_no_sense(model: Path, data: Path, tmp_path: Path) ->
             prepare(model, [data], tmp_path / "out", **settings)
     with pytest.raises(ValueError, match="none: no such folder"):
         prepare(tmp_path / "none", [data], tmp_path / "out")
-    with pytest.raises(ValueError, match="the tokenizer cannot be read"):
+    with pytest.raises(ValueError, match=r"no tokenizer\.json"):
         prepare(tmp_path, [data], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import json
 from collections.abc import AsyncGenerator, Sequence
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +17,7 @@ from openai.types.responses import Response
 from specdec.core.outputs import CompletionOutput, RequestOutput, Segment
 from specdec.core.sampling_params import SamplingParams
 from specdec.core.step_report import StepReporter
+from specdec.core.stop_strings import StopStrings
 from specdec.models.tokenizer import Tokenizer
 from specdec.server.chat_answer import ChatAnswer
 from specdec.server.chat_request import ChatRequest
@@ -235,7 +235,7 @@ SERVICE: Any = SimpleNamespace(
     answer_name=lambda _: "tiny",
     tool_parser=HermesParser,
     speculation_figures=lambda *_: (None, None),
-    step_reporter=partial(StepReporter, None),
+    step_reporters=lambda params: itertools.repeat(StepReporter(None, params, StopStrings(params.stop_strings))),
 )
 
 
