@@ -43,20 +43,29 @@ def _tokens_after(prompt: Sequence[int], choices: Sequence[str], tokenizer: Toke
     """Return the tokens of choices that continue a prompt of token ids.
 
     A choice is tokenized behind the text of the prompt's last tokens, since tokenizers write the beginning of a text
-    differently: those of SentencePiece's kind put a space before it. Where a token would hold a part of both, it is
-    tokenized behind the end of a line, and where that is not possible either, by itself.
+    differently: those of SentencePiece's kind put a space before it, and some another one behind a special token.
+    Where its tokens there are not its text, or one would hold a part of both, it is tokenized behind the end of a
+    line, and where that is not possible either, by itself.
     """
     ids = as_list(prompt)
     tail = ids[-_CONTEXT:] if isinstance(ids, list | tuple) else []
     # Others are refused later.
     known = [token for token in tail if type(token) is int and 0 <= token < tokenizer.backend.get_vocab_size()]
-    found: list[list[int]] = [[] for _ in choices]
-    for before in (tokenizer.backend.decode(known, skip_special_tokens=False), "\n", ""):
+    context = _text(tokenizer, known)
+    found = tokenizer.encode_batch(choices, False)
+    is_whole = [False for _ in choices]
+    for before in (context, "\n"):
         alone, *texts = tokenizer.encode_batch([before, *(before + choice for choice in choices)], False)
-        for place, text in enumerate(texts):
-            if not found[place] and text[: len(alone)] == alone:
-                found[place] = text[len(alone) :]
+        for place, (text, choice) in enumerate(zip(texts, choices, strict=True)):
+            own = text[len(alone) :]
+            continues = text[: len(alone)] == alone and bool(own)
+            if not is_whole[place] and continues and _text(tokenizer, [*known, *own]) == context + choice:
+                found[place], is_whole[place] = own, True
     return found
+
+
+def _text(tokenizer: Tokenizer, tokens: list[int]) -> str:
+    return tokenizer.backend.decode(tokens, skip_special_tokens=False)
 
 
 def common_length(sequences: Sequence[list[int]]) -> int:

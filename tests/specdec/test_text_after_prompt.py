@@ -29,8 +29,9 @@ def llm(folder: Path) -> LLM:
     return LLM(folder, "ngram", dtype="float64", device="cpu", shape=shape, block_size=8, kv_cache_memory=400 << 10)
 
 
-def after(prompt: list[int], tokens: list[int]) -> str:
-    before, whole = TOKENIZER.decode(prompt), TOKENIZER.decode([*prompt, *tokens])
+def after(prompt: list[int], tokens: list[int], hides: bool = True) -> str:
+    """Return the text of tokens behind a prompt, in which special tokens are hidden, or text as others."""
+    before, whole = TOKENIZER.decode(prompt, hides), TOKENIZER.decode([*prompt, *tokens], hides)
     assert whole.startswith(before)
     return whole[len(before) :]
 
@@ -90,12 +91,13 @@ def test_pieces_of_traced_steps_join_to_the_text(llm: LLM) -> None:
 @example(prompt=ids("▁hello"), choices=["cat", " cat"])
 @example(prompt=ids("▁cat"), choices=["s", ",", " the"])
 @example(prompt=ids("▁hello", "▁"), choices=[" cat", "x"])
+@example(prompt=ids("▁the", "</s>"), choices=[" cat"])
 def test_choices_continue_a_prompt_of_token_ids(llm: LLM, prompt: list[int], choices: list[str]) -> None:
     """The prompt stays as it is, and the choice's tokens are its text behind the prompt's."""
     (output,) = llm.generate(prompt, SamplingParams(choices=choices), use_tqdm=False)
     assert output.prompt_token_ids == prompt
     assert output.choices is not None
-    assert [after(prompt, choice.token_ids) for choice in output.choices] == choices
+    assert [after(prompt, choice.token_ids, hides=False) for choice in output.choices] == choices
 
 
 def test_a_prompt_that_is_none_is_still_refused(llm: LLM) -> None:

@@ -224,4 +224,9 @@ def test_a_request_for_which_the_queue_is_too_short_leaves_nothing(world: World)
     assert refused is not None
     assert (refused.number, refused.queue_full) == (3, True)
     assert (stats.queued, stats.aborted) == (6, 0)
-    peer.close()
+    # The last states of an aborted request are taken, or the loop does not end.
+    peer.send(Stop())
+    peer.ended(1, 2)
+    peer.thread.join(WAIT_MS / 1000)
+    assert not peer.thread.is_alive()
+    peer.context.destroy(linger=0)
