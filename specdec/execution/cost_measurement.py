@@ -17,6 +17,8 @@ from specdec.scheduling.step_cost import Curve, PreemptionCost, StepCost
 # Least and most rounds of measurements, and the time that ends them between: steps of a small model are short beside
 # what disturbs them.
 ROUNDS, MOST_ROUNDS, LEAST_SECONDS, IN_A_ROW = 2, 32, 0.04, 3
+# A part that takes longer fills the processor's caches by itself, and is measured once in a round.
+FILLS_CACHES = 0.02
 # Tokens of the pass that stands for recomputing a request.
 CHUNK = 256
 CONTEXT = 128
@@ -66,7 +68,8 @@ def _curve(work: Callable[[int], None], sizes: Sequence[int]) -> Curve:
             break
         for size in times:
             # In a row, as steps are: the last size may have left other data in the processor's caches.
-            times[size] += [_timed(partial(work, size)) for _ in range(IN_A_ROW)]
+            count = IN_A_ROW if seconds[size] <= FILLS_CACHES else 1
+            times[size] += [_timed(partial(work, size)) for _ in range(count)]
     return Curve((seconds | {size: min(own) for size, own in times.items()}).items())
 
 
