@@ -45,7 +45,7 @@ def _talk(text: str) -> dict[str, Any]:
 
 
 def long_prompts() -> list[Request]:
-    """Six bodies of 4 MB."""
+    """Return six bodies of 4 MB."""
     return [(COMPLETIONS, {"prompt": _text(BODY), "max_tokens": 8})] * 6
 
 
@@ -54,7 +54,7 @@ def long_conversations() -> list[Request]:
 
 
 def truncated_prompts() -> list[Request]:
-    """As long as is tokenized."""
+    """Return prompts of the longest text that is tokenized."""
     return [(COMPLETIONS, {"prompt": _text(1 << 20), "truncate_prompt_tokens": 16, "max_tokens": 8})] * 6
 
 
@@ -72,7 +72,7 @@ def bad_words() -> list[Request]:
 
 
 def most_bad_words() -> list[Request]:
-    """As many as are allowed, for many prompts."""
+    """Return requests of many prompts with the most bad words allowed."""
     words = [f"word{number}" for number in range(128)]
     return [(COMPLETIONS, {"prompt": ["hi"] * 16, "bad_words": words, "max_tokens": 16, "ignore_eos": True})] * 2
 
@@ -88,7 +88,7 @@ def most_stop_strings() -> list[Request]:
 
 
 def wrong_lists() -> list[Request]:
-    """A million values of the wrong type."""
+    """Return lists of a million values of the wrong type."""
     return [(COMPLETIONS, {"prompt": "hi", "bad_words": [1] * 1_000_000})] * 2
 
 

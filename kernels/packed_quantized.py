@@ -130,7 +130,7 @@ def _pack(rows: Callable[[Tensor], QuantizedRows], order: Tensor, depth: int, me
 
 
 def blocks_at_a_time(blocks: int, numbers: int) -> int:
-    """Return how many blocks, of so many numbers each, a thread packs at a time."""
+    """Return how many blocks of `numbers` numbers a thread packs at a time."""
     share = ceil_div(blocks * numbers, torch.get_num_threads())
     return max(1, min(max(share, AT_LEAST), AT_A_TIME) // numbers)
 

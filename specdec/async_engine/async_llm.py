@@ -191,7 +191,6 @@ class AsyncLLM:
         if request_id is not None:
             check_text("request_id", request_id)
         content, text, cache_salt = read_prompt(prompt, cache_salt)
-        self.config.limits.check(params)
         size = num_characters(content, params)
         if size > SHORT_TEXT or params.structured_outputs is not None:
             tokens, own = await self.lanes.run(size, self._read, content, params, priority, cache_salt)
@@ -325,7 +324,7 @@ class AsyncLLM:
 
     @property
     def num_restarts(self) -> int:
-        """How often the engine process was started again after a failure."""
+        """Number of restarts of the engine process after failures."""
         return self._connection.num_restarts
 
     async def failure(self) -> EngineDeadError:

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class CancelledCompilation(Exception):
-    """Nobody waits for the grammar any longer."""
+    """The request that the grammar was compiled for has been aborted."""
 
 
 class Compilation(Generic[T]):

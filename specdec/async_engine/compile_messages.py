@@ -1,4 +1,4 @@
-"""What an engine process and its compile process send each other, over a connection for each compilation."""
+"""Messages between an engine process and its compile process, over a connection for each compilation."""
 
 import socket
 from multiprocessing.connection import Connection
@@ -8,7 +8,7 @@ from specdec.models.grammar_source import GrammarSource
 
 
 class CompileSetup(NamedTuple):
-    """What all compilations have in common.
+    """Tokens and limits of all compilations.
 
     Attributes:
         tokens: the model's tokens, as xgrammar's JSON.

@@ -19,7 +19,7 @@ class EngineConnection(Protocol):
 
     @property
     def num_restarts(self) -> int:
-        """How often a failed engine process was started again, as far as it is known here."""
+        """Number of restarts of the engine process after failures; 0 where they are not counted here."""
 
     async def start(self) -> None:
         """Wait until requests are taken.

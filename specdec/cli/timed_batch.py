@@ -37,7 +37,7 @@ class Answer:
 
     @property
     def cut(self) -> str:
-        """What cut the answer, in words; empty if it has ended otherwise."""
+        """Limit that cut the answer, in words; empty if none did."""
         if self.output.finish_reason != "length":
             return ""
         if len(self.output.token_ids) == self.max_tokens:

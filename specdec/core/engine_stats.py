@@ -134,7 +134,7 @@ class EngineStats:
         return total
 
     def count_step(self, num_known: int, num_tokens: int) -> None:
-        """Count a step of so many tokens, of which some are known ones and the others draft nodes."""
+        """Count a step of `num_tokens` tokens: `num_known` known ones, and draft nodes."""
         self.steps += 1
         self.known_tokens += num_known
         self.step_tokens = num_tokens

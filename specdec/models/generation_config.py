@@ -77,8 +77,8 @@ _RENAMED = {"max_new_tokens": "max_tokens", "stop_strings": "stop"}
 # What greedy decoding heeds, and the unused fields that only sampling does.
 _GREEDY = ("repetition_penalty", *_RENAMED.values())
 _SAMPLED = ("typical_p", "top_h", "epsilon_cutoff", "eta_cutoff")
-# Fields by which transformers (5.17 and before) generates other tokens, with the values by which it does not. Not here:
-# fields of its caches, of what it returns, of its own drafts, of encoders, and the tokens that fill and begin a text.
+# Fields that change which tokens transformers (5.17 and before) generates, and their values that change nothing. Left
+# out are fields of its caches, return values, own drafts and encoders, and padding and begin tokens.
 _UNUSED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences"), (1,)),
     **dict.fromkeys(("typical_p", "top_h", "encoder_repetition_penalty"), (1,)),

@@ -1,4 +1,4 @@
-"""One of many texts as a grammar, by a tree of their common beginnings. Pure Python.
+"""Grammars of a choice among many texts, as a prefix tree. Pure Python.
 
 As a list of alternatives, xgrammar (0.2.8) takes time and memory by the square of their number, and every step of a
 request looks at all of them.
@@ -9,22 +9,22 @@ from itertools import groupby
 
 from specdec.core.json_schema.gbnf import EMPTY, Alt, Node, Text, seq
 
-# Branches on one way through the tree; what lies deeper is a list.
+# Most branches from the root to a leaf; below it the texts are a list of alternatives.
 _DEEPEST = 40
 
 
 def text_tree(texts: Iterable[str]) -> Node:
-    """Return one of these texts."""
+    """Return the grammar of a choice among texts."""
     return continued_texts(dict.fromkeys(texts, EMPTY))
 
 
 def continued_texts(continued: Mapping[str, Node]) -> Node:
-    """Return one of these texts, each followed by its own node."""
+    """Return the grammar of a choice among texts, each followed by its own node."""
     return _tree(sorted(continued), continued, 0, 0)
 
 
 def _tree(texts: list[str], continued: Mapping[str, Node], start: int, depth: int) -> Node:
-    """Return what follows the first `start` characters, which all texts share."""
+    """Return the grammar of the texts behind their first `start` characters, which they share."""
     if len(texts) == 1:
         return _ending(texts[0], continued, start)
     if depth == _DEEPEST:
